@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import math
 import re
+import struct
 from html.parser import HTMLParser
 from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from strata_pipeline.days.figures import DayFigures, Kind, keep_days, kept, week_of
+from strata_pipeline.days.cohorts import HASHES, SAMPLED, Cohort, Week, cohorts_of
+from strata_pipeline.days.figures import DayFigures, Kind, calendar, keep_days, kept, week_of
 from strata_pipeline.days.forecast import forecast
 from strata_pipeline.days.lags import GROWTH, added, percentile, seconds_of, share_below
 from strata_pipeline.errors import UsageError
@@ -27,6 +29,10 @@ def bucket(seconds: int) -> int:
     return int(math.copysign(size, seconds)) if seconds else 0
 
 
+def hashes(*authors: int) -> bytes:
+    return struct.pack(f">{len(authors)}q", *sorted(authors))
+
+
 def figures(day: str, number: int = 1, **others: object) -> DayFigures:
     members = {
         "kinds": {"POST": Kind(100 * number, 50_000 * number), "NOTE": Kind(10, 900)},
@@ -34,6 +40,7 @@ def figures(day: str, number: int = 1, **others: object) -> DayFigures:
         "lags": {bucket(-3): 1, bucket(0): 50, bucket(2): 40, bucket(90): 9},
         "skews": {bucket(-3): 1, bucket(0): 4},
         "quarantined": {"columns_differ": 2},
+        "sample": hashes(1, 2 + number),
     } | others
     return DayFigures(day=day, tip="ab" * 32, authors=5 * number, sketch=b"\x01", **members)  # type: ignore[arg-type]
 
@@ -78,7 +85,38 @@ def test_a_day_is_kept_for_as_long_as_it_does_not_grow(tmp_path):
     with pytest.raises(UsageError, match="cannot be written"):
         keep_days(Path("/dev/null/days"), [day])
     assert (day.packets, day.size) == (110, 50_900)
+    assert calendar("2026-12-30", "2027-01-01") == ["2026-12-30", "2026-12-31", "2027-01-01"]
     assert (week_of("2026-11-21"), week_of("2027-01-01")) == ("2026-W47", "2026-W53")
+
+
+def test_weeks_tell_who_is_new_who_stays_returns_and_leaves():
+    days = [
+        ("W1", hashes(1, 2)), ("W1", hashes(2, 3)),  # 1, 2 and 3 begin
+        ("W2", hashes(1, 4)),  # 1 stays, 4 begins, 2 and 3 leave
+        ("W3", hashes(2)),  # 2 returns, 1 and 4 leave
+        ("W4", b""),
+    ]  # fmt: skip
+    found = cohorts_of(days, is_over=True)
+    assert found.share == 1
+    assert found.weeks == [
+        Week("W1", 3, 3, 0, None), Week("W2", 2, 1, 0, 2), Week("W3", 1, 0, 1, 2), Week("W4", 0, 0, 0, 1)
+    ]  # fmt: skip
+    assert [week.stayed for week in found.weeks] == [0, 1, 0, 0]
+    assert found.cohorts == [Cohort("W1", 3, 3, [1, 1 / 3, 1 / 3, 0]), Cohort("W2", 1, 1, [1, 0, 0])]
+    assert cohorts_of(days, is_over=False).weeks[-1].lost is None
+    assert cohorts_of([], is_over=True).weeks == []
+
+
+def test_of_more_authors_than_a_sample_holds_a_fair_part_is_followed():
+    step = HASHES // (4 * SAMPLED)
+    crowd = [step * n for n in range(4 * SAMPLED)]
+    # The second week has every other author again, few enough to be known by themselves.
+    days = [("W1", hashes(*crowd[:SAMPLED])), ("W2", hashes(*crowd[::2][: SAMPLED - 1]))]
+    found = cohorts_of(days, is_over=True)
+    assert found.share == pytest.approx(0.25, rel=0.01)
+    assert found.weeks[0].active == pytest.approx(4 * SAMPLED, rel=0.01)
+    assert found.weeks[1].lost == pytest.approx(2 * SAMPLED, rel=0.01) and found.weeks[1].new == 0
+    assert found.cohorts[0].shares == [1, pytest.approx(0.5, rel=0.01)]
 
 
 class Page(HTMLParser):
@@ -112,14 +150,15 @@ def test_pages_link_only_each_other_and_hold_what_they_say():
     shown = SiteFigures(note, days, periods, scores, [("Traffic", "traffic.html")])
     site = render_site(shown)
     assert set(site) == {
-        "index.html", "lag.html", "authors.html", "kinds.html", "provenance.html", "quarantine.html",
-        "relays.html",
+        "index.html", "lag.html", "authors.html", "cohorts.html", "kinds.html", "provenance.html",
+        "quarantine.html", "relays.html",
     }  # fmt: skip
     for text in site.values():
         page = Page(text)
         assert page.open == [] and set(page.links) == {*site, "traffic.html"}
         assert "<script" not in text and "http://" not in text.replace("http://www.w3.org/2000/svg", "")
     assert "2026-W45" in site["authors.html"] and ">77<" in site["authors.html"]
+    assert "2026-W44 +1: 50%" in site["cohorts.html"] and "All authors" in site["cohorts.html"]
     assert "365 days" in site["kinds.html"]
     assert re.search(r"wss://a</bdi></td>.*?\+0\.10", site["relays.html"])
     assert ">1.0 %<" in site["lag.html"]  # from the future
@@ -154,6 +193,8 @@ def test_a_report_reads_each_day_once_and_adds_up_what_the_lake_has(spark, tmp_p
     # Annotated packets are those whose claim did not hold.
     assert day.origins == {"not proven": sum(one is not None for one in rows["annotation"].to_pylist())}
     assert day.quarantined == {"malformed_json": 1}
+    [author] = struct.unpack(">q", day.sample)
+    assert 0 <= author < HASHES
     # Days share their one author, and their sketches know that.
     assert "2024-10</bdi></td><td><bdi>1</bdi>" in (output / "authors.html").read_text()
 

@@ -35,9 +35,9 @@ def report_command(
 ) -> None:
     """Write a site of static pages about a lake: open index.html.
 
-    The pages show lag and clocks, authors by day, week and month, bytes with a forecast, provenance and
-    quarantine. They need no network. A day is read once: the next report into the same folder reads only days
-    that are new or have grown. Reports of traffic and reliability in the same folder are linked.
+    The pages show lag and clocks, authors by day, week and month, cohorts, bytes with a forecast, provenance
+    and quarantine. They need no network. A day is read once: the next report into the same folder reads only
+    days that are new or have grown. Reports of traffic, trust and reliability in the same folder are linked.
     """
     from strata_pipeline.jobs.report import report
     from strata_pipeline.session import open_session

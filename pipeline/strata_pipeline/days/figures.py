@@ -11,9 +11,9 @@ import msgspec
 
 from strata_pipeline.errors import UsageError
 
-__all__ = ["AUTHORS", "DayFigures", "Kind", "keep_days", "kept", "week_of"]
+__all__ = ["AUTHORS", "DayFigures", "Kind", "calendar", "keep_days", "kept", "week_of"]
 
-_FORMAT = 1
+_FORMAT = 2
 AUTHORS = 12
 """The binary logarithm of the size of a sketch of authors: 4 KiB, and 1.6 % from the truth."""
 
@@ -26,7 +26,7 @@ class Kind(msgspec.Struct, frozen=True):
 
 
 class DayFigures(msgspec.Struct, frozen=True, kw_only=True):
-    """The figures of one day of a lake. All of them can be added up but `authors`, which `sketch` is for."""
+    """The figures of one day of a lake. All add up but `authors`, which `sketch` and `sample` are for."""
 
     format: int = _FORMAT
     day: str
@@ -42,6 +42,8 @@ class DayFigures(msgspec.Struct, frozen=True, kw_only=True):
     authors: int
     sketch: bytes
     """A HyperLogLog sketch of the authors, as Spark's `hll_sketch_agg` makes it."""
+    sample: bytes
+    """The least hashes of authors (`days.cohorts`) in ascending order, 8 bytes each: all, or `SAMPLED`."""
     quarantined: dict[str, int]
     """Rows in quarantine by reason."""
 
@@ -78,6 +80,12 @@ def keep_days(folder: Path, days: Iterable[DayFigures]) -> None:
             draft.replace(folder / f"{figures.day}.json")
     except OSError as error:
         raise UsageError(f"{folder} cannot be written: {error.strerror or error}") from None
+
+
+def calendar(first: str, last: str) -> list[str]:
+    """All days from one to another."""
+    begin, end = map(datetime.date.fromisoformat, (first, last))
+    return [str(begin + datetime.timedelta(n)) for n in range((end - begin).days + 1)]
 
 
 def week_of(day: str) -> str:

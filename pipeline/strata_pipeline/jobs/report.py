@@ -112,6 +112,7 @@ def _figures(day: str, tip: str, rows: list[Row]) -> DayFigures:
     for row in rows:
         told.setdefault(row["what"], {})[row["name"]] = row
     author = told.get("author", {}).get(None)
+    sample = told.get("sample", {}).get(None)
 
     def packets(what: str) -> dict[str, int]:
         return {name: row["packets"] for name, row in sorted(told.get(what, {}).items())}
@@ -125,6 +126,7 @@ def _figures(day: str, tip: str, rows: list[Row]) -> DayFigures:
         skews={int(name): count for name, count in packets("skew").items()},
         authors=0 if author is None else author["packets"],
         sketch=b"" if author is None else bytes(author["sketch"]),
+        sample=b"" if sample is None else bytes(sample["sketch"]),
         quarantined=packets("quarantine"),
     )
 

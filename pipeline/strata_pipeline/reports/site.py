@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from strata_pipeline.days.figures import DayFigures
+from strata_pipeline.days.cohorts import cohorts_of
+from strata_pipeline.days.figures import DayFigures, calendar, week_of
 from strata_pipeline.days.forecast import Forecast, forecast
 from strata_pipeline.days.lags import added, percentile, share_below
 from strata_pipeline.reports.page import Column, LakeNote, page, plot, section, table
-from strata_pipeline.reports.svg import columns, lines
+from strata_pipeline.reports.svg import columns, lines, triangle
 from strata_pipeline.reports.text import count_text, escaped, hour_text, seconds_text, share_text, size_text
 
 __all__ = ["RelayScore", "SiteFigures", "render_site"]
@@ -20,6 +21,8 @@ _AHEAD = -2.0
 _SERIES = 5
 _TREND_DAYS = 28
 _HORIZONS = (30, 90, 365)
+_COHORTS = 26
+_AFTER = (1, 2, 4, 8, 12)
 _ABOUT_LAG = (
     "From the time that an author wrote into a packet to the relay's receipt: so many of a hundred packets "
     "took as long or less. Old packets that were handed in later count as well."
@@ -31,6 +34,14 @@ _ABOUT_CLOCKS = (
 _ABOUT_FUTURE = (
     "“From the future” is the share of packets that were dated more than two seconds after their receipt, "
     "and “authors ahead” that of authors all of whose packets were."
+)
+_ABOUT_WEEKS = (
+    "New is who was not seen before on the days shown here; returned is who was seen before, but not in the "
+    "week before; left is who was there in the week before, and not in this one. The last week may go on."
+)
+_ABOUT_COHORTS = (
+    "Each row has the authors first seen in a week, and each cell which part of them was there so many weeks "
+    "later. The first weeks shown also have whoever came before."
 )
 _NO_DATA = '<p class="dim">None.</p>'
 
@@ -67,6 +78,7 @@ def render_site(figures: SiteFigures) -> dict[str, str]:
             "How long packets take to the relay, and whether clocks are right.",
         ),
         "authors.html": ("Authors", _authors, "How many authors there are by day, week and month."),
+        "cohorts.html": ("Cohorts", _cohorts, "Which authors are new, which stay, return and leave."),
         "kinds.html": ("Packets and bytes", _kinds, "What is sent, and how the lake will grow."),
         "provenance.html": ("Provenance", _provenance, "What packets with media claim of their origin."),
         "quarantine.html": ("Quarantine", _quarantine, "Rows of the log that are not what they must be."),
@@ -145,6 +157,48 @@ def _authors(figures: SiteFigures) -> list[str]:
         parts.append(section(title, about, plot(columns(series, ["authors"], count_text))))
     rows = [[name, count_text(count)] for name, count in [*reversed(months), *reversed(weeks)]]
     return [*parts, section("Months and weeks", about, table([Column("period"), Column("authors")], rows))]
+
+
+def _cohorts(figures: SiteFigures) -> list[str]:
+    # The last day may not be over; with a Sunday its week may be.
+    samples = {day.day: day.sample for day in figures.days}
+    days = calendar(figures.days[0].day, figures.days[-1].day)
+    found = cohorts_of([(week_of(day), samples.get(day, b"")) for day in days], is_over=False)
+    about = (
+        "All authors are counted."
+        if found.share == 1
+        else f"Counted in a sample of {share_text(found.share)} of all authors, and scaled up."
+    )
+    weeks = [(week.name, [float(week.stayed), float(week.returned), float(week.new)]) for week in found.weeks]
+    names = ["stayed", "returned", "new"]
+    rows = [
+        [week.name, *map(count_text, (week.active, week.new, week.returned, week.stayed)),
+         "" if week.lost is None else count_text(week.lost)]
+        for week in reversed(found.weeks)
+    ]  # fmt: skip
+    heads = [Column(name) for name in ("week", "authors", "new", "returned", "stayed", "left")]
+    shown = found.cohorts[-_COHORTS:]
+    returned = [
+        [
+            one.week,
+            count_text(one.authors),
+            count_text(one.known),
+            *(_share_after(one.shares, weeks) for weeks in _AFTER),
+        ]
+        for one in reversed(shown)
+    ]
+    later = [Column("first seen"), Column("authors"), Column("of these in the sample"),
+             *(Column(f"after {weeks}") for weeks in _AFTER)]  # fmt: skip
+    return [
+        section("Come and gone", f"{about} {_ABOUT_WEEKS}",
+                plot(columns(weeks, names, count_text)) + table(heads, rows)),
+        section("Who stays", _ABOUT_COHORTS,
+                plot(triangle([(one.week, one.shares) for one in shown])) + table(later, returned)),
+    ]  # fmt: skip
+
+
+def _share_after(shares: Sequence[float], weeks: int) -> str:
+    return share_text(shares[weeks]) if weeks < len(shares) else ""
 
 
 def _kinds(figures: SiteFigures) -> list[str]:

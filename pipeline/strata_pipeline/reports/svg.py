@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 
 from strata_pipeline.reports.text import escaped, shortened
 
-__all__ = ["bars", "columns", "lines", "ranges"]
+__all__ = ["bars", "columns", "lines", "ranges", "triangle"]
 
 _WIDTH, _HEIGHT = 640, 200
 _LEFT, _TOP, _BOTTOM = 72, 12, 28
@@ -133,6 +133,30 @@ def lines(
         if place % every == 0:
             parts.append(_below(x, label))
     return "".join([*parts, "</svg>", _legend(names)])
+
+
+def triangle(rows: Sequence[tuple[str, Sequence[float]]]) -> str:
+    """Shares from 0 to 1, a row of cells for each label: the fuller, the larger the share."""
+    most = max((len(shares) for _, shares in rows), default=1)
+    width = min(60.0, (_WIDTH - _LEFT) / max(1, most))
+    parts = [_open(_WIDTH, _ROW * len(rows) + 24)]
+    for place, (label, shares) in enumerate(rows):
+        y = place * _ROW + 2
+        parts.append(_text(_LEFT - 6, y + 14, label, "end"))
+        for number, share in enumerate(shares):
+            x = _LEFT + number * width
+            place_and_size = f'x="{x:.1f}" y="{y}" width="{width - 2:.1f}" height="{_ROW - 2}"'
+            # A cell of nobody is seen too: by its frame.
+            parts.append(
+                f"<g><title>{escaped(f'{label} +{number}: {share:.0%}')}</title>"
+                f'<rect class="grid" {place_and_size} fill="none"/>'
+                f'<rect class="s0" {place_and_size} fill-opacity="{share:.2f}"/></g>'
+            )
+    every = math.ceil(3 * _LETTER / width)
+    for number in range(0, most, every):
+        x = _LEFT + (number + 0.5) * width
+        parts.append(_text(x, _ROW * len(rows) + 18, f"+{number}", "middle"))
+    return "".join([*parts, "</svg>"])
 
 
 def _log(seconds: float) -> float:

@@ -5,11 +5,12 @@ from __future__ import annotations
 import functools
 import math
 
-from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import Column, DataFrame, SparkSession, Window
 from pyspark.sql import functions as F
 from strata.protocol.provenance import ORIGIN_TYPES
 
 from strata_pipeline.datasets import Packets, Quarantine
+from strata_pipeline.days.cohorts import SAMPLED
 from strata_pipeline.days.figures import AUTHORS
 from strata_pipeline.days.lags import GROWTH
 from strata_pipeline.lake.kinds import CHANNEL, KINDS, OTHER
@@ -23,7 +24,7 @@ _DAY_OF_SEQUENCE = 32
 def count_days(packets: Packets, quarantine: Quarantine) -> DataFrame:
     """Rows (day, what, name, packets, size, sketch): some hundreds for each day.
 
-    `what` is kind, origin, lag, skew, author or quarantine; `day` counts from 1970-01-01.
+    `what` is kind, origin, lag, skew, author, sample or quarantine; `day` counts from 1970-01-01.
     """
     told = packets.frame.select(
         F.shiftright("sequence", _DAY_OF_SEQUENCE).alias("day"),
@@ -49,6 +50,7 @@ def count_days(packets: Packets, quarantine: Quarantine) -> DataFrame:
             authors.groupBy("day").agg(counted, F.hll_sketch_agg("author_id", AUTHORS).alias("sketch")),
             "author", sketch="sketch",
         ),
+        _rows(_sample(authors), "sample", sketch="sample"),
         _rows(aside.groupBy("day", "reason").agg(counted), "quarantine", name="reason"),
     ]  # fmt: skip
     return functools.reduce(DataFrame.union, frames)
@@ -66,6 +68,17 @@ def count_periods(spark: SparkSession, sketches: list[tuple[str, bytes]]) -> dic
 def _sums(by_author: DataFrame, what: str, name: str) -> DataFrame:
     sums = by_author.groupBy("day", name).agg(F.sum("packets").alias("packets"), F.sum("size").alias("size"))
     return _rows(sums, what, name=name, size="size")
+
+
+def _sample(authors: DataFrame) -> DataFrame:
+    """The `SAMPLED` least hashes of each day's authors. Each task drops what cannot be among them."""
+    by_hash = Window.partitionBy("day").orderBy("hash")
+    hashed = authors.select("day", F.shiftrightunsigned(F.xxhash64("author_id"), 1).alias("hash"))
+    least = hashed.withColumn("place", F.row_number().over(by_hash)).where(F.col("place") <= SAMPLED)
+    digits = F.transform(F.array_sort(F.collect_list("hash")), lambda each: F.lpad(F.hex(each), 16, "0"))
+    return least.groupBy("day").agg(
+        F.unhex(F.array_join(digits, "")).alias("sample"), F.count(F.lit(1)).alias("packets")
+    )
 
 
 def _rows(

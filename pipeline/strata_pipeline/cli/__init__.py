@@ -14,6 +14,7 @@ from strata_pipeline.cli.report import report_command
 from strata_pipeline.cli.reputation import reputation_command
 from strata_pipeline.cli.restore import restore_command
 from strata_pipeline.cli.traffic import traffic_command
+from strata_pipeline.cli.trust import trust_command
 from strata_pipeline.cli.views import views_command
 
 __all__ = ["app", "main"]
@@ -24,6 +25,7 @@ app.command("compact")(compact_command)
 app.command("erase")(erase_command)
 app.command("reliability")(reliability_command)
 app.command("traffic")(traffic_command)
+app.command("trust")(trust_command)
 app.command("reputation")(reputation_command)
 app.command("restore")(restore_command)
 app.command("migrate-lake")(migrate_command)

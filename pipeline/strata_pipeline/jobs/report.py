@@ -32,7 +32,11 @@ _PORTION = 31
 """So many days are counted at a time, and then kept: a report that is stopped goes on there."""
 _MOST_SCORES = 100_000
 _AT = re.compile(r"at=(\d{1,12})")
-_BESIDE = (("Traffic", "traffic.html"), ("Reliability of channels", "reliability.html"))
+_BESIDE = (
+    ("Traffic", "traffic.html"),
+    ("Trust", "trust.html"),
+    ("Reliability of channels", "reliability.html"),
+)
 
 
 @dataclass(frozen=True, slots=True)

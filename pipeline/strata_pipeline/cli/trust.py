@@ -1,0 +1,49 @@
+"""`strata-pipeline trust`."""
+
+from __future__ import annotations
+
+from strata_pipeline.cli.app import Json, LakeFolder, Master, SparkConf, failures_told, say, spark_conf
+from strata_pipeline.cli.progress import steps_shown
+from strata_pipeline.cli.reporting import Output, print_row, print_table
+from strata_pipeline.reports.text import count_text, shortened
+
+__all__ = ["trust_command"]
+
+_SHOWN = 15
+_DID_CHARACTERS = 40
+
+
+def trust_command(
+    lake: LakeFolder,
+    output: Output = None,
+    master: Master = None,
+    conf: SparkConf = None,
+    json: Json = False,
+) -> None:
+    """Report who trusts whom, by the edges that authors have signed and not revoked.
+
+    --output writes the graph as Parquet, edges and authors, and trust.html.
+    """
+    from strata_pipeline.jobs.trust import trust
+    from strata_pipeline.session import open_session
+
+    with failures_told(), open_session("trust", master=master, conf=spark_conf(conf)) as spark:
+        with steps_shown("trust", json, spark) as progress:
+            figures = trust(spark, lake, output=output, progress=progress)
+    if json:
+        for row in figures.trusted:
+            print_row("author", row)
+    else:
+        rows = [
+            (
+                shortened(row["author_id"], _DID_CHARACTERS),
+                count_text(row["trusted_by"]),
+                f"{row['strength']:.2f}",
+            )
+            for row in figures.trusted[:_SHOWN]
+        ]
+        print_table(("author", "trusted by", "strength"), rows, wrapped={"author"})
+    written = f"; see {output}/trust.html" if output else ""
+    text = f"{figures.edges:,} edges between {figures.authors:,} authors, {figures.mutual:,} mutual pairs"
+    counts = {"edges": figures.edges, "authors": figures.authors, "mutual": figures.mutual}
+    say(text + written, json, event="done", tip=figures.note.tip, **counts)

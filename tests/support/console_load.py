@@ -25,7 +25,7 @@ from tests.support.made_packets import make, new_identity
 from tests.support.relay_process import RelayProcess
 
 if TYPE_CHECKING:
-    from playwright.async_api import CDPSession, Page
+    from playwright.async_api import Browser, CDPSession, Page
 
 __all__ = ["FEED", "Load", "flood", "opened"]
 
@@ -89,6 +89,7 @@ window.flood = async (packet, rate, seconds) => {
 
 LONGEST_TRACE = 30
 """Seconds: of a longer flood single tasks are not told."""
+_OPENINGS = 9
 _PARTS = ("ScriptDuration", "RecalcStyleDuration", "LayoutDuration", "TaskDuration")
 
 
@@ -241,10 +242,23 @@ async def opened(page: Page, url: str) -> None:
     await page.wait_for_function("() => window.tail !== undefined")
 
 
+async def connected_after(chromium: Browser, url: str) -> float:
+    """Milliseconds of real time from the address to a page that is connected, with an empty cache."""
+    async with watched(chromium, url) as (page, _):
+        await page.goto(url)
+        seen = await page.wait_for_function(
+            "() => document.body.innerText.includes('Connected') && performance.now()"
+        )
+        return float(await seen.json_value())
+
+
 async def _run(relay: RelayProcess, rate: int, seconds: float, profile: bool) -> None:
     packet = make(new_identity(), "The tide table for Tuesday is up: low water 06:12, high water 12:31.")
     async with open_client(relay.ws) as client, browser() as chromium:
         await client.publish(packet)
+        opening = sorted([await connected_after(chromium, relay.http) for _ in range(_OPENINGS)])
+        median, most = opening[_OPENINGS // 2], opening[-1]
+        print(f"connected after {median:.0f} ms, {most:.0f} ms at most, of {_OPENINGS} visits")
         async with watched(chromium, relay.http) as (page, watch):
             await opened(page, relay.http)
             await flood(page, packet.canonical.decode(), rate=rate, seconds=2)  # for the compiler

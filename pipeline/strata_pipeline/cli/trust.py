@@ -20,7 +20,7 @@ def trust_command(
     conf: SparkConf = None,
     json: Json = False,
 ) -> None:
-    """Report who trusts whom, by the edges that authors have signed and not revoked.
+    """Report who trusts whom, by signed and standing edges.
 
     --output writes the graph as Parquet, edges and authors, and trust.html.
     """

@@ -16,8 +16,8 @@ from typer.core import TyperGroup
 from typer.testing import CliRunner
 
 COMMANDS = (
-    "archive", "audit", "compact", "erase", "reliability", "traffic", "reputation", "restore", "migrate-lake",
-    "publish-delta", "report", "views",
+    "archive", "audit", "compact", "erase", "reliability", "traffic", "trust", "reputation", "restore",
+    "migrate-lake", "publish-delta", "report", "views",
 )  # fmt: skip
 
 

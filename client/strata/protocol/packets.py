@@ -36,6 +36,7 @@ __all__ = [
     "check_freshness",
     "id_holds",
     "observed_at",
+    "verify_shared",
     "verify_signature",
 ]
 
@@ -212,7 +213,7 @@ class Packet(msgspec.Struct, frozen=True, eq=False):
             raise InvalidPacket(
                 ErrorCode.INVALID_SIGNATURE, "the author's key is not known here", detail="unresolved_key"
             )
-        if not verify_signature(self, public_key):
+        if not verify_shared(self, public_key):
             raise InvalidPacket(ErrorCode.INVALID_SIGNATURE, "the signature is not the author's")
 
     def __eq__(self, other: object) -> bool:
@@ -233,15 +234,17 @@ def _read_small(raw: bytes) -> Packet:
 
 def verify_signature(packet: Packet, public_key: bytes) -> bool:
     """Whether the packet's signature verifies under this key (R-023). Releases the interpreter lock."""
-    return (_verify_small if packet.size_bytes <= _MAX_REMEMBERED_BYTES else _verify)(packet, public_key)
-
-
-def _verify(packet: Packet, public_key: bytes) -> bool:
     return ids.verify(public_key, packet.signed_bytes, packet.signature_bytes)
 
 
+def verify_shared(packet: Packet, public_key: bytes) -> bool:
+    """`verify_signature`, remembered for a while: of a packet that many readers of a process have."""
+    verify = _verify_small if packet.size_bytes <= _MAX_REMEMBERED_BYTES else verify_signature
+    return verify(packet, public_key)
+
+
 # Packets are equal if all their bytes are, the signature among them.
-_verify_small = lru_cache(_MAX_REMEMBERED)(_verify)
+_verify_small = lru_cache(_MAX_REMEMBERED)(verify_signature)
 
 
 def id_holds(raw: bytes) -> bool:

@@ -14,7 +14,7 @@ from strata.protocol.keys.entries import Entry, in_seconds, read_entries
 from strata.protocol.keys.ledger import KeyLedger, conflict_refusal
 from strata.protocol.keys.statements import IDENTITY_TYPES, PublishedDocument
 from strata.protocol.keys.states import KeyRules, KeyStanding, KeyState, Use, explain, newest_first, refused
-from strata.protocol.packets import Packet, verify_signature
+from strata.protocol.packets import Packet, verify_shared
 
 __all__ = ["KeyChain"]
 
@@ -165,7 +165,7 @@ class KeyChain:
             return
 
         def signed_by(public_key: bytes) -> bool:
-            return verify_signature(packet, public_key)
+            return verify_shared(packet, public_key)
 
         self._verify(signed_by, at, Use.PACKET, ingest=ingest)
 

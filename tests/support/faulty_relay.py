@@ -69,6 +69,13 @@ class FaultyRelay:
         finally:
             self.sessions.discard(session)
 
+    async def packet_after(self, place: int) -> None:
+        """Wait until a packet is stored after a place of the log, for a moment."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(0.2):
+                while len(self.log) <= place:
+                    await asyncio.sleep(0.001)
+
     def respond(self, connection: ServerConnection, request: Request) -> Response | None:
         if request.path.partition("?")[0] == "/strata":
             return None
@@ -318,7 +325,7 @@ class Session:
             return
         found, more = self.history(filters, position, bounded=not message.gapless)
         if self.wrong("packets fall through the seam"):
-            await asyncio.sleep(0.02)
+            await self.relay.packet_after(len(self.relay.log))
         if message.subscription_id in self.open and self.wrong("the same id adds"):
             self.extra.append(self.open[message.subscription_id])
         self.open[message.subscription_id] = message

@@ -15,6 +15,9 @@ __all__ = ["CHECKS"]
 
 CHECKS = Group(10)
 
+_PACKETS_AT_A_SEAM = 6
+"""So many are on their way to the relay with each of twenty subscriptions."""
+
 
 @CHECKS("R-149", source="RFC-0004 §3.1", level=Keyword.MAY)
 async def limits_are_kept(context: Context) -> None:
@@ -181,17 +184,13 @@ async def the_seam_is_tight(context: Context) -> None:
     packets = context.packets(author, 120)
     wanted = [packet.packet_id for packet in packets]
 
-    async def publish() -> None:
-        async with context.connect() as peer:
-            await peer.store(*packets)
-
-    async with context.connect() as reader:
+    async with context.connect() as reader, context.connect() as publisher:
         names: list[str] = []
-        async with asyncio.TaskGroup() as tasks:
-            publishing = tasks.create_task(publish(), name="conformance-publisher")
-            while not publishing.done() and len(names) < 20:
-                names.append(f"s{len(names)}")
-                filters = {"authors": [author.did], "limit": 400}
+        for first in range(0, len(packets), _PACKETS_AT_A_SEAM):
+            names.append(f"s{len(names)}")
+            filters = {"authors": [author.did], "limit": 400}
+            async with asyncio.TaskGroup() as tasks:
+                tasks.create_task(publisher.store(*packets[first : first + _PACKETS_AT_A_SEAM]))
                 await reader.send({"type": "SUBSCRIBE", "subscription_id": names[-1], "filters": filters})
                 await reader.barrier()
         for name in names:

@@ -18,6 +18,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from tests.support.quick_spark import QUICK_SPARK
+from tests.support.scratch import keep_files_in_memory
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 # bytecode is kept even where the environment asks not to.
 sys.dont_write_bytecode = False
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+keep_files_in_memory()
 
 # How fast the machine makes examples is nothing a test of ours claims. A run takes the same examples each
 # time, so that what fails was broken by the change under test and fails again; `--hypothesis-profile explore`

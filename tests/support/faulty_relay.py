@@ -53,6 +53,8 @@ class FaultyRelay:
         self.extensions = EXTENSIONS if extensions is None else extensions
         self.identity = Identity.generate()
         self.log: list[Stored] = []
+        self.grown = asyncio.Event()
+        """Set by the next packet, and then another one."""
         self.by_id: dict[str, Stored] = {}
         self.sessions: set[Session] = set()
         self.lock = asyncio.Lock()
@@ -69,12 +71,10 @@ class FaultyRelay:
         finally:
             self.sessions.discard(session)
 
-    async def packet_after(self, place: int) -> None:
-        """Wait until a packet is stored after a place of the log, for a moment."""
+    async def next_packet(self) -> None:
+        """Wait until another packet is stored, for a moment."""
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(0.2):
-                while len(self.log) <= place:
-                    await asyncio.sleep(0.001)
+            await asyncio.wait_for(self.grown.wait(), 0.2)
 
     def respond(self, connection: ServerConnection, request: Request) -> Response | None:
         if request.path.partition("?")[0] == "/strata":
@@ -94,6 +94,8 @@ class FaultyRelay:
         now = packet.timestamp if "arrival is the timestamp" in self.faults else int(time.time())
         stored = Stored(packet, now, len(self.log) + 1)
         self.log.append(stored)
+        self.grown.set()
+        self.grown = asyncio.Event()
         self.by_id[packet.packet_id] = stored
         return stored
 
@@ -325,7 +327,7 @@ class Session:
             return
         found, more = self.history(filters, position, bounded=not message.gapless)
         if self.wrong("packets fall through the seam"):
-            await self.relay.packet_after(len(self.relay.log))
+            await self.relay.next_packet()
         if message.subscription_id in self.open and self.wrong("the same id adds"):
             self.extra.append(self.open[message.subscription_id])
         self.open[message.subscription_id] = message

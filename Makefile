@@ -28,7 +28,7 @@ demo: $(RELAY) ## Watch a relay being killed and nothing being lost: packets, th
 
 pipeline: .venv/.pipeline ## Install what strata-pipeline needs beside the relay (it needs Java too)
 
-# What fails beside three others on a machine that others keep busy has to pass alone, and both runs are shown.
+# What fails beside five others on a machine that others keep busy has to pass alone, and both runs are shown.
 check: lint types ## Everything that has to pass before a change is taken; .ci/run is the same
 	@$(MAKE) test || { echo "Failed tests are run once more, one after the other:"; \
 		$(MAKE) test WORKERS=0 ARGS="--last-failed --last-failed-no-failures none"; }
@@ -40,8 +40,8 @@ lint: $(DEV) ## Check style and formatting
 types: $(DEV) ## Check the types
 	$(BIN)/mypy
 
-# Most system tests wait for something, so four at a time suit a machine with two cores.
-WORKERS ?= 4
+# Most system tests wait for something, so six at a time suit a machine with two cores.
+WORKERS ?= 6
 PYTEST = -m pytest --numprocesses $(WORKERS) --dist worksteal --durations 20 --durations-min 1
 # Where npm is there, what is in web/ is tested too; without it those tests are skipped, and say so.
 test: $(DEV) $(if $(shell command -v npm),$(WEB)) ## Run all tests (ARGS="-k cursor", WORKERS=0 for one after the other)

@@ -21,10 +21,11 @@ from pathlib import Path
 
 from relayd.cli.scraped import metrics_url, scrape
 from relayd.config import Settings
+from relayd.postgres.running import running_server
 from relayd.store import Store
 from relayd.store.bus import probe_bus
 from relayd.store.guard import Guard
-from relayd.store.migrate import current_revision, latest_revision
+from relayd.store.migrate import current_revision, is_served, latest_revision
 from relayd.store.sizes import read_replica, read_server
 from relayd.store.terms import Reset
 from relayd.store.types import StoreError, UnsafeDatabase, day_of
@@ -65,6 +66,9 @@ async def examine(settings: Settings, now: Callable[[], float] = time.time) -> l
     checks += [Check("settings", Verdict.WARNING, text, "change the setting") for text in settings.warnings]
     if settings.database_url is None:
         checks += [_embedded(settings.data_dir), _disk(settings.data_dir)]
+        with running_server(settings.data_dir) as url:
+            if url is not None:
+                checks += await _database(settings, url, now())
     else:
         checks += await _database(settings, settings.database_url, now())
     checks += [_clock(now()), *_tls(settings, now()), _open_files(settings)]
@@ -232,11 +236,14 @@ def _log_end(resets: Sequence[Reset], is_behind: bool, now: float) -> list[Check
 async def _revision(url: str) -> Check:
     try:
         revision = await current_revision(url)
+        serves_us = revision != latest_revision() and await is_served(url)
     except StoreError as error:
         advice = "check the address, the password, and that PostgreSQL runs"
         return Check("schema", Verdict.PROBLEM, str(error), advice)
     if revision == latest_revision():
         return Check("schema", Verdict.OK, f"at revision {revision}")
+    if serves_us:
+        return Check("schema", Verdict.OK, f"at revision {revision} of a newer relayd, which serves this one")
     found = f"at revision {revision}" if revision else "not there yet"
     return Check("schema", Verdict.PROBLEM, found, "run `relayd migrate`; a relay does it when it starts")
 

@@ -18,6 +18,7 @@ __all__ = [
     "REVISION",
     "check_revision",
     "current_revision",
+    "is_served",
     "latest_revision",
     "migrate",
     "read_revision",
@@ -53,7 +54,7 @@ async def migrate(url: str) -> str:
     for a database that a newer program has migrated. Cancelling does not stop what has begun; it is one
     transaction.
     """
-    if await current_revision(url) != REVISION and not await _is_served(url):
+    if await current_revision(url) != REVISION and not await is_served(url):
         upgrade = await asyncio.to_thread(_load_upgrade)
 
         # Alembic is synchronous and slow to load: the loop goes on meanwhile.
@@ -61,7 +62,8 @@ async def migrate(url: str) -> str:
     return REVISION
 
 
-async def _is_served(url: str) -> bool:
+async def is_served(url: str) -> bool:
+    """Whether a newer program's schema serves this program too. Raises `StoreUnavailable`."""
     connection = await connect(url, name="relayd migrate", connect_timeout=_CONNECT_TIMEOUT)
     try:
         with translate_errors():

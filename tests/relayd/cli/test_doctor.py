@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import contextlib
 import os
 import resource
 import shutil
@@ -55,6 +56,7 @@ class FakeStore:
 def store(monkeypatch):
     class Store(FakeStore):
         revision: str | Exception | None = latest_revision()
+        serves_us = False
         server = Server(Sizes(1, 1, connections=5, max_connections=97), (), is_pooled=False)
 
     async def current_revision(url: str) -> str | None:
@@ -62,12 +64,16 @@ def store(monkeypatch):
             raise Store.revision
         return Store.revision
 
+    async def is_served(url: str) -> bool:
+        return Store.serves_us
+
     async def read_server(url: str) -> Server:
         return Store.server
 
     monkeypatch.setattr(doctor, "read_server", read_server)
     monkeypatch.setattr(doctor, "Store", Store)
     monkeypatch.setattr(doctor, "current_revision", current_revision)
+    monkeypatch.setattr(doctor, "is_served", is_served)
     return Store
 
 
@@ -92,6 +98,12 @@ async def test_a_database_away_or_not_migrated_is_a_problem_with_advice(store, r
     assert found.advice
 
 
+async def test_a_newer_schema_that_serves_this_program_is_no_problem(store):
+    store.revision, store.serves_us = "9999", True
+    found = await check(Settings(database_url=URL), "schema")
+    assert (found.verdict, "9999" in found.found) == (Verdict.OK, True)
+
+
 async def test_an_unsafe_database_is_a_problem(store):
     store.failure = UnsafeDatabase("fsync is off")
     found = await check(Settings(database_url=URL), "database")
@@ -108,6 +120,14 @@ async def test_the_embedded_server_is_neither_started_nor_made(tmp_path):
     found = await check(Settings(data_dir=folder), "database")
     assert found.verdict is Verdict.OK
     assert not folder.exists()
+
+
+async def test_an_embedded_server_that_runs_is_looked_at_like_any_other(store, tmp_path, monkeypatch):
+    monkeypatch.setattr(doctor, "running_server", lambda folder: contextlib.nullcontext(URL))
+    store.server = Server(Sizes(1, 1, connections=90, max_connections=97), (), is_pooled=False)
+    settings = Settings(data_dir=tmp_path / "data")
+    assert (await check(settings, "connections")).verdict is Verdict.WARNING
+    assert (await check(settings, "schema")).verdict is Verdict.OK
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")

@@ -1,0 +1,135 @@
+"""What the pages name is there: commands and their options, metrics, log lines, extras."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import tomllib
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+
+from tests.support.guides import blocks
+
+ROOT = Path(__file__).parents[2]
+PAGES = [
+    *sorted((ROOT / "docs" / "guides").glob("*.md")),
+    *sorted((ROOT / "docs" / "start").glob("*.md")),
+    *sorted((ROOT / "docs" / "runbooks").glob("*.md")),
+    ROOT / "README.md",
+]
+OPERATORS_PAGES = ("operations", "moderation", "scaling", "federation", "limits")
+INLINE = re.compile(r"(?<!`)`([^`\n]+)`(?!`)")
+NAMES_OF_CONNECTIONS = {"relayd pages"}  # as PostgreSQL shows them
+PROMPT = re.compile(r"^(?:\w+=\S+ )*")
+
+
+@cache
+def programs() -> dict[str, Any]:
+    from strata.tools.cli import app as strata
+    from strata_pipeline.cli import app as pipeline
+
+    from relayd.cli import app as relayd
+
+    apps = {"relayd": relayd, "strata": strata, "strata-pipeline": pipeline}
+    return {name: typer.main.get_command(app) for name, app in apps.items()}
+
+
+def commands_of(page: Path) -> list[str]:
+    """Every command line of ours on a page: in its blocks for a shell, and amid its sentences."""
+    text = page.read_text(encoding="utf-8")
+    lines = [
+        piece.strip()
+        for language, block in blocks(text)
+        if language == "sh"
+        for line in block.replace("\\\n", " ").splitlines()
+        for piece in re.split(r"\s\|\s", line)
+    ]
+    prose = re.sub(r"^```.*?^```", "", text, flags=re.M | re.S)
+    lines += [piece for span in INLINE.findall(prose) for piece in span.split(" | ")[:1]]
+    without_variables = [PROMPT.sub("", line) for line in lines]
+    ours = [line for line in without_variables if re.match(r"(relayd|strata|strata-pipeline) [a-z]", line)]
+    return [line for line in ours if line not in NAMES_OF_CONNECTIONS]
+
+
+def fault_of(line: str, command: Any) -> str | None:
+    """What of a command line does not exist; arguments and the values of options may be anything."""
+    context = typer.Context(command)
+    for word in shlex.split(line, comments=True)[1:]:
+        name = word.partition("=")[0]
+        if name.startswith("-") and not name.strip("-").isdigit():
+            options = {opt for each in command.params for opt in (*each.opts, *each.secondary_opts)}
+            if name not in options | {"-h", "--help", "--version", "-"}:
+                return f"no option {name}"
+        elif hasattr(command, "get_command"):
+            found = command.get_command(context, word)
+            if found is None:
+                return f"no command {word}"
+            command, context = found, typer.Context(found, parent=context)
+    return None
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_commands_and_options_of_a_page_exist(page: Path) -> None:
+    of_program = programs()
+    faults = {line: fault_of(line, of_program[line.split()[0]]) for line in commands_of(page)}
+    assert {line: fault for line, fault in faults.items() if fault} == {}
+
+
+def test_an_invented_command_or_option_is_found_out() -> None:
+    relayd = programs()["relayd"]
+    assert fault_of("relayd ban did:x --reason y --for 7d", relayd) is None
+    assert fault_of("relayd bann did:x", relayd) == "no command bann"
+    assert fault_of("relayd peers list --jsn", relayd) == "no option --jsn"
+
+
+@pytest.mark.parametrize("name", OPERATORS_PAGES)
+def test_what_is_to_be_typed_stands_in_a_block_that_says_for_what(name: str) -> None:
+    """Else no test would see it."""
+    text = (ROOT / "docs" / "guides" / f"{name}.md").read_text(encoding="utf-8")
+    prose = re.sub(r"^( *)```.*?^\1```$", "", text, flags=re.M | re.S)
+    assert not [line for line in prose.splitlines() if re.match(r" {4,}\S", line)]
+    assert all(language for language, _ in blocks(text))
+
+
+@cache
+def sources() -> str:
+    folders = ("relayd", "pipeline/strata_pipeline", "client/strata")
+    return "\n".join(path.read_text() for folder in folders for path in (ROOT / folder).rglob("*.py"))
+
+
+def test_metrics_that_pages_and_rules_name_exist() -> None:
+    rules = sorted((ROOT / "deploy").rglob("*alerts.yml"))
+    named = {
+        (path.name, name)
+        for path in (*PAGES, *rules)
+        for name in re.findall(
+            r"(?<![\w/.-])relayd_[a-z][a-z_]+[a-z](?![\w-])", path.read_text(encoding="utf-8")
+        )
+    }
+    assert len(named) > 60
+    made = set(re.findall(r'"(relayd_[a-z_]+)"', sources()))
+    known = made | {f"{name}{end}" for name in made for end in ("_total", "_bucket", "_count", "_sum")}
+    assert sorted(each for each in named if each[1] not in known) == []
+
+
+def test_log_lines_that_the_guide_lists_exist() -> None:
+    text = (ROOT / "docs/guides/operations.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| (?:error|warning|info) \| (.*) \|$", text, re.M)
+    events = {name for row in rows for name in INLINE.findall(row) if re.fullmatch(r"[a-z]+(_[a-z]+)*", name)}
+    assert len(events) > 25
+    assert sorted(name for name in events if f'"{name}"' not in sources()) == []
+
+
+def test_extras_that_pages_install_exist() -> None:
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    named = {
+        extra
+        for page in PAGES
+        for listed in re.findall(r"(?:relayd|\.)\[([\w,-]+)\]", page.read_text(encoding="utf-8"))
+        for extra in listed.split(",")
+    }
+    assert {"bus", "tracing"} <= named <= set(extras)

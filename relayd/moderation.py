@@ -15,7 +15,7 @@ import ipaddress
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Final, Literal, NamedTuple
+from typing import Final, NamedTuple
 
 from strata.protocol.fields import is_content_id
 from strata.protocol.ids import is_did
@@ -103,8 +103,9 @@ class Ruled(NamedTuple):
     actor: str
     via: str
     """`command` or `wire`, or `relay` for what came with time."""
-    act: Act
-    kind: Kind | Literal["session"]
+    act: Act | str
+    """Text, as the kind, where a newer relayd has done what this one does not know."""
+    kind: Kind | str
     subject: str
     reason: str
     before: Ban | Closed | None

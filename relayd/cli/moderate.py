@@ -15,7 +15,7 @@ import re
 import time
 from collections.abc import AsyncIterator
 from datetime import UTC, datetime
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Any, Final
 
 import typer
 
@@ -354,12 +354,11 @@ def _seconds(text: str) -> int:
     return int(found[1]) * _UNITS[found[2]]
 
 
-def _word(act: Act, kind: Kind | Literal["session"]) -> str:
-    if act is Act.CLOSE:
-        return "closed"
-    if kind is Kind.PACKET:
-        return {Act.BAN: "removed", Act.UNBAN: "restored", Act.EXPIRE: "restored"}.get(act, "erased")
-    return {Act.BAN: "banned", Act.UNBAN: "unbanned", Act.EXPIRE: "unbanned"}.get(act, "erased")
+def _word(act: Act | str, kind: Kind | str) -> str:
+    """What was done, in the past tense; as it is written where a newer relayd has done it."""
+    ban, unban = ("removed", "restored") if kind is Kind.PACKET else ("banned", "unbanned")
+    words = {Act.BAN: ban, Act.UNBAN: unban, Act.EXPIRE: unban, Act.ERASE: "erased", Act.CLOSE: "closed"}
+    return words[act] if isinstance(act, Act) else act
 
 
 def _ban_text(ban: Ban) -> str:

@@ -9,8 +9,9 @@ it look sooner.
 from __future__ import annotations
 
 import contextlib
+import enum
 from collections.abc import AsyncIterator, Sequence
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, TypeVar
 
 import asyncpg
 import msgspec
@@ -20,6 +21,8 @@ from relayd.roll import OpenSession
 from relayd.store.connection import Pool, close_quietly, connect, translate_errors
 
 __all__ = ["MODERATION_CHANNEL", "Moderation", "Ruling"]
+
+_Name = TypeVar("_Name", bound=enum.StrEnum)
 
 MODERATION_CHANNEL: Final = "relayd_moderation"
 """The LISTEN/NOTIFY channel; the payload is the number of the last ruling."""
@@ -223,17 +226,25 @@ def _ban(row: asyncpg.Record) -> Ban:
 
 
 def _ruled(row: asyncpg.Record) -> Ruled:
+    """A line of the log; of one that this program does not know, who, when, what about and why."""
     number, at, actor, via, act, kind, subject, reason, before, after = row
-    if kind == SESSION:
-        closed = Closed(**msgspec.json.decode(before))
-        return Ruled(number, at, actor, via, Act(act), SESSION, subject, reason, closed, None)
-    return Ruled(
-        number, at, actor, via, Act(act), Kind(kind), subject, reason, _from_json(before), _from_json(after)
-    )
+    line = Ruled(number, at, actor, via, _known(Act, act), _known(Kind, kind), subject, reason, None, None)
+    if line.act is Act.CLOSE:
+        return line._replace(before=Closed(**msgspec.json.decode(before)))
+    if not isinstance(line.act, Act) or not isinstance(line.kind, Kind):
+        return line
+    return line._replace(before=_from_json(before), after=_from_json(after))
+
+
+def _known(names: type[_Name], text: str) -> _Name | str:
+    try:
+        return names(text)
+    except ValueError:
+        return text
 
 
 def _from_json(text: str | None) -> Ban | None:
     if text is None:
         return None
     members = msgspec.json.decode(text)
-    return Ban(**members | {"kind": Kind(members["kind"])})
+    return Ban(Kind(members["kind"]), *(members[name] for name in Ban._fields[1:]))

@@ -26,10 +26,11 @@ class Copied:
         self._server_url = server_url
         self.url = urlunsplit(urlsplit(server_url)._replace(path="/" + self._name))
 
-    async def make(self) -> Copied:
-        """Make it, migrated and empty."""
+    async def make(self, *, migrated: bool = True) -> Copied:
+        """Make it, empty; without a schema where another program is to migrate it."""
         await self._execute(f"CREATE DATABASE {self._name}")
-        await migrate(self.url)
+        if migrated:
+            await migrate(self.url)
         return self
 
     async def copy(self) -> None:

@@ -87,6 +87,23 @@ async def test_the_log_of_rulings_only_grows(store: Store, sql: asyncpg.Connecti
             await sql.execute(statement)
 
 
+async def test_what_a_newer_program_has_ruled_is_told_as_it_stands(store: Store, sql: asyncpg.Connection):
+    await store.moderation.rule([ruling()], NOW)
+    for number, act, kind in ((2, "silence", "author"), (3, "ban", "language")):
+        await sql.execute(
+            "INSERT INTO moderation_log (number, at, actor, via, act, kind, subject, reason, before, after)"
+            " VALUES ($1, $2, 'ann', 'wire', $3, $4, 'x', 'why', NULL, '{\"how\": 1}')",
+            number, NOW, act, kind,
+        )  # fmt: skip
+    told = await store.moderation.log()
+    assert [(line.act, line.kind, line.subject) for line in told[:2]] == [
+        ("ban", "language", "x"),
+        ("silence", "author", "x"),
+    ]
+    assert told[0].after is told[1].after is None
+    assert told[2].after is not None
+
+
 async def test_every_process_is_told_of_a_ruling(store: Store, second_store: Store):
     told = asyncio.Event()
     await store.listen(lambda sequence: None, told.set)

@@ -1,0 +1,182 @@
+"""Clients that know RFC-0004 alone and never give up, and a ledger of what they were promised and saw."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+from collections import deque
+from collections.abc import AsyncIterator, Callable
+from typing import Any, Protocol
+
+import pytest
+from strata.protocol.ids import Identity
+from strata.protocol.packets import Packet
+from websockets.asyncio.client import ClientConnection, connect
+from websockets.exceptions import ConnectionClosed, InvalidMessage, InvalidStatus
+
+from tests.support.bare_client import publish_text
+from tests.support.made_packets import make, new_identity
+
+__all__ = [
+    "DEADLINE",
+    "Ledger",
+    "Way",
+    "follow",
+    "grown",
+    "opened",
+    "page_of",
+    "publish",
+    "settle",
+    "until",
+    "whole_log",
+]
+
+GONE = (ConnectionClosed, OSError, InvalidMessage, InvalidStatus, EOFError, TimeoutError)
+WINDOW = 32
+DEADLINE = 90.0
+
+
+class Way(Protocol):
+    """A relay, or where to look for one: whoever connects asks anew."""
+
+    @property
+    def ws(self) -> str: ...
+
+
+class Ledger:
+    """What was promised, and what a reader saw."""
+
+    def __init__(self, identity: Identity | None = None) -> None:
+        self.identity = identity or new_identity()
+        self.acknowledged: set[str] = set()
+        self.refused: dict[str, int] = {}
+        """How often a packet was answered with `internal_error`."""
+        self.waiting: deque[Packet] = deque()
+        self.made = 0
+        self.seen: list[str] = []
+        self.cursor: str | None = None
+        self.resets: list[str] = []
+        """The cursors that the log had lost."""
+        self.places: dict[str, int] = {}
+        """How much had been seen when this cursor came."""
+
+    def next(self) -> Packet:
+        if self.waiting:
+            return self.waiting.popleft()
+        self.made += 1
+        return make(self.identity, n=self.made)
+
+    def answered(self, message: dict[str, Any], packet: Packet) -> None:
+        if message["type"] == "OK":
+            self.acknowledged.add(packet.packet_id)
+            return
+        assert message["code"] == "internal_error", message
+        self.refused[packet.packet_id] = self.refused.get(packet.packet_id, 0) + 1
+        self.waiting.append(packet)
+
+
+@contextlib.asynccontextmanager
+async def opened(relay: Way) -> AsyncIterator[ClientConnection]:
+    async with connect(
+        relay.ws, compression=None, max_size=None, ping_interval=None, close_timeout=1
+    ) as socket:
+        await socket.recv()  # the challenge
+        yield socket
+
+
+async def publish(relay: Way, ledger: Ledger) -> None:
+    """Publish until cancelled, as a patient client: what has no good answer is sent again."""
+    while True:
+        flying: dict[str, Packet] = {}
+        with contextlib.suppress(*GONE):
+            async with opened(relay) as socket:
+                try:
+                    while True:
+                        while len(flying) < WINDOW:
+                            packet = ledger.next()
+                            flying[packet.packet_id] = packet
+                            await socket.send(publish_text(packet, packet.packet_id))
+                        message = json.loads(await socket.recv())
+                        ledger.answered(message, flying.pop(message["client_msg_id"]))
+                finally:
+                    ledger.waiting.extend(flying.values())
+        await asyncio.sleep(0.05)
+
+
+async def follow(relay: Way, ledger: Ledger) -> None:
+    """Read the log until cancelled, on from the last place wherever the connection ends."""
+    while True:
+        with contextlib.suppress(*GONE):
+            async with opened(relay) as socket:
+                await socket.send(subscription(ledger))
+                while True:
+                    message = json.loads(await socket.recv())
+                    if message["type"] == "EVENT":
+                        ledger.seen.append(message["packet"]["packet_id"])
+                        ledger.cursor = message["cursor"]
+                        ledger.places[message["cursor"]] = len(ledger.seen)
+                    elif message.get("detail") == "log_reset":
+                        ledger.resets.append(str(ledger.cursor))
+                        ledger.cursor = message["cursor"]
+                        # What was seen behind this place is not in the log any more.
+                        del ledger.seen[place_of(ledger) :]
+                        await socket.send(subscription(ledger))
+                    else:
+                        assert message["type"] == "ERROR" and message["code"] == "internal_error", message
+                        break
+        await asyncio.sleep(0.05)
+
+
+def place_of(ledger: Ledger) -> int:
+    """How much the reader had seen at its cursor, which may be worded anew: it holds a place and a MAC."""
+    return ledger.places.get(str(ledger.cursor), -1)
+
+
+def subscription(ledger: Ledger) -> str:
+    filters = {"authors": [ledger.identity.did], "cursor": ledger.cursor}
+    return json.dumps({"type": "SUBSCRIBE", "subscription_id": "s", "filters": filters, "gapless": True})
+
+
+async def until(condition: Callable[[], object], what: str) -> None:
+    try:
+        async with asyncio.timeout(DEADLINE):
+            while not condition():  # noqa: ASYNC110 - other processes
+                await asyncio.sleep(0.01)
+    except TimeoutError:
+        pytest.fail(f"it never came to this: {what}")
+
+
+async def settle(relay: Way, ledger: Ledger) -> None:
+    """Publish what still waits for a good answer."""
+    async with opened(relay) as socket, asyncio.timeout(DEADLINE):
+        while ledger.waiting:
+            packet = ledger.waiting.popleft()
+            await socket.send(publish_text(packet, packet.packet_id))
+            ledger.answered(json.loads(await socket.recv()), packet)
+
+
+async def whole_log(relay: Way, ledger: Ledger) -> list[str]:
+    """The log of now, from its beginning."""
+    ids: list[str] = []
+    cursor = None
+    async with opened(relay) as socket, asyncio.timeout(DEADLINE):
+        while True:
+            await socket.send(json.dumps(page_of(ledger, cursor)))
+            while (message := json.loads(await socket.recv()))["type"] == "EVENT":
+                ids.append(message["packet"]["packet_id"])
+            assert message["type"] == "END_OF_HISTORY", message
+            if message["complete"]:
+                return ids
+            cursor = message["cursor"]
+            await socket.send(json.dumps({"type": "UNSUBSCRIBE", "subscription_id": "page"}))
+
+
+def page_of(ledger: Ledger, cursor: str | None) -> dict[str, Any]:
+    filters = {"authors": [ledger.identity.did], "limit": 500, "cursor": cursor}
+    return {"type": "SUBSCRIBE", "subscription_id": "page", "filters": filters, "history_marker": True}
+
+
+async def grown(ledger: Ledger, by: int) -> None:
+    goal = len(ledger.acknowledged) + by
+    await until(lambda: len(ledger.acknowledged) >= goal, f"{goal} acknowledged")

@@ -396,7 +396,7 @@ class Metrics:
         self.bus_wakeups = Counters(
             registry,
             "relayd_bus_wakeups_total",
-            "Wake-ups over the bus: sent, heard, of another term, or refused for want of the log's secret.",
+            "Wake-ups over the bus: sent, heard, of another term; and what was refused: unsealed, or old.",
             "outcome",
             ("sent", "heard", "doubted", "refused"),
         )

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from relayd.access.ledger import Ledger
+from relayd.access.ledger import Book
 from relayd.access.limits import Limits, Quota, Quotas
 from relayd.addresses import Address, address_key, wider_keys
 
@@ -26,9 +26,9 @@ _MAX_IDLE: Final = (20_000, 5_000, 1_000)
 class AddressAccounts:
     """The quotas of addresses, with these limits for each address."""
 
-    def __init__(self, limits: Limits, *, ledger: Ledger | None = None, name: str = "") -> None:
+    def __init__(self, limits: Limits, *, book: Book | None = None, name: str = "") -> None:
         self._tiers = [
-            Quotas(limits.times(share), max_idle=most, ledger=ledger, name=f"{name}/{share}")
+            Quotas(limits.times(share), max_idle=most, book=book, name=f"{name}/{share}")
             for share, most in zip(_SHARES, _MAX_IDLE, strict=True)
         ]
 

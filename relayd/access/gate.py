@@ -26,7 +26,7 @@ from urllib.parse import urlsplit
 
 from relayd.access.accounts import AddressAccounts
 from relayd.access.auth import Grants
-from relayd.access.ledger import Ledger
+from relayd.access.ledger import Book
 from relayd.access.limits import Limits, Quota, Quotas, purse
 from relayd.access.sources import Sources
 from relayd.addresses import (
@@ -171,10 +171,10 @@ def _is_own(origins: Sequence[str], headers: RequestHeaders, public_host: str) -
 class Access:
     """The doors of one process: quotas of addresses and of identities, origins, grants.
 
-    With a `ledger`, processes beside this one charge the same accounts.
+    With a `book`, other processes charge the same accounts.
     """
 
-    def __init__(self, settings: Settings, ledger: Ledger | None = None) -> None:
+    def __init__(self, settings: Settings, book: Book | None = None) -> None:
         window = settings.limit_window_seconds
         anonymous = Limits(
             publishes=settings.anonymous_publish_limit,
@@ -194,18 +194,16 @@ class Access:
             read_share=settings.read_share,
             window_seconds=window,
         )
-        self.addresses = AddressAccounts(anonymous, ledger=ledger, name="address")
-        self.identities = Quotas(authenticated, ledger=ledger, name="identity")
+        self.addresses = AddressAccounts(anonymous, book=book, name="address")
+        self.identities = Quotas(authenticated, book=book, name="identity")
         ceiling = authenticated.times(settings.identities_per_address)
         self._ceilings = (
-            AddressAccounts(ceiling, ledger=ledger, name="ceiling")
-            if settings.identities_per_address
-            else None
+            AddressAccounts(ceiling, book=book, name="ceiling") if settings.identities_per_address else None
         )
         self.revision = 0
         """Rises with every change that open sessions must follow."""
         self._restricted: frozenset[str] = frozenset()
-        self._restricted_quotas = Quotas(anonymous, ledger=ledger, name="restricted")
+        self._restricted_quotas = Quotas(anonymous, book=book, name="restricted")
         self.max_sockets = settings.max_connections + _SPARE_SOCKETS
         """Sockets that may be open at once; the shell lowers it where the system allows fewer files."""
         self.sources = Sources()

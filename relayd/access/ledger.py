@@ -20,7 +20,7 @@ from typing import Final, Protocol
 
 import msgspec
 
-__all__ = ["Account", "Ledger", "Share"]
+__all__ = ["Account", "Book", "Books", "Ledger", "Share"]
 
 _MOST_AT_ONCE: Final = 200
 _LONGEST_KEY: Final = 200
@@ -38,6 +38,61 @@ class Account(Protocol):
 
     def count(self, key: str) -> int:
         """How many open connections hold this account."""
+
+
+class Share(Protocol):
+    """The part that one kind of accounts has in a book."""
+
+    def taker(self, key: str, kind: str) -> Callable[[float], None]:
+        """To be called with what is taken from a budget."""
+
+    def holds(self, key: str, count: int) -> None:
+        """So many connections of this process hold an account now."""
+
+    def elsewhere(self, key: str) -> int:
+        """How many connections hold it at other processes."""
+
+
+class Book(Protocol):
+    """Where a process writes down what is charged to its accounts, for others."""
+
+    def share(self, name: str, accounts: Account) -> Share | None:
+        """Take part for these accounts, which have this name in every process; None where others do."""
+
+
+class Books:
+    """Several books in which the same accounts are kept."""
+
+    def __init__(self, *books: Book) -> None:
+        self._books = books
+
+    def share(self, name: str, accounts: Account) -> Share | None:
+        """Take part in each book that is for these accounts."""
+        shares = [share for book in self._books if (share := book.share(name, accounts)) is not None]
+        return _Shares(shares) if len(shares) > 1 else shares[0] if shares else None
+
+
+class _Shares:
+    __slots__ = ("_shares",)
+
+    def __init__(self, shares: Iterable[Share]) -> None:
+        self._shares = tuple(shares)
+
+    def taker(self, key: str, kind: str) -> Callable[[float], None]:
+        takers = [share.taker(key, kind) for share in self._shares]
+
+        def took(units: float) -> None:
+            for taker in takers:
+                taker(units)
+
+        return took
+
+    def holds(self, key: str, count: int) -> None:
+        for share in self._shares:
+            share.holds(key, count)
+
+    def elsewhere(self, key: str) -> int:
+        return sum(share.elsewhere(key) for share in self._shares)
 
 
 class _Said(msgspec.Struct, array_like=True):
@@ -79,7 +134,7 @@ class Ledger:
     def share(self, name: str, accounts: Account) -> Share:
         """Take part for these accounts, which have this name in every process."""
         self._accounts[name] = accounts
-        return Share(self, name)
+        return _Share(self, name)
 
     def took(self, name: str, key: str, kind: str, units: float) -> None:
         """A peer of this process has taken so much."""
@@ -157,9 +212,7 @@ class Ledger:
                 del self._others[process]
 
 
-class Share:
-    """The part that one kind of accounts has in a ledger."""
-
+class _Share:
     __slots__ = ("_ledger", "_name")
 
     def __init__(self, ledger: Ledger, name: str) -> None:
@@ -167,13 +220,10 @@ class Share:
         self._name = name
 
     def taker(self, key: str, kind: str) -> Callable[[float], None]:
-        """To be called with what is taken from a budget."""
         return functools.partial(self._ledger.took, self._name, key, kind)
 
     def holds(self, key: str, count: int) -> None:
-        """So many connections of this process hold an account now."""
         self._ledger.holds(self._name, key, count)
 
     def elsewhere(self, key: str) -> int:
-        """How many connections hold it at other processes."""
         return self._ledger.elsewhere(self._name, key)

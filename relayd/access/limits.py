@@ -27,7 +27,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
-from relayd.access.ledger import Ledger, Share
+from relayd.access.ledger import Book, Share
 
 __all__ = ["Budget", "Excess", "Limits", "Purse", "Quota", "Quotas", "SessionLimits", "purse"]
 
@@ -291,14 +291,14 @@ def purse(kind: str, quotas: Iterable[Quota]) -> Budget | Purse | None:
 class Quotas:
     """The quotas of one kind of holder, by key. At most `max_idle` are kept that no connection holds.
 
-    With a `ledger` other processes charge the same holders, and have these quotas by the same `name`.
+    With a `book` other processes charge the same holders, and have these quotas by the same `name`.
     """
 
     def __init__(
-        self, limits: Limits, *, max_idle: int = 20_000, ledger: Ledger | None = None, name: str = ""
+        self, limits: Limits, *, max_idle: int = 20_000, book: Book | None = None, name: str = ""
     ) -> None:
         self._limits = limits
-        self._share = None if ledger is None else ledger.share(name, self)
+        self._share = None if book is None else book.share(name, self)
         self._max_idle = max_idle
         self._held: dict[str, Quota] = {}
         self._idle: OrderedDict[str, Quota] = OrderedDict()

@@ -104,6 +104,11 @@ class Settings:
         " PostgreSQL's NOTIFY does. Needs `relayd[bus]`.",
         secret=True,
     )
+    bus_limits: bool = _setting(
+        True,
+        "With `bus_url`, identities have one budget at all relays of the log, on whatever machines; `false`"
+        " gives them one on each machine.",
+    )
     data_dir: Path = _setting(Path("./.relayd"), "Folder of the embedded PostgreSQL server.")
     log_guard: Path | None = _setting(
         None,

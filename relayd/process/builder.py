@@ -17,7 +17,7 @@ from strata.protocol.ids import Identity
 from strata.protocol.provenance import ProvenanceTrust
 
 from relayd.access.gate import Access
-from relayd.access.ledger import Ledger
+from relayd.access.ledger import Book
 from relayd.access.limits import SessionLimits
 from relayd.admission.budgets import TrustAct, TrustBudgets
 from relayd.admission.commits import Commits
@@ -64,11 +64,11 @@ def build_relay(
     clock: Callable[[], int] = lambda: int(time.time()),
     peers: Mapping[str, int] | None = None,
     target: TracesTarget | None = None,
-    ledger: Ledger | None = None,
+    book: Book | None = None,
 ) -> Relay:
     """Put a relay together on the running loop; `head` is the log's last sequence, `peers` the numbers of the
     relays that this one has read from, `target` where traces go. Without one, nothing on the way of a packet
-    knows of traces. `ledger` is for processes whose peers are charged to the same accounts.
+    knows of traces. `book` is for processes whose peers are charged to the same accounts.
 
     Nothing runs yet: the caller runs `writer` and `tail`, and closes `admission` and `identities`.
     """
@@ -161,7 +161,7 @@ def build_relay(
         store=store,
         cursors=cursors,
         identities=identities,
-        access=Access(settings, ledger),
+        access=Access(settings, book),
         admission=admission,
         writer=writer,
         fanout=fanout,

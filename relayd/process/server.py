@@ -19,7 +19,7 @@ from typing import Final
 import structlog
 
 from relayd import failpoints
-from relayd.access.ledger import Ledger
+from relayd.access.ledger import Books, Ledger
 from relayd.config import Settings
 from relayd.federation.peers_file import read_peers
 from relayd.federation.service import Federation
@@ -28,6 +28,7 @@ from relayd.lineage import Claim
 from relayd.metrics import Metrics
 from relayd.policy import Plugins
 from relayd.process.builder import build_relay, relay_identity
+from relayd.process.machine_reports import MachineReports, machines_of
 from relayd.process.neighbours import Neighbourhood, Neighbours
 from relayd.process.serving import Announce, Serving
 from relayd.store import Store
@@ -157,6 +158,7 @@ async def _serve(
         named = [(peer.relay_id, peer.url) for peer in upstreams]
         numbers = await register_peers(database_url, named)
         ledger = None if place is None else Ledger(place.number)
+        machines = machines_of(settings, place)
         target = open_target(settings, identity.did, lambda what, n: metrics.trace_spans[what].inc(n))
         relay = build_relay(
             settings,
@@ -168,7 +170,7 @@ async def _serve(
             trust=trust_of(settings, bootstrap),
             plugins=plugins,
             target=target,
-            ledger=ledger,
+            book=Books(*(book for book in (ledger, machines) if book is not None)),
         )
         await relay.identities.open()
         federation = None
@@ -190,6 +192,8 @@ async def _serve(
         serving = Serving(settings, store, relay, metrics, tls, bootstrap, guard, ports, identity, federation)
         if place is not None and ledger is not None:
             serving.neighbours = Neighbours(place, ledger, relay.faults)
+        if machines is not None:
+            serving.machines = MachineReports(machines, store.report, relay.faults)
         try:
             await serving.run(announce, stop, shared_port, leaves_port)
             return _Served(serving.settings, store.known.claim)

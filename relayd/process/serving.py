@@ -35,6 +35,7 @@ from relayd.process.draining import drain
 from relayd.process.gauges import Gauges
 from relayd.process.listening import Ports
 from relayd.process.loop_watch import LoopWatch
+from relayd.process.machine_reports import MachineReports
 from relayd.process.neighbours import Neighbours
 from relayd.process.policy_keeper import PolicyKeeper
 from relayd.process.reloading import read_again, report
@@ -90,6 +91,7 @@ class Serving:
         self._federation = federation
         self._announcer = Announcer(lambda: self._settings, identity, relay.admission, relay.clock)
         self.neighbours: Neighbours | None = None
+        self.machines: MachineReports | None = None
         self._guard = GuardKeeper(guard, store)
         self._bootstrap = bootstrap
         self._store = store
@@ -129,6 +131,7 @@ class Serving:
             self._roll.ask,
             bus_url=bus_url,
             on_bus=self._metrics.told_of_bus(bus_url),
+            on_report=None if self.machines is None else self.machines.hear,
         )
         await rulings.look()  # nobody is served before it is known what is banned
         jobs: list[asyncio.Task[object]] = [
@@ -154,6 +157,8 @@ class Serving:
             jobs.append(reading)
         if self.neighbours is not None:
             jobs.append(asyncio.create_task(self.neighbours.run(), name="neighbours"))
+        if self.machines is not None:
+            jobs.append(asyncio.create_task(self.machines.run(), name="machines"))
         if self._settings.announce_seconds:
             jobs.append(asyncio.create_task(self._announcer.run(), name="announcing"))
         try:

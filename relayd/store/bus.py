@@ -4,6 +4,9 @@ A message says "look", as a notification does; the log in PostgreSQL stays the t
 lost, doubled or late costs latency and nothing else: the doorbell looks every second besides. One counts
 only with the MAC of this log, and under the term that is current: neither a stranger on the bus nor another
 log, nor this one before it lost its end, can move a reader past what there is.
+
+On a subject beside it processes tell each other what identities have taken (`relayd.access.machines`). The
+bus seals such a report and looks at no more than the seal.
 """
 
 from __future__ import annotations
@@ -34,8 +37,10 @@ _BACKOFF_SECONDS: Final = (0.1, 5.0)
 _MOST_WAITING: Final = 1024
 """Messages that wait to be read; NATS drops those beyond, and the next one says as much."""
 _MAC_BYTES: Final = 16
+_MOST_REPORTS: Final = 64
+"""That wait to be sent; those of a bus that is away are not wanted later."""
 BUS_EVENTS: Final = ("connected", "failed", "sent", "heard", "doubted", "refused")
-"""Connected, or not (any more); a wake-up sent, heard, of another term, or of nobody of this log."""
+"""Connected, or not (any more); a wake-up sent, heard, of another term; what nobody of this log has sent."""
 
 
 class BusMessages:
@@ -43,22 +48,36 @@ class BusMessages:
 
     def __init__(self, log_key: bytes) -> None:
         self._key = hashlib.blake2s(b"bus", key=log_key).digest()
+        self._report_key = hashlib.blake2s(b"report", key=self._key).digest()
         self.subject = f"relayd.{hashlib.blake2s(b'subject', key=self._key, digest_size=8).hexdigest()}"
+        self.report_subject = f"{self.subject}.taken"
 
     def encode(self, tag: bytes, sequence: int) -> bytes:
         """A message."""
         said = tag + sequence.to_bytes(8, "big")
-        return said + self._mac(said)
+        return said + _mac(self._key, said)
 
     def decode(self, message: bytes) -> tuple[bytes, int] | None:
         """The tag and the sequence; None for what no process of this log has sent."""
-        said, mac = message[:-_MAC_BYTES], message[-_MAC_BYTES:]
-        if len(said) <= 8 or not hmac.compare_digest(mac, self._mac(said)):
-            return None
-        return said[:-8], int.from_bytes(said[-8:], "big")
+        said = _unsealed(self._key, message)
+        return None if said is None or len(said) <= 8 else (said[:-8], int.from_bytes(said[-8:], "big"))
 
-    def _mac(self, said: bytes) -> bytes:
-        return hashlib.blake2s(said, key=self._key, digest_size=_MAC_BYTES).digest()
+    def seal(self, report: bytes) -> bytes:
+        """A report as it goes over the bus."""
+        return report + _mac(self._report_key, report)
+
+    def unseal(self, message: bytes) -> bytes | None:
+        """The report; None for what no process of this log has sent."""
+        return _unsealed(self._report_key, message)
+
+
+def _mac(key: bytes, said: bytes) -> bytes:
+    return hashlib.blake2s(said, key=key, digest_size=_MAC_BYTES).digest()
+
+
+def _unsealed(key: bytes, message: bytes) -> bytes | None:
+    said, mac = message[:-_MAC_BYTES], message[-_MAC_BYTES:]
+    return said if hmac.compare_digest(mac, _mac(key, said)) else None
 
 
 class Bus:
@@ -77,8 +96,10 @@ class Bus:
         heard: Callable[[int], None],
         doubt: Callable[[], None],
         told: Callable[[str], None] = lambda what: None,
+        reported: Callable[[bytes], bool] | None = None,
     ) -> None:
-        """`told` is called with each of `BUS_EVENTS` that happens."""
+        """`told` is called with each of `BUS_EVENTS` that happens, `reported` with the reports of others; it
+        says whether it takes one. Without it none are asked for."""
         self._nats: Any = importlib.import_module("nats")  # takes a while: not beside open connections
         self._url = url
         self._messages = BusMessages(log_key)
@@ -86,6 +107,8 @@ class Bus:
         self._heard = heard
         self._doubt = doubt
         self._told = told
+        self._reported = reported
+        self._reports: list[bytes] = []
         self._committed: int | None = None
         self._wake = asyncio.Event()
         self.is_connected = False
@@ -95,6 +118,12 @@ class Bus:
         """Tell the others. Of several commits between two turns of the loop they hear of the last."""
         self._committed = sequence
         self._wake.set()
+
+    def report(self, report: bytes) -> None:
+        """Tell the others what was taken; nobody hears it while the bus is away, or has too much to do."""
+        if self.is_connected and len(self._reports) < _MOST_REPORTS:
+            self._reports.append(report)
+            self._wake.set()
 
     async def run(self) -> None:
         """Stay connected until cancelled."""
@@ -120,6 +149,10 @@ class Bus:
 
     async def _serve(self, client: Any) -> None:
         await client.subscribe(self._messages.subject, cb=self._received, pending_msgs_limit=_MOST_WAITING)
+        if self._reported is not None:
+            subject = self._messages.report_subject
+            await client.subscribe(subject, cb=self._received_report, pending_msgs_limit=_MOST_WAITING)
+        self._reports.clear()
         await client.flush(_CONNECT_SECONDS)
         self.is_connected = True
         self._told("connected")
@@ -132,6 +165,9 @@ class Bus:
                 tag = self._known.lineage.current.tag
                 await client.publish(self._messages.subject, self._messages.encode(tag, sequence))
                 self._told("sent")
+            reports, self._reports = self._reports, []
+            for report in reports:
+                await client.publish(self._messages.report_subject, self._messages.seal(report))
         raise ConnectionResetError("the bus closed the connection")
 
     async def _received(self, message: Any) -> None:
@@ -146,6 +182,11 @@ class Bus:
         else:
             self._told("doubted")
             self._doubt()
+
+    async def _received_report(self, message: Any) -> None:
+        report = self._messages.unseal(message.data)
+        if report is None or self._reported is None or not self._reported(report):
+            self._told("refused")
 
     async def _lost(self) -> None:
         self._wake.set()

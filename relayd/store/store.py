@@ -354,10 +354,12 @@ class Store:
         *,
         bus_url: str | None = None,
         on_bus: Callable[[str], None] = lambda what: None,
+        on_report: Callable[[bytes], bool] | None = None,
     ) -> None:
         """Call back with the last sequence whenever another process has appended, until `close`.
 
-        With `bus_url` NATS says so, and otherwise the database; `on_bus` hears how that goes (`BUS_EVENTS`).
+        With `bus_url` NATS says so, and otherwise the database; `on_bus` hears how that goes (`BUS_EVENTS`),
+        and `on_report` what processes of other machines `report` over it.
         `on_ruling` is called when an operator has ruled, and may miss that; `on_question` with each question
         of a roll call. Returns when it listens; the first call, with the head, has then been made. The
         callbacks must not raise or block. Cancelling stops listening.
@@ -387,6 +389,7 @@ class Store:
                 heard=callback,
                 doubt=self._doorbell.doubt,
                 told=on_bus,
+                reported=on_report,
             )
             self._bus_task = asyncio.create_task(self._bus.run(), name="store bus")
         listening = asyncio.Event()
@@ -401,6 +404,11 @@ class Store:
             raise
         finally:
             waiter.cancel()
+
+    def report(self, report: bytes) -> None:
+        """Tell the processes of other machines, as far as there is a bus."""
+        if self._bus is not None:
+            self._bus.report(report)
 
     async def maintain(self, now: int) -> Swept:
         """Make the coming day's partitions and drop what is past retention; run it every few minutes.

@@ -69,3 +69,35 @@ async def test_relays_go_on_through_the_death_of_the_bus(
 async def follow(client: BareClient, author: str) -> None:
     filters = {"authors": [author]}
     await client.send({"type": "SUBSCRIBE", "subscription_id": "s", "filters": filters, "gapless": True})
+
+
+@pytest.mark.req("R-316")
+async def test_an_identity_has_one_budget_on_all_machines(
+    tmp_path: Path, shared_database: str, bus: NatsServer
+):
+    limit, identity = 200, new_identity()
+    settings = {
+        "database_url": shared_database,
+        "bus_url": bus.url,
+        "publish_limit": limit,
+        "limit_window_seconds": 3600,
+        "unlimited_addresses": ["192.0.2.0/24"],
+    }
+    with (
+        running(RelayProcess(tmp_path / "1", **settings)) as one,  # type: ignore[arg-type]
+        running(RelayProcess(tmp_path / "2", **settings)) as two,  # type: ignore[arg-type]
+    ):
+        for relay in (one, two):
+            await until(lambda: relay.metric("relayd_bus_connected", bus="127.0.0.1") == 1)  # noqa: B023
+        async with open_client(one.ws) as here, open_client(two.ws) as there:
+            for client in (here, there):
+                assert (await client.authenticate(identity))["type"] == "AUTH_OK"
+            answers = await here.publish_all([make(identity, n=n) for n in range(limit + 1)])
+            assert [answer.get("code") for answer in answers] == [None] * limit + ["rate_limited"]
+            let_in = 0
+            while (await there.publish(make(identity)))["type"] == "OK":
+                let_in += 1
+                await asyncio.sleep(0.1)
+            assert let_in < limit * 3 // 4
+            assert two.metric("relayd_rate_limited_total") >= 1
+        assert not one.complaints() + two.complaints()

@@ -19,8 +19,8 @@ class Machine:
     def __init__(self, workers: int = 2) -> None:
         self.now = 100.0
         self.ledgers = [Ledger(number) for number in range(workers)]
-        self.quotas = [Quotas(MINUTE, ledger=ledger, name="identity") for ledger in self.ledgers]
-        self.addresses = [AddressAccounts(MINUTE, ledger=ledger, name="address") for ledger in self.ledgers]
+        self.quotas = [Quotas(MINUTE, book=ledger, name="identity") for ledger in self.ledgers]
+        self.addresses = [AddressAccounts(MINUTE, book=ledger, name="address") for ledger in self.ledgers]
 
     def talk(self, *, lost: bool = False) -> None:
         """Each says what it has to say, and the others hear it, unless it is lost."""
@@ -139,7 +139,7 @@ def test_a_crowd_is_said_in_parts_and_all_of_it_comes():
 
 def test_accounts_that_nobody_has_here_are_kept_within_bounds():
     ledger = Ledger(0)
-    quotas = Quotas(MINUTE, max_idle=10, ledger=ledger, name="identity")
+    quotas = Quotas(MINUTE, max_idle=10, book=ledger, name="identity")
     other = Ledger(1)
     for number in range(100):
         other.took("identity", f"did:{number}", "publish", 1.0)

@@ -19,7 +19,7 @@ LIMITS = Limits(publishes=10, window_seconds=3600)
 class Worker:
     def __init__(self, folder: Path, number: int) -> None:
         self.ledger = Ledger(number)
-        self.quotas = Quotas(LIMITS, ledger=self.ledger, name="identity")
+        self.quotas = Quotas(LIMITS, book=self.ledger, name="identity")
         self.faults: list[str] = []
         neighbours = Neighbours(Neighbourhood(folder, number, 2), self.ledger, Faults(self.faults.append))
         self.task = asyncio.create_task(neighbours.run())

@@ -46,6 +46,42 @@ def test_a_message_is_believed_only_with_the_mac_of_its_log():
         assert ours.decode(message[:length]) is None
 
 
+def test_a_report_is_sealed_for_itself_and_is_no_wake_up():
+    ours, theirs = BusMessages(KEY), BusMessages(bytes(32))
+    sealed = ours.seal(b"what was taken, in more than eight bytes")
+    assert ours.unseal(sealed) == b"what was taken, in more than eight bytes"
+    assert theirs.unseal(sealed) is None and ours.unseal(sealed[:-1]) is None
+    assert ours.decode(sealed) is None and ours.unseal(ours.encode(TAG, 1)) is None
+    assert ours.report_subject != ours.subject
+
+
+async def test_reports_go_to_those_who_ask_for_them_and_are_not_kept_for_a_bus_that_is_away(
+    store, second_store, eventually, bus, monkeypatch
+):
+    heard, told = list[bytes](), list[str]()
+
+    def taken(report: bytes) -> bool:
+        heard.append(report)
+        return report != b"old"
+
+    await second_store.listen(lambda _: None, bus_url=bus.url, on_bus=told.append, on_report=taken)
+    store.report(b"nobody listens yet")
+    await store.listen(lambda _: None, bus_url=bus.url)
+    await connected(store, second_store)
+    for report in (b"one", b"old", b"two"):
+        store.report(report)
+    await eventually(lambda: heard == [b"one", b"old", b"two"])
+    assert told.count("refused") == 1
+    bus.kill()
+    await eventually(lambda: not store._bus.is_connected)
+    store.report(b"away")
+    bus.start()
+    await connected(store, second_store)
+    store.report(b"back")
+    await eventually(lambda: heard[-1] == b"back")
+    assert b"away" not in heard
+
+
 @pytest.mark.req("R-311")
 async def test_commits_of_others_ring_by_the_bus(store, second_store, packet, eventually, bus, no_looks):
     rings, own = list[int](), list[int]()

@@ -11,10 +11,10 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Final, TypeVar
 
 import msgspec
-from strata.protocol import packets
+from strata.protocol import ids, packets
 from strata.protocol.documents import MAX_METHODS
 from strata.protocol.equivalence import equivalence_key
-from strata.protocol.ids import is_did, public_key_from_did
+from strata.protocol.ids import public_key_from_did
 from strata.protocol.keys import KeyChain, KeyRules
 from strata.protocol.packets import Packet, check_freshness, verify_signature
 from strata.protocol.typed import check_content
@@ -195,7 +195,7 @@ def _keys(plain: _Plain, seconds: float) -> list[_Cost]:
     dids = [packet.author_id for packet in plain.packets]
 
     def unseen(did: str) -> None:
-        _require(is_did.__wrapped__(did) and public_key_from_did.__wrapped__(did) is not None)
+        _require(ids._has_form.__wrapped__(did) and public_key_from_did.__wrapped__(did) is not None)
 
     chain, packet = chain_of(1, plain.now)
     identities = plain.identities

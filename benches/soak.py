@@ -89,6 +89,8 @@ class _Soak:
         self._process = psutil.Process(relay.pid)
         self._seen: dict[str, list[Point]] = {}
         self._reloads = 0
+        # Nobody who is here, and the same ones again: a relay remembers some thousand DIDs that it has read.
+        self._strangers = [[Identity.generate().did for _ in range(20)] for _ in range(5)]
 
     async def run(self) -> list[Measure]:
         relay, plan = self._relay, self._plan
@@ -146,7 +148,7 @@ class _Soak:
     async def _reload_now_and_then(self) -> None:
         while True:
             await asyncio.sleep(min(_RELOAD_SECONDS, self._plan.seconds / 4))
-            blocked = [Identity.generate().did for _ in range(20)]  # nobody who is here
+            blocked = self._strangers[self._reloads % len(self._strangers)]
             self._relay.write_config(f"blocked_authors = {blocked!r}\n")
             os.kill(self._relay.pid, signal.SIGHUP)
             self._reloads += 1

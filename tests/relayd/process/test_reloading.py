@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import gc
+import ssl
+
 import pytest
 import structlog
 
-from relayd.config import ConfigurationError, load
+from relayd.config import ConfigurationError, Settings, load
+from relayd.moderation import Bans
+from relayd.policy import Policy
 from relayd.process.reloading import read_again, report
 from relayd.tls import TlsError, write_dev_certificates
 
@@ -35,6 +40,33 @@ def test_certificates_are_read_from_the_paths_of_now(files, tmp_path):
     assert reread.settings.tls_cert == tmp_path / "new" / "cert.pem"
     assert reread.changes.changed == ("tls_cert", "tls_key")
     assert reread.tls is not None
+
+
+def test_nothing_is_kept_of_the_settings_before(files):
+    path, write = files
+    running = load(path)
+    policy = Policy.from_settings(running, [], Bans())
+
+    def kept() -> tuple[int, ...]:
+        gc.collect()
+        return tuple(
+            sum(isinstance(each, kind) for each in gc.get_objects())
+            for kind in (Settings, Policy, ssl.SSLContext)
+        )
+
+    def again(number: int) -> None:
+        nonlocal running, policy
+        write("new" if number % 2 else "old", f"blocked_types = ['T{number}']")
+        running = read_again(running).settings
+        policy = Policy.from_settings(running, [], Bans())
+
+    for number in range(3):
+        again(number)
+    before = kept()
+    for number in range(20):
+        again(number)
+    assert kept() == before
+    assert "T19" in policy.declined.types
 
 
 def test_one_thing_that_is_wrong_is_enough_for_nothing_to_be_taken_over(files):

@@ -115,9 +115,16 @@ def test_the_longest_did() -> None:
     assert ids.is_did("did:strata:" + "a" * (ids.MAX_DID_CHARACTERS - 11))
 
 
-def test_remembered_dids_are_bounded() -> None:
-    for cached in (ids.is_did, ids.public_key_from_did):
+def test_remembered_dids_are_bounded_in_number_and_in_length() -> None:
+    for cached in (ids._has_form, ids.public_key_from_did):
         assert cached.cache_info().maxsize is not None
+        before = cached.cache_info().currsize
+        for number in range(5):
+            text = f"did:x:{number}" + "a" * ids.MAX_DID_CHARACTERS
+            assert not ids.is_did(text)
+            with pytest.raises(IdentityError):
+                ids.public_key_from_did(text)
+        assert cached.cache_info().currsize == before
 
 
 @pytest.mark.parametrize("length", [0, 31, 33, 64])

@@ -37,8 +37,8 @@ def test_each_alert_has_a_runbook_that_its_url_opens():
     "arguments",
     [
         ("check", "config", "--syntax-only", "prometheus.yml", "prometheus-tls.yml"),
-        ("check", "rules", "alerts.yml"),
-        ("test", "rules", "alerts_test.yml"),
+        ("check", "rules", "alerts.yml", "pipeline_alerts.yml"),
+        ("test", "rules", "alerts_test.yml", "pipeline_alerts_test.yml"),
     ],
 )
 def test_promtool_agrees(arguments):

@@ -12,10 +12,11 @@ import signal
 import subprocess
 import tomllib
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from threading import Thread
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -31,6 +32,7 @@ from tests.support.federations import peer_comes_to
 from tests.support.forks import RELAYD, run_fork
 from tests.support.guides import Guide
 from tests.support.made_packets import make, new_identity
+from tests.support.patient_clients import Ledger, Way, follow, grown, publish, settle, whole_log
 from tests.support.ports import free_port
 from tests.support.relay_process import ROOT, RelayProcess, environment, running
 from tests.support.waiting import until, wait_until
@@ -80,9 +82,10 @@ async def test_the_guide_of_moderation(tmp_path: Path) -> None:
             return await asyncio.to_thread(guide.run, beginning, words)
 
         async def comes_to(status: int, *packets: Packet) -> None:
-            await until(
-                lambda: all(relay.get(f"/packets/{packet.packet_id}")[0] == status for packet in packets)
-            )
+            async with asyncio.timeout(60):
+                for packet in packets:
+                    while relay.get(f"/packets/{packet.packet_id}")[0] != status:  # noqa: ASYNC110 -- another process
+                        await asyncio.sleep(0.05)
 
         async with open_client(relay.ws) as client:
             for packet in (post, with_media, typed, removed, erased):
@@ -142,7 +145,7 @@ async def test_the_guide_of_moderation(tmp_path: Path) -> None:
 
 
 async def test_the_guide_of_operations(tmp_path: Path) -> None:
-    relay = RelayProcess(tmp_path, port=free_port(), tls_self_made=True)
+    relay = RelayProcess(tmp_path, port=free_port(), arguments=("--workers", "2"), tls_self_made=True)
     data_dir = Path(str(relay.settings["data_dir"]))
     backup, put_back = tmp_path / "backup", tmp_path / "put-back" / "data"
     with running(relay), running_server(data_dir) as url:
@@ -159,6 +162,7 @@ async def test_the_guide_of_operations(tmp_path: Path) -> None:
                 "--database-url …": f"--database-url '{url}'",
                 "/srv/lake": str(tmp_path),
                 "4f6ad01c-1": "…",
+                "PID": str(relay.pid),
                 DATES[0]: "…",
             },
             elsewhere={
@@ -179,7 +183,8 @@ async def test_the_guide_of_operations(tmp_path: Path) -> None:
 
         author = new_identity()
         packets = [make(author, n=n) for n in range(8)]
-        async with open_client(relay.ws.replace("wss:", "ws:")) as client:
+        plain = SimpleNamespace(ws=relay.ws.replace("wss:", "ws:"))
+        async with open_client(plain.ws) as client:
             assert {answer["type"] for answer in await client.publish_all(packets)} == {"OK"}
             erase = ["erase", packets[0].packet_id, "--reason", "asked for"]
             code, _, err = await asyncio.to_thread(run_fork, RELAYD, erase, env=commands_environment(relay))
@@ -195,14 +200,36 @@ async def test_the_guide_of_operations(tmp_path: Path) -> None:
             exec(guide.block("python", "from relayd.policy"), names)
             refusal = await names["no_newcomers"](PolicyRequest(packets[0], None, 0))
             assert refusal.detail == "newcomer"
+        await renew_under_load(relay, plain, run)
+        async with open_client(plain.ws) as client:
+            await client.publish_all([make(author, n=n) for n in range(8)])
             assert json.loads(await run("relayd top"))["sessions"] == 1
             assert "content_type" in await run("relayd explain")
             await run("relayd sessions list")
         guide.finish()
         assert not relay.complaints()
-    with running(RelayProcess(tmp_path / "put-back", from_scratch=True, data_dir=put_back)) as again:
-        assert again.get(f"/packets/{packets[1].packet_id}")[0] == 200
-        assert again.get(f"/packets/{packets[0].packet_id}")[0] == 410
+
+
+async def renew_under_load(relay: RelayProcess, way: Way, run: Callable[[str], Awaitable[str]]) -> None:
+    """SIGHUP and SIGUSR2, and who publishes and reads meanwhile loses nothing."""
+    ledger = Ledger()
+    async with asyncio.TaskGroup() as group:
+        publisher = group.create_task(publish(way, ledger))
+        reader = group.create_task(follow(way, ledger))
+        await grown(ledger, 100)
+        await run("kill -HUP PID")
+        await until(lambda: relay.logged("reloaded") == 2)
+        await run("kill -USR2 PID")
+        await until(lambda: relay.logged("workers_renewed") == 1)
+        await grown(ledger, 100)
+        publisher.cancel()
+        await asyncio.wait([publisher])
+        await settle(way, ledger)
+        log = await whole_log(way, ledger)
+        await until(lambda: len(ledger.seen) >= len(log))
+        reader.cancel()
+    assert ledger.seen == log and set(log) == ledger.acknowledged
+    assert not ledger.refused and not ledger.resets
 
 
 async def test_the_guide_of_relays_among_relays(tmp_path: Path) -> None:

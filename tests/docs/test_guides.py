@@ -179,7 +179,8 @@ async def test_the_guide_of_operations(tmp_path: Path) -> None:
         assert {"database", "schema", "connections", "indexes", "pooler", "disk", "tls", "relay"} <= looked_at
         await run("docker-compose exec -T relay cat")
         await run("strata keygen")
-        await run("SSL_CERT_FILE")
+        await run("SSL_CERT_FILE=relay-ca.pem strata publish")
+        assert "relayd" in await run("SSL_CERT_FILE=relay-ca.pem strata status")
 
         author = new_identity()
         packets = [make(author, n=n) for n in range(8)]

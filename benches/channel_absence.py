@@ -28,7 +28,7 @@ from strata.protocol.packets import Packet
 from benches.daemon import RelayProcess
 from benches.measures import Measure, Progress
 
-__all__ = ["Reading", "join_to_first_live", "measure", "publish_all", "read_all", "written"]
+__all__ = ["Joined", "Reading", "join_to_first_live", "measure", "publish_all", "read_all", "written"]
 
 CHANNEL = "room"
 _PUBLISHING = 256
@@ -151,14 +151,27 @@ async def read_all(
     return spent
 
 
-async def join_to_first_live(url: str, topic: str, *, filter_ids: int) -> float:
-    """Join now, have somebody say something at once, and hear it: the seconds from the beginning on."""
+@dataclass(frozen=True, slots=True)
+class Joined:
+    """What it took a newcomer to hear the first live message."""
+
+    seconds: float
+    packets: int
+    """What the relay had sent by then."""
+
+
+async def join_to_first_live(url: str, topic: str, *, filter_ids: int, pool: bool = False) -> Joined:
+    """Join now, have somebody say something at once, and hear it; `pool`: over a pool of this one relay."""
     # Authors tell whole seconds: what was said in the second of joining counts as said afterwards.
     await asyncio.sleep(1.1 - time.time() % 1)
     said = written(1, topic, filter_ids=filter_ids, first=10_000_000, seed=secrets.randbits(32))
     began = time.monotonic()
-    async with strata.connect(url, identity=Identity.generate()) as relay:
-        room = relay.channel(
+    me = Identity.generate()
+    connection: strata.Relay | strata.Pool = (
+        strata.connect_pool([url], identity=me) if pool else strata.connect(url, identity=me)
+    )
+    async with connection:
+        room = connection.channel(
             CHANNEL, topic=topic, sender_id=secrets.token_hex(8), bloom_filter_size=filter_ids, join="now"
         )
         async with room:
@@ -166,7 +179,13 @@ async def join_to_first_live(url: str, topic: str, *, filter_ids: int) -> float:
             message = await anext(room)
             if message.payload != b"message 10000000":
                 raise AssertionError(f"{message.payload!r} was said before")
-            return time.monotonic() - began
+            return Joined(time.monotonic() - began, _packets_sent_to(connection))
+
+
+def _packets_sent_to(connection: strata.Relay | strata.Pool) -> int:
+    if isinstance(connection, strata.Relay):
+        return connection.statistics.events_received
+    return connection.statistics.packets_merged + connection.statistics.copies_dropped
 
 
 async def measure(relay: RelayProcess, missed: Sequence[int], progress: Progress) -> list[Measure]:
@@ -183,6 +202,8 @@ async def measure(relay: RelayProcess, missed: Sequence[int], progress: Progress
             Measure("absence", f"{count} missed, read", rate, "messages/s", _TARGET_RATE, details=cost)
         )
         joined = await join_to_first_live(relay.ws_url, topic, filter_ids=_FILTER_IDS)
-        name = f"{count} said before, joined to first heard"
-        measures.append(Measure("absence", name, joined, "s", _TARGET_SECONDS, at_most=True))
+        name, details = f"{count} said before, joined to first heard", {"packets sent": joined.packets}
+        measures.append(
+            Measure("absence", name, joined.seconds, "s", _TARGET_SECONDS, at_most=True, details=details)
+        )
     return measures

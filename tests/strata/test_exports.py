@@ -35,8 +35,8 @@ BOTH = set(
     "open close publish post subscribe fetch get find channel node "
     "is_connected seats max_packet_bytes latest_time statistics".split()
 )
-OF_A_RELAY = {"authenticate", "url", "announced", "session", "relay_id"}
-OF_A_POOL = {"add", "remove", "relays", "profile", "unsettled"}
+OF_A_RELAY = {"authenticate", "head", "url", "announced", "session", "relay_id"}
+OF_A_POOL = {"add", "heads", "remove", "relays", "profile", "unsettled"}
 
 
 @pytest.mark.parametrize(

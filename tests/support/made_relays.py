@@ -48,6 +48,8 @@ class Delivered:
     """What a subscription hands on."""
 
     packet: Packet
+    cursor: str | None = None
+    live: bool | None = None
 
 
 class Log:
@@ -173,6 +175,47 @@ class MadeRelays:
         for packet, _ in self.log.packets:
             if packet.packet_id in packet_ids and not self.hides(packet):
                 yield Delivered(packet)
+
+
+class MarkedRelays(MadeRelays):
+    """Relays that say where their log ends, and go on from any place in it.
+
+    `head_delay` is how long they take to say so.
+    """
+
+    head_delay = LATENCY
+    url = "ws://made"
+
+    async def head(self) -> str:
+        while not self.connected:
+            await self.log.changed.wait()
+        await asyncio.sleep(self.head_delay)
+        return str(len(self.log.packets))
+
+    async def subscribe(self, **query: Any) -> AsyncGenerator[Delivered, None]:
+        self.queries.append(query)
+        live = query.get("live", True)
+        at = end = len(self.log.packets)
+        start = int(query.get("cursor") or 0)
+        order = range(start, end) if query.get("order") != "desc" else range(end - 1, -1, -1)
+        self.reading += live
+        try:
+            for place in order:
+                if self._matches(self.log.packets[place], query):
+                    await asyncio.sleep(LATENCY / 100)
+                    yield Delivered(self.log.packets[place][0], str(place + 1), False)
+            while live:
+                if self.failure is not None:
+                    raise self.failure
+                if at == len(self.log.packets):
+                    await self.log.changed.wait()
+                elif self._matches(self.log.packets[at], query):
+                    at += 1
+                    yield Delivered(self.log.packets[at - 1][0], str(at), True)
+                else:
+                    at += 1
+        finally:
+            self.reading -= live
 
 
 class Told:

@@ -234,6 +234,8 @@ class NaiveRelay:
             session.send(self._event(message, index, True))
         if message.history_marker and "history_marker" in self.extensions:
             last = f"{self.generation}:{found[:limit][-1]}" if found[:limit] else f.cursor
+            if last is None and not found and f.order != "desc":
+                last = f"{self.generation}:{len(self.log) - 1}"
             session.send(
                 wire.EndOfHistory(
                     subscription_id=message.subscription_id, complete=len(found) <= limit, cursor=last

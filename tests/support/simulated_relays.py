@@ -236,6 +236,11 @@ class SimConnection:
         self.server.queries.append(query)
         return SimStream(self, query)
 
+    async def head(self) -> str | None:
+        await self._until_connected()
+        await asyncio.sleep(self._time_to_answer())
+        return str(len(self.server.log) - 1) if self.announced is MARKED else None
+
     async def find(
         self, packet_ids: Iterable[str], *, types: Iterable[str] | str = (), since: int | None = None
     ) -> AsyncGenerator[Delivery, None]:

@@ -322,6 +322,11 @@ async def test_the_marker_comes_only_when_asked_for(client: BareClient):
         assert not client.inbox
     events, end = await client.subscribe("none", {"types": ["NEVER"], "order": "desc"})
     assert (events, end["complete"], end["cursor"]) == ([], True, None)
+    events, end = await client.subscribe("none", {"types": ["NEVER"]})
+    assert (events, end["complete"]) == ([], True)
+    (later,) = await stored(client, identity, 1)
+    events, _ = await client.subscribe("from the end", {**filters, "cursor": end["cursor"]})
+    assert ids_of(events) == [later.packet_id]
 
 
 @pytest.mark.req("R-166", "R-300", "R-301")

@@ -243,7 +243,8 @@ class AuthOk(_Message, frozen=True, kw_only=True, tag="AUTH_OK"):
 class EndOfHistory(_Message, frozen=True, kw_only=True, tag="END_OF_HISTORY"):
     """History has been sent (additive, A-047). `complete` is false when `limit` cut it short.
 
-    `cursor` is always present: null when no historical packet was sent and none was asked to follow.
+    `cursor` is always present. Where nothing stored matched, in ascending order, it is the end of the log, or
+    the one asked to follow; else null when no historical packet was sent and none was asked to follow.
     """
 
     subscription_id: str

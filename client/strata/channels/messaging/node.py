@@ -59,6 +59,9 @@ class MessagingNode(Protocol):
     if not TYPE_CHECKING:  # a node may lack it
         read = None
         """A method that reads the store in either order and from a place on: `PagedHistory`."""
+        subscribe_live = None
+        """A method as `subscribe`, for channels that read the store: it leaves out what the store has by now,
+        and `read` waits until it is settled where that ends, so that nothing lies between the two."""
         receipts = False
         """Whether channels list receipts in place of filters while everybody does (decision 46)."""
         finds_by_hash = True

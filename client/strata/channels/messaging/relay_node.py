@@ -8,16 +8,17 @@ import math
 import random
 import secrets
 import time
-from collections import Counter
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
 from contextlib import aclosing
-from dataclasses import replace
-from typing import Any, Literal, Protocol, Self
+from dataclasses import dataclass, field, replace
+from typing import Any, Self
 
 from strata.channels.messaging import binding
 from strata.channels.messaging.emitter import EventEmitter
 from strata.channels.messaging.node import NodeError, check_content_topic
-from strata.channels.messaging.reading import HistoryPage, Order, Place, read_position, write_position
+from strata.channels.messaging.packet_relays import DeliveredPacket, PacketRelays
+from strata.channels.messaging.reading import HistoryPage, Order
+from strata.channels.messaging.stored import StoredMessages
 from strata.channels.messaging.values import (
     HEALTH_EVENTS,
     MESSAGE_EVENTS,
@@ -46,78 +47,42 @@ from strata.protocol.packets import Packet
 from strata.relays.pool.pool import PacketPool
 from strata.relays.pool.values import Position
 
-__all__ = ["DeliveredPacket", "PacketRelays", "PacketStream", "RelayNode"]
+__all__ = ["RelayNode"]
 
 _log = logging.getLogger("strata.messaging")
 
 _OVERLAP_SECONDS = 600
-"""How far back a new subscription looks at relays' clocks: they may be behind ours."""
-_PAGE_MESSAGES = 500
-_PAGE_BYTES = 4 << 20
-_RESUME_MARGIN_SECONDS = 600
-"""How far before its last packet a relay is read that knows its cursor no more."""
+"""How far back a subscription by time looks at relays' clocks: they may be behind ours."""
 _HEALTH_INTERVAL = 0.25
 _RETRY_BASE, _RETRY_CAP = 1.0, 60.0
 _STANDS_AFTER = 5.0
 """A subscription that a relay has not refused within this time is taken for standing."""
 _MAX_UNDER_WAY = 1024
-_BY_HASH = frozenset({"packet_ids", "http_packets"})
 _FINAL = frozenset({Retry.NEVER, Retry.AUTHENTICATE})
 _WRONG_TIME = frozenset({ErrorCode.TIMESTAMP_IN_FUTURE, ErrorCode.TIMESTAMP_TOO_OLD})
 """Our clock is wrong, or the relay's: the message waits, for each attempt has a time of its own."""
 _WRONG_TIME_WAIT_MS = 10_000
 
 
-class DeliveredPacket(Protocol):
-    """A verified packet, delivered by a relay."""
+@dataclass(slots=True, eq=False)
+class _Heard:
+    """A topic that is subscribed, and how far it was handed on: at one relay, or at each of a pool."""
 
-    @property
-    def packet(self) -> Packet: ...
+    authors: tuple[str, ...]
+    from_head: bool
+    task: asyncio.Task[None] = field(init=False)
+    begun: asyncio.Event = field(default_factory=asyncio.Event)
+    """It is settled from where on the relays are heard, or that they are not."""
+    failures: int = 0
+    cursor: str | None = None
+    positions: Mapping[str, Position] = field(default_factory=dict)
+    by_time: bool = False
+    """Relays were asked for what they received since a time: a wrong clock may keep them silent."""
 
-
-class PacketStream(Protocol):
-    """A subscription: an asynchronous iterator of deliveries that can be closed."""
-
-    def __aiter__(self) -> AsyncIterator[DeliveredPacket]: ...
-
-    async def aclose(self) -> None: ...
-
-
-class PacketRelays(Protocol):
-    """The part of a relay or pool that a node uses; `strata.Relay` and `strata.Pool` have it."""
-
-    @property
-    def is_connected(self) -> bool: ...
-
-    @property
-    def seats(self) -> tuple[int, int]:
-        """How many relays are connected, and how many should be."""
-        ...
-
-    @property
-    def max_packet_bytes(self) -> int | None:
-        """The smallest limit that a connected relay has told."""
-        ...
-
-    async def publish(
-        self, packet: Packet, *, timeout: float | None = None, on_stored: Callable[[], None] | None = None
-    ) -> object: ...
-
-    def subscribe(
-        self,
-        *,
-        authors: tuple[str, ...] = (),
-        types: str = "",
-        since: int | None = None,
-        until: int | None = None,
-        received_since: int | None = None,
-        live: bool = True,
-        order: Literal["asc", "desc"] = "asc",
-    ) -> PacketStream: ...
-
-    def find(
-        self, packet_ids: Sequence[str], *, types: str, since: int
-    ) -> AsyncGenerator[DeliveredPacket, None]: ...
+    def end(self) -> asyncio.Task[None]:
+        """Nobody waits for the beginning any more. Returns the task, which is to be cancelled."""
+        self.begun.set()
+        return self.task
 
 
 class RelayNode:
@@ -162,9 +127,8 @@ class RelayNode:
         self.defaults = defaults
         """A `ReliableChannelConfig` for channels that say nothing else (C-031)."""
         self._status = ConnectionStatus.DISCONNECTED
-        self._topics: dict[str, asyncio.Task[None]] = {}
-        self._authors: dict[str, tuple[str, ...]] = {}
-        self._failing: Counter[str] = Counter()
+        self._store = StoredMessages(relays, self._read)
+        self._topics: dict[str, _Heard] = {}
         self._health: dict[str, TopicHealth] = {}
         self._under_way: set[asyncio.Task[None]] = set()
         self._slots = asyncio.Semaphore(_MAX_UNDER_WAY)
@@ -183,7 +147,7 @@ class RelayNode:
 
         Takes no time: nobody is waited for.
         """
-        tasks = [*self._topics.values(), *self._under_way]
+        tasks = [*self._under_way, *(heard.end() for heard in self._topics.values())]
         if self._monitor is not None:
             tasks.append(self._monitor)
             self._monitor = None
@@ -341,55 +305,67 @@ class RelayNode:
     async def subscribe(self, topics: Sequence[str], *, authors: Iterable[str] = ()) -> None:
         """Receive what comes in on these topics, of these authors alone if any are named (C-284, C-288).
 
-        One that is subscribed already stays as it is. A relay that is away is no error: it is read from once
-        it is there. Raises `NodeError` for an invalid topic; then none was subscribed.
+        What came in within the last ten minutes is received first, for relays' clocks may be behind ours. A
+        topic that is subscribed already stays as it is. A relay that is away is no error: it is read from
+        once it is there. Raises `NodeError` for an invalid topic; then none was subscribed.
         """
+        self._subscribe(topics, authors, from_head=False)
+
+    async def subscribe_live(self, topics: Sequence[str], *, authors: Iterable[str] = ()) -> None:
+        """As `subscribe`, for what comes in from now on; what was there before is for `read`.
+
+        `read` of such a topic waits until the relays have said where they end. So a reading that follows, and
+        comes to its end, leaves nothing out between itself and what is received.
+        """
+        self._subscribe(topics, authors, from_head=True)
+
+    def _subscribe(self, topics: Sequence[str], authors: Iterable[str], *, from_head: bool) -> None:
         for topic in topics:
             check_content_topic(topic)
         for topic in topics:
             if topic not in self._topics:
-                self._authors[topic] = tuple(authors)
-                self._topics[topic] = asyncio.create_task(self._receive(topic), name=f"strata-topic {topic}")
+                self._topics[topic] = _Heard(tuple(authors), from_head)
+                self._hear(topic)
         self._watch()
+
+    def _hear(self, topic: str) -> None:
+        heard = self._topics[topic]
+        heard.task = asyncio.create_task(self._receive(topic, heard), name=f"strata-topic {topic}")
 
     async def unsubscribe(self, topics: Sequence[str]) -> None:
         """Stop receiving topics. Raises `NodeError` for a topic that is not subscribed (C-265)."""
         for topic in topics:
             if topic not in self._topics:
                 raise NodeError(f"{topic} is not subscribed")
-        tasks = [self._topics.pop(topic) for topic in topics]
+        tasks = [self._topics.pop(topic).end() for topic in topics]
         for task in tasks:
             task.cancel()
         # A handler may unsubscribe: the task that runs it must not wait for itself.
         others = [task for task in tasks if task is not asyncio.current_task()]
         if others:
             await asyncio.wait(others)
-        for topic in topics:
-            self._failing.pop(topic, None)
         await self._tell_health()
 
-    async def _receive(self, topic: str) -> None:
+    async def _receive(self, topic: str, heard: _Heard) -> None:
         """Read a topic for as long as it is subscribed."""
         since = int(min(self.wall(), self.store_time() or math.inf)) - _OVERLAP_SECONDS
         alone = not isinstance(self._relays, PacketPool)
         while True:
             try:
+                if heard.from_head and not heard.begun.is_set():
+                    await self._find_head(heard)
+                heard.begun.set()
                 subscription = self._relays.subscribe(
-                    types=topic,
-                    authors=self._authors[topic],
-                    # The first says it exactly, to relays that have it; the second loses nothing at others,
-                    # for no relay takes a packet older than that.
-                    received_since=max(0, since),
-                    since=max(0, since - packets.DEFAULT_MAX_PACKET_AGE_SECONDS),
+                    types=topic, authors=heard.authors, **self._beginning(heard, since)
                 )
-                stands = asyncio.get_running_loop().call_later(_STANDS_AFTER, self._failing.pop, topic, None)
+                stands = asyncio.get_running_loop().call_later(_STANDS_AFTER, _stands, heard)
                 try:
                     async with aclosing(subscription):
                         async for delivery in subscription:
-                            self._failing.pop(topic, None)
-                            # A pool's relays differ: what one has stored, a reading may not come upon.
-                            live = getattr(delivery, "live", None)
-                            await self._hand_on(delivery, topic, stored=live is False and alone)
+                            heard.failures = 0
+                            await self._hand_on(delivery, topic, alone=alone)
+                            heard.cursor = getattr(delivery, "cursor", None) or heard.cursor
+                            heard.positions = getattr(subscription, "positions", heard.positions)
                 finally:
                     stands.cancel()
                 return  # closed by the relay object
@@ -400,19 +376,41 @@ class RelayNode:
                     _log.exception(
                         "reading %s failed", topic
                     )  # a fault of ours must not end the reading unseen
-                self._failing[topic] += 1
+                heard.failures += 1
                 _log.warning("%s cannot be read: %s", topic, error)
-                bound = min(_RETRY_CAP, _RETRY_BASE * 2 ** min(self._failing[topic], 10))
+                bound = min(_RETRY_CAP, _RETRY_BASE * 2 ** min(heard.failures, 10))
             await asyncio.sleep(random.uniform(_RETRY_BASE, bound))
 
-    async def _hand_on(self, delivery: DeliveredPacket, topic: str, *, stored: bool) -> None:
+    async def _find_head(self, heard: _Heard) -> None:
+        """Ask the relays where they end. Whoever cannot say is heard from a time on."""
+        if isinstance(self._relays, PacketPool):
+            heard.positions = await self._relays.heads()
+            return
+        find_head = getattr(self._relays, "head", None)  # relays of other authors may lack it
+        try:
+            heard.cursor = None if find_head is None else await find_head()
+        except RequestRefused as refusal:
+            _log.info("the relay did not say where it ends: %s", refusal)
+
+    def _beginning(self, heard: _Heard, since: int) -> dict[str, Any]:
+        """Where a subscription begins: behind what was handed on, else at this time by relays' clocks."""
+        # For relays that cannot search by the time of receipt: none takes a packet older than that.
+        oldest = max(0, since - packets.DEFAULT_MAX_PACKET_AGE_SECONDS)
+        if heard.cursor is not None:
+            heard.by_time = False
+            return {"cursor": heard.cursor, "cursor_fallback_since": oldest}
+        heard.by_time = True
+        start: dict[str, Any] = {"received_since": max(0, since), "since": oldest}
+        return start | ({"positions": heard.positions} if heard.positions else {})
+
+    async def _hand_on(self, delivery: DeliveredPacket, topic: str, *, alone: bool) -> None:
         message = await self._read(delivery, topic)
         if message is None:
-            self.dropped += 1
-        else:
-            if stored:
-                message = replace(message, stored=True)
-            await self.message_events.emit(message)
+            return
+        if getattr(delivery, "live", None) is False:
+            # A pool's relays differ: what one has stored, a reading may not come upon.
+            message = replace(message, live=False, stored=alone)
+        await self.message_events.emit(message)
 
     async def _read(self, delivery: DeliveredPacket, topic: str) -> NodeMessageReceived | None:
         """The message in a packet; None if it has none of this topic, or one its author has not signed."""
@@ -422,10 +420,11 @@ class RelayNode:
         else:
             original = await self._original(packet)
             message = None if original is None else binding.read_packet(packet, topic, original)
+        if message is None:
+            self.dropped += 1
+            return None
         received_at = getattr(delivery, "received_at", None)
-        return (
-            message if message is None or received_at is None else replace(message, received_at=received_at)
-        )
+        return message if received_at is None else replace(message, received_at=received_at)
 
     def store_time(self) -> float | None:
         """The time by the relays' clocks, at the latest; see `MessagingNode`."""
@@ -444,30 +443,11 @@ class RelayNode:
             _log.info("the keys of an author cannot be had: %s", error)
             return None  # who lacks the message asks for it again
 
-    async def history(
-        self, topic: str, *, since_ms: int
-    ) -> AsyncGenerator[Sequence[NodeMessageReceived], None]:
+    # Reading what relays have.
+
+    def history(self, topic: str, *, since_ms: int) -> AsyncGenerator[Sequence[NodeMessageReceived], None]:
         """The messages of the relays, newest first, in pages of up to 500. Raises as a subscription."""
-        query = self._relays.subscribe(
-            types=topic,
-            authors=self._authors.get(topic, ()),
-            since=max(0, since_ms // 1000),
-            order="desc",
-            live=False,
-        )
-        page: list[NodeMessageReceived] = []
-        async with aclosing(query) as found:
-            async for delivery in found:
-                message = await self._read(delivery, topic)
-                if message is None:
-                    self.dropped += 1
-                    continue
-                page.append(message)
-                if len(page) == _PAGE_MESSAGES:
-                    yield page
-                    page = []
-        if page:
-            yield page
+        return self._store.history(topic, since_ms=since_ms, authors=self._authors_of(topic))
 
     async def read(
         self,
@@ -483,77 +463,34 @@ class RelayNode:
         Newest first, `since_ms` and `until_ms` are about authors' times. Oldest first, `since_ms` is about
         the time at which relays received a packet: what was sent late, or by a slow clock, is read too.
         """
-        places = read_position(after)
-        query: dict[str, Any] = {"since": max(0, since_ms // 1000)}
-        if order == "asc":
-            query["received_since"] = query["since"]
-            query["since"] = max(0, query["since"] - packets.DEFAULT_MAX_PACKET_AGE_SECONDS)
-        if until_ms is not None:
-            query["until"] = until_ms // 1000
-        found = self._relays.subscribe(
-            types=topic,
-            authors=self._authors.get(topic, ()),
+        heard = self._topics.get(topic)
+        if heard is not None:
+            await heard.begun.wait()  # what comes after the end of this reading is heard
+        pages = self._store.read(
+            topic,
             order=order,
-            live=False,
-            **query,
-            **self._resumed(places),
+            since_ms=since_ms,
+            until_ms=until_ms,
+            after=after,
+            authors=self._authors_of(topic),
         )
-        page: list[NodeMessageReceived] = []
-        size = 0
-        async with aclosing(found):
-            async for delivery in found:
-                message = await self._read(delivery, topic)
-                places |= self._place(delivery)
-                if message is None:
-                    self.dropped += 1
-                    continue
-                page.append(message)
-                size += len(message.message.payload)
-                if len(page) == _PAGE_MESSAGES or size >= _PAGE_BYTES:
-                    places |= self._places(found)
-                    yield HistoryPage(page, write_position(places))
-                    page, size = [], 0
-            places |= self._places(found)
-        yield HistoryPage(page, write_position(places))
-
-    def _resumed(self, places: dict[str, Place]) -> dict[str, Any]:
-        """The options of a subscription that goes on from these places."""
-        if isinstance(self._relays, PacketPool):
-            known = {url: Position(place.cursor, place.received_at) for url, place in places.items()}
-            return {"positions": known} if known else {}
-        place = places.get(getattr(self._relays, "url", ""))
-        if place is None:
-            return {}
-        since = max(0, place.received_at - _RESUME_MARGIN_SECONDS)
-        return {"cursor": place.cursor, "cursor_fallback_since": since}
-
-    def _place(self, delivery: DeliveredPacket) -> dict[str, Place]:
-        """Where a delivery leaves its relay, if there is one relay."""
-        cursor = getattr(delivery, "cursor", None)
-        if cursor is None or isinstance(self._relays, PacketPool):
-            return {}
-        return {getattr(self._relays, "url", ""): Place(cursor, getattr(delivery, "received_at", 0))}
-
-    def _places(self, found: PacketStream) -> dict[str, Place]:
-        """Where the relays of a pool stand after the packet last taken."""
-        positions: dict[str, Position] = getattr(found, "positions", {})
-        return {url: Place(each.cursor, each.received_at) for url, each in positions.items()}
+        async with aclosing(pages):
+            async for page in pages:
+                yield page
 
     @property
     def finds_by_hash(self) -> bool:
         """Whether `fetch` costs less than reading the store: a plain relay is read through each time."""
-        announced = getattr(self._relays, "announced", None)
-        return announced is None or not _BY_HASH.isdisjoint(announced.extensions)
+        return self._store.finds_by_hash
 
-    async def fetch(self, topic: str, hashes: Sequence[bytes]) -> AsyncGenerator[NodeMessageReceived, None]:
+    def fetch(self, topic: str, hashes: Sequence[bytes]) -> AsyncGenerator[NodeMessageReceived, None]:
         """The messages in these packets, found in the way that each relay supports (C-285)."""
-        wanted = [f"0x{each.hex()}" for each in hashes if len(each) == 32]  # A-129
         since = max(0, int(self.wall()) - 30 * 86_400)
-        async with aclosing(self._relays.find(wanted, types=topic, since=since)) as found:
-            async for delivery in found:
-                message = await self._read(delivery, topic)
-                if message is not None:
-                    yield message
+        return self._store.fetch(topic, hashes, since=since)
+
+    def _authors_of(self, topic: str) -> tuple[str, ...]:
+        heard = self._topics.get(topic)
+        return () if heard is None else heard.authors
 
     # Health.
 
@@ -576,9 +513,9 @@ class RelayNode:
         """Read the topics anew once the clock was set back: else they wait for packets of the future."""
         ahead = self.wall() - asyncio.get_running_loop().time()
         if ahead < self._clock_ahead - _OVERLAP_SECONDS:
-            for topic, task in self._topics.items():
-                task.cancel()
-                self._topics[topic] = asyncio.create_task(self._receive(topic), name=f"strata-topic {topic}")
+            for topic in [topic for topic, heard in self._topics.items() if heard.by_time]:
+                self._topics[topic].end().cancel()
+                self._hear(topic)
         self._clock_ahead = ahead
 
     async def _tell_health(self) -> None:
@@ -595,9 +532,13 @@ class RelayNode:
         if topic not in self._topics:
             return TopicHealth.NOT_SUBSCRIBED
         connected, wanted = self._relays.seats
-        if not connected or self._failing[topic]:
+        if not connected or self._topics[topic].failures:
             return TopicHealth.UNHEALTHY
         return TopicHealth.MINIMALLY_HEALTHY if connected < wanted else TopicHealth.SUFFICIENTLY_HEALTHY
+
+
+def _stands(heard: _Heard) -> None:
+    heard.failures = 0
 
 
 def _failure(request_id: str, message_hash: bytes | None, error: Exception) -> NodeMessageError:

@@ -70,6 +70,8 @@ class NodeMessageReceived:
     """The transport's store had it before the subscription was abreast: reading the store brings it too."""
     received_at: int | None = None
     """When the store got it, by its own clock, in Unix seconds; None where that is not known."""
+    live: bool = True
+    """It came in while the subscription was abreast of the store; False for what the store had before."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -195,12 +195,16 @@ class Hub:
             except PersistenceError as error:
                 _log.error("what was sent in this epoch could not be stored: %s", error)
 
-    async def subscribe(self, topic: str, authors: tuple[str, ...]) -> None:
-        """Hear a topic as long as any channel is started on it. Raises `StrataError`."""
+    async def subscribe(self, topic: str, authors: tuple[str, ...], *, reads: bool) -> None:
+        """Hear a topic as long as any channel is started on it; `reads`: what the store has is read.
+
+        Raises `StrataError`.
+        """
+        live = getattr(self.node, "subscribe_live", None)  # nodes of other authors may lack the method
         self._topics[topic] += 1
         try:
             if self._topics[topic] == 1:
-                await self.node.subscribe([topic], authors=authors)
+                await (live if reads and live else self.node.subscribe)([topic], authors=authors)
             else:
                 _log.warning("two channels share the topic %s: each receives the other's messages", topic)
         except BaseException:

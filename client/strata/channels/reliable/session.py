@@ -176,7 +176,9 @@ class ChannelSession:
                 return
             self.started = True
             try:
-                await self._hub.subscribe(self.content_topic, self._config.members)
+                await self._hub.subscribe(
+                    self.content_topic, self._config.members, reads=self._config.query_on_connect
+                )
             except BaseException:
                 self.started = False
                 raise

@@ -35,6 +35,8 @@ _MAX_PAGES = 40
 """Most pages of a store without cursors that one query for missing messages reads; the next query follows."""
 _MAX_ASKED = 64
 """Most questions in a row for messages at the end of what relays keep."""
+_MAX_PAGES_SINCE = 4
+"""Most pages held at once of what was said while a newcomer's node began to hear."""
 _PER_TURN = 32
 """Messages taken before other tasks get their turn, in one step: about 10 ms of work."""
 _OVERLAP_MS = 600_000
@@ -118,7 +120,7 @@ class StoreQueries:
 
     def is_from_before(self, event: NodeMessageReceived) -> bool:
         """Whether a message was stored before this new participant began, and is not wanted."""
-        return event.stored and 0 < _sent_ms(event) < self._engine.catching_up.begins_ms
+        return (event.stored or not event.live) and self._is_before(event)
 
     async def joined(self) -> None:
         """Wait until it is known what was said, if a new participant does not want it; not for long."""
@@ -185,10 +187,9 @@ class StoreQueries:
         self._changed()
         try:
             if self._begins_here:
-                await self._begin_here()
+                whole = await self._begin_here()
                 self._begins_here = False
-                if self._stores_now_ms() - engine.catching_up.from_ms < _OVERLAP_MS // 2:
-                    # What was said since then is heard: a subscription looks back further.
+                if whole:
                     self._read_range.covered(since, self._stores_now_ms())
                     engine.catching_up.succeeded(began_at, self._now_ms())
                     return
@@ -228,12 +229,11 @@ class StoreQueries:
 
     async def _take(self, messages: Iterable[NodeMessageReceived]) -> None:
         """Take what was read; the caller flushes."""
-        from_ms = self._engine.catching_up.from_ms
         for number, event in enumerate(messages, 1):
             if number % _PER_TURN == 0:
                 self._flush()
                 await asyncio.sleep(0)
-            if _sent_ms(event) < from_ms and event.message.timestamp is not None:
+            if self._is_before(event):
                 await self._pass_over(event)
             else:
                 await self._receive(event)
@@ -343,17 +343,39 @@ class StoreQueries:
         engine = self._engine
         return engine.config.join == "now" and engine.catching_up.is_young(self._now_ms())
 
-    async def _begin_here(self) -> None:
-        """Note what was said last, so that nobody waits for it, and want none of it."""
+    async def _begin_here(self) -> bool:
+        """Note what was said last, so that nobody waits for it, and want none of it.
+
+        Then take what was said since this participant opened the channel, and was stored before the node
+        began to hear. Returns whether that was all of it.
+        """
         catching_up = self._engine.catching_up
         oldest = catching_up.oldest(self._now_ms())
-        from_ms = catching_up.joined()
+        catching_up.joined()
+        read: list[NodeMessageReceived] = []
+        last = None
         async with aclosing(self._pages("desc", oldest)) as pages:
-            page = await _next_page(pages)
-            for event in () if page is None else page.messages:
-                if _sent_ms(event) < from_ms:
-                    await self._pass_over(event)
+            for _ in range(_MAX_PAGES_SINCE):
+                page = await _next_page(pages)
+                last = [] if page is None else page.messages
+                read += last
+                if all(map(self._is_before, last)):
+                    break
+        await self._take(reversed(read))
         self._joined.set()
+        self._flush()
+        return all(map(self._is_before, last or ()))
+
+    def _is_before(self, event: NodeMessageReceived) -> bool:
+        """Whether a stored message is from before this participant's part in the channel.
+
+        Whoever joined now goes by the store's clock too: a sender whose own is slow is no less wanted.
+        """
+        begins = self._engine.catching_up.begins_ms
+        if not 0 < _sent_ms(event) < begins:
+            return False
+        by_store = event.received_at if self._engine.config.join == "now" else None
+        return by_store is None or 1000 * by_store < begins
 
     # What is missing.
 

@@ -26,6 +26,11 @@ class Feed:
         """Whether nothing more will arrive; what has arrived can still be taken."""
         return self._stream.phase is Phase.ENDED
 
+    @property
+    def position(self) -> str | None:
+        """Behind what has arrived; None where the relay has given no cursor."""
+        return self._stream.position
+
     def take(self) -> QueuedEvent | LogReset | None:
         """The next event or word of a reset, or None. The caller owes a call of `taken` for it."""
         return self._stream.take()

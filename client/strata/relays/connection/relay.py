@@ -40,6 +40,9 @@ from strata.relays.connection.values import (
 
 __all__ = ["PacketRelay"]
 
+_NEVER = 1 << 40
+"""A time to come, and one that fits wherever a relay counts in seconds."""
+_HEAD_EXTENSIONS = frozenset({"history_marker", "received_range"})
 _KEYS_FRESH_SECONDS = 60.0
 """A stranger's packets make a relay answer about one author's keys this often at most."""
 
@@ -318,6 +321,25 @@ class PacketRelay:
                 delivery = inspector.judge(candidate)
             if isinstance(delivery, Delivery):
                 yield delivery
+
+    async def head(self) -> str | None:
+        """A cursor behind all that the relay has now: `subscribe` with it gives what comes from now on.
+
+        None for a relay that does not mark the end of history or cannot search by the time of receipt: it
+        has no such cursor to give. A relay that is away is waited for. Raises what iterating a subscription
+        raises. Cancelling leaves nothing behind.
+        """
+        self._driver.check_open()
+        announced = self.announced
+        if announced is not None and not announced.extensions >= _HEAD_EXTENSIONS:
+            return None
+        # Nothing matches these, at a plain relay either. Where nothing does, the marker names the head.
+        query = Query(since=_NEVER, received_since=_NEVER, live=False)
+        feed = Feed(self._driver, query, self._keys)
+        async with Subscription(feed, self._inspector(query)) as nothing:
+            async for _ in nothing:
+                pass  # only a relay that does not keep to the filters
+        return feed.position
 
     # Looking.
 

@@ -172,6 +172,11 @@ class Stream:
             self.wake_at = math.inf
 
     @property
+    def position(self) -> str | None:
+        """Behind what it has read, queued events included; None where the relay has given no cursor."""
+        return self._position
+
+    @property
     def must_pause(self) -> bool:
         """Whether reading from the socket has to stop for this subscription's sake.
 

@@ -18,6 +18,7 @@ from strata.protocol.errors import Closed, ConnectionFailed, RequestTimeout, Str
 from strata.protocol.ids import Signer
 from strata.protocol.packets import Packet
 from strata.relays.bootstrap import KnownRelay
+from strata.relays.connection.dialing import shown
 from strata.relays.connection.keyring import Anchors
 from strata.relays.connection.pins import address_of
 from strata.relays.connection.relay import PacketRelay
@@ -35,6 +36,7 @@ from strata.relays.pool.values import (
     PoolPublished,
     PoolStatistics,
     PoolSubscribeOptions,
+    Position,
     RelayView,
 )
 
@@ -46,6 +48,8 @@ _HOUSEKEEPING_INTERVAL = 1.0
 _HOUSEKEEPING_GAP = 0.02
 """However often it is woken, the housekeeper leaves the loop to others for this long."""
 _SHIELDED_CONNECTIONS = 3
+_COMPANY_SECONDS = 0.5
+_HEAD_TIMEOUT = 2.0
 
 
 class PacketPool:
@@ -109,6 +113,8 @@ class PacketPool:
         self._runner: asyncio.Task[None] | None = None
         self._failure: StrataError | None = None
         self._first = asyncio.Event()
+        self._arrival = asyncio.Event()
+        """Set, and replaced, when a relay has connected."""
 
     # Opening and closing.
 
@@ -332,6 +338,38 @@ class PacketPool:
             raise failure or ConnectionFailed("none of the pool's relays is connected")
         return False
 
+    async def heads(self) -> dict[str, Position]:
+        """Where the relays end from which a subscription would read: `positions` for what comes from now on.
+
+        Relays that are still connecting get half a second to come in. One that cannot say where it ends, or
+        does not within two, is left out. Raises `Closed`.
+        """
+        self._check_open()
+        company = self._loop.time() + _COMPANY_SECONDS
+        while len(self._relays.connected()) < min(self._options.readers, len(self._relays.urls)):
+            try:
+                async with asyncio.timeout_at(company):
+                    await self._arrival.wait()
+            except TimeoutError:
+                break
+        urls = self._relays.readers([])
+        cursors = await asyncio.gather(*(self._head_of(url) for url in urls))
+        return {url: each for url, each in zip(urls, cursors, strict=True) if each is not None}
+
+    async def _head_of(self, url: str) -> Position | None:
+        relay = self._relays.relay(url)
+        find_head = getattr(relay, "head", None)
+        if find_head is None:
+            return None
+        told, now = getattr(relay, "latest_time", None), self._wall()
+        try:
+            async with asyncio.timeout(_HEAD_TIMEOUT):
+                cursor = await find_head()
+        except (StrataError, TimeoutError) as error:
+            _log.info("%s did not say where it ends: %s", shown(url), error)
+            return None
+        return None if cursor is None else Position(cursor, int(now if told is None else min(now, told)))
+
     # Looking.
 
     @property
@@ -415,6 +453,8 @@ class PacketPool:
 
     def _relay_came(self, url: str) -> None:
         self._first.set()
+        self._arrival.set()
+        self._arrival = asyncio.Event()
         for reading in self._readings:
             reading.hasten_sweep(url)
 

@@ -29,6 +29,7 @@ from tests.support.made_relays import (
     TOPIC,
     Log,
     MadeRelays,
+    MarkedRelays,
     until,
     virtual,
     wall,
@@ -417,3 +418,18 @@ async def test_a_forged_repair_is_dropped_where_senders_are_bound():
         log.store(build_packet(MALLORY, envelope, now=int(wall()), nonce="0x" + "00" * 16))
         await until(lambda: bob.channel.statistics.senders_forged == 1)
         assert bob.channel.log() == []
+
+
+# Where hearing begins.
+
+
+@pytest.mark.parametrize("reads", [True, False])
+@virtual
+async def test_only_a_channel_that_reads_the_store_leaves_the_past_to_that(reads: bool) -> None:
+    log = Log()
+    relays = MarkedRelays(log)
+    node = RelayNode(relays, identity=ALICE, wall=wall)
+    async with node, make_channel(node, "room", TOPIC, "alice", options={"query_on_connect": reads}):
+        await until(lambda: relays.reading)
+        (live,) = [query for query in relays.queries if query.get("live", True)]
+        assert ("cursor" in live, "received_since" in live) == (reads, not reads)

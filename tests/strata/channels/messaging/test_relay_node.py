@@ -35,7 +35,19 @@ from strata.protocol.errors import (
 from strata.protocol.ids import Identity
 from strata.protocol.packets import Packet
 
-from tests.support.made_relays import ALICE, BOB, START, TOPIC, Log, MadeRelays, Told, until, virtual, wall
+from tests.support.made_relays import (
+    ALICE,
+    BOB,
+    START,
+    TOPIC,
+    Log,
+    MadeRelays,
+    MarkedRelays,
+    Told,
+    until,
+    virtual,
+    wall,
+)
 
 OTHER = "/chat/1/other/proto"
 
@@ -431,6 +443,122 @@ async def test_a_handler_may_unsubscribe_the_topic_it_hears():
         log.store(packed(b"second"))
         await asyncio.sleep(5)
         assert payloads(told) == [b"first"] and node.topics == () and relays.reading == 0
+
+
+# From now on.
+
+
+async def read_on(node: RelayNode, found: list[bytes]) -> None:
+    async with aclosing(node.read(TOPIC, order="asc", since_ms=0)) as pages:
+        async for page in pages:
+            found += [each.message.payload for each in page.messages]
+
+
+@virtual
+async def test_who_subscribes_live_hears_what_comes_from_now_on_whatever_came_just_before() -> None:
+    log = Log()
+    relays = MarkedRelays(log)
+    for number in range(100):
+        log.store(packed(b"%d" % number))
+    async with node_over(relays) as node:
+        told = Told(node)
+        await node.subscribe_live([TOPIC])
+        await until(lambda: relays.reading)
+        log.store(packed(b"now"))
+        await until(lambda: payloads(told))
+        await asyncio.sleep(60)
+        assert payloads(told) == [b"now"]
+        (event,) = told.of(NodeMessageReceived)
+        assert event.live and not event.stored
+
+
+@virtual
+async def test_between_a_reading_and_what_is_heard_lies_nothing_however_long_the_relay_takes() -> None:
+    log = Log()
+    relays = MarkedRelays(log)
+    relays.head_delay = 5.0
+    async with node_over(relays) as node:
+        told = Told(node)
+        await node.subscribe_live([TOPIC])
+        read: list[bytes] = []
+        reading = asyncio.create_task(read_on(node, read))
+        for number in range(100):
+            log.store(packed(b"%d" % number))
+            await asyncio.sleep(0.1)
+        await reading
+        await asyncio.sleep(1)
+        said = {b"%d" % number for number in range(100)}
+        assert said == {*read, *payloads(told)}
+        assert 40 < len(payloads(told)) < 60, "the relay said after half of them where it ends"
+
+
+@virtual
+async def test_a_reading_does_not_wait_for_a_topic_that_is_given_up() -> None:
+    log = Log()
+    log.store(packed(b"stored"))
+    relays = MarkedRelays(log)
+    relays.head_delay = 3_600.0
+    async with node_over(relays) as node:
+        await node.subscribe_live([TOPIC])
+        read: list[bytes] = []
+        reading = asyncio.create_task(read_on(node, read))
+        await asyncio.sleep(1)
+        assert read == []
+        await node.unsubscribe([TOPIC])
+        await reading
+        assert read == [b"stored"]
+
+
+@pytest.mark.parametrize("off_by", [86_400.0, -86_400.0])
+@virtual
+async def test_no_clock_has_a_part_in_hearing_a_relay_that_says_where_it_ends(off_by: float) -> None:
+    log = Log()
+    relays = MarkedRelays(log)
+    wrong = [off_by]
+    async with node_over(relays, off_by=wrong) as node:
+        told = Told(node)
+        await node.subscribe_live([TOPIC])
+        await until(lambda: relays.reading)
+        log.store(packed(b"heard"))
+        await until(lambda: payloads(told) == [b"heard"])
+        wrong[0] = -wrong[0]
+        await asyncio.sleep(5)
+        log.store(packed(b"after the clock was set"))
+        await until(lambda: payloads(told) == [b"heard", b"after the clock was set"])
+        assert len(relays.queries) == 1 and "received_since" not in relays.queries[0]
+
+
+@virtual
+async def test_a_subscription_that_failed_goes_on_behind_what_it_handed_on() -> None:
+    log = Log()
+    relays = MarkedRelays(log)
+    async with node_over(relays) as node:
+        told = Told(node)
+        await node.subscribe_live([TOPIC])
+        await until(lambda: relays.reading)
+        log.store(packed(b"first"))
+        await until(lambda: payloads(told) == [b"first"])
+        relays.failure = RequestTimeout("SUBSCRIBE", 30)
+        log.store(packed(b"second"))
+        await asyncio.sleep(60)
+        relays.failure = None
+        await until(lambda: payloads(told) == [b"first", b"second"])
+        assert relays.queries[-1]["cursor"] in "12"
+
+
+@virtual
+async def test_a_relay_that_is_away_at_first_is_heard_from_when_it_is_back() -> None:
+    log = Log()
+    log.store(packed(b"before"))
+    relays = MarkedRelays(log, connected=0)
+    async with node_over(relays) as node:
+        told = Told(node)
+        await node.subscribe_live([TOPIC])
+        await asyncio.sleep(60)
+        relays.connect(1)
+        await until(lambda: relays.reading)
+        log.store(packed(b"now"))
+        await until(lambda: payloads(told) == [b"now"])
 
 
 # Asking the store.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pytest
@@ -718,6 +718,34 @@ async def test_who_joins_now_hears_what_is_said_and_waits_for_nothing_from_befor
     async with opened(node, join="now", persistence=store) as (channel, told):
         await synced(channel)
         assert told.payloads == [b"live 2"], "one who was here before has missed something"
+
+
+@virtually
+async def test_who_joins_now_takes_what_was_said_before_its_node_began_to_hear() -> None:
+    node = at(PagingNode(), 100)
+    before = talk(node, 100)
+    since = talk(node, 2 * PAGE + 5, first=100, every=1.0, after=before)
+    # Nobody tells the channel of these: the node heard from behind them on.
+    async with opened(node, join="now") as (channel, told):
+        await synced(channel)
+        assert told.payloads == payloads(since)
+        assert node.reads <= PAGE * 5, "and not all that was said before"
+
+
+@virtually
+async def test_a_newcomer_counts_a_slow_clock_against_nobody_who_speaks_after_it_joined() -> None:
+    node = at(PagingNode(tells_time=True), 0)
+    node.relay_ahead = -100.0  # it tells our own time
+    async with opened(node, join="now") as (channel, told):
+        await synced(channel)
+        await node.disconnect()
+        await asyncio.sleep(60)
+        slow = said(1, sender="slow", lamport=START_MS + 60_000)
+        event = node.keep(slow, at=-300)
+        node.log[-1] = replace(event, received_at=int(START + 60))
+        await node.reconnect()
+        await asyncio.sleep(30)
+        assert told.payloads == [b"slow 1"]
 
 
 @virtually

@@ -165,6 +165,26 @@ async def test_history_and_live_are_one_stream(fake, make):
 
 
 @pytest.mark.req("R-339")
+async def test_from_the_head_comes_what_the_relay_gets_from_now_on_and_nothing_from_before(extended, make):
+    for n in range(50):
+        extended.model.append(make(n))
+    async with connect(extended.url, options=FAST) as relay:
+        head = await relay.head()
+        assert head is not None and relay.statistics.events_received == 0
+        extended.model.append(make(50))
+        async with relay.subscribe(cursor=head) as subscription:
+            extended.model.append(make(51))
+            assert await take(subscription, 2) == [make(50), make(51)]
+        assert relay.statistics.events_received == 2
+
+
+async def test_a_relay_that_cannot_say_where_it_ends_is_not_asked(plain, make):
+    plain.model.append(make(1))
+    async with connect(plain.url, options=FAST) as relay:
+        assert await relay.head() is None
+        assert plain.received.empty() and relay.statistics.events_received == 0
+
+
 async def test_a_subscription_goes_on_across_cuts(fake, make):
     got = []
     async with connect(fake.url, options=FAST) as relay:

@@ -42,6 +42,41 @@ def now() -> float:
     return asyncio.get_running_loop().time()
 
 
+# Where relays end.
+
+
+@virtual
+async def test_from_the_heads_of_all_readers_nothing_comes_that_they_had_before():
+    world = World(1, Character(), Character(latency=0.2), Character(latency=0.2))
+    for name in "abc":
+        for n in range(5):
+            world[name].store(packet(n))
+    async with world.pool(QUIET) as pool:  # open with the first relay; the others come in a moment later
+        heads = await pool.heads()
+        assert len(heads) == QUIET.readers
+        for name in "abc":
+            world[name].store(packet(5))
+        async with pool.subscribe(positions=heads) as subscription:
+            assert await take(subscription, 1) == [packet(5).packet_id]
+        assert pool.statistics.packets_merged == 1
+
+
+@virtual
+async def test_a_relay_that_does_not_say_where_it_ends_holds_up_nobody():
+    world = World(1, Character(), Character(stalls=1.0), Character(unmarked=1.0))
+    async with world.pool(replace(QUIET, readers=3)) as pool:
+        await until(lambda: len(pool._relays.connected()) == 3)
+        began_at = now()
+        assert list(await pool.heads()) == ["ws://a"]
+        assert now() - began_at < 3
+        world["b"].kill()
+        world["c"].kill()
+        await until(lambda: len(pool._relays.connected()) == 1)
+        began_at = now()
+        assert list(await pool.heads()) == ["ws://a"]
+        assert now() - began_at < 1
+
+
 # Publishing.
 
 

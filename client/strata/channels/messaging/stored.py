@@ -1,0 +1,133 @@
+"""What relays have of a topic: pages in either order, and messages by their hashes. An asyncio shell."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from contextlib import aclosing
+from typing import Any
+
+from strata.channels.messaging.packet_relays import DeliveredPacket, PacketRelays, PacketStream
+from strata.channels.messaging.reading import HistoryPage, Order, Place, read_position, write_position
+from strata.channels.messaging.values import NodeMessageReceived
+from strata.protocol import packets
+from strata.relays.pool.pool import PacketPool
+from strata.relays.pool.values import Position
+
+__all__ = ["StoredMessages", "place_of", "places_of"]
+
+_PAGE_MESSAGES = 500
+_PAGE_BYTES = 4 << 20
+_RESUME_MARGIN_SECONDS = 600
+"""How far before its last packet a relay is read that knows its cursor no more."""
+_BY_HASH = frozenset({"packet_ids", "http_packets"})
+
+Open = Callable[[DeliveredPacket, str], Awaitable[NodeMessageReceived | None]]
+"""Gives the message in a packet of a topic; None, and counts it, if there is none."""
+
+
+class StoredMessages:
+    """Reads the stores of a node's relays."""
+
+    def __init__(self, relays: PacketRelays, open_packet: Open) -> None:
+        self._relays = relays
+        self._open = open_packet
+
+    async def history(
+        self, topic: str, *, since_ms: int, authors: tuple[str, ...]
+    ) -> AsyncGenerator[Sequence[NodeMessageReceived], None]:
+        """See `RelayNode.history`."""
+        query = self._relays.subscribe(
+            types=topic, authors=authors, since=max(0, since_ms // 1000), order="desc", live=False
+        )
+        page: list[NodeMessageReceived] = []
+        async with aclosing(query) as found:
+            async for delivery in found:
+                message = await self._open(delivery, topic)
+                if message is None:
+                    continue
+                page.append(message)
+                if len(page) == _PAGE_MESSAGES:
+                    yield page
+                    page = []
+        if page:
+            yield page
+
+    async def read(
+        self,
+        topic: str,
+        *,
+        order: Order,
+        since_ms: int,
+        until_ms: int | None,
+        after: str | None,
+        authors: tuple[str, ...],
+    ) -> AsyncGenerator[HistoryPage, None]:
+        """See `RelayNode.read`."""
+        places = read_position(after)
+        query: dict[str, Any] = {"since": max(0, since_ms // 1000)}
+        if order == "asc":
+            query["received_since"] = query["since"]
+            query["since"] = max(0, query["since"] - packets.DEFAULT_MAX_PACKET_AGE_SECONDS)
+        if until_ms is not None:
+            query["until"] = until_ms // 1000
+        found = self._relays.subscribe(
+            types=topic, authors=authors, order=order, live=False, **query, **self._resumed(places)
+        )
+        page: list[NodeMessageReceived] = []
+        size = 0
+        async with aclosing(found):
+            async for delivery in found:
+                message = await self._open(delivery, topic)
+                places |= place_of(self._relays, delivery)
+                if message is None:
+                    continue
+                page.append(message)
+                size += len(message.message.payload)
+                if len(page) == _PAGE_MESSAGES or size >= _PAGE_BYTES:
+                    places |= places_of(found)
+                    yield HistoryPage(page, write_position(places))
+                    page, size = [], 0
+            places |= places_of(found)
+        yield HistoryPage(page, write_position(places))
+
+    def _resumed(self, places: dict[str, Place]) -> dict[str, Any]:
+        """The options of a subscription that goes on from these places."""
+        if isinstance(self._relays, PacketPool):
+            known = {url: Position(place.cursor, place.received_at) for url, place in places.items()}
+            return {"positions": known} if known else {}
+        place = places.get(getattr(self._relays, "url", ""))
+        if place is None:
+            return {}
+        since = max(0, place.received_at - _RESUME_MARGIN_SECONDS)
+        return {"cursor": place.cursor, "cursor_fallback_since": since}
+
+    @property
+    def finds_by_hash(self) -> bool:
+        """See `RelayNode.finds_by_hash`."""
+        announced = getattr(self._relays, "announced", None)
+        return announced is None or not _BY_HASH.isdisjoint(announced.extensions)
+
+    async def fetch(
+        self, topic: str, hashes: Sequence[bytes], *, since: int
+    ) -> AsyncGenerator[NodeMessageReceived, None]:
+        """See `RelayNode.fetch`; `since` bounds how far a relay is read that cannot search."""
+        wanted = [f"0x{each.hex()}" for each in hashes if len(each) == 32]  # A-129
+        async with aclosing(self._relays.find(wanted, types=topic, since=since)) as found:
+            async for delivery in found:
+                message = await self._open(delivery, topic)
+                if message is not None:
+                    yield message
+
+
+def place_of(relays: PacketRelays, delivery: DeliveredPacket) -> dict[str, Place]:
+    """Where a delivery leaves its relay, if there is one relay."""
+    cursor = getattr(delivery, "cursor", None)
+    if cursor is None or isinstance(relays, PacketPool):
+        return {}
+    return {getattr(relays, "url", ""): Place(cursor, getattr(delivery, "received_at", 0))}
+
+
+def places_of(found: PacketStream) -> dict[str, Place]:
+    """Where the relays of a pool stand after the packet last taken."""
+    positions: dict[str, Position] = getattr(found, "positions", {})
+    return {url: Place(each.cursor, each.received_at) for url, each in positions.items()}

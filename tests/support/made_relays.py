@@ -196,14 +196,16 @@ class MarkedRelays(MadeRelays):
         self.queries.append(query)
         live = query.get("live", True)
         at = end = len(self.log.packets)
-        start = int(query.get("cursor") or 0)
-        order = range(start, end) if query.get("order") != "desc" else range(end - 1, -1, -1)
+        start = query.get("cursor")
+        order = range(int(start or 0), end)
+        if query.get("order") == "desc":
+            order = range((end if start is None else int(start) - 1) - 1, -1, -1)
+        places = [place for place in order if self._matches(self.log.packets[place], query)]
         self.reading += live
         try:
-            for place in order:
-                if self._matches(self.log.packets[place], query):
-                    await asyncio.sleep(LATENCY / 100)
-                    yield Delivered(self.log.packets[place][0], str(place + 1), False)
+            for place in places[: query.get("limit")]:
+                await asyncio.sleep(LATENCY / 100)
+                yield Delivered(self.log.packets[place][0], str(place + 1), False)
             while live:
                 if self.failure is not None:
                     raise self.failure

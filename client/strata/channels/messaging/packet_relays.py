@@ -55,6 +55,7 @@ class PacketRelays(Protocol):
         received_since: int | None = None,
         live: bool = True,
         order: Literal["asc", "desc"] = "asc",
+        limit: int | None = None,
     ) -> PacketStream: ...
 
     def find(

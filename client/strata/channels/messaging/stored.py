@@ -70,25 +70,39 @@ class StoredMessages:
             query["since"] = max(0, query["since"] - packets.DEFAULT_MAX_PACKET_AGE_SECONDS)
         if until_ms is not None:
             query["until"] = until_ms // 1000
-        found = self._relays.subscribe(
-            types=topic, authors=authors, order=order, live=False, **query, **self._resumed(places)
-        )
-        page: list[NodeMessageReceived] = []
-        size = 0
-        async with aclosing(found):
-            async for delivery in found:
-                message = await self._open(delivery, topic)
-                places |= place_of(self._relays, delivery)
-                if message is None:
-                    continue
-                page.append(message)
-                size += len(message.message.payload)
-                if len(page) == _PAGE_MESSAGES or size >= _PAGE_BYTES:
-                    places |= places_of(found)
-                    yield HistoryPage(page, write_position(places))
-                    page, size = [], 0
-            places |= places_of(found)
-        yield HistoryPage(page, write_position(places))
+        # Who reads backwards often wants one page: relays are not asked for the next one ahead of time.
+        at_once = None if order == "asc" else _PAGE_MESSAGES
+        while True:
+            found = self._relays.subscribe(
+                types=topic,
+                authors=authors,
+                order=order,
+                live=False,
+                limit=at_once,
+                **query,
+                **self._resumed(places),
+            )
+            page: list[NodeMessageReceived] = []
+            size = count = 0
+            async with aclosing(found):
+                async for delivery in found:
+                    count += 1
+                    message = await self._open(delivery, topic)
+                    places |= place_of(self._relays, delivery)
+                    if message is None:
+                        continue
+                    page.append(message)
+                    size += len(message.message.payload)
+                    if len(page) == _PAGE_MESSAGES or size >= _PAGE_BYTES:
+                        places |= places_of(found)
+                        yield HistoryPage(page, write_position(places))
+                        page, size = [], 0
+                places |= places_of(found)
+            is_end = at_once is None or count < at_once or not places
+            if page or is_end:
+                yield HistoryPage(page, write_position(places))
+            if is_end:
+                return
 
     def _resumed(self, places: dict[str, Place]) -> dict[str, Any]:
         """The options of a subscription that goes on from these places."""

@@ -580,6 +580,21 @@ async def test_history_comes_in_pages_newest_first_and_not_from_before_its_windo
 
 
 @virtual
+async def test_reading_backwards_asks_for_a_page_at_a_time_and_goes_on_where_it_stood() -> None:
+    log = Log()
+    for number in range(1_100):
+        log.store(packed(b"%d" % number))
+    relays = MarkedRelays(log)
+    async with node_over(relays) as node:
+        async with aclosing(node.read(TOPIC, order="desc", since_ms=0)) as pages:
+            found = [each.message.payload for each in (await anext(pages)).messages]
+            assert len(relays.queries) == 1 and relays.queries[0]["limit"] == len(found) == 500
+            async for page in pages:
+                found += [each.message.payload for each in page.messages]
+        assert found == [b"%d" % number for number in reversed(range(1_100))]
+
+
+@virtual
 async def test_a_history_that_is_left_early_lets_go_of_its_query():
     log = Log()
     for number in range(501):

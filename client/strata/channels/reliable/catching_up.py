@@ -21,6 +21,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from msgspec import structs
+
 from strata.channels.persistence.interface import Change
 from strata.channels.persistence.records import QueryMark, put
 
@@ -107,6 +109,8 @@ class CatchingUp:
         self._retry_at = 0
         self._read = self._read_first = 0
         self._first_sent = self._last_sent = 0
+        self._kept: QueryMark | None = None
+        """The mark that stays stored while messages cannot be opened: a reading from there brings them."""
         self._changes: list[Change] = []
 
     # When.
@@ -156,6 +160,24 @@ class CatchingUp:
         self._missed = True
         self._whole = False
         self._held |= stored
+
+    def hold(self) -> None:
+        """A message cannot be opened: whatever else is read, the stored mark stays before it."""
+        if self._kept is None:
+            self._kept = self._mark_now()
+
+    def let_go(self) -> None:
+        """What could not be opened is none of this channel."""
+        self._kept = None
+
+    def read_again(self) -> None:
+        """What could not be opened can be opened now: read on from before it."""
+        kept, self._kept = self._kept, None
+        if kept is not None:
+            self._succeeded_at, self._received_at = kept.succeeded_at, kept.received_at
+            self._position, self._position_at = kept.position, 0
+            self._retry_at = 0
+            self.missed(stored=True)  # a reading under way moves no mark
 
     def made_room(self) -> None:
         """What waited waits no longer: whatever was let pass is to be read now."""
@@ -266,13 +288,18 @@ class CatchingUp:
         return changes
 
     def _mark(self) -> None:
-        mark = QueryMark(self._succeeded_at, self._received_at, self._position, self.from_ms)
-        if self._received_at - _OVERLAP_MS > self._position_at > 0:
-            # All was heard for longer than clocks differ: the time says it better than an old position.
-            mark = QueryMark(self._succeeded_at, self._received_at, None, self.from_ms)
+        mark = self._mark_now()
+        if self._kept is not None:
+            mark = structs.replace(self._kept, joined_from=self.from_ms)
         if mark != self._marked:
             self._marked = mark
             self._changes = [put(mark)]
+
+    def _mark_now(self) -> QueryMark:
+        position = self._position
+        if self._received_at - _OVERLAP_MS > self._position_at > 0:
+            position = None  # all was heard for longer than clocks differ: the time says it better
+        return QueryMark(self._succeeded_at, self._received_at, position, self.from_ms)
 
 
 def _rounded(number: float) -> int:

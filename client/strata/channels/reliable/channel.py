@@ -461,6 +461,7 @@ class ReliableChannel:
             store,
             sender_conflict=conflict,
             inbox_full=full,
+            undecryptable=0 if session is None else session.undecryptable,
             error=error,
         )
 

@@ -36,6 +36,7 @@ __all__ = [
     "MessagePossiblyAcknowledged",
     "MessageReceived",
     "MessageSent",
+    "MessagesUndecryptable",
     "ReliableEnvelope",
     "ReliableMessageDelivered",
     "ReliableMessageDeliveryError",
@@ -360,6 +361,23 @@ class InboxFull:
     size_bytes: int
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MessagesUndecryptable:
+    """The encryption hook cannot decrypt what comes in: the key is wrong, or a stranger writes on the topic.
+
+    Told with the first one, and once a minute at most. `ChannelHealth.undecryptable` counts those in a row.
+    Once a message of somebody else is decrypted, and these are then too, they are read again; a channel
+    that is closed before reads them when it is opened again.
+    """
+
+    name: ClassVar[str] = "messages-undecryptable"
+    channel_id: str
+    count: int
+    """How many in a row so far."""
+    since: int
+    """When the first of these came, in Unix milliseconds."""
+
+
 EventMessageReceived = ReliableMessageReceived
 EventReliableMessageSent = ReliableMessageSent
 EventMessageSent = ReliableMessageSent
@@ -385,6 +403,7 @@ ChannelEvent = (
     | Synced
     | SenderIdConflict
     | InboxFull
+    | MessagesUndecryptable
 )
 
 CHANNEL_EVENTS: tuple[str, ...] = (
@@ -406,5 +425,10 @@ CHANNEL_EVENTS: tuple[str, ...] = (
 )
 """Those of the documents, all about messages."""
 
-CHANNEL_STATUS_EVENTS: tuple[str, ...] = (Syncing.name, Synced.name, SenderIdConflict.name)
+CHANNEL_STATUS_EVENTS: tuple[str, ...] = (
+    Syncing.name,
+    Synced.name,
+    SenderIdConflict.name,
+    MessagesUndecryptable.name,
+)
 """Those about the channel as a whole: who wants to hear them names them."""

@@ -14,8 +14,10 @@ from strata.channels.sds import Participant, SdsMessage
 __all__ = ["causal_log", "statistics", "sync_status"]
 
 
-def sync_status(engine: ChannelEngine, queries: StoreQueries, handover: Handover, now_ms: int) -> SyncStatus:
-    """The value of `ReliableChannel.sync_status`."""
+def sync_status(
+    engine: ChannelEngine, queries: StoreQueries, handover: Handover, now_ms: int, *, is_blind: bool
+) -> SyncStatus:
+    """The value of `ReliableChannel.sync_status`. `is_blind`: nothing that others said can be decrypted."""
     released = engine.sds.released()
     since = engine.sds.missing_since()
     return SyncStatus(
@@ -44,7 +46,7 @@ def sync_status(engine: ChannelEngine, queries: StoreQueries, handover: Handover
         partial_messages=engine.reassembler.statistics.partial_messages,
         inbox=len(engine.inbox) + (handover.in_hand is not None),
         rate_limit_utilization=engine.outbox.utilisation(now_ms),
-        caught_up=queries.caught_up,
+        caught_up=queries.caught_up and not is_blind,
         syncing=engine.catching_up.progress(now_ms) if queries.is_reading else None,
     )
 

@@ -87,6 +87,7 @@ class Payloads:
     ) -> None:
         """`is_stored` tells whether the step that made a transmission is durable. `flush` stores the engine's
         changes. `on_ready` is called when a hook has done its work, `on_fault` when it ended otherwise."""
+        self.has_hook = hook is not None
         self.undecodable = 0
         self.undecryptable = 0
         self._engine = engine
@@ -189,8 +190,11 @@ class Payloads:
 
     # Coming in.
 
-    async def read(self, payload: bytes) -> bytes | None:
-        """The SDS message in a received payload; None, counted, for one of another channel or key."""
+    async def open(self, payload: bytes) -> bytes | None:
+        """The SDS message in a received payload; None, counted, for what the decoder does not take.
+
+        Raises `DecryptionFailed`, counted, for one that the hook cannot open.
+        """
         encrypted = self._codec.decode(payload)
         if encrypted is None:
             self.undecodable += 1
@@ -201,4 +205,22 @@ class Payloads:
             return await self._hook.decrypt(encrypted)
         except DecryptionFailed:
             self.undecryptable += 1
+            raise
+
+    async def read(self, payload: bytes) -> bytes | None:
+        """The same, with None for what the hook cannot open too."""
+        try:
+            return await self.open(payload)
+        except DecryptionFailed:
             return None
+
+    async def opens(self, payload: bytes) -> bool:
+        """Whether the hook opens what it could not open before. Counts nothing."""
+        encrypted = self._codec.decode(payload)
+        if encrypted is None or self._hook is None:
+            return False
+        try:
+            await self._hook.decrypt(encrypted)
+        except DecryptionFailed:
+            return False
+        return True

@@ -9,11 +9,13 @@ import asyncio
 import logging
 from collections.abc import Callable
 
+from strata.channels.encryption import DecryptionFailed
 from strata.channels.messaging.values import NodeMessageReceived
 from strata.channels.reliable.engine import ChannelEngine
 from strata.channels.reliable.events import InboxFull
 from strata.channels.reliable.handover import Handover
 from strata.channels.reliable.payloads import Payloads
+from strata.channels.reliable.sealed import Sealed
 from strata.channels.sds import SdsMessage
 
 __all__ = ["Receiving"]
@@ -35,9 +37,12 @@ class Receiving:
         has_failed: Callable[[], bool],
         is_behind: Callable[[], bool],
         flush: Callable[[], None],
+        read_again: Callable[[], None],
         now_ms: Callable[[], int],
     ) -> None:
-        """`works`: the channel is started. `is_behind`: its store has too much to write."""
+        """`works`: the channel is started. `is_behind`: its store has too much to write. `read_again` is
+        called when what was read is to be read again, because the hook opens it now."""
+        self.sealed = Sealed(channel_id, engine.catching_up, opens=payloads.opens, changed=read_again)
         self._channel_id = channel_id
         self._engine = engine
         self._payloads = payloads
@@ -75,7 +80,11 @@ class Receiving:
                 await self._room.wait()
             if not self._works():
                 return None
-            data = await self._payloads.read(event.message.payload)
+            try:
+                data = await self._payloads.open(event.message.payload)
+            except DecryptionFailed:
+                self._tell_sealed(event.message.payload)
+                return None
             if data is None or self._has_failed():
                 return None
             message = self._engine.receive(
@@ -88,6 +97,9 @@ class Receiving:
                 stored=stored,
                 stored_at=event.received_at,
             )
+            own = message is not None and message.sender_id == self._engine.sds.sender_id
+            if self._payloads.has_hook and not own:
+                await self.sealed.opened()
             if not stored:
                 self._flush()
             return message
@@ -102,6 +114,12 @@ class Receiving:
         if data is not None:
             self._engine.pass_over(data, self._now_ms())
             self._flush()
+
+    def _tell_sealed(self, payload: bytes) -> None:
+        told = self.sealed.note(payload, self._now_ms())
+        if told is not None:
+            _log.warning("%s: %d messages cannot be decrypted", self._channel_id, told.count)
+            self._handover.tell([told], 0, self._engine.inbox.newest)
 
     def tell_full(self) -> None:
         """Tell, once, that the program takes no messages."""

@@ -142,6 +142,7 @@ class ChannelSession:
             has_failed=lambda: self.failure is not None,
             is_behind=self._is_behind,
             flush=self.flush,
+            read_again=self._read_again,
             now_ms=hub.now_ms,
         )
         self._queries = StoreQueries(
@@ -536,9 +537,18 @@ class ChannelSession:
     def sync_changed(self) -> None:
         """The reading of what was missed began, got on or ended: `sync_status` tells how it stands."""
 
+    def _read_again(self) -> None:
+        self._queries.wake()
+
+    @property
+    def undecryptable(self) -> int:
+        """How many messages in a row could not be opened."""
+        return self._receiving.sealed.count
+
     def sync_status(self) -> SyncStatus:
         """The value of `ReliableChannel.sync_status`."""
-        return sync_status(self.engine, self._queries, self.handover, self.now_ms())
+        is_blind = self._receiving.sealed.is_blind
+        return sync_status(self.engine, self._queries, self.handover, self.now_ms(), is_blind=is_blind)
 
     def statistics(self) -> ChannelStatistics:
         """The value of `ReliableChannel.statistics`."""

@@ -66,7 +66,8 @@ class SyncStatus:
     """Whole messages that the program has not taken."""
     rate_limit_utilization: int
     caught_up: bool = True
-    """Whether everything is read that the relays had when they were last reached (`query_on_connect`)."""
+    """Whether everything is read that the relays had when they were last reached (`query_on_connect`).
+    False too while others' messages come and none was decrypted so far: see `MessagesUndecryptable`."""
     syncing: SyncProgress | None = None
     """How far the reading of what was missed has come; None while nothing is being read."""
 
@@ -106,6 +107,8 @@ class ChannelHealth:
     """Another program that uses the same sender id, heard of within the last ten minutes."""
     inbox_full: bool = False
     """The program takes no messages, so that the channel reads and acknowledges nothing: see `InboxFull`."""
+    undecryptable: int = 0
+    """How many messages in a row the hook could not decrypt: see `MessagesUndecryptable`."""
     error: Exception | None = None
     """The `ChannelFailed` of a channel that has closed itself."""
 

@@ -11,6 +11,7 @@ from strata.channels.reliable.events import (
     ChannelEvent,
     IrretrievableMessage,
     MessageReceived,
+    MessagesUndecryptable,
     SenderIdConflict,
 )
 from strata.tools.cli import output
@@ -88,6 +89,8 @@ def trouble_of(event: ChannelEvent) -> str | None:
             return f"a message of {who} could not be had from anybody"
         case SenderIdConflict():
             return event.reason
+        case MessagesUndecryptable():
+            return "messages come in that this key does not open"
     return None
 
 

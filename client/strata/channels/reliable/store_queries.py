@@ -87,8 +87,8 @@ class StoreQueries:
         self._woken = Alarm()
         self._connected = False
         self._read_range = ReadRange()
-        self._has_places = False
-        """Whether the store is known to tell places in it, from which a reading can go on."""
+        self._has_places = getattr(node, "read", None) is not None
+        """Whether the store tells places in it, from which a reading can go on, for all that is known."""
         self._delivered_before = -1
         self._again = False
         self._begins_here = engine.catching_up.joins_now
@@ -209,11 +209,12 @@ class StoreQueries:
 
     async def _read_on(self, since: int, *, settle: bool) -> None:
         """Read from where the store was last read, or from `since` on, to the end."""
-        engine, began_at = self._engine, self._stores_now_ms()
+        engine, began_at, count = self._engine, self._stores_now_ms(), 0
         after = engine.catching_up.position
         async with aclosing(self._pages("asc", since, after=after)) as pages:
             while (page := await _next_page(pages)) is not None:
                 before = engine.sds.statistics.delivered
+                count += len(page.messages)
                 await self._take(page.messages)
                 engine.catching_up.page_taken(
                     len(page.messages), _last_sent(page.messages), page.position, self._now_ms()
@@ -226,6 +227,7 @@ class StoreQueries:
                     await self._settle_front(by_name_alone=True)
         if engine.catching_up.position is None:
             self._read_range.covered(since, began_at)
+            self._has_places = self._has_places and not count
 
     async def _take(self, messages: Iterable[NodeMessageReceived]) -> None:
         """Take what was read; the caller flushes."""
@@ -422,8 +424,8 @@ class StoreQueries:
     async def _read_rest(self, oldest: int) -> None:
         """Read what is unread of the topic: on from a place, or by time where none is known.
 
-        A topic that was empty when it was read gave no place, though its store has places: what is new since
-        then is read forwards, so that the next time there is one.
+        A topic that was empty when it was read gave no place, though its store may have places: what is new
+        since then is read forwards, so that the next time there is one.
         """
         unread = self._read_range.unread(oldest, self._stores_now_ms())
         if self._engine.catching_up.position is not None:

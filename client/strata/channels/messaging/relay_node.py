@@ -54,6 +54,7 @@ _log = logging.getLogger("strata.messaging")
 _OVERLAP_SECONDS = 600
 """How far back a subscription by time looks at relays' clocks: they may be behind ours."""
 _HEALTH_INTERVAL = 0.25
+_FAULT_PAUSE = 5.0
 _RETRY_BASE, _RETRY_CAP = 1.0, 60.0
 _STANDS_AFTER = 5.0
 """A subscription that a relay has not refused within this time is taken for standing."""
@@ -501,13 +502,21 @@ class RelayNode:
     async def _monitor_health(self) -> None:
         # Relays reconnect by themselves; this task only observes them.
         while True:
-            self._look_at_clock()
-            status = self.connection_status
-            if status is not self._status:
-                self._status = status
-                await self.health_events.emit(ConnectionStatusChange(status))
-            await self._tell_health()
-            await asyncio.sleep(_HEALTH_INTERVAL)
+            pause = _HEALTH_INTERVAL
+            try:
+                await self._look_at_health()
+            except Exception:  # a fault of ours must not end the looking unseen
+                _log.exception("the health of the node could not be told")
+                pause = _FAULT_PAUSE
+            await asyncio.sleep(pause)
+
+    async def _look_at_health(self) -> None:
+        self._look_at_clock()
+        status = self.connection_status
+        if status is not self._status:
+            self._status = status
+            await self.health_events.emit(ConnectionStatusChange(status))
+        await self._tell_health()
 
     def _look_at_clock(self) -> None:
         """Read the topics anew once the clock was set back: else they wait for packets of the future."""

@@ -101,7 +101,10 @@ class Hub:
         if by_ms:
             _log.info("the clock was set by %+.1f s, or the machine slept", by_ms / 1000)
             for member in list(self.members.values()):
-                member.clock_stepped(by_ms)
+                try:
+                    member.clock_stepped(by_ms)
+                except Exception as error:
+                    member.fail("following the clock", error)
             self.wake()
 
     @property

@@ -63,6 +63,8 @@ _PAGE_MESSAGES = 50
 _MAX_HASHES = 50
 _MAX_UNDER_WAY = 64
 _HEALTH_SECONDS = 5.0
+_FAULT_SECONDS = 5.0
+"""How long a task waits that met a fault of ours: it goes on, for it must not end unseen."""
 _BUSY_MS = 10_000
 _READY = {"READY", "SYNCHRONIZING"}
 
@@ -211,7 +213,10 @@ class WakuNode:
             body = encode_message(envelope, now_ns)
         try:
             await self._ask("POST", path, body)
-        except StrataError as error:
+        except Exception as error:
+            # Whatever it is, the channel that waits for the outcome has to hear of it.
+            if not isinstance(error, StrataError):
+                _log.exception("a message could not be sent")
             await self.message_events.emit(_failure(request_id, message_hash, error))
             return
         await self.message_events.emit(NodeMessagePropagated(request_id, message_hash))
@@ -296,6 +301,9 @@ class WakuNode:
                     # An answer that was lost took messages with it: the store is to be asked.
                     await self._set_status(ConnectionStatus.DISCONNECTED)
                 _log.debug("%s cannot be read: %s", key, error)
+            except Exception:
+                _log.exception("reading %s failed", key)
+                await asyncio.sleep(_FAULT_SECONDS)
             else:
                 await self._tell_topics(key, TopicHealth.SUFFICIENTLY_HEALTHY)
                 if self._status is ConnectionStatus.DISCONNECTED:
@@ -359,6 +367,8 @@ class WakuNode:
                 await self._set_status(ConnectionStatus.DISCONNECTED)
             except StrataError:
                 await self._set_status(ConnectionStatus.PARTIALLY_CONNECTED)
+            except Exception:
+                _log.exception("the health of the node could not be told")
             else:
                 connected = ConnectionStatus.CONNECTED
                 await self._set_status(connected if ready else ConnectionStatus.PARTIALLY_CONNECTED)
@@ -399,7 +409,7 @@ def _is_forgotten(error: StrataError) -> bool:
     return isinstance(error, WakuRefused) and (error.status == 404 or "ot subscribed" in error.reason)
 
 
-def _failure(request_id: str, message_hash: bytes, error: StrataError) -> NodeMessageError:
+def _failure(request_id: str, message_hash: bytes, error: Exception) -> NodeMessageError:
     """What a refusal means for a message (C-292): a node answers 400 to what it can never take, and also to
     what is too soon for its rate limit, or for its subscriptions."""
     code, recoverable, wait = type(error).__name__, True, None

@@ -680,6 +680,34 @@ async def test_there_are_events_of_connection_and_topics_and_none_of_shards():
         }
 
 
+@virtual
+async def test_a_fault_while_health_is_looked_at_does_not_end_the_looking(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    class Faulty(MadeRelays):
+        fault: Exception | None = None
+
+        @property
+        def seats(self) -> tuple[int, int]:
+            if self.fault is not None:
+                raise self.fault
+            return super().seats
+
+    relays = Faulty(Log())
+    async with node_over(relays) as node:
+        told = Told(node)
+        await node.subscribe([TOPIC])
+        await until(lambda: told.of(ConnectionStatusChange))
+        relays.fault = RuntimeError("a fault of the client")
+        await asyncio.sleep(60)
+        assert 1 <= caplog.text.count("a fault of the client") <= 30
+        relays.fault = None
+        relays.connect(0)
+        disconnected = ConnectionStatusChange(ConnectionStatus.DISCONNECTED)
+        await until(lambda: told.of(ConnectionStatusChange)[-1] == disconnected)
+    caplog.clear()
+
+
 # The node as a whole.
 
 

@@ -222,6 +222,29 @@ async def test_an_error_of_the_nodes_sender_closes_every_channel_of_the_node(how
 
 
 @virtually
+async def test_an_error_while_the_clock_is_followed_closes_its_channel_and_the_others_follow_on() -> None:
+    world = World()
+    alice = await world.open("alice")
+    other = await world.open("alice", "hall", "/test/1/hall/proto")
+    followed: list[int] = []
+    session_of(alice).engine.clock_stepped = boom  # type: ignore[method-assign]
+    follow = session_of(other).engine.clock_stepped
+
+    def note(by_ms: int, now_ms: int) -> None:
+        followed.append(by_ms)
+        follow(by_ms, now_ms)
+
+    session_of(other).engine.clock_stepped = note  # type: ignore[method-assign]
+    world.node("alice").clock_offset += 3_600
+    await until(lambda: alice.health.error is not None)
+    with pytest.raises(ChannelFailed, match="following the clock"):
+        await alice.close()
+    assert [round(by / 1000) for by in followed] == [3_600] and other.health.error is None
+    await other.close()
+    assert own_tasks() == set()
+
+
+@virtually
 async def test_a_send_that_waits_for_the_store_gets_the_error_too() -> None:
     class Slow(MemoryPersistence):
         slow = False

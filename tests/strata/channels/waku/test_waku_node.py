@@ -25,6 +25,7 @@ from strata.channels.messaging import (
 )
 from strata.channels.reliable import MessageReceived, ReliableMessageDelivered, create_reliable_channel
 from strata.channels.waku import WakuNode, WakuRefused, WakuUnreachable, shard_of, waku_message_hash
+from strata.channels.waku import node as waku_module
 from strata.channels.waku.messages import read_health, read_messages, read_page
 
 from tests.support.waku_rest import WakuNetwork, WakuRest
@@ -385,3 +386,34 @@ async def test_a_channel_runs_over_waku_through_lost_answers_and_a_flood() -> No
         await channel.close()
         await node.close()
         await rest.stop()
+
+
+@pytest.mark.parametrize("task", ["sending", "receiving", "health"])
+async def test_a_fault_of_ours_ends_no_task_unseen(
+    task: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(waku_module, "_FAULT_SECONDS", 0.01)
+    monkeypatch.setattr(waku_module, "_HEALTH_SECONDS", 0.01)
+    path = {"sending": "/relay/v1/auto/messages", "receiving": "/messages/", "health": "/health"}[task]
+    async with waku() as (_, node, told):
+        await node.subscribe([TOPIC])
+        await until(lambda: node._topics[TOPIC] is TopicHealth.SUFFICIENTLY_HEALTHY)
+        ask, faults = node._ask, 0
+
+        async def faulty(method: str, asked: str, body: bytes | None = None) -> Any:
+            nonlocal faults
+            if path in asked and (method == "POST") == (task == "sending") and faults < 3:
+                faults += 1
+                raise RuntimeError("a fault of the client")
+            return await ask(method, asked, body)
+
+        monkeypatch.setattr(node, "_ask", faulty)
+        for number in range(3 if task == "sending" else 0):
+            await node.send(envelope(), request_id=f"{number}")
+        await until(lambda: faults == 3)
+        await until(lambda: caplog.text.count("a fault of the client") >= 3)
+        if task == "sending":
+            await until(lambda: len(told.of(NodeMessageError)) == 3)
+            assert all(event.recoverable for event in told.of(NodeMessageError))
+        await node.send(envelope(b"all the same"))
+        await until(lambda: told.payloads == [b"all the same"])

@@ -266,7 +266,8 @@ class SimStream:
         self._server = connection.server
         self._query = query
         self._next = 0 if query.cursor is None else int(query.cursor) + 1
-        self._end = None if query.live else len(self._server.log)
+        self._abreast = len(self._server.log)
+        self._end = None if query.live else self._abreast
         self._given = 0
         self._epoch: int | None = None
         self._closed = False
@@ -318,7 +319,9 @@ class SimStream:
             self._connection.counts.events_delivered += 1
             if server.happens(server.character.cuts):
                 server.cut()
-            return Delivery(packet, received_at, str(index), None)
+            live = query.live and index >= self._abreast
+            marked = self._connection.announced is MARKED
+            return Delivery(packet, received_at, str(index), live if marked else None)
         raise StopAsyncIteration
 
 

@@ -22,6 +22,8 @@ from strata.channels.messaging import (
     TopicHealth,
 )
 from strata.channels.messaging.binding import build_packet, build_repair
+from strata.channels.sds import SdsMessage
+from strata.channels.segmentation import SegmentationConfig, encode_segment, segment_message
 from strata.protocol.errors import Closed, RequestRefused, RequestTimeout, StrataError
 from strata.protocol.ids import Identity
 from strata.protocol.packets import Packet
@@ -29,6 +31,7 @@ from strata.relays.connection.values import Delivery, Published
 from strata.relays.pool import PoolOptions
 
 from tests.support.simulated_relays import (
+    START,
     Character,
     SimConnection,
     SimRelay,
@@ -418,6 +421,26 @@ async def test_two_talk_over_two_relays_without_one_needless_retransmission():
             assert bob.taken == [b"a%d" % number for number in range(20)]
             for talker in (alice, bob):
                 assert talker.channel.statistics.sds.retransmissions == 0
+        await first.node.close()
+        await second.node.close()
+
+
+@virtual
+async def test_a_newcomer_over_a_pool_is_given_nothing_from_before_that_a_sweep_finds_at_another_relay():
+    world = world_of(3)
+    (segment,) = segment_message(b"of old", SegmentationConfig(), request_id="0" * 32)
+    old = SdsMessage("carol", "old", "room", 1000 * START, (), content=encode_segment(segment))
+    envelope = MessageEnvelope(content_topic=TOPIC, payload=old.encode())
+    world["c"].store(build_packet(BOB, envelope, now=START, nonce="0x" + "00" * 16))
+    await asyncio.sleep(10)
+    options = {"connections": 3, "readers": 1, "sweep_interval": 5.0}
+    async with world.pool_of(ALICE, **options) as first, world.pool_of(BOB) as second:
+        newcomer, other = Talker(first, "alice", join="now"), Talker(second, "bob")
+        async with newcomer.channel, other.channel:
+            await until(lambda: first.statistics.sweeps >= 3)
+            await other.channel.send(b"now")
+            await until(lambda: newcomer.taken)
+            assert newcomer.taken == [b"now"]
         await first.node.close()
         await second.node.close()
 

@@ -83,15 +83,15 @@ async def test_a_reading_in_several_lives_skips_nothing_and_repeats_nothing(
 
 
 @pytest.mark.parametrize("pool", [False, True])
-async def test_a_newcomer_is_sent_a_page_before_what_is_said_now_whatever_was_said_before(
+async def test_a_newcomer_is_sent_a_page_or_two_before_what_is_said_now_whatever_was_said_before(
     relay: RelayProcess, pool: bool
 ) -> None:
     where = topic()
     await publish_all(relay.ws, written(MISSED, where, filter_ids=FILTER_IDS))
     joined = await join_to_first_live(relay.ws, where, filter_ids=FILTER_IDS, pool=pool)
     print(joined)
-    # The channel looks at one page of what was said last.
-    assert joined.packets <= 520 < MISSED
+    # A page of what was said last, and one more if what is said now stands in the first already.
+    assert joined.packets <= 1_020 < MISSED
 
 
 @pytest.mark.parametrize("pool", [False, True])

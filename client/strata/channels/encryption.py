@@ -219,7 +219,7 @@ class GroupKeyEncryption:
     channel, under the same key, does not decrypt there.
 
     To rotate a key, first give the new one to everybody as a further key, then make it the first: the first
-    encrypts, all of them decrypt, and the key id finds the one.
+    encrypts, all of them decrypt, and the key id finds the one. `use` does so while the channel is open.
     """
 
     overhead = _HEADER_BYTES + _TAG_BYTES
@@ -232,15 +232,22 @@ class GroupKeyEncryption:
         random_bytes: Callable[[int], bytes] = secrets.token_bytes,
     ) -> None:
         """The first key encrypts. Raises `GroupKeyError` for no key, or two different ones of one id."""
+        self.use(keys)
+        self._channel = _ASSOCIATED_DATA + channel_id.encode() + b"\x00"
+        self._random_bytes = random_bytes
+
+    def use(self, keys: GroupKey | Iterable[GroupKey]) -> None:
+        """These keys instead, from now on. A channel reads again what they open and the former ones did not.
+
+        Raises as making one does; then the former keys stay.
+        """
         given = (keys,) if isinstance(keys, GroupKey) else tuple(keys)
         if not given:
             raise GroupKeyError("a channel needs a group key at least")
-        self._keys = {key.key_id: key for key in given}
-        if any(self._keys[key.key_id] != key for key in given):
+        by_id = {key.key_id: key for key in given}
+        if any(by_id[key.key_id] != key for key in given):
             raise GroupKeyError("two different group keys have one id")
-        self._current = given[0]
-        self._channel = _ASSOCIATED_DATA + channel_id.encode() + b"\x00"
-        self._random_bytes = random_bytes
+        self._keys, self._current = by_id, given[0]
 
     def encrypt(self, content: bytes) -> bytes:
         """The content under the current key, `overhead` bytes longer. Equal contents come out different."""

@@ -189,6 +189,16 @@ def test_keys_are_rotated_without_a_gap() -> None:
         GroupKeyEncryption("room", [])
 
 
+def test_a_hook_in_use_takes_other_keys_or_keeps_its_own() -> None:
+    here, there = GroupKeyEncryption("room", KEY), GroupKeyEncryption("room", OTHER)
+    before = here.encrypt(b"before")
+    here.use((OTHER, KEY))
+    assert there.decrypt(here.encrypt(b"after")) == b"after" and here.decrypt(before) == b"before"
+    with pytest.raises(GroupKeyError):
+        here.use(())
+    assert there.decrypt(here.encrypt(b"as before")) == b"as before"
+
+
 def test_a_key_does_not_show_itself() -> None:
     secret = KEY.secret
     hook = GroupKeyEncryption("room", [KEY, OTHER])

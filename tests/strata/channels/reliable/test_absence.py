@@ -783,19 +783,13 @@ def test_join_and_since_that_contradict_each_other_are_refused() -> None:
 KEYS = [GroupKey(bytes([n]) * 32) for n in (1, 2)]
 
 
-class Keyring(GroupKeyEncryption):
-    """A hook whose keys can be put right while it is in use."""
-
-    def __init__(self, *keys: GroupKey) -> None:
-        super().__init__("room", keys)
-
-    def put_right(self, *keys: GroupKey) -> None:
-        GroupKeyEncryption.__init__(self, "room", keys)
+def under(*keys: GroupKey) -> GroupKeyEncryption:
+    return GroupKeyEncryption("room", keys)
 
 
 def sealed_talk(node: PagingNode, count: int, key: GroupKey, *, first: int = 0) -> list[SdsMessage]:
     """As `talk`, under a key."""
-    plain, hook = PagingNode(), Keyring(key)
+    plain, hook = PagingNode(), under(key)
     messages = talk(plain, count, first=first)
     for event in plain.log:
         node.keep(hook.encrypt(event.message.payload), at=(event.message.timestamp or START) - START)
@@ -814,7 +808,7 @@ async def test_what_a_wrong_key_did_not_open_comes_once_the_key_is_right(join: A
     node = at(PagingNode(), 1_000)
     before = sealed_talk(node, 3 * PAGE, KEYS[0])
     store = MemoryPersistence()
-    async with opened(node, encryption=Keyring(KEYS[1]), persistence=store, join=join) as (channel, told):
+    async with opened(node, encryption=under(KEYS[1]), persistence=store, join=join) as (channel, told):
         warned = undecryptable(channel)
         await asyncio.sleep(30)
         since = sealed_talk(node, 2 * PAGE, KEYS[0], first=1_100)
@@ -825,7 +819,7 @@ async def test_what_a_wrong_key_did_not_open_comes_once_the_key_is_right(join: A
         assert told.payloads == [] and not channel.sync_status().is_synced
         assert warned and channel.health.undecryptable >= 2 * PAGE
     node.clock_offset = 2_000
-    async with opened(node, encryption=Keyring(KEYS[0]), persistence=store, join=join) as (channel, told):
+    async with opened(node, encryption=under(KEYS[0]), persistence=store, join=join) as (channel, told):
         await synced(channel)
         assert told.payloads == payloads(since if join == "now" else [*before, *since])
         assert channel.health.undecryptable == 0
@@ -833,7 +827,7 @@ async def test_what_a_wrong_key_did_not_open_comes_once_the_key_is_right(join: A
 
 @virtually
 async def test_a_key_that_is_put_right_while_the_channel_is_open_brings_what_it_missed() -> None:
-    node, keys = at(PagingNode(), 100), Keyring(KEYS[0])
+    node, keys = at(PagingNode(), 100), under(KEYS[0])
     old = sealed_talk(node, 10, KEYS[0])
     async with opened(node, encryption=keys) as (channel, told):
         await synced(channel)
@@ -841,7 +835,7 @@ async def test_a_key_that_is_put_right_while_the_channel_is_open_brings_what_it_
         for event in node.log[10:-1]:
             await node.deliver(event)
         assert told.payloads == payloads(old) and channel.health.undecryptable == 2 * PAGE - 1
-        keys.put_right(*KEYS)
+        keys.use(KEYS)
         await node.deliver(node.log[-1])
         await asyncio.sleep(5)
         assert told.payloads == payloads([*old, *new])
@@ -852,7 +846,7 @@ async def test_a_key_that_is_put_right_while_the_channel_is_open_brings_what_it_
 async def test_after_a_rotation_that_was_missed_the_next_opening_reads_on_from_before_it() -> None:
     node, store = at(PagingNode(), 100), MemoryPersistence()
     old = sealed_talk(node, 10, KEYS[0])
-    async with opened(node, encryption=Keyring(KEYS[0]), persistence=store) as (channel, told):
+    async with opened(node, encryption=under(KEYS[0]), persistence=store) as (channel, told):
         await synced(channel)
         new = sealed_talk(node, 2 * PAGE, KEYS[1], first=100)
         for event in node.log[10:]:
@@ -863,14 +857,14 @@ async def test_after_a_rotation_that_was_missed_the_next_opening_reads_on_from_b
         await asyncio.sleep(60)
         assert told.payloads == payloads(old)
     node.clock_offset = 3_000
-    async with opened(node, encryption=Keyring(*KEYS), persistence=store) as (channel, told):
+    async with opened(node, encryption=under(*KEYS), persistence=store) as (channel, told):
         await synced(channel)
         assert told.payloads == payloads(new)
 
 
 @virtually
 async def test_what_a_stranger_writes_makes_nobody_read_anything_again() -> None:
-    node, keys = at(PagingNode(), 100), Keyring(KEYS[0])
+    node, keys = at(PagingNode(), 100), under(KEYS[0])
     messages = sealed_talk(node, 10, KEYS[0])
     async with opened(node, encryption=keys) as (channel, told):
         warned = undecryptable(channel)

@@ -32,6 +32,7 @@ from strata.channels.reliable import (
     MessagePossiblyAcknowledged,
     MessageReceived,
     MessageSent,
+    MessagesUndecryptable,
     ReliableMessageDelivered,
     ReliableMessageDeliveryError,
     ReliableMessageSendError,
@@ -245,6 +246,11 @@ def test_another_program_under_the_same_name_is_reported(capsys):
     view.event(conflict, None)
     assert "the reason" in out.getvalue()
     assert event_record(conflict)["event"] == "sender-id-conflict"
+
+
+def test_messages_that_the_key_does_not_open_are_reported(capsys):
+    PlainLines().event(MessagesUndecryptable(channel_id="room", count=3, since=0), None)
+    assert "warning: messages come in that this key does not open" in capsys.readouterr().err
 
 
 def test_nothing_that_others_say_can_steer_the_terminal():

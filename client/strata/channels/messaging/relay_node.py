@@ -372,6 +372,7 @@ class RelayNode:
                 return  # closed by the relay object
             except Exception as error:
                 if isinstance(error, Closed):
+                    heard.begun.set()
                     return
                 if not isinstance(error, StrataError | OSError):
                     _log.exception(

@@ -198,7 +198,8 @@ class StoreQueries:
             while self._again:
                 self._again = False
                 await self._read_on(since, settle=True)
-            await self._settle_front()
+                if not self._again:
+                    await self._settle_front()  # which may take a while: what comes meanwhile is read too
             progress = engine.sds.statistics.delivered > before
             engine.catching_up.succeeded(began_at, self._now_ms(), progress=progress)
         finally:

@@ -698,6 +698,21 @@ async def test_all_of_it_holds_for_an_encrypted_channel() -> None:
         assert [each.payload for each in page.messages] == payloads(messages[190:])
 
 
+@virtually
+async def test_what_the_node_leaves_to_a_reading_that_has_come_to_its_end_is_read_all_the_same() -> None:
+    node = at(PagingNode(), 10_000)
+    messages = talk(node, 30)
+    node.expire(10)
+    async with opened(node) as (channel, told):
+        # The reading has come to its end, and waits for what it takes for gone.
+        await asyncio.sleep(0.5)
+        assert channel.sync_status().syncing is not None and node.reads == 20
+        late = said(99, sender="e", lamport=START_MS + 9_000_000)
+        await node.message_events.emit(replace(node.keep(late, at=9_000), stored=True))
+        await synced(channel)
+        assert told.payloads == payloads([*messages[10:], late])
+
+
 # Joining.
 
 

@@ -339,10 +339,10 @@ class PacketPool:
         return False
 
     async def heads(self) -> dict[str, Position]:
-        """Where the relays end from which a subscription would read: `positions` for what comes from now on.
+        """Where the connected relays end: `positions` for what comes from now on.
 
-        Relays that are still connecting get half a second to come in. One that cannot say where it ends, or
-        does not within two, is left out. Raises `Closed`.
+        Relays that are still connecting get half a second to come in, until there are as many as are read
+        from. One that cannot say where it ends, or does not within two, is left out. Raises `Closed`.
         """
         self._check_open()
         company = self._loop.time() + _COMPANY_SECONDS
@@ -352,7 +352,7 @@ class PacketPool:
                     await self._arrival.wait()
             except TimeoutError:
                 break
-        urls = self._relays.readers([])
+        urls = self._relays.connected()
         cursors = await asyncio.gather(*(self._head_of(url) for url in urls))
         return {url: each for url, each in zip(urls, cursors, strict=True) if each is not None}
 

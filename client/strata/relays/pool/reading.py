@@ -64,7 +64,13 @@ class Reading:
             overlap=options.overlap,
             started_at=int(wall()),
         )
+        for url, position in positions.items():
+            if position.cursor is not None and position.received_at >= wall() - options.overlap:
+                # It is as recent as what a sweep begins with, and exact.
+                self._sweeps.begin_at(url, position.cursor)
         self._readers: dict[str, asyncio.Task[None]] = {}
+        self._read_from: set[str] = set()
+        """Relays that were read from at some time."""
         self._tasks: set[asyncio.Task[None]] = set()
         self._done: set[str] = set()
         """Relays that have given all there is, for a query that ends."""
@@ -145,6 +151,7 @@ class Reading:
 
     def _start_reader(self, url: str) -> None:
         start = self._start_of(url)
+        self._read_from.add(url)
         if any(reader not in self._relays.connected() for reader in self._readers):
             self._relays.statistics.readers_replaced += 1
         task = self._relays.spawn(self._read(url, start), f"strata-pool-reader {shown(url)}")
@@ -157,6 +164,9 @@ class Reading:
         position = self.merging.positions.get(url)
         if position is not None:
             floor = position.received_at - RESUME_MARGIN_SECONDS
+            swept = self._sweeps.cursor(url)
+            if swept is not None and url not in self._read_from:
+                return Start(swept, floor, query.since, query.received_since)  # all before it is known
             if position.cursor is not None:
                 return Start(position.cursor, floor, query.since, query.received_since)
             return self._after(position.received_at)

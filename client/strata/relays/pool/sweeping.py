@@ -64,6 +64,16 @@ class Sweeps:
         self._overlap = overlap
         self._started_at = started_at
         self._relays: dict[str, _Swept] = {}
+        self._cursors: dict[str, str] = {}
+
+    def begin_at(self, url: str, cursor: str) -> None:
+        """This relay's first sweep begins at a place of it, which is exact."""
+        self._cursors[url] = cursor
+
+    def cursor(self, url: str) -> str | None:
+        """The place up to which everything of this relay was swept, if it has one."""
+        swept = self._relays.get(url)
+        return self._cursors.get(url) if swept is None else swept.cursor
 
     def due(self, urls: Iterable[str], now: float) -> list[str]:
         """The relays to ask now, of those that can be asked; each is asked once at a time."""
@@ -73,7 +83,8 @@ class Sweeps:
         for url in urls:
             swept = self._relays.get(url)
             if swept is None:
-                swept = self._relays[url] = _Swept(now + self._interval, self._started_at)
+                swept = _Swept(now + self._interval, self._started_at, self._cursors.get(url))
+                self._relays[url] = swept
             if not swept.running and now >= swept.due_at:
                 swept.running = True
                 due.append(url)

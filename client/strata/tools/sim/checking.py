@@ -8,6 +8,7 @@ A check without evidence proves nothing: everything checked is counted, and an e
 
 from __future__ import annotations
 
+import math
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -134,8 +135,12 @@ class Evidence:
         node: MessagingNode,
         channel: ReliableChannel,
         holds: Callable[[str], bool] = lambda message_id: True,
+        written_from: Callable[[], float] = lambda: math.inf,
     ) -> None:
-        """Look on at a participant's node and at what its channel tells. `holds` asks its disk."""
+        """Look on at a participant's node and at what its channel tells.
+
+        `holds` asks its disk, and `written_from` when the write began that the disk has finished last.
+        """
         send = node.send
 
         async def seen(envelope: MessageEnvelope, *, request_id: str | None = None) -> str:
@@ -146,7 +151,10 @@ class Evidence:
         node.message_events.on(NodeMessageReceived.name, lambda event: self._saw_received(name, event))
         events = channel.message_events
         events.on(ReliableMessageDelivered.name, lambda event: self._told_delivered(name, event))
-        events.on(ReliableMessageDeliveryError.name, lambda event: self._told_undelivered(name, event))
+        events.on(
+            ReliableMessageDeliveryError.name,
+            lambda event: self._told_undelivered(name, event, written_from()),
+        )
         events.on(ReliableMessageSendError.name, lambda event: self._failed.add(event.request_id))
         events.on(IrretrievableMessage.name, lambda event: self._given_up[name].add(event.message_id))
         if _GAP_EVENT in events.names:
@@ -290,11 +298,11 @@ class Evidence:
         self._told[name, event.name, event.request_id] += 1
         self._delivered.add(event.request_id)
 
-    def _told_undelivered(self, name: str, event: ReliableMessageDeliveryError) -> None:
+    def _told_undelivered(self, name: str, event: ReliableMessageDeliveryError, written_from: float) -> None:
         self.checks.delivery_errors += 1
         chunks = self._chunks[event.request_id]
-        # What is told now was so when the store began to write it.
-        heard, decided = self._acknowledged[name], virtual_time() - self.write_seconds
+        # What is told now was so when the store began to write it, however often that failed.
+        heard, decided = self._acknowledged[name], min(virtual_time() - self.write_seconds, written_from)
         if chunks and all(heard.get(chunk, decided) < decided for chunk in chunks):
             self.problems.append(f"{name} said {event.request_id} is undelivered, and had heard otherwise")
         self._undelivered.add(event.request_id)

@@ -16,6 +16,7 @@ from strata.channels.persistence.interface import (
 )
 from strata.channels.persistence.memory import MemoryPersistence
 from strata.tools.sim.faults import FaultCounts, Faults
+from strata.tools.sim.loop import virtual_time
 
 __all__ = ["Disk", "DiskContent", "SimStore"]
 
@@ -42,6 +43,10 @@ class Disk:
     def __init__(self) -> None:
         self.content = DiskContent()
         self.writes = 0
+        self.trying_since: float | None = None
+        """When the first attempt of a write began that has not succeeded."""
+        self.written_from = 0.0
+        """When the first attempt of the write began that succeeded last: failures make a write take long."""
 
 
 class SimStore:
@@ -53,6 +58,7 @@ class SimStore:
         self._disk = disk
         self._rng = rng
         self._counts = counts
+        disk.trying_since = None
 
     async def load(self, participant: ParticipantKey) -> StoredState:
         """The state of a participant, after a while."""
@@ -62,16 +68,20 @@ class SimStore:
     async def apply(self, participant: ParticipantKey, changes: Sequence[Change]) -> None:
         """Write, whole or not at all; a failure tells nothing about which. Raises `StorageFull`."""
         check_changes(changes)
+        disk = self._disk
+        if disk.trying_since is None:
+            disk.trying_since = virtual_time()
         await self._wait()
         failed = self._rng.random() < self.faults.disk_failure
         if failed:
             self._counts["disk_failures"] += 1
             if self._rng.random() < 0.5:
                 raise StorageFull("the simulated disk is full")
-        self._disk.writes += 1
-        await self._disk.content.apply(participant, changes)
+        disk.writes += 1
+        await disk.content.apply(participant, changes)
         if failed:
             raise StorageFull("the simulated disk failed after writing")
+        disk.written_from, disk.trying_since = disk.trying_since, None
 
     async def participants(self) -> list[ParticipantKey]:
         """All participants whose state is stored."""

@@ -108,7 +108,8 @@ class SimParticipant:
         for event in channel.message_events.names:
             if event not in (MessageReceived.name, ReliableMessageReceived.name):  # their handlers would take
                 channel.message_events.on(event, self._count)
-        self._evidence.watch(self.name, node, channel, self._disk.content.holds)
+        disk = self._disk
+        self._evidence.watch(self.name, node, channel, disk.content.holds, lambda: disk.written_from)
         try:
             await channel.open()
         except Exception:

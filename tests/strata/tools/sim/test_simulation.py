@@ -170,6 +170,11 @@ def test_a_disk_outlives_the_process_and_takes_nothing_from_a_dead_one():
             for _ in range(50):
                 await second.apply(key, [Put("k", "a", b"3")])
         assert counts["disk_failures"] >= 1
+        await asyncio.sleep(5)
+        began_at = disk.trying_since
+        second.faults = Faults()
+        await second.apply(key, [Put("k", "a", b"4")])
+        assert began_at is not None and disk.written_from == began_at and disk.trying_since is None
 
     run_virtually(run)
 

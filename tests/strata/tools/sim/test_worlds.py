@@ -9,7 +9,7 @@ import subprocess
 import sys
 
 import pytest
-from strata.channels.reliable import HistoryGap
+from strata.channels.reliable import HistoryGap, ReliableMessageDeliveryError
 from strata.tools.sim import KINDS, Bounds, Simulation, SimulationFailed, WorldSize, kind_of, run_virtually
 from strata.tools.sim.bounds import Idle
 from strata.tools.sim.checking import Evidence
@@ -168,6 +168,22 @@ def test_logs_may_differ_in_what_was_told_and_in_nothing_else():
     assert not evidence.agree("p0", ["b", "c"], "p1", ["a", "b", "c"]), "p0 was told nothing"
     evidence.gaps_are_told = False
     assert not evidence.agree(*logs)
+
+
+@pytest.mark.parametrize(("first_tried", "blamed"), [(9.9, 0), (10.5, 1)])
+def test_a_delivery_error_is_judged_by_when_its_writing_began_however_often_the_disk_failed(
+    first_tried: float, blamed: int
+) -> None:
+    async def run():
+        evidence = Evidence(write_seconds=0.02)
+        evidence._chunks["r"] = {"m"}
+        evidence._acknowledged["p0"]["m"] = 10.0
+        await asyncio.sleep(11)
+        error = ReliableMessageDeliveryError(request_id="r", message_id="m", error="nobody", code="none")
+        evidence._told_undelivered("p0", error, first_tried)
+        assert len(evidence.problems) == blamed
+
+    run_virtually(run)
 
 
 def test_idle_traffic_is_counted_by_the_minute():

@@ -33,6 +33,8 @@ class Bounds:
     """Transmissions of content, first ones and repeated ones, for each message."""
     syncs_per_message: float | None = None
     """Sync messages for each message, while people talk."""
+    syncs_at_first: float = 5.0
+    """Sync messages besides, until people know how many they are."""
     reads_per_missed: float | None = None
     """Messages read from the relays' stores for each that a participant had to get from there."""
     entries: float | None = None
@@ -65,11 +67,11 @@ class Bounds:
 
     def of_talk(self, messages: int, sends: int, syncs: int) -> Iterator[str]:
         """What the traffic for the messages broke."""
-        for what, count, most in (
-            ("transmissions", sends, self.sends_per_message),
-            ("syncs", syncs, self.syncs_per_message),
+        for what, count, most, besides in (
+            ("transmissions", sends, self.sends_per_message, 5.0),
+            ("syncs", syncs, self.syncs_per_message, self.syncs_at_first),
         ):
-            if most is not None and count > most * messages + 5:
+            if most is not None and count > most * messages + besides:
                 yield f"{count} {what} for {messages} messages: {most:g} for each are allowed"
 
     def of_reads(self, reads: int, missed: int) -> Iterator[str]:

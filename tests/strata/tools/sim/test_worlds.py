@@ -19,6 +19,7 @@ from strata.tools.sim.simulation import simulate
 from strata.tools.sim.weighing import weigh
 from strata.tools.sim.worlds import WILD, run_world
 from strata.tools.sim.worlds.absence import Away
+from strata.tools.sim.worlds.crowd import crowd_bounds
 
 TINY = WorldSize(gap=30, people=6)
 
@@ -192,6 +193,14 @@ def test_idle_traffic_is_counted_by_the_minute():
     assert not list(bounds.of_idle(idle))
     (problem,) = bounds.of_idle(Idle(people=10, minutes=5, syncs=37, repeats=0, reads=0, bytes_handed_on=0))
     assert "37 syncs in 5 idle minutes of 10" in problem
+
+
+@pytest.mark.parametrize(("people", "besides"), [(2, 5), (36, 5), (1_000, 70)])
+def test_a_crowd_may_sync_more_at_first_the_larger_it_is(people: int, besides: int) -> None:
+    bounds = crowd_bounds(people)
+    assert not list(bounds.of_talk(8, 8, 4 * 8 + besides))
+    (problem,) = bounds.of_talk(8, 8, 4 * 8 + besides + 1)
+    assert "syncs for 8 messages" in problem
 
 
 def test_a_weight_follows_what_is_kept_and_nothing_else():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from dataclasses import dataclass
 
@@ -16,6 +17,9 @@ _SYNCS_PER_MINUTE = 6.0
 """At most one in ten seconds, for two people and for a thousand."""
 _SYNCS_PER_MESSAGE = 4.0
 """While people talk: one to four acknowledge a message, in all."""
+_SYNCS_AT_FIRST = 65.0
+"""By how many more a thousand people begin than a few dozen, in the model of decision 51."""
+_FEW_DOZEN = 36
 _REST_MINUTES = 5.0
 
 
@@ -31,12 +35,13 @@ class Crowd:
         await talk(run, self.messages, self.seconds)
 
 
-def crowd_bounds(*, lossy: bool = False) -> Bounds:
+def crowd_bounds(people: int, *, lossy: bool = False) -> Bounds:
     """What a crowd may cost, however many they are.
 
     A room of people who have just begun to talk does not know yet how many they are (decision 51), so the
-    quiet minutes are counted after some others.
+    quiet minutes are counted after some others, and some syncs come besides.
     """
+    larger = max(0.0, math.log(people / _FEW_DOZEN) / math.log(1_000 / _FEW_DOZEN))
     return Bounds(
         agree_within=1_200,
         rest_minutes=_REST_MINUTES,
@@ -46,6 +51,7 @@ def crowd_bounds(*, lossy: bool = False) -> Bounds:
         idle_reads_per_minute=None if lossy else 1.0,
         sends_per_message=3.0 if lossy else 1.5,
         syncs_per_message=None if lossy else _SYNCS_PER_MESSAGE,
+        syncs_at_first=5.0 + larger * _SYNCS_AT_FIRST,
         entries=1_500,
         idle_growth=200,
         says_synced_after=None if lossy else 30.0,
@@ -59,7 +65,7 @@ def crowd(rng: random.Random, size: WorldSize) -> World:
     lossy = rng.random() < 0.3
     return World(
         Crowd(messages, rng.choice((1.0, 60.0))),
-        crowd_bounds(lossy=lossy),
+        crowd_bounds(people, lossy=lossy),
         faults=Faults(loss=0.03) if lossy else NO_FAULTS,
         participants=people,
         options={"expected_participants": people},

@@ -164,7 +164,6 @@ async def test_history_and_live_are_one_stream(fake, make):
         assert await take(subscription, 1) == [make(5)]
 
 
-@pytest.mark.req("R-339")
 async def test_from_the_head_comes_what_the_relay_gets_from_now_on_and_nothing_from_before(extended, make):
     for n in range(50):
         extended.model.append(make(n))
@@ -185,6 +184,7 @@ async def test_a_relay_that_cannot_say_where_it_ends_is_not_asked(plain, make):
         assert plain.received.empty() and relay.statistics.events_received == 0
 
 
+@pytest.mark.req("R-339")
 async def test_a_subscription_goes_on_across_cuts(fake, make):
     got = []
     async with connect(fake.url, options=FAST) as relay:

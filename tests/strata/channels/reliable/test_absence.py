@@ -817,6 +817,7 @@ def undecryptable(channel: ReliableChannel) -> list[MessagesUndecryptable]:
     return told
 
 
+@pytest.mark.req("C-244")
 @pytest.mark.parametrize("join", ["history", "now"])
 @virtually
 async def test_what_a_wrong_key_did_not_open_comes_once_the_key_is_right(join: Any) -> None:

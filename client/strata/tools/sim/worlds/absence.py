@@ -16,7 +16,9 @@ from strata.tools.sim.worlds.kinds import World, WorldSize, rest_until, say, tal
 __all__ = ["absence", "newcomers", "short_retention"]
 
 _LIVE_WITHIN = 10.0
-"""Virtual seconds within which a newcomer has what is said now, whatever was said before."""
+"""Virtual seconds within which a newcomer has what is said now, besides those for reading what it follows."""
+_READ_A_SECOND = 50
+"""Messages that a newcomer reads in a second, at least: pages are small here, and requests slow."""
 _ON_ITS_WAY = 600.0
 """For so many seconds (`lost_message_timeout_ms`) what no relay has may be on its way."""
 _DECLARED = 60
@@ -194,7 +196,7 @@ def newcomers(rng: random.Random, size: WorldSize) -> World:
     remembered = rng.choice((1.0, rng.uniform(0.2, 0.9)))
     rest, options = _expiry(rng)
     waits = remembered < 1 and _is_early(rest, options)
-    within = _ON_ITS_WAY + _LIVE_WITHIN if waits else _LIVE_WITHIN
+    within = _LIVE_WITHIN + gap / _READ_A_SECOND + (_ON_ITS_WAY if waits else 0)
     bounds = replace(_bounds(gap), gaps_are_told=remembered < 1)
     if remembered < 1:
         # Who was there has the past, and repairs it backwards, two messages in a round.

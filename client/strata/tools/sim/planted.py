@@ -222,7 +222,7 @@ FAULTS: dict[str, PlantedFault] = {
             "sds.outgoing:OutgoingBuffer.take_due",
             _returns(lambda: ([], [])),
             kinds=("devices",),
-            within=30,
+            within=60,
         ),
         PlantedFault(
             "never asks",
@@ -236,6 +236,7 @@ FAULTS: dict[str, PlantedFault] = {
             "nobody says what it has unless it speaks",
             "sds.participant:Participant._send_sync",
             _sometimes(lambda self, now: self._sync.sent([], now) is None),
+            within=100,
         ),
         PlantedFault(
             "acknowledges before storing",

@@ -195,7 +195,7 @@ def test_idle_traffic_is_counted_by_the_minute():
     assert "37 syncs in 5 idle minutes of 10" in problem
 
 
-@pytest.mark.parametrize(("people", "besides"), [(2, 5), (36, 5), (1_000, 70)])
+@pytest.mark.parametrize(("people", "besides"), [(2, 15), (36, 15), (1_000, 70)])
 def test_a_crowd_may_sync_more_at_first_the_larger_it_is(people: int, besides: int) -> None:
     bounds = crowd_bounds(people)
     assert not list(bounds.of_talk(8, 8, 4 * 8 + besides))

@@ -17,8 +17,8 @@ _SYNCS_PER_MINUTE = 6.0
 """At most one in ten seconds, for two people and for a thousand."""
 _SYNCS_PER_MESSAGE = 4.0
 """While people talk: one to four acknowledge a message, in all."""
-_SYNCS_AT_FIRST = 65.0
-"""By how many more a thousand people begin than a few dozen, in the model of decision 51."""
+_SYNCS_AT_FIRST, _SYNCS_OF_A_THOUSAND = 15.0, 55.0
+"""Before people know how many they are: for a few dozen, and besides for a thousand (decision 51)."""
 _FEW_DOZEN = 36
 _REST_MINUTES = 5.0
 
@@ -51,7 +51,7 @@ def crowd_bounds(people: int, *, lossy: bool = False) -> Bounds:
         idle_reads_per_minute=None if lossy else 1.0,
         sends_per_message=3.0 if lossy else 1.5,
         syncs_per_message=None if lossy else _SYNCS_PER_MESSAGE,
-        syncs_at_first=5.0 + larger * _SYNCS_AT_FIRST,
+        syncs_at_first=_SYNCS_AT_FIRST + larger * _SYNCS_OF_A_THOUSAND,
         entries=1_500,
         idle_growth=200,
         says_synced_after=None if lossy else 30.0,

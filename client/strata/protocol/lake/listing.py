@@ -1,0 +1,127 @@
+"""Listings: which objects hold the rows of a batch, for a lake on an object store. No I/O.
+
+On a disk a batch is what lies in its folder, and a rename puts all of it there in one step. An object store
+has no such step: what killed writers have left lies beside what counts. So a listing names the objects of a
+batch. It is written before the manifest, under a name that has the manifest's hash, and counts once that
+manifest is in the chain.
+
+A listing is no part of the chain. The manifest binds the rows, whatever objects they are in, so a listing
+cannot put in a false row or leave out a true one unseen. A lake that is copied between a disk and an object
+store keeps its manifests, and every tip that somebody noted.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import NoReturn
+
+import msgspec
+
+from strata.protocol.errors import InvalidInput
+from strata.protocol.lake.manifest import LakeError, Manifest
+from strata.protocol.lake.sealing import hash_of, text_of
+from strata.protocol.lake.sequences import day_text
+
+__all__ = [
+    "LISTINGS",
+    "Listing",
+    "StoredObject",
+    "check_listing",
+    "decode_listing",
+    "encode_listing",
+    "listing_name",
+    "seal_listing",
+]
+
+LISTINGS = "_objects"
+"""The folder of listings: `_objects/0000000000-<hash of the manifest>.json`."""
+
+_FORMAT = 1
+# Whoever copies a lake to a disk makes files of these names: none leads elsewhere.
+_is_name = re.compile(
+    r"(?:packets|quarantine)/day=(\d{4}-\d\d-\d\d)/batch=(\d{1,19})-(\d{1,19})/(?:kind=[A-Za-z_]+/)?"
+    r"[A-Za-z0-9][A-Za-z0-9._-]*\.parquet"
+).fullmatch
+
+
+class StoredObject(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """An object with rows of a batch."""
+
+    name: str
+    """Its key below the lake's, the same as the path of a file below a lake's folder."""
+    size: int
+    rows: int
+    hash: str
+    """BLAKE3-256 of its bytes."""
+
+
+class Listing(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The objects of one batch."""
+
+    format: int = _FORMAT
+    number: int
+    """That of its manifest."""
+    manifest: str
+    """The hash of its manifest."""
+    attempt: str
+    """Who wrote the objects: each attempt to archive a batch has a name of its own."""
+    objects: list[StoredObject]
+    hash: str = ""
+    """BLAKE3-256 of the canonical JSON of all the above."""
+
+
+def listing_name(manifest: Manifest) -> str:
+    """The name of the listing of a manifest's batch."""
+    return f"{manifest.number:010}-{manifest.hash}.json"
+
+
+def seal_listing(manifest: Manifest, attempt: str, objects: Sequence[StoredObject]) -> Listing:
+    """The listing of a sealed manifest's batch, with its hash."""
+    listing = Listing(number=manifest.number, manifest=manifest.hash, attempt=attempt, objects=list(objects))
+    return msgspec.structs.replace(listing, hash=hash_of(msgspec.to_builtins(listing)))
+
+
+def encode_listing(listing: Listing) -> bytes:
+    """The text of its object."""
+    return text_of(listing)
+
+
+def decode_listing(text: bytes, name: str) -> Listing:
+    """Read one listing. Raises `LakeError`, by `name`, for one that is damaged or of another version."""
+    try:
+        listing = msgspec.json.decode(text, type=Listing)
+        recomputed = hash_of(msgspec.to_builtins(listing))
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, InvalidInput) as error:
+        _refuse(name, f"it is damaged: {error}")
+    if listing.format != _FORMAT:
+        _refuse(name, f"its format is {listing.format} and this program knows {_FORMAT}")
+    if listing.hash != recomputed:
+        _refuse(name, "it was changed after it was written: its hash does not recompute")
+    wrong = next((one.name for one in listing.objects if _is_name(one.name) is None), None)
+    if wrong is not None:
+        _refuse(name, f"{wrong!r} is no name of an object with rows")
+    return listing
+
+
+def check_listing(listing: Listing, manifest: Manifest) -> None:
+    """Raise `LakeError` unless a listing is that of this manifest, and names objects of its batch alone.
+
+    An object may hold rows of several batches of a day; then its name tells the sequences of all of these.
+    """
+    name = listing_name(manifest)
+    if (listing.number, listing.manifest) != (manifest.number, manifest.hash):
+        _refuse(name, f"it is that of another manifest, {listing.number}")
+    for one in listing.objects:
+        found = _is_name(one.name)
+        is_in_place = found is not None and (
+            found[1] == day_text(manifest.span.day)
+            and int(found[2]) - 1 <= manifest.after
+            and manifest.up_to <= int(found[3])
+        )
+        if not is_in_place:
+            _refuse(name, f"{one.name} lies elsewhere than its batch, {manifest.span}")
+
+
+def _refuse(name: str, why: str) -> NoReturn:
+    raise LakeError(f"the lake's listing {name} cannot be used: {why}")

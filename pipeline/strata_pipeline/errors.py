@@ -11,6 +11,7 @@ __all__ = [
     "LogError",
     "LogUnavailable",
     "PipelineError",
+    "StoreError",
     "UsageError",
     "log_too_short",
 ]
@@ -34,6 +35,10 @@ class LogError(PipelineError):
 
 class LogUnavailable(PipelineError):
     """The database cannot be reached, or refuses the connection. Running the job again completes it."""
+
+
+class StoreError(PipelineError):
+    """An object store cannot be reached, or refuses. Running the job again completes it."""
 
 
 def log_too_short(head: int, reached: int) -> LogError:

@@ -19,6 +19,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
 from strata_pipeline.errors import LakeError, UsageError
+from strata_pipeline.lake.stores.schemes import is_object_place
 
 __all__ = ["ABOUT", "COUNTERS", "GAUGES", "JobMetrics", "served"]
 
@@ -65,8 +66,8 @@ class JobMetrics:
     def __init__(self, command: str, lake: str, file: Path | None = None) -> None:
         self.registry = CollectorRegistry()
         self._file = file
-        self._lake = Path(lake.removeprefix("file://")).absolute()
-        self._labels = {"command": command, "lake": str(self._lake)}
+        self._lake = None if is_object_place(lake) else Path(lake.removeprefix("file://")).absolute()
+        self._labels = {"command": command, "lake": str(self._lake or lake)}
         self._counters = {name: Counter(name, told, _LABELS, registry=self.registry)
                           for name, told in COUNTERS.items()}  # fmt: skip
         self._gauges = {name: Gauge(name, told, _LABELS, registry=self.registry)
@@ -128,6 +129,8 @@ class JobMetrics:
 
     def _look_at_disk(self) -> None:
         folder = self._lake
+        if folder is None:  # a bucket has no size
+            return
         while not folder.exists():
             folder = folder.parent
         told = os.statvfs(folder)

@@ -13,6 +13,9 @@ from pyspark.sql import SparkSession
 
 from relayd.postgres import EmbeddedPostgres
 from relayd.store.migrate import migrate
+from tests.support.object_stores import BUCKET, ObjectServer, serving
+
+_PREFIXES = map("lake-{}".format, itertools.count(1))
 
 
 @pytest.fixture(scope="session")
@@ -66,3 +69,26 @@ def as_in_production(spark: SparkSession) -> Iterator[None]:
         yield
     finally:
         spark.conf.set("spark.sql.adaptive.enabled", "false")
+
+
+@pytest.fixture(scope="session")
+def object_server() -> Iterator[ObjectServer]:
+    """An S3 server for all tests of a worker."""
+    with serving() as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def object_places(object_server: ObjectServer) -> Iterator[Callable[[], str]]:
+    """Gives new places for lakes on it; the environment names it meanwhile."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in object_server.environment.items():
+            patch.setenv(name, value)
+        yield lambda: f"s3://{BUCKET}/{next(_PREFIXES)}"
+
+
+@pytest.fixture
+def place(object_server: ObjectServer, object_places: Callable[[], str]) -> Iterator[str]:
+    """A new place for a lake, on a server that does as it is told again afterwards."""
+    yield object_places()
+    object_server.behave()

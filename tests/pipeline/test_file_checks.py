@@ -13,8 +13,9 @@ import pytest
 from strata.protocol.lake import Span
 from strata_pipeline.errors import LakeError
 from strata_pipeline.lake.batches import Batch
-from strata_pipeline.lake.checking import Fault, chunks, units_of_day
+from strata_pipeline.lake.checking import chunks, units_of_day
 from strata_pipeline.lake.contents import read_rows
+from strata_pipeline.lake.faults import Fault
 from strata_pipeline.lake.generations import replace_day, staged_day
 from strata_pipeline.lake.lake import Lake
 from strata_pipeline.lake.migration import migrate_chain

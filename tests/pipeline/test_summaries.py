@@ -20,7 +20,7 @@ from strata.protocol.lake import (
     seal,
     summarise,
 )
-from strata_pipeline.jobs.audit import Audited, _check_folders
+from strata_pipeline.jobs.audit import Audited, _check_names
 from strata_pipeline.lake import chain as chain_module
 from strata_pipeline.lake.chain import manifest_name
 from strata_pipeline.lake.lake import Lake
@@ -137,7 +137,7 @@ def test_an_audit_names_a_summary_that_is_not_what_the_manifests_say(lake):
     path = summaries(lake)[2]
     path.write_bytes(path.read_bytes().replace(b'"packets": 6', b'"packets": 5'))
     audited = Audited()
-    _check_folders(Lake.open(lake), audited)
+    _check_names(Lake.open(lake), [], audited)
     assert audited.counts == {"file: summary": 1} and audited.findings[0].file == str(path)
 
 

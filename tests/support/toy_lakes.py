@@ -11,10 +11,12 @@ import pyarrow.dataset as pads
 import pyarrow.parquet as pq
 from blake3 import blake3
 from strata.protocol.lake import Manifest, Span, first_of_day, manifests_of_day
-from strata_pipeline.lake.checking import Fault, batches_faults, chunks, places_faults, units_of_day
+from strata_pipeline.lake.checking import batches_faults, chunks, places_faults, units_of_day
 from strata_pipeline.lake.contents import contents_of
+from strata_pipeline.lake.faults import Fault
 from strata_pipeline.lake.lake import Lake
 from strata_pipeline.lake.rows import digest_of, read_places
+from strata_pipeline.lake.state import LakeState
 
 __all__ = [
     "DAY",
@@ -22,6 +24,7 @@ __all__ = [
     "faults",
     "file_faults",
     "files_below",
+    "manifest_of",
     "place",
     "read",
     "rows_table",
@@ -94,27 +97,37 @@ def staged(
     if aside:
         quarantine = folder / "quarantine"
         _write(quarantine / "part-0.parquet", rows_table(aside, quarantined=True))
-    sound_folders, aside_folders = ([one] if one else [] for one in (packets, quarantine))
-    places = read_places([*sound_folders, *aside_folders])
-    return (
-        Manifest(
-            format=version,
-            number=len(lake.manifests),
-            after=span.after,
-            up_to=span.up_to,
-            packets=len(sound),
-            quarantined=len(aside),
-            rows=digest_of(places),
-            contents=contents_of(sound_folders, aside_folders, span) if version > 1 else "",
-            body_bytes=100,
-            kinds={},
-            last_packet_id=places["packet_id"][-1].as_py().hex(),
-            last_received_at=places["received_at"][-1].as_py(),
-            written_at=0,
-            previous=lake.tip,
-        ),
-        packets,
-        quarantine,
+    folders = [[one] if one else [] for one in (packets, quarantine)]
+    return manifest_of(lake, span, len(sound), len(aside), *folders, version=version), packets, quarantine
+
+
+def manifest_of(
+    lake: LakeState,
+    span: Span,
+    packets: int,
+    quarantined: int,
+    folders: list[Path],
+    aside: list[Path],
+    *,
+    version: int = 2,
+) -> Manifest:
+    """The manifest of a lake's next batch, whose rows lie in these folders."""
+    places = read_places([*folders, *aside])
+    return Manifest(
+        format=version,
+        number=lake.chain.end.number,
+        after=span.after,
+        up_to=span.up_to,
+        packets=packets,
+        quarantined=quarantined,
+        rows=digest_of(places),
+        contents=contents_of(folders, aside, span) if version > 1 else "",
+        body_bytes=100,
+        kinds={},
+        last_packet_id=places["packet_id"][-1].as_py().hex(),
+        last_received_at=places["received_at"][-1].as_py(),
+        written_at=0,
+        previous=lake.tip,
     )
 
 

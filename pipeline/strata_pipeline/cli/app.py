@@ -25,11 +25,13 @@ from rich.console import Console
 from strata.protocol.lake import LakeError
 
 from strata_pipeline.errors import LogUnavailable, PipelineError, UsageError
+from strata_pipeline.lake.stores.schemes import is_object_place, not_on_a_disk
 
 __all__ = [
     "BootstrapFile",
     "Json",
     "LakeFolder",
+    "LakePlace",
     "Master",
     "SparkConf",
     "Url",
@@ -64,8 +66,40 @@ BootstrapFile = Annotated[
     Path | None,
     typer.Option(metavar="FILE", help="The relay's bootstrap file, if it has one: the keys it trusts."),
 ]
+
+
+def _on_a_disk(place: str) -> str:
+    if is_object_place(place):
+        raise typer.BadParameter(not_on_a_disk(place))
+    return place
+
+
+def _reachable(place: str) -> str:
+    if is_object_place(place):
+        from strata_pipeline.lake.stores.objects import ObjectStore
+
+        try:
+            ObjectStore.at(place)
+        except UsageError as error:
+            raise typer.BadParameter(str(error)) from None
+    return place
+
+
 LakeFolder = Annotated[
-    str, typer.Option("--lake", metavar="DIR", help="The folder of the lake.", show_default=False)
+    str,
+    typer.Option(
+        "--lake", metavar="DIR", help="The folder of the lake.", show_default=False, callback=_on_a_disk
+    ),
+]
+LakePlace = Annotated[
+    str,
+    typer.Option(
+        "--lake",
+        metavar="PLACE",
+        help="The lake: a folder, or s3://bucket/prefix on an object store.",
+        show_default=False,
+        callback=_reachable,
+    ),
 ]
 Master = Annotated[
     str | None,

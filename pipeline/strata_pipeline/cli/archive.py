@@ -12,7 +12,7 @@ import typer
 
 from strata_pipeline.cli.app import (
     Json,
-    LakeFolder,
+    LakePlace,
     Master,
     SparkConf,
     Url,
@@ -34,7 +34,7 @@ __all__ = ["archive_command"]
 
 def archive_command(
     database_url: Url,
-    lake: LakeFolder,
+    lake: LakePlace,
     continuous: Annotated[bool, typer.Option("--continuous", help="Follow the log until stopped.")] = False,
     interval: Annotated[
         float,
@@ -133,4 +133,8 @@ def _told(done: Archived) -> str:
     aside = f", {done.quarantined:,} more put aside in quarantine" if done.quarantined else ""
     counts = f"{done.packets:,} packets in {done.batches:,} batches"
     moved = f"; {len(done.moved_aside)} broken folders were moved into _aside" if done.moved_aside else ""
+    if done.deleted:
+        moved += f"; {len(done.deleted)} objects of interrupted archives were deleted"
+    if done.left_behind:
+        moved += f"; {len(done.left_behind)} objects of interrupted archives are left for a later run"
     return f"archived {counts}{aside}; the lake stands at {done.reached}{moved}"

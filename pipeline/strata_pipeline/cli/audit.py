@@ -12,7 +12,7 @@ from strata.protocol.lake import GENESIS
 from strata_pipeline.cli.app import (
     BootstrapFile,
     Json,
-    LakeFolder,
+    LakePlace,
     Master,
     SparkConf,
     failures_told,
@@ -39,7 +39,7 @@ _SHOWN = 20
 
 
 def audit_command(
-    lake: LakeFolder,
+    lake: LakePlace,
     database_url: Annotated[
         str | None,
         typer.Option(
@@ -131,6 +131,9 @@ def _tell(audited: Audited) -> None:
         print(
             f"{audited.quarantined:,} rows of the log were put aside when they were archived: see quarantine/"
         )
+    if audited.left_behind:
+        left = f"{audited.left_behind:,} objects of interrupted archives"
+        print(f"{left} are no part of the lake: archive deletes them")
     if audited.compared_up_to is not None and audited.behind:
         print(f"the log has {audited.behind:,} packets more: run archive")
     for finding in audited.findings[:_SHOWN]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from strata_pipeline.cli.app import Json, LakeFolder, Master, SparkConf, failures_told, say, spark_conf
+from strata_pipeline.cli.app import Json, LakePlace, Master, SparkConf, failures_told, say, spark_conf
 from strata_pipeline.cli.progress import steps_shown
 from strata_pipeline.cli.reporting import Days, Output, print_row, print_table
 from strata_pipeline.reports.reliability import ReliabilityFigures
@@ -14,7 +14,7 @@ _SHOWN = 20
 
 
 def reliability_command(
-    lake: LakeFolder,
+    lake: LakePlace,
     days: Days = None,
     output: Output = None,
     master: Master = None,

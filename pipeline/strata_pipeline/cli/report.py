@@ -7,7 +7,7 @@ from typing import Annotated
 import msgspec
 import typer
 
-from strata_pipeline.cli.app import Json, LakeFolder, Master, SparkConf, failures_told, say, spark_conf
+from strata_pipeline.cli.app import Json, LakePlace, Master, SparkConf, failures_told, say, spark_conf
 from strata_pipeline.cli.progress import steps_shown
 from strata_pipeline.cli.reporting import Days
 
@@ -15,7 +15,7 @@ __all__ = ["report_command"]
 
 
 def report_command(
-    lake: LakeFolder,
+    lake: LakePlace,
     output: Annotated[
         str,
         typer.Option(

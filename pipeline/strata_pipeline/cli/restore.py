@@ -8,7 +8,7 @@ import msgspec
 import typer
 from strata.protocol.lake import parse_day
 
-from strata_pipeline.cli.app import Json, LakeFolder, Master, SparkConf, failures_told, say, spark_conf
+from strata_pipeline.cli.app import Json, LakePlace, Master, SparkConf, failures_told, say, spark_conf
 from strata_pipeline.cli.progress import rows_shown
 from strata_pipeline.errors import UsageError
 
@@ -29,7 +29,7 @@ def restore_command(
             show_envvar=True,
         ),
     ],
-    lake: LakeFolder,
+    lake: LakePlace,
     until: Annotated[
         str | None,
         typer.Option(metavar="DAY", help="The last day to restore, as 2026-11-21 (UTC).", show_default=False),

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from strata_pipeline.cli.app import Json, LakeFolder, Master, SparkConf, failures_told, say, spark_conf
+from strata_pipeline.cli.app import Json, LakePlace, Master, SparkConf, failures_told, say, spark_conf
 from strata_pipeline.cli.progress import steps_shown
 from strata_pipeline.cli.reporting import Days, Output, print_row, print_table
 from strata_pipeline.errors import UsageError
@@ -22,7 +22,7 @@ _USUAL = Thresholds()
 
 
 def traffic_command(
-    lake: LakeFolder,
+    lake: LakePlace,
     days: Days = None,
     output: Output = None,
     database_url: Annotated[

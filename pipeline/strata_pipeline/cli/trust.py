@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from strata_pipeline.cli.app import Json, LakeFolder, Master, SparkConf, failures_told, say, spark_conf
+from strata_pipeline.cli.app import Json, LakePlace, Master, SparkConf, failures_told, say, spark_conf
 from strata_pipeline.cli.progress import steps_shown
 from strata_pipeline.cli.reporting import Output, print_row, print_table
 from strata_pipeline.reports.text import count_text, shortened
@@ -14,7 +14,7 @@ _DID_CHARACTERS = 40
 
 
 def trust_command(
-    lake: LakeFolder,
+    lake: LakePlace,
     output: Output = None,
     master: Master = None,
     conf: SparkConf = None,

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from pathlib import Path
+from collections.abc import Collection, Sequence
 from typing import Self
 
 from py4j.protocol import Py4JError
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
 from pyspark.sql.types import StringType, StructField, StructType
-from strata.protocol.lake import day_text
+from strata.protocol.lake import Manifest, day_text
 
 from strata_pipeline.datasets.dataset import Dataset
+from strata_pipeline.datasets.objects import read_objects
 from strata_pipeline.globs import for_spark
+from strata_pipeline.lake.batches import Batch
 from strata_pipeline.lake.lake import Lake
+from strata_pipeline.lake.object_lake import ObjectLake
+from strata_pipeline.lake.places import AnyLake
 from strata_pipeline.schemas import schema
 
 __all__ = ["Packets", "Quarantine"]
@@ -25,22 +29,49 @@ class Packets(Dataset, schema="packets"):
 
     @classmethod
     def of(
-        cls, spark: SparkSession, lake: Lake, days: Sequence[int] | None = None, *, damaged: bool = False
+        cls,
+        spark: SparkSession,
+        lake: AnyLake,
+        days: Sequence[int] | None = None,
+        *,
+        kinds: Collection[str] | None = None,
+        damaged: bool = False,
     ) -> Self:
-        """All packets of a lake, or those received on these days; with `damaged`, as far as they can be read.
+        """All packets of a lake, or those received on these days, or in the folders of these `kinds` alone;
+        with `damaged`, as far as they can be read.
 
         A column that a file of an earlier schema lacks is null.
         """
-        return cls(cls.read(spark, lake, days, damaged=damaged))
+        return cls(cls.read(spark, lake, days, kinds=kinds, damaged=damaged))
 
     @classmethod
     def read(
-        cls, spark: SparkSession, lake: Lake, days: Sequence[int] | None = None, *, damaged: bool = False
+        cls,
+        spark: SparkSession,
+        lake: AnyLake,
+        days: Sequence[int] | None = None,
+        *,
+        kinds: Collection[str] | None = None,
+        damaged: bool = False,
     ) -> DataFrame:
         """The same rows with the columns `day`, `batch` and `kind`, from the names of the folders."""
         names = [StructField(name, StringType()) for name in ("day", "batch", "kind")]
         wanted = StructType([*schema("packets").fields, *names])
-        return _read(spark, lake.packets, wanted, days, "batch=*/kind=*", damaged)
+        if isinstance(lake, ObjectLake):
+            objects = lake.objects(_manifests(lake, days), "packets", kinds=kinds, damaged=damaged)
+            return read_objects(spark, lake.store, objects, wanted, damaged=damaged)
+        rows = _read(spark, lake, "packets", wanted, days, "batch=*/kind=*", damaged)
+        # Spark reads no file of another folder.
+        return rows if kinds is None else rows.where(F.col("kind").isin(*kinds))
+
+    @classmethod
+    def of_batch(cls, spark: SparkSession, lake: AnyLake, batch: Batch) -> Self:
+        """The packets in the folders of batches that were read together; those of others may be there too."""
+        if isinstance(lake, ObjectLake):
+            objects = lake.objects(batch.manifests, "packets")
+            return cls(read_objects(spark, lake.store, objects, schema("packets")))
+        reader = spark.read.schema(schema("packets")).option("basePath", str(lake.packets))
+        return cls(reader.parquet(*map(for_spark, batch.folders)))
 
 
 class Quarantine(Dataset, schema="quarantine"):
@@ -48,21 +79,33 @@ class Quarantine(Dataset, schema="quarantine"):
 
     @classmethod
     def of(
-        cls, spark: SparkSession, lake: Lake, days: Sequence[int] | None = None, *, damaged: bool = False
+        cls, spark: SparkSession, lake: AnyLake, days: Sequence[int] | None = None, *, damaged: bool = False
     ) -> Self:
         """All of them, or those of these days; with `damaged`, as far as they can be read."""
-        return cls(_read(spark, lake.quarantine, schema("quarantine"), days, "batch=*", damaged))
+        wanted = schema("quarantine")
+        if isinstance(lake, ObjectLake):
+            objects = lake.objects(_manifests(lake, days), "quarantine", damaged=damaged)
+            return cls(read_objects(spark, lake.store, objects, wanted, damaged=damaged))
+        return cls(_read(spark, lake, "quarantine", wanted, days, "batch=*", damaged))
+
+
+def _manifests(lake: ObjectLake, days: Sequence[int] | None) -> list[Manifest]:
+    if days is None:
+        return lake.manifests
+    return [manifest for day in days for manifest in lake.chain.of_day(day)]
 
 
 def _read(
     spark: SparkSession,
-    root: Path,
+    lake: Lake,
+    name: str,
     wanted: StructType,
     days: Sequence[int] | None,
     pattern: str,
     damaged: bool,
 ) -> DataFrame:
     """The rows in the folders of batches of these days, or of all."""
+    root = lake.root / name
     named = root.glob("day=*") if days is None else (root / f"day={day_text(day)}" for day in days)
     there = [day for day in named if next(day.glob(pattern), None) is not None]
     if not there:

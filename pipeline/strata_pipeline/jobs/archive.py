@@ -19,14 +19,16 @@ from pyspark.sql import DataFrame, Observation, SparkSession
 from pyspark.sql import functions as F
 from strata.protocol.lake import FORMAT, Manifest, Span
 
-from strata_pipeline.errors import LogError, log_too_short
+from strata_pipeline.errors import LogError, UsageError, log_too_short
+from strata_pipeline.jobs.drafts import Draft, drafting
 from strata_pipeline.jobs.failures import translate_failures
 from strata_pipeline.jobs.publishing import DeltaFollower
-from strata_pipeline.lake import files
 from strata_pipeline.lake.batches import Batch
 from strata_pipeline.lake.contents import contents_of
 from strata_pipeline.lake.lake import Lake
+from strata_pipeline.lake.places import AnyLake, write_lake
 from strata_pipeline.lake.rows import digest_of, read_places
+from strata_pipeline.lake.stores.schemes import is_object_place, not_on_a_disk
 from strata_pipeline.log.database import connect, id_at, log_state, sequence_of
 from strata_pipeline.log.spans import DEFAULT_BATCH_ROWS, LogState, next_batch
 from strata_pipeline.planning import parallelism
@@ -54,6 +56,10 @@ class Archived:
     """The hash of the last manifest."""
     moved_aside: list[str] = field(default_factory=list)
     """What an interrupted writer had left in sight of readers, and not whole; it is in `_aside` now."""
+    left_behind: list[str] = field(default_factory=list)
+    """In a bucket: objects that interrupted writers have left, and that no manifest names."""
+    deleted: list[str] = field(default_factory=list)
+    """In a bucket: such objects that were deleted, since nobody can commit them any more."""
 
 
 def archive(
@@ -78,9 +84,11 @@ def archive(
     """
     done = Archived()
     cores = parallelism(spark)
-    with Lake.write(path) as lake, contextlib.closing(connect(url)) as connection:
-        published = DeltaFollower(lake.root) if delta else None
-        done.moved_aside = [str(path) for path in lake.moved]
+    if delta and is_object_place(path):
+        raise UsageError(f"--delta: {not_on_a_disk(str(path))}")
+    with write_lake(path) as lake, contextlib.closing(connect(url)) as connection:
+        published = DeltaFollower(lake.root) if delta and isinstance(lake, Lake) else None
+        _tell_of_leftovers(lake, done)
         _check_same_log(lake, connection)
         while True:
             state = log_state(connection)
@@ -114,10 +122,16 @@ def archive(
     return done
 
 
+def _tell_of_leftovers(lake: AnyLake, done: Archived) -> None:
+    if isinstance(lake, Lake):
+        done.moved_aside = [str(path) for path in lake.moved]
+    else:
+        done.left_behind, done.deleted = lake.left
+
+
 def _archive_batch(
-    spark: SparkSession, url: str, lake: Lake, span: Span, state: LogState, partitions: int
+    spark: SparkSession, url: str, lake: AnyLake, span: Span, state: LogState, partitions: int
 ) -> Manifest:
-    staged = lake.stage(span)
     log = (
         spark.read.format("relay_log")
         .option("url", url)
@@ -129,22 +143,25 @@ def _archive_batch(
     seen = Observation()
     checked = check_rows(log)
     counted = checked.observe(seen, F.count(F.lit(1)).alias("rows"), F.count("reason").alias("quarantined"))
-    with translate_failures("archiving"):
-        _packets(counted).write.partitionBy("kind").parquet(str(staged / "packets"))
-        quarantined = seen.get["quarantined"]
-        if quarantined:  # rare: the batch is read a second time, for these rows alone
-            checked.where("reason IS NOT NULL").drop("kind").write.parquet(str(staged / "quarantine"))
-    return _commit(lake, span, state, staged, seen.get["rows"], quarantined)
+    with drafting(lake, span) as draft:
+        with translate_failures("archiving"):
+            draft.write("packets", _packets(counted))
+            quarantined = seen.get["quarantined"]
+            if quarantined:  # rare: the batch is read a second time, for these rows alone
+                draft.write("quarantine", checked.where("reason IS NOT NULL").drop("kind"))
+        return _commit(lake, span, state, draft, seen.get["rows"], quarantined)
 
 
 def _packets(checked: DataFrame) -> DataFrame:
     return checked.where("reason IS NULL").drop("reason", "detail")
 
 
-def _commit(lake: Lake, span: Span, state: LogState, staged: Path, rows: int, quarantined: int) -> Manifest:
+def _commit(
+    lake: AnyLake, span: Span, state: LogState, draft: Draft, rows: int, quarantined: int
+) -> Manifest:
     """Commit what was really written: the files are read again before the manifest names them."""
-    packets = _written(staged / "packets")
-    quarantine = _written(staged / "quarantine") if quarantined else None
+    packets = draft.folder("packets")
+    quarantine = draft.folder("quarantine") if quarantined else None
     places = read_places([*_folders(packets), *_folders(quarantine)])
     expected = state.rows_expected(span)
     sequences = pc.unique(places["sequence"])
@@ -154,7 +171,7 @@ def _commit(lake: Lake, span: Span, state: LogState, staged: Path, rows: int, qu
             f"{len(sequences)} were found: rows are missing, or retention removed them just now"
         )
     last = places.num_rows - 1
-    return lake.commit(
+    return draft.commit(
         Manifest(
             format=FORMAT,
             number=lake.chain.end.number,
@@ -170,16 +187,8 @@ def _commit(lake: Lake, span: Span, state: LogState, staged: Path, rows: int, qu
             last_received_at=places["received_at"][last].as_py(),
             written_at=int(time.time()),
             previous=lake.tip,
-        ),
-        packets,
-        quarantine,
+        )
     )
-
-
-def _written(folder: Path) -> Path | None:
-    """The folder, without Spark's marker files; None where it holds no Parquet."""
-    files.without_notes(folder)
-    return folder if any(folder.rglob("*.parquet")) else None
 
 
 def _folders(folder: Path | None) -> list[Path]:
@@ -195,7 +204,7 @@ def _kinds(packets: Path | None) -> dict[str, int]:
     }
 
 
-def _check_same_log(lake: Lake, connection: adbc.Connection) -> None:
+def _check_same_log(lake: AnyLake, connection: adbc.Connection) -> None:
     """Refuse to mix two logs in one lake: the last packet tells them apart.
 
     The lake's last row may be a damaged one, with an id that no log knows. The log has it at its place; if
@@ -226,10 +235,11 @@ def _check_same_log(lake: Lake, connection: adbc.Connection) -> None:
         )
 
 
-def _last_packet(lake: Lake) -> tuple[int, bytes] | None:
+def _last_packet(lake: AnyLake) -> tuple[int, bytes] | None:
     """The place and id of the last row that was not put aside; None in a lake without such rows."""
     for manifest in lake.chain.backwards():
         if manifest.packets:
-            rows = Batch.read(lake, manifest).packets
+            with lake.at_hand([manifest]) as layout:
+                rows = Batch.read(layout, manifest).packets
             return rows["sequence"][-1].as_py(), rows["packet_id"][-1].as_py()
     return None

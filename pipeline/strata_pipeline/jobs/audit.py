@@ -22,16 +22,17 @@ from pyspark import StorageLevel
 from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql import functions as F
 from strata.protocol.keys import IDENTITY_TYPES
-from strata.protocol.lake import GENESIS, Manifest
+from strata.protocol.lake import GENESIS, Manifest, StoredObject
 
 from strata_pipeline.datasets import Packets, Quarantine
 from strata_pipeline.errors import LakeError, PipelineError, UsageError, log_too_short
 from strata_pipeline.jobs.failures import translate_failures
-from strata_pipeline.lake.checking import Fault, Unit, batches_faults, chunks, places_faults, units_of_day
+from strata_pipeline.lake.checking import Unit, batches_faults, chunks, places_faults
 from strata_pipeline.lake.contents import parquet_files, read_rows
+from strata_pipeline.lake.faults import Fault
 from strata_pipeline.lake.kinds import kind_of
-from strata_pipeline.lake.lake import Lake
-from strata_pipeline.lake.layout import span_of
+from strata_pipeline.lake.places import AnyLake, open_lake
+from strata_pipeline.lake.stores.shelves import Shelf
 from strata_pipeline.log.database import connect, log_state
 from strata_pipeline.planning import parallelism, planned
 from strata_pipeline.transforms.comparing import differences, doubled
@@ -68,6 +69,8 @@ class Audited:
     quarantined: int = 0
     erased: int = 0
     """Rows that were erased from the lake since they were archived; they count as quarantined."""
+    left_behind: int = 0
+    """In a bucket: objects that interrupted archives have left, no part of the lake and no fault."""
     after: int = 0
     """The sequence behind which this audit has read; 0 for a whole one."""
     reached: int = 0
@@ -110,7 +113,7 @@ def audit(
     names no manifest, and `PipelineError` where the audit cannot go on. An archive may run meanwhile: the
     next audit checks what it adds.
     """
-    lake = Lake.open(path)
+    lake = open_lake(path)
     if since == GENESIS:
         lake.chain.load(whole=True)  # the summaries are to be checked, and not to be believed
     gained = lake.chain.after(since)
@@ -120,7 +123,7 @@ def audit(
 
 def _audit(
     spark: SparkSession,
-    lake: Lake,
+    lake: AnyLake,
     gained: list[Manifest],
     url: str | None,
     bootstrap: Path | None,
@@ -142,7 +145,7 @@ def _audit(
 
 def _look(
     spark: SparkSession,
-    lake: Lake,
+    lake: AnyLake,
     gained: list[Manifest],
     audited: Audited,
     url: str | None,
@@ -152,7 +155,7 @@ def _look(
     progress("batches", audited)
     days = sorted({manifest.span.day for manifest in gained})
     _check_batches(spark, lake, days, audited)
-    _check_folders(lake, audited)
+    _check_names(lake, days, audited)
     _check_erasures(lake, audited)
     # An unreadable file is a finding of its batch; the other files are checked all the same.
     there = None if audited.after == 0 else days
@@ -171,11 +174,11 @@ def _look(
         _compare(spark, lake, packets, there, url, audited)
 
 
-def _identities(spark: SparkSession, lake: Lake) -> Packets:
+def _identities(spark: SparkSession, lake: AnyLake) -> Packets:
     """The packets that tell of keys, whenever they came; their folders alone are read."""
-    rows = Packets.read(spark, lake, damaged=True)
     kinds = sorted({kind_of(name) for name in IDENTITY_TYPES})
-    return Packets(rows.where(F.col("kind").isin(kinds) & (F.col("sequence") <= lake.reached)))
+    rows = Packets.of(spark, lake, kinds=kinds, damaged=True).frame
+    return Packets(rows.where(F.col("sequence") <= lake.reached))
 
 
 @contextlib.contextmanager
@@ -189,20 +192,27 @@ def _damage_told(audited: Audited) -> Iterator[None]:
         audited.found(Counter({"packet: unchecked": 1}), [Finding("packet", "unchecked", detail=str(error))])
 
 
-def _check_batches(spark: SparkSession, lake: Lake, days: list[int], audited: Audited) -> None:
+def _check_batches(spark: SparkSession, lake: AnyLake, days: list[int], audited: Audited) -> None:
     """Check the batches in tasks; each task holds ids and hashes of some batches at a time in memory."""
-    for work in _portions(lake, days, audited.after):
+    shelf: Shelf = lake.shelf
+
+    def check(rows: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        return _faults(rows, shelf)
+
+    for work, known in _portions(lake, days, audited.after):
         slices = min(len(work), 4 * parallelism(spark))
         with translate_failures("reading the lake"):
             asked = spark.createDataFrame(work, _WORK_DDL).repartition(slices)
-            found = asked.mapInArrow(_faults, _FAULTS_DDL).collect()
-        faults = [_fault(Fault(*fault)) for fault in found]
-        audited.found(Counter(f"{one.about}: {one.reason}" for one in faults), faults)
+            found = asked.mapInArrow(check, _FAULTS_DDL).collect()
+        _add([*known, *(Fault(*fault) for fault in found)], audited)
 
 
-_Work = tuple[bytes, list[str], list[str], bool]
-_WORK_DDL = "manifests binary, packets array<string>, quarantine array<string>, is_first boolean"
-"""Manifests, folders of packets, folders of quarantined rows, and whether to look for what is too much."""
+_Work = tuple[bytes, list[str], list[str], bytes, bool]
+_WORK_DDL = (
+    "manifests binary, packets array<string>, quarantine array<string>, objects binary, is_first boolean"
+)
+"""Manifests, folders of packets, folders of quarantined rows, the objects that make them (in a bucket), and
+whether to look for what is too much."""
 _FAULTS_DDL = (
     "about string, reason string, detail string, sequence bigint, packet_id binary, file string, row bigint"
 )
@@ -219,60 +229,68 @@ _FAULTS = pa.schema(
 )
 
 
-def _portions(lake: Lake, days: list[int], after: int) -> Iterator[list[_Work]]:
-    """What the tasks are given, for some tens of thousands of batches at a time."""
+def _portions(lake: AnyLake, days: list[int], after: int) -> Iterator[tuple[list[_Work], list[Fault]]]:
+    """What the tasks are given, for some tens of thousands of batches at a time, and faults found by that."""
     work: list[_Work] = []
+    faults: list[Fault] = []
     batches = 0
     for day in days:
-        for unit in units_of_day(lake, day, lake.erasures.told(lake.chain.of_day(day))):
+        units, some = lake.units(day)
+        faults += [fault for fault in some if fault.sequence is None or fault.sequence > after]
+        for unit in units:
             folders = [str(one) for one in unit.packets], [str(one) for one in unit.quarantine]
+            objects = msgspec.json.encode(unit.objects)
             pieces = list(chunks(one for one in unit.manifests if one.up_to > after))
-            work += [(msgspec.json.encode(piece), *folders, piece is pieces[0]) for piece in pieces]
+            work += [(msgspec.json.encode(piece), *folders, objects, piece is pieces[0]) for piece in pieces]
             batches += sum(map(len, pieces))
             if batches >= _PORTION:
-                yield work
-                work, batches = [], 0
+                yield work, faults
+                work, faults, batches = [], [], 0
     if work:
-        yield work
+        yield work, faults
 
 
-def _faults(rows: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+def _faults(rows: Iterator[pa.RecordBatch], shelf: Shelf) -> Iterator[pa.RecordBatch]:
     for batch in rows:
         for work in batch.to_pylist():
             manifests = msgspec.json.decode(work["manifests"], type=list[Manifest])
-            packets, quarantine = (
-                [Path(folder) for folder in work[root]] for root in ("packets", "quarantine")
-            )
-            faults = batches_faults(manifests, packets, quarantine)
-            if work["is_first"]:
-                faults += places_faults(Unit(manifests, packets, quarantine))
-            if faults:
-                yield pa.RecordBatch.from_pylist([fault._asdict() for fault in faults], schema=_FAULTS)
+            objects = msgspec.json.decode(work["objects"], type=list[StoredObject])
+            with shelf.at_hand(objects) as (folder, faults):
+                packets, quarantine = (
+                    [folder / name for name in work[root]] for root in ("packets", "quarantine")
+                )
+                faults += batches_faults(manifests, packets, quarantine)
+                if work["is_first"]:
+                    faults += places_faults(Unit(manifests, packets, quarantine))
+                told = [shelf.told(fault, folder)._asdict() for fault in faults]
+            if told:
+                yield pa.RecordBatch.from_pylist(told, schema=_FAULTS)
 
 
-def _fault(fault: Fault) -> Finding:
-    packet_id = None if fault.packet_id is None else f"0x{fault.packet_id.hex()}"
-    return Finding(fault.about, fault.reason, fault.sequence, packet_id, fault.detail, fault.file, fault.row)
-
-
-def _check_folders(lake: Lake, audited: Audited) -> None:
+def _add(faults: list[Fault], audited: Audited) -> None:
     found = [
-        Finding("folder", "foreign", detail=f"{one} belongs to no manifest: a plain reader would read it")
-        for one in _foreign(lake)
-    ]
-    found += [
-        Finding("file", "summary", detail=why, file=str(path)) for path, why in lake.chain.summary_faults()
-    ]
-    found += [
         Finding(
-            "file", "stray", detail=f"{one} lies outside batches: a plain reader would read it", file=str(one)
+            one.about,
+            one.reason,
+            one.sequence,
+            None if one.packet_id is None else f"0x{one.packet_id.hex()}",
+            one.detail,
+            one.file,
+            one.row,
         )
-        for one in lake.strays()
+        for one in faults
     ]
     audited.found(Counter(f"{one.about}: {one.reason}" for one in found), found)
 
 
-def _check_erasures(lake: Lake, audited: Audited) -> None:
+def _check_names(lake: AnyLake, days: list[int], audited: Audited) -> None:
+    """What lies where readers look and belongs to no batch, and summaries that do not fit."""
+    found, audited.left_behind = lake.unexpected(days)
+    found += [Fault("file", "summary", why, file=path) for path, why in lake.chain.summary_faults()]
+    _add(found, audited)
+
+
+def _check_erasures(lake: AnyLake, audited: Audited) -> None:
     """Each tombstone holds and has a row of which only the place is left."""
     found: list[Finding] = []
     for record in lake.erasures.records:
@@ -282,15 +300,16 @@ def _check_erasures(lake: Lake, audited: Audited) -> None:
         except LakeError as error:
             found.append(Finding("erasure", "tombstones", detail=str(error)))
             continue
-        folders = lake.folders_of_day(lake.quarantine, record.day)
         columns = ["sequence", "received_at", "packet_id", "author_id", "body", "annotation"]
-        for _, _, rows in read_rows(parquet_files(folders), columns):
-            for row in rows.to_pylist():
-                tombstone = left.get(row["sequence"])
-                place = row["received_at"], f"0x{(row['packet_id'] or b'').hex()}"
-                is_empty = not (row["body"] or row["author_id"] or row["annotation"])
-                if tombstone and is_empty and place == (tombstone.received_at, tombstone.packet_id):
-                    del left[row["sequence"]]
+        with lake.at_hand(lake.chain.of_day(record.day), "quarantine") as layout:
+            folders = layout.folders_of_day(layout.quarantine, record.day)
+            for _, _, rows in read_rows(parquet_files(folders), columns):
+                for row in rows.to_pylist():
+                    tombstone = left.get(row["sequence"])
+                    place = row["received_at"], f"0x{(row['packet_id'] or b'').hex()}"
+                    is_empty = not (row["body"] or row["author_id"] or row["annotation"])
+                    if tombstone and is_empty and place == (tombstone.received_at, tombstone.packet_id):
+                        del left[row["sequence"]]
         found += [
             Finding("erasure", "row", sequence, one.packet_id, "there is no empty row for this tombstone")
             for sequence, one in left.items()
@@ -298,24 +317,8 @@ def _check_erasures(lake: Lake, audited: Audited) -> None:
     audited.found(Counter(f"{one.about}: {one.reason}" for one in found), found[:_LISTED])
 
 
-def _foreign(lake: Lake) -> list[Path]:
-    """Folders of no batch. An archive may run meanwhile: what it adds, and is about to add, is no fault."""
-    if not lake.foreign(beyond=True):
-        return []
-    while True:
-        now = Lake.open(lake.root)
-        left = [
-            folder
-            for folder in now.foreign(beyond=True)
-            if span_of(folder).after != now.reached or not now.staged_batch(span_of(folder)).is_dir()
-        ]
-        # Unless a batch was completed just now, between the two looks.
-        if not left or Lake.open(lake.root).tip == now.tip:
-            return left
-
-
 def _compare(
-    spark: SparkSession, lake: Lake, packets: Packets, days: list[int] | None, url: str, audited: Audited
+    spark: SparkSession, lake: AnyLake, packets: Packets, days: list[int] | None, url: str, audited: Audited
 ) -> None:
     with contextlib.closing(connect(url)) as connection:
         state = log_state(connection)

@@ -14,7 +14,7 @@ from strata_pipeline.datasets.channels import ChannelDays, ChannelMessages, Chan
 from strata_pipeline.jobs.failures import translate_failures
 from strata_pipeline.jobs.tables import DayWindow, check_output, keep, rows_of, write_page, write_tables
 from strata_pipeline.lake.kinds import CHANNEL
-from strata_pipeline.lake.lake import Lake
+from strata_pipeline.lake.places import open_lake
 from strata_pipeline.planning import planned
 from strata_pipeline.reports.reliability import ReliabilityFigures, render_reliability
 from strata_pipeline.transforms.acknowledgements import acknowledge
@@ -42,7 +42,7 @@ def reliability(
     `reliability.html`. A message that was sent before these days, and again in them, counts as one of theirs.
     `progress` is told what begins. Raises `PipelineError` and `LakeError`; the lake is only read.
     """
-    lake = Lake.open(path)
+    lake = open_lake(path)
     window = DayWindow(lake, days)
     folder = check_output(output, lake)
     with lake.held(), planned(spark, window.rows), translate_failures("reliability"):

@@ -21,7 +21,7 @@ from strata_pipeline.days.figures import DayFigures, Kind, keep_days, kept, week
 from strata_pipeline.errors import UsageError
 from strata_pipeline.jobs.failures import translate_failures
 from strata_pipeline.jobs.tables import DayWindow, check_output, write_page
-from strata_pipeline.lake.lake import Lake
+from strata_pipeline.lake.places import AnyLake, open_lake
 from strata_pipeline.planning import planned
 from strata_pipeline.reports.site import RelayScore, SiteFigures, render_site
 from strata_pipeline.transforms.days import count_days, count_periods
@@ -67,7 +67,7 @@ def report(
     `scores` is the folder of `reputation --output`. `progress` is called as each step begins. Raises
     `PipelineError` and `LakeError`; the lake is only read.
     """
-    lake = Lake.open(path)
+    lake = open_lake(path)
     window = DayWindow(lake, days)
     folder = check_output(output, lake)
     assert folder is not None
@@ -96,12 +96,12 @@ def report(
     return Reported(lake.tip, len(shown), len(missing), sum(one.packets for one in shown), pages)
 
 
-def _tip(lake: Lake, day: int) -> str:
+def _tip(lake: AnyLake, day: int) -> str:
     summary = lake.chain.summary_of(day)
     return summary.tip if summary is not None else lake.chain.of_day(day)[-1].hash
 
 
-def _count(spark: SparkSession, lake: Lake, days: list[int]) -> dict[int, DayFigures]:
+def _count(spark: SparkSession, lake: AnyLake, days: list[int]) -> dict[int, DayFigures]:
     committed = F.col("sequence") <= lake.reached
     packets = Packets(Packets.of(spark, lake, days).frame.where(committed))
     aside = Quarantine(Quarantine.of(spark, lake, days).frame.where(committed))

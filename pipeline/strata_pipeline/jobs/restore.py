@@ -26,14 +26,12 @@ from strata.protocol.lake import Manifest, Span
 
 from strata_pipeline.datasets import Packets
 from strata_pipeline.errors import LakeError, LogError
-from strata_pipeline.globs import for_spark
 from strata_pipeline.jobs.failures import translate_failures
 from strata_pipeline.lake.batches import Batch, batch_name, leading_days_with_holes
 from strata_pipeline.lake.checking import chunks
-from strata_pipeline.lake.lake import Lake
+from strata_pipeline.lake.places import AnyLake, open_lake
 from strata_pipeline.log import restoring
 from strata_pipeline.log.restoring import Head
-from strata_pipeline.schemas import schema
 from strata_pipeline.transforms.restoring import stage_packets
 
 __all__ = ["Restored", "restore"]
@@ -73,7 +71,7 @@ def restore(
     Raises `LakeError` for a damaged lake, naming the batch, `LogError` for a log that is no beginning of it,
     and `LogUnavailable`. What was restored before stays, and running it again goes on.
     """
-    lake = Lake.open(path)
+    lake = open_lake(path)
     manifests = [one for one in lake.manifests if until is None or one.span.day <= until]
     if not manifests:
         raise LakeError("the lake holds nothing to restore: it is empty, or begins after that day")
@@ -104,7 +102,7 @@ def _staged(
     url: str,
     connection: adbc.Connection,
     table: str,
-    lake: Lake,
+    lake: AnyLake,
     manifests: list[Manifest],
     head: Head,
 ) -> Iterator[Batch]:
@@ -113,9 +111,10 @@ def _staged(
     What is given is in the staging table; it is to be moved before the next is asked for.
     """
     try:
-        batch = Batch.read(lake, *manifests)
-        _stage(spark, url, table, lake, batch, head)
-        batch.check_contents()  # after the packets: a fault of one of them is told by its place
+        with lake.at_hand(manifests) as layout:
+            batch = Batch.read(layout, *manifests)
+            _stage(spark, url, table, lake, batch, head)
+            batch.check_contents()  # after the packets: a fault of one of them is told by its place
     except LakeError:
         if len(manifests) == 1:
             raise
@@ -126,15 +125,11 @@ def _staged(
         yield batch
 
 
-def _stage(spark: SparkSession, url: str, table: str, lake: Lake, batch: Batch, head: Head) -> None:
+def _stage(spark: SparkSession, url: str, table: str, lake: AnyLake, batch: Batch, head: Head) -> None:
     if not batch.packets.num_rows:
         return
     after, up_to = max(batch.span.after, head.sequence), batch.span.up_to
-    frame = (
-        spark.read.schema(schema("packets"))
-        .option("basePath", str(lake.packets))
-        .parquet(*map(for_spark, batch.folders))
-    )
+    frame = Packets.of_batch(spark, lake, batch).frame
     packets = Packets(frame.where((F.col("sequence") > after) & (F.col("sequence") <= up_to)))
     with translate_failures("restoring"):
         faults = stage_packets(packets, url, table, batch.manifests[0].number).collect()
@@ -166,7 +161,9 @@ def _move(
     return head
 
 
-def _check_beginning(lake: Lake, manifests: list[Manifest], connection: adbc.Connection, head: Head) -> int:
+def _check_beginning(
+    lake: AnyLake, manifests: list[Manifest], connection: adbc.Connection, head: Head
+) -> int:
     """How many packets of the lake the log holds. Raises `LogError` unless the log begins like the lake.
 
     The check compares the last packet of each batch, the last packet of all, and their number. Rows that the
@@ -175,7 +172,7 @@ def _check_beginning(lake: Lake, manifests: list[Manifest], connection: adbc.Con
     """
     end = min(head.sequence, manifests[-1].up_to)
     kept = [one for one in manifests if one.up_to > head.removed_to and one.after < end]
-    cut = Batch.read(lake, kept[-1]) if kept and kept[-1].up_to > end else None
+    cut = _read(lake, kept[-1]) if kept and kept[-1].up_to > end else None
     whole = [one for one in kept if one.up_to <= end]
     found = restoring.ids_at(connection, [*(one.up_to for one in whole), end])
     for one in whole:
@@ -195,6 +192,11 @@ def _check_beginning(lake: Lake, manifests: list[Manifest], connection: adbc.Con
     if not least <= stored <= least + spare:
         raise _foreign(f"it has {stored} packets up to {end}, and the lake {least}")
     return least + sum(one.packets for one in manifests if one.up_to <= min(head.removed_to, end))
+
+
+def _read(lake: AnyLake, manifest: Manifest) -> Batch:
+    with lake.at_hand([manifest]) as layout:
+        return Batch.read(layout, manifest)
 
 
 def _compare(sequence: int, found: bytes | None, wanted: str, *, may_lack: bool) -> None:

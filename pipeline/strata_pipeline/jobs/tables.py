@@ -15,7 +15,7 @@ from strata.protocol.lake import day_text
 from strata_pipeline.datasets import Dataset, Packets
 from strata_pipeline.errors import UsageError
 from strata_pipeline.lake import files
-from strata_pipeline.lake.lake import Lake
+from strata_pipeline.lake.places import AnyLake
 from strata_pipeline.reports.page import LakeNote
 
 __all__ = ["DayWindow", "check_output", "keep", "rows_of", "write_page", "write_tables"]
@@ -28,10 +28,10 @@ class DayWindow:
     `UsageError` for a lake without packets.
     """
 
-    def __init__(self, lake: Lake, days: int | None = None) -> None:
+    def __init__(self, lake: AnyLake, days: int | None = None) -> None:
         if not lake.chain.end.number:
             raise UsageError(
-                f"{lake.root} holds no lake yet: begin with strata-pipeline archive --lake {lake.root}"
+                f"{lake.place} holds no lake yet: begin with strata-pipeline archive --lake {lake.place}"
             )
         if days is not None and days < 1:
             raise UsageError("a job looks at one day or more")
@@ -52,10 +52,8 @@ class DayWindow:
         return self._read(spark, self.earlier, kind) if self.earlier else None
 
     def _read(self, spark: SparkSession, days: list[int], kind: str | None) -> Packets:
-        frame = Packets.of(spark, self.lake, days).frame
-        committed = frame.where(F.col("sequence") <= self.lake.reached)
-        # Spark finds the folder's column below the dataset's, and reads no file of another folder.
-        return Packets(committed if kind is None else committed.where(F.col("kind") == kind))
+        frame = Packets.of(spark, self.lake, days, kinds=None if kind is None else [kind]).frame
+        return Packets(frame.where(F.col("sequence") <= self.lake.reached))
 
 
 @contextlib.contextmanager
@@ -74,12 +72,12 @@ def rows_of(frame: DataFrame, most: int) -> list[dict[str, Any]]:
     return [row.asDict(recursive=True) for row in frame.limit(most).collect()]
 
 
-def check_output(output: str | Path | None, lake: Lake) -> Path | None:
+def check_output(output: str | Path | None, lake: AnyLake) -> Path | None:
     """The folder for results. Raises `UsageError` for one inside the lake, where readers would find it."""
     if output is None:
         return None
     folder = Path(output).absolute()
-    if folder == lake.root or lake.root in folder.parents:
+    if lake.contains(folder):
         raise UsageError(f"{folder} lies in the lake: name another folder for results")
     return folder
 

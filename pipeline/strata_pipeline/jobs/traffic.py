@@ -14,7 +14,7 @@ from pyspark.sql import functions as F
 from strata_pipeline.datasets.traffic import Abuse, AuthorHours, Bursts, Clusters, Hours
 from strata_pipeline.jobs.failures import translate_failures
 from strata_pipeline.jobs.tables import DayWindow, check_output, keep, rows_of, write_page, write_tables
-from strata_pipeline.lake.lake import Lake
+from strata_pipeline.lake.places import open_lake
 from strata_pipeline.log.abuse import load_abuse
 from strata_pipeline.planning import planned
 from strata_pipeline.reports.traffic import TrafficFigures, render_traffic
@@ -67,7 +67,7 @@ def traffic(
     end relative to `now` (Unix seconds; by default the clock's). `progress` is called as each step begins.
     Raises `PipelineError` and `LakeError`; the lake is only read.
     """
-    lake = Lake.open(path)
+    lake = open_lake(path)
     window = DayWindow(lake, days)
     folder = check_output(output, lake)
     asked = options or TrafficOptions()

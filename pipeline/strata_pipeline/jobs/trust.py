@@ -11,7 +11,7 @@ from pyspark.sql import functions as F
 from strata_pipeline.datasets import Packets
 from strata_pipeline.jobs.failures import translate_failures
 from strata_pipeline.jobs.tables import DayWindow, check_output, keep, rows_of, write_page, write_tables
-from strata_pipeline.lake.lake import Lake
+from strata_pipeline.lake.places import open_lake
 from strata_pipeline.reports.trust import TENTHS, TrustFigures, render_trust
 from strata_pipeline.transforms.trust import STATEMENTS, count_authors, standing_edges
 
@@ -33,14 +33,13 @@ def trust(
     the folders of trust statements are read. `progress` is told what begins. Raises `PipelineError` and
     `LakeError`; the lake is only read.
     """
-    lake = Lake.open(path)
+    lake = open_lake(path)
     window = DayWindow(lake)
     folder = check_output(output, lake)
     with lake.held(), translate_failures("trust"):
         progress("following statements")
-        rows = Packets.read(spark, lake, window.days)
-        committed = F.col("sequence") <= lake.reached
-        edges = standing_edges(Packets(rows.where(committed & F.col("kind").isin(*STATEMENTS))))
+        rows = Packets.of(spark, lake, window.days, kinds=STATEMENTS).frame
+        edges = standing_edges(Packets(rows.where(F.col("sequence") <= lake.reached)))
         with keep(edges):
             authors = count_authors(edges)
             with keep(authors):

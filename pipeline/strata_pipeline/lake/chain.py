@@ -9,9 +9,8 @@ are left aside, and all manifests are read: the manifests count.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
-from itertools import zip_longest
-from pathlib import Path
+from collections.abc import Iterator, Sequence
+from itertools import count, zip_longest
 
 from strata.protocol.lake import (
     GENESIS,
@@ -31,7 +30,7 @@ from strata.protocol.lake import (
 )
 
 from strata_pipeline.errors import LakeError, UsageError
-from strata_pipeline.lake import files
+from strata_pipeline.lake.stores.records import Records
 
 __all__ = ["Chain", "manifest_name"]
 
@@ -44,10 +43,10 @@ _LOOK_AHEAD = 10_000
 
 
 class Chain:
-    """The manifests in a folder."""
+    """The manifests of a lake."""
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
+    def __init__(self, records: Records) -> None:
+        self._records = records
         self.sealed: list[DaySummary] = []
         """The summaries of its first days, without a gap."""
         self.end = ChainEnd()
@@ -65,11 +64,11 @@ class Chain:
         try:
             sealed = self._summaries()
             before = check_summaries(sealed)
-            opened = list(self._from(before.number)) if sealed else self._listed()
+            opened = self._from(before.number) if sealed else self._listed()
             self.end = check_chain(opened, before)
             self.sealed, self._opened, self._whole = sealed, opened, None
         except LakeError:
-            if not (self.folder / SUMMARIES).is_dir():
+            if not self._records.names(SUMMARIES):
                 raise
             self.load(whole=True)
 
@@ -156,21 +155,18 @@ class Chain:
         A day is finished when the chain has begun the next. Raises `LakeError`.
         """
         finished = self.days()[len(self.sealed) : -1]
-        folder = self.folder / SUMMARIES
-        for left in folder.glob("_*"):
-            left.unlink()
+        self._records.tidy(SUMMARIES)
         for day in finished:
             previous = self.sealed[-1].hash if self.sealed else GENESIS
             summary = summarise(manifests_of_day(self._opened, day), previous)
             # It says nothing by itself, and can be made again: one that does not fit need not be kept.
-            (folder / summary.name).unlink(missing_ok=True)
-            files.write_new(folder / summary.name, encode_summary(summary))
+            self._records.replace(f"{SUMMARIES}/{summary.name}", encode_summary(summary))
             self.sealed.append(summary)
             self._opened = self._opened[summary.batches :]
         self._whole = None
         return len(finished)
 
-    def summary_faults(self) -> list[tuple[Path, str]]:
+    def summary_faults(self) -> list[tuple[str, str]]:
         """The first file of a summary that is not what the manifests say, and why; none where all are.
 
         Where summaries were used to open the lake, they fitted, and only a whole reading tells more.
@@ -179,33 +175,34 @@ class Chain:
         if self.sealed and len(stored) == len(self.sealed):
             return []
         previous, days = GENESIS, self.days()
-        for day, path in zip_longest(days, stored):
-            if path is None:
+        for day, name in zip_longest(days, stored):
+            if name is None:
                 break
-            why = f"{path} is not the summary of the manifests of its day; compact writes it again"
+            place = self._records.place(f"{SUMMARIES}/{name}")
+            why = f"{place} is not the summary of the manifests of its day; compact writes it again"
             try:
-                summary = decode_summary(path.read_bytes(), path.name)
+                summary = decode_summary(self._records.read(f"{SUMMARIES}/{name}"), name)
             except (LakeError, OSError) as error:
-                return [(path, f"{error}; compact writes it again")]
+                return [(place, f"{error}; compact writes it again")]
             if day is None or summary != summarise(self.of_day(day), previous):
-                return [(path, why)]
+                return [(place, why)]
             previous = summary.hash
         return []
 
-    def stored_summaries(self) -> list[Path]:
-        """The files of summaries, whether or not they fit."""
-        folder = self.folder / SUMMARIES
-        there = sorted(folder.iterdir()) if folder.is_dir() else []
-        return [path for path in there if _SUMMARY.fullmatch(path.name)]
+    def stored_summaries(self) -> list[str]:
+        """The names of summaries, whether or not they fit."""
+        return [name for name in self._records.names(SUMMARIES) if _SUMMARY.fullmatch(name)]
 
     def _summaries(self) -> list[DaySummary]:
+        names = self.stored_summaries()
+        texts = self._records.read_all(f"{SUMMARIES}/{name}" for name in names)
         try:
-            found = [decode_summary(path.read_bytes(), path.name) for path in self.stored_summaries()]
+            found = [decode_summary(text, name) for text, name in zip(texts, names, strict=True)]
         except OSError as error:
             raise LakeError(f"the lake's summaries cannot be read: {error}") from None
         for summary in found:
             # A chain that was cut off must not pass for a whole one, to which a writer may add.
-            if not (self.folder / manifest_name(summary.end.number - 1)).exists():
+            if not self._records.exists(manifest_name(summary.end.number - 1)):
                 raise LakeError(f"the manifests of the lake's summary {summary.name} are missing")
         return found
 
@@ -213,30 +210,28 @@ class Chain:
         place = self.sealed.index(summary)
         before = self.sealed[place - 1].end if place else ChainEnd()
         numbers = range(summary.first, summary.first + summary.batches)
-        manifests = self._read(manifest_name(number) for number in numbers)
+        manifests = self._read(list(map(manifest_name, numbers)))
         check_day(summary, before, manifests)
         return manifests
 
-    def _from(self, first: int) -> Iterator[Manifest]:
-        """The manifests from a number on; not listed, for a folder of years has millions."""
-        number = first
-        while (self.folder / manifest_name(number)).exists():
-            yield from self._read([manifest_name(number)])
-            number += 1
-        later = range(number + 1, number + _LOOK_AHEAD)
-        if any((self.folder / manifest_name(one)).exists() for one in later):
+    def _from(self, first: int) -> list[Manifest]:
+        """The manifests from a number on, without those before."""
+        names = self._records.leading(map(manifest_name, count(first)))
+        end = first + len(names)
+        if self._records.has_any([manifest_name(one) for one in range(end + 1, end + _LOOK_AHEAD)]):
             raise LakeError(
-                f"the lake's manifest {number} cannot be used: it is missing, and those after it prove that "
+                f"the lake's manifest {end} cannot be used: it is missing, and those after it prove that "
                 "it was there"
             )
+        return self._read(names)
 
     def _listed(self) -> list[Manifest]:
-        there = self.folder.iterdir() if self.folder.is_dir() else ()
-        return self._read(sorted(path.name for path in there if _MANIFEST.fullmatch(path.name)))
+        return self._read([name for name in self._records.names() if _MANIFEST.fullmatch(name)])
 
-    def _read(self, names: Iterable[str]) -> list[Manifest]:
+    def _read(self, names: Sequence[str]) -> list[Manifest]:
+        texts = self._records.read_all(names)
         try:
-            return [decode((self.folder / name).read_bytes(), name) for name in names]
+            return [decode(text, name) for text, name in zip(texts, names, strict=True)]
         except OSError as error:
             raise LakeError(f"the lake's manifests cannot be read: {error}") from None
 

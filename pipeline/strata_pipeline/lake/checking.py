@@ -13,31 +13,18 @@ from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
-from strata.protocol.lake import Manifest, Span
+from strata.protocol.lake import Manifest, Span, StoredObject
 
 from strata_pipeline.lake.contents import Contents, parquet_files, read_rows
+from strata_pipeline.lake.faults import Fault
 from strata_pipeline.lake.kinds import kind_of
 from strata_pipeline.lake.layout import LakeLayout, span_of
 from strata_pipeline.lake.rows import cut, digest_of, read_places
 
-__all__ = ["Fault", "Unit", "batch_name", "batches_faults", "chunks", "places_faults", "units_of_day"]
+__all__ = ["Unit", "batch_name", "batches_faults", "chunks", "places_faults", "units_of_day"]
 
 _CHUNK_ROWS = 250_000
 _LISTED = 1_000
-
-
-class Fault(NamedTuple):
-    """One fault of the files."""
-
-    about: str
-    """`batch` or `row`."""
-    reason: str
-    detail: str
-    sequence: int | None = None
-    packet_id: bytes | None = None
-    file: str | None = None
-    row: int | None = None
-    """The number in its file, from 0."""
 
 
 class Unit(NamedTuple):
@@ -46,6 +33,8 @@ class Unit(NamedTuple):
     manifests: list[Manifest]
     packets: list[Path]
     quarantine: list[Path]
+    objects: Sequence[StoredObject] = ()
+    """In a bucket: the objects that make these folders."""
 
 
 def batch_name(manifest: Manifest) -> str:

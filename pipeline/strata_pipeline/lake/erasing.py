@@ -48,7 +48,7 @@ def finish_erasure(lake: LakeLayout) -> Erasure | None:
             files.exchange(live, new)
         else:
             files.place(new, live)
-    target, tombstones = lake.erasures.paths(record.number)
+    target, tombstones = (lake.erased / name for name in lake.erasures.names(record.number))
     if not target.exists():
         tombstones.unlink(missing_ok=True)  # without its record it is nobody's
         files.write_new(tombstones, (staged / TOMBSTONES).read_bytes())

@@ -9,7 +9,6 @@ _erased/0000000000.jsonl      its tombstones
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from pathlib import Path
 
 from blake3 import blake3
 from strata.protocol.errors import InvalidInput
@@ -24,23 +23,25 @@ from strata.protocol.lake import (
 from strata.protocol.tombstones import Tombstone, read_tombstone
 
 from strata_pipeline.errors import LakeError
+from strata_pipeline.lake.stores.records import Records
 
 __all__ = ["Erasures"]
 
 
 class Erasures:
-    """The records in a folder."""
+    """The records of a lake."""
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
+    def __init__(self, records: Records) -> None:
+        self._records = records
         self.records: list[Erasure] = []
 
     def load(self) -> None:
         """Read and check them. Raises `LakeError`."""
-        names = sorted(self.folder.glob("*.json"))
+        names = [name for name in self._records.names() if name.endswith(".json")]
+        texts = self._records.read_all(names)
         try:
             self.records = [
-                decode_erasure(path.read_bytes(), f"{path.parent.name}/{path.name}") for path in names
+                decode_erasure(text, f"_erased/{name}") for text, name in zip(texts, names, strict=True)
             ]
         except OSError as error:
             raise LakeError(f"the lake's records of erasures cannot be read: {error}") from None
@@ -51,10 +52,10 @@ class Erasures:
         """The hash of the last record."""
         return self.records[-1].hash if self.records else GENESIS
 
-    def paths(self, number: int) -> tuple[Path, Path]:
-        """The files of a record and of its tombstones."""
-        record = self.folder / f"{number:010}.json"
-        return record, record.with_suffix(".jsonl")
+    @staticmethod
+    def names(number: int) -> tuple[str, str]:
+        """The names of a record and of its tombstones."""
+        return f"{number:010}.json", f"{number:010}.jsonl"
 
     def told(self, manifests: Iterable[Manifest]) -> list[Manifest]:
         """These manifests, each with what its batch holds now: files are held against these."""
@@ -66,9 +67,10 @@ class Erasures:
 
     def tombstones(self, record: Erasure) -> Iterator[Tombstone]:
         """Those of a record, in order of sequence; their signatures hold. Raises `LakeError`."""
-        _, path = self.paths(record.number)
+        _, name = self.names(record.number)
+        path = self._records.place(name)
         try:
-            text = path.read_bytes()
+            text = self._records.read(name)
         except OSError as error:
             raise LakeError(f"the lake's tombstones cannot be read: {error}") from None
         if blake3(text).hexdigest() != record.tombstones:

@@ -15,7 +15,8 @@ from strata.protocol.lake import Span, day_text
 
 from strata_pipeline.errors import LakeError
 from strata_pipeline.lake import files
-from strata_pipeline.lake.checking import Fault, Unit, batches_faults, chunks, places_faults
+from strata_pipeline.lake.checking import Unit, batches_faults, chunks, places_faults
+from strata_pipeline.lake.faults import Fault
 from strata_pipeline.lake.lake import Lake
 from strata_pipeline.lake.layout import listed, span_of
 from strata_pipeline.lake.recovery import retire

@@ -12,16 +12,20 @@ readers share. The first two touch different folders, so an archive and a compac
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from strata.protocol.lake import Manifest, Span, encode, seal
 
 from strata_pipeline.errors import LakeBusy, LakeError, UsageError
 from strata_pipeline.lake import files
+from strata_pipeline.lake.checking import Unit, units_of_day
 from strata_pipeline.lake.erasing import RECORD
-from strata_pipeline.lake.layout import STAGED_MANIFEST, LakeLayout
+from strata_pipeline.lake.faults import Fault
+from strata_pipeline.lake.layout import STAGED_MANIFEST, LakeLayout, span_of
 from strata_pipeline.lake.recovery import recover_batches, recover_days
+from strata_pipeline.lake.stores.schemes import not_on_a_disk
+from strata_pipeline.lake.stores.shelves import MountedDisk
 
 __all__ = ["Lake"]
 
@@ -35,6 +39,7 @@ class Lake(LakeLayout):
 
     def __init__(self, root: Path) -> None:
         super().__init__(root)
+        self.shelf = MountedDisk()
         self.moved: list[Path] = []
         """What opening the lake for writing has moved into `_aside`."""
 
@@ -107,6 +112,46 @@ class Lake(LakeLayout):
         with files.unread(self.root / _READERS_LOCK, patience):
             yield
 
+    def contains(self, folder: Path) -> bool:
+        """Whether a folder lies in the lake."""
+        return folder == self.root or self.root in folder.parents
+
+    def units(self, day: int) -> tuple[list[Unit], list[Fault]]:
+        """The batches of a day with their folders; the second is what is wrong without looking into them."""
+        return units_of_day(self, day, self.erasures.told(self.chain.of_day(day))), []
+
+    @contextlib.contextmanager
+    def at_hand(self, manifests: Sequence[Manifest], root: str | None = None) -> Iterator[LakeLayout]:
+        """The files of batches on this machine's disk: they are where they are."""
+        yield self
+
+    def unexpected(self, days: Sequence[int]) -> tuple[list[Fault], int]:
+        """Folders of no batch, and files outside batches, on whatever days; and 0, for what interrupted
+        writers leave is out of sight. An archive may run meanwhile: what it adds is no fault."""
+        found = [
+            Fault("folder", "foreign", f"{one} belongs to no manifest: a plain reader would read it")
+            for one in self._foreign_now()
+        ]
+        found += [
+            Fault("file", "stray", f"{one} lies outside batches: a plain reader would read it", file=str(one))
+            for one in self.strays()
+        ]
+        return found, 0
+
+    def _foreign_now(self) -> list[Path]:
+        if not self.foreign(beyond=True):
+            return []
+        while True:
+            now = Lake.open(self.root)
+            left = [
+                folder
+                for folder in now.foreign(beyond=True)
+                if span_of(folder).after != now.reached or not now.staged_batch(span_of(folder)).is_dir()
+            ]
+            # Unless a batch was completed just now, between the two looks.
+            if not left or Lake.open(self.root).tip == now.tip:
+                return left
+
     def stage(self, span: Span) -> Path:
         """The folder to write a batch into. It does not exist yet."""
         target = self.staged_batch(span)
@@ -133,8 +178,5 @@ class Lake(LakeLayout):
 def _local(path: str | Path) -> Path:
     text = str(path)
     if "://" in text and not text.startswith("file://"):
-        raise UsageError(
-            f"a lake is a folder, not {text}: "
-            "mount the storage, or copy the lake there (docs/guides/pipeline.md)"
-        )
+        raise UsageError(not_on_a_disk(text))
     return Path(text.removeprefix("file://")).absolute()

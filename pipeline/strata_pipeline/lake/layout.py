@@ -1,4 +1,4 @@
-"""The folders of a lake, and its chain of manifests as `load` has read it.
+"""The folders of a lake on a disk.
 
 packets/day=2026-11-21/batch=<first>-<last>/kind=POST/part-….parquet
 quarantine/day=2026-11-21/batch=<first>-<last>/part-….parquet
@@ -19,8 +19,9 @@ from pathlib import Path
 from strata.protocol.lake import Manifest, Span, day_text, encode
 
 from strata_pipeline.lake import files
-from strata_pipeline.lake.chain import Chain, manifest_name
-from strata_pipeline.lake.erasures import Erasures
+from strata_pipeline.lake.chain import manifest_name
+from strata_pipeline.lake.state import LakeState
+from strata_pipeline.lake.stores.records import DiskRecords
 
 __all__ = [
     "BATCH",
@@ -39,7 +40,7 @@ BATCH = re.compile(r"batch=(\d+)-(\d+)")
 _DAY = re.compile(r"day=\d{4}-\d\d-\d\d")
 
 
-class LakeLayout:
+class LakeLayout(LakeState):
     """A lake's folders."""
 
     def __init__(self, root: Path) -> None:
@@ -50,34 +51,8 @@ class LakeLayout:
         self.staging = root / "_staging"
         self.retired = root / "_retired"
         self.aside = root / "_aside"
-        self.chain = Chain(self.manifests_folder)
-        """The chain, as `load` read it and `publish` extends it."""
-        self.erasures = Erasures(root / "_erased")
-        """What was erased since, as `load` read it."""
-
-    @property
-    def manifests(self) -> list[Manifest]:
-        """All manifests of the chain: after years there are millions."""
-        return self.chain.all()
-
-    @property
-    def reached(self) -> int:
-        """The sequence up to which the lake holds the log."""
-        return self.chain.end.up_to
-
-    @property
-    def tip(self) -> str:
-        """The hash of the last manifest: it stands for the whole contents of the lake."""
-        return self.chain.end.tip
-
-    def load(self) -> None:
-        """Read the chain, as far as opening a lake takes, and the erasures. Raises `LakeError`."""
-        self.chain.load()
-        self.erasures.load()
-
-    def rows_of(self, day: int) -> int:
-        """How many packets the files of a day hold now."""
-        return self.chain.rows_of(day) - self.erasures.erased_from(day)
+        self.erased = root / "_erased"
+        super().__init__(str(root), DiskRecords(self.manifests_folder), DiskRecords(self.erased))
 
     def publish(self, manifest: Manifest) -> None:
         """Put in place what is staged of a batch, and its sealed manifest into the chain."""
@@ -102,10 +77,6 @@ class LakeLayout:
         """Remove what is staged of a batch."""
         files.remove(self.staged_batch(span))
         files.remove_if_empty(self.staging)
-
-    def days(self) -> list[int]:
-        """The days of which the lake has packets or quarantined rows."""
-        return self.chain.days()
 
     def day_folder(self, day: int) -> Path:
         """The folder of a day's packets."""

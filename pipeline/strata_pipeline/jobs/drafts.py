@@ -1,0 +1,87 @@
+"""A batch that is being archived: written by tasks, read again here, and committed."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Protocol
+
+from pyspark.sql import DataFrame
+from strata.protocol.lake import Manifest, Span, StoredObject
+
+from strata_pipeline.datasets.objects import write_objects
+from strata_pipeline.errors import StoreError
+from strata_pipeline.lake import files
+from strata_pipeline.lake.lake import Lake
+from strata_pipeline.lake.object_lake import ObjectLake
+from strata_pipeline.lake.places import AnyLake
+
+__all__ = ["Draft", "drafting"]
+
+
+class Draft(Protocol):
+    """A batch that no reader sees yet."""
+
+    def write(self, root: str, rows: DataFrame) -> None:
+        """Write its rows of `packets` or `quarantine`, by `kind` where there is such a column."""
+
+    def folder(self, root: str) -> Path | None:
+        """The folder on this machine that has what was really written; None where that is nothing.
+
+        What is asked for first is asked for after all was written.
+        """
+
+    def commit(self, manifest: Manifest) -> Manifest:
+        """Make it a part of the lake; returns the manifest as written. Raises `LakeBusy`."""
+
+
+@contextlib.contextmanager
+def drafting(lake: AnyLake, span: Span) -> Iterator[Draft]:
+    """A new draft; one that was not committed by the end of the block never is."""
+    if isinstance(lake, Lake):
+        yield _OnDisk(lake, span)
+        return
+    with contextlib.ExitStack() as stack:
+        yield _InBucket(lake, span, stack)
+
+
+class _OnDisk:
+    def __init__(self, lake: Lake, span: Span) -> None:
+        self._lake = lake
+        self._staged = lake.stage(span)
+
+    def write(self, root: str, rows: DataFrame) -> None:
+        writer = rows.write.partitionBy("kind") if "kind" in rows.columns else rows.write
+        writer.parquet(str(self._staged / root))
+
+    def folder(self, root: str) -> Path | None:
+        folder = self._staged / root
+        files.without_notes(folder)
+        return folder if any(folder.rglob("*.parquet")) else None
+
+    def commit(self, manifest: Manifest) -> Manifest:
+        return self._lake.commit(manifest, self.folder("packets"), self.folder("quarantine"))
+
+
+class _InBucket:
+    def __init__(self, lake: ObjectLake, span: Span, stack: contextlib.ExitStack) -> None:
+        self._lake = lake
+        self._attempt = lake.begin(span)
+        self._stack = stack
+        self._objects: list[StoredObject] = []
+        self._brought: Path | None = None
+
+    def write(self, root: str, rows: DataFrame) -> None:
+        self._objects += write_objects(rows, self._lake.store, self._attempt, root)
+
+    def folder(self, root: str) -> Path | None:
+        if self._brought is None:
+            self._brought, faults = self._stack.enter_context(self._lake.shelf.at_hand(self._objects))
+            if faults:
+                raise StoreError(f"{faults[0].detail}, just now: nothing was committed. Run this again")
+        folder = self._brought / self._attempt.folder(root)
+        return folder if folder.is_dir() else None
+
+    def commit(self, manifest: Manifest) -> Manifest:
+        return self._lake.commit(manifest, self._attempt, self._objects)

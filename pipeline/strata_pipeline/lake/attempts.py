@@ -1,0 +1,181 @@
+"""Attempts to archive a batch into a bucket, and what killed ones have left.
+
+_attempts/0000000012-<attempt>.json        which batch an attempt writes, put before its first object
+
+An attempt writes objects under names that begin with its own, and commits by a manifest that it may only put
+where there is none of that number. So once the chain has a manifest of the number, whoever put it, an attempt
+can never commit anything more: what it has left and no listing names is nobody's, and may be deleted. That
+takes no clock; a grace period comes on top. Nothing else in a bucket is ever deleted.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import uuid
+from collections.abc import Collection
+from datetime import timedelta
+from itertools import takewhile
+from typing import NamedTuple
+
+import msgspec
+from strata.protocol.lake import LISTINGS, LakeError, Span, decode_listing, listing_name
+
+from strata_pipeline.errors import StoreError
+from strata_pipeline.lake.layout import batch_path
+from strata_pipeline.lake.state import LakeState
+from strata_pipeline.lake.stores.objects import ObjectStore
+
+__all__ = [
+    "ATTEMPTS",
+    "ROOTS",
+    "Attempt",
+    "Left",
+    "attempt_of",
+    "attempts",
+    "check_refuses",
+    "forget",
+    "sweep",
+]
+
+ATTEMPTS = "_attempts"
+ROOTS = ("packets", "quarantine")
+_RECORD = re.compile(r"_attempts/(\d{10})-([0-9a-f]{32})\.json")
+_PART = re.compile(r".*/batch=\d+-\d+/(?:kind=[A-Za-z_]+/)?([0-9a-f]{32})-[0-9a-f]{32}\.parquet")
+_PROBE = f"{ATTEMPTS}/probe-"
+_PROBED = timedelta(hours=1)
+"""By then whoever has put a probe has ended."""
+
+
+class _Record(msgspec.Struct, frozen=True):
+    after: int
+    up_to: int
+
+
+class Attempt(NamedTuple):
+    """One attempt to archive a batch."""
+
+    number: int
+    """That of the manifest by which it commits."""
+    name: str
+    span: Span
+
+    @classmethod
+    def begin(cls, store: ObjectStore, number: int, span: Span) -> Attempt:
+        """A new one, told of in the bucket before it writes anything."""
+        attempt = cls(number, uuid.uuid4().hex, span)
+        store.put(attempt.record, msgspec.json.encode(_Record(span.after, span.up_to)))
+        return attempt
+
+    @property
+    def record(self) -> str:
+        """The name of its record."""
+        return f"{ATTEMPTS}/{self.number:010}-{self.name}.json"
+
+    def folder(self, root: str) -> str:
+        """What the names of its objects begin with; others write there too."""
+        return f"{root}/{batch_path(self.span).as_posix()}"
+
+    def object_name(self, root: str, kind: str | None) -> str:
+        """A new name of an object."""
+        below = "" if kind is None else f"kind={kind}/"
+        return f"{self.folder(root)}/{below}{self.name}-{uuid.uuid4().hex}.parquet"
+
+
+class Left(NamedTuple):
+    """What attempts have left that no listing names."""
+
+    kept: list[str]
+    """Objects that stay for now: the attempt may still commit, or the grace period is not over."""
+    deleted: list[str]
+
+
+def attempt_of(name: str) -> str | None:
+    """The attempt that an object's name tells of."""
+    found = _PART.fullmatch(name)
+    return None if found is None else found[1]
+
+
+def attempts(store: ObjectStore) -> list[Attempt]:
+    """The attempts that the bucket tells of."""
+    found = []
+    for name in store.keys(ATTEMPTS):
+        match = _RECORD.fullmatch(name)
+        if match is None:
+            continue
+        try:
+            told = msgspec.json.decode(store.get(name), type=_Record)
+        except (FileNotFoundError, msgspec.DecodeError):
+            continue  # it has just been forgotten, or is none of ours
+        found.append(Attempt(int(match[1]), match[2], Span(told.after, told.up_to)))
+    return found
+
+
+def check_refuses(store: ObjectStore) -> str:
+    """Raise `StoreError` for a store that lets the second of two put one name: there no commit is safe.
+
+    Returns the name of the object that this has put, for `sweep` to take the time from.
+    """
+    name = f"{_PROBE}{uuid.uuid4().hex}"
+    if store.put_new(name, b"1") and store.put_new(name, b"2"):
+        store.delete([name])
+        raise StoreError(
+            f"the object store of {store.url()} ignores If-None-Match: two archives would overwrite each "
+            "other's manifests. Use a store that can put an object only where there is none"
+        )
+    return name
+
+
+def forget(store: ObjectStore, attempt: Attempt, named: Collection[str]) -> None:
+    """After its commit: remove its record, unless tasks of it have left objects that its listing lacks."""
+    with contextlib.suppress(StoreError):  # else a later run does it
+        if not set(_written_by(store, attempt)) - set(named):
+            store.delete([attempt.record])
+
+
+def sweep(store: ObjectStore, lake: LakeState, probe: str, grace: timedelta) -> Left:
+    """Delete what attempts have left that can commit no more and began `grace` ago, or earlier.
+
+    `probe` is what `check_refuses` has just put: it is deleted as well.
+    """
+    there = {one.name: one.modified_at for one in store.listed(ATTEMPTS)}
+    now = there.pop(probe)
+    old = [name for name, at in there.items() if name.startswith(_PROBE) and now - at > _PROBED]
+    store.delete([probe, *old])
+    left = Left([], [])
+    for attempt in attempts(store):
+        is_over = attempt.number < lake.chain.end.number
+        try:
+            unnamed = _unnamed(store, lake, attempt, is_over)
+        except (LakeError, FileNotFoundError):
+            continue  # nothing is deleted on a guess; an audit tells of the listing
+        if is_over and now - there.get(attempt.record, now) >= grace:
+            store.delete([*unnamed, attempt.record])
+            left.deleted.extend(unnamed)
+        else:
+            left.kept.extend(unnamed)
+    return left
+
+
+def _unnamed(store: ObjectStore, lake: LakeState, attempt: Attempt, is_over: bool) -> list[str]:
+    """What an attempt has left and the chain does not count. Raises `LakeError`, `FileNotFoundError`."""
+    committed = f"{LISTINGS}/{listing_name(lake.chain.one(attempt.number))}" if is_over else ""
+    unnamed = _written_by(store, attempt)
+    if is_over:
+        listing = decode_listing(store.get(committed), committed)
+        unnamed = sorted(set(unnamed) - {one.name for one in listing.objects})
+    begin = f"{LISTINGS}/{attempt.number:010}-"
+    for name in takewhile(lambda one: one.startswith(begin), store.keys(LISTINGS, begin)):
+        with contextlib.suppress(LakeError):
+            if name != committed and decode_listing(store.get(name), name).attempt == attempt.name:
+                unnamed.append(name)
+    return unnamed
+
+
+def _written_by(store: ObjectStore, attempt: Attempt) -> list[str]:
+    return [
+        name
+        for root in ROOTS
+        for name in store.keys(attempt.folder(root))
+        if attempt_of(name) == attempt.name
+    ]

@@ -1,0 +1,288 @@
+"""A lake in a bucket: the same names as on a disk, and for each batch a listing of its objects.
+
+packets/day=2026-11-21/batch=<first>-<last>/kind=POST/<attempt>-….parquet
+quarantine/day=2026-11-21/batch=<first>-<last>/<attempt>-….parquet
+_objects/0000000000-<hash of the manifest>.json       which objects hold the rows of a batch
+_manifests/0000000000.json, 0000000001.json, …        the chain, as on a disk
+_manifests/days/2026-11-21.json                       summaries of finished days
+_attempts/0000000012-<attempt>.json                   a batch that is being written (`attempts` tells)
+
+A batch takes four steps: a record of the attempt; its objects, each under a name of this attempt alone; its
+listing, under a name that has the hash of the manifest; its manifest, where there is none of that number yet.
+The last step is the commit. Whoever is killed before it leaves objects that no reader of manifests sees, and
+whoever comes second is told so. Nothing is renamed, and nothing that counts is ever replaced.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Collection, Iterator, Sequence
+from datetime import timedelta
+from pathlib import Path
+
+import msgspec
+from strata.protocol.lake import (
+    LISTINGS,
+    Listing,
+    Manifest,
+    Span,
+    StoredObject,
+    check_listing,
+    day_of,
+    day_text,
+    decode_listing,
+    encode,
+    encode_listing,
+    listing_name,
+    seal,
+    seal_listing,
+)
+
+from strata_pipeline.errors import LakeBusy, LakeError
+from strata_pipeline.lake.attempts import (
+    ROOTS,
+    Attempt,
+    Left,
+    attempt_of,
+    attempts,
+    check_refuses,
+    forget,
+    sweep,
+)
+from strata_pipeline.lake.chain import manifest_name
+from strata_pipeline.lake.checking import Unit, batch_name
+from strata_pipeline.lake.faults import Fault
+from strata_pipeline.lake.layout import LakeLayout
+from strata_pipeline.lake.state import LakeState
+from strata_pipeline.lake.stores.objects import ObjectStore
+from strata_pipeline.lake.stores.records import ObjectRecords
+from strata_pipeline.lake.stores.shelves import Bucket
+
+__all__ = ["DEFAULT_GRACE", "ObjectLake"]
+
+MANIFESTS = "_manifests"
+DEFAULT_GRACE = timedelta(days=1)
+_KEPT = 20_000
+"""So many listings are kept in memory: each is a few hundred bytes."""
+
+
+class ObjectLake(LakeState):
+    """A lake in a bucket."""
+
+    def __init__(self, store: ObjectStore) -> None:
+        self.store = store
+        self.shelf = Bucket(store)
+        self.left = Left([], [])
+        """What opening the lake for writing has found of earlier attempts."""
+        self._listings: dict[str, Listing] = {}
+        super().__init__(store.url(), ObjectRecords(store, MANIFESTS), ObjectRecords(store, "_erased"))
+
+    @classmethod
+    def open(cls, place: str) -> ObjectLake:
+        """The lake at `s3://bucket/prefix`, for reading; its chain is checked. Raises `LakeError`,
+        `StoreError`, `UsageError`."""
+        lake = cls(ObjectStore.at(place))
+        lake.load()
+        if not lake.chain.end.number:
+            raise LakeError(f"there is no lake in {lake.place}: it has no manifests")
+        return lake
+
+    @classmethod
+    @contextlib.contextmanager
+    def write(cls, place: str, grace: timedelta = DEFAULT_GRACE) -> Iterator[ObjectLake]:
+        """The lake at `s3://bucket/prefix`, for adding batches; it need not exist yet, but its bucket must.
+
+        No lock keeps others away: whoever commits second gets `LakeBusy` from `commit`. What attempts have
+        left that are over, and began `grace` ago, is deleted. Raises `LakeError` where chain and listings do
+        not belong together, before anything is changed, and `StoreError`, `UsageError`.
+        """
+        lake = cls(ObjectStore.at(place))
+        lake.load()
+        lake._check_end()
+        probe = check_refuses(lake.store)
+        lake.left = sweep(lake.store, lake, probe, grace)
+        lake.chain.seal()
+        yield lake
+
+    @contextlib.contextmanager
+    def held(self) -> Iterator[None]:
+        """Objects that a listing names are never replaced or removed: there is nothing to hold."""
+        yield
+
+    def contains(self, folder: Path) -> bool:
+        """No folder on a disk lies in the lake."""
+        return False
+
+    def begin(self, span: Span) -> Attempt:
+        """A new attempt to add a batch."""
+        return Attempt.begin(self.store, self.chain.end.number, span)
+
+    def commit(self, manifest: Manifest, attempt: Attempt, objects: Sequence[StoredObject]) -> Manifest:
+        """Make objects of an attempt a batch of the lake; returns the manifest as written.
+
+        Raises `LakeBusy` where another writer was faster: then nothing of this attempt counts.
+        """
+        while True:
+            sealed = seal(manifest)
+            listing = seal_listing(sealed, attempt.name, objects)
+            if self.store.put_new(f"{LISTINGS}/{listing_name(sealed)}", encode_listing(listing)):
+                break
+            # Somebody has archived the very same rows within the same second: a manifest has one listing.
+            manifest = msgspec.structs.replace(manifest, written_at=manifest.written_at + 1)
+        if not self.store.put_new(f"{MANIFESTS}/{manifest_name(sealed.number)}", encode(sealed)):
+            raise LakeBusy(
+                f"another archive has put manifest {sealed.number} of {self.place} while this one wrote the "
+                "same batch: its batch counts, this one's does not, and nothing is lost or there twice. "
+                "Let only one archive run; running this again goes on behind the other's batches"
+            )
+        is_new_day = day_of(sealed.up_to) != day_of(self.chain.end.up_to)
+        self.chain.append(sealed)
+        forget(self.store, attempt, {one.name for one in objects})
+        if is_new_day:
+            self.chain.seal()
+        return sealed
+
+    def listing(self, manifest: Manifest) -> Listing:
+        """The objects of a batch. Raises `LakeError` where that cannot be told."""
+        return self._listed([manifest])[0]
+
+    def units(self, day: int) -> tuple[list[Unit], list[Fault]]:
+        """The batches of a day with their folders and objects, and those that have no good listing."""
+        manifests = self.erasures.told(self.chain.of_day(day))
+        with contextlib.suppress(LakeError):
+            self._listed(manifests)  # all at once
+        units: list[Unit] = []
+        faults: list[Fault] = []
+        for manifest in manifests:
+            objects: list[StoredObject] = []
+            try:
+                objects = self.listing(manifest).objects
+            except LakeError as error:
+                name = self.store.url(f"{LISTINGS}/{listing_name(manifest)}")
+                faults.append(Fault("batch", "listing", str(error), manifest.up_to, file=name))
+            unit = _unit(manifest, objects)
+            if units and set(objects) & set(units[-1].objects):  # several batches in one object
+                units[-1].manifests.append(manifest)
+            else:
+                units.append(unit)
+        return units, faults
+
+    def objects(
+        self, manifests: Sequence[Manifest], root: str, *, kinds: Collection[str] | None = None,
+        damaged: bool = False,
+    ) -> list[StoredObject]:  # fmt: skip
+        """The objects with packets or quarantined rows of batches, or of some `kinds` alone.
+
+        Raises `LakeError` for a listing that is missing or damaged; with `damaged` it is left out.
+        """
+        try:
+            listings = self._listed(manifests)
+        except LakeError:
+            if not damaged:
+                raise
+            listings = []
+            for manifest in manifests:
+                with contextlib.suppress(LakeError):
+                    listings.append(self.listing(manifest))
+        found = {one.name: one for listing in listings for one in listing.objects}
+        parts = [f"{root}/"] if kinds is None else [f"/kind={kind}/" for kind in kinds]
+        return [
+            one
+            for name, one in found.items()
+            if name.startswith(f"{root}/") and any(part in name for part in parts)
+        ]
+
+    @contextlib.contextmanager
+    def at_hand(self, manifests: Sequence[Manifest], root: str | None = None) -> Iterator[LakeLayout]:
+        """The files of batches on this machine's disk, those of one `root` or all; gone after the block.
+
+        Raises `LakeError` for what is missing, or is not what was written.
+        """
+        objects = [one for name in ROOTS if root in (None, name) for one in self.objects(manifests, name)]
+        with self.shelf.at_hand(objects) as (folder, faults):
+            if faults:
+                raise LakeError(
+                    f"the lake's {batch_name(manifests[0])}, or one after it, is damaged: "
+                    f"{faults[0].detail}. Bring its objects back from a copy of the lake"
+                )
+            layout = LakeLayout(folder)
+            layout.erasures.records = self.erasures.records
+            yield layout
+
+    def unexpected(self, days: Sequence[int]) -> tuple[list[Fault], int]:
+        """Objects that no listing names, on these days and on days that the chain does not know; and how
+        many objects attempts have left, which are no fault. An archive may run meanwhile."""
+        surplus = self._surplus(days)
+        if surplus:
+            # A batch may have been completed just now, and its attempt forgotten.
+            now = ObjectLake(self.store)
+            now.load()
+            surplus = now._surplus(days)
+        known = {attempt.name for attempt in attempts(self.store)}
+        faults = [
+            Fault("file", "surplus", f"{url} is named by no manifest: a plain reader would read it", file=url)
+            for url in (self.store.url(name) for name in surplus if attempt_of(name) not in known)
+        ]
+        return faults, sum(attempt_of(name) in known for name in surplus)
+
+    def _surplus(self, days: Sequence[int]) -> list[str]:
+        there = {day_text(day): day for day in self.days()}
+        asked = {day_text(day) for day in days}
+        found: list[str] = []
+        for root in ROOTS:
+            for folder in self.store.folders(root):
+                text = folder.removeprefix("day=")
+                if text in there and text not in asked:
+                    continue
+                manifests = self.chain.of_day(there[text]) if text in there else []
+                named = {one.name for one in self.objects(manifests, root, damaged=True)}
+                found += [name for name in self.store.keys(f"{root}/{folder}") if name not in named]
+        return found
+
+    def _listed(self, manifests: Sequence[Manifest]) -> list[Listing]:
+        wanted = {listing_name(one): one for one in manifests}
+        missing = [name for name in wanted if name not in self._listings]
+        if len(self._listings) > _KEPT:
+            self._listings, missing = {}, list(wanted)
+        texts = self.store.get_all(f"{LISTINGS}/{name}" for name in missing)
+        try:
+            for name, text in zip(missing, texts, strict=True):
+                listing = decode_listing(text, name)
+                check_listing(listing, wanted[name])
+                self._listings[name] = listing
+        except FileNotFoundError as error:
+            raise LakeError(f"the objects of a batch cannot be told: {error}") from None
+        return [self._listings[name] for name in wanted]
+
+    def _check_end(self) -> None:
+        """Raise `LakeError` where the chain lacks manifests, or is another lake's."""
+        last = next(self.chain.backwards(), None)
+        if last is not None:
+            self.listing(last)
+        while strangers := self._beyond():
+            number = self.chain.end.number
+            self.load()
+            if self.chain.end.number == number:  # else another archive was at work just now
+                raise LakeError(
+                    f"{self.place} has {strangers[0]}, and its chain ends before that: manifests are "
+                    f"missing. Bring {MANIFESTS} back from a copy of the lake; nothing was changed"
+                )
+
+    def _beyond(self) -> list[str]:
+        """Listings of batches after the end of the chain that no attempt at work or killed has put."""
+        begin = f"{LISTINGS}/{self.chain.end.number:010}"
+        known = {f"{LISTINGS}/{attempt.number:010}-" for attempt in attempts(self.store)}
+        return [name for name in self.store.keys(LISTINGS, begin) if name[: len(begin) + 1] not in known]
+
+
+def _unit(manifest: Manifest, objects: Sequence[StoredObject]) -> Unit:
+    packets, quarantine = (
+        sorted({_batch_of(one.name) for one in objects if one.name.startswith(f"{root}/")}) for root in ROOTS
+    )
+    return Unit([manifest], packets, quarantine, objects)
+
+
+def _batch_of(name: str) -> Path:
+    """The folder of a batch in which an object lies."""
+    root, day, batch = name.split("/")[:3]
+    return Path(root, day, batch)

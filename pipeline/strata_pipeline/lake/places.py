@@ -1,0 +1,28 @@
+"""A lake by its place: a folder, or `s3://bucket/prefix`."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import TypeAlias
+
+from strata_pipeline.lake.lake import Lake
+from strata_pipeline.lake.object_lake import ObjectLake
+from strata_pipeline.lake.stores.schemes import is_object_place
+
+__all__ = ["AnyLake", "open_lake", "write_lake"]
+
+AnyLake: TypeAlias = Lake | ObjectLake
+
+
+def open_lake(place: str | Path) -> AnyLake:
+    """The lake at a place, for reading; its chain is checked.
+
+    Raises `LakeError`, `StoreError`, `UsageError`.
+    """
+    return ObjectLake.open(str(place)) if is_object_place(place) else Lake.open(place)
+
+
+def write_lake(place: str | Path) -> AbstractContextManager[AnyLake]:
+    """The lake at a place, for adding batches, as its own `write` says."""
+    return ObjectLake.write(str(place)) if is_object_place(place) else Lake.write(place)

@@ -1,0 +1,51 @@
+"""What a lake holds, wherever it lies: its chain of manifests, as `load` has read it, and what was erased."""
+
+from __future__ import annotations
+
+from strata.protocol.lake import Manifest
+
+from strata_pipeline.lake.chain import Chain
+from strata_pipeline.lake.erasures import Erasures
+from strata_pipeline.lake.stores.records import Records
+
+__all__ = ["LakeState"]
+
+
+class LakeState:
+    """A lake as its manifests tell of it."""
+
+    def __init__(self, place: str, manifests: Records, erased: Records) -> None:
+        self.place = place
+        """Where it is, for messages."""
+        self.chain = Chain(manifests)
+        """The chain, as `load` read it and a commit extends it."""
+        self.erasures = Erasures(erased)
+        """What was erased since, as `load` read it."""
+
+    @property
+    def manifests(self) -> list[Manifest]:
+        """All manifests of the chain: after years there are millions."""
+        return self.chain.all()
+
+    @property
+    def reached(self) -> int:
+        """The sequence up to which the lake holds the log."""
+        return self.chain.end.up_to
+
+    @property
+    def tip(self) -> str:
+        """The hash of the last manifest: it stands for the whole contents of the lake."""
+        return self.chain.end.tip
+
+    def load(self) -> None:
+        """Read the chain, as far as opening a lake takes, and the erasures. Raises `LakeError`."""
+        self.chain.load()
+        self.erasures.load()
+
+    def days(self) -> list[int]:
+        """The days of which the lake has packets or quarantined rows."""
+        return self.chain.days()
+
+    def rows_of(self, day: int) -> int:
+        """How many packets the lake holds of a day now."""
+        return self.chain.rows_of(day) - self.erasures.erased_from(day)

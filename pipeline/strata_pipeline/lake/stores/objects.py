@@ -1,0 +1,196 @@
+"""A lake's part of a bucket, through the protocol of S3.
+
+Objects appear as a whole or not at all, and nothing is renamed. `put_new` is what commits: the store refuses
+the second of two who put one name. Where the answer to it was lost, reading the object tells who was first.
+
+The connection is made where it is needed: a store travels to executors as its settings. Keys that the
+environment of the job names go with it; without such keys each executor uses what its machine offers.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from itertools import islice
+from typing import NamedTuple
+
+import obstore
+from obstore.exceptions import AlreadyExistsError, BaseError
+from obstore.store import S3Store
+
+from strata_pipeline.errors import StoreError, UsageError
+from strata_pipeline.lake.stores.schemes import SCHEME
+
+__all__ = ["ObjectStore", "Stored"]
+
+_is_place = re.compile(
+    r"s3://([A-Za-z0-9][A-Za-z0-9._-]{1,253}[A-Za-z0-9])((?:/[A-Za-z0-9_.=-]+)*)/*"
+).fullmatch
+_SETTINGS = {
+    "access_key_id": ("AWS_ACCESS_KEY_ID",),
+    "secret_access_key": ("AWS_SECRET_ACCESS_KEY",),
+    "session_token": ("AWS_SESSION_TOKEN",),
+    "region": ("AWS_REGION", "AWS_DEFAULT_REGION"),
+    "endpoint": ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL"),
+}
+_PLAIN_HTTP = "AWS_ALLOW_HTTP"
+_PATIENCE = timedelta(seconds=60)
+"""For so long a request that fails for a passing reason is sent again."""
+_TRANSFER = timedelta(minutes=10)
+_AT_ONCE = 16
+_LOOKS = 5
+
+
+class Stored(NamedTuple):
+    """An object in a list."""
+
+    name: str
+    modified_at: datetime
+    """By the clock of the store."""
+
+
+@dataclass(frozen=True, eq=False)
+class ObjectStore:
+    """The objects of a bucket whose keys begin with a prefix; names are keys below it.
+
+    Every method raises `StoreError` where the store cannot be reached or refuses.
+    """
+
+    bucket: str
+    prefix: str
+    settings: Mapping[str, str] = field(repr=False)
+    """As `S3Store` names them."""
+    plain_http: bool = False
+    _opened: list[S3Store] = field(default_factory=list, repr=False, compare=False)
+
+    @classmethod
+    def at(cls, place: str, environ: Mapping[str, str] = os.environ) -> ObjectStore:
+        """The store that `s3://bucket/prefix` and the environment name. Raises `UsageError`."""
+        found = _is_place(place)
+        if found is None or ".." in found[2]:
+            raise UsageError(f"{place} is no place for a lake: it is written s3://bucket/prefix")
+        settings = {}
+        for name, variables in _SETTINGS.items():
+            told = next((environ[one] for one in variables if environ.get(one)), None)
+            if told is not None:
+                settings[name] = told
+        plain_http = environ.get(_PLAIN_HTTP, "").lower() in ("true", "1", "yes")
+        if settings.get("endpoint", "").startswith("http://") and not plain_http:
+            raise UsageError(
+                f"{settings['endpoint']} is not encrypted, and whoever listens reads the packets: use "
+                f"https://, or say that it is meant with {_PLAIN_HTTP}=true"
+            )
+        return cls(found[1], found[2].strip("/"), settings, plain_http)
+
+    def __getstate__(self) -> tuple[str, str, dict[str, str], bool]:
+        return self.bucket, self.prefix, dict(self.settings), self.plain_http
+
+    def __setstate__(self, state: tuple[str, str, dict[str, str], bool]) -> None:
+        for name, value in zip(("bucket", "prefix", "settings", "plain_http"), state, strict=True):
+            object.__setattr__(self, name, value)
+        object.__setattr__(self, "_opened", [])
+
+    def url(self, name: str = "") -> str:
+        """Where an object is, for messages."""
+        return SCHEME + "/".join(part for part in (self.bucket, self.prefix, name) if part)
+
+    def get(self, name: str) -> bytes:
+        """The bytes of an object. Raises `FileNotFoundError`."""
+        with self._told(name):
+            return bytes(obstore.get(self._store(), name).bytes())
+
+    def get_all(self, names: Iterable[str]) -> Iterator[bytes]:
+        """The bytes of each, in this order, several at a time. Raises `FileNotFoundError`."""
+        left = iter(names)
+        with ThreadPoolExecutor(_AT_ONCE) as pool:
+            while some := list(islice(left, 4 * _AT_ONCE)):
+                yield from pool.map(self.get, some)
+
+    def exists(self, name: str) -> bool:
+        """Whether there is such an object."""
+        with self._told(name):
+            try:
+                obstore.head(self._store(), name)
+            except FileNotFoundError:
+                return False
+            return True
+
+    def put(self, name: str, content: bytes) -> None:
+        """Put an object, also in place of another."""
+        with self._told(name):
+            # In one request: parts of an upload that was cut off would stay, unseen and paid for.
+            obstore.put(self._store(), name, content, use_multipart=False)
+
+    def put_new(self, name: str, content: bytes) -> bool:
+        """Put an object where there is none of this name; returns whether it is there with these bytes.
+
+        No two who put different bytes are both told that theirs are there.
+        """
+        for _ in range(_LOOKS):
+            try:
+                obstore.put(self._store(), name, content, mode="create", use_multipart=False)
+                return True
+            except AlreadyExistsError:
+                pass  # or the answer to a first request was lost, and the same was sent again
+            except (BaseError, OSError) as error:
+                if not self.exists(name):
+                    raise self._failed(name, error) from None
+            with contextlib.suppress(FileNotFoundError):  # a rival that was refused as well
+                return self.get(name) == content
+        raise StoreError(f"{self.url(name)} is neither there nor can it be put: run this again later")
+
+    def keys(self, folder: str, after: str = "") -> Iterator[str]:
+        """The names below a folder in order, those after one name only."""
+        return (one.name for one in self.listed(folder, after))
+
+    def listed(self, folder: str, after: str = "") -> Iterator[Stored]:
+        """The objects below a folder in order of their names, those after one name only."""
+        with self._told(folder):
+            try:
+                for page in obstore.list(self._store(), folder, offset=after or None):
+                    for one in page:
+                        yield Stored(one["path"], one["last_modified"])
+            except FileNotFoundError as error:
+                raise self._failed("", error) from None
+
+    def folders(self, folder: str) -> list[str]:
+        """The names of the folders right below a folder."""
+        with self._told(folder):
+            found = obstore.list_with_delimiter(self._store(), folder)["common_prefixes"]
+            return sorted(one.removeprefix(f"{folder}/").rstrip("/") for one in found)
+
+    def delete(self, names: Iterable[str]) -> None:
+        """Delete objects; one that is not there is none."""
+        for name in names:
+            with self._told(name), contextlib.suppress(FileNotFoundError):
+                obstore.delete(self._store(), name)
+
+    def _store(self) -> S3Store:
+        if not self._opened:
+            self._opened.append(
+                S3Store(
+                    self.bucket,
+                    prefix=self.prefix or None,
+                    config=dict(self.settings),  # type: ignore[arg-type]  # its own names, chosen above
+                    client_options={"allow_http": self.plain_http, "timeout": _TRANSFER},
+                    retry_config={"max_retries": 10, "retry_timeout": _PATIENCE},
+                )
+            )
+        return self._opened[0]
+
+    @contextlib.contextmanager
+    def _told(self, name: str) -> Iterator[None]:
+        try:
+            yield
+        except FileNotFoundError:
+            raise FileNotFoundError(f"{self.url(name)} is missing") from None
+        except (BaseError, OSError) as error:
+            raise self._failed(name, error) from None
+
+    def _failed(self, name: str, error: Exception) -> StoreError:
+        return StoreError(f"the object store, at {self.url(name)}: {str(error).splitlines()[0]}")

@@ -1,0 +1,139 @@
+"""Small files that are written once and whole: manifests, summaries, records of erasures.
+
+The same few operations on a disk and in a bucket, so that a chain does not know where it lies. A file that is
+not there, or cannot be read, raises OSError.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import takewhile
+from pathlib import Path
+from typing import Protocol
+
+from strata_pipeline.lake import files
+from strata_pipeline.lake.stores.objects import ObjectStore
+
+__all__ = ["DiskRecords", "ObjectRecords", "Records"]
+
+
+class Records(Protocol):
+    """Small files under names."""
+
+    def place(self, name: str = "") -> str:
+        """Where a file is, for messages."""
+
+    def names(self, folder: str = "") -> list[str]:
+        """The names of what lies here, or in a folder here, in order."""
+
+    def exists(self, name: str) -> bool:
+        """Whether there is one."""
+
+    def leading(self, names: Iterable[str]) -> list[str]:
+        """Those of these names, in order, up to the first that is not there."""
+
+    def has_any(self, names: Sequence[str]) -> bool:
+        """Whether one of these names, in order, is there."""
+
+    def read(self, name: str) -> bytes:
+        """Its contents."""
+
+    def read_all(self, names: Iterable[str]) -> Iterator[bytes]:
+        """The contents of each, in this order, not all in memory at a time."""
+
+    def replace(self, name: str, content: bytes) -> None:
+        """Write one, also in place of another."""
+
+    def tidy(self, folder: str) -> None:
+        """Remove the drafts that killed writers left in a folder."""
+
+
+class DiskRecords:
+    """Those in a folder on a disk."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def place(self, name: str = "") -> str:
+        return str(self.folder / name)
+
+    def names(self, folder: str = "") -> list[str]:
+        path = self.folder / folder
+        return sorted(one.name for one in path.iterdir()) if path.is_dir() else []
+
+    def exists(self, name: str) -> bool:
+        return (self.folder / name).exists()
+
+    def leading(self, names: Iterable[str]) -> list[str]:
+        return list(takewhile(self.exists, names))  # not listed: a folder of years has millions
+
+    def has_any(self, names: Sequence[str]) -> bool:
+        return any(map(self.exists, names))
+
+    def read(self, name: str) -> bytes:
+        return (self.folder / name).read_bytes()
+
+    def read_all(self, names: Iterable[str]) -> Iterator[bytes]:
+        return map(self.read, names)
+
+    def replace(self, name: str, content: bytes) -> None:
+        path = self.folder / name
+        path.unlink(missing_ok=True)
+        files.write_new(path, content)
+
+    def tidy(self, folder: str) -> None:
+        for left in (self.folder / folder).glob("_*"):
+            left.unlink()
+
+
+class ObjectRecords:
+    """Those below a name in a bucket."""
+
+    def __init__(self, store: ObjectStore, folder: str) -> None:
+        self._store = store
+        self._folder = folder
+
+    def place(self, name: str = "") -> str:
+        return self._store.url(self._key(name))
+
+    def names(self, folder: str = "") -> list[str]:
+        return self._names(self._key(folder))
+
+    def exists(self, name: str) -> bool:
+        return self._store.exists(self._key(name))
+
+    def leading(self, names: Iterable[str]) -> list[str]:
+        there: set[str] | None = None
+        found = []
+        for name in names:
+            if there is None:
+                there = set(self._names(self._folder, name))
+            if name not in there:
+                break
+            found.append(name)
+        return found
+
+    def has_any(self, names: Sequence[str]) -> bool:
+        return not set(names).isdisjoint(self._names(self._folder, names[0]))
+
+    def read(self, name: str) -> bytes:
+        return self._store.get(self._key(name))
+
+    def read_all(self, names: Iterable[str]) -> Iterator[bytes]:
+        return self._store.get_all(map(self._key, names))
+
+    def replace(self, name: str, content: bytes) -> None:
+        self._store.put(self._key(name), content)
+
+    def tidy(self, folder: str) -> None:
+        return None  # what is put is there as a whole, or not at all
+
+    def _names(self, folder: str, first: str = "") -> list[str]:
+        """The names right below a folder, from a name on."""
+        # What is asked for comes after a key: one that the first name begins with is before it.
+        after = f"{folder}/{first[:-1]}" if first else ""
+        below = (key.removeprefix(f"{folder}/") for key in self._store.keys(folder, after))
+        return [name for name in below if "/" not in name]
+
+    def _key(self, name: str) -> str:
+        return f"{self._folder}/{name}" if name else self._folder

@@ -1,0 +1,86 @@
+"""How a task gets the files of a batch: from a disk that is mounted, or out of a bucket.
+
+What is brought from a bucket is held against its listing, and lies in a folder of the task's machine for as
+long as the task looks at it. So whatever reads a batch reads files, wherever the lake is.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import tempfile
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Protocol
+
+from blake3 import blake3
+from strata.protocol.lake import StoredObject
+
+from strata_pipeline.lake.faults import Fault
+from strata_pipeline.lake.stores.objects import ObjectStore
+
+__all__ = ["Bucket", "MountedDisk", "Shelf", "fault_of_object"]
+
+_AT_ONCE = 8
+
+
+class Shelf(Protocol):
+    """Where the files of batches are. It travels to executors."""
+
+    def at_hand(
+        self, objects: Sequence[StoredObject]
+    ) -> contextlib.AbstractContextManager[tuple[Path, list[Fault]]]:
+        """The folder below which the files of batches lie, and what is wrong with those of `objects`."""
+
+    def told(self, fault: Fault, folder: Path) -> Fault:
+        """A fault of files in the folder of `at_hand`, with the names that they have in the lake."""
+
+
+class MountedDisk:
+    """Folders are named in full, and their files are there."""
+
+    @contextlib.contextmanager
+    def at_hand(self, objects: Sequence[StoredObject]) -> Iterator[tuple[Path, list[Fault]]]:
+        yield Path(), []
+
+    def told(self, fault: Fault, folder: Path) -> Fault:
+        return fault
+
+
+class Bucket:
+    """Objects are brought for as long as they are looked at."""
+
+    def __init__(self, store: ObjectStore) -> None:
+        self._store = store
+
+    @contextlib.contextmanager
+    def at_hand(self, objects: Sequence[StoredObject]) -> Iterator[tuple[Path, list[Fault]]]:
+        with tempfile.TemporaryDirectory(prefix="strata-lake-") as name, ThreadPoolExecutor(_AT_ONCE) as pool:
+            folder = Path(name)
+            found = list(pool.map(lambda one: self._bring(one, folder), objects))
+            yield folder, [fault for fault in found if fault is not None]
+
+    def told(self, fault: Fault, folder: Path) -> Fault:
+        below = f"{folder}/"
+        file = None if fault.file is None else fault.file.replace(below, f"{self._store.url()}/")
+        return fault._replace(detail=fault.detail.replace(below, f"{self._store.url()}/"), file=file)
+
+    def _bring(self, told: StoredObject, folder: Path) -> Fault | None:
+        """Bring an object, as it is; returns what is wrong with it."""
+        path = folder / told.name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            content = self._store.get(told.name)
+        except FileNotFoundError:
+            return fault_of_object(told, None, self._store.url(told.name))
+        path.write_bytes(content)
+        return fault_of_object(told, content, self._store.url(told.name))
+
+
+def fault_of_object(told: StoredObject, content: bytes | None, where: str) -> Fault | None:
+    """What is wrong with the bytes of an object, None for one that is missing; None where nothing is."""
+    if content is None:
+        return Fault("file", "missing", f"{where} is missing", file=where)
+    if len(content) != told.size or blake3(content).hexdigest() != told.hash:
+        return Fault("file", "changed", f"{where} has other bytes than were written", file=where)
+    return None

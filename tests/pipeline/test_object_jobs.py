@@ -1,0 +1,214 @@
+"""Jobs on a lake in a bucket: archive, audit, restore and what reads packets; the others refuse."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from pyspark.sql import SparkSession
+from strata.protocol.lake import Manifest, StoredObject
+from strata_pipeline.cli import app
+from strata_pipeline.errors import LakeBusy, LakeError, UsageError
+from strata_pipeline.jobs.archive import archive
+from strata_pipeline.jobs.audit import Audited, audit
+from strata_pipeline.jobs.restore import restore
+from strata_pipeline.jobs.tables import DayWindow
+from strata_pipeline.jobs.traffic import traffic
+from strata_pipeline.lake.object_lake import ObjectLake
+from typer.testing import CliRunner
+
+from tests.support import relay_logs
+from tests.support.lakes import DAY, NOON, sql
+from tests.support.object_lakes import rows, unnamed
+from tests.support.object_stores import Asked, ObjectServer
+
+
+@pytest.fixture(scope="module")
+def original(spark: SparkSession, new_log: Callable[..., str], object_places) -> tuple[str, str, list]:
+    """A log and its lake: eight batches of two days, packets of two kinds, and a row in quarantine."""
+    url, place, made = new_log(), object_places(), relay_logs.make_many(40, at=NOON)
+    relay_logs.append(url, made[:20], NOON)
+    relay_logs.append(url, made[20:], NOON + DAY)
+    sql(url, f"UPDATE packets SET author_id = 'x' WHERE packet_id = '\\x{made[3].digest.hex()}'")
+    done = archive(spark, url, place, batch_rows=5)
+    assert (done.batches, done.packets, done.quarantined, done.behind) == (8, 39, 1, 0)
+    return url, place, made
+
+
+@pytest.fixture(scope="module")
+def copied(original, object_places) -> Callable[[], ObjectLake]:
+    """Makes copies of the lake, to do harm to."""
+
+    def make() -> ObjectLake:
+        lake, place = ObjectLake.open(original[1]), object_places()
+        copy = ObjectLake(lake.store.at(place))
+        names = list(lake.store.keys(""))
+        for name, content in zip(names, lake.store.get_all(names), strict=True):
+            copy.store.put(name, content)
+        copy.load()
+        return copy
+
+    return make
+
+
+def test_the_lake_holds_the_log_and_an_audit_says_so(spark, original):
+    url, place, _ = original
+    audited = audit(spark, place, url=url)
+    assert audited.holds and audited.compared_up_to == audited.reached
+    assert (audited.batches, audited.packets, audited.quarantined, audited.left_behind) == (8, 39, 1, 0)
+    assert len(rows(place)) == 40 and unnamed(place) == []
+    lake = ObjectLake.open(place)
+    assert [summary.batches for summary in lake.chain.sealed] == [4]
+    later = audit(spark, place, since=lake.manifests[5].hash)
+    assert later.holds and (later.batches, later.packets) == (2, 10)
+    again = archive(spark, url, place)
+    assert (again.batches, again.tip) == (0, lake.tip)
+
+
+def test_readers_get_the_days_and_kinds_that_they_ask_for(spark, original):
+    _, place, made = original
+    lake = ObjectLake.open(place)
+    window = DayWindow(lake)
+    assert window.rows == 39
+    found = window.packets(spark).frame.orderBy("sequence").toArrow()
+    sound = [packet for packet in made if packet is not made[3]]
+    assert found["body"].to_pylist() == [packet.canonical for packet in sound]
+    assert found["received_at"].to_pylist() == [NOON] * 19 + [NOON + DAY] * 20
+    last = DayWindow(lake, 1).packets(spark, "REACTION").frame.toArrow()
+    assert {*last["packet_id"].to_pylist()} == {
+        packet.digest for packet in made[20:] if packet.content_type == "REACTION"
+    }
+
+
+def test_traffic_reads_a_bucket_and_writes_beside_it(spark, original, tmp_path):
+    figures = traffic(spark, original[1], output=tmp_path)
+    assert figures.totals["packets"] == 39 and (tmp_path / "traffic.html").exists()
+
+
+def test_a_relay_is_restored_from_a_bucket(spark, original, new_log):
+    _, place, made = original
+    fresh = new_log()
+    done = restore(spark, fresh, place)
+    assert (done.packets, done.left_out, done.left) == (39, 1, 0)
+    reader = spark.read.format("relay_log").option("url", fresh).load()
+    restored = reader.select("sequence", "body").orderBy("sequence").toArrow()
+    assert restored["body"].to_pylist() == [packet.canonical for packet in made if packet is not made[3]]
+    assert set(restored["sequence"].to_pylist()) < set(rows(place))
+
+
+def spoil(content: bytes) -> bytes:
+    """Another byte in the middle, where the pages are."""
+    place = len(content) // 2
+    return content[:place] + bytes([content[place] ^ 1]) + content[place + 1 :]
+
+
+def harmed(lake: ObjectLake) -> dict[str, tuple[Manifest, set[str], set[str]]]:
+    """Harm a batch in each way that there is; what must be found at it, and the objects to be named."""
+    batches = [(manifest, lake.listing(manifest).objects) for manifest in lake.manifests]
+    store = lake.store
+
+    def told(*objects: StoredObject) -> set[str]:
+        return {store.url(one.name) for one in objects}
+
+    (changed, [one, *_]), (gone, [lost, *_]), (swapped, [first, second, *_]), (surplus, [theirs, *_]), (
+        unlisted, _,
+    ), (forged, _), *_ = batches[1:]  # fmt: skip
+    store.put(one.name, spoil(store.get(one.name)))
+    store.delete([lost.name])
+    contents = store.get(first.name), store.get(second.name)
+    store.put(first.name, contents[1])
+    store.put(second.name, contents[0])
+    stranger = StoredObject(
+        name=theirs.name.replace(".parquet", "0.parquet"), size=0, rows=0, hash=theirs.hash
+    )
+    store.put(stranger.name, store.get(theirs.name))
+    listings = {number: name for name in store.keys("_objects") for number in [int(name.split("/")[1][:10])]}
+    store.delete([listings[unlisted.number]])
+    text = store.get(listings[forged.number])
+    store.put(listings[forged.number], text.replace(b'"rows": 2', b'"rows": 1'))
+    return {
+        "changed": (changed, {"file: changed"}, told(one)),
+        "gone": (gone, {"file: missing", "batch: count"}, told(lost)),
+        "swapped": (swapped, {"file: changed", "row: misplaced"}, told(first, second)),
+        "surplus": (surplus, {"file: surplus"}, told(stranger)),
+        "unlisted": (unlisted, {"batch: listing", "batch: count"}, {store.url(listings[unlisted.number])}),
+        "forged": (forged, {"batch: listing", "batch: count"}, {store.url(listings[forged.number])}),
+    }
+
+
+@pytest.fixture(scope="module")
+def damage(spark, original, copied) -> tuple[dict[str, Any], Audited, ObjectLake]:
+    lake = copied()
+    told = harmed(lake)
+    return told, audit(spark, lake.place), lake
+
+
+@pytest.mark.parametrize("what", ["changed", "gone", "swapped", "surplus", "unlisted", "forged"])
+def test_every_harm_is_found_and_its_objects_are_named(damage, what):
+    told, audited, _ = damage
+    manifest, reasons, objects = told[what]
+    assert objects <= {finding.file for finding in audited.findings}
+    found = {
+        f"{finding.about}: {finding.reason}"
+        for finding in audited.findings
+        if finding.file in objects or finding.sequence == manifest.up_to
+    }
+    assert reasons <= found
+
+
+def test_sound_batches_are_not_among_the_findings(damage):
+    told, audited, lake = damage
+    spans = [manifest.span for manifest, _, _ in told.values()]
+    sound = [one.span for one in lake.manifests if one.span not in spans]
+    assert len(sound) == 2
+    for finding in audited.findings:
+        assert not any(str(span) in (finding.file or "") for span in sound)
+        assert not any(span.after < (finding.sequence or 0) <= span.up_to for span in sound)
+
+
+def test_who_reads_damage_is_told_and_no_job_computes_with_it(spark, damage, new_log):
+    _, _, lake = damage
+    with pytest.raises(LakeError, match=r"s3://lakes/.*\.parquet .*Bring"):
+        restore(spark, new_log(), lake.place)
+    with pytest.raises(LakeError, match="objects of a batch cannot be told"):
+        traffic(spark, lake.place)
+
+
+def test_of_two_archives_one_says_that_it_came_second_and_the_next_run_goes_on(
+    spark, object_server: ObjectServer, place, log_url
+):
+    relay_logs.append(log_url, relay_logs.make_many(12))
+    archive(spark, log_url, place, batch_rows=4, stopped=lambda: True)
+    met: list[threading.Thread] = []
+
+    def overtake(asked: Asked) -> None:
+        if asked.is_conditional and asked.key.endswith("_manifests/0000000001.json") and not met:
+            other = {"batch_rows": 6, "stopped": lambda: True}
+            met.append(threading.Thread(target=archive, args=(spark, log_url, place), kwargs=other))
+            met[0].start()
+            met[0].join()
+
+    object_server.before = overtake
+    with pytest.raises(LakeBusy, match="another archive has put manifest 1"):
+        archive(spark, log_url, place, batch_rows=4)
+    object_server.behave()
+    done = archive(spark, log_url, place, batch_rows=4)
+    assert (done.batches, len(done.left_behind)) == (1, 3)
+    assert audit(spark, place, url=log_url).holds and len(rows(place)) == 12
+
+
+def test_what_needs_folders_refuses_a_bucket_at_once(place, spark, log_url):
+    for command in ("compact", "erase", "migrate-lake", "publish-delta", "views"):
+        url = ["--database-url", log_url] if command == "erase" else []
+        refused = CliRunner().invoke(app, [command, "--lake", place, *url])
+        assert refused.exit_code == 2
+        assert "lies on an object store" in " ".join(refused.output.replace("│", " ").split())
+    with pytest.raises(UsageError, match=r"--delta.*lies on an object store"):
+        archive(spark, log_url, place, delta=True)
+
+
+def test_a_place_that_is_none_is_refused_before_spark_starts():
+    refused = CliRunner().invoke(app, ["audit", "--lake", "s3://no"])
+    assert refused.exit_code == 2 and "s3://bucket/prefix" in refused.output

@@ -1,0 +1,230 @@
+"""A lake in a bucket: killed at every request, written by two at once, told apart from what is left over."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections import defaultdict
+from collections.abc import Iterator
+from datetime import timedelta
+from itertools import count
+from pathlib import Path
+
+import pytest
+from obstore.store import MemoryStore
+from strata.protocol.lake import LakeError
+from strata_pipeline.errors import LakeBusy, StoreError
+from strata_pipeline.lake.object_lake import ObjectLake
+from strata_pipeline.lake.stores.objects import ObjectStore
+
+from tests.support.file_faults import Killed
+from tests.support.object_lakes import drafted, named, put_batch, requests, rows, unnamed
+from tests.support.object_stores import Asked, ObjectServer
+from tests.support.toy_lakes import DAY
+from tests.support.toy_lakes import place as sequence
+
+FIRST = [sequence(n) for n in (1, 2, 3, 4)]
+BOTH = FIRST + [sequence(n) for n in (5, 6, 7, 8)]
+
+
+def begun(place: str) -> None:
+    """A lake of one batch, and what a rival has left that came second."""
+    with ObjectLake.write(place) as rival:
+        late = drafted(rival, [1, 2], [3])
+        put_batch(place, [1, 2, 3], [4])
+        with pytest.raises(LakeBusy):
+            rival.commit(*late)
+
+
+def add(place: str) -> None:
+    put_batch(place, [5, 6, 7], [8])
+
+
+@pytest.fixture
+def in_memory(monkeypatch) -> Iterator[str]:
+    """Places of buckets in this process, for what takes thousands of requests."""
+    buckets: dict[str, MemoryStore] = defaultdict(MemoryStore)
+    monkeypatch.setattr(ObjectStore, "_store", lambda store: buckets[store.prefix])
+    return map("s3://memory/{}".format, count())
+
+
+def test_killed_at_every_request_nothing_is_lost_or_half_and_the_next_run_goes_on(in_memory):
+    place = next(in_memory)
+    begun(place)
+    assert rows(place) == FIRST and len(unnamed(place)) == 5  # three objects, a listing and a record
+    with requests() as sent:
+        add(place)
+    assert rows(place) == BOTH and unnamed(place) == []
+    commit = next(n for n, one in enumerate(sent) if one.startswith("put _manifests"))
+    assert sent[commit - 1].startswith("put _objects") and len(sent) > 14
+
+    for last in range(1, len(sent)):
+        place = next(in_memory)
+        begun(place)
+        with requests(last), pytest.raises(Killed):
+            add(place)
+        assert rows(place) == (BOTH if last > commit else FIRST), sent[last]
+        lake = ObjectLake.open(place)
+        faults, left = lake.unexpected(lake.days())
+        assert faults == [] and (left > 0 or last > 5)
+        if last <= commit:
+            add(place)
+        with ObjectLake.write(place, timedelta()):
+            pass
+        assert rows(place) == BOTH and unnamed(place) == [], sent[last]
+
+
+SCRIPT = "from tests.support.object_lakes import put_batch; put_batch({!r}, [5, 6, 7], [8])"
+
+
+@pytest.mark.parametrize("moment", ["before", "after"])
+def test_a_process_that_is_killed_as_it_commits_has_committed_or_has_not(object_server, place, moment):
+    put_batch(place, [1, 2, 3], [4])
+    root = Path(__file__).parents[2]
+    paths = os.pathsep.join(str(root / folder) for folder in ("client", "pipeline", "."))
+    found: list[subprocess.Popen[bytes]] = []
+
+    def kill(asked: Asked) -> str | None:
+        if asked.method != "PUT" or "_manifests" not in asked.key:
+            return None
+        found[0].kill()
+        found[0].wait()
+        return "503 Nobody listens"
+
+    setattr(object_server, moment, kill)
+    environment = os.environ | {"PYTHONPATH": paths}
+    found.append(subprocess.Popen([sys.executable, "-c", SCRIPT.format(place)], env=environment))
+    assert found[0].wait(60) == -signal.SIGKILL
+    object_server.behave()
+    assert rows(place) == (FIRST if moment == "before" else BOTH)
+    if moment == "before":
+        add(place)
+    assert rows(place) == BOTH
+
+
+def test_of_two_writers_one_wins_and_the_other_says_so(object_server: ObjectServer, place):
+    put_batch(place, [1, 2, 3], [4])
+    met: list[str] = []
+
+    def overtake(asked: Asked) -> None:
+        if asked.is_conditional and asked.key.endswith("_manifests/0000000001.json") and not met:
+            met.append(asked.key)
+            add(place)  # the very same rows, in the same second
+
+    object_server.before = overtake
+    with pytest.raises(LakeBusy, match=r"another archive has put manifest 1 .* nothing is lost or"):
+        add(place)
+    assert met and rows(place) == BOTH
+    assert len(unnamed(place)) == 5
+    put_batch(place, [9])
+    assert rows(place) == [*BOTH, sequence(9)] and unnamed(place) == []
+
+
+def test_many_batches_by_two_writers_at_once_are_each_there_once(place):
+    lost: list[int] = []
+
+    def write() -> None:
+        while True:
+            try:
+                with ObjectLake.write(place) as lake:
+                    while lake.chain.end.number < 6:
+                        lake.commit(*drafted(lake, [lake.chain.end.number + 1]))
+                    return
+            except LakeBusy:
+                lost.append(1)
+
+    writers = [threading.Thread(target=write) for _ in range(2)]
+    for one in writers:
+        one.start()
+    for one in writers:
+        one.join()
+    assert rows(place) == [sequence(n) for n in range(1, 7)]
+    lake = ObjectLake.open(place)
+    assert lake.unexpected(lake.days())[0] == []
+
+
+def test_what_an_attempt_has_left_stays_while_it_may_commit_and_for_the_grace_period(place):
+    put_batch(place, [1])
+    with ObjectLake.write(place) as slow:
+        late = drafted(slow, [2, 3])
+        with ObjectLake.write(place, timedelta()) as other:
+            assert len(other.left.kept) == 2 and other.left.deleted == []  # it may still commit
+        slow.commit(*late)
+        early = drafted(slow, [4])
+        put_batch(place, [4, 5])
+        with pytest.raises(LakeBusy):
+            slow.commit(*early)
+    with ObjectLake.write(place) as next_day:
+        assert len(next_day.left.kept) == 2 and next_day.left.deleted == []  # over, and a day not yet
+    with ObjectLake.write(place, timedelta()) as later:
+        assert later.left.kept == [] and len(later.left.deleted) == 2
+    assert rows(place) == [sequence(n) for n in (1, 2, 3, 4, 5)] and unnamed(place) == []
+
+
+def test_what_is_not_named_like_an_attempt_is_told_and_never_deleted(place):
+    begun(place)
+    lake = ObjectLake.open(place)
+    [theirs, *_] = sorted(named(lake))
+    planted = [
+        theirs.replace(".parquet", "-copy.parquet"),
+        "packets/day=2024-10-04/batch=1-9/kind=POST/part.parquet",
+        "packets/day=2031-01-01/stray",
+    ]
+    for name in planted:
+        lake.store.put(name, b"PAR1")
+    faults, left = lake.unexpected(lake.days())
+    assert {(fault.reason, fault.file) for fault in faults} == {
+        ("surplus", lake.store.url(name)) for name in planted
+    }
+    assert left == 3
+    put_batch(place, [5])
+    assert unnamed(place) == sorted(planted)
+
+
+def test_a_chain_that_lost_its_end_or_its_listings_stops_writing(place):
+    put_batch(place, [1])
+    put_batch(place, [2])
+    store = ObjectLake.open(place).store
+    last = store.get("_manifests/0000000001.json")
+    store.delete(["_manifests/0000000001.json"])
+    with pytest.raises(LakeError, match=r"_objects/0000000001-.* manifests are missing"):
+        put_batch(place, [3])
+    store.put("_manifests/0000000001.json", last)
+    [listing] = [name for name in store.keys("_objects") if "0000000001" in name]
+    content = store.get(listing)
+    store.put(listing, content.replace(b"kind=POST", b"kind=NOTE"))
+    with pytest.raises(LakeError, match="hash does not recompute"):
+        put_batch(place, [3])
+    store.delete([listing])
+    with pytest.raises(LakeError, match="is missing"):
+        put_batch(place, [3])
+    store.put(listing, content)
+    put_batch(place, [3])
+    assert rows(place) == [sequence(n) for n in (1, 2, 3)]
+
+
+def test_finished_days_get_summaries_by_which_the_lake_is_opened(place):
+    put_batch(place, [1])
+    put_batch(place, [2])
+    put_batch(place, [1], day=DAY + 1)
+    put_batch(place, [2], day=DAY + 1)
+    lake = ObjectLake.open(place)
+    assert [summary.batches for summary in lake.chain.sealed] == [2] and lake.chain.summary_faults() == []
+    whole = ObjectLake.open(place)
+    whole.chain.load(whole=True)
+    assert whole.tip == lake.tip and whole.manifests == lake.manifests and lake.days() == [DAY, DAY + 1]
+    lake.store.delete(["_manifests/0000000002.json"])
+    with pytest.raises(LakeError, match="manifest 2 cannot be used"):
+        ObjectLake.open(place)
+
+
+def test_a_store_that_ignores_conditions_is_refused_before_anything_is_written(object_server, place):
+    object_server.deaf = True
+    with pytest.raises(StoreError, match="ignores If-None-Match"):
+        put_batch(place, [1])
+    with pytest.raises(LakeError, match="there is no lake"):
+        ObjectLake.open(place)
+    assert list(object_server.store(place.rpartition("/")[2]).keys("")) == []

@@ -1,0 +1,120 @@
+"""Small lakes in a bucket, made without a log and without Spark; and a writer that is killed at a request."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import obstore
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from blake3 import blake3
+from strata.protocol.lake import Manifest, Span, StoredObject
+from strata_pipeline.lake.attempts import Attempt
+from strata_pipeline.lake.batches import Batch
+from strata_pipeline.lake.object_lake import ObjectLake
+
+from tests.support.file_faults import Killed
+from tests.support.toy_lakes import DAY, manifest_of, place, rows_table
+
+__all__ = ["drafted", "named", "put_batch", "requests", "rows", "unnamed"]
+
+
+def drafted(
+    lake: ObjectLake, ordinals: Iterable[int], quarantined: Iterable[int] = (), *, day: int = DAY
+) -> tuple[Manifest, Attempt, list[StoredObject]]:
+    """A batch whose objects are in the bucket, two kinds of packets, and what `commit` takes."""
+    sound, aside = [place(n, day) for n in ordinals], [place(n, day) for n in quarantined]
+    span = Span(lake.reached, max([*sound, *aside]))
+    attempt = lake.begin(span)
+    objects = [
+        _put(lake, attempt.object_name("packets", kind), rows_table(some, kind=kind))
+        for kind, some in (("POST", sound[::2]), ("NOTE", sound[1::2]))
+        if some
+    ]
+    if aside:
+        table = rows_table(aside, quarantined=True)
+        objects.append(_put(lake, attempt.object_name("quarantine", None), table))
+    with lake.shelf.at_hand(objects) as (folder, faults):
+        assert faults == []
+        packets, quarantine = (
+            [path] if (path := Path(folder, attempt.folder(root))).is_dir() else []
+            for root in ("packets", "quarantine")
+        )
+        manifest = manifest_of(lake, span, len(sound), len(aside), packets, quarantine)
+    return manifest, attempt, objects
+
+
+def put_batch(
+    where: str,
+    ordinals: Iterable[int],
+    quarantined: Iterable[int] = (),
+    *,
+    day: int = DAY,
+    grace: timedelta = timedelta(),
+) -> Manifest:
+    """Add a batch to a lake."""
+    with ObjectLake.write(where, grace) as lake:
+        return lake.commit(*drafted(lake, ordinals, quarantined, day=day))
+
+
+def rows(where: str) -> list[int]:
+    """The sequences that a reader of manifests finds, each batch held against its manifest."""
+    lake = ObjectLake.open(where)
+    found: list[int] = []
+    for manifest in lake.manifests:
+        with lake.at_hand([manifest]) as layout:
+            batch = Batch.read(layout, manifest)
+            batch.check_contents()
+        found += batch.rows["sequence"].to_pylist()
+    return found
+
+
+def named(lake: ObjectLake) -> set[str]:
+    """The objects that the lake's listings name."""
+    return {one.name for manifest in lake.manifests for one in lake.listing(manifest).objects}
+
+
+def unnamed(where: str) -> list[str]:
+    """Whatever lies in the bucket and is no part of the lake, without probes, which stay for an hour."""
+    lake = ObjectLake.open(where)
+    listings = len(list(lake.store.keys("_objects"))) - len(lake.manifests)
+    there = {name for root in ("packets", "quarantine", "_attempts") for name in lake.store.keys(root)}
+    others = {name for name in there - named(lake) if not name.startswith("_attempts/probe-")}
+    return sorted(others) + ["a listing"] * listings
+
+
+@contextmanager
+def requests(last: int | None = None) -> Iterator[list[str]]:
+    """Let the process send `last` requests that change something, and kill it before the next; None for all.
+
+    To be killed after a request is to be killed before the next one.
+    """
+    sent: list[str] = []
+
+    def through(name: str, real: Callable[..., Any]) -> Callable[..., Any]:
+        def call(store: object, path: str, *arguments: Any, **options: Any) -> Any:
+            if last is not None and len(sent) >= last:
+                raise Killed
+            sent.append(f"{name} {path}")
+            return real(store, path, *arguments, **options)
+
+        return call
+
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("put", "delete"):
+            patch.setattr(obstore, name, through(name, getattr(obstore, name)))
+        yield sent
+
+
+def _put(lake: ObjectLake, name: str, table: pa.Table) -> StoredObject:
+    sink = pa.BufferOutputStream()
+    pq.write_table(table, sink)
+    content = sink.getvalue().to_pybytes()
+    lake.store.put(name, content)
+    hashed = blake3(content).hexdigest()
+    return StoredObject(name=name, size=len(content), rows=table.num_rows, hash=hashed)

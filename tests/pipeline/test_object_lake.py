@@ -202,6 +202,12 @@ def test_a_chain_that_lost_its_end_or_its_listings_stops_writing(place):
     with pytest.raises(LakeError, match="is missing"):
         put_batch(place, [3])
     store.put(listing, content)
+    [lost] = [name for name in store.keys("packets") if f"batch={sequence(2)}" in name]
+    content = store.get(lost)
+    store.delete([lost])
+    with pytest.raises(LakeError, match="belongs to the lake's last batch"):
+        put_batch(place, [3])
+    store.put(lost, content)
     put_batch(place, [3])
     assert rows(place) == [sequence(n) for n in (1, 2, 3)]
 

@@ -257,8 +257,12 @@ class ObjectLake(LakeState):
     def _check_end(self) -> None:
         """Raise `LakeError` where the chain lacks manifests, or is another lake's."""
         last = next(self.chain.backwards(), None)
-        if last is not None:
-            self.listing(last)
+        for one in self.listing(last).objects if last is not None else ():
+            if not self.store.exists(one.name):
+                raise LakeError(
+                    f"{self.store.url(one.name)} belongs to the lake's last batch and is not there: the lake "
+                    "is being copied, or has lost objects. Bring them back; nothing was changed"
+                )
         while strangers := self._beyond():
             number = self.chain.end.number
             self.load()

@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 
 COMMANDS = (
     "archive", "audit", "compact", "erase", "reliability", "traffic", "trust", "reputation", "restore",
-    "migrate-lake", "publish-delta", "report", "views",
+    "migrate-lake", "publish-delta", "report", "views", "copy",
 )  # fmt: skip
 
 

@@ -16,6 +16,7 @@ from pyspark.sql import SparkSession
 from strata_pipeline.connect import connected, is_remote
 from strata_pipeline.errors import PipelineError, UsageError
 
+from tests.support.object_lakes import put_batch
 from tests.support.ports import free_port
 from tests.support.toy_lakes import DAY, write_batch
 
@@ -95,7 +96,7 @@ def test_without_its_packages_it_says_what_to_install(monkeypatch):
             pass
 
 
-def test_jobs_that_read_a_lake_do_so_on_a_server(run, tmp_path):
+def test_jobs_that_read_a_lake_do_so_on_a_server(run, tmp_path, place):
     lake, output = tmp_path / "lake", tmp_path / "output"
     write_batch(lake, [1, 2, 3], [4])
     write_batch(lake, [1, 2], day=DAY + 1)
@@ -104,13 +105,16 @@ def test_jobs_that_read_a_lake_do_so_on_a_server(run, tmp_path):
     (tmp_path / "probes").mkdir()
     (tmp_path / "probes" / "one.jsonl").write_text("no observation\n")
     at = ["--lake", str(lake)]
-    audited, reported, scored = run(
+    put_batch(place, [1, 2, 3], [4])
+    in_bucket, audited, reported, scored = run(
+        ["audit", "--lake", place],
         ["audit", *at],
         ["report", *at, "--output", str(output)],
         ["reputation", "--probes", str(tmp_path / "probes"), "--output", str(output)],
     )
     # These bodies are no packets. What else an audit says shows that tasks on the server ran our code.
     assert audited[0] == 1 and audited[1]["counts"] == {"file: stray": 1, "packet: invalid_schema": 5}
+    assert in_bucket[0] == 1 and in_bucket[1]["counts"] == {"packet: invalid_schema": 3}
     assert (reported[0], reported[1]["packets"], reported[1]["counted"]) == (0, 5, 2)
     assert (output / "index.html").exists()
     assert (scored[0], scored[1]["malformed"]) == (0, 1)

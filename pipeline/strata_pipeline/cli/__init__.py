@@ -6,6 +6,7 @@ from strata_pipeline.cli.app import app, main
 from strata_pipeline.cli.archive import archive_command
 from strata_pipeline.cli.audit import audit_command
 from strata_pipeline.cli.compact import compact_command
+from strata_pipeline.cli.copy import copy_command
 from strata_pipeline.cli.delta import delta_command
 from strata_pipeline.cli.erase import erase_command
 from strata_pipeline.cli.migrate import migrate_command
@@ -32,3 +33,4 @@ app.command("migrate-lake")(migrate_command)
 app.command("publish-delta")(delta_command)
 app.command("report")(report_command)
 app.command("views")(views_command)
+app.command("copy")(copy_command)

@@ -39,6 +39,7 @@ __all__ = [
     "exit_code",
     "failures_told",
     "main",
+    "reachable",
     "say",
     "spark_conf",
 ]
@@ -74,7 +75,8 @@ def _on_a_disk(place: str) -> str:
     return place
 
 
-def _reachable(place: str) -> str:
+def reachable(place: str) -> str:
+    """A place for a lake, whose store is named as it must be. Raises `typer.BadParameter`."""
     if is_object_place(place):
         from strata_pipeline.lake.stores.objects import ObjectStore
 
@@ -98,7 +100,7 @@ LakePlace = Annotated[
         metavar="PLACE",
         help="The lake: a folder, or s3://bucket/prefix on an object store.",
         show_default=False,
-        callback=_reachable,
+        callback=reachable,
     ),
 ]
 Master = Annotated[

@@ -52,7 +52,7 @@ from strata_pipeline.lake.attempts import (
 from strata_pipeline.lake.chain import manifest_name
 from strata_pipeline.lake.checking import Unit, batch_name
 from strata_pipeline.lake.faults import Fault
-from strata_pipeline.lake.layout import LakeLayout
+from strata_pipeline.lake.layout import LakeLayout, batch_path
 from strata_pipeline.lake.state import LakeState
 from strata_pipeline.lake.stores.objects import ObjectStore
 from strata_pipeline.lake.stores.records import ObjectRecords
@@ -122,25 +122,48 @@ class ObjectLake(LakeState):
 
         Raises `LakeBusy` where another writer was faster: then nothing of this attempt counts.
         """
-        while True:
-            sealed = seal(manifest)
-            listing = seal_listing(sealed, attempt.name, objects)
-            if self.store.put_new(f"{LISTINGS}/{listing_name(sealed)}", encode_listing(listing)):
-                break
+        while not self._list(sealed := seal(manifest), attempt, objects):
             # Somebody has archived the very same rows within the same second: a manifest has one listing.
             manifest = msgspec.structs.replace(manifest, written_at=manifest.written_at + 1)
+        self._finish(sealed, attempt, objects)
+        return sealed
+
+    def adopt(self, sealed: Manifest, attempt: Attempt, objects: Sequence[StoredObject]) -> None:
+        """Make objects of an attempt a batch of the lake, by a manifest of another lake as it is.
+
+        Raises `LakeBusy`.
+        """
+        if not self._list(sealed, attempt, objects):
+            # A copy that was killed has put it, and it does not count yet. Should that one still be at work,
+            # both put the same manifest, for the same rows.
+            if self.store.exists(f"{MANIFESTS}/{manifest_name(sealed.number)}"):
+                raise self._busy(sealed)
+            listing = seal_listing(sealed, attempt.name, objects)
+            self.store.put(f"{LISTINGS}/{listing_name(sealed)}", encode_listing(listing))
+        self._finish(sealed, attempt, objects)
+
+    def _list(self, sealed: Manifest, attempt: Attempt, objects: Sequence[StoredObject]) -> bool:
+        """Put the listing of a batch; returns whether there was none."""
+        listing = seal_listing(sealed, attempt.name, objects)
+        check_listing(listing, sealed)
+        return self.store.put_new(f"{LISTINGS}/{listing_name(sealed)}", encode_listing(listing))
+
+    def _finish(self, sealed: Manifest, attempt: Attempt, objects: Sequence[StoredObject]) -> None:
+        """Commit by the manifest."""
         if not self.store.put_new(f"{MANIFESTS}/{manifest_name(sealed.number)}", encode(sealed)):
-            raise LakeBusy(
-                f"another archive has put manifest {sealed.number} of {self.place} while this one wrote the "
-                "same batch: its batch counts, this one's does not, and nothing is lost or there twice. "
-                "Let only one archive run; running this again goes on behind the other's batches"
-            )
+            raise self._busy(sealed)
         is_new_day = day_of(sealed.up_to) != day_of(self.chain.end.up_to)
         self.chain.append(sealed)
         forget(self.store, attempt, {one.name for one in objects})
         if is_new_day:
             self.chain.seal()
-        return sealed
+
+    def _busy(self, sealed: Manifest) -> LakeBusy:
+        return LakeBusy(
+            f"another archive has put manifest {sealed.number} of {self.place} while this one wrote the "
+            "same batch: its batch counts, this one's does not, and nothing is lost or there twice. "
+            "Let only one archive run; running this again goes on behind the other's batches"
+        )
 
     def listing(self, manifest: Manifest) -> Listing:
         """The objects of a batch. Raises `LakeError` where that cannot be told."""
@@ -160,11 +183,11 @@ class ObjectLake(LakeState):
             except LakeError as error:
                 name = self.store.url(f"{LISTINGS}/{listing_name(manifest)}")
                 faults.append(Fault("batch", "listing", str(error), manifest.up_to, file=name))
-            unit = _unit(manifest, objects)
-            if units and set(objects) & set(units[-1].objects):  # several batches in one object
-                units[-1].manifests.append(manifest)
-            else:
-                units.append(unit)
+            path = batch_path(manifest.span)
+            packets, quarantine = (
+                [Path(root, path)] if any(_is_below(root, one) for one in objects) else [] for root in ROOTS
+            )
+            units.append(Unit([manifest], packets, quarantine, objects))
         return units, faults
 
     def objects(
@@ -187,9 +210,7 @@ class ObjectLake(LakeState):
         found = {one.name: one for listing in listings for one in listing.objects}
         parts = [f"{root}/"] if kinds is None else [f"/kind={kind}/" for kind in kinds]
         return [
-            one
-            for name, one in found.items()
-            if name.startswith(f"{root}/") and any(part in name for part in parts)
+            one for name, one in found.items() if _is_below(root, one) and any(part in name for part in parts)
         ]
 
     @contextlib.contextmanager
@@ -279,14 +300,5 @@ class ObjectLake(LakeState):
         return [name for name in self.store.keys(LISTINGS, begin) if name[: len(begin) + 1] not in known]
 
 
-def _unit(manifest: Manifest, objects: Sequence[StoredObject]) -> Unit:
-    packets, quarantine = (
-        sorted({_batch_of(one.name) for one in objects if one.name.startswith(f"{root}/")}) for root in ROOTS
-    )
-    return Unit([manifest], packets, quarantine, objects)
-
-
-def _batch_of(name: str) -> Path:
-    """The folder of a batch in which an object lies."""
-    root, day, batch = name.split("/")[:3]
-    return Path(root, day, batch)
+def _is_below(root: str, one: StoredObject) -> bool:
+    return one.name.startswith(f"{root}/")

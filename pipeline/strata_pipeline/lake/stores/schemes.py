@@ -16,7 +16,7 @@ def not_on_a_disk(place: str) -> str:
     """Why a lake that is elsewhere is refused by what needs folders, and what to do."""
     if is_object_place(place):
         return (
-            f"{place} lies on an object store, and this needs a lake on a disk. On an object store work "
-            "archive, audit, restore, report, traffic, reliability and trust (docs/guides/pipeline.md)"
+            f"{place} lies on an object store, and this needs a lake on a disk: strata-pipeline copy brings "
+            "it there. On an object store work archive, audit, restore and reports (docs/guides/pipeline.md)"
         )
     return f"a lake is a folder or s3://bucket/prefix, not {place}: mount the storage, or copy the lake there"

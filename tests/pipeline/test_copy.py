@@ -1,0 +1,111 @@
+"""A lake from a disk into a bucket and back: the same chain, whatever is killed, and nothing false."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from strata.protocol.lake import GENESIS, Erasure, LakeError, encode_erasure, seal_erasure
+from strata_pipeline.cli import app
+from strata_pipeline.errors import UsageError
+from strata_pipeline.jobs.copy import copy_lake
+from strata_pipeline.lake.generations import replace_day, staged_day
+from strata_pipeline.lake.lake import Lake
+from strata_pipeline.lake.object_lake import ObjectLake
+from typer.testing import CliRunner
+
+from tests.support.file_faults import Killed
+from tests.support.object_lakes import put_batch, requests, rows, unnamed
+from tests.support.toy_lakes import DAY, compacted, faults, read, write_batch
+from tests.support.toy_lakes import place as sequence
+
+ALL = [sequence(n) for n in range(1, 7)] + [sequence(n, DAY + 1) for n in (1, 2, 3)]
+
+
+@pytest.fixture
+def lake(tmp_path: Path) -> Path:
+    """Three batches of two days, with quarantined rows; the first of an earlier format."""
+    folder = tmp_path / "lake"
+    write_batch(folder, [1, 2, 3], [4], version=1)
+    write_batch(folder, [5], [6])
+    write_batch(folder, [1, 2, 3], day=DAY + 1)
+    return folder
+
+
+def test_a_lake_comes_into_a_bucket_and_back_with_its_tip(lake, place, tmp_path):
+    up = copy_lake(lake, place)
+    assert (up.batches, up.packets, up.left, up.tip) == (3, 7, 0, Lake.open(lake).tip)
+    assert rows(place) == ALL and unnamed(place) == []
+    assert copy_lake(lake, place).batches == 0
+    back = tmp_path / "back"
+    assert copy_lake(place, back).tip == up.tip
+    assert faults(back) == [] and read(back) == read(lake)
+    assert read(back, "quarantine") == read(lake, "quarantine")
+    # Each goes on by itself, and the other catches up or says that it cannot.
+    write_batch(lake, [4], day=DAY + 1)
+    assert copy_lake(lake, place).batches == 1 and rows(place) == [*ALL, sequence(4, DAY + 1)]
+    write_batch(back, [5], day=DAY + 1)
+    with pytest.raises(LakeError, match="is not the beginning of"):
+        copy_lake(lake, back)
+    with pytest.raises(LakeError, match="is not the beginning of"):
+        copy_lake(back, place)
+
+
+def test_a_compacted_day_is_copied_as_it_was_archived(lake, place):
+    with Lake.replace(lake) as opened:
+        target = staged_day(opened, DAY)
+        compacted(opened, DAY, target)
+        replace_day(opened, DAY, target, 0)
+    copy_lake(lake, place)
+    assert rows(place) == ALL
+    copied = ObjectLake.open(place)
+    assert all(len(unit.manifests) == 1 for day in copied.days() for unit in copied.units(day)[0])
+
+
+def test_killed_anywhere_the_copy_is_a_beginning_and_the_next_run_goes_on(lake, place):
+    copy_lake(lake, place)
+    with requests() as sent:
+        copy_lake(lake, f"{place}-whole")
+    commits = [n for n, one in enumerate(sent) if "_manifests" in one]
+    for last in (commits[0] - 1, commits[0], commits[1], commits[1] + 1):
+        with requests(last), pytest.raises(Killed):
+            copy_lake(lake, f"{place}-{last}")
+        if last > commits[0]:
+            assert rows(f"{place}-{last}") == ALL[: 4 if last <= commits[1] else 6]
+        copy_lake(lake, f"{place}-{last}")
+        assert rows(f"{place}-{last}") == ALL
+        now = ObjectLake.open(f"{place}-{last}")
+        assert now.unexpected(now.days())[0] == []
+
+
+def test_what_does_not_hold_is_not_copied(lake, place, tmp_path):
+    put_batch(place, [1, 2])
+    put_batch(place, [3, 4])
+    store = ObjectLake.open(place).store
+    [last, *_] = [name for name in store.keys("packets") if f"batch={sequence(3)}" in name]
+    content = store.get(last)
+    store.put(last, content[:-1] + b"x")
+    with pytest.raises(LakeError, match="has other bytes than were written"):
+        copy_lake(place, tmp_path / "back")
+    store.put(last, content)
+    one, other = list(lake.glob("packets/day=2024-10-05/batch=*/kind=*/*.parquet"))
+    one.write_bytes(other.read_bytes())
+    with pytest.raises(LakeError, match=r"is damaged: .* the batches before it are copied"):
+        copy_lake(lake, f"{place}-other")
+    assert rows(f"{place}-other") == ALL[:6]
+
+
+def test_a_lake_that_was_erased_from_is_refused(lake, place):
+    record = Erasure(number=0, day=DAY, written_at=0, batches=[], tombstones="t", erased=1, previous=GENESIS)
+    path = lake / "_erased" / "0000000000.json"
+    path.parent.mkdir()
+    path.write_bytes(encode_erasure(seal_erasure(record)))
+    with pytest.raises(UsageError, match="rows were erased from one of these lakes"):
+        copy_lake(lake, place)
+
+
+def test_the_command_says_what_it_did(lake, place):
+    done = CliRunner().invoke(app, ["copy", "--lake", str(lake), "--to", place, "--json"])
+    assert done.exit_code == 0 and '"batches": 3' in done.stdout
+    refused = CliRunner().invoke(app, ["copy", "--lake", str(lake), "--to", "s3://no"])
+    assert refused.exit_code == 2

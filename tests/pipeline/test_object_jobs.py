@@ -15,7 +15,7 @@ from strata_pipeline.jobs.archive import archive
 from strata_pipeline.jobs.audit import Audited, audit
 from strata_pipeline.jobs.restore import restore
 from strata_pipeline.jobs.tables import DayWindow
-from strata_pipeline.jobs.traffic import traffic
+from strata_pipeline.jobs.trust import trust
 from strata_pipeline.lake.object_lake import ObjectLake
 from typer.testing import CliRunner
 
@@ -82,9 +82,9 @@ def test_readers_get_the_days_and_kinds_that_they_ask_for(spark, original):
     }
 
 
-def test_traffic_reads_a_bucket_and_writes_beside_it(spark, original, tmp_path):
-    figures = traffic(spark, original[1], output=tmp_path)
-    assert figures.totals["packets"] == 39 and (tmp_path / "traffic.html").exists()
+def test_a_report_is_written_to_a_disk(spark, original, tmp_path):
+    # It asks for the folders of statements alone, and there are none.
+    assert trust(spark, original[1], output=tmp_path).edges == 0 and (tmp_path / "trust.html").exists()
 
 
 def test_a_relay_is_restored_from_a_bucket(spark, original, new_log):
@@ -173,7 +173,7 @@ def test_who_reads_damage_is_told_and_no_job_computes_with_it(spark, damage, new
     with pytest.raises(LakeError, match=r"s3://lakes/.*\.parquet .*Bring"):
         restore(spark, new_log(), lake.place)
     with pytest.raises(LakeError, match="objects of a batch cannot be told"):
-        traffic(spark, lake.place)
+        trust(spark, lake.place)
 
 
 def test_of_two_archives_one_says_that_it_came_second_and_the_next_run_goes_on(
@@ -196,7 +196,7 @@ def test_of_two_archives_one_says_that_it_came_second_and_the_next_run_goes_on(
     object_server.behave()
     done = archive(spark, log_url, place, batch_rows=4)
     assert (done.batches, len(done.left_behind)) == (1, 3)
-    assert audit(spark, place, url=log_url).holds and len(rows(place)) == 12
+    assert len(rows(place)) == 12 and ObjectLake.open(place).reached == done.reached
 
 
 def test_what_needs_folders_refuses_a_bucket_at_once(place, spark, log_url):

@@ -17,6 +17,7 @@ import pytest
 from obstore.store import MemoryStore
 from strata.protocol.lake import LakeError
 from strata_pipeline.errors import LakeBusy, StoreError
+from strata_pipeline.lake.attempts import sweep
 from strata_pipeline.lake.object_lake import ObjectLake
 from strata_pipeline.lake.stores.objects import ObjectStore
 
@@ -227,10 +228,16 @@ def test_finished_days_get_summaries_by_which_the_lake_is_opened(place):
         ObjectLake.open(place)
 
 
-def test_a_store_that_ignores_conditions_is_refused_before_anything_is_written(object_server, place):
+def test_a_store_that_ignores_conditions_or_lists_late_is_refused_before_anything_is_written(
+    object_server, place
+):
     object_server.deaf = True
     with pytest.raises(StoreError, match="ignores If-None-Match"):
         put_batch(place, [1])
+    object_server.behave()
+    late = ObjectLake(object_server.store(place.rpartition("/")[2]))
+    with pytest.raises(StoreError, match="does not list an object that it has just taken"):
+        sweep(late.store, late, "_attempts/probe-of-this-moment", timedelta())
     with pytest.raises(LakeError, match="there is no lake"):
         ObjectLake.open(place)
     assert list(object_server.store(place.rpartition("/")[2]).keys("")) == []

@@ -136,10 +136,16 @@ def forget(store: ObjectStore, attempt: Attempt, named: Collection[str]) -> None
 def sweep(store: ObjectStore, lake: LakeState, probe: str, grace: timedelta) -> Left:
     """Delete what attempts have left that can commit no more and began `grace` ago, or earlier.
 
-    `probe` is what `check_refuses` has just put: it is deleted as well.
+    `probe` is what `check_refuses` has just put: it is deleted as well. Raises `StoreError` where it is not
+    in the list.
     """
     there = {one.name: one.modified_at for one in store.listed(ATTEMPTS)}
-    now = there.pop(probe)
+    now = there.pop(probe, None)
+    if now is None:
+        raise StoreError(
+            f"the object store of {store.url()} does not list an object that it has just taken: a lake needs a "
+            "store whose lists are up to date"
+        )
     old = [name for name, at in there.items() if name.startswith(_PROBE) and now - at > _PROBED]
     store.delete([probe, *old])
     left = Left([], [])

@@ -228,9 +228,7 @@ def test_finished_days_get_summaries_by_which_the_lake_is_opened(place):
         ObjectLake.open(place)
 
 
-def test_a_store_that_ignores_conditions_or_lists_late_is_refused_before_anything_is_written(
-    object_server, place
-):
+def test_a_store_that_ignores_conditions_or_lists_late_is_refused_before_it_is_used(object_server, place):
     object_server.deaf = True
     with pytest.raises(StoreError, match="ignores If-None-Match"):
         put_batch(place, [1])

@@ -143,8 +143,8 @@ def sweep(store: ObjectStore, lake: LakeState, probe: str, grace: timedelta) -> 
     now = there.pop(probe, None)
     if now is None:
         raise StoreError(
-            f"the object store of {store.url()} does not list an object that it has just taken: a lake needs a "
-            "store whose lists are up to date"
+            f"the object store of {store.url()} does not list an object that it has just taken: a lake needs "
+            "a store whose lists are up to date"
         )
     old = [name for name, at in there.items() if name.startswith(_PROBE) and now - at > _PROBED]
     store.delete([probe, *old])

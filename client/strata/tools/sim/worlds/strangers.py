@@ -43,9 +43,10 @@ class Forgers:
             await talking
         finally:
             talking.cancel()
-        # What is named and not there is looked for once in all that the relays have, and no second time.
-        run.missed += len(run.participants) * max(len(relay.stored) for relay in run.network.relays)
         await asyncio.sleep(60)
+        # What is named and not there is looked for once in all that the relays have by now, the requests for
+        # it among them, and no second time.
+        run.missed += len(run.participants) * max(len(relay.stored) for relay in run.network.relays)
 
     def _forge(self, run: Simulation) -> None:
         network, rng = run.network, run.rng
@@ -118,18 +119,20 @@ def _replay(run: Simulation, rng: random.Random) -> bytes:
 def forged(rng: random.Random, size: WorldSize) -> World:
     """Forged syncs and dependencies, foreign names, garbage, and replays."""
     past = rng.choice((0, rng.randint(20, max(21, size.gap // 2))))
+    forgers = Forgers(rng.randint(3, 20), past)
+    participants, relays = rng.randint(2, 4), rng.randint(1, 2)
     bounds = Bounds(
         agree_within=3_000,
-        reads_per_missed=2.0,
+        reads_per_missed=1.0 * relays,  # each has a place of its own
         entries=1_500,
         idle_minutes=1.0,
         idle_repeats_per_minute=2.0,
     )
     return World(
-        Forgers(rng.randint(3, 20), past),
+        forgers,
         bounds,
-        participants=rng.randint(2, 4),
-        relays=rng.randint(1, 2),
+        participants=participants,
+        relays=relays,
         # What there is not is given up sooner: until then it is asked for.
         options={"lost_message_timeout_ms": 60_000},
     )

@@ -9,14 +9,14 @@ ids, which the manifest binds, and move from the packets to the quarantined rows
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable, Sequence
 from typing import NoReturn
 
 import msgspec
 
-from strata.protocol.errors import InvalidInput
 from strata.protocol.lake.manifest import GENESIS, LakeError, Manifest
-from strata.protocol.lake.sealing import hash_of, text_of
+from strata.protocol.lake.sealing import read_sealed, text_of, with_hash
 
 __all__ = [
     "ErasedBatch",
@@ -66,7 +66,7 @@ class Erasure(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
 def seal_erasure(erasure: Erasure) -> Erasure:
     """The record with its hash."""
-    return msgspec.structs.replace(erasure, hash=hash_of(msgspec.to_builtins(erasure)))
+    return with_hash(erasure)
 
 
 def encode_erasure(erasure: Erasure) -> bytes:
@@ -76,16 +76,7 @@ def encode_erasure(erasure: Erasure) -> bytes:
 
 def decode_erasure(text: bytes, name: str) -> Erasure:
     """Read one record. Raises `LakeError`, by `name`, for one that is damaged or of another version."""
-    try:
-        erasure = msgspec.json.decode(text, type=Erasure)
-        recomputed = hash_of(msgspec.to_builtins(erasure))
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, InvalidInput) as error:
-        _refuse(name, f"it is damaged: {error}")
-    if erasure.format != _FORMAT:
-        _refuse(name, f"its format is {erasure.format} and this program knows {_FORMAT}")
-    if erasure.hash != recomputed:
-        _refuse(name, "it was changed after it was written: its hash does not recompute")
-    return erasure
+    return read_sealed(text, Erasure, _FORMAT, functools.partial(_refuse, name))
 
 
 def check_erasures(erasures: Iterable[Erasure]) -> None:

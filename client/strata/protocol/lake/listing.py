@@ -12,15 +12,15 @@ store keeps its manifests, and every tip that somebody noted.
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Sequence
 from typing import NoReturn
 
 import msgspec
 
-from strata.protocol.errors import InvalidInput
 from strata.protocol.lake.manifest import LakeError, Manifest
-from strata.protocol.lake.sealing import hash_of, text_of
+from strata.protocol.lake.sealing import read_sealed, text_of, with_hash
 from strata.protocol.lake.sequences import day_text
 
 __all__ = [
@@ -79,7 +79,7 @@ def listing_name(manifest: Manifest) -> str:
 def seal_listing(manifest: Manifest, attempt: str, objects: Sequence[StoredObject]) -> Listing:
     """The listing of a sealed manifest's batch, with its hash."""
     listing = Listing(number=manifest.number, manifest=manifest.hash, attempt=attempt, objects=list(objects))
-    return msgspec.structs.replace(listing, hash=hash_of(msgspec.to_builtins(listing)))
+    return with_hash(listing)
 
 
 def encode_listing(listing: Listing) -> bytes:
@@ -89,15 +89,7 @@ def encode_listing(listing: Listing) -> bytes:
 
 def decode_listing(text: bytes, name: str) -> Listing:
     """Read one listing. Raises `LakeError`, by `name`, for one that is damaged or of another version."""
-    try:
-        listing = msgspec.json.decode(text, type=Listing)
-        recomputed = hash_of(msgspec.to_builtins(listing))
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, InvalidInput) as error:
-        _refuse(name, f"it is damaged: {error}")
-    if listing.format != _FORMAT:
-        _refuse(name, f"its format is {listing.format} and this program knows {_FORMAT}")
-    if listing.hash != recomputed:
-        _refuse(name, "it was changed after it was written: its hash does not recompute")
+    listing = read_sealed(text, Listing, _FORMAT, functools.partial(_refuse, name))
     wrong = next((one.name for one in listing.objects if _is_name(one.name) is None), None)
     if wrong is not None:
         _refuse(name, f"{wrong!r} is no name of an object with rows")

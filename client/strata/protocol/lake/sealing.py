@@ -2,14 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from typing import NoReturn, Protocol, TypeVar
 
 import msgspec
 from blake3 import blake3
 
 from strata.protocol import canonical
+from strata.protocol.errors import InvalidInput
 
-__all__ = ["hash_of", "text_of"]
+__all__ = ["hash_of", "read_sealed", "text_of", "with_hash"]
+
+
+class _Sealed(Protocol):
+    @property
+    def format(self) -> int: ...
+
+    @property
+    def hash(self) -> str: ...
+
+
+_Record = TypeVar("_Record", bound=_Sealed)
+_Struct = TypeVar("_Struct", bound=msgspec.Struct)
 
 
 def hash_of(members: Mapping[str, object]) -> str:
@@ -19,6 +33,27 @@ def hash_of(members: Mapping[str, object]) -> str:
     return blake3(canonical.encode(sealed)).hexdigest()
 
 
+def with_hash(record: _Struct) -> _Struct:
+    """A record with its hash. Raises as `hash_of`."""
+    return msgspec.structs.replace(record, hash=hash_of(msgspec.to_builtins(record)))
+
+
 def text_of(record: object) -> bytes:
     """The text of a record's file."""
     return msgspec.json.format(msgspec.json.encode(record), indent=2) + b"\n"
+
+
+def read_sealed(
+    text: bytes, record_type: type[_Record], version: int, refuse: Callable[[str], NoReturn]
+) -> _Record:
+    """Read a record of this version. Calls `refuse` with the reason for one that cannot be used."""
+    try:
+        record = msgspec.json.decode(text, type=record_type)
+        recomputed = hash_of(msgspec.to_builtins(record))
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, InvalidInput) as error:
+        refuse(f"it is damaged: {error}")
+    if record.format != version:
+        refuse(f"its format is {record.format} and this program knows {version}")
+    if record.hash != recomputed:
+        refuse("it was changed after it was written: its hash does not recompute")
+    return record

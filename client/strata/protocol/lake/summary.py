@@ -14,7 +14,7 @@ from blake3 import blake3
 
 from strata.protocol.errors import InvalidInput
 from strata.protocol.lake.manifest import GENESIS, ChainEnd, LakeError, Manifest, check_chain
-from strata.protocol.lake.sealing import hash_of, text_of
+from strata.protocol.lake.sealing import hash_of, text_of, with_hash
 from strata.protocol.lake.sequences import Span, day_of, day_text
 
 __all__ = [
@@ -93,7 +93,7 @@ def summarise(manifests: Sequence[Manifest], previous: str) -> DaySummary:
         tip=last.hash,
         previous=previous,
     )
-    return msgspec.structs.replace(summary, hash=hash_of(msgspec.to_builtins(summary)))
+    return with_hash(summary)
 
 
 def encode_summary(summary: DaySummary) -> bytes:

@@ -1,8 +1,8 @@
 """Messaging nodes: bytes on content topics, whatever carries them (channel.md §14).
 
 `node` is the interface that channels use, `values` its messages and events, `emitter` calls handlers, and
-`outcomes` makes the outcome of a message a value to await. `relay_node` is the node over relays, `stored` how
-it reads what they have, `binding` how its messages travel in packets.
+`outcomes` makes the outcome of a message a value to await. `relay_node` is the node over relays, `heard` how
+it hears a topic, `stored` how it reads what relays have, `binding` how its messages travel in packets.
 """
 
 from __future__ import annotations

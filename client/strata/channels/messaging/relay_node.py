@@ -5,16 +5,16 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-import random
 import secrets
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Iterable, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any, Self
 
 from strata.channels.messaging import binding
 from strata.channels.messaging.emitter import EventEmitter
+from strata.channels.messaging.heard import OVERLAP_SECONDS, HeardTopic, store_time
 from strata.channels.messaging.node import NodeError, check_content_topic
 from strata.channels.messaging.packet_relays import DeliveredPacket, PacketRelays
 from strata.channels.messaging.reading import HistoryPage, Order
@@ -45,45 +45,18 @@ from strata.protocol.errors import (
 )
 from strata.protocol.packets import Packet
 from strata.relays.pool.pool import PacketPool
-from strata.relays.pool.values import Position
 
 __all__ = ["RelayNode"]
 
 _log = logging.getLogger("strata.messaging")
 
-_OVERLAP_SECONDS = 600
-"""How far back a subscription by time looks at relays' clocks: they may be behind ours."""
 _HEALTH_INTERVAL = 0.25
 _FAULT_PAUSE = 5.0
-_RETRY_BASE, _RETRY_CAP = 1.0, 60.0
-_STANDS_AFTER = 5.0
-"""A subscription that a relay has not refused within this time is taken for standing."""
 _MAX_UNDER_WAY = 1024
 _FINAL = frozenset({Retry.NEVER, Retry.AUTHENTICATE})
 _WRONG_TIME = frozenset({ErrorCode.TIMESTAMP_IN_FUTURE, ErrorCode.TIMESTAMP_TOO_OLD})
 """Our clock is wrong, or the relay's: the message waits, for each attempt has a time of its own."""
 _WRONG_TIME_WAIT_MS = 10_000
-
-
-@dataclass(slots=True, eq=False)
-class _Heard:
-    """A topic that is subscribed, and how far it was handed on: at one relay, or at each of a pool."""
-
-    authors: tuple[str, ...]
-    from_head: bool
-    task: asyncio.Task[None] = field(init=False)
-    begun: asyncio.Event = field(default_factory=asyncio.Event)
-    """It is settled from where on the relays are heard, or that they are not."""
-    failures: int = 0
-    cursor: str | None = None
-    positions: Mapping[str, Position] = field(default_factory=dict)
-    by_time: bool = False
-    """Relays were asked for what they received since a time: a wrong clock may keep them silent."""
-
-    def end(self) -> asyncio.Task[None]:
-        """Nobody waits for the beginning any more. Returns the task, which is to be cancelled."""
-        self.begun.set()
-        return self.task
 
 
 class RelayNode:
@@ -129,7 +102,7 @@ class RelayNode:
         """A `ReliableChannelConfig` for channels that say nothing else (C-031)."""
         self._status = ConnectionStatus.DISCONNECTED
         self._store = StoredMessages(relays, self._read)
-        self._topics: dict[str, _Heard] = {}
+        self._topics: dict[str, HeardTopic] = {}
         self._health: dict[str, TopicHealth] = {}
         self._under_way: set[asyncio.Task[None]] = set()
         self._slots = asyncio.Semaphore(_MAX_UNDER_WAY)
@@ -325,13 +298,15 @@ class RelayNode:
             check_content_topic(topic)
         for topic in topics:
             if topic not in self._topics:
-                self._topics[topic] = _Heard(tuple(authors), from_head)
-                self._hear(topic)
+                self._topics[topic] = HeardTopic(
+                    self._relays,
+                    topic,
+                    tuple(authors),
+                    from_head=from_head,
+                    hand_on=self._hand_on,
+                    wall=lambda: self.wall(),  # it may be set
+                )
         self._watch()
-
-    def _hear(self, topic: str) -> None:
-        heard = self._topics[topic]
-        heard.task = asyncio.create_task(self._receive(topic, heard), name=f"strata-topic {topic}")
 
     async def unsubscribe(self, topics: Sequence[str]) -> None:
         """Stop receiving topics. Raises `NodeError` for a topic that is not subscribed (C-265)."""
@@ -339,79 +314,19 @@ class RelayNode:
             if topic not in self._topics:
                 raise NodeError(f"{topic} is not subscribed")
         tasks = [self._topics.pop(topic).end() for topic in topics]
-        for task in tasks:
-            task.cancel()
         # A handler may unsubscribe: the task that runs it must not wait for itself.
         others = [task for task in tasks if task is not asyncio.current_task()]
         if others:
             await asyncio.wait(others)
         await self._tell_health()
 
-    async def _receive(self, topic: str, heard: _Heard) -> None:
-        """Read a topic for as long as it is subscribed."""
-        since = int(min(self.wall(), self.store_time() or math.inf)) - _OVERLAP_SECONDS
-        alone = not isinstance(self._relays, PacketPool)
-        while True:
-            try:
-                if heard.from_head and not heard.begun.is_set():
-                    await self._find_head(heard)
-                heard.begun.set()
-                subscription = self._relays.subscribe(
-                    types=topic, authors=heard.authors, **self._beginning(heard, since)
-                )
-                stands = asyncio.get_running_loop().call_later(_STANDS_AFTER, _stands, heard)
-                try:
-                    async with aclosing(subscription):
-                        async for delivery in subscription:
-                            heard.failures = 0
-                            await self._hand_on(delivery, topic, alone=alone)
-                            heard.cursor = getattr(delivery, "cursor", None) or heard.cursor
-                            heard.positions = getattr(subscription, "positions", heard.positions)
-                finally:
-                    stands.cancel()
-                return  # closed by the relay object
-            except Exception as error:
-                if isinstance(error, Closed):
-                    heard.begun.set()
-                    return
-                if not isinstance(error, StrataError | OSError):
-                    _log.exception(
-                        "reading %s failed", topic
-                    )  # a fault of ours must not end the reading unseen
-                heard.failures += 1
-                _log.warning("%s cannot be read: %s", topic, error)
-                bound = min(_RETRY_CAP, _RETRY_BASE * 2 ** min(heard.failures, 10))
-            await asyncio.sleep(random.uniform(_RETRY_BASE, bound))
-
-    async def _find_head(self, heard: _Heard) -> None:
-        """Ask the relays where they end. Whoever cannot say is heard from a time on."""
-        if isinstance(self._relays, PacketPool):
-            heard.positions = await self._relays.heads()
-            return
-        find_head = getattr(self._relays, "head", None)  # relays of other authors may lack it
-        try:
-            heard.cursor = None if find_head is None else await find_head()
-        except RequestRefused as refusal:
-            _log.info("the relay did not say where it ends: %s", refusal)
-
-    def _beginning(self, heard: _Heard, since: int) -> dict[str, Any]:
-        """Where a subscription begins: behind what was handed on, else at this time by relays' clocks."""
-        # For relays that cannot search by the time of receipt: none takes a packet older than that.
-        oldest = max(0, since - packets.DEFAULT_MAX_PACKET_AGE_SECONDS)
-        if heard.cursor is not None:
-            heard.by_time = False
-            return {"cursor": heard.cursor, "cursor_fallback_since": oldest}
-        heard.by_time = True
-        start: dict[str, Any] = {"received_since": max(0, since), "since": oldest}
-        return start | ({"positions": heard.positions} if heard.positions else {})
-
-    async def _hand_on(self, delivery: DeliveredPacket, topic: str, *, alone: bool) -> None:
+    async def _hand_on(self, delivery: DeliveredPacket, topic: str) -> None:
         message = await self._read(delivery, topic)
         if message is None:
             return
         if getattr(delivery, "live", None) is False:
             # A pool's relays differ: what one has stored, a reading may not come upon.
-            message = replace(message, live=False, stored=alone)
+            message = replace(message, live=False, stored=not isinstance(self._relays, PacketPool))
         await self.message_events.emit(message)
 
     async def _read(self, delivery: DeliveredPacket, topic: str) -> NodeMessageReceived | None:
@@ -430,7 +345,7 @@ class RelayNode:
 
     def store_time(self) -> float | None:
         """The time by the relays' clocks, at the latest; see `MessagingNode`."""
-        return getattr(self._relays, "latest_time", None)  # relays of other authors may lack it
+        return store_time(self._relays)
 
     async def _original(self, packet: Packet) -> Packet | None:
         """The packet itself, or the one it embeds if that is genuine by the keys of its author."""
@@ -522,10 +437,10 @@ class RelayNode:
     def _look_at_clock(self) -> None:
         """Read the topics anew once the clock was set back: else they wait for packets of the future."""
         ahead = self.wall() - asyncio.get_running_loop().time()
-        if ahead < self._clock_ahead - _OVERLAP_SECONDS:
-            for topic in [topic for topic, heard in self._topics.items() if heard.by_time]:
-                self._topics[topic].end().cancel()
-                self._hear(topic)
+        if ahead < self._clock_ahead - OVERLAP_SECONDS:
+            for heard in self._topics.values():
+                if heard.by_time:
+                    heard.begin_again()
         self._clock_ahead = ahead
 
     async def _tell_health(self) -> None:
@@ -545,10 +460,6 @@ class RelayNode:
         if not connected or self._topics[topic].failures:
             return TopicHealth.UNHEALTHY
         return TopicHealth.MINIMALLY_HEALTHY if connected < wanted else TopicHealth.SUFFICIENTLY_HEALTHY
-
-
-def _stands(heard: _Heard) -> None:
-    heard.failures = 0
 
 
 def _failure(request_id: str, message_hash: bytes | None, error: Exception) -> NodeMessageError:

@@ -13,7 +13,7 @@ from strata.protocol import packets
 from strata.relays.pool.pool import PacketPool
 from strata.relays.pool.values import Position
 
-__all__ = ["StoredMessages", "place_of", "places_of"]
+__all__ = ["StoredMessages"]
 
 _PAGE_MESSAGES = 500
 _PAGE_BYTES = 4 << 20
@@ -88,16 +88,16 @@ class StoredMessages:
                 async for delivery in found:
                     count += 1
                     message = await self._open(delivery, topic)
-                    places |= place_of(self._relays, delivery)
+                    places |= _place_of(self._relays, delivery)
                     if message is None:
                         continue
                     page.append(message)
                     size += len(message.message.payload)
                     if len(page) == _PAGE_MESSAGES or size >= _PAGE_BYTES:
-                        places |= places_of(found)
+                        places |= _places_of(found)
                         yield HistoryPage(page, write_position(places))
                         page, size = [], 0
-                places |= places_of(found)
+                places |= _places_of(found)
             is_end = at_once is None or count < at_once or not places
             if page or is_end:
                 yield HistoryPage(page, write_position(places))
@@ -133,7 +133,7 @@ class StoredMessages:
                     yield message
 
 
-def place_of(relays: PacketRelays, delivery: DeliveredPacket) -> dict[str, Place]:
+def _place_of(relays: PacketRelays, delivery: DeliveredPacket) -> dict[str, Place]:
     """Where a delivery leaves its relay, if there is one relay."""
     cursor = getattr(delivery, "cursor", None)
     if cursor is None or isinstance(relays, PacketPool):
@@ -141,7 +141,7 @@ def place_of(relays: PacketRelays, delivery: DeliveredPacket) -> dict[str, Place
     return {getattr(relays, "url", ""): Place(cursor, getattr(delivery, "received_at", 0))}
 
 
-def places_of(found: PacketStream) -> dict[str, Place]:
+def _places_of(found: PacketStream) -> dict[str, Place]:
     """Where the relays of a pool stand after the packet last taken."""
     positions: dict[str, Position] = getattr(found, "positions", {})
     return {url: Place(each.cursor, each.received_at) for url, each in positions.items()}

@@ -121,15 +121,15 @@ def _put(
 def _read(
     store: ObjectStore, told: StoredObject, schema: pa.Schema, damaged: bool
 ) -> Iterator[pa.RecordBatch]:
-    content = None
     try:
         content = store.get(told.name)
     except FileNotFoundError:
-        if damaged:
-            return
+        content = None
     fault = fault_of_object(told, content, store.url(told.name))
-    if content is None or (fault is not None and not damaged):
-        raise LakeError(f"{fault.detail if fault else told.name}. Bring it back from a copy of the lake")
+    if fault is not None and not damaged:
+        raise LakeError(f"{fault.detail}. Bring it back from a copy of the lake")
+    if content is None:
+        return
     folders = dict(part.split("=", 1) for part in told.name.split("/") if "=" in part)
     try:
         file = pq.ParquetFile(pa.BufferReader(content))

@@ -27,6 +27,7 @@ __all__ = [
     "opened",
     "page_of",
     "publish",
+    "publish_over",
     "settle",
     "until",
     "whole_log",
@@ -85,22 +86,37 @@ async def opened(relay: Way) -> AsyncIterator[ClientConnection]:
         yield socket
 
 
+class Publishing(Protocol):
+    """What a publisher keeps a book of: what is to be sent, and what came of it."""
+
+    waiting: deque[Packet]
+
+    def next(self) -> Packet: ...
+
+    def answered(self, message: dict[str, Any], packet: Packet) -> None: ...
+
+
+async def publish_over(socket: ClientConnection, ledger: Publishing, window: int = WINDOW) -> None:
+    """Publish until the connection ends; what has no answer then waits in the ledger."""
+    flying: dict[str, Packet] = {}
+    try:
+        while True:
+            while len(flying) < window:
+                packet = ledger.next()
+                flying[packet.packet_id] = packet
+                await socket.send(publish_text(packet, packet.packet_id))
+            message = json.loads(await socket.recv())
+            ledger.answered(message, flying.pop(message["client_msg_id"]))
+    finally:
+        ledger.waiting.extend(flying.values())
+
+
 async def publish(relay: Way, ledger: Ledger) -> None:
     """Publish until cancelled, as a patient client: what has no good answer is sent again."""
     while True:
-        flying: dict[str, Packet] = {}
         with contextlib.suppress(*GONE):
             async with opened(relay) as socket:
-                try:
-                    while True:
-                        while len(flying) < WINDOW:
-                            packet = ledger.next()
-                            flying[packet.packet_id] = packet
-                            await socket.send(publish_text(packet, packet.packet_id))
-                        message = json.loads(await socket.recv())
-                        ledger.answered(message, flying.pop(message["client_msg_id"]))
-                finally:
-                    ledger.waiting.extend(flying.values())
+                await publish_over(socket, ledger)
         await asyncio.sleep(0.05)
 
 

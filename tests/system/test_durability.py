@@ -24,6 +24,7 @@ from websockets.exceptions import ConnectionClosed, InvalidMessage, InvalidStatu
 
 from tests.support.bare_client import publish_text
 from tests.support.made_packets import make, new_identity
+from tests.support.patient_clients import publish_over
 from tests.support.relay_process import RelayProcess, running
 
 PUBLISHERS = 3
@@ -39,22 +40,22 @@ class Ledger:
         self.identity = new_identity()
         self.acknowledged: dict[str, int] = {}
         """Packet id to the `received_at` of its OK."""
-        self.unanswered: deque[Packet] = deque()
+        self.waiting: deque[Packet] = deque()
         self.seen: dict[str, int] = {}
         self.cursor: str | None = None
         self.made = 0
 
     def next(self) -> Packet:
         """What a publisher sends now: first what was never answered."""
-        if self.unanswered:
-            return self.unanswered.popleft()
+        if self.waiting:
+            return self.waiting.popleft()
         self.made += 1
         return make(self.identity, n=self.made)
 
     def answered(self, message: dict[str, Any], packet: Packet) -> None:
         if message["type"] == "ERROR":
             assert message["code"] == "internal_error", message
-            self.unanswered.append(packet)
+            self.waiting.append(packet)
             return
         known = self.acknowledged.setdefault(packet.packet_id, message["received_at"])
         assert known == message["received_at"], "received_at changed"
@@ -69,22 +70,12 @@ class Ledger:
 
 async def publish(url: str, ledger: Ledger) -> None:
     """Publish until the connection ends; what has no answer then goes back into the ledger."""
-    flying: dict[str, Packet] = {}
     with contextlib.suppress(*GONE):
         async with connect(
             url, compression=None, max_size=None, ping_interval=None, close_timeout=1
         ) as socket:
             await socket.recv()  # the challenge
-            try:
-                while True:
-                    while len(flying) < WINDOW:
-                        packet = ledger.next()
-                        flying[packet.packet_id] = packet
-                        await socket.send(publish_text(packet, packet.packet_id))
-                    message = json.loads(await socket.recv())
-                    ledger.answered(message, flying.pop(message["client_msg_id"]))
-            finally:
-                ledger.unanswered.extend(flying.values())
+            await publish_over(socket, ledger, WINDOW)
 
 
 def subscription(ledger: Ledger) -> str:
@@ -105,11 +96,11 @@ async def follow(url: str, ledger: Ledger) -> None:
 
 
 async def catch_up(url: str, ledger: Ledger) -> None:
-    """Have everything unanswered answered, then read up to a last packet of our own."""
+    """Have everything answered that waits, then read up to a last packet of our own."""
     async with connect(url, compression=None, max_size=None, ping_interval=None) as socket:
         await socket.recv()  # the challenge
-        while ledger.unanswered:
-            packet = ledger.unanswered.popleft()
+        while ledger.waiting:
+            packet = ledger.waiting.popleft()
             ledger.answered(await _publish_one(socket, packet), packet)
         last = make(ledger.identity, "last")
         ledger.answered(await _publish_one(socket, last), last)

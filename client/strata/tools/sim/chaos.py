@@ -126,17 +126,21 @@ def run_chaos(
     Raises `SimulationFailed`.
     """
     rng = random.Random(f"shape of {seed}")
+    participants, relays = rng.randint(2, 5), rng.randint(1, 3)
+    hand_over, timeout_ms = rng.choice(("once", "again")), rng.choice((10_000, 600_000))
     return simulate(
         chaos or Chaos(),
         seed=seed,
         faults=faults,
-        participants=rng.randint(2, 5),
-        relays=rng.randint(1, 3),
+        participants=participants,
+        relays=relays,
         options={
             **SMALL,
-            "hand_over": rng.choice(("once", "again")),
-            "reassembly_timeout_ms": rng.choice((10_000, 600_000)),
+            "hand_over": hand_over,
+            "reassembly_timeout_ms": timeout_ms,
             **(options or {}),
         },
         world="wild",
+        # Many rooms have receipts alone, some have filters alone, and some have both.
+        with_filters=max(0, rng.randint(-participants, participants)),
     )

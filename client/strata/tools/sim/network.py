@@ -85,6 +85,8 @@ class SimNetwork:
         self.messages_read = 0
         """Messages that were read from the relays' stores."""
         self.page_messages = page_messages
+        self.deaf: set[str] = set()
+        """Participants who are connected, and to whom relays hand on nothing."""
         self.on_stored: Callable[[NodeMessageReceived, float], None] = lambda event, at: None
         """Called when a first relay has stored a message."""
         self._rng = rng
@@ -154,6 +156,7 @@ class SimNetwork:
         self.faults = faults
         self._cuts.clear()
         self._apart.clear()
+        self.deaf.clear()
         for relay in self.relays:
             relay.up = True
         self._tell(*self._subscribers)
@@ -191,6 +194,9 @@ class SimNetwork:
             self._later(lambda: answer() if relay in self.reachable(name) else None)
 
     def _hand_on(self, relay: SimRelay, subscriber: Subscriber, event: NodeMessageReceived) -> None:
+        if subscriber.name in self.deaf:
+            self.counts["lost_messages"] += 1
+            return
         if self._strikes("lost_messages", self.faults.loss):
             return
         self.messages_handed_on += 1

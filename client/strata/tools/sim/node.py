@@ -43,6 +43,7 @@ class SimNode:
         largest: int | None = None,
         defaults: object = None,
         identity: str | None = None,
+        receipts: bool = True,
     ) -> None:
         """`identity` is the author of what it sends, where that is another than its name."""
         self.name = name
@@ -51,7 +52,7 @@ class SimNode:
         self.clock_offset = clock_offset
         self.defaults = defaults
         self.hub: object = None
-        self.receipts = True
+        self.receipts = receipts
         self.unplugged = False
         self._identity = identity or name
         self._network = network

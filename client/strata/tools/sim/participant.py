@@ -52,6 +52,8 @@ class SimParticipant:
         self.events: Counter[str] = Counter()
         self.channel: ReliableChannel | None = None
         self.clock_offset = 0.0
+        self.receipts = True
+        """Whether its node tells receipts, in place of filters."""
         self.counts: FaultCounts = network.counts
         self._network = network
         self._rng = rng
@@ -93,7 +95,11 @@ class SimParticipant:
     async def _open(self, process: Process) -> None:
         faults = self._network.faults
         node = self._node = SimNode(
-            self.name, self._network, clock_offset=self.clock_offset, identity=self._identity
+            self.name,
+            self._network,
+            clock_offset=self.clock_offset,
+            identity=self._identity,
+            receipts=self.receipts,
         )
         store = self._store = SimStore(self._disk, faults, self._rng, self.counts)
         channel = make_channel(

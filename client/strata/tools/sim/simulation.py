@@ -89,8 +89,10 @@ class Simulation:
         options: Mapping[str, object] | None = None,
         bounds: Bounds | None = None,
         world: str = "",
+        with_filters: int = 0,
     ) -> None:
-        """`options` are settings of every participant's channel. `world` names the run in its report."""
+        """`options` are settings of every participant's channel. `world` names the run in its report. So many
+        of the participants know filters alone, and no receipts."""
         self.seed = seed
         self.world = world
         self.bounds = bounds or Bounds()
@@ -106,6 +108,8 @@ class Simulation:
         """How many messages participants had to get from the relays' stores, all together."""
         self.claims = SyncClaims(self.network, self.evidence, self.bounds.says_synced_after or math.inf)
         self.participants = [self._make(f"p{number}", {}) for number in range(participants)]
+        for participant in self.participants[:with_filters]:
+            participant.receipts = False
         self._watch: asyncio.Task[None] | None = None
         self._converged_after = 0.0
         self._most_entries = 0
@@ -349,6 +353,7 @@ def simulate(
     options: Mapping[str, object] | None = None,
     bounds: Bounds | None = None,
     world: str = "",
+    with_filters: int = 0,
 ) -> Report:
     """Run a scenario to its end, all converged and checked; the same seed runs it again.
 
@@ -370,6 +375,7 @@ def simulate(
             options=options,
             bounds=bounds,
             world=world,
+            with_filters=with_filters,
         )
         await simulation.start()
         await scenario(simulation)

@@ -13,6 +13,7 @@ from strata.tools.sim.simulation import Report
 from strata.tools.sim.worlds.absence import absence, newcomers, short_retention
 from strata.tools.sim.worlds.clocks import clock_steps, laptops
 from strata.tools.sim.worlds.crowd import crowd
+from strata.tools.sim.worlds.departed import departed
 from strata.tools.sim.worlds.devices import devices
 from strata.tools.sim.worlds.kinds import World, WorldKind, WorldSize
 from strata.tools.sim.worlds.mixed import mixed
@@ -52,6 +53,7 @@ KINDS: dict[str, WorldKind] = {
         WorldKind("devices", "devices are added and lost", devices, 60),
         WorldKind("relays", "relays return with a part of their log", returning_relays, 60),
         WorldKind("mixed", "several of these at once", mixed, 60),
+        WorldKind("departed", "whoever spoke is gone, and relays have it", departed, 30),
     )
 }
 """Every kind but the wild one, which is the rest of the mix."""

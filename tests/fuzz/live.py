@@ -16,8 +16,8 @@ import contextlib
 import json
 import random
 import time
-from collections import Counter
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections import Counter, defaultdict
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -263,7 +263,10 @@ class _Judge:
             self.report.closed[peer.close[0]] += 1
             if peer.close[0] == 1011:
                 raise Broken(f"the relay closed for a fault of its own: {peer.close}")
-        published = {name: packet for data in sent for name, packet in _published(data)}
+        published: dict[str, list[bytes]] = defaultdict(list)
+        for data in sent:
+            for name, packet in _published(data):
+                published[name].append(packet)
         for message in peer.messages:
             kind = type(message).__name__
             self.report.answers[f"{kind} {message.code}" if isinstance(message, Error) else kind] += 1
@@ -272,14 +275,15 @@ class _Judge:
             if isinstance(message, Ok) and not message.duplicate and message.duplicate_of is None:
                 self._acknowledged(message, published)
 
-    def _acknowledged(self, ok: Ok, published: dict[str, bytes]) -> None:
+    def _acknowledged(self, ok: Ok, published: Mapping[str, Sequence[bytes]]) -> None:
         self.report.acknowledged += 1
-        packet = published.get(ok.client_msg_id or "")
-        if packet is None:
+        packets = published.get(ok.client_msg_id or "", ())  # several may have one name
+        if not packets:
             return
-        value: Any = canonical.parse(packet)[0]
-        if value.get("packet_id") != ok.packet_id:
-            raise Broken(f"OK names {ok.packet_id} for {packet[:300]!r}")
+        values: list[Any] = [canonical.parse(packet)[0] for packet in packets]
+        value = next((one for one in values if one.get("packet_id") == ok.packet_id), None)
+        if value is None:
+            raise Broken(f"OK names {ok.packet_id} for {packets[-1][:300]!r}")
         if value.get("expires_at") is None:
             self._stored[ok.packet_id] = blake3(canonical.encode(value)).digest()
 

@@ -277,7 +277,8 @@ class _Judge:
 
     def _acknowledged(self, ok: Ok, published: Mapping[str, Sequence[bytes]]) -> None:
         self.report.acknowledged += 1
-        packets = published.get(ok.client_msg_id or "", ())  # several may have one name
+        # Several may have one name, and a name may be empty.
+        packets = () if ok.client_msg_id is None else published.get(ok.client_msg_id, ())
         if not packets:
             return
         values: list[Any] = [canonical.parse(packet)[0] for packet in packets]

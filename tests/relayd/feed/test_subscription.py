@@ -264,3 +264,26 @@ def test_joining_the_feed_anywhere_but_at_its_position_is_our_bug():
     assert reader.subscription.phase is Phase.LIVE
     with pytest.raises(RuntimeError):
         fanout.join(reader.subscription, reader)
+
+
+@pytest.mark.req("R-165")
+@pytest.mark.parametrize(("ascending", "seen"), [(True, 2), (False, 9)])
+def test_a_marker_names_the_last_packet_given_however_far_the_store_has_looked(ascending, seen):
+    reader = open_subscription(Fanout(CODEC, 9), ascending=ascending, history_marker=True)
+    subscription = reader.subscription
+    subscription.start(9)
+    read = subscription.next_read(9, 4)
+    assert read is not None
+    packet = entry(seen, "POST", expired=False)
+    rows = [StoredPacket(seen, packet.received_at, packet.packet.body)]
+    # One packet matches, and then none of those that the store had the time to look at.
+    reader.take(subscription.rows_read(read, rows, False, "rewrite")[0])
+    read = subscription.next_read(9, 4)
+    assert read is not None
+    reader.take(subscription.rows_read(read, [], False, "rewrite", 5)[0])
+    read = subscription.next_read(9, 4)
+    assert read is not None
+    assert (read.query.after, read.query.up_to) == ((5, 9) if ascending else (0, 4))
+    reader.take(subscription.rows_read(read, [], True, "rewrite")[0])
+    assert reader.marker is not None
+    assert reader.marker.cursor == CODEC.encode(seen, ascending=ascending)

@@ -14,16 +14,18 @@ import sys
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import get_args
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, generate_latest, start_http_server
 from prometheus_client.parser import text_string_to_metric_families
 
 from strata_pipeline.errors import LakeError, UsageError
+from strata_pipeline.lake.faults import About
 from strata_pipeline.lake.stores.schemes import is_object_place
 
 __all__ = ["ABOUT", "COUNTERS", "GAUGES", "JobMetrics", "served"]
 
-ABOUT = ("batch", "row", "packet", "log", "folder", "file")
+ABOUT = get_args(About)
 """What a finding of an audit can be about."""
 
 COUNTERS = {

@@ -84,7 +84,7 @@ def test_files_of_several_commands_lie_beside_each_other(tmp_path):
     # node_exporter refuses a folder in which two files tell the same series.
     for command in ("archive", "audit", "audit-since"):
         with watched(command, "lake", tmp_path / f"{command}.prom") as metrics:
-            metrics.set_findings({"packet: doubled": 2, "packet: expired": 1, "folder: foreign": 4})
+            metrics.set_findings({"packet: doubled": 2, "packet: expired": 1, "erasure: row": 4})
     series = [
         line.partition("} ")[0]
         for file in tmp_path.iterdir()
@@ -94,6 +94,7 @@ def test_files_of_several_commands_lie_beside_each_other(tmp_path):
     assert len(series) == len(set(series))
     findings = {name: value for name, value in read(tmp_path / "audit.prom").items() if "findings" in name}
     assert findings["strata_audit_findings/packet"] == 3 and findings["strata_audit_findings/log"] == 0
+    assert findings["strata_audit_findings/erasure"] == 4
 
 
 def test_metrics_that_cannot_be_written_are_a_mistake_at_the_start_and_no_reason_to_stop_later(

@@ -29,7 +29,7 @@ from strata_pipeline.errors import LakeError, PipelineError, UsageError, log_too
 from strata_pipeline.jobs.failures import translate_failures
 from strata_pipeline.lake.checking import Unit, batches_faults, chunks, places_faults
 from strata_pipeline.lake.contents import parquet_files, read_rows
-from strata_pipeline.lake.faults import Fault
+from strata_pipeline.lake.faults import About, Fault
 from strata_pipeline.lake.kinds import kind_of
 from strata_pipeline.lake.places import AnyLake, open_lake
 from strata_pipeline.lake.stores.shelves import Shelf
@@ -49,7 +49,7 @@ _LISTED = 1000
 class Finding:
     """One fault that an audit found."""
 
-    about: str
+    about: About
     """`batch`, `row`, `packet`, `erasure`, `log`, `folder`, or `file`."""
     reason: str
     sequence: int | None = None
@@ -349,7 +349,7 @@ def _compare(
                 found.unpersist()
 
 
-def _collect(found: DataFrame, about: str, audited: Audited) -> None:
+def _collect(found: DataFrame, about: About, audited: Audited) -> None:
     """Count the findings, and keep the first ones."""
     rows = _first(found)
     if len(rows) <= _LISTED:
@@ -365,13 +365,13 @@ def _first(found: DataFrame) -> list[Row]:
     return found.select(*columns).orderBy("sequence").limit(_LISTED + 1).collect()
 
 
-def _list(rows: list[Row], about: str, audited: Audited) -> None:
+def _list(rows: list[Row], about: About, audited: Audited) -> None:
     """Add findings, and count them: these are all."""
     counts = Counter(f"{about}: {row.reason}" for row in rows)
     audited.found(counts, [_finding(about, row.asDict()) for row in rows])
 
 
-def _finding(about: str, row: dict[str, Any]) -> Finding:
+def _finding(about: About, row: dict[str, Any]) -> Finding:
     packet_id = row["packet_id"]
     return Finding(
         about,

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Literal, NamedTuple, TypeAlias
 
-__all__ = ["Fault"]
+__all__ = ["About", "Fault"]
+
+About: TypeAlias = Literal["batch", "row", "packet", "log", "folder", "file", "erasure"]
+"""What a fault, and so a finding of an audit, can be about."""
 
 
 class Fault(NamedTuple):
     """One fault of the files."""
 
-    about: str
-    """`batch`, `row`, `folder` or `file`."""
+    about: About
     reason: str
     detail: str
     sequence: int | None = None

@@ -259,7 +259,8 @@ async def test_get_finds_one_packet_or_none(fake, make):
 
 async def test_fetch_pages_in_either_order(fake, make):
     await fake.append(*map(make, range(25)))
-    options = Options(page_events=4, queue_events=10, idle_timeout=0.05)
+    # A plain relay is done when it is silent, and a slow machine is silent for a while too.
+    options = Options(page_events=4, queue_events=10, idle_timeout=0.4)
     async with connect(fake.url, options=options) as relay:
         up = [delivery.packet async for delivery in relay.fetch()]
         down = [delivery.packet async for delivery in relay.fetch(order="desc", limit=10)]

@@ -74,7 +74,10 @@ class FaultFound:
 
 
 def find(name: str) -> FaultFound:
-    """Run worlds with a fault until one fails. Raises `KeyError` for a fault there is not."""
+    """Run worlds with a fault until one fails.
+
+    Raises `KeyError` for a fault there is not, `RuntimeError` for one that fails by itself.
+    """
     logger = logging.getLogger("strata")
     level = logger.level
     # With a planted fault the library may log what it does not expect of itself.
@@ -106,7 +109,7 @@ def _problem(seed: int, kind: str) -> str | None:
         return failure.problems[0]
     except Exception as error:  # a channel that falls over is found as well
         if _is_of_planting(error):
-            raise
+            raise RuntimeError(f"what was planted failed by itself: {error!r}") from error
         return repr(error)[:200]
     return None
 

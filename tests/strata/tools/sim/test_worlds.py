@@ -7,6 +7,7 @@ import json
 import random
 import subprocess
 import sys
+from dataclasses import replace
 
 import pytest
 from strata.channels.reliable import HistoryGap, ReliableMessageDeliveryError
@@ -14,7 +15,7 @@ from strata.tools.sim import KINDS, Bounds, Simulation, SimulationFailed, WorldS
 from strata.tools.sim.bounds import Idle
 from strata.tools.sim.checking import Evidence
 from strata.tools.sim.curve import by_gap, by_people, gaps_up_to, people_up_to
-from strata.tools.sim.planted import FAULTS, find
+from strata.tools.sim.planted import FAULTS, _sometimes, find
 from strata.tools.sim.simulation import simulate
 from strata.tools.sim.weighing import weigh
 from strata.tools.sim.worlds import WILD, run_world
@@ -72,6 +73,14 @@ def test_a_planted_fault_is_found(name):
     found = find(name)
     assert found.seed is not None
     assert found.problem
+
+
+def test_a_fault_that_fails_by_itself_is_not_found(monkeypatch):
+    """Else a method with a new argument makes a judge look good that found nothing."""
+    fault = replace(FAULTS["tells nothing"], broken=_sometimes(lambda self: True))
+    monkeypatch.setitem(FAULTS, "tells nothing", fault)
+    with pytest.raises(RuntimeError, match="failed by itself"):
+        find("tells nothing")
 
 
 def test_what_is_planted_is_gone_afterwards():

@@ -4,6 +4,8 @@ Timers need a clock that runs evenly; Lamport times, packets and stores need the
 time of channels runs with the loop's clock, and `look` compares it with the wall's: if the two are a second
 apart or more, channels take the wall's time and learn by how much they jumped. A laptop that slept, a clock
 that was set, and one that drifts for hours all look the same, and are treated the same.
+
+`date_of_sending` is about the clocks of others.
 """
 
 # Core: no I/O, no clock, no randomness (held by tests/test_layout.py).
@@ -12,10 +14,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-__all__ = ["ChannelClock"]
+from strata.channels.sds.config import FAR_AHEAD_MS
+
+__all__ = ["ChannelClock", "date_of_sending"]
 
 _TOLERANCE_MS = 1_000
 """The least difference that is worth a jump: clocks of one machine drift by a second in some hours."""
+_LEAST_CLOCK_MS = 1_500_000_000_000
+"""Lamport times below this are counters of other implementations, and no times."""
 
 
 class ChannelClock:
@@ -38,3 +44,21 @@ class ChannelClock:
             return 0
         self._began_at = began_at
         return self.now_ms() - before
+
+
+def date_of_sending(lamport: int | None, transmitted_at: int | None, now_ms: int) -> int | None:
+    """When a message was sent, by its sender's clock: no byte on the wire says that alone.
+
+    Unix milliseconds: the earlier of two times that are never too early. None for nonsense.
+
+    A Lamport time is the sender's clock, unless that was behind others'. A transmission, in Unix seconds, may
+    come long after the sending.
+    """
+    latest = now_ms + FAR_AHEAD_MS if transmitted_at is None else transmitted_at * 1000 + 999
+    if lamport is not None and _LEAST_CLOCK_MS <= lamport <= latest:
+        sent_at = lamport
+    elif transmitted_at is not None:
+        sent_at = transmitted_at * 1000
+    else:
+        return None
+    return sent_at if sent_at <= now_ms + FAR_AHEAD_MS else None

@@ -23,9 +23,9 @@ from strata.channels import sds
 from strata.channels.persistence.interface import Change
 from strata.channels.persistence.state import ChannelState, sds_changes
 from strata.channels.reliable.catching_up import CatchingUp, Joining
+from strata.channels.reliable.clock import date_of_sending
 from strata.channels.reliable.config import ReliableChannelConfig
 from strata.channels.reliable.conflicts import Conflicts
-from strata.channels.reliable.dating import date_of_sending
 from strata.channels.reliable.ephemerals import Ephemerals
 from strata.channels.reliable.events import (
     ChannelEvent,

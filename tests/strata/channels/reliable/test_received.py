@@ -18,7 +18,7 @@ from strata.channels.reliable import (
     ReliableMessageReceived,
     ReliableMessageSent,
 )
-from strata.channels.reliable.dating import date_of_sending
+from strata.channels.reliable.clock import date_of_sending
 from strata.channels.reliable.inbox import MessageInbox
 from strata.channels.reliable.requests import Requests
 from strata.channels.sds.state import WaitingRecord

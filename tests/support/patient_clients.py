@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import AsyncIterator, Callable
 from typing import Any, Protocol
@@ -20,7 +21,9 @@ from tests.support.made_packets import make, new_identity
 
 __all__ = [
     "DEADLINE",
+    "GONE",
     "Ledger",
+    "Publishing",
     "Way",
     "follow",
     "grown",
@@ -45,28 +48,40 @@ class Way(Protocol):
     def ws(self) -> str: ...
 
 
-class Ledger:
-    """What was promised, and what a reader saw."""
+class Publishing(ABC):
+    """What a publisher keeps a book of: what is to be sent, and what came of it."""
 
     def __init__(self, identity: Identity | None = None) -> None:
         self.identity = identity or new_identity()
+        self.waiting: deque[Packet] = deque()
+        self.made = 0
+
+    def next(self) -> Packet:
+        """What is sent now: first what was never answered."""
+        if self.waiting:
+            return self.waiting.popleft()
+        self.made += 1
+        return make(self.identity, n=self.made)
+
+    @abstractmethod
+    def answered(self, message: dict[str, Any], packet: Packet) -> None:
+        """An OK, or an ERROR."""
+
+
+class Ledger(Publishing):
+    """What was promised, and what a reader saw."""
+
+    def __init__(self, identity: Identity | None = None) -> None:
+        super().__init__(identity)
         self.acknowledged: set[str] = set()
         self.refused: dict[str, int] = {}
         """How often a packet was answered with `internal_error`."""
-        self.waiting: deque[Packet] = deque()
-        self.made = 0
         self.seen: list[str] = []
         self.cursor: str | None = None
         self.resets: list[str] = []
         """The cursors that the log had lost."""
         self.places: dict[str, int] = {}
         """How much had been seen when this cursor came."""
-
-    def next(self) -> Packet:
-        if self.waiting:
-            return self.waiting.popleft()
-        self.made += 1
-        return make(self.identity, n=self.made)
 
     def answered(self, message: dict[str, Any], packet: Packet) -> None:
         if message["type"] == "OK":
@@ -84,16 +99,6 @@ async def opened(relay: Way) -> AsyncIterator[ClientConnection]:
     ) as socket:
         await socket.recv()  # the challenge
         yield socket
-
-
-class Publishing(Protocol):
-    """What a publisher keeps a book of: what is to be sent, and what came of it."""
-
-    waiting: deque[Packet]
-
-    def next(self) -> Packet: ...
-
-    def answered(self, message: dict[str, Any], packet: Packet) -> None: ...
 
 
 async def publish_over(socket: ClientConnection, ledger: Publishing, window: int = WINDOW) -> None:

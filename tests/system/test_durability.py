@@ -12,7 +12,6 @@ import contextlib
 import json
 import random
 import time
-from collections import deque
 from pathlib import Path
 from typing import Any
 
@@ -20,37 +19,26 @@ import psutil
 import pytest
 from strata.protocol.packets import Packet
 from websockets.asyncio.client import ClientConnection, connect
-from websockets.exceptions import ConnectionClosed, InvalidMessage, InvalidStatus
 
 from tests.support.bare_client import publish_text
-from tests.support.made_packets import make, new_identity
-from tests.support.patient_clients import publish_over
+from tests.support.made_packets import make
+from tests.support.patient_clients import GONE, Publishing, publish_over
 from tests.support.relay_process import RelayProcess, running
 
 PUBLISHERS = 3
 WINDOW = 64
 LONGEST_LOAD = 0.6
-GONE = (ConnectionClosed, OSError, InvalidMessage, InvalidStatus, EOFError)
 
 
-class Ledger:
+class Ledger(Publishing):
     """What was promised and what was seen."""
 
     def __init__(self) -> None:
-        self.identity = new_identity()
+        super().__init__()
         self.acknowledged: dict[str, int] = {}
         """Packet id to the `received_at` of its OK."""
-        self.waiting: deque[Packet] = deque()
         self.seen: dict[str, int] = {}
         self.cursor: str | None = None
-        self.made = 0
-
-    def next(self) -> Packet:
-        """What a publisher sends now: first what was never answered."""
-        if self.waiting:
-            return self.waiting.popleft()
-        self.made += 1
-        return make(self.identity, n=self.made)
 
     def answered(self, message: dict[str, Any], packet: Packet) -> None:
         if message["type"] == "ERROR":

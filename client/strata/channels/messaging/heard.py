@@ -6,7 +6,6 @@ import asyncio
 import logging
 import math
 import random
-import time
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import aclosing
 from typing import Any
@@ -39,7 +38,7 @@ class HeardTopic:
         *,
         from_head: bool,
         hand_on: Callable[[DeliveredPacket, str], Awaitable[None]],
-        wall: Callable[[], float] = time.time,
+        wall: Callable[[], float],
     ) -> None:
         """`from_head`: what comes from now on is heard, and what relays have by then is not."""
         self.topic = topic

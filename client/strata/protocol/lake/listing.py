@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import NoReturn
 
 import msgspec
@@ -31,6 +31,7 @@ __all__ = [
     "decode_listing",
     "encode_listing",
     "listing_name",
+    "misnamed",
     "seal_listing",
 ]
 
@@ -90,10 +91,14 @@ def encode_listing(listing: Listing) -> bytes:
 def decode_listing(text: bytes, name: str) -> Listing:
     """Read one listing. Raises `LakeError`, by `name`, for one that is damaged or of another version."""
     listing = read_sealed(text, Listing, _FORMAT, functools.partial(_refuse, name))
-    wrong = next((one.name for one in listing.objects if _is_name(one.name) is None), None)
-    if wrong is not None:
+    if (wrong := misnamed(listing.objects)) is not None:
         _refuse(name, f"{wrong!r} is no name of an object with rows")
     return listing
+
+
+def misnamed(objects: Iterable[StoredObject]) -> str | None:
+    """The first name among those of objects that no object with rows can have."""
+    return next((one.name for one in objects if _is_name(one.name) is None), None)
 
 
 def check_listing(listing: Listing, manifest: Manifest) -> None:

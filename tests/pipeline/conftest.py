@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from urllib.parse import urlsplit, urlunsplit
 
 import asyncpg
 import pytest
+from obstore.store import MemoryStore
 from pyspark.sql import SparkSession
+from strata_pipeline.lake.stores.objects import ObjectStore
 
 from relayd.postgres import EmbeddedPostgres
 from relayd.store.migrate import migrate
@@ -92,3 +95,11 @@ def place(object_server: ObjectServer, object_places: Callable[[], str]) -> Iter
     """A new place for a lake, on a server that does as it is told again afterwards."""
     yield object_places()
     object_server.behave()
+
+
+@pytest.fixture
+def in_memory(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """Places of buckets in this process, for what takes thousands of requests."""
+    buckets: dict[str, MemoryStore] = defaultdict(MemoryStore)
+    monkeypatch.setattr(ObjectStore, "_store", lambda store: buckets[store.prefix])
+    return map("s3://memory/{}".format, itertools.count())

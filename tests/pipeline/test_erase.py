@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import shutil
 
 import pytest
-from strata.protocol.ids import Identity
 from strata.protocol.lake import GENESIS, LakeError
 from strata_pipeline.cli.app import app
 from strata_pipeline.errors import LogError
@@ -21,23 +19,13 @@ from strata_pipeline.lake.delta import publish, published_files
 from strata_pipeline.lake.lake import Lake
 from typer.testing import CliRunner
 
-from relayd.moderation import Kind
-from relayd.store.erasing import Eraser
 from tests.support import relay_logs
 from tests.support.lakes import DAY, NOON, bodies, sql
 
-RELAY = Identity(bytes(32))
 ERASED = (3, 8, 9, 10, 25, 41)
 """Some of both finished days: one amid a batch, all of one batch but two, the last of a batch."""
 WAITING = 70
 """Of the day that is not over."""
-
-
-def erase_from_log(url: str, *ids: str) -> None:
-    eraser = Eraser(url, RELAY)
-    asyncio.run(
-        eraser.erase(Kind.PACKET, ids, reason="asked for", actor="operator", via="test", now=NOON + 9 * DAY)
-    )
 
 
 @pytest.fixture(scope="module")
@@ -48,7 +36,7 @@ def original(spark, new_log, tmp_path_factory):
         packets += (today := relay_logs.make_many(30, first=day * 30, at=NOON + day * DAY))
         relay_logs.append(url, today, NOON + day * DAY)
     archive(spark, url, lake, batch_rows=7)
-    erase_from_log(url, *(packets[number].packet_id for number in (*ERASED, WAITING)))
+    relay_logs.erase(url, *(packets[number].packet_id for number in (*ERASED, WAITING)))
     return url, lake, packets
 
 
@@ -84,7 +72,7 @@ def test_the_lake_holds_all_but_what_was_erased_and_proves_it(spark, original, n
     relay_logs.append(url, more := relay_logs.make_many(5, first=500, at=NOON + 3 * DAY), NOON + 3 * DAY)
     archive(spark, url, tmp_path)
     assert compact(spark, tmp_path, grace=0).days == 1  # each erasure has left one batch of a day
-    erase_from_log(url, made[30].packet_id)
+    relay_logs.erase(url, made[30].packet_id)
     assert erase(spark, url, tmp_path).packets == 2
     now = [packet for number, packet in enumerate(made) if number not in {*ERASED, WAITING, 30}]
     assert bodies(tmp_path) == [packet.canonical for packet in (*now, *more)]
@@ -169,7 +157,7 @@ def test_what_the_tombstones_do_not_prove_is_found(spark, original, tmp_path, ma
 def test_a_lake_of_another_log_or_a_damaged_one_is_left_alone(spark, original, new_log, tmp_path, made):
     other = new_log()
     relay_logs.append(other, packets := relay_logs.make_many(6, first=900, at=NOON), NOON)
-    erase_from_log(other, packets[0].packet_id)
+    relay_logs.erase(other, packets[0].packet_id)
     with pytest.raises(LogError, match="this is the log of another relay"):
         erase(spark, other, tmp_path)
     assert bodies(tmp_path) == [packet.canonical for packet in made]
@@ -185,7 +173,7 @@ def test_a_database_of_before_has_no_tombstones_and_a_forged_one_is_refused(spar
     relay_logs.append(url, packets := relay_logs.make_many(4, at=NOON), NOON)
     relay_logs.append(url, relay_logs.make_many(2, first=9, at=NOON + DAY), NOON + DAY)
     archive(spark, url, tmp_path)
-    erase_from_log(url, packets[1].packet_id)
+    relay_logs.erase(url, packets[1].packet_id)
     sql(
         url,
         "INSERT INTO tombstones (packet_id, sequence, erased_at, body)"

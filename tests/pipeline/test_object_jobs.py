@@ -1,4 +1,4 @@
-"""Jobs on a lake in a bucket: archive, audit, restore and what reads packets; the others refuse."""
+"""Jobs on a lake in a bucket: archive, audit, compact, erase, restore, and what reads; others refuse."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
+import msgspec
 import pytest
 from pyspark.sql import SparkSession
 from strata.protocol.lake import Manifest, StoredObject
@@ -13,6 +14,9 @@ from strata_pipeline.cli import app
 from strata_pipeline.errors import LakeBusy, LakeError, UsageError
 from strata_pipeline.jobs.archive import archive
 from strata_pipeline.jobs.audit import Audited, audit
+from strata_pipeline.jobs.compact import compact
+from strata_pipeline.jobs.copy import copy_lake
+from strata_pipeline.jobs.erase import erase
 from strata_pipeline.jobs.restore import restore
 from strata_pipeline.jobs.tables import DayWindow
 from strata_pipeline.jobs.trust import trust
@@ -21,8 +25,9 @@ from typer.testing import CliRunner
 
 from tests.support import relay_logs
 from tests.support.lakes import DAY, NOON, sql
-from tests.support.object_lakes import rows, unnamed
+from tests.support.object_lakes import NO_GRACE, rows, unnamed
 from tests.support.object_stores import Asked, ObjectServer
+from tests.support.toy_lakes import faults
 
 
 @pytest.fixture(scope="module")
@@ -176,6 +181,81 @@ def test_who_reads_damage_is_told_and_no_job_computes_with_it(spark, damage, new
         trust(spark, lake.place)
 
 
+def two_batches(lake: ObjectLake) -> int:
+    """So many bytes of bodies make a part of two batches."""
+    return sum(manifest.body_bytes for manifest in lake.manifests[:2]) + 100
+
+
+def test_a_compacted_lake_holds_the_same_for_all_who_read_it(spark, original, copied, new_log, tmp_path):
+    url, lake = original[0], copied()
+    with pytest.raises(LakeError, match="there is no lake"):
+        compact(spark, f"{lake.place}-nowhere")
+    done = compact(spark, lake.place, file_bytes=two_batches(lake))
+    assert (done.days, done.waiting, done.deleted) == (1, 0, 0) and done.files_after < done.files_before
+    assert [len(unit.manifests) for unit in ObjectLake.open(lake.place).units(20_000)[0]] == [2, 2]
+    audited = audit(spark, lake.place, url=url)
+    assert audited.holds and (audited.packets, audited.quarantined) == (39, 1)
+    assert audited.left_behind == done.files_before  # they stay for a day
+    assert audit(spark, lake.place, since=lake.manifests[1].hash).holds
+    assert restore(spark, new_log(), lake.place).packets == 39  # each batch held against its manifest
+    assert copy_lake(lake.place, tmp_path).tip == lake.tip and faults(tmp_path) == []
+    again = CliRunner().invoke(app, ["compact", "--lake", lake.place, "--grace", "0", "--json"])
+    assert again.exit_code == 0, again.output
+    said = msgspec.json.decode(again.stdout.splitlines()[-1])  # larger parts, and no grace
+    assert (said["days"], said["deleted"], said["files_before"]) == (1, done.files_before, done.files_after)
+    with ObjectLake.replace(lake.place, NO_GRACE):
+        pass
+    assert unnamed(lake.place) == [] and len(rows(lake.place)) == 40
+    assert archive(spark, url, lake.place).batches == 0
+
+
+def test_harm_to_a_compacted_day_is_found_and_named(spark, copied):
+    lake = copied()
+    compact(spark, lake.place, file_bytes=two_batches(lake))
+    lake.load()
+    store = lake.store
+    (changed, *_), (lost, theirs, *_) = (part.objects for part in lake.parts(20_000))
+    store.put(changed.name, spoil(store.get(changed.name)))
+    store.put(surplus := theirs.name.replace(".parquet", "0.parquet"), store.get(theirs.name))
+    store.delete([lost.name])
+    audited = audit(spark, lake.place)
+    found = {(f"{one.about}: {one.reason}", one.file) for one in audited.findings}
+    for reason, name in (("changed", changed.name), ("missing", lost.name), ("surplus", surplus)):
+        assert (f"file: {reason}", store.url(name)) in found
+    assert audited.counts["batch: count"] == 2  # both batches of the part that lacks an object
+    assert {one.sequence for one in audited.findings if one.reason == "count"} == {
+        manifest.up_to for manifest in lake.manifests[2:4]
+    }
+
+
+def test_what_a_relay_has_erased_goes_from_a_bucket_as_well(spark, place, new_log):
+    url, made = new_log(), relay_logs.make_many(20, at=NOON)
+    relay_logs.append(url, made, NOON)
+    relay_logs.append(url, later := relay_logs.make_many(4, first=50, at=NOON + DAY), NOON + DAY)
+    archive(spark, url, place, batch_rows=5)
+    relay_logs.erase(url, *(made[number].packet_id for number in (1, 7, 19)), later[0].packet_id)
+    tip = ObjectLake.open(place).tip
+    assert compact(spark, place).days == 1
+    done = erase(spark, url, place)
+    assert (done.tombstones, done.days, done.packets, done.waiting, done.deleted) == (4, 1, 3, 1, 0)
+    audited = audit(spark, place, url=url)
+    assert audited.counts == {"log: altered": 1} and audited.erased == 3  # that of the day that goes on
+    assert (audited.packets, audited.quarantined) == (21, 3) and ObjectLake.open(place).tip == tip
+    told = CliRunner().invoke(
+        app, ["erase", "--lake", place, "--database-url", url, "--grace", "0", "--json"]
+    )
+    assert told.exit_code == 0, told.output
+    said = msgspec.json.decode(told.stdout.splitlines()[-1])
+    assert said["packets"] == 0 and said["waiting"] == 1 and said["deleted"] > 8
+    assert unnamed(place) == []
+    left = [packet.canonical for n, packet in enumerate(made) if n not in (1, 7, 19)]
+    found = DayWindow(ObjectLake.open(place)).packets(spark).frame.orderBy("sequence").toArrow()
+    assert found["body"].to_pylist() == left + [packet.canonical for packet in later]
+    assert restore(spark, new_log(), place).packets == 21
+    with pytest.raises(UsageError, match="rows were erased"):
+        copy_lake(place, f"{place}-copy")
+
+
 def test_of_two_archives_one_says_that_it_came_second_and_the_next_run_goes_on(
     spark, object_server: ObjectServer, place, log_url
 ):
@@ -200,13 +280,14 @@ def test_of_two_archives_one_says_that_it_came_second_and_the_next_run_goes_on(
 
 
 def test_what_needs_folders_refuses_a_bucket_at_once(place, spark, log_url):
-    for command in ("compact", "erase", "migrate-lake", "publish-delta", "views"):
-        url = ["--database-url", log_url] if command == "erase" else []
-        refused = CliRunner().invoke(app, [command, "--lake", place, *url])
+    for command in ("migrate-lake", "publish-delta", "views"):
+        refused = CliRunner().invoke(app, [command, "--lake", place])
         assert refused.exit_code == 2
         assert "lies on an object store" in " ".join(refused.output.replace("│", " ").split())
     with pytest.raises(UsageError, match=r"--delta.*lies on an object store"):
         archive(spark, log_url, place, delta=True)
+    with pytest.raises(UsageError, match=r"--delta.*lies on an object store"):
+        compact(spark, place, delta=True)
 
 
 def test_a_place_that_is_none_is_refused_before_spark_starts():

@@ -7,22 +7,16 @@ import signal
 import subprocess
 import sys
 import threading
-from collections import defaultdict
-from collections.abc import Iterator
-from datetime import timedelta
-from itertools import count
 from pathlib import Path
 
 import pytest
-from obstore.store import MemoryStore
 from strata.protocol.lake import LakeError
 from strata_pipeline.errors import LakeBusy, StoreError
-from strata_pipeline.lake.attempts import sweep
+from strata_pipeline.lake.attempts import look_at_clock
 from strata_pipeline.lake.object_lake import ObjectLake
-from strata_pipeline.lake.stores.objects import ObjectStore
 
 from tests.support.file_faults import Killed
-from tests.support.object_lakes import drafted, named, put_batch, requests, rows, unnamed
+from tests.support.object_lakes import NO_GRACE, drafted, named, put_batch, requests, rows, unnamed
 from tests.support.object_stores import Asked, ObjectServer
 from tests.support.toy_lakes import DAY
 from tests.support.toy_lakes import place as sequence
@@ -42,14 +36,6 @@ def begun(place: str) -> None:
 
 def add(place: str) -> None:
     put_batch(place, [5, 6, 7], [8])
-
-
-@pytest.fixture
-def in_memory(monkeypatch) -> Iterator[str]:
-    """Places of buckets in this process, for what takes thousands of requests."""
-    buckets: dict[str, MemoryStore] = defaultdict(MemoryStore)
-    monkeypatch.setattr(ObjectStore, "_store", lambda store: buckets[store.prefix])
-    return map("s3://memory/{}".format, count())
 
 
 def test_killed_at_every_request_nothing_is_lost_or_half_and_the_next_run_goes_on(in_memory):
@@ -73,7 +59,7 @@ def test_killed_at_every_request_nothing_is_lost_or_half_and_the_next_run_goes_o
         assert faults == [] and (left > 0 or last > 5)
         if last <= commit:
             add(place)
-        with ObjectLake.write(place, timedelta()):
+        with ObjectLake.write(place, NO_GRACE):
             pass
         assert rows(place) == BOTH and unnamed(place) == [], sent[last]
 
@@ -151,7 +137,7 @@ def test_what_an_attempt_has_left_stays_while_it_may_commit_and_for_the_grace_pe
     put_batch(place, [1])
     with ObjectLake.write(place) as slow:
         late = drafted(slow, [2, 3])
-        with ObjectLake.write(place, timedelta()) as other:
+        with ObjectLake.write(place, NO_GRACE) as other:
             assert len(other.left.kept) == 2 and other.left.deleted == []  # it may still commit
         slow.commit(*late)
         early = drafted(slow, [4])
@@ -160,7 +146,7 @@ def test_what_an_attempt_has_left_stays_while_it_may_commit_and_for_the_grace_pe
             slow.commit(*early)
     with ObjectLake.write(place) as next_day:
         assert len(next_day.left.kept) == 2 and next_day.left.deleted == []  # over, and a day not yet
-    with ObjectLake.write(place, timedelta()) as later:
+    with ObjectLake.write(place, NO_GRACE) as later:
         assert later.left.kept == [] and len(later.left.deleted) == 2
     assert rows(place) == [sequence(n) for n in (1, 2, 3, 4, 5)] and unnamed(place) == []
 
@@ -235,7 +221,7 @@ def test_a_store_that_ignores_conditions_or_lists_late_is_refused_before_it_is_u
     object_server.behave()
     late = ObjectLake(object_server.store(place.rpartition("/")[2]))
     with pytest.raises(StoreError, match="does not list an object that it has just taken"):
-        sweep(late.store, late, "_attempts/probe-of-this-moment", timedelta())
+        look_at_clock(late.store, "_attempts/probe-of-this-moment")
     with pytest.raises(LakeError, match="there is no lake"):
         ObjectLake.open(place)
     assert list(object_server.store(place.rpartition("/")[2]).keys("")) == []

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
@@ -13,15 +13,37 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from blake3 import blake3
+from strata.protocol.ids import Identity
 from strata.protocol.lake import Manifest, Span, StoredObject
-from strata_pipeline.lake.attempts import Attempt
+from strata.protocol.tombstones import Tombstone, sign_tombstone
+from strata_pipeline.jobs.object_days import Found, Run, compact_day, erase_from_day, still_there
+from strata_pipeline.jobs.parts import PartDone, PartWork, rewrite_part
+from strata_pipeline.lake.attempts import ROOTS, Attempt
 from strata_pipeline.lake.batches import Batch
 from strata_pipeline.lake.object_lake import ObjectLake
+from strata_pipeline.lake.rewrites import Grace
+from strata_pipeline.lake.stores.objects import ObjectStore
 
 from tests.support.file_faults import Killed
 from tests.support.toy_lakes import DAY, manifest_of, place, rows_table
 
-__all__ = ["drafted", "named", "put_batch", "requests", "rows", "unnamed"]
+__all__ = [
+    "NO_GRACE",
+    "begin_with",
+    "compacted",
+    "drafted",
+    "erased",
+    "inline",
+    "named",
+    "put_batch",
+    "requests",
+    "rows",
+    "rows_apart",
+    "tombstones",
+    "unnamed",
+]
+
+NO_GRACE = Grace(timedelta(), timedelta())
 
 
 def drafted(
@@ -55,7 +77,7 @@ def put_batch(
     quarantined: Iterable[int] = (),
     *,
     day: int = DAY,
-    grace: timedelta = timedelta(),
+    grace: Grace = NO_GRACE,
 ) -> Manifest:
     """Add a batch to a lake."""
     with ObjectLake.write(where, grace) as lake:
@@ -74,15 +96,69 @@ def rows(where: str) -> list[int]:
     return found
 
 
+def rows_apart(where: str) -> tuple[list[int], list[int]]:
+    """The sequences of packets, and those of quarantined rows; each batch is held against its manifest."""
+    lake = ObjectLake.open(where)
+    packets: list[int] = []
+    aside: list[int] = []
+    with lake.at_hand(lake.manifests) as layout:
+        for day in lake.days():
+            batch = Batch.read(layout, *lake.chain.of_day(day))
+            batch.check_contents()
+            packets += batch.packets["sequence"].to_pylist()
+            aside += set(batch.rows["sequence"].to_pylist()) - set(packets)
+    return packets, sorted(aside)
+
+
+def begin_with(where: str, other: str) -> None:
+    """Make a lake of all that lies in another."""
+    source, target = (ObjectLake.open(other).store, ObjectStore.at(where))
+    names = list(source.keys(""))
+    for name, content in zip(names, source.get_all(names), strict=True):
+        target.put(name, content)
+
+
+def inline(lake: ObjectLake, works: Sequence[PartWork]) -> list[PartDone]:
+    """Do the work of tasks here, without Spark."""
+    return [rewrite_part(lake.store, work) for work in works]
+
+
+def compacted(where: str, day: int = DAY, part_bytes: int = 1_000, run: Run = inline) -> bool:
+    """Compact a day of a lake; returns whether there was anything to do."""
+    with ObjectLake.replace(where) as lake:
+        return compact_day(lake, day, run, part_bytes) is not None
+
+
+def tombstones(*sequences: int) -> Found:
+    """Those of packets of toy lakes."""
+    signer = Identity(bytes(32))
+    found = {}
+    for sequence in sequences:
+        row = rows_table([sequence]).to_pylist()[0]
+        tombstone = Tombstone(f"0x{row['packet_id'].hex()}", sequence, row["received_at"], 7, signer.did)
+        found[sequence] = tombstone, sign_tombstone(tombstone, signer)
+    return found
+
+
+def erased(where: str, *sequences: int, day: int = DAY, run: Run = inline) -> int:
+    """Erase packets from a day of a lake; returns how many were still there."""
+    with ObjectLake.replace(where) as lake:
+        found = still_there(lake, day, tombstones(*sequences))
+        return erase_from_day(lake, day, found, run) if found else 0
+
+
 def named(lake: ObjectLake) -> set[str]:
-    """The objects that the lake's listings name."""
-    return {one.name for manifest in lake.manifests for one in lake.listing(manifest).objects}
+    """The objects that count."""
+    return {one.name for root in ROOTS for one in lake.objects(lake.manifests, root)}
 
 
 def unnamed(where: str) -> list[str]:
     """Whatever lies in the bucket and is no part of the lake, without probes, which stay for an hour."""
     lake = ObjectLake.open(where)
     listings = len(list(lake.store.keys("_objects"))) - len(lake.manifests)
+    listings += len(list(lake.store.keys("_days"))) - len(lake.generations.records)
+    listings += len(list(lake.store.keys("_erased/"))) - len(lake.erasures.records)
+    listings -= lake.store.exists("_erased/generations.json")
     there = {name for root in ("packets", "quarantine", "_attempts") for name in lake.store.keys(root)}
     others = {name for name in there - named(lake) if not name.startswith("_attempts/probe-")}
     return sorted(others) + ["a listing"] * listings

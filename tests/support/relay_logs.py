@@ -16,9 +16,13 @@ from strata.protocol.ids import Identity
 from strata.protocol.packets import Packet
 
 from relayd.admission.checks import to_store
+from relayd.moderation import Kind
 from relayd.store import Store
+from relayd.store.erasing import Eraser
 
-__all__ = ["append", "author", "make", "make_many"]
+__all__ = ["append", "author", "erase", "make", "make_many"]
+
+RELAY = Identity(bytes(32))
 
 
 def author(number: int) -> Identity:
@@ -66,3 +70,10 @@ def append(url: str, made: Sequence[Packet], now: int | None = None, *, batch: i
                 await store.append(rows[start : start + batch], int(time.time()) if now is None else now)
 
     asyncio.run(run())
+
+
+def erase(url: str, *ids: str, now: int = 0) -> None:
+    """Erase packets from a relay's log, as its operator does."""
+    eraser = Eraser(url, RELAY)
+    at = now or int(time.time())
+    asyncio.run(eraser.erase(Kind.PACKET, ids, reason="asked for", actor="operator", via="test", now=at))

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import msgspec
 import typer
 
-from strata_pipeline.cli.app import Json, LakeFolder, Master, SparkConf, failures_told, say, spark_conf
+from strata_pipeline.cli.app import Json, LakePlace, Master, SparkConf, failures_told, say, spark_conf
 from strata_pipeline.cli.progress import steps_shown
 
 if TYPE_CHECKING:
@@ -17,14 +17,16 @@ __all__ = ["compact_command"]
 
 
 def compact_command(
-    lake: LakeFolder,
+    lake: LakePlace,
     grace: Annotated[
         int,
         typer.Option(metavar="SECONDS", help="How long replaced files are kept for their readers.", min=0),
     ] = 86_400,
     patience: Annotated[
         float,
-        typer.Option(metavar="SECONDS", help="How long to wait for jobs that read the lake.", min=0),
+        typer.Option(
+            metavar="SECONDS", help="On a disk: how long to wait for jobs that read the lake.", min=0
+        ),
     ] = 600.0,
     delta: Annotated[
         bool,
@@ -40,6 +42,7 @@ def compact_command(
 
     The contents of the lake stay the same, and an archive may run meanwhile. Replaced files leave the table's
     folder for _retired, and a later run deletes them. A day waits for the next run while other jobs read.
+    In a bucket nothing waits, and replaced objects stay where they are until a later run deletes them.
     Finished days get a summary of their manifests, by which the lake is opened.
     """
     from strata_pipeline.jobs.compact import compact
@@ -56,5 +59,5 @@ def compact_command(
     if done.sealed:
         text += f"; {done.sealed} finished days have a summary now"
     if done.waiting:
-        text += f"; {done.waiting} days wait until no job reads the lake"
+        text += f"; {done.waiting} days wait for the next run"
     say(text, json, event="compacted", **msgspec.to_builtins(done))

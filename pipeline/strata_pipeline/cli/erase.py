@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import msgspec
 import typer
 
-from strata_pipeline.cli.app import Json, LakeFolder, Master, SparkConf, Url, failures_told, say, spark_conf
+from strata_pipeline.cli.app import Json, LakePlace, Master, SparkConf, Url, failures_told, say, spark_conf
 from strata_pipeline.cli.progress import steps_shown
 
 if TYPE_CHECKING:
@@ -17,12 +17,22 @@ __all__ = ["erase_command"]
 
 
 def erase_command(
-    lake: LakeFolder,
+    lake: LakePlace,
     database_url: Url,
     patience: Annotated[
         float,
-        typer.Option(metavar="SECONDS", help="How long to wait for jobs that read the lake.", min=0),
+        typer.Option(
+            metavar="SECONDS", help="On a disk: how long to wait for jobs that read the lake.", min=0
+        ),
     ] = 600.0,
+    grace: Annotated[
+        int,
+        typer.Option(
+            metavar="SECONDS",
+            help="In a bucket: how long replaced objects are kept for their readers.",
+            min=0,
+        ),
+    ] = 3_600,
     master: Master = None,
     conf: SparkConf = None,
     json: Json = False,
@@ -32,7 +42,8 @@ def erase_command(
     That is what relayd erase has taken from the log. The files of each finished day are written anew without
     those packets, and the old ones are deleted at once. Empty rows and the relay's signed tombstones stay, so
     that audit still proves everything else. An archive may run meanwhile. A day that is not over waits for a
-    later run.
+    later run. In a bucket, objects that still have the packets are deleted after the grace, by the next erase
+    or compact.
     """
     from strata_pipeline.jobs.erase import erase
     from strata_pipeline.session import open_session
@@ -43,10 +54,10 @@ def erase_command(
             def progress(done: ErasedFrom) -> None:
                 show(f"{done.packets:,} packets in {done.days} days")
 
-            done = erase(spark, database_url, lake, patience=patience, progress=progress)
+            done = erase(spark, database_url, lake, patience=patience, grace=grace, progress=progress)
     text = f"erased {done.packets:,} packets from {done.days} days, of {done.tombstones:,} tombstones"
     if done.waiting:
-        text += f"; {done.waiting:,} packets wait: their day is not over, or jobs read the lake"
+        text += f"; {done.waiting:,} packets wait: their day is not over, or is being read or written"
     if done.copies:
         text += f"; look for copies in {', '.join(done.copies)}"
     say(text, json, event="erased", **msgspec.to_builtins(done))

@@ -20,13 +20,13 @@ from strata_pipeline.lake.stores.objects import ObjectStore
 from strata_pipeline.lake.stores.shelves import fault_of_object
 from strata_pipeline.planning import parallelism
 
-__all__ = ["read_objects", "write_objects"]
+__all__ = ["ARROW", "OBJECT_BYTES", "put_rows", "read_objects", "write_objects"]
 
 OBJECT_BYTES: Final = 64 * 2**20
 """So many bytes of rows a task gathers before it writes them: an object fits into memory when it is read."""
 _READ_ROWS = 2_048
 _TASKS_PER_CORE = 4
-_ARROW: Final = {"bigint": pa.int64(), "int": pa.int32(), "string": pa.string(), "binary": pa.binary()}
+ARROW: Final = {"bigint": pa.int64(), "int": pa.int32(), "string": pa.string(), "binary": pa.binary()}
 _WRITTEN_DDL = "name string, size bigint, rows bigint, hash string"
 _WRITTEN = pa.schema(
     [("name", pa.string()), ("size", pa.int64()), ("rows", pa.int64()), ("hash", pa.string())]
@@ -46,6 +46,16 @@ def write_objects(rows: DataFrame, store: ObjectStore, attempt: Attempt, root: s
     return [StoredObject(**row.asDict()) for row in put]
 
 
+def put_rows(store: ObjectStore, name: str, rows: pa.Table) -> StoredObject:
+    """Put rows into one object of this name."""
+    sink = pa.BufferOutputStream()
+    pq.write_table(rows, sink, compression="zstd")
+    content = sink.getvalue().to_pybytes()
+    store.put(name, content)
+    hashed = blake3(content).hexdigest()
+    return StoredObject(name=name, size=len(content), rows=rows.num_rows, hash=hashed)
+
+
 def read_objects(
     spark: SparkSession,
     store: ObjectStore,
@@ -62,7 +72,7 @@ def read_objects(
     columns = StructType([StructField(one.name, one.dataType) for one in wanted.fields])
     if not objects:
         return spark.createDataFrame([], columns)
-    schema = pa.schema([(one.name, _ARROW[one.dataType.simpleString()]) for one in wanted.fields])
+    schema = pa.schema([(one.name, ARROW[one.dataType.simpleString()]) for one in wanted.fields])
 
     def read(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
@@ -105,17 +115,11 @@ def _by_kind(batch: pa.RecordBatch) -> Iterator[tuple[str | None, pa.RecordBatch
 def _put(
     gathered: dict[str | None, list[pa.RecordBatch]], store: ObjectStore, attempt: Attempt, root: str
 ) -> pa.RecordBatch:
-    put = []
-    for kind, some in gathered.items():
-        sink = pa.BufferOutputStream()
-        table = pa.Table.from_batches(some)
-        pq.write_table(table, sink, compression="zstd")
-        content = sink.getvalue().to_pybytes()
-        name = attempt.object_name(root, kind)
-        store.put(name, content)
-        hashed = blake3(content).hexdigest()
-        put.append({"name": name, "size": len(content), "rows": table.num_rows, "hash": hashed})
-    return pa.RecordBatch.from_pylist(put, schema=_WRITTEN)
+    put = [
+        put_rows(store, attempt.object_name(root, kind), pa.Table.from_batches(some))
+        for kind, some in gathered.items()
+    ]
+    return pa.RecordBatch.from_pylist([msgspec.to_builtins(one) for one in put], schema=_WRITTEN)
 
 
 def _read(

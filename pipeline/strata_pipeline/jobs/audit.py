@@ -70,7 +70,8 @@ class Audited:
     erased: int = 0
     """Rows that were erased from the lake since they were archived; they count as quarantined."""
     left_behind: int = 0
-    """In a bucket: objects that interrupted archives have left, no part of the lake and no fault."""
+    """In a bucket: objects that interrupted writers have left, or that were replaced and not deleted yet; no
+    part of the lake, and no fault."""
     after: int = 0
     """The sequence behind which this audit has read; 0 for a whole one."""
     reached: int = 0

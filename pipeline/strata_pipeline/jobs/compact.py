@@ -4,26 +4,35 @@ An archive that follows the log closely writes small batches. Once a day is over
 one folder, sorted by kind and sequence, checked against every manifest of the day, and exchanged with the old
 one: a reader finds the old day or the new one, and not both. The manifests stay the same, for they describe
 packets and not files. The old files are kept for a while, for readers that have begun with them.
+
+In a bucket nothing is exchanged: parts of the day are written as objects of other names, and one put makes
+them what counts (`object_days`).
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from datetime import timedelta
 from pathlib import Path
 
 from pyspark.sql import SparkSession
 from strata.protocol.lake import day_of, day_text
 
 from strata_pipeline.datasets import Packets
-from strata_pipeline.errors import LakeBusy
+from strata_pipeline.errors import LakeBusy, UsageError
 from strata_pipeline.jobs.failures import translate_failures
-from strata_pipeline.jobs.rewriting import FILE_BYTES, write_day
+from strata_pipeline.jobs.object_days import compact_day, finished_days
+from strata_pipeline.jobs.parts import PartDone, PartWork
+from strata_pipeline.jobs.rewriting import FILE_BYTES, rewrite_parts, write_day
 from strata_pipeline.lake import files
 from strata_pipeline.lake.delta import is_published, publish
 from strata_pipeline.lake.generations import delete_retired, replace_day, staged_day
 from strata_pipeline.lake.lake import Lake
+from strata_pipeline.lake.object_lake import ObjectLake
+from strata_pipeline.lake.rewrites import ERASED_GRACE, Grace
+from strata_pipeline.lake.stores.schemes import is_object_place, not_on_a_disk
 
 __all__ = ["DEFAULT_GRACE", "DEFAULT_PATIENCE", "Compacted", "compact"]
 
@@ -39,9 +48,10 @@ class Compacted:
     files_before: int = 0
     files_after: int = 0
     waiting: int = 0
-    """Days that stay as they were, because jobs read the lake all the time; the next run compacts them."""
+    """Days that stay as they were, because jobs read the lake all the time, or because somebody else wrote
+    the day of a bucket anew meanwhile; the next run compacts them."""
     deleted: int = 0
-    """Folders of files that an earlier run had replaced."""
+    """Folders of files that an earlier run had replaced; in a bucket, objects."""
     sealed: int = 0
     """Finished days that have got a summary of their manifests."""
 
@@ -63,7 +73,15 @@ def compact(
     not end within `patience` seconds, the day waits for the next run. A Delta log is told of each day; with
     `delta` there is one afterwards. Raises `LakeError`, `LakeBusy`.
     Whenever the job is cut off, each day is whole, in its old files or in its new ones.
+
+    In a bucket small parts of a day become parts of about `file_bytes`, and nobody waits: who has opened the
+    lake before reads on in the objects that were replaced, for as long as `grace` says. Raises `StoreError`
+    there, and `UsageError` with `delta`.
     """
+    if is_object_place(path):
+        if delta:
+            raise UsageError(f"--delta: {not_on_a_disk(str(path))}")
+        return _compact_bucket(spark, str(path), file_bytes, grace, progress)
     done = Compacted()
     with Lake.replace(path) as lake:
         done.deleted = delete_retired(lake, int(time.time()), grace)
@@ -75,6 +93,31 @@ def compact(
         done.sealed = lake.chain.seal()
         if delta:
             publish(Lake.open(path))
+    return done
+
+
+def _compact_bucket(
+    spark: SparkSession, place: str, part_bytes: int, grace: int, progress: Callable[[Compacted], None]
+) -> Compacted:
+    def run(lake: ObjectLake, works: Sequence[PartWork]) -> list[PartDone]:
+        with translate_failures(f"compacting {day_text(works[0].part.span.day)}"):
+            return rewrite_parts(spark, lake, works)
+
+    done = Compacted()
+    kept = timedelta(seconds=grace)
+    with ObjectLake.replace(place, Grace(kept, min(kept, ERASED_GRACE))) as lake:
+        done.deleted, done.sealed = len(lake.left.deleted), lake.sealed
+        for day in finished_days(lake):
+            try:
+                became = compact_day(lake, day, run, part_bytes)
+            except LakeBusy:
+                done.waiting += 1
+                continue
+            if became is not None:
+                done.days += 1
+                done.files_before += became[0]
+                done.files_after += became[1]
+            progress(done)
     return done
 
 

@@ -12,8 +12,9 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from datetime import timedelta
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Final
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -23,46 +24,32 @@ from blake3 import blake3
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 from strata.protocol.errors import InvalidInput
-from strata.protocol.lake import (
-    ErasedBatch,
-    Erasure,
-    Manifest,
-    Span,
-    day_of,
-    day_text,
-    encode_erasure,
-    seal_erasure,
-    told,
-)
-from strata.protocol.tombstones import Tombstone, read_tombstone
+from strata.protocol.lake import Erasure, Manifest, Span, day_of, day_text, encode_erasure, seal_erasure, told
+from strata.protocol.tombstones import read_tombstone
 
 from strata_pipeline.datasets import Packets
 from strata_pipeline.errors import LakeBusy, LakeError, LogError
 from strata_pipeline.jobs.failures import translate_failures
-from strata_pipeline.jobs.rewriting import write_day
+from strata_pipeline.jobs.object_days import Found, erase_from_day, finished_days, still_there
+from strata_pipeline.jobs.parts import PartDone, PartWork
+from strata_pipeline.jobs.rewriting import rewrite_parts, write_day
 from strata_pipeline.lake import files
-from strata_pipeline.lake.checking import Unit, batch_name
-from strata_pipeline.lake.contents import Contents
+from strata_pipeline.lake.checking import Unit
 from strata_pipeline.lake.delta import is_published, publish
 from strata_pipeline.lake.erasing import RECORD, TOMBSTONES, finish_erasure, mark
 from strata_pipeline.lake.generations import check_day
 from strata_pipeline.lake.lake import Lake
 from strata_pipeline.lake.layout import listed
-from strata_pipeline.lake.rows import cut, read_places
+from strata_pipeline.lake.object_lake import ObjectLake
+from strata_pipeline.lake.rewrites import ERASED_GRACE, Grace
+from strata_pipeline.lake.rows import read_places
+from strata_pipeline.lake.stores.schemes import is_object_place
 from strata_pipeline.log.database import connect, read_tombstones
-from strata_pipeline.transforms.checking import check_batch
+from strata_pipeline.transforms.emptying import Folders, emptied, erased_batches
 
-__all__ = ["ErasedFrom", "erase"]
+__all__ = ["DEFAULT_GRACE", "ErasedFrom", "erase"]
 
-_EMPTY: Final = {
-    "timestamp": (0, pa.int64()),
-    "expires_at": (0, pa.int64()),
-    "author_id": ("", pa.string()),
-    "content_type": ("", pa.string()),
-    "body": (b"", pa.binary()),
-    "annotation": (None, pa.binary()),
-}
-"""What a relay leaves of an erased row beside its place."""
+DEFAULT_GRACE: Final = int(ERASED_GRACE.total_seconds())
 
 
 @dataclass(slots=True)
@@ -76,7 +63,10 @@ class ErasedFrom:
     packets: int = 0
     """Packets that are no longer in the lake."""
     waiting: int = 0
-    """Packets that stay for now: their day is not over, or jobs read the lake all the time."""
+    """Packets that stay for now: their day is not over, or jobs read the lake all the time, or somebody else
+    wrote the day of a bucket anew meanwhile."""
+    deleted: int = 0
+    """In a bucket: objects that this run has deleted, replaced by it or by earlier ones."""
     copies: list[str] = field(default_factory=list)
     """Folders in `_aside`, which may hold copies of what was erased; nothing is deleted there."""
 
@@ -87,6 +77,7 @@ def erase(
     path: str | Path,
     *,
     patience: float = 600.0,
+    grace: int = DEFAULT_GRACE,
     progress: Callable[[ErasedFrom], None] = lambda done: None,
 ) -> ErasedFrom:
     """Take out of the lake what the relay of this database has erased.
@@ -97,7 +88,13 @@ def erase(
     are deleted at once, those that a compaction has kept of the same days included. Raises `LakeError`,
     `LakeBusy`, `LogError`, `LogUnavailable`. Whenever the job is cut off, each day holds all of its packets,
     or none of the erased; the next run, or whoever next writes to the lake, finishes what was complete.
+
+    In a bucket nobody waits. Objects that were replaced stay `grace` seconds for whoever has opened the lake
+    before; then the next run, or compact, deletes them, or this run where it is 0. Raises `StoreError`
+    there.
     """
+    if is_object_place(path):
+        return _erase_from_bucket(spark, url, str(path), timedelta(seconds=grace), progress)
     done = ErasedFrom()
     with contextlib.closing(connect(url)) as connection, Lake.replace(path) as lake:
         by_day: dict[int, list[bytes]] = defaultdict(list)
@@ -120,19 +117,54 @@ def erase(
     return done
 
 
-_Found = dict[int, tuple[Tombstone, bytes]]
-"""Tombstones by sequence, each with its text."""
+def _erase_from_bucket(
+    spark: SparkSession, url: str, place: str, grace: timedelta, progress: Callable[[ErasedFrom], None]
+) -> ErasedFrom:
+    def run(lake: ObjectLake, works: Sequence[PartWork]) -> list[PartDone]:
+        with translate_failures("erasing"):
+            return rewrite_parts(spark, lake, works)
+
+    done = ErasedFrom()
+    kept = Grace(erased=grace)
+    with contextlib.closing(connect(url)) as connection, ObjectLake.replace(place, kept) as lake:
+        done.deleted = len(lake.left.deleted)
+        by_day: dict[int, list[bytes]] = defaultdict(list)
+        for sequence, text in read_tombstones(connection, lake.reached):
+            by_day[day_of(sequence)].append(text)
+            done.tombstones += 1
+        finished = set(finished_days(lake))
+        for day, texts in sorted(by_day.items()):
+            found = still_there(lake, day, _read(texts))
+            try:
+                erased = erase_from_day(lake, day, found, run) if found and day in finished else 0
+            except LakeBusy:
+                done.waiting += len(found)
+                continue
+            done.days += erased > 0
+            done.packets += erased
+            done.waiting += 0 if day in finished else len(found)
+            progress(done)
+        if done.packets and not grace:
+            lake.tidy(kept)
+            done.deleted += len(lake.left.deleted)
+    return done
 
 
-def _still_there(lake: Lake, day: int, texts: Sequence[bytes]) -> _Found:
-    """The tombstones of packets that the files of a day hold. Raises `LogError` for a bad one."""
-    found: _Found = {}
+def _read(texts: Sequence[bytes]) -> Found:
+    """Tombstones by sequence. Raises `LogError` for a bad one."""
+    found = {}
     for text in texts:
         try:
             tombstone = read_tombstone(text)
         except InvalidInput as error:
             raise LogError(f"the database has a tombstone that does not hold: {error.reason}") from None
         found[tombstone.sequence] = tombstone, text
+    return found
+
+
+def _still_there(lake: Lake, day: int, texts: Sequence[bytes]) -> Found:
+    """The tombstones of packets that the files of a day hold. Raises `LogError` for a bad one."""
+    found = _read(texts)
     places = read_places(lake.folders_of_day(lake.packets, day))
     there = places.filter(pc.is_in(places["sequence"], value_set=pa.array(list(found), pa.int64())))
     kept = {}
@@ -147,19 +179,12 @@ def _still_there(lake: Lake, day: int, texts: Sequence[bytes]) -> _Found:
     return dict(sorted(kept.items()))
 
 
-class _Folders(NamedTuple):
-    """The folders that hold a day."""
-
-    packets: list[Path]
-    quarantine: list[Path]
-
-
-def _erase_from_day(spark: SparkSession, lake: Lake, day: int, found: _Found, patience: float) -> bool:
+def _erase_from_day(spark: SparkSession, lake: Lake, day: int, found: Found, patience: float) -> bool:
     """Whether it could be done."""
     manifests = lake.erasures.told(lake.chain.of_day(day))
     if any(one.format == 1 for one in manifests):
         raise LakeError(f"{day_text(day)} has batches of format 1: run strata-pipeline migrate-lake first")
-    old = _Folders(lake.folders_of_day(lake.packets, day), lake.folders_of_day(lake.quarantine, day))
+    old = Folders(lake.folders_of_day(lake.packets, day), lake.folders_of_day(lake.quarantine, day))
     check_day(day, Unit(manifests, *old))
     staged = lake.staged_erasure
     files.remove(staged)
@@ -170,7 +195,7 @@ def _erase_from_day(spark: SparkSession, lake: Lake, day: int, found: _Found, pa
             number=len(lake.erasures.records),
             day=day,
             written_at=int(time.time()),
-            batches=_batches(manifests, old, new, list(found)),
+            batches=erased_batches(manifests, old, new, list(found)),
             tombstones=blake3(tombstones).hexdigest(),
             erased=len(found),
             previous=lake.erasures.tip,
@@ -193,9 +218,7 @@ def _erase_from_day(spark: SparkSession, lake: Lake, day: int, found: _Found, pa
     return True
 
 
-def _write(
-    spark: SparkSession, lake: Lake, day: int, found: _Found, manifests: Sequence[Manifest]
-) -> _Folders:
+def _write(spark: SparkSession, lake: Lake, day: int, found: Found, manifests: Sequence[Manifest]) -> Folders:
     """Write the day's new files: packets as a compaction does, quarantined rows into one file."""
     folder = f"{lake.day_folder(day).name}/batch={_whole(manifests)}"
     packets, quarantine = (
@@ -207,7 +230,7 @@ def _write(
     with translate_failures(f"erasing from {day_text(day)}"):
         left = Packets.read(spark, lake, [day]).join(F.broadcast(gone), "sequence", "left_anti")
         write_day(left, packets, sum(one.body_bytes for one in manifests))
-    rows = _emptied([tombstone for tombstone, _ in found.values()])
+    rows = emptied([tombstone for tombstone, _ in found.values()])
     aside = lake.folders_of_day(lake.quarantine, day)
     kept = [pads.dataset(one, format="parquet").to_table(columns=rows.column_names) for one in aside]
     pq.write_table(
@@ -215,61 +238,9 @@ def _write(
         quarantine / "part-0.parquet",
         compression="zstd",
     )
-    return _Folders([packets], [quarantine])
-
-
-def _emptied(tombstones: Sequence[Tombstone]) -> pa.Table:
-    """Rows as an archive puts them aside that finds them erased already."""
-    columns = {
-        "sequence": pa.array([one.sequence for one in tombstones], pa.int64()),
-        "received_at": pa.array([one.received_at for one in tombstones], pa.int64()),
-        "packet_id": pa.array([bytes.fromhex(one.packet_id[2:]) for one in tombstones], pa.binary()),
-    }
-    columns |= {name: pa.array([value] * len(tombstones), type_) for name, (value, type_) in _EMPTY.items()}
-    checked = check_batch(pa.RecordBatch.from_pydict(columns))
-    return pa.Table.from_batches([checked]).drop_columns(["kind"])
-
-
-def _batches(
-    manifests: Sequence[Manifest], old: _Folders, new: _Folders, erased: Sequence[int]
-) -> list[ErasedBatch]:
-    """What the batches hold now from which something was erased. Raises `LakeError` where a row that was to
-    stay has changed."""
-    span = _whole(manifests)
-    before, after = Contents.of(*old, span), Contents.of(*new, span)
-    spans = [one.span for one in manifests]
-    tables = zip(manifests, *(cut(read_places(folders), spans) for folders in new), strict=True)
-    kinds = _kinds(new.packets[0], spans)
-    changed = []
-    for number, (manifest, packets, quarantined) in enumerate(tables):
-        gone = [sequence for sequence in erased if manifest.after < sequence <= manifest.up_to]
-        if before.digest(manifest.span, without=gone) != after.digest(manifest.span, without=gone):
-            raise LakeError(f"rows of {batch_name(manifest)} changed while it was written anew: run audit")
-        if gone:
-            sizes = (pc.sum(table["size"]).as_py() or 0 for table in (packets, quarantined))
-            changed.append(
-                ErasedBatch(
-                    manifest=manifest.hash,
-                    packets=packets.num_rows,
-                    quarantined=quarantined.num_rows,
-                    contents=after.digest(manifest.span),
-                    body_bytes=sum(sizes),
-                    kinds=kinds[number],
-                )
-            )
-    return changed
+    return Folders([packets], [quarantine])
 
 
 def _whole(manifests: Sequence[Manifest]) -> Span:
     """The sequences of a day."""
     return Span(manifests[0].after, manifests[-1].up_to)
-
-
-def _kinds(packets: Path, spans: Sequence[Span]) -> list[dict[str, int]]:
-    """How many packets of each kind lie in each of the spans."""
-    counts: list[dict[str, int]] = [{} for _ in spans]
-    for folder in listed(packets):
-        for count, rows in zip(counts, cut(read_places([folder]), spans), strict=True):
-            if rows.num_rows:
-                count[folder.name.removeprefix("kind=")] = rows.num_rows
-    return counts

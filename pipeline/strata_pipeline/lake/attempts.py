@@ -5,7 +5,8 @@ _attempts/0000000012-<attempt>.json        which batch an attempt writes, put be
 An attempt writes objects under names that begin with its own, and commits by a manifest that it may only put
 where there is none of that number. So once the chain has a manifest of the number, whoever put it, an attempt
 can never commit anything more: what it has left and no listing names is nobody's, and may be deleted. That
-takes no clock; a grace period comes on top. Nothing else in a bucket is ever deleted.
+takes no clock; a grace period comes on top. `rewrites` tells of attempts to write a day anew. Nothing else in
+a bucket is ever deleted.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import contextlib
 import re
 import uuid
 from collections.abc import Collection
-from datetime import timedelta
+from datetime import datetime, timedelta
 from itertools import takewhile
 from typing import NamedTuple
 
@@ -35,6 +36,8 @@ __all__ = [
     "attempts",
     "check_refuses",
     "forget",
+    "look_at_clock",
+    "object_name",
     "sweep",
 ]
 
@@ -78,8 +81,7 @@ class Attempt(NamedTuple):
 
     def object_name(self, root: str, kind: str | None) -> str:
         """A new name of an object."""
-        below = "" if kind is None else f"kind={kind}/"
-        return f"{self.folder(root)}/{below}{self.name}-{uuid.uuid4().hex}.parquet"
+        return object_name(self.name, self.span, root, kind)
 
 
 class Left(NamedTuple):
@@ -88,6 +90,12 @@ class Left(NamedTuple):
     kept: list[str]
     """Objects that stay for now: the attempt may still commit, or the grace period is not over."""
     deleted: list[str]
+
+
+def object_name(attempt: str, span: Span, root: str, kind: str | None) -> str:
+    """A new name of an object that an attempt writes, with rows of these sequences."""
+    below = "" if kind is None else f"kind={kind}/"
+    return f"{root}/{batch_path(span).as_posix()}/{below}{attempt}-{uuid.uuid4().hex}.parquet"
 
 
 def attempt_of(name: str) -> str | None:
@@ -114,7 +122,7 @@ def attempts(store: ObjectStore) -> list[Attempt]:
 def check_refuses(store: ObjectStore) -> str:
     """Raise `StoreError` for a store that lets the second of two put one name: there no commit is safe.
 
-    Returns the name of the object that this has put, for `sweep` to take the time from.
+    Returns the name of the object that this has put, for `look_at_clock`.
     """
     name = f"{_PROBE}{uuid.uuid4().hex}"
     if store.put_new(name, b"1") and store.put_new(name, b"2"):
@@ -133,14 +141,13 @@ def forget(store: ObjectStore, attempt: Attempt, named: Collection[str]) -> None
             store.delete([attempt.record])
 
 
-def sweep(store: ObjectStore, lake: LakeState, probe: str, grace: timedelta) -> Left:
-    """Delete what attempts have left that can commit no more and began `grace` ago, or earlier.
+def look_at_clock(store: ObjectStore, probe: str) -> datetime:
+    """What time it is by the clock of the store: when it took `probe`, which `check_refuses` has just put.
 
-    `probe` is what `check_refuses` has just put: it is deleted as well. Raises `StoreError` where it is not
-    in the list.
+    Deletes it, and others that killed processes have left. Raises `StoreError` where it is not in the list.
     """
-    there = {one.name: one.modified_at for one in store.listed(ATTEMPTS)}
-    now = there.pop(probe, None)
+    there = {one.name: one.modified_at for one in store.listed(ATTEMPTS, _PROBE)}
+    now = there.get(probe)
     if now is None:
         raise StoreError(
             f"the object store of {store.url()} does not list an object that it has just taken: a lake needs "
@@ -148,6 +155,12 @@ def sweep(store: ObjectStore, lake: LakeState, probe: str, grace: timedelta) -> 
         )
     old = [name for name, at in there.items() if name.startswith(_PROBE) and now - at > _PROBED]
     store.delete([probe, *old])
+    return now
+
+
+def sweep(store: ObjectStore, lake: LakeState, now: datetime, grace: timedelta) -> Left:
+    """Delete what attempts have left that can commit no more and began `grace` ago, or earlier."""
+    began = {one.name: one.modified_at for one in store.listed(ATTEMPTS)}
     left = Left([], [])
     for attempt in attempts(store):
         is_over = attempt.number < lake.chain.end.number
@@ -155,7 +168,7 @@ def sweep(store: ObjectStore, lake: LakeState, probe: str, grace: timedelta) -> 
             unnamed = _unnamed(store, lake, attempt, is_over)
         except (LakeError, FileNotFoundError):
             continue  # nothing is deleted on a guess; an audit tells of the listing
-        if is_over and now - there.get(attempt.record, now) >= grace:
+        if is_over and now - began.get(attempt.record, now) >= grace:
             store.delete([*unnamed, attempt.record])
             left.deleted.extend(unnamed)
         else:

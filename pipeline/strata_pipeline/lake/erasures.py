@@ -67,7 +67,7 @@ class Erasures:
 
     def tombstones(self, record: Erasure) -> Iterator[Tombstone]:
         """Those of a record, in order of sequence; their signatures hold. Raises `LakeError`."""
-        _, name = self.names(record.number)
+        name = self._tombstones_of(record)
         path = self._records.place(name)
         try:
             text = self._records.read(name)
@@ -80,3 +80,6 @@ class Erasures:
                 yield read_tombstone(line)
             except InvalidInput as error:
                 raise LakeError(f"{path} has a tombstone that does not hold: {error.reason}") from None
+
+    def _tombstones_of(self, record: Erasure) -> str:
+        return self.names(record.number)[1]

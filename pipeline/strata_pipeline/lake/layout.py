@@ -20,6 +20,7 @@ from strata.protocol.lake import Manifest, Span, day_text, encode
 
 from strata_pipeline.lake import files
 from strata_pipeline.lake.chain import manifest_name
+from strata_pipeline.lake.erasures import Erasures
 from strata_pipeline.lake.state import LakeState
 from strata_pipeline.lake.stores.records import DiskRecords
 
@@ -52,7 +53,7 @@ class LakeLayout(LakeState):
         self.retired = root / "_retired"
         self.aside = root / "_aside"
         self.erased = root / "_erased"
-        super().__init__(str(root), DiskRecords(self.manifests_folder), DiskRecords(self.erased))
+        super().__init__(str(root), DiskRecords(self.manifests_folder), Erasures(DiskRecords(self.erased)))
 
     def publish(self, manifest: Manifest) -> None:
         """Put in place what is staged of a batch, and its sealed manifest into the chain."""

@@ -6,28 +6,38 @@ _objects/0000000000-<hash of the manifest>.json       which objects hold the row
 _manifests/0000000000.json, 0000000001.json, …        the chain, as on a disk
 _manifests/days/2026-11-21.json                       summaries of finished days
 _attempts/0000000012-<attempt>.json                   a batch that is being written (`attempts` tells)
+_generations/0000000000.json, _days/…, _erased/…      days that were written anew (`object_generations` tells)
 
 A batch takes four steps: a record of the attempt; its objects, each under a name of this attempt alone; its
 listing, under a name that has the hash of the manifest; its manifest, where there is none of that number yet.
 The last step is the commit. Whoever is killed before it leaves objects that no reader of manifests sees, and
 whoever comes second is told so. Nothing is renamed, and nothing that counts is ever replaced.
+
+A finished day can be written anew, by the same steps: a record of the attempt, objects, a listing of all
+objects of the day, and as the commit a generation, where there is none of its number. From then on that
+listing tells what the day is, and those of its batches do not count. `rewrites` tells what becomes of older
+objects.
 """
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Collection, Iterator, Sequence
-from datetime import timedelta
+from datetime import datetime
 from pathlib import Path
 
 import msgspec
 from strata.protocol.lake import (
+    DAY_LISTINGS,
     LISTINGS,
+    Generation,
     Listing,
     Manifest,
+    Part,
     Span,
     StoredObject,
     check_listing,
+    day_listing_name,
     day_of,
     day_text,
     decode_listing,
@@ -47,21 +57,23 @@ from strata_pipeline.lake.attempts import (
     attempts,
     check_refuses,
     forget,
+    look_at_clock,
     sweep,
 )
 from strata_pipeline.lake.chain import manifest_name
 from strata_pipeline.lake.checking import Unit, batch_name
 from strata_pipeline.lake.faults import Fault
 from strata_pipeline.lake.layout import LakeLayout, batch_path
+from strata_pipeline.lake.object_generations import Generations, ObjectErasures, batches_of
+from strata_pipeline.lake.rewrites import DEFAULT_GRACE, NO_BASE, Grace, replaced, rewrites, sweep_days
 from strata_pipeline.lake.state import LakeState
 from strata_pipeline.lake.stores.objects import ObjectStore
 from strata_pipeline.lake.stores.records import ObjectRecords
 from strata_pipeline.lake.stores.shelves import Bucket
 
-__all__ = ["DEFAULT_GRACE", "ObjectLake"]
+__all__ = ["ObjectLake"]
 
 MANIFESTS = "_manifests"
-DEFAULT_GRACE = timedelta(days=1)
 _KEPT = 20_000
 """So many listings are kept in memory: each is a few hundred bytes."""
 
@@ -75,7 +87,16 @@ class ObjectLake(LakeState):
         self.left = Left([], [])
         """What opening the lake for writing has found of earlier attempts."""
         self._listings: dict[str, Listing] = {}
-        super().__init__(store.url(), ObjectRecords(store, MANIFESTS), ObjectRecords(store, "_erased"))
+        self.sealed = 0
+        """How many summaries opening the lake for writing has written."""
+        self.generations = Generations(store)
+        erasures = ObjectErasures(store, self.generations)
+        super().__init__(store.url(), ObjectRecords(store, MANIFESTS), erasures)
+
+    def load(self) -> None:
+        # First: whatever days these tell of, the chain that is read afterwards has them, and whole.
+        self.generations.load()
+        super().load()
 
     @classmethod
     def open(cls, place: str) -> ObjectLake:
@@ -89,20 +110,46 @@ class ObjectLake(LakeState):
 
     @classmethod
     @contextlib.contextmanager
-    def write(cls, place: str, grace: timedelta = DEFAULT_GRACE) -> Iterator[ObjectLake]:
+    def write(cls, place: str, grace: Grace = DEFAULT_GRACE) -> Iterator[ObjectLake]:
         """The lake at `s3://bucket/prefix`, for adding batches; it need not exist yet, but its bucket must.
 
-        No lock keeps others away: whoever commits second gets `LakeBusy` from `commit`. What attempts have
-        left that are over, and began `grace` ago, is deleted. Raises `LakeError` where chain and listings do
-        not belong together, before anything is changed, and `StoreError`, `UsageError`.
+        No lock keeps others away: whoever commits second gets `LakeBusy` from `commit`. What attempts to add
+        batches have left that are over is deleted after the `grace`. Raises `LakeError` where chain and
+        listings do not belong together, before anything is changed, and `StoreError`, `UsageError`.
         """
         lake = cls(ObjectStore.at(place))
         lake.load()
-        lake._check_end()
-        probe = check_refuses(lake.store)
-        lake.left = sweep(lake.store, lake, probe, grace)
+        lake._check()
+        lake.left = sweep(lake.store, lake, lake._now(), grace.left)
         lake.chain.seal()
         yield lake
+
+    @classmethod
+    @contextlib.contextmanager
+    def replace(cls, place: str, grace: Grace = DEFAULT_GRACE) -> Iterator[ObjectLake]:
+        """The lake at `s3://bucket/prefix`, for writing finished days anew (`superseding`). Archives may run
+        meanwhile, and others who do the same.
+
+        What was replaced is deleted after the `grace` as well. Raises as `open` and `write`.
+        """
+        lake = cls.open(place)
+        lake._check()
+        lake.tidy(grace)
+        lake.sealed = lake.chain.seal()
+        yield lake
+
+    def _check(self) -> None:
+        self._check_generations()
+        self._check_end()
+
+    def _now(self) -> datetime:
+        return look_at_clock(self.store, check_refuses(self.store))
+
+    def tidy(self, grace: Grace) -> None:
+        """Delete what is needed no more and has been so for as long as `grace` says; `left` tells what."""
+        now = self._now()
+        some, more = sweep(self.store, self, now, grace.left), sweep_days(self.store, self, now, grace)
+        self.left = Left(some.kept + more.kept, some.deleted + more.deleted)
 
     @contextlib.contextmanager
     def held(self) -> Iterator[None]:
@@ -169,9 +216,29 @@ class ObjectLake(LakeState):
         """The objects of a batch. Raises `LakeError` where that cannot be told."""
         return self._listed([manifest])[0]
 
+    def parts(self, day: int) -> list[Part]:
+        """All that counts of a day: its batches, or what was made of them. Raises `LakeError`."""
+        return self.parts_of(day, self.generations.of_day(day))
+
+    def parts_of(self, day: int, generation: Generation | None) -> list[Part]:
+        """The parts of a day in a generation, or as archived. Raises `LakeError`."""
+        if generation is not None:
+            return self.generations.parts(generation, lambda: self.chain.of_day(day))
+        manifests = self.chain.of_day(day)
+        pairs = zip(manifests, self._listed(manifests), strict=True)
+        return [Part(after=one.after, up_to=one.up_to, objects=listing.objects) for one, listing in pairs]
+
+    def base_of(self, day: int) -> int:
+        """The number of the generation that counts for a day, or `NO_BASE`."""
+        newest = self.generations.of_day(day)
+        return NO_BASE if newest is None else newest.number
+
     def units(self, day: int) -> tuple[list[Unit], list[Fault]]:
         """The batches of a day with their folders and objects, and those that have no good listing."""
         manifests = self.erasures.told(self.chain.of_day(day))
+        generation = self.generations.of_day(day)
+        if generation is not None:
+            return self._units_of(generation, manifests)
         with contextlib.suppress(LakeError):
             self._listed(manifests)  # all at once
         units: list[Unit] = []
@@ -183,21 +250,53 @@ class ObjectLake(LakeState):
             except LakeError as error:
                 name = self.store.url(f"{LISTINGS}/{listing_name(manifest)}")
                 faults.append(Fault("batch", "listing", str(error), manifest.up_to, file=name))
-            path = batch_path(manifest.span)
-            packets, quarantine = (
-                [Path(root, path)] if any(_is_below(root, one) for one in objects) else [] for root in ROOTS
-            )
-            units.append(Unit([manifest], packets, quarantine, objects))
+            units.append(_unit([manifest], manifest.span, objects))
         return units, faults
+
+    def _units_of(
+        self, generation: Generation, manifests: Sequence[Manifest]
+    ) -> tuple[list[Unit], list[Fault]]:
+        try:
+            parts = self.generations.parts(generation, lambda: manifests)
+        except LakeError as error:
+            name = day_listing_name(generation.day, generation.attempt)
+            where = self.store.url(f"{DAY_LISTINGS}/{name}")
+            fault = Fault("batch", "listing", str(error), manifests[-1].up_to, file=where)
+            return [_unit([one], one.span, []) for one in manifests], [fault]
+        pairs = zip(parts, batches_of(parts, manifests), strict=True)
+        return [_unit(inside, part.span, part.objects) for part, inside in pairs], []
 
     def objects(
         self, manifests: Sequence[Manifest], root: str, *, kinds: Collection[str] | None = None,
         damaged: bool = False,
     ) -> list[StoredObject]:  # fmt: skip
-        """The objects with packets or quarantined rows of batches, or of some `kinds` alone.
+        """The objects with packets or quarantined rows of batches, or of some `kinds` alone. Where a day was
+        written anew, rows of other batches of the same day may be in them.
 
         Raises `LakeError` for a listing that is missing or damaged; with `damaged` it is left out.
         """
+        batches = [one for one in manifests if self.generations.of_day(one.span.day) is None]
+        objects = self._objects_of_batches(batches, damaged)
+        days = {one.span.day for one in manifests if self.generations.of_day(one.span.day) is not None}
+        for day in sorted(days):
+            wanted = [one.span for one in manifests if one.span.day == day]
+            whole = Span(wanted[0].after, wanted[-1].up_to)
+            try:
+                parts = self.parts(day)
+            except LakeError:
+                if not damaged:
+                    raise
+                continue
+            objects += [one for part in parts if part.span.overlaps(whole) for one in part.objects]
+        found = {one.name: one for one in objects}
+        parts_of_names = [f"{root}/"] if kinds is None else [f"/kind={kind}/" for kind in kinds]
+        return [
+            one
+            for name, one in found.items()
+            if _is_below(root, one) and any(part in name for part in parts_of_names)
+        ]
+
+    def _objects_of_batches(self, manifests: Sequence[Manifest], damaged: bool) -> list[StoredObject]:
         try:
             listings = self._listed(manifests)
         except LakeError:
@@ -207,11 +306,7 @@ class ObjectLake(LakeState):
             for manifest in manifests:
                 with contextlib.suppress(LakeError):
                     listings.append(self.listing(manifest))
-        found = {one.name: one for listing in listings for one in listing.objects}
-        parts = [f"{root}/"] if kinds is None else [f"/kind={kind}/" for kind in kinds]
-        return [
-            one for name, one in found.items() if _is_below(root, one) and any(part in name for part in parts)
-        ]
+        return [one for listing in listings for one in listing.objects]
 
     @contextlib.contextmanager
     def at_hand(self, manifests: Sequence[Manifest], root: str | None = None) -> Iterator[LakeLayout]:
@@ -232,19 +327,30 @@ class ObjectLake(LakeState):
 
     def unexpected(self, days: Sequence[int]) -> tuple[list[Fault], int]:
         """Objects that no listing names, on these days and on days that the chain does not know; and how
-        many objects attempts have left, which are no fault. An archive may run meanwhile."""
+        many there are that attempts have left, or replaced, which are no fault. An archive may run meanwhile.
+        """
         surplus = self._surplus(days)
         if surplus:
-            # A batch may have been completed just now, and its attempt forgotten.
+            # A batch or a day may have been completed just now, and its attempt forgotten.
             now = ObjectLake(self.store)
             now.load()
             surplus = now._surplus(days)
-        known = {attempt.name for attempt in attempts(self.store)}
-        faults = [
-            Fault("file", "surplus", f"{url} is named by no manifest: a plain reader would read it", file=url)
-            for url in (self.store.url(name) for name in surplus if attempt_of(name) not in known)
-        ]
-        return faults, sum(attempt_of(name) in known for name in surplus)
+            known = now._known(surplus)
+            surplus = [name for name in surplus if name not in known]
+            return [_surplus_fault(self.store.url(name)) for name in surplus], len(known)
+        return [], 0
+
+    def _known(self, surplus: Collection[str]) -> set[str]:
+        """Those of these objects that attempts have left, or that were replaced and wait for their end."""
+        names = {attempt.name for attempt in attempts(self.store)}
+        gone: set[str] = set()
+        for rewrite in rewrites(self.store):
+            names.add(rewrite.name)
+            generation = self.generations.by(rewrite.name)
+            if generation is not None:
+                with contextlib.suppress(LakeError):
+                    gone |= replaced(self, generation)
+        return {name for name in surplus if name in gone or attempt_of(name) in names}
 
     def _surplus(self, days: Sequence[int]) -> list[str]:
         there = {day_text(day): day for day in self.days()}
@@ -293,6 +399,34 @@ class ObjectLake(LakeState):
                     f"missing. Bring {MANIFESTS} back from a copy of the lake; nothing was changed"
                 )
 
+    def _check_generations(self) -> None:
+        """Raise `LakeError` where generations are missing, or the manifests of the days that they tell of."""
+        # In this order: an attempt is told of before its listing is put, and until it counts.
+        listings = set(self.store.keys(DAY_LISTINGS))
+        strangers = listings - {rewrite.listing for rewrite in rewrites(self.store)} - self._named_days()
+        if strangers:
+            self.generations.load()  # else somebody has made one of them count just now
+            self.erasures.load()
+            strangers -= self._named_days()
+        if strangers:
+            raise LakeError(
+                f"{self.place} has {min(strangers)}, and no generation that names it: generations are "
+                "missing. Bring _generations back from a copy of the lake; nothing was changed"
+            )
+        last = max((one.day for one in self.generations.records), default=-1)
+        if last >= day_of(self.reached):
+            self.load()  # an archive may have gone on just now
+            if last >= day_of(self.reached):
+                raise LakeError(
+                    f"{self.place} has a generation of {day_text(last)}, which is made when the day is over, "
+                    f"and its chain ends before that: manifests are missing. Bring {MANIFESTS} back from a "
+                    "copy of the lake; nothing was changed"
+                )
+
+    def _named_days(self) -> set[str]:
+        names = (day_listing_name(one.day, one.attempt) for one in self.generations.records)
+        return {f"{DAY_LISTINGS}/{name}" for name in names}
+
     def _beyond(self) -> list[str]:
         """Listings of batches after the end of the chain that no attempt at work or killed has put."""
         begin = f"{LISTINGS}/{self.chain.end.number:010}"
@@ -302,3 +436,15 @@ class ObjectLake(LakeState):
 
 def _is_below(root: str, one: StoredObject) -> bool:
     return one.name.startswith(f"{root}/")
+
+
+def _unit(manifests: list[Manifest], span: Span, objects: list[StoredObject]) -> Unit:
+    path = batch_path(span)
+    packets, quarantine = (
+        [Path(root, path)] if any(_is_below(root, one) for one in objects) else [] for root in ROOTS
+    )
+    return Unit(manifests, packets, quarantine, objects)
+
+
+def _surplus_fault(url: str) -> Fault:
+    return Fault("file", "surplus", f"{url} is named by no manifest: a plain reader would read it", file=url)

@@ -14,12 +14,12 @@ __all__ = ["LakeState"]
 class LakeState:
     """A lake as its manifests tell of it."""
 
-    def __init__(self, place: str, manifests: Records, erased: Records) -> None:
+    def __init__(self, place: str, manifests: Records, erasures: Erasures) -> None:
         self.place = place
         """Where it is, for messages."""
         self.chain = Chain(manifests)
         """The chain, as `load` read it and a commit extends it."""
-        self.erasures = Erasures(erased)
+        self.erasures = erasures
         """What was erased since, as `load` read it."""
 
     @property

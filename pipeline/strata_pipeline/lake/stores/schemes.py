@@ -17,6 +17,7 @@ def not_on_a_disk(place: str) -> str:
     if is_object_place(place):
         return (
             f"{place} lies on an object store, and this needs a lake on a disk: strata-pipeline copy brings "
-            "it there. On an object store work archive, audit, restore and reports (docs/guides/pipeline.md)"
+            "it there. On an object store work archive, audit, compact, erase, restore and reports "
+            "(docs/guides/pipeline.md)"
         )
     return f"a lake is a folder or s3://bucket/prefix, not {place}: mount the storage, or copy the lake there"

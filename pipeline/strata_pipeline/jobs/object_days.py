@@ -1,0 +1,114 @@
+"""Finished days of a lake in a bucket written anew: compacted, or without what was erased.
+
+Both make parts of a day anew (`parts`), leave its other parts as they are, and commit once for the whole day
+(`lake.superseding`). Who does the work of tasks is passed in.
+"""
+
+from __future__ import annotations
+
+import time
+from bisect import bisect_right
+from collections.abc import Callable, Iterable, Mapping, Sequence
+
+from strata.protocol.lake import LakeError, Part, day_of, day_text
+from strata.protocol.tombstones import Tombstone
+
+from strata_pipeline.jobs.parts import PartDone, PartWork, groups_of
+from strata_pipeline.lake.object_generations import batches_of
+from strata_pipeline.lake.object_lake import ObjectLake
+from strata_pipeline.lake.rewrites import discard
+from strata_pipeline.lake.rows import read_places
+from strata_pipeline.lake.superseding import Erasing, attempting, supersede
+
+__all__ = ["Found", "Run", "compact_day", "erase_from_day", "finished_days", "still_there"]
+
+Run = Callable[[ObjectLake, Sequence[PartWork]], list[PartDone]]
+"""Does the work of tasks, in whatever order."""
+Found = Mapping[int, tuple[Tombstone, bytes]]
+"""Tombstones by sequence, each with its text."""
+
+
+def finished_days(lake: ObjectLake) -> list[int]:
+    """The days that get no more batches: all but the last."""
+    return [day for day in lake.days() if day < day_of(lake.reached)]
+
+
+def compact_day(lake: ObjectLake, day: int, run: Run, part_bytes: int) -> tuple[int, int] | None:
+    """Join the small parts of a day; returns how many objects became how many, None where none had to.
+
+    Raises `LakeBusy` where somebody else was faster, `LakeError` for a damaged day, and as `run` does.
+    """
+    summary = lake.chain.summary_of(day)
+    if summary is not None and summary.batches == 1:
+        return None
+    manifests, parts = lake.chain.of_day(day), lake.parts(day)
+    groups = groups_of(parts, manifests, part_bytes)
+    if len(groups) == len(parts):
+        return None
+    now = lake.erasures.told(manifests)
+    with attempting(lake, day) as rewrite:
+        joined = [_joined(group) for group in groups if len(group) > 1]
+        pairs = zip(joined, batches_of(joined, now), strict=True)
+        works = [PartWork(rewrite.name, part, inside) for part, inside in pairs]
+        made = _with([group[0] for group in groups], run(lake, works))
+    supersede(lake, rewrite, made, int(time.time()))
+    before, after = (sum(len(part.objects) for part in some) for some in (parts, made))
+    return before, after
+
+
+def still_there(lake: ObjectLake, day: int, found: Found) -> Found:
+    """Those tombstones of a day whose rows the lake has neither erased nor put aside before."""
+    records = [record for record in lake.erasures.records if record.day == day]
+    gone = {one.sequence for record in records for one in lake.erasures.tombstones(record)}
+    left = {sequence: one for sequence, one in found.items() if sequence not in gone}
+    order = sorted(left)
+    concerned = [one for one in lake.chain.of_day(day) if _between(order, one.after, one.up_to)]
+    if not concerned:
+        return {}
+    with lake.at_hand(concerned, "quarantine") as layout:
+        aside = set(read_places(layout.folders_of_day(layout.quarantine, day))["sequence"].to_pylist())
+    return {sequence: one for sequence, one in left.items() if sequence not in aside}
+
+
+def erase_from_day(lake: ObjectLake, day: int, found: Found, run: Run) -> int:
+    """Take packets out of a finished day; returns how many were there.
+
+    Raises as `compact_day`, and `LogError` for tombstones of another log.
+    """
+    manifests = lake.erasures.told(lake.chain.of_day(day))
+    if any(one.format == 1 for one in manifests):
+        raise LakeError(
+            f"{day_text(day)} has batches of format 1: copy the lake to a disk, run strata-pipeline "
+            "migrate-lake there, and copy it back"
+        )
+    parts = lake.parts(day)
+    with attempting(lake, day) as rewrite:
+        order, works = sorted(found), []
+        for part, batches in zip(parts, batches_of(parts, manifests), strict=True):
+            gone = [found[sequence][0] for sequence in _between(order, part.after, part.up_to)]
+            if gone:
+                works.append(PartWork(rewrite.name, part, batches, gone))
+        done = sorted(run(lake, works), key=lambda one: one.part.after)
+    erased = sorted(sequence for one in done for sequence in one.erased)
+    if not erased:  # they were removed before they were archived
+        discard(lake.store, rewrite)
+        return 0
+    batches_now = [batch for one in done for batch in one.batches]
+    erasing = Erasing(batches_now, [found[sequence][1] for sequence in erased])
+    supersede(lake, rewrite, _with(parts, done), int(time.time()), erasing)
+    return len(erased)
+
+
+def _joined(group: Sequence[Part]) -> Part:
+    objects = [one for part in group for one in part.objects]
+    return Part(after=group[0].after, up_to=group[-1].up_to, objects=objects)
+
+
+def _between(sequences: Sequence[int], after: int, up_to: int) -> Sequence[int]:
+    """Those of sequences, in order, that lie in a span."""
+    return sequences[bisect_right(sequences, after) : bisect_right(sequences, up_to)]
+
+
+def _with(parts: Iterable[Part], done: Iterable[PartDone]) -> list[Part]:
+    """Parts, with those that were made anew in place of what began where they do."""
+    return list(({part.after: part for part in parts} | {one.part.after: one.part for one in done}).values())

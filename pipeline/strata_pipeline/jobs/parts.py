@@ -1,0 +1,230 @@
+"""Parts of a bucket's day written anew, each by one task, as compaction and erasing do it. No Spark.
+
+A task brings the objects of a part, writes the same rows by kind and in order of sequence into few new ones,
+brings those back as well, and holds them against the manifests. With tombstones, rows of packets become empty
+ones in the quarantine. Nothing of it counts before all parts of the day hold.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Final
+
+import msgspec
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+from strata.protocol.lake import (
+    GENESIS,
+    ErasedBatch,
+    Erasure,
+    Manifest,
+    Part,
+    Span,
+    StoredObject,
+    told,
+)
+from strata.protocol.tombstones import Tombstone
+
+from strata_pipeline.datasets.objects import ARROW, OBJECT_BYTES, put_rows
+from strata_pipeline.errors import LakeError, LogError, StoreError
+from strata_pipeline.lake.attempts import object_name
+from strata_pipeline.lake.checking import Unit
+from strata_pipeline.lake.generations import check_day
+from strata_pipeline.lake.layout import span_of
+from strata_pipeline.lake.object_generations import batches_of
+from strata_pipeline.lake.rows import read_places
+from strata_pipeline.lake.stores.objects import ObjectStore
+from strata_pipeline.lake.stores.shelves import Bucket
+from strata_pipeline.schemas import schema
+from strata_pipeline.transforms.emptying import Folders, emptied, erased_batches
+
+__all__ = ["PartDone", "PartWork", "groups_of", "rewrite_part"]
+
+_AT_ONCE_BYTES: Final = 4 * OBJECT_BYTES
+"""Files are read whole. A batch that is larger is not compacted, but it can be erased from."""
+
+
+class PartWork(msgspec.Struct, frozen=True):
+    """What a task is given."""
+
+    attempt: str
+    part: Part
+    """The part as it is to be, with the objects that have its rows now."""
+    manifests: list[Manifest]
+    """Its batches, with what they hold now."""
+    tombstones: list[Tombstone] = []
+    """Of packets that may be in it."""
+
+
+class PartDone(msgspec.Struct, frozen=True):
+    """What a task has done."""
+
+    part: Part
+    """With the objects that it has put; those that were there, where nothing had to be done."""
+    batches: list[ErasedBatch] = []
+    """What batches hold now from which rows were erased."""
+    erased: list[int] = []
+    """The sequences of these rows."""
+
+
+def groups_of(parts: Sequence[Part], manifests: Sequence[Manifest], part_bytes: int) -> list[list[Part]]:
+    """Parts of a day that become one each: as many as have about so many bytes of bodies.
+
+    Made of what a run has left, these are the same parts again.
+    """
+    sizes = [sum(one.body_bytes for one in inside) for inside in batches_of(parts, manifests)]
+    groups: list[list[Part]] = []
+    room = 0
+    for part, size in zip(parts, sizes, strict=True):
+        if not groups or size > room:
+            groups.append([])
+            room = part_bytes
+        groups[-1].append(part)
+        room -= size
+    return groups
+
+
+def rewrite_part(store: ObjectStore, work: PartWork) -> PartDone:
+    """Write a part anew. Raises `LakeError` for one that is damaged, `LogError` for tombstones of another
+    log, `StoreError`; what was put counts nowhere yet."""
+    shelf = Bucket(store)
+    with _brought(shelf, store, work.part.objects) as (old, faults):
+        if faults:
+            raise LakeError(f"{faults[0]}; the day stays as it is. Bring it back from a copy of the lake")
+        gone = _there(old, work.tombstones)
+        if work.tombstones:
+            if not gone:
+                return PartDone(work.part)
+            # What the batches hold afterwards is taken from what they hold now.
+            check_day(work.part.span.day, Unit(work.manifests, *old))
+        writer = _Writer(store, work.attempt, work.part.span)
+        objects = writer.write(old, gone)
+        with _brought(shelf, store, objects) as (new, faults):
+            if faults:
+                raise StoreError(f"{faults[0]}, just now: nothing was committed. Run this again")
+            sequences = [one.sequence for one in gone]
+            batches = erased_batches(work.manifests, old, new, sequences) if gone else []
+            manifests = told(work.manifests, [_preview(batches)])
+            check_day(work.part.span.day, Unit(manifests, *new))
+    part = Part(after=work.part.after, up_to=work.part.up_to, objects=objects)
+    return PartDone(part, batches, sequences)
+
+
+@contextlib.contextmanager
+def _brought(
+    shelf: Bucket, store: ObjectStore, objects: Sequence[StoredObject]
+) -> Iterator[tuple[Folders, list[str]]]:
+    """The folders of objects, brought here, and what is wrong with them."""
+    with shelf.at_hand(objects) as (folder, faults):
+        packets, quarantine = (
+            sorted((folder / root).glob("day=*/batch=*"), key=span_of) for root in Folders._fields
+        )
+        try:
+            yield Folders(packets, quarantine), [fault.detail for fault in faults]
+        except LakeError as error:
+            raise LakeError(str(error).replace(f"{folder}/", f"{store.url()}/")) from None
+
+
+def _there(folders: Folders, tombstones: Sequence[Tombstone]) -> list[Tombstone]:
+    """Those tombstones whose packets lie in these folders. Raises `LogError` where another lies there."""
+    if not tombstones:
+        return []
+    places = read_places(folders.packets)
+    wanted = pa.array([one.sequence for one in tombstones], pa.int64())
+    rows = places.filter(pc.is_in(places["sequence"], value_set=wanted)).select(["sequence", "packet_id"])
+    there = {row["sequence"]: f"0x{row['packet_id'].hex()}" for row in rows.to_pylist()}
+    found = [one for one in tombstones if one.sequence in there]
+    for one in found:
+        if one.packet_id != there[one.sequence]:
+            raise LogError(
+                f"the tombstone of {one.sequence} names packet {one.packet_id}, and the lake has "
+                f"{there[one.sequence]} there: this is the log of another relay. Nothing was erased from "
+                "that day"
+            )
+    return sorted(found, key=lambda one: one.sequence)
+
+
+def _preview(batches: list[ErasedBatch]) -> Erasure:
+    return Erasure(
+        number=0, day=0, written_at=0, batches=batches, tombstones="", erased=0, previous=GENESIS
+    )  # fmt: skip
+
+
+class _Writer:
+    """Puts the rows of a part. In memory are the rows of one batch and kind, or of one object of it, and what
+    was not put yet."""
+
+    def __init__(self, store: ObjectStore, attempt: str, span: Span) -> None:
+        self._store = store
+        self._attempt = attempt
+        self._span = span
+        self._gathered: dict[str | None, list[pa.Table]] = {}
+        self._sizes: dict[str, int] = {}
+        self._put: list[StoredObject] = []
+
+    def write(self, folders: Folders, gone: Sequence[Tombstone]) -> list[StoredObject]:
+        """Put all rows of folders, in order; those that are gone as empty ones."""
+        sequences = pa.array([one.sequence for one in gone], pa.int64())
+        for batch in folders.packets:
+            for folder in sorted(batch.iterdir()):
+                for paths in _portions(sorted(folder.iterdir())):
+                    rows = _rows(paths, _PACKETS)
+                    stays = rows.filter(pc.invert(pc.is_in(rows["sequence"], value_set=sequences)))
+                    self._add(folder.name.removeprefix("kind="), stays)
+        aside = _rows([path for batch in folders.quarantine for path in sorted(batch.iterdir())], _QUARANTINE)
+        if gone:
+            aside = pa.concat_tables([aside, _conformed(emptied(gone), _QUARANTINE)]).sort_by("sequence")
+        for kind in sorted(self._gathered, key=str):
+            self._flush("packets", kind)
+        self._gathered = {None: [aside]}
+        self._flush("quarantine", None)
+        return self._put
+
+    def _add(self, kind: str, rows: pa.Table) -> None:
+        self._gathered.setdefault(kind, []).append(rows)
+        self._sizes[kind] = self._sizes.get(kind, 0) + rows.nbytes
+        if self._sizes[kind] >= OBJECT_BYTES:
+            self._flush("packets", kind)
+            self._sizes[kind] = 0
+
+    def _flush(self, root: str, kind: str | None) -> None:
+        rows = pa.concat_tables(self._gathered.pop(kind))
+        if not rows.num_rows:
+            return
+        objects = -(-rows.nbytes // OBJECT_BYTES)
+        step = -(-rows.num_rows // objects)
+        for first in range(0, rows.num_rows, step):
+            name = object_name(self._attempt, self._span, root, kind)
+            self._put.append(put_rows(self._store, name, rows.slice(first, step)))
+
+
+def _columns(name: str) -> pa.Schema:
+    return pa.schema([(one.name, ARROW[one.dataType.simpleString()]) for one in schema(name).fields])
+
+
+_PACKETS: Final = _columns("packets")
+_QUARANTINE: Final = _columns("quarantine")
+
+
+def _portions(paths: Sequence[Path]) -> list[list[Path]]:
+    """Files of a batch, all at once where they fit into memory. Else each alone: rows need no order."""
+    fits = sum(path.stat().st_size for path in paths) <= _AT_ONCE_BYTES
+    return [list(paths)] if fits else [[path] for path in paths]
+
+
+def _rows(paths: Sequence[Path], wanted: pa.Schema) -> pa.Table:
+    """All rows of files, in order of sequence."""
+    tables = [_conformed(pq.ParquetFile(path).read(), wanted) for path in paths]
+    return pa.concat_tables([wanted.empty_table(), *tables]).sort_by("sequence")
+
+
+def _conformed(rows: pa.Table, wanted: pa.Schema) -> pa.Table:
+    """The columns of a schema; one that is not there is null."""
+    columns = [
+        rows[one.name].cast(one.type) if one.name in rows.schema.names else pa.nulls(rows.num_rows, one.type)
+        for one in wanted
+    ]
+    return pa.Table.from_arrays(columns, schema=wanted)

@@ -1,0 +1,148 @@
+"""The generations of a lake in a bucket (`strata.protocol.lake.generation`), and what they have erased.
+
+_generations/0000000000.json          a day written anew: it counts from when this is put
+_days/2026-11-21-<attempt>.json       the objects of that day, put before
+_erased/<attempt>.jsonl               the tombstones of an erasure, put before
+_erased/generations.json              for programs that know no generations: they refuse the lake by it
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Callable, Sequence
+
+from strata.protocol.lake import (
+    DAY_LISTINGS,
+    GENERATIONS,
+    GENESIS,
+    DayListing,
+    Erasure,
+    Generation,
+    Manifest,
+    Part,
+    check_day_listing,
+    check_generations,
+    day_listing_name,
+    decode_day_listing,
+    decode_generation,
+    encode_erasure,
+    encode_generation,
+    generation_name,
+    seal_erasure,
+)
+
+from strata_pipeline.errors import LakeError
+from strata_pipeline.lake.erasures import Erasures
+from strata_pipeline.lake.stores.objects import ObjectStore
+from strata_pipeline.lake.stores.records import ObjectRecords
+
+__all__ = ["ERASED", "Generations", "ObjectErasures", "batches_of"]
+
+ERASED = "_erased"
+_BARRIER = f"{ERASED}/generations.json"
+_BARRIER_FORMAT = 2
+
+
+class Generations:
+    """All generations, of all days."""
+
+    def __init__(self, store: ObjectStore) -> None:
+        self._store = store
+        self._records = ObjectRecords(store, GENERATIONS)
+        self._listings: dict[str, DayListing] = {}
+        self.records: list[Generation] = []
+        self._newest: dict[int, Generation] = {}
+
+    def load(self) -> None:
+        """Read and check them. Raises `LakeError`."""
+        names = self._records.names()
+        try:
+            texts = self._records.read_all(names)
+            found = [
+                decode_generation(text, f"{GENERATIONS}/{name}")
+                for text, name in zip(texts, names, strict=True)
+            ]
+        except OSError as error:
+            raise LakeError(f"the lake's generations cannot be read: {error}") from None
+        check_generations(found)
+        self.records = found
+        self._newest = {one.day: one for one in found}
+
+    @property
+    def tip(self) -> str:
+        """The hash of the last one."""
+        return self.records[-1].hash if self.records else GENESIS
+
+    def of_day(self, day: int) -> Generation | None:
+        """The one that counts for a day; None where its batches are as they were archived."""
+        return self._newest.get(day)
+
+    def before(self, generation: Generation) -> Generation | None:
+        """The one that counted before for the same day."""
+        earlier = reversed(self.records[: generation.number])
+        return next((one for one in earlier if one.day == generation.day), None)
+
+    def by(self, attempt: str) -> Generation | None:
+        """The one that an attempt has put."""
+        return next((one for one in self.records if one.attempt == attempt), None)
+
+    def parts(self, generation: Generation, manifests: Callable[[], Sequence[Manifest]]) -> list[Part]:
+        """The parts of a day, whose manifests are asked for once. Raises `LakeError` where they cannot be
+        told."""
+        if generation.listing not in self._listings:
+            name = day_listing_name(generation.day, generation.attempt)
+            try:
+                listing = decode_day_listing(self._store.get(f"{DAY_LISTINGS}/{name}"), name)
+            except FileNotFoundError as error:
+                raise LakeError(f"the objects of a day cannot be told: {error}") from None
+            check_day_listing(listing, generation, manifests())
+            self._listings[generation.listing] = listing
+        return self._listings[generation.listing].parts
+
+    def put(self, generation: Generation) -> bool:
+        """Put one after the last; returns whether nobody was faster. It counts from then on."""
+        if not generation.number:
+            self._bar()
+        name = f"{GENERATIONS}/{generation_name(generation.number)}"
+        if not self._store.put_new(name, encode_generation(generation)):
+            return False
+        self.records.append(generation)
+        self._newest[generation.day] = generation
+        return True
+
+    def _bar(self) -> None:
+        """Make programs that know no generations refuse the lake as they open it.
+
+        They would read the objects that the archive has put, and miss them once they are deleted. What they
+        read at every start are records of erasures, and one of a format to come is refused by name.
+        """
+        record = Erasure(
+            format=_BARRIER_FORMAT, number=0, day=0, written_at=0, batches=[], tombstones="", erased=0,
+            previous=GENESIS,
+        )  # fmt: skip
+        self._store.put(_BARRIER, encode_erasure(seal_erasure(record)))
+
+
+class ObjectErasures(Erasures):
+    """What was erased from a lake in a bucket: the records are in its generations."""
+
+    def __init__(self, store: ObjectStore, generations: Generations) -> None:
+        super().__init__(ObjectRecords(store, ERASED))
+        self._generations = generations
+        self._attempts: dict[int, str] = {}
+
+    def load(self) -> None:
+        found = [(one.erasure, one.attempt) for one in self._generations.records if one.erasure is not None]
+        self.records = [record for record, _ in found]
+        self._attempts = {record.number: attempt for record, attempt in found}
+
+    def _tombstones_of(self, record: Erasure) -> str:
+        return f"{self._attempts[record.number]}.jsonl"
+
+
+def batches_of(parts: Sequence[Part], manifests: Sequence[Manifest]) -> list[list[Manifest]]:
+    """The batches of each part; both follow each other, and each batch is in one part or in none."""
+    begins = [manifest.after for manifest in manifests]
+    return [
+        list(manifests[bisect_left(begins, part.after) : bisect_left(begins, part.up_to)]) for part in parts
+    ]

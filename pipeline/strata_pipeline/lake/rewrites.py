@@ -1,0 +1,196 @@
+"""Attempts to write a finished day of a bucket anew, and what may be deleted once one of them counts.
+
+_attempts/day=2026-11-21-<attempt>.json        put before the attempt's first object
+
+An attempt begins with what counts for its day, the *base*: a generation, or the batches as they were
+archived. It may only put a generation that follows all generations it knows of, and only while the base is
+what counts. So once a later generation of the day is there, it can never commit: what it has left and no
+listing names is nobody's. And objects that the base of a generation names, and the generation does not, are
+needed by nobody who opens the lake from then on. Both proofs take no clock; a grace period comes on top, for
+whoever has opened the lake before. The record of an attempt that counts stays until these are deleted.
+
+Listings and generations are never deleted: they are small, and they prove what was.
+"""
+
+from __future__ import annotations
+
+import re
+import uuid
+from collections.abc import Iterable
+from datetime import datetime, timedelta
+from typing import NamedTuple, Protocol
+
+import msgspec
+from strata.protocol.lake import (
+    DAY_LISTINGS,
+    GENERATIONS,
+    Generation,
+    Part,
+    day_listing_name,
+    day_text,
+    generation_name,
+    parse_day,
+)
+
+from strata_pipeline.errors import LakeError
+from strata_pipeline.lake.attempts import ATTEMPTS, ROOTS, Left, attempt_of
+from strata_pipeline.lake.object_generations import ERASED, Generations
+from strata_pipeline.lake.stores.objects import ObjectStore
+
+__all__ = [
+    "DEFAULT_GRACE",
+    "ERASED_GRACE",
+    "NO_BASE",
+    "Grace",
+    "Rewrite",
+    "discard",
+    "replaced",
+    "rewrites",
+    "sweep_days",
+]
+
+NO_BASE = -1
+"""The base is the batches as they were archived."""
+ERASED_GRACE = timedelta(hours=1)
+_RECORD = re.compile(r"_attempts/day=(\d{4}-\d\d-\d\d)-([0-9a-f]{32})\.json")
+
+
+class Grace(NamedTuple):
+    """How long objects stay that are needed no more."""
+
+    left: timedelta = timedelta(days=1)
+    """Those that attempts have left, since they began, and those that a compaction has replaced."""
+    erased: timedelta = ERASED_GRACE
+    """Those that an erasure has replaced: they hold what was erased."""
+
+
+DEFAULT_GRACE = Grace()
+
+
+class _Record(msgspec.Struct, frozen=True):
+    base: int
+
+
+class Rewrite(NamedTuple):
+    """One attempt to write a day anew."""
+
+    day: int
+    base: int
+    """The number of the generation that it begins with, or `NO_BASE`."""
+    name: str
+
+    @classmethod
+    def begin(cls, store: ObjectStore, day: int, base: int) -> Rewrite:
+        """A new one, told of in the bucket before it writes anything."""
+        rewrite = cls(day, base, uuid.uuid4().hex)
+        store.put(rewrite.record, msgspec.json.encode(_Record(base)))
+        return rewrite
+
+    @property
+    def record(self) -> str:
+        """The name of its record."""
+        return f"{ATTEMPTS}/day={day_text(self.day)}-{self.name}.json"
+
+    @property
+    def listing(self) -> str:
+        """The name of its listing."""
+        return f"{DAY_LISTINGS}/{day_listing_name(self.day, self.name)}"
+
+    @property
+    def tombstones(self) -> str:
+        """The name of the tombstones of what it erases."""
+        return f"{ERASED}/{self.name}.jsonl"
+
+    def written(self, store: ObjectStore) -> list[str]:
+        """The objects with rows that it has put."""
+        folders = (f"{root}/day={day_text(self.day)}" for root in ROOTS)
+        return [name for one in folders for name in store.keys(one) if attempt_of(name) == self.name]
+
+
+class Days(Protocol):
+    """What a lake tells of its days."""
+
+    generations: Generations
+
+    def parts_of(self, day: int, generation: Generation | None) -> list[Part]:
+        """The parts of a day in a generation, or as archived. Raises `LakeError`."""
+
+
+def rewrites(store: ObjectStore) -> list[Rewrite]:
+    """The attempts that the bucket tells of."""
+    found = []
+    for name in store.keys(ATTEMPTS):
+        match = _RECORD.fullmatch(name)
+        if match is None:
+            continue
+        try:
+            told = msgspec.json.decode(store.get(name), type=_Record)
+            found.append(Rewrite(parse_day(match[1]), told.base, match[2]))
+        except (FileNotFoundError, ValueError):
+            continue  # it has just been forgotten, or is none of ours
+    return found
+
+
+def discard(store: ObjectStore, rewrite: Rewrite) -> None:
+    """Delete all that an attempt has put, which its own process gives up. It must not have committed."""
+    store.delete([*rewrite.written(store), rewrite.listing, rewrite.tombstones, rewrite.record])
+
+
+def sweep_days(store: ObjectStore, lake: Days, now: datetime, grace: Grace) -> Left:
+    """Delete what was replaced, and what attempts have left that can commit no more, after the grace."""
+    began = {one.name: one.modified_at for one in store.listed(ATTEMPTS)}
+    left = Left([], [])
+    due: dict[int, int] = {}
+    counting: list[tuple[Rewrite, Generation]] = []
+    for rewrite in rewrites(store):
+        generation = lake.generations.by(rewrite.name)
+        if generation is not None:
+            counting.append((rewrite, generation))
+            waits = grace.left if generation.erasure is None else grace.erased
+            if now - _put_at(store, generation, now) >= waits:
+                due[rewrite.day] = max(due.get(rewrite.day, NO_BASE), generation.number)
+            continue
+        newest = lake.generations.of_day(rewrite.day)
+        is_over = newest is not None and newest.number > rewrite.base
+        unnamed = rewrite.written(store)
+        if is_over and now - began.get(rewrite.record, now) >= grace.left:
+            discard(store, rewrite)
+            left.deleted.extend(unnamed)
+        else:
+            left.kept.extend(unnamed)
+    for rewrite, generation in counting:
+        # What an erasure has replaced takes with it what was replaced before: that holds the rows as well.
+        if generation.number <= due.get(rewrite.day, NO_BASE):
+            left.deleted.extend(_delete_replaced(store, lake, rewrite, generation))
+    return left
+
+
+def replaced(lake: Days, generation: Generation) -> set[str]:
+    """The objects that counted before a generation, and with it no more. Raises `LakeError`."""
+    before = _names(lake.parts_of(generation.day, lake.generations.before(generation)))
+    return before - _names(lake.parts_of(generation.day, generation))
+
+
+def _delete_replaced(store: ObjectStore, lake: Days, rewrite: Rewrite, generation: Generation) -> list[str]:
+    there = {name for root in ROOTS for name in store.keys(f"{root}/day={day_text(rewrite.day)}")}
+    try:
+        counting = _names(lake.parts_of(rewrite.day, lake.generations.of_day(rewrite.day)))
+        leavings = set(rewrite.written(store)) - _names(lake.parts_of(rewrite.day, generation))
+        gone = (replaced(lake, generation) | leavings) - counting
+    except LakeError:
+        return []  # nothing is deleted on a guess; an audit tells of the listing
+    if counting - there:
+        return []  # a copy that is not complete, or a damaged lake: the older objects may be all there is
+    store.delete_all(gone & there)
+    store.delete([rewrite.record])
+    return sorted(gone & there)
+
+
+def _put_at(store: ObjectStore, generation: Generation, now: datetime) -> datetime:
+    name = f"{GENERATIONS}/{generation_name(generation.number)}"
+    at = (one.modified_at for one in store.listed(GENERATIONS, name[:-1]) if one.name == name)
+    return next(at, now)
+
+
+def _names(parts: Iterable[Part]) -> set[str]:
+    return {one.name for part in parts for one in part.objects}

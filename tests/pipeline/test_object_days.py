@@ -1,0 +1,338 @@
+"""Finished days of a bucket written anew: killed at every request, by two at once, and what is left."""
+
+from __future__ import annotations
+
+import dataclasses
+from datetime import timedelta
+
+import pytest
+from strata.protocol.lake import LakeError, decode_erasure
+from strata_pipeline.errors import LakeBusy, LogError
+from strata_pipeline.jobs.object_days import Run, erase_from_day
+from strata_pipeline.lake.object_lake import ObjectLake
+from strata_pipeline.lake.rewrites import DEFAULT_GRACE, sweep_days
+
+from tests.support.file_faults import Killed
+from tests.support.object_lakes import (
+    NO_GRACE,
+    begin_with,
+    compacted,
+    erased,
+    inline,
+    named,
+    put_batch,
+    requests,
+    rows,
+    rows_apart,
+    tombstones,
+    unnamed,
+)
+from tests.support.object_stores import Asked, ObjectServer
+from tests.support.toy_lakes import DAY
+from tests.support.toy_lakes import place as sequence
+
+SOUND = [sequence(n) for n in (1, 2, 3, 5, 6, 7, 8)] + [sequence(n, DAY + 1) for n in (1, 2, 3)]
+ASIDE = [sequence(4)]
+GONE = [sequence(n) for n in (2, 8)]
+LEFT = [n for n in SOUND if n not in GONE]
+
+
+def begun(where: str) -> None:
+    """A lake of a finished day in four batches, with a quarantined row, and of another day that goes on."""
+    put_batch(where, [1, 2, 3], [4])
+    put_batch(where, [5, 6])
+    put_batch(where, [7])
+    put_batch(where, [8])
+    put_batch(where, [1, 2, 3], day=DAY + 1)
+
+
+def bring_all(lake: ObjectLake) -> None:
+    with lake.at_hand(lake.manifests):
+        pass
+
+
+def erased_all(where: str, run: Run = inline) -> int:
+    return erased(where, *GONE, run=run)
+
+
+def swept(where: str) -> list[str]:
+    """Whatever is left over when no grace is left."""
+    with ObjectLake.replace(where, NO_GRACE):
+        pass
+    return unnamed(where)
+
+
+def settled(where: str) -> None:
+    """Nothing that an audit of names would tell."""
+    lake = ObjectLake.open(where)
+    assert lake.unexpected(lake.days())[0] == []
+
+
+@pytest.mark.parametrize(
+    ("act", "after"),
+    [(compacted, (SOUND, ASIDE)), (erased_all, (LEFT, sorted(ASIDE + GONE)))],
+)
+def test_killed_at_every_request_a_day_is_the_old_or_the_new_and_the_next_run_ends_it(in_memory, act, after):
+    first, where = next(in_memory), next(in_memory)
+    begun(first)
+    begin_with(where, first)
+    before = rows_apart(where)
+    assert before == (SOUND, ASIDE)
+    with requests() as sent:
+        assert act(where)
+    assert rows_apart(where) == after
+    settled(where)
+    commit = next(n for n, one in enumerate(sent) if one.startswith("put _generations"))
+    assert sent[commit - 1].startswith("put _erased/generations") and len(sent) == commit + 1 > 7
+    assert not act(where)
+    assert swept(where) == [] and rows_apart(where) == after
+
+    for last in range(1, len(sent)):
+        begin_with(where := next(in_memory), first)
+        with requests(last), pytest.raises(Killed):
+            act(where)
+        assert rows_apart(where) == before, sent[last]
+        settled(where)
+        put_batch(where, [4], day=DAY + 1)  # an archive goes on, and deletes nothing that may yet count
+        assert act(where)
+        grown = [*after[0], sequence(4, DAY + 1)], after[1]
+        assert rows_apart(where) == grown
+        settled(where)
+        assert swept(where) == [] and rows_apart(where) == grown, sent[last]
+
+
+def test_killed_amid_the_deleting_the_next_run_goes_on(in_memory):
+    first, where = next(in_memory), next(in_memory)
+    begun(first)
+    compacted(first)
+    begin_with(where, first)
+    with requests() as sent:
+        swept(where)
+    assert sum(one.startswith("delete packets") for one in sent) == 6 and "delete _attempts/day" in sent[-1]
+    for last in range(2, len(sent)):
+        begin_with(where := next(in_memory), first)
+        with requests(last), pytest.raises(Killed):
+            swept(where)
+        assert rows_apart(where) == (SOUND, ASIDE)
+        settled(where)
+        assert swept(where) == []
+
+
+def test_small_parts_are_joined_and_stay_as_they_are_afterwards(in_memory):
+    where = next(in_memory)
+    begun(where)
+    assert not compacted(where, part_bytes=100)  # each batch is a part already
+    assert compacted(where, part_bytes=250)  # the toys say that each batch has 100 bytes
+    lake = ObjectLake.open(where)
+    parts = lake.parts(DAY)
+    assert [part.span for part in parts] == [(0, sequence(6)), (sequence(6), sequence(8))]
+    assert sum(one.rows for part in parts for one in part.objects) == 8
+    kinds = [sorted(one.name.split("/")[3] for one in part.objects if "kind" in one.name) for part in parts]
+    assert kinds == [["kind=NOTE", "kind=POST"], ["kind=POST"]]
+    assert not compacted(where, part_bytes=250)
+    assert compacted(where, part_bytes=400) and len(ObjectLake.open(where).parts(DAY)) == 1
+    assert rows_apart(where) == (SOUND, ASIDE) and swept(where) == []
+
+
+def test_an_erasure_leaves_other_parts_as_they_are_and_is_bound_by_its_record(in_memory):
+    where = next(in_memory)
+    begun(where)
+    before = named(ObjectLake.open(where))
+    assert erased(where, sequence(2)) == 1 and erased(where, sequence(2)) == 0
+    lake = ObjectLake.open(where)
+    [record] = lake.erasures.records
+    assert (record.erased, [one.sequence for one in lake.erasures.tombstones(record)]) == (1, [sequence(2)])
+    assert [one.packets for one in record.batches] == [2] and lake.rows_of(DAY) == 6
+    assert len(before & named(lake)) == len(before) - 3  # the two kinds and the quarantine of the first batch
+    # What a compaction does afterwards, and a second erasure, changes nothing else.
+    assert compacted(where) and erased(where, *GONE) == 1
+    assert rows_apart(where) == (LEFT, sorted(ASIDE + GONE)) and swept(where) == []
+    assert [one.previous for one in ObjectLake.open(where).erasures.records] == ["0" * 64, record.hash]
+    lake.store.put(f"_erased/{lake.generations.records[0].attempt}.jsonl", b"")
+    with pytest.raises(LakeError, match=r"_erased/.* its hash does not recompute"):
+        list(lake.erasures.tombstones(record))
+
+
+def test_tombstones_of_another_log_or_of_rows_never_archived_change_nothing(in_memory):
+    where = next(in_memory)
+    begun(where)
+    with ObjectLake.replace(where) as lake:
+        [(one, text)] = tombstones(sequence(3)).values()
+        stranger = {sequence(2): (dataclasses.replace(one, sequence=sequence(2)), text)}
+        with pytest.raises(LogError, match="this is the log of another relay"):
+            erase_from_day(lake, DAY, stranger, inline)
+        # Removed from the log before it was archived: there is no such row.
+        assert erase_from_day(lake, DAY, tombstones(sequence(99)), inline) == 0
+    assert unnamed(where) == [] and rows_apart(where) == (SOUND, ASIDE)
+
+
+@pytest.mark.parametrize(
+    ("act", "rival", "after"),
+    [
+        (compacted, compacted, (SOUND, ASIDE)),
+        (compacted, erased_all, (LEFT, sorted(ASIDE + GONE))),
+        (erased_all, compacted, (SOUND, ASIDE)),
+        (erased_all, erased_all, (LEFT, sorted(ASIDE + GONE))),
+    ],
+)
+def test_of_two_at_one_day_only_one_counts(in_memory, act, rival, after):
+    where = next(in_memory)
+    begun(where)
+
+    def overtaken(lake, works):
+        done = inline(lake, works)
+        rival(where)
+        return done
+
+    with pytest.raises(LakeBusy, match=r"somebody else has written 2024-10-04 of .* nothing of this attempt"):
+        act(where, run=overtaken)
+    assert rows_apart(where) == after
+    settled(where)
+    act(where)
+    assert rows_apart(where) == (after if act is compacted else (LEFT, sorted(ASIDE + GONE)))
+    assert swept(where) == []
+
+
+def test_a_server_tells_the_second_of_two_that_put_one_generation(object_server: ObjectServer, place):
+    begun(place)
+    met: list[str] = []
+
+    def overtake(asked: Asked) -> None:
+        if asked.is_conditional and asked.key.endswith("_generations/0000000000.json") and not met:
+            met.append(asked.key)
+            compacted(place)  # from the first request to the last, while ours waits
+
+    object_server.before = overtake
+    with pytest.raises(LakeBusy, match="somebody else has written"):
+        erased_all(place)
+    assert met and rows_apart(place) == (SOUND, ASIDE)
+    assert erased_all(place) == 2 and rows_apart(place) == (LEFT, sorted(ASIDE + GONE))
+    assert swept(place) == []
+
+
+def test_of_two_at_two_days_both_count_whoever_is_first(in_memory):
+    where = next(in_memory)
+    begun(where)
+    put_batch(where, [4], day=DAY + 1)
+    put_batch(where, [1], day=DAY + 2)
+
+    def overtaken(lake, works):
+        compacted(where, DAY + 1)
+        put_batch(where, [2], day=DAY + 2)
+        return inline(lake, works)
+
+    assert erased(where, *GONE, run=overtaken) == 2
+    more = [sequence(4, DAY + 1), sequence(1, DAY + 2), sequence(2, DAY + 2)]
+    assert rows_apart(where) == (LEFT + more, sorted(ASIDE + GONE))
+    lake = ObjectLake.open(where)
+    assert [one.day for one in lake.generations.records] == [DAY + 1, DAY] and swept(where) == []
+
+
+def test_readers_that_have_begun_read_on_for_the_grace_period(in_memory):
+    where = next(in_memory)
+    begun(where)
+    reader = ObjectLake.open(where)
+    old = named(reader)
+    compacted(where)
+    bring_all(reader)  # its objects are there, and as they were
+    with ObjectLake.write(where) as lake:
+        assert lake.left.deleted == []
+        [committed] = [one.modified_at for one in lake.store.listed("_generations")]
+        nearly = sweep_days(lake.store, lake, committed + timedelta(hours=23, minutes=59), DEFAULT_GRACE)
+        assert nearly.deleted == []
+        done = sweep_days(lake.store, lake, committed + timedelta(days=1), DEFAULT_GRACE)
+    assert set(done.deleted) == {name for name in old if "day=2024-10-04" in name}
+    with pytest.raises(LakeError, match=r"is missing\. Bring its objects back"):
+        bring_all(reader)
+    assert rows_apart(where) == (SOUND, ASIDE) and unnamed(where) == []
+
+
+def test_what_an_erasure_has_replaced_goes_after_an_hour_with_all_that_was_replaced_before(in_memory):
+    where = next(in_memory)
+    begun(where)
+    compacted(where)
+    erased(where, *GONE)
+    with ObjectLake.write(where) as lake:
+        last = max(one.modified_at for one in lake.store.listed("_generations"))
+        assert sweep_days(lake.store, lake, last + timedelta(minutes=59), DEFAULT_GRACE).deleted == []
+        assert len(sweep_days(lake.store, lake, last + timedelta(hours=1), DEFAULT_GRACE).deleted) == 10
+    assert unnamed(where) == [] and rows_apart(where) == (LEFT, sorted(ASIDE + GONE))
+
+
+def test_nothing_is_deleted_while_what_counts_is_not_all_there(in_memory):
+    where = next(in_memory)
+    begun(where)
+    compacted(where)
+    lake = ObjectLake.open(where)
+    [lost, *_] = [one.name for part in lake.parts(DAY) for one in part.objects]
+    content = lake.store.get(lost)
+    lake.store.delete([lost])  # a copy that is not complete
+    assert len(swept(where)) > 5
+    lake.store.put(lost, content)
+    [listing] = lake.store.keys("_days")
+    content = lake.store.get(listing)
+    for harm in (content.replace(b"kind=POST", b"kind=NOTE"), None):
+        if harm is None:
+            lake.store.delete([listing])
+        else:
+            lake.store.put(listing, harm)
+        with ObjectLake.replace(where, NO_GRACE) as opened:
+            assert opened.left.deleted == []
+        with pytest.raises(LakeError, match=r"cannot be used: it was changed|of a day cannot be told"):
+            rows(where)
+        units, [fault] = ObjectLake.open(where).units(DAY)
+        assert fault.reason == "listing" and fault.file == lake.store.url(listing) and len(units) == 4
+    lake.store.put(listing, content)
+    assert swept(where) == [] and rows_apart(where) == (SOUND, ASIDE)
+
+
+def test_lost_generations_or_manifests_stop_writing(in_memory):
+    where = next(in_memory)
+    begun(where)
+    compacted(where)
+    erased(where, *GONE)
+    assert swept(where) == []
+    store = ObjectLake.open(where).store
+    kept = {name: store.get(name) for name in store.keys("_generations")}
+    for number, why in enumerate(["generation 0 cannot be used: it is missing", "generations are missing"]):
+        store.delete([name := f"_generations/{number:010}.json"])
+        with pytest.raises(LakeError, match=why):
+            put_batch(where, [9], day=DAY + 1)
+        store.put(name, kept[name])
+    numbers = [name for name in store.keys("_manifests") if "days" not in name]
+    manifests = {name: store.get(name) for name in [*numbers, *store.keys("_objects")]}
+    store.delete([name for name in manifests if "0000000004" in name])
+    store.delete(store.keys("_manifests/days"))
+    with pytest.raises(LakeError, match="its chain ends before that: manifests are missing"):
+        put_batch(where, [9], day=DAY + 1)
+    for name, content in manifests.items():
+        store.put(name, content)
+    put_batch(where, [9], day=DAY + 1)
+    assert rows_apart(where)[0] == [*LEFT, sequence(9, DAY + 1)]
+
+
+def test_a_program_that_knows_no_generations_refuses_the_lake_as_it_opens_it(in_memory):
+    where = next(in_memory)
+    begun(where)
+    compacted(where)
+    store = ObjectLake.open(where).store
+    # It reads all records of erasures at every start, by these names.
+    [name] = [name for name in store.keys("_erased") if name.endswith(".json")]
+    with pytest.raises(LakeError, match="its format is 2 and this program knows 1"):
+        decode_erasure(store.get(name), name)
+
+
+def test_a_day_that_does_not_hold_stays_as_it_is_and_nothing_is_left_behind(in_memory):
+    where = next(in_memory)
+    begun(where)
+    lake = ObjectLake.open(where)
+    [one, *_] = lake.parts(DAY)[1].objects
+    content = lake.store.get(one.name)
+    lake.store.put(one.name, content[:-1] + b"x")
+    before = set(lake.store.keys(""))
+    for act in (compacted, lambda place_: erased(place_, sequence(5))):
+        with pytest.raises(LakeError, match=r"has other bytes than were written; the day stays as it is"):
+            act(where)
+    assert {name for name in lake.store.keys("") if "probe" not in name} <= before
+    lake.store.put(one.name, content)
+    assert rows_apart(where) == (SOUND, ASIDE)

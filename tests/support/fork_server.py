@@ -7,6 +7,7 @@ it has ended, its exit code.
 
 from __future__ import annotations
 
+import atexit
 import gc
 import importlib
 import json
@@ -16,6 +17,7 @@ import select
 import signal
 import socket
 import sys
+import threading
 from typing import Any
 
 __all__ = ["main"]
@@ -24,18 +26,44 @@ _REQUEST_BYTES = 2**20
 
 
 def main() -> None:
-    """Import, serve, and in a fork become the program; the interpreter then ends as it always does."""
+    """Import, serve, and in a fork become the program."""
     control = socket.socket(fileno=int(sys.argv[1]))
     program, *modules = sys.argv[2:]
     sys.path[0] = os.getcwd()  # as `python -m` has it, and not the folder of this file
     for name in modules:
         importlib.import_module(name)
     gc.collect()
-    gc.freeze()  # what is imported stays shared with the forks
+    # The collector looks no more at what is imported, here or in a fork: its memory stays shared. A relay
+    # does the same when it has started.
+    gc.freeze()
     request = _serve(control)
     if request is not None:
         sys.argv[1:] = request["arguments"]
-        runpy.run_module(program, run_name="__main__", alter_sys=True)
+        code: str | int | None = None
+        try:
+            runpy.run_module(program, run_name="__main__", alter_sys=True)
+        except SystemExit as end:
+            code = end.code
+        if code is None or isinstance(code, int):
+            _end(code or 0)
+        sys.exit(code)
+
+
+def _end(code: int) -> None:
+    """End as the interpreter does, up to where it frees each thing that was ever imported.
+
+    That would first copy all of the memory that is shared. Returns where a stream takes no more: the
+    interpreter has its own way to say so.
+    """
+    threading._shutdown()  # type: ignore[attr-defined]
+    atexit._run_exitfuncs()
+    gc.collect()  # a task or a socket that nobody ended complains here
+    try:
+        sys.stdout.flush()
+        sys.stderr.flush()
+    except (OSError, ValueError):
+        return
+    os._exit(code)
 
 
 def _serve(control: socket.socket) -> dict[str, Any] | None:
@@ -87,7 +115,6 @@ def _become(request: dict[str, Any], descriptors: list[int]) -> None:
     signal.set_wakeup_fd(-1)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    gc.unfreeze()
     for number, descriptor in enumerate(descriptors[:3]):
         os.dup2(descriptor, number)
     for descriptor in descriptors:

@@ -32,7 +32,7 @@ LONGEST_STEP = 0.02
 """Processor seconds that one step of a relay's loop may take, whatever peers send; see `longest_step`."""
 STOP_TIMEOUT = 30.0
 _PIECE = json.dumps({str(number): [number, "x" * 10, {"a": number}] for number in range(200)})
-_PIECE_SECONDS = 0.005
+_PIECE_SECONDS = 0.001
 _STRAY_STEPS = 3
 _LOOKS_PER_STRAY_STEP = 5000
 """So many steps may be longer, and in a long life one in so many looks at the loop: the clock of a thread
@@ -43,14 +43,14 @@ second. What a peer causes, it causes again."""
 def longest_step() -> float:
     """Processor seconds that a step may take on this machine, as busy as it is.
 
-    The bound of 20 ms is for a machine that does a fixed piece of work in 5 ms. The same instructions take
+    The bound of 20 ms is for a machine that does a fixed piece of work in 1 ms. The same instructions take
     up to twice as long while others use the processor's caches and its other thread, and more where a
     machine is slower.
     """
     taken = []
     for _ in range(5):
         started = time.thread_time()
-        for _ in range(10):
+        for _ in range(2):
             json.dumps(json.loads(_PIECE), sort_keys=True)
             sum(number * number for number in range(2000))
         taken.append(time.thread_time() - started)

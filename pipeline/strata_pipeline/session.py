@@ -65,6 +65,7 @@ _LOCAL = {
     "spark.driver.bindAddress": "127.0.0.1",
     "spark.driver.memory": "2g",
     "spark.sql.shuffle.partitions": str(os.cpu_count() or 2),
+    "spark.python.daemon.module": "strata_pipeline.spark_daemon",
 }
 
 

@@ -11,6 +11,7 @@ import json
 import os
 import sys
 from collections.abc import Awaitable, Callable, Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +19,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from tests.support.quick_spark import QUICK_SPARK
+from tests.support.run_folder import make_run_folder, turn
 from tests.support.scratch import keep_files_in_memory
 
 if TYPE_CHECKING:
@@ -52,11 +54,36 @@ SLOW_FILES = ("crashes.py", "embedded.py", "hostile.py", "hostile_relay.py", "mo
 DATABASES = frozenset({"server"})
 """Fixtures that start PostgreSQL."""
 
+COLLECTOR_THRESHOLDS = (10_000, 10, 10)
+"""Python looks for garbage after 700 new objects, and tests make many that stay for a while."""
+
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--req-report", metavar="FILE", type=Path, help="write which tests carry which requirement rows"
     )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if not hasattr(config, "workerinput"):
+        make_run_folder()
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_collection() -> Iterator[None]:
+    """As many workers collect at a time as there are cores: the others then find the bytecode of the first.
+
+    From a fresh clone six that begin together compile everything six times, and rewrite all assertions. What
+    collection makes stays, so the garbage collector would look through it for nothing.
+    """
+    number = os.environ.get("PYTEST_XDIST_WORKER", "").removeprefix("gw")
+    gc.disable()
+    try:
+        with turn(f"collect-{int(number) % (os.cpu_count() or 1)}") if number else nullcontext():
+            return (yield)
+    finally:
+        gc.set_threshold(*COLLECTOR_THRESHOLDS)
+        gc.enable()
 
 
 @pytest.hookimpl(tryfirst=True)

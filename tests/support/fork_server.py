@@ -1,4 +1,4 @@
-"""A process that has imported a program, and becomes that program in a fork for each one asked for.
+"""A process that has imported a program and made its commands, and becomes that program in forks.
 
 Run by `forks.py` as `python fork_server.py SOCKET PROGRAM MODULE…`. A request on SOCKET is one JSON object
 with four descriptors: standard input, output and error, and a pipe that takes the fork's process id and, when
@@ -8,6 +8,7 @@ it has ended, its exit code.
 from __future__ import annotations
 
 import atexit
+import functools
 import gc
 import importlib
 import json
@@ -20,6 +21,9 @@ import sys
 import threading
 from typing import Any
 
+import typer
+import typer.main
+
 __all__ = ["main"]
 
 _REQUEST_BYTES = 2**20
@@ -30,8 +34,12 @@ def main() -> None:
     control = socket.socket(fileno=int(sys.argv[1]))
     program, *modules = sys.argv[2:]
     sys.path[0] = os.getcwd()  # as `python -m` has it, and not the folder of this file
-    for name in modules:
-        importlib.import_module(name)
+    # Typer makes a program's commands from their signatures, each time it is called.
+    typer.main.get_command = functools.cache(typer.main.get_command)
+    for name in (program, *modules):
+        app = getattr(importlib.import_module(name), "app", None)
+        if isinstance(app, typer.Typer):
+            typer.main.get_command(app)
     gc.collect()
     # The collector looks no more at what is imported, here or in a fork: its memory stays shared. A relay
     # does the same when it has started.

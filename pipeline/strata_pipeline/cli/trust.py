@@ -22,7 +22,8 @@ def trust_command(
 ) -> None:
     """Report who trusts whom, by signed and standing edges.
 
-    --output writes the graph as Parquet, edges and authors, and trust.html.
+    --output writes the graph as Parquet, edges and authors, and trust.html. It keeps what each day says as
+    well: the next run into the same folder reads only days that are new or have changed.
     """
     from strata_pipeline.jobs.trust import trust
     from strata_pipeline.session import open_session
@@ -43,7 +44,15 @@ def trust_command(
             for row in figures.trusted[:_SHOWN]
         ]
         print_table(("author", "trusted by", "strength"), rows, wrapped={"author"})
-    written = f"; see {output}/trust.html" if output else ""
+    days = figures.note.days
     text = f"{figures.edges:,} edges between {figures.authors:,} authors, {figures.mutual:,} mutual pairs"
-    counts = {"edges": figures.edges, "authors": figures.authors, "mutual": figures.mutual}
+    text += f"; {days:,} days, {figures.counted:,} of these read now"
+    written = f"; see {output}/trust.html" if output else ""
+    counts = {
+        "days": days,
+        "counted": figures.counted,
+        "edges": figures.edges,
+        "authors": figures.authors,
+        "mutual": figures.mutual,
+    }
     say(text + written, json, event="done", tip=figures.note.tip, **counts)

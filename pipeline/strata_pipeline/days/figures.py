@@ -31,7 +31,7 @@ class DayFigures(msgspec.Struct, frozen=True, kw_only=True):
     format: int = _FORMAT
     day: str
     tip: str
-    """The hash of the day's last manifest: another one means that the day has grown."""
+    """The day's mark (`LakeState.mark_of`): another one means that the day has changed."""
     kinds: dict[str, Kind]
     origins: dict[str, int]
     """Packets with media by what they claim of their origin, or `not proven`."""

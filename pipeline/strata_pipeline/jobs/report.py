@@ -1,6 +1,7 @@
 """`strata-pipeline report`: a site of static pages about a lake; each day is read once.
 
-The figures of a day are kept beside the pages. The next report reads only days that are new or have grown.
+The figures of a day are kept beside the pages. The next report reads only days that are new or have
+changed.
 """
 
 from __future__ import annotations
@@ -72,7 +73,7 @@ def report(
     folder = check_output(output, lake)
     assert folder is not None
     history = [] if scores is None else _scores(Path(scores))
-    there = ((day, kept(folder / "days", day_text(day), _tip(lake, day))) for day in window.days)
+    there = ((day, kept(folder / "days", day_text(day), lake.mark_of(day))) for day in window.days)
     found = {day: figures for day, figures in there if figures is not None}
     missing = [day for day in window.days if day not in found]
     with lake.held(), translate_failures("report"):
@@ -96,18 +97,13 @@ def report(
     return Reported(lake.tip, len(shown), len(missing), sum(one.packets for one in shown), pages)
 
 
-def _tip(lake: AnyLake, day: int) -> str:
-    summary = lake.chain.summary_of(day)
-    return summary.tip if summary is not None else lake.chain.of_day(day)[-1].hash
-
-
 def _count(spark: SparkSession, lake: AnyLake, days: list[int]) -> dict[int, DayFigures]:
     committed = F.col("sequence") <= lake.reached
     packets = Packets(Packets.of(spark, lake, days).frame.where(committed))
     aside = Quarantine(Quarantine.of(spark, lake, days).frame.where(committed))
     with planned(spark, sum(map(lake.chain.rows_of, days))):
         rows = count_days(packets, aside).collect()
-    return {day: _figures(day_text(day), _tip(lake, day), [row for row in rows if row["day"] == day])
+    return {day: _figures(day_text(day), lake.mark_of(day), [row for row in rows if row["day"] == day])
             for day in days}  # fmt: skip
 
 

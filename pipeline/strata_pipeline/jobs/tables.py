@@ -18,7 +18,16 @@ from strata_pipeline.lake import files
 from strata_pipeline.lake.places import AnyLake
 from strata_pipeline.reports.page import LakeNote
 
-__all__ = ["DayWindow", "check_output", "keep", "rows_of", "write_page", "write_tables"]
+__all__ = [
+    "DayWindow",
+    "check_output",
+    "keep",
+    "put",
+    "rows_of",
+    "write_page",
+    "write_tables",
+    "writing",
+]
 
 
 class DayWindow:
@@ -88,20 +97,27 @@ def write_tables(output: Path, tables: Mapping[str, Dataset]) -> None:
     All are written before the first is put in place: a job that fails, or is killed, leaves the older ones.
     Raises `UsageError`.
     """
+    with writing(output) as draft:
+        for name, dataset in tables.items():
+            dataset.frame.write.mode("overwrite").parquet(str(draft / name))
+        for name in tables:
+            put(draft / name, output / name)
+
+
+@contextlib.contextmanager
+def writing(output: Path) -> Iterator[Path]:
+    """A folder for drafts of folders of `output`, gone after the block. Raises `UsageError`."""
     draft = output / f"_writing.{os.getpid()}"
     with _writable(output):
         files.make_folder(draft)
-    try:
-        for name, dataset in tables.items():
-            dataset.frame.write.mode("overwrite").parquet(str(draft / name))
-        with _writable(output):
-            for name in tables:
-                _put(draft / name, output / name)
-    finally:
-        files.remove(draft)
+        try:
+            yield draft
+        finally:
+            files.remove(draft)
 
 
-def _put(draft: Path, target: Path) -> None:
+def put(draft: Path, target: Path) -> None:
+    """Put a folder in the place of another, or where there is none yet."""
     if target.exists():
         files.exchange(target, draft)
     else:

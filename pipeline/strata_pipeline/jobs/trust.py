@@ -1,23 +1,33 @@
-"""`strata-pipeline trust`: who trusts whom, by the statements that authors have signed."""
+"""`strata-pipeline trust`: who trusts whom, by the statements that authors have signed.
+
+The newest statements of a day are kept beside the tables. The next run reads only days that are new or have
+changed.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
 
-from pyspark.sql import SparkSession
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
+from strata.protocol.lake import day_text
 
 from strata_pipeline.datasets import Packets
+from strata_pipeline.datasets.trust import TrustStatements
+from strata_pipeline.jobs.day_tables import DayTables
 from strata_pipeline.jobs.failures import translate_failures
 from strata_pipeline.jobs.tables import DayWindow, check_output, keep, rows_of, write_page, write_tables
-from strata_pipeline.lake.places import open_lake
+from strata_pipeline.lake.places import AnyLake, open_lake
 from strata_pipeline.reports.trust import TENTHS, TrustFigures, render_trust
-from strata_pipeline.transforms.trust import STATEMENTS, count_authors, standing_edges
+from strata_pipeline.transforms.trust import STATEMENTS, count_authors, standing_edges, statements_by_day
 
 __all__ = ["trust"]
 
 _SHOWN = 50
+_FORMAT = 1
+_PORTION = 31
+"""So many days are read at a time, and then kept: a run that is stopped goes on there."""
 
 
 def trust(
@@ -29,17 +39,24 @@ def trust(
 ) -> TrustFigures:
     """The trust graph as it stands at the lake's end.
 
-    With `output`, a folder: the tables `trust_edges` and `trust_authors` as Parquet, and `trust.html`. Only
-    the folders of trust statements are read. `progress` is told what begins. Raises `PipelineError` and
-    `LakeError`; the lake is only read.
+    With `output`, a folder: the tables `trust_edges` and `trust_authors` as Parquet, `trust.html`, and
+    `trust_days`, by which the next run into this folder reads no day twice. Only the folders of trust
+    statements are read. `progress` is told what begins. Raises `PipelineError` and `LakeError`; the lake is
+    only read.
     """
     lake = open_lake(path)
     window = DayWindow(lake)
     folder = check_output(output, lake)
     with lake.held(), translate_failures("trust"):
-        progress("following statements")
-        rows = Packets.of(spark, lake, window.days, kinds=STATEMENTS).frame
-        edges = standing_edges(Packets(rows.where(F.col("sequence") <= lake.reached)))
+        if folder is None:
+            progress("following statements")
+            counted, statements = window.days, TrustStatements(_read(spark, lake, window.days))
+        else:
+            days = DayTables(folder / "trust_days", TrustStatements, _FORMAT)
+            counted = _keep_days(spark, lake, window.days, days, progress)
+            progress("following statements")
+            statements = days.read(spark, map(day_text, window.days))
+        edges = standing_edges(statements)
         with keep(edges):
             authors = count_authors(edges)
             with keep(authors):
@@ -47,6 +64,7 @@ def trust(
                 strengths = edges.frame.groupBy(tenth).count().collect()
                 figures = TrustFigures(
                     note=window.note,
+                    counted=len(counted),
                     edges=sum(row["count"] for row in strengths),
                     authors=authors.frame.count(),
                     mutual=(authors.frame.agg(F.sum("mutual")).collect()[0][0] or 0) // 2,
@@ -59,6 +77,28 @@ def trust(
                     write_tables(folder, {"trust_edges": edges, "trust_authors": authors})
                     write_page(folder / "trust.html", render_trust(figures))
                 return figures
+
+
+def _keep_days(
+    spark: SparkSession,
+    lake: AnyLake,
+    days: list[int],
+    kept: DayTables[TrustStatements],
+    progress: Callable[[str], None],
+) -> list[int]:
+    """Keep the statements of the days of which they are not kept; returns these days."""
+    marks = {day: lake.mark_of(day) for day in days}
+    missing = [day for day in days if not kept.has(day_text(day), marks[day])]
+    for start in range(0, len(missing), _PORTION):
+        portion = missing[start : start + _PORTION]
+        progress(f"reading {day_text(portion[0])} to {day_text(portion[-1])}")
+        kept.keep(_read(spark, lake, portion), {day_text(day): marks[day] for day in portion})
+    return missing
+
+
+def _read(spark: SparkSession, lake: AnyLake, days: list[int]) -> DataFrame:
+    rows = Packets.of(spark, lake, days, kinds=STATEMENTS).frame
+    return statements_by_day(Packets(rows.where(F.col("sequence") <= lake.reached)))
 
 
 _PLACE = ("from_id", "to_id")

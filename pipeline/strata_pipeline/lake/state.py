@@ -46,6 +46,13 @@ class LakeState:
         """The days of which the lake has packets or quarantined rows."""
         return self.chain.days()
 
+    def mark_of(self, day: int) -> str:
+        """What stands for the contents of a day: it has another mark when it has grown, or lost something."""
+        summary = self.chain.summary_of(day)
+        tip = summary.tip if summary is not None else self.chain.of_day(day)[-1].hash
+        erased = [record.hash for record in self.erasures.records if record.day == day]
+        return "-".join([tip, *erased[-1:]])
+
     def rows_of(self, day: int) -> int:
         """How many packets the lake holds of a day now."""
         return self.chain.rows_of(day) - self.erasures.erased_from(day)

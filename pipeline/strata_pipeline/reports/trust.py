@@ -25,6 +25,8 @@ class TrustFigures:
     """The figures of the report. Rows have the columns of their dataset, and are a selection."""
 
     note: LakeNote
+    counted: int
+    """Days that were read for it; what the others say an earlier run had kept."""
     edges: int
     authors: int
     mutual: int

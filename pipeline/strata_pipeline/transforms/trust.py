@@ -3,6 +3,8 @@
 The newest TRUST_EDGE of a pair stands in the place of earlier ones, by the order of the log. A
 TRUST_REVOCATION ends it if it came later and names no packets, or names this edge's. An edge whose
 revocation is gone does not bring back the one before it.
+
+Of each day only its newest statements need to be kept, for the newest of these are the newest of all.
 """
 
 from __future__ import annotations
@@ -11,68 +13,97 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
 from strata_pipeline.datasets import Packets
-from strata_pipeline.datasets.trust import TrustAuthors, TrustEdges
+from strata_pipeline.datasets.trust import TrustAuthors, TrustEdges, TrustStatements
 
-__all__ = ["STATEMENTS", "count_authors", "standing_edges"]
+__all__ = ["STATEMENTS", "count_authors", "standing_edges", "statements_by_day"]
 
 EDGE = "TRUST_EDGE"
 REVOCATION = "TRUST_REVOCATION"
 STATEMENTS = (EDGE, REVOCATION)
 """The types that are read, and the folders they are in."""
+_EDGE, _END = "edge", "end"
 _PAIR = ["from_id", "to_id"]
+_KEY = [*_PAIR, "what", "named"]
+_SAID = ["sequence", "received_at", "packet_id", "strength", "context"]
+_ID = r"\A0x[0-9a-f]{64}\z"
+_DAY_OF_SEQUENCE = 32
+"""The bits below the day in a sequence."""
 
 
-def standing_edges(packets: Packets) -> TrustEdges:
-    """The edges that stand after all these packets.
+def statements_by_day(packets: Packets) -> DataFrame:
+    """The newest statements of each day, with the column `day`, as 2026-11-21.
 
     What was signed in the name of another does not count (R-244), nor does an edge to oneself.
     """
     content = F.col("body").cast("string")
     told = packets.frame.where(F.col("content_type").isin(*STATEMENTS)).select(
+        F.date_from_unix_date(F.shiftright("sequence", _DAY_OF_SEQUENCE).cast("int"))
+        .cast("string")
+        .alias("day"),
         "sequence",
         "received_at",
         "packet_id",
-        "content_type",
+        F.col("content_type").alias("type"),
         F.col("author_id").alias("from_id"),
-        _member(content, "from").alias("named"),
+        _member(content, "from").alias("signer"),
         _member(content, "to").alias("to_id"),
         _member(content, "strength").try_cast("double").alias("strength"),
         _member(content, "context").alias("context"),
         F.from_json(_member(content, "revokes"), "array<string>").alias("revokes"),
     )
-    is_own = F.col("named") == F.col("from_id")
+    is_own = F.col("signer") == F.col("from_id")
     is_of_another = F.col("to_id") != F.col("from_id")
     own = told.where(is_own & is_of_another)
-    edges = (
-        own.where((F.col("content_type") == EDGE) & F.col("strength").between(0, 1))
-        .groupBy(*_PAIR)
-        .agg(
-            F.max_by(
-                F.struct("sequence", "received_at", "packet_id", "strength", "context"), "sequence"
-            ).alias("e")
-        )
-        .select(*_PAIR, "e.*")
+    named = F.lit(None).cast("binary").alias("named")
+    edges = own.where((F.col("type") == EDGE) & F.col("strength").between(0, 1))
+    return _newest(
+        edges.select("day", *_PAIR, F.lit(_EDGE).alias("what"), named, *_SAID).unionByName(_ends(own)),
+        "day",
+        *_KEY,
     )
-    ended = _revocations(own)
-    return TrustEdges(edges.join(ended, on=_PAIR, how="left").where(~_is_ended()))
 
 
-def _revocations(own: DataFrame) -> DataFrame:
-    """For each pair the last revocation of all its edges, and the last of each edge that was named."""
-    revoked = own.where(F.col("content_type") == REVOCATION)
+def _ends(own: DataFrame) -> DataFrame:
+    """A row for each revocation of all edges of a pair, and for each edge that a revocation names."""
+    revoked = own.where(F.col("type") == REVOCATION)
     names_none = F.coalesce(F.size("revokes"), F.lit(0)) <= 0
-    return revoked.groupBy(*_PAIR).agg(
-        F.max(F.when(names_none, F.col("sequence"))).alias("ended_at"),
-        F.flatten(F.collect_set(F.when(~names_none, F.col("revokes")))).alias("ended_ids"),
+    each = revoked.withColumn("name", F.explode_outer("revokes"))
+    is_id = F.col("name").rlike(_ID)
+    return each.where(names_none | is_id).select(
+        "day",
+        *_PAIR,
+        F.lit(_END).alias("what"),
+        F.when(~names_none, F.unhex(F.substring("name", 3, 64))).alias("named"),
+        "sequence",
+        "received_at",
+        "packet_id",
+        F.lit(None).cast("double").alias("strength"),
+        F.lit(None).cast("string").alias("context"),
     )
 
 
-def _is_ended() -> Column:
-    """Whether an edge was revoked. The id of an edge is known only after it, so a name needs no order."""
-    by_all = F.col("ended_at") > F.col("sequence")
-    own_id = F.concat(F.lit("0x"), F.lower(F.hex("packet_id")))
-    by_name = F.array_contains("ended_ids", own_id)
-    return F.coalesce(by_all, F.lit(False)) | F.coalesce(by_name, F.lit(False))
+def _newest(statements: DataFrame, *key: str) -> DataFrame:
+    return statements.groupBy(*key).agg(F.max_by(F.struct(*_SAID), "sequence").alias("s")).select(*key, "s.*")
+
+
+def standing_edges(statements: TrustStatements) -> TrustEdges:
+    """The edges that stand after all these statements."""
+    told = statements.frame
+    is_edge = F.col("what") == _EDGE
+    ends_all = (F.col("what") == _END) & F.col("named").isNull()
+    pairs = told.groupBy(*_PAIR).agg(
+        F.max_by(F.struct(*_SAID), F.when(is_edge, F.col("sequence"))).alias("e"),
+        F.max(F.when(ends_all, F.col("sequence"))).alias("ended_at"),
+    )
+    # The id of an edge is known only after it, so a name needs no order.
+    by_name = told.where(F.col("named").isNotNull()).select(*_PAIR, F.col("named").alias("packet_id"))
+    is_there = F.col("e").isNotNull()
+    is_ended = F.coalesce(F.col("ended_at") > F.col("e.sequence"), F.lit(False))
+    return TrustEdges(
+        pairs.where(is_there & ~is_ended)
+        .select(*_PAIR, "e.*")
+        .join(by_name, on=[*_PAIR, "packet_id"], how="left_anti")
+    )
 
 
 def count_authors(edges: TrustEdges) -> TrustAuthors:

@@ -1,0 +1,75 @@
+"""Rows of single days, kept beside a job's results, for the next run to read only days that have changed.
+
+<name>/day=2026-11-21/part-….parquet      the rows, which other readers may read as well
+<name>/day=2026-11-21/_kept.json          of which day of the lake they are
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Generic, TypeVar
+
+import msgspec
+from pyspark.sql import DataFrame, SparkSession
+
+from strata_pipeline.datasets import Dataset
+from strata_pipeline.globs import for_spark
+from strata_pipeline.jobs.tables import put, writing
+from strata_pipeline.lake import files
+from strata_pipeline.schemas import schema
+
+__all__ = ["DayTables"]
+
+_NOTE = "_kept.json"
+_D = TypeVar("_D", bound=Dataset)
+
+
+class _Note(msgspec.Struct, frozen=True):
+    """What rows are of."""
+
+    format: int
+    mark: str
+    """The day's mark (`LakeState.mark_of`)."""
+
+
+class DayTables(Generic[_D]):
+    """The rows of days in `folder`; those of another `format` are as good as not there."""
+
+    def __init__(self, folder: Path, dataset: type[_D], format: int) -> None:
+        self._folder = folder
+        self._dataset = dataset
+        self._format = format
+
+    def has(self, day: str, mark: str) -> bool:
+        """Whether the rows of a day with this mark are kept."""
+        try:
+            found = msgspec.json.decode((self._of(day) / _NOTE).read_bytes(), type=_Note)
+        except (OSError, msgspec.MsgspecError, UnicodeDecodeError):
+            return False
+        return found == _Note(self._format, mark)
+
+    def keep(self, rows: DataFrame, days: Mapping[str, str]) -> None:
+        """Keep the rows of these days, each with its mark, in the place of older ones.
+
+        `rows` has the columns of the dataset and `day`. A day without rows is kept as well. A run that is
+        killed has kept some of the days as a whole. Raises `UsageError` where the folder cannot be written.
+        """
+        wanted = schema(self._dataset.schema_name).names
+        with writing(self._folder) as draft:
+            by_day = rows.select(*wanted, "day").repartition("day")
+            by_day.write.mode("overwrite").partitionBy("day").parquet(str(draft))
+            for day, mark in days.items():
+                folder = draft / f"day={day}"
+                files.make_folder(folder)
+                (folder / _NOTE).write_bytes(msgspec.json.encode(_Note(self._format, mark)))
+                files.make_durable(folder)
+                put(folder, self._of(day))
+
+    def read(self, spark: SparkSession, days: Iterable[str]) -> _D:
+        """The rows of days that are kept."""
+        reader = spark.read.schema(schema(self._dataset.schema_name))
+        return self._dataset(reader.parquet(*(for_spark(self._of(day)) for day in days)))
+
+    def _of(self, day: str) -> Path:
+        return self._folder / f"day={day}"

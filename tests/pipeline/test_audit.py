@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
@@ -18,7 +19,7 @@ from strata.protocol.keys import rotate_content
 from strata.protocol.lake import GENESIS, LakeError, as_format_1, decode, encode
 from strata_pipeline.errors import UsageError
 from strata_pipeline.jobs.archive import archive
-from strata_pipeline.jobs.audit import Audited, audit
+from strata_pipeline.jobs.audit import Audited, Finding, audit
 from strata_pipeline.jobs.migrate import migrate_lake
 from strata_pipeline.lake.lake import Lake
 
@@ -248,3 +249,13 @@ def test_keys_of_the_bootstrap_file_count(spark, log_url, tmp_path):
     bootstrap.write_text("{")
     with pytest.raises(UsageError, match="bootstrap file"):
         audit(spark, tmp_path / "lake", bootstrap=bootstrap)
+
+
+def test_a_lake_with_very_many_faults_lists_some_of_each_kind_and_counts_all():
+    audited = Audited()
+    for reason, times in (("digest", 3), ("count", 1), ("digest", 2)):
+        found = [Finding("batch", reason)] * 400
+        for _ in range(times):
+            audited.found(Counter({f"batch: {reason}": 400}), found)
+    assert audited.counts == {"batch: digest": 2000, "batch: count": 400}
+    assert Counter(one.reason for one in audited.findings) == {"digest": 1000, "count": 400}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -10,10 +11,11 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from strata.protocol.lake import Span
+from strata.protocol.lake import Span, manifests_of_day
 from strata_pipeline.errors import LakeError
+from strata_pipeline.lake import checking
 from strata_pipeline.lake.batches import Batch
-from strata_pipeline.lake.checking import chunks, units_of_day
+from strata_pipeline.lake.checking import chunks, pieces, places_faults, units_of_day
 from strata_pipeline.lake.contents import read_rows
 from strata_pipeline.lake.faults import Fault
 from strata_pipeline.lake.generations import replace_day, staged_day
@@ -44,11 +46,13 @@ def original(request, tmp_path_factory) -> tuple[Path, int]:
     return make(tmp_path_factory.mktemp("toy") / "lake", request.param), request.param
 
 
-@pytest.fixture(params=["batches", "compacted"])
-def lake(original, tmp_path, request) -> Lake:
-    """A lake as it was archived, and one whose first day was compacted."""
+@pytest.fixture(params=["batches", "compacted", "pieces"])
+def lake(original, tmp_path, request, monkeypatch) -> Lake:
+    """A lake as it was archived, one whose first day was compacted, and that one checked piece by piece."""
     lake = Lake.open(shutil.copytree(original[0], tmp_path / "lake"))
-    if request.param == "compacted":
+    if request.param == "pieces":
+        monkeypatch.setattr(checking, "_CHUNK_ROWS", 1)
+    if request.param != "batches":
         target = staged_day(lake, DAY)
         compacted(lake, DAY, target)
         replace_day(lake, DAY, target, 0)
@@ -238,7 +242,28 @@ def test_units_are_as_small_as_folders_allow(lake):
     is_compacted = len(lake.batches(DAY)) == 1
     assert [len(unit.manifests) for unit in units] == ([2, 1] if is_compacted else [1, 1, 1])
     assert all(len(unit.packets) == 1 for unit in units)
-    assert [list(map(len, chunks(lake.manifests)))] == [[3]]
+    assert list(map(len, chunks(lake.manifests))) == ([1, 1, 1] if checking._CHUNK_ROWS == 1 else [3])
+
+
+def test_pieces_share_all_sequences_and_none_holds_more_than_its_own(lake, monkeypatch):
+    manifests = manifests_of_day(lake.manifests, DAY)
+    found = list(pieces(manifests))
+    assert [one for piece in found for one in piece.manifests] == manifests
+    assert (found[0].first, found[-1].last) == (-(2**63), 2**63 - 1)
+    assert all(one.last + 1 == other.first for one, other in itertools.pairwise(found))
+    assert all(piece.last == piece.manifests[-1].up_to for piece in found[:-1])
+
+    held: list[int] = []
+    doubled = checking._doubled
+
+    def counted(seen):
+        held.append(sum(len(places.sequences) for places in seen))
+        return doubled(seen)
+
+    monkeypatch.setattr(checking, "_doubled", counted)
+    [*units] = units_of_day(lake, DAY, manifests)
+    assert [fault for unit in units for fault in places_faults(unit)] == []
+    assert held == ([10] if len(found) == len(units) == 1 else [6, 4])
 
 
 def test_only_groups_of_rows_that_may_be_asked_for_are_read(tmp_path):

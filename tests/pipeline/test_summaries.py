@@ -17,6 +17,7 @@ from strata.protocol.lake import (
     decode_summary,
     encode,
     encode_summary,
+    manifests_of_day,
     seal,
     summarise,
 )
@@ -128,6 +129,8 @@ def test_summaries_that_do_not_fit_are_left_aside_and_told_of_and_made_again(ori
         assert opened.chain.sealed == []
         told = opened.chain.summary_faults()
         assert len(told) == 1 and "compact writes it again" in told[0][1]
+        opened.chain.prove()
+        assert opened.chain.summary_faults() == told and len(opened.chain.sealed) == 3
         with Lake.replace(lake) as again:
             assert again.chain.seal() == 3
         assert len(Lake.open(lake).chain.sealed) == 3
@@ -139,6 +142,28 @@ def test_an_audit_names_a_summary_that_is_not_what_the_manifests_say(lake):
     audited = Audited()
     _check_names(Lake.open(lake), [], audited)
     assert audited.counts == {"file: summary": 1} and audited.findings[0].file == str(path)
+
+
+def test_a_chain_is_proven_a_day_at_a_time_whatever_its_summaries_say(original, lake, read):
+    whole = Lake.open(original)
+    for path in (lake, original):
+        opened = Lake.open(path)
+        read.clear()
+        opened.chain.prove()
+        assert len([name for name in read if name[0].isdigit()]) == 10 and opened.tip == whole.tip
+        assert [one.batches for one in opened.chain.sealed] == [3, 3, 3]
+        assert opened.chain.sealed == Lake.open(lake).chain.sealed
+        assert opened.days() == whole.days() and opened.chain.summary_faults() == []
+        read.clear()
+        assert [opened.chain.of_day(day) for day in whole.days()] == [
+            manifests_of_day(whole.manifests, day) for day in whole.days()
+        ]
+        assert len(read) == 9  # the last day's manifests are at hand
+        told = [(opened.rows_of(day), opened.chain.quarantined_of(day)) for day in whole.days()]
+        assert told == [(whole.rows_of(day), whole.chain.quarantined_of(day)) for day in whole.days()]
+    (lake / "_manifests" / manifest_name(4)).unlink()
+    with pytest.raises(LakeError, match="manifest 4 cannot be used: it is missing"):
+        Lake(lake).chain.prove()
 
 
 def test_a_forged_day_is_found_when_it_is_read_and_by_a_whole_reading(lake):
@@ -154,6 +179,8 @@ def test_a_forged_day_is_found_when_it_is_read_and_by_a_whole_reading(lake):
         again.chain.of_day(DAY)
     with pytest.raises(LakeError, match="does not follow manifest 1"):
         again.chain.load(whole=True)
+    with pytest.raises(LakeError, match="does not follow manifest 1"):
+        again.chain.prove()
     path.unlink()
     with pytest.raises(LakeError, match="cannot be read"):
         again.chain.of_day(DAY)

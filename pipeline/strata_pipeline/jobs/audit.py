@@ -18,16 +18,18 @@ from typing import Any
 
 import msgspec
 import pyarrow as pa
+import pyarrow.compute as pc
 from pyspark import StorageLevel
 from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql import functions as F
 from strata.protocol.keys import IDENTITY_TYPES
-from strata.protocol.lake import GENESIS, Manifest, StoredObject
+from strata.protocol.lake import GENESIS, Erasure, Manifest, StoredObject
+from strata.protocol.tombstones import Tombstone
 
 from strata_pipeline.datasets import Packets, Quarantine
 from strata_pipeline.errors import LakeError, PipelineError, UsageError, log_too_short
 from strata_pipeline.jobs.failures import translate_failures
-from strata_pipeline.lake.checking import Unit, batches_faults, chunks, places_faults
+from strata_pipeline.lake.checking import Piece, Unit, batches_faults, pieces, places_faults
 from strata_pipeline.lake.contents import parquet_files, read_rows
 from strata_pipeline.lake.faults import About, Fault
 from strata_pipeline.lake.kinds import kind_of
@@ -42,7 +44,7 @@ __all__ = ["Audited", "Finding", "audit"]
 
 _PORTION = 50_000
 _LISTED = 1000
-"""At most this many findings of a kind are listed; all are counted."""
+"""At most this many findings of a kind are listed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,10 +93,14 @@ class Audited:
         return not self.counts
 
     def found(self, counts: Counter[str], listed: list[Finding]) -> None:
-        """Add findings."""
+        """Add findings; of those in `listed` as many as may be listed of their kind."""
+        free = {name: _LISTED - self.counts.get(name, 0) for name in counts}
         for name, count in counts.items():
             self.counts[name] = self.counts.get(name, 0) + count
-        self.findings += listed
+        for one in listed:
+            free[f"{one.about}: {one.reason}"] -= 1
+            if free[f"{one.about}: {one.reason}"] >= 0:
+                self.findings.append(one)
 
 
 def audit(
@@ -116,21 +122,31 @@ def audit(
     """
     lake = open_lake(path)
     if since == GENESIS:
-        lake.chain.load(whole=True)  # the summaries are to be checked, and not to be believed
-    gained = lake.chain.after(since)
+        lake.chain.prove()  # the summaries are to be checked, and not to be believed
+        audited, days = _whole(lake), lake.days()
+    else:
+        gained = lake.erasures.told(lake.chain.after(since))
+        audited, days = _gained(lake, gained), sorted({manifest.span.day for manifest in gained})
     with lake.held():
-        return _audit(spark, lake, lake.erasures.told(gained), url, bootstrap, progress)
+        return _audit(spark, lake, days, audited, url, bootstrap, progress)
 
 
-def _audit(
-    spark: SparkSession,
-    lake: AnyLake,
-    gained: list[Manifest],
-    url: str | None,
-    bootstrap: Path | None,
-    progress: Callable[[str, Audited], None],
-) -> Audited:
-    audited = Audited(
+def _whole(lake: AnyLake) -> Audited:
+    """What an audit of all batches is about. No list of them: after years there are millions."""
+    days = lake.days()
+    erased = sum(record.erased for record in lake.erasures.records)
+    return Audited(
+        batches=lake.chain.end.number,
+        packets=sum(map(lake.rows_of, days)),
+        quarantined=sum(map(lake.chain.quarantined_of, days)) + erased,
+        reached=lake.reached,
+        tip=lake.tip,
+    )
+
+
+def _gained(lake: AnyLake, gained: list[Manifest]) -> Audited:
+    """What an audit of these batches is about."""
+    return Audited(
         batches=len(gained),
         packets=sum(manifest.packets for manifest in gained),
         quarantined=sum(manifest.quarantined for manifest in gained),
@@ -138,8 +154,19 @@ def _audit(
         reached=lake.reached,
         tip=lake.tip,
     )
+
+
+def _audit(
+    spark: SparkSession,
+    lake: AnyLake,
+    days: list[int],
+    audited: Audited,
+    url: str | None,
+    bootstrap: Path | None,
+    progress: Callable[[str, Audited], None],
+) -> Audited:
     with planned(spark, audited.packets + audited.quarantined):
-        _look(spark, lake, gained, audited, url, bootstrap, progress)
+        _look(spark, lake, days, audited, url, bootstrap, progress)
     progress("done", audited)
     return audited
 
@@ -147,14 +174,13 @@ def _audit(
 def _look(
     spark: SparkSession,
     lake: AnyLake,
-    gained: list[Manifest],
+    days: list[int],
     audited: Audited,
     url: str | None,
     bootstrap: Path | None,
     progress: Callable[[str, Audited], None],
 ) -> None:
     progress("batches", audited)
-    days = sorted({manifest.span.day for manifest in gained})
     _check_batches(spark, lake, days, audited)
     _check_names(lake, days, audited)
     _check_erasures(lake, audited)
@@ -208,12 +234,13 @@ def _check_batches(spark: SparkSession, lake: AnyLake, days: list[int], audited:
         _add([*known, *(Fault(*fault) for fault in found)], audited)
 
 
-_Work = tuple[bytes, list[str], list[str], bytes, bool]
+_Work = tuple[bytes, list[str], list[str], bytes, int, int]
 _WORK_DDL = (
-    "manifests binary, packets array<string>, quarantine array<string>, objects binary, is_first boolean"
+    "manifests binary, packets array<string>, quarantine array<string>, objects binary, first bigint, "
+    "last bigint"
 )
 """Manifests, folders of packets, folders of quarantined rows, the objects that make them (in a bucket), and
-whether to look for what is too much."""
+the sequences among which to look for what is too much: work is a piece of a unit, and never a whole day."""
 _FAULTS_DDL = (
     "about string, reason string, detail string, sequence bigint, packet_id binary, file string, row bigint"
 )
@@ -241,9 +268,13 @@ def _portions(lake: AnyLake, days: list[int], after: int) -> Iterator[tuple[list
         for unit in units:
             folders = [str(one) for one in unit.packets], [str(one) for one in unit.quarantine]
             objects = msgspec.json.encode(unit.objects)
-            pieces = list(chunks(one for one in unit.manifests if one.up_to > after))
-            work += [(msgspec.json.encode(piece), *folders, objects, piece is pieces[0]) for piece in pieces]
-            batches += sum(map(len, pieces))
+            if unit.manifests[-1].up_to <= after:
+                continue
+            for manifests, first, last in pieces(unit.manifests):
+                # Of a compacted day, earlier batches lie in the files of new ones.
+                new = [one for one in manifests if one.up_to > after]
+                work.append((msgspec.json.encode(new), *folders, objects, first, last))
+            batches += len(unit.manifests)
             if batches >= _PORTION:
                 yield work, faults
                 work, faults, batches = [], [], 0
@@ -260,9 +291,10 @@ def _faults(rows: Iterator[pa.RecordBatch], shelf: Shelf) -> Iterator[pa.RecordB
                 packets, quarantine = (
                     [folder / name for name in work[root]] for root in ("packets", "quarantine")
                 )
-                faults += batches_faults(manifests, packets, quarantine)
-                if work["is_first"]:
-                    faults += places_faults(Unit(manifests, packets, quarantine))
+                if manifests:
+                    faults += batches_faults(manifests, packets, quarantine)
+                piece = Piece(manifests, work["first"], work["last"])
+                faults += places_faults(Unit(manifests, packets, quarantine), piece)
                 told = [shelf.told(fault, folder)._asdict() for fault in faults]
             if told:
                 yield pa.RecordBatch.from_pylist(told, schema=_FAULTS)
@@ -292,30 +324,44 @@ def _check_names(lake: AnyLake, days: list[int], audited: Audited) -> None:
 
 
 def _check_erasures(lake: AnyLake, audited: Audited) -> None:
-    """Each tombstone holds and has a row of which only the place is left."""
-    found: list[Finding] = []
+    """Each tombstone holds and has a row of which only the place is left. Those of a day are in memory."""
+    by_day: dict[int, list[Erasure]] = {}
     for record in lake.erasures.records:
         audited.erased += record.erased
-        try:
-            left = {one.sequence: one for one in lake.erasures.tombstones(record)}
-        except LakeError as error:
-            found.append(Finding("erasure", "tombstones", detail=str(error)))
-            continue
-        columns = ["sequence", "received_at", "packet_id", "author_id", "body", "annotation"]
-        with lake.at_hand(lake.chain.of_day(record.day), "quarantine") as layout:
-            folders = layout.folders_of_day(layout.quarantine, record.day)
-            for _, _, rows in read_rows(parquet_files(folders), columns):
-                for row in rows.to_pylist():
-                    tombstone = left.get(row["sequence"])
-                    place = row["received_at"], f"0x{(row['packet_id'] or b'').hex()}"
-                    is_empty = not (row["body"] or row["author_id"] or row["annotation"])
-                    if tombstone and is_empty and place == (tombstone.received_at, tombstone.packet_id):
-                        del left[row["sequence"]]
+        by_day.setdefault(record.day, []).append(record)
+    for day, records in by_day.items():
+        found: list[Finding] = []
+        left: dict[int, Tombstone] = {}
+        for record in records:
+            try:
+                left |= {one.sequence: one for one in lake.erasures.tombstones(record)}
+            except LakeError as error:
+                found.append(Finding("erasure", "tombstones", detail=str(error)))
+        for row in _rows_at(lake, day, sorted(left)):
+            tombstone = left[row["sequence"]]
+            place = row["received_at"], f"0x{(row['packet_id'] or b'').hex()}"
+            is_empty = not (row["body"] or row["author_id"] or row["annotation"])
+            if is_empty and place == (tombstone.received_at, tombstone.packet_id):
+                del left[row["sequence"]]
         found += [
             Finding("erasure", "row", sequence, one.packet_id, "there is no empty row for this tombstone")
             for sequence, one in left.items()
         ]
-    audited.found(Counter(f"{one.about}: {one.reason}" for one in found), found[:_LISTED])
+        audited.found(Counter(f"{one.about}: {one.reason}" for one in found), found)
+
+
+def _rows_at(lake: AnyLake, day: int, sequences: list[int]) -> Iterator[dict[str, Any]]:
+    """The quarantined rows of a day at these places, the first at each; the files are read once."""
+    columns = ["sequence", "received_at", "packet_id", "author_id", "body", "annotation"]
+    wanted = set(sequences)
+    with lake.at_hand(lake.chain.of_day(day), "quarantine") as layout:
+        folders = layout.folders_of_day(layout.quarantine, day)
+        for _, _, rows in read_rows(parquet_files(folders), columns):
+            is_wanted = pc.is_in(rows.column("sequence"), pa.array(sequences, pa.int64()))
+            for row in rows.filter(is_wanted).to_pylist():
+                if row["sequence"] in wanted:
+                    wanted.remove(row["sequence"])
+                    yield row
 
 
 def _compare(

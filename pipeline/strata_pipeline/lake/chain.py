@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
-from itertools import count, zip_longest
+from itertools import count, groupby, zip_longest
 
 from strata.protocol.lake import (
     GENESIS,
@@ -52,6 +52,7 @@ class Chain:
         self.end = ChainEnd()
         self._opened: list[Manifest] = []  # those after the sealed days
         self._whole: list[Manifest] | None = None
+        self._is_proven = False
 
     def load(self, *, whole: bool = False) -> None:
         """Read what opening takes, and check it; with `whole`, all manifests and no summary.
@@ -71,6 +72,23 @@ class Chain:
             if not self._records.names(SUMMARIES):
                 raise
             self.load(whole=True)
+
+    def prove(self) -> None:
+        """Read all manifests, a day at a time, and check them; their own summaries take the place of the
+        stored ones, which are not believed (`summary_faults` compares them). For readers only.
+
+        Raises `LakeError`.
+        """
+        names = [name for name in self._records.names() if _MANIFEST.fullmatch(name)]
+        sealed: list[DaySummary] = []
+        end, last = ChainEnd(), list[Manifest]()
+        for _, group in groupby(self._stream(names), key=lambda manifest: day_of(manifest.up_to)):
+            if last:
+                sealed.append(summarise(last, sealed[-1].hash if sealed else GENESIS))
+            last = list(group)
+            end = check_chain(last, end)
+        self.end, self.sealed, self._opened, self._whole = end, sealed, last, None
+        self._is_proven = True
 
     def all(self) -> list[Manifest]:
         """All manifests. Raises `LakeError` where those of a sealed day are not what its summary says."""
@@ -115,6 +133,13 @@ class Chain:
         if summary is not None:
             return summary.packets
         return sum(manifest.packets for manifest in manifests_of_day(self._opened, day))
+
+    def quarantined_of(self, day: int) -> int:
+        """How many rows of a day were put aside."""
+        summary = self.summary_of(day)
+        if summary is not None:
+            return summary.quarantined
+        return sum(manifest.quarantined for manifest in manifests_of_day(self._opened, day))
 
     def backwards(self) -> Iterator[Manifest]:
         """The manifests, the last first."""
@@ -172,7 +197,7 @@ class Chain:
         Where summaries were used to open the lake, they fitted, and only a whole reading tells more.
         """
         stored = self.stored_summaries()
-        if self.sealed and len(stored) == len(self.sealed):
+        if self.sealed and len(stored) == len(self.sealed) and not self._is_proven:
             return []
         previous, days = GENESIS, self.days()
         for day, name in zip_longest(days, stored):
@@ -184,7 +209,8 @@ class Chain:
                 summary = decode_summary(self._records.read(f"{SUMMARIES}/{name}"), name)
             except (LakeError, OSError) as error:
                 return [(place, f"{error}; compact writes it again")]
-            if day is None or summary != summarise(self.of_day(day), previous):
+            told = self.summary_of(day) if day is not None and self._is_proven else None
+            if day is None or summary != (told or summarise(self.of_day(day), previous)):
                 return [(place, why)]
             previous = summary.hash
         return []
@@ -229,9 +255,13 @@ class Chain:
         return self._read([name for name in self._records.names() if _MANIFEST.fullmatch(name)])
 
     def _read(self, names: Sequence[str]) -> list[Manifest]:
+        return list(self._stream(names))
+
+    def _stream(self, names: Sequence[str]) -> Iterator[Manifest]:
         texts = self._records.read_all(names)
         try:
-            return [decode(text, name) for text, name in zip(texts, names, strict=True)]
+            for text, name in zip(texts, names, strict=True):
+                yield decode(text, name)
         except OSError as error:
             raise LakeError(f"the lake's manifests cannot be read: {error}") from None
 

@@ -15,16 +15,26 @@ import numpy as np
 import pyarrow as pa
 from strata.protocol.lake import Manifest, Span, StoredObject
 
-from strata_pipeline.lake.contents import Contents, parquet_files, read_rows
+from strata_pipeline.lake.contents import Contents, Rows, parquet_files, read_rows
 from strata_pipeline.lake.faults import Fault
 from strata_pipeline.lake.kinds import kind_of
 from strata_pipeline.lake.layout import LakeLayout, span_of
 from strata_pipeline.lake.rows import cut, digest_of, read_places
 
-__all__ = ["Unit", "batch_name", "batches_faults", "chunks", "places_faults", "units_of_day"]
+__all__ = [
+    "Piece",
+    "Unit",
+    "batch_name",
+    "batches_faults",
+    "chunks",
+    "pieces",
+    "places_faults",
+    "units_of_day",
+]
 
 _CHUNK_ROWS = 250_000
 _LISTED = 1_000
+_LEAST, _MOST = -(2**63), 2**63 - 1
 
 
 class Unit(NamedTuple):
@@ -35,6 +45,18 @@ class Unit(NamedTuple):
     quarantine: list[Path]
     objects: Sequence[StoredObject] = ()
     """In a bucket: the objects that make these folders."""
+
+
+class Piece(NamedTuple):
+    """Batches of a unit that follow each other, and all sequences that this piece alone answers for.
+
+    The first piece of a unit begins with the least number, and the last one ends with the greatest: a row
+    that belongs to no batch is in one of them.
+    """
+
+    manifests: list[Manifest]
+    first: int
+    last: int
 
 
 def batch_name(manifest: Manifest) -> str:
@@ -124,63 +146,92 @@ def _batch_fault(
     return None
 
 
-def places_faults(unit: Unit) -> list[Fault]:
-    """Rows that are in a folder and should not be there, or are there twice; files that are none."""
+def pieces(manifests: Iterable[Manifest]) -> Iterator[Piece]:
+    """The batches of a unit in pieces, so that no task looks at a whole day; all sequences are in one."""
+    found = list(chunks(manifests))
+    first = _LEAST
+    for number, chunk in enumerate(found, 1):
+        last = chunk[-1].up_to if number < len(found) else _MOST
+        yield Piece(chunk, first, last)
+        first = last + 1
+
+
+def places_faults(unit: Unit, piece: Piece | None = None) -> list[Fault]:
+    """Rows that are in a folder and should not be there, or are there twice; files that are none.
+
+    Of a `piece` of the unit, or of all pieces one by one.
+    """
+    if piece is None:
+        return [fault for one in pieces(unit.manifests) for fault in places_faults(unit, one)][:_LISTED]
     faults: list[Fault] = []
-    seen: list[tuple[Path, np.ndarray[tuple[int], np.dtype[np.int64]]]] = []
+    seen: list[_Places] = []
     for folder in (*unit.packets, *unit.quarantine):
         columns = ["sequence", "packet_id", *(["content_type"] if folder in unit.packets else [])]
         for path in parquet_files([folder]):
-            places = []
             try:
-                for _, first, rows in read_rows([path], columns):
-                    faults += _misplaced(path, first, rows, folder)
-                    places.append(rows.column("sequence").to_numpy(zero_copy_only=False))
+                for rows in read_rows([path], columns, Span(piece.first - 1, piece.last)):
+                    places = _Places.of(rows, piece)
+                    faults += _misplaced(rows, places, folder)
+                    seen.append(places)
             except (OSError, ValueError) as error:
-                faults.append(Fault("batch", "unreadable", str(error), file=str(path)))
-            if places:
-                seen.append((path, np.concatenate(places)))
+                if piece.first == _LEAST:  # told once
+                    faults.append(Fault("batch", "unreadable", str(error), file=str(path)))
     return [*faults, *_doubled(seen)][:_LISTED]
 
 
-def _misplaced(path: Path, first: int, rows: pa.RecordBatch, folder: Path) -> Iterator[Fault]:
-    sequences = rows.column("sequence").to_numpy(zero_copy_only=False)
+class _Places(NamedTuple):
+    """Sequences of a file, and the numbers of their rows in it."""
+
+    path: Path
+    sequences: np.ndarray[tuple[int], np.dtype[np.int64]]
+    rows: np.ndarray[tuple[int], np.dtype[np.int64]]
+
+    @classmethod
+    def of(cls, rows: Rows, piece: Piece) -> _Places:
+        """Those of a piece."""
+        sequences = rows.columns.column("sequence").to_numpy(zero_copy_only=False)
+        within = np.flatnonzero((sequences >= piece.first) & (sequences <= piece.last))
+        return cls(rows.file, sequences[within], rows.first + within)
+
+
+def _misplaced(rows: Rows, places: _Places, folder: Path) -> Iterator[Fault]:
     span = span_of(folder)
-    wrong = (sequences <= span.after) | (sequences > span.up_to)
+    wrong = (places.sequences <= span.after) | (places.sequences > span.up_to)
     why = f"its sequence is none of those of {folder.name}"
-    for row in np.flatnonzero(wrong)[:_LISTED].tolist():
-        yield _row_fault("outside", why, path, first, rows, row)
-    kind = next((name.removeprefix("kind=") for name in path.parts if name.startswith("kind=")), None)
-    if "content_type" not in rows.schema.names:
+    for row in places.rows[wrong][:_LISTED].tolist():
+        yield _row_fault("outside", why, rows, row)
+    kind = next((name.removeprefix("kind=") for name in rows.file.parts if name.startswith("kind=")), None)
+    if "content_type" not in rows.columns.schema.names:
         return
-    told = rows.column("content_type").dictionary_encode()
+    told = rows.columns.column("content_type").dictionary_encode()
     others = [
         n for n, name in enumerate(told.dictionary.to_pylist()) if name is None or kind_of(name) != kind
     ]
     if others:
-        indices = told.indices.to_numpy(zero_copy_only=False)
-        for row in np.flatnonzero(np.isin(indices, others))[:_LISTED].tolist():
-            yield _row_fault("misplaced", f"its content type belongs elsewhere than in kind={kind}", path,
-                             first, rows, row)  # fmt: skip
+        indices = told.indices.to_numpy(zero_copy_only=False)[places.rows - rows.first]
+        for row in places.rows[np.isin(indices, others)][:_LISTED].tolist():
+            why = f"its content type belongs elsewhere than in kind={kind}"
+            yield _row_fault("misplaced", why, rows, row)
 
 
-def _doubled(seen: list[tuple[Path, np.ndarray[tuple[int], np.dtype[np.int64]]]]) -> Iterator[Fault]:
+def _doubled(seen: list[_Places]) -> Iterator[Fault]:
     if not seen:
         return
-    found, counts = np.unique(np.concatenate([places for _, places in seen]), return_counts=True)
+    found, counts = np.unique(np.concatenate([places.sequences for places in seen]), return_counts=True)
     doubles = found[counts > 1][:_LISTED]
     if not len(doubles):
         return
     told: set[int] = set()
-    for path, places in seen:
-        for row in np.flatnonzero(np.isin(places, doubles)).tolist():
-            sequence = int(places[row])
+    for path, sequences, rows in seen:
+        for place in np.flatnonzero(np.isin(sequences, doubles)).tolist():
+            sequence = int(sequences[place])
             if sequence in told:
                 why = "another row has the same sequence"
-                yield Fault("row", "doubled", why, sequence, file=str(path), row=row)
+                yield Fault("row", "doubled", why, sequence, file=str(path), row=int(rows[place]))
             told.add(sequence)
 
 
-def _row_fault(reason: str, why: str, path: Path, first: int, rows: pa.RecordBatch, row: int) -> Fault:
-    sequence, packet_id = (rows.column(name)[row].as_py() for name in ("sequence", "packet_id"))
-    return Fault("row", reason, why, sequence, packet_id, str(path), first + row)
+def _row_fault(reason: str, why: str, rows: Rows, row: int) -> Fault:
+    place = row - rows.first
+    sequence, packet_id = (rows.columns.column(name)[place].as_py() for name in ("sequence", "packet_id"))
+    return Fault("row", reason, why, sequence, packet_id, str(rows.file), row)

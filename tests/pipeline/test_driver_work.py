@@ -4,15 +4,20 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import msgspec
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
-from strata.protocol.lake import manifests_of_day
+from strata.protocol.lake import day_text, manifests_of_day
 from strata_pipeline.errors import LakeError
-from strata_pipeline.lake import batches
+from strata_pipeline.jobs.audit import _faults, _portions
+from strata_pipeline.lake import batches, checking
 from strata_pipeline.lake.batches import Batch
+from strata_pipeline.lake.generations import replace_day, staged_day
 from strata_pipeline.lake.lake import Lake
 from strata_pipeline.lake.rows import read_places
 
-from tests.support.toy_lakes import DAY, files_below, place, write_batch
+from tests.support.toy_lakes import DAY, compacted, files_below, place, rows_table, write_batch
 
 
 @pytest.fixture
@@ -70,3 +75,24 @@ def test_the_manifests_of_a_day_are_found_without_looking_at_the_others(lake):
     assert [one.number for one in manifests_of_day(chain, DAY)] == list(range(1, 13))
     assert manifests_of_day(chain, DAY - 7) == manifests_of_day(chain, DAY + 7) == []
     assert chain.looks <= 6 * 5
+
+
+@pytest.mark.parametrize("is_sound", [True, False])
+def test_of_a_day_that_was_compacted_since_the_new_batches_are_read_and_the_places_of_all(
+    lake, monkeypatch, is_sound
+):
+    target = staged_day(lake, DAY)
+    compacted(lake, DAY, target)
+    replace_day(lake, DAY, target, 0)
+    monkeypatch.setattr(checking, "_CHUNK_ROWS", 9)
+    if not is_sound:
+        [path] = (lake.packets / f"day={day_text(DAY)}").rglob("kind=NOTE/*.parquet")
+        twice = [pq.ParquetFile(path).read(), rows_table([place(2)], kind="NOTE")]
+        pq.write_table(pa.concat_tables(twice), path)
+    [(work, faults)] = _portions(lake, [DAY], place(18))
+    assert faults == [] and [len(msgspec.json.decode(one[0])) for one in work] == [0, 0, 3, 3]
+    names = ("manifests", "packets", "quarantine", "objects", "first", "last")
+    asked = pa.RecordBatch.from_pylist([dict(zip(names, one, strict=True)) for one in work])
+    found = [fault for some in _faults(iter([asked]), lake.shelf) for fault in some.to_pylist()]
+    wanted = [] if is_sound else [("doubled", place(2))]
+    assert [(one["reason"], one["sequence"]) for one in found] == wanted

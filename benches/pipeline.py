@@ -1,8 +1,9 @@
 """`make bench-pipeline`: the source beside JDBC and COPY, the archive, the audit beside a plain process pool,
-one worker of a cluster beside two, and what memory does from 10⁵ to 10⁷ rows. Needs Java, and about 12 GB of
-disk for the largest log.
+one worker of a cluster beside two, what memory does from 10⁵ to 10⁷ rows, and a whole synthetic day. Needs
+Java, and about 12 GB of disk for the largest log.
 
     python -m benches.pipeline [--json] [--rows 1000000] [--most 10000000] [--folder DIR] [source archive …]
+    python -m benches.pipeline day --rows 100000000 --folder DIR
 
 Every figure is taken beside its peer in the same run, on the same log. JDBC needs PostgreSQL's driver
 (`--jdbc-jar`, default /usr/share/java/postgresql.jar, Debian's libpostgresql-jdbc-java); without it that line
@@ -20,7 +21,6 @@ import shutil
 import statistics
 import sys
 import tempfile
-import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -29,7 +29,6 @@ from multiprocessing import get_context
 from pathlib import Path
 
 import asyncpg
-import psutil
 import pyarrow as pa
 import pyarrow.dataset as pads
 from pyspark.sql import DataFrame, DataFrameReader, SparkSession
@@ -40,15 +39,14 @@ from strata_pipeline.lake.lake import Lake
 from strata_pipeline.session import open_session
 from strata_pipeline.transforms.signatures import Keys, packet_fault
 
-from benches import pipeline_cluster
+from benches import pipeline_cluster, pipeline_day
+from benches.job_memory import run
 from benches.measures import Measure, as_json, print_table
-from benches.pipeline_log import fill
-from relayd.postgres import EmbeddedPostgres
-from relayd.store.migrate import migrate
+from benches.pipeline_log import empty_log, fill
 
 __all__ = ["NAMES", "main"]
 
-NAMES = ("source", "archive", "audit", "cluster", "memory")
+NAMES = ("source", "archive", "audit", "cluster", "memory", "day")
 
 _ROUNDS = 3
 _SLICE = 2000
@@ -63,7 +61,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """The program; 1 where a target is missed."""
     parser = argparse.ArgumentParser(prog="benches.pipeline", description=__doc__)
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"{', '.join(NAMES)}; all by default")
-    parser.add_argument("--rows", type=int, default=1_000_000, help="packets in the log (source, archive)")
+    parser.add_argument(
+        "--rows", type=int, default=1_000_000, help="packets in the log (source, archive, day)"
+    )
     parser.add_argument("--signatures", type=int, default=500_000, help="packets with signatures (audit)")
     parser.add_argument("--most", type=int, default=10_000_000, help="packets in the largest log (memory)")
     parser.add_argument(
@@ -75,6 +75,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     names = chosen.names or list(NAMES)
     if unknown := sorted(set(names) - set(NAMES)):
         parser.error(f"no benchmark {', '.join(unknown)}")
+    if "day" in names:
+        pipeline_day.check_space(chosen.folder or Path(tempfile.gettempdir()), chosen.rows)
     measures: list[Measure] = []
     with tempfile.TemporaryDirectory(dir=chosen.folder, prefix="bench-pipeline-") as temporary:
         folder = Path(temporary)
@@ -92,6 +94,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             measures += pipeline_cluster.measure(pipeline_cluster.PACKETS, _say)
         if "memory" in names:
             measures += _memory(chosen.most, folder)
+        if "day" in names:
+            measures += pipeline_day.measure(chosen.rows, folder, _say)
     if chosen.json:
         print(json.dumps({"measures": as_json(measures)}))
     else:
@@ -107,24 +111,10 @@ def _say(text: str) -> None:
 def _log(folder: Path, rows: int, *, signed: bool) -> Iterator[tuple[str, str]]:
     """A relay's database with that many packets: its URLs over the socket and over TCP."""
     _say(f"a log of {rows:,} packets")
-    with asyncio.Runner() as runner:
-        server = EmbeddedPostgres(folder, tcp_port=_free_port())
-        runner.run(server.__aenter__())
-        try:
-            runner.run(migrate(server.url))
-            fill(server.url, rows, signed=signed)
-            yield server.url, server.tcp_url
-        finally:
-            runner.run(server.__aexit__(None, None, None))
+    with empty_log(folder) as server:
+        fill(server.url, rows, signed=signed)
+        yield server.url, server.tcp_url
     shutil.rmtree(folder, ignore_errors=True)
-
-
-def _free_port() -> int:
-    import socket
-
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def _rate(rows: int, action: Callable[[], object], rounds: int = _ROUNDS) -> tuple[float, list[float]]:
@@ -244,14 +234,14 @@ def _audit(url: str, rows: int, lake: Path) -> list[Measure]:
         archive(spark, url, lake)
         steps: list[tuple[str, float]] = []
 
-        def run() -> None:
+        def look() -> None:
             steps.clear()
             audited = audit(spark, lake, progress=lambda step, _: steps.append((step, time.perf_counter())))
             assert audited.holds, audited.counts
 
         rates = []
         for number in range(_ROUNDS + 1):
-            run()
+            look()
             times = dict(steps)
             if number:
                 rates.append(rows / (times["doubles"] - times["packets"]))
@@ -310,12 +300,11 @@ def _memory(most: int, folder: Path) -> list[Measure]:
     while rows <= most:
         with _log(folder / f"log{rows}", rows, signed=False) as (url, _):
             for heap in _HEAPS:
-                started = time.perf_counter()
                 command = [sys.executable, "-m", "strata_pipeline", "archive", "--database-url", url]
                 command += ["--lake", str(folder / "lake"), "--master", "local[2]"]
-                peaks[heap][rows] = _peak_mb([*command, "--conf", f"spark.driver.memory={heap}"])
-                seconds = time.perf_counter() - started
-                _say(f"memory: {rows:,} packets, heap {heap}: {peaks[heap][rows]:,.0f} MB, {seconds:,.0f} s")
+                ran = run([*command, "--conf", f"spark.driver.memory={heap}"])
+                peaks[heap][rows] = ran.peak_mb
+                _say(f"memory: {rows:,} packets, heap {heap}: {ran.peak_mb:,.0f} MB, {ran.seconds:,.0f} s")
                 shutil.rmtree(folder / "lake")
         rows *= 10
     return [
@@ -330,42 +319,6 @@ def _memory(most: int, folder: Path) -> list[Measure]:
         for heap, found in peaks.items()
         for rows, peak in found.items()
     ]
-
-
-def _peak_mb(command: list[str]) -> float:
-    import subprocess
-
-    process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
-    peak = 0.0
-    done = threading.Event()
-
-    def watch() -> None:
-        nonlocal peak
-        root = psutil.Process(process.pid)
-        while not done.wait(0.25):
-            try:
-                family = [root, *root.children(recursive=True)]
-                peak = max(peak, sum(_private(one) for one in family) / 2**20)
-            except psutil.NoSuchProcess:
-                continue
-
-    watcher = threading.Thread(target=watch)
-    watcher.start()
-    try:
-        if process.wait() != 0:
-            raise SystemExit("archive failed; see above")
-    finally:
-        done.set()
-        watcher.join()
-    return peak
-
-
-def _private(process: psutil.Process) -> int:
-    """What a process has for itself: what forks share counts once, for none of them."""
-    try:
-        return int(process.memory_full_info().uss)
-    except psutil.Error:
-        return 0
 
 
 if __name__ == "__main__":

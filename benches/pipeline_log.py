@@ -3,39 +3,88 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import itertools
 import os
+import random
+import socket
 import time
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 
 import asyncpg
 from blake3 import blake3
 from strata.protocol import canonical, packets
 from strata.protocol.ids import Identity
 
-__all__ = ["fill"]
+from relayd.postgres import EmbeddedPostgres
+from relayd.store.migrate import migrate
+
+__all__ = ["Made", "append", "empty_log", "fill"]
 
 _CHUNK = 5_000
-_AUTHORS = 200
 _TYPES = ("POST", "REACTION", "/bench/1/room/proto", "NOTE")
 _COLUMNS = ("sequence", "received_at", "timestamp", "packet_id", "author_id", "content_type", "body")
+_WORDS = 2_000
+_COPIED, _COPIES = 40, 20
+"""Of varied texts one in forty repeats one of twenty."""
 
-_Row = tuple[bytes, bytes, bytes, bytes]
+_Row = tuple[int, int, bytes, bytes, bytes, bytes]
+
+
+@dataclass(frozen=True, slots=True)
+class Made:
+    """Which packets a log gets. Their ids are right."""
+
+    rows: int
+    signed: bool
+    """Else the signatures are random digits: who does not look at signatures cannot tell, and signing takes
+    most of the time."""
+    at: int
+    """Unix seconds at which the first is received."""
+    seconds: int = 0
+    """The last one is received so much later, on the same day."""
+    first: int = 0
+    """The number of the first packet; a packet of another number is another packet."""
+    authors: int = 200
+    varied: bool = False
+    """A few authors write most, and texts differ; else authors take turns and texts are nearly the same."""
+
+
+@contextmanager
+def empty_log(folder: Path) -> Iterator[EmbeddedPostgres]:
+    """A server with the migrated database of a relay, while the block runs."""
+    with asyncio.Runner() as runner:
+        server = EmbeddedPostgres(folder, tcp_port=_free_port())
+        runner.run(server.__aenter__())
+        try:
+            runner.run(migrate(server.url))
+            yield server
+        finally:
+            runner.run(server.__aexit__(None, None, None))
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
 
 
 def fill(url: str, rows: int, *, signed: bool) -> None:
-    """Put that many packets of today into an empty, migrated log, as relay_append would number them.
+    """Put that many packets of this second into a log that has none of today."""
+    append(url, Made(rows, signed, int(time.time())))
 
-    Their ids are right. Their signatures are random digits unless `signed`: who does not look at signatures
-    cannot tell, and signing takes most of the time.
-    """
-    now = int(time.time())
+
+def append(url: str, made: Made) -> None:
+    """Put packets into a log that has none of their day nor of a later one, as relay_append would number
+    them."""
     with ProcessPoolExecutor(os.cpu_count()) as pool:
-        work = (range(start, min(start + _CHUNK, rows)) for start in range(0, rows, _CHUNK))
-        made = _in_order(pool, partial(_make, now=now, signed=signed), work)
-        asyncio.run(_copy(url, made, now))
+        work = (range(start, min(start + _CHUNK, made.rows)) for start in range(0, made.rows, _CHUNK))
+        asyncio.run(_copy(url, _in_order(pool, partial(_make, made=made), work), made.at // 86_400))
 
 
 def _in_order(
@@ -48,48 +97,69 @@ def _in_order(
         waiting += [pool.submit(make, numbers) for numbers in itertools.islice(work, 1)]
 
 
-def _make(numbers: range, *, now: int, signed: bool) -> list[_Row]:
-    rows = []
-    for number in numbers:
-        author = Identity(blake3(b"bench author %d" % (number % _AUTHORS)).digest())
-        content = {"type": _TYPES[number % len(_TYPES)], "text": f"packet {number} {'lorem ipsum ' * 12}"}
-        if signed:
-            packet = packets.build(author, content, timestamp=now, nonce=str(number))
-            rows.append((packet.digest, author.did.encode(), content["type"].encode(), packet.canonical))
-            continue
-        members: dict[str, object] = {
-            "author_id": author.did,
-            "content": content,
-            "nonce": str(number),
-            "timestamp": now,
-            "version": 1,
-        }
-        digest = blake3(canonical.encode(members)).digest()
-        noise = blake3(digest).digest(length=64).hex()
-        members |= {"packet_id": f"0x{digest.hex()}", "signature": f"0x{noise}"}
-        rows.append((digest, author.did.encode(), content["type"].encode(), canonical.encode(members)))
-    return rows
+def _make(numbers: range, *, made: Made) -> list[_Row]:
+    return [_row(made.first + n, made.at + n * made.seconds // made.rows, made) for n in numbers]
 
 
-async def _copy(url: str, made: Iterator[list[_Row]], now: int) -> None:
+def _row(number: int, at: int, made: Made) -> _Row:
+    if made.varied:
+        chosen = random.Random(number)
+        who, text = int(made.authors * chosen.random() ** 3), _text(chosen)
+    else:
+        who, text = number % made.authors, f"packet {number} {'lorem ipsum ' * 12}"
+    author, did = _author(who)
+    kind = _TYPES[number % len(_TYPES)]
+    content = {"type": kind, "text": text}
+    if made.signed:
+        packet = packets.build(author, content, timestamp=at, nonce=str(number))
+        return at, at, packet.digest, did, kind.encode(), packet.canonical
+    members: dict[str, object] = {
+        "author_id": author.did,
+        "content": content,
+        "nonce": str(number),
+        "timestamp": at,
+        "version": 1,
+    }
+    digest = blake3(canonical.encode(members)).digest()
+    noise = blake3(digest).digest(length=64).hex()
+    members |= {"packet_id": f"0x{digest.hex()}", "signature": f"0x{noise}"}
+    return at, at, digest, did, kind.encode(), canonical.encode(members)
+
+
+@functools.lru_cache(maxsize=100_000)
+def _author(number: int) -> tuple[Identity, bytes]:
+    author = Identity(blake3(b"bench author %d" % number).digest())
+    return author, author.did.encode()
+
+
+def _text(chosen: random.Random) -> str:
+    if chosen.randrange(_COPIED) == 0:
+        chosen = random.Random(-1 - chosen.randrange(_COPIES))
+    return " ".join(chosen.choices(_vocabulary(), k=chosen.randrange(8, 36)))
+
+
+@functools.cache
+def _vocabulary() -> list[str]:
+    chosen = random.Random(0)
+    letters = "abcdefghijklmnopqrstuvwxyz"
+    return ["".join(chosen.choices(letters, k=chosen.randrange(2, 10))) for _ in range(_WORDS)]
+
+
+async def _copy(url: str, made: Iterator[list[_Row]], day: int) -> None:
     connection = await asyncpg.connect(url)
     try:
-        day = now // 86_400
         await connection.execute("SELECT relay_add_day($1)", day)
-        sequence = day << 32
+        sequence, received_at = day << 32, 0
         for chunk in made:
-            records = [
-                (sequence + n, now, now, digest, author, kind, body)
-                for n, (digest, author, kind, body) in enumerate(chunk, 1)
-            ]
+            records = [(sequence + place, *row) for place, row in enumerate(chunk, 1)]
             await connection.copy_records_to_table("packets", records=records, columns=_COLUMNS)
-            ids = [(record[3], record[0], now) for record in records]
+            ids = [(record[3], record[0], record[1]) for record in records]
             await connection.copy_records_to_table(
                 "packet_ids", records=ids, columns=("packet_id", "sequence", "received_at")
             )
-            sequence += len(chunk)
+            sequence, received_at = records[-1][0], records[-1][1]
         await connection.execute(
-            "UPDATE log_head SET last_sequence = $1, last_received_at = $2", sequence, now
+            "UPDATE log_head SET last_sequence = $1, last_received_at = $2", sequence, received_at
         )
         await connection.execute("ANALYZE packets")
     finally:

@@ -1,0 +1,73 @@
+"""What a command and all its children hold in memory at once, at most."""
+
+from __future__ import annotations
+
+import subprocess
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import psutil
+
+__all__ = ["Ran", "run"]
+
+_LOOK_SECONDS = 0.25
+
+
+@dataclass(slots=True)
+class Ran:
+    """A command that has ended well."""
+
+    told: str = ""
+    """Its standard output."""
+    seconds: float = 0.0
+    peak_mb: float = 0.0
+    """The most that all processes held together for themselves: what forks share counts for none of them."""
+    java_mb: float = 0.0
+    """The most that the JVM held, at whatever time."""
+    python_mb: float = 0.0
+    """The most that all others held."""
+
+
+def run(command: Sequence[str]) -> Ran:
+    """Run a command to its end. Raises `SystemExit` where it fails; it has said why on standard error."""
+    ran, done = Ran(), threading.Event()
+    started = time.perf_counter()
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    watcher = threading.Thread(target=_watch, args=(process.pid, done, ran))
+    watcher.start()
+    try:
+        ran.told, _ = process.communicate()
+    finally:
+        done.set()
+        watcher.join()
+    ran.seconds = time.perf_counter() - started
+    if process.returncode != 0:
+        raise SystemExit(f"{' '.join(command)} failed; see above")
+    return ran
+
+
+def _watch(pid: int, done: threading.Event, ran: Ran) -> None:
+    try:
+        root = psutil.Process(pid)
+        while not done.wait(_LOOK_SECONDS):
+            java = python = 0.0
+            for one in (root, *root.children(recursive=True)):
+                name, size = _private(one)
+                if name == "java":
+                    java += size
+                else:
+                    python += size
+            ran.peak_mb = max(ran.peak_mb, java + python)
+            ran.java_mb, ran.python_mb = max(ran.java_mb, java), max(ran.python_mb, python)
+    except psutil.NoSuchProcess:
+        return  # it has ended between two looks
+
+
+def _private(process: psutil.Process) -> tuple[str, float]:
+    """The name of a process and what it has for itself, in MB."""
+    try:
+        return process.name(), process.memory_full_info().uss / 2**20
+    except psutil.Error:
+        return "", 0.0

@@ -225,3 +225,17 @@ def test_a_store_that_ignores_conditions_or_lists_late_is_refused_before_it_is_u
     with pytest.raises(LakeError, match="there is no lake"):
         ObjectLake.open(place)
     assert list(object_server.store(place.rpartition("/")[2]).keys("")) == []
+
+
+def test_the_ends_of_finished_days_are_asked_for_together(object_server, place):
+    for day in range(DAY, DAY + 3):
+        put_batch(place, [1], day=day)
+    together = threading.Barrier(2)  # each of the two waits for the other
+
+    def waiting(asked: Asked) -> str | None:
+        if asked.method == "HEAD":
+            together.wait(60)
+        return None
+
+    object_server.before = waiting
+    assert len(ObjectLake.open(place).chain.sealed) == 2

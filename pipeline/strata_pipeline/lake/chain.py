@@ -226,9 +226,10 @@ class Chain:
             found = [decode_summary(text, name) for text, name in zip(texts, names, strict=True)]
         except OSError as error:
             raise LakeError(f"the lake's summaries cannot be read: {error}") from None
-        for summary in found:
-            # A chain that was cut off must not pass for a whole one, to which a writer may add.
-            if not self._records.exists(manifest_name(summary.end.number - 1)):
+        # A chain that was cut off must not pass for a whole one, to which a writer may add.
+        ends = self._records.all_exist(manifest_name(summary.end.number - 1) for summary in found)
+        for summary, is_there in zip(found, ends, strict=True):
+            if not is_there:
                 raise LakeError(f"the manifests of the lake's summary {summary.name} are missing")
         return found
 

@@ -120,6 +120,11 @@ class ObjectStore:
                 return False
             return True
 
+    def all_exist(self, names: Iterable[str]) -> Iterator[bool]:
+        """Whether there is an object of each name, in this order, several asked for at a time."""
+        with ThreadPoolExecutor(_AT_ONCE) as pool:
+            yield from pool.map(self.exists, names)
+
     def put(self, name: str, content: bytes) -> None:
         """Put an object, also in place of another."""
         with self._told(name):

@@ -26,8 +26,8 @@ class Records(Protocol):
     def names(self, folder: str = "") -> list[str]:
         """The names of what lies here, or in a folder here, in order."""
 
-    def exists(self, name: str) -> bool:
-        """Whether there is one."""
+    def all_exist(self, names: Iterable[str]) -> Iterator[bool]:
+        """Whether there is each, in this order."""
 
     def leading(self, names: Iterable[str]) -> list[str]:
         """Those of these names, in order, up to the first that is not there."""
@@ -61,14 +61,14 @@ class DiskRecords:
         path = self.folder / folder
         return sorted(one.name for one in path.iterdir()) if path.is_dir() else []
 
-    def exists(self, name: str) -> bool:
-        return (self.folder / name).exists()
+    def all_exist(self, names: Iterable[str]) -> Iterator[bool]:
+        return map(self._exists, names)
 
     def leading(self, names: Iterable[str]) -> list[str]:
-        return list(takewhile(self.exists, names))  # not listed: a folder of years has millions
+        return list(takewhile(self._exists, names))  # not listed: a folder of years has millions
 
     def has_any(self, names: Sequence[str]) -> bool:
-        return any(map(self.exists, names))
+        return any(map(self._exists, names))
 
     def read(self, name: str) -> bytes:
         return (self.folder / name).read_bytes()
@@ -85,6 +85,9 @@ class DiskRecords:
         for left in (self.folder / folder).glob("_*"):
             left.unlink()
 
+    def _exists(self, name: str) -> bool:
+        return (self.folder / name).exists()
+
 
 class ObjectRecords:
     """Those below a name in a bucket."""
@@ -99,8 +102,8 @@ class ObjectRecords:
     def names(self, folder: str = "") -> list[str]:
         return self._names(self._key(folder))
 
-    def exists(self, name: str) -> bool:
-        return self._store.exists(self._key(name))
+    def all_exist(self, names: Iterable[str]) -> Iterator[bool]:
+        return self._store.all_exist(map(self._key, names))
 
     def leading(self, names: Iterable[str]) -> list[str]:
         there: set[str] | None = None

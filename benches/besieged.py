@@ -26,7 +26,7 @@ from rich.table import Table
 from benches.attacks import ATTACKS, PROXIES, TLS_ATTACKS
 from benches.crowds import MANY, ONE, Crowd, CrowdReport, hostile_crowd
 from benches.daemon import RelayProcess
-from benches.honest import Honest, Service
+from benches.honest import PUBLISHERS, Honest, Service
 from benches.load import make_load
 from benches.measures import Progress
 from benches.peer import BenchError, Publisher, connect_peers
@@ -237,7 +237,7 @@ async def _gauges(relay: RelayProcess) -> dict[str, float]:
     return {name: float(value) for name, value in _GAUGE.findall(await asyncio.to_thread(fetch))}
 
 
-_HONEST: Final = {"connections": 9, "subscriptions": 1, "publish_queue": 8}
+_HONEST: Final = {"connections": PUBLISHERS + 1, "subscriptions": 1, "publish_queue": PUBLISHERS}
 """What the relay may hold for the honest."""
 
 

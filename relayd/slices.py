@@ -1,15 +1,19 @@
 """The turns of the event loop, kept short: what a crowd causes at once is done a slice at a time.
 
 A thousand sockets may send, or go, within one turn of the loop, and each costs little. So whatever peers
-cause asks here whether the turn has had its slice. What is left then waits in one line, first come, first
-served, and the loop looks after everything else in between.
+cause asks here whether the turn has had its slice. What is left then waits in one line, and the loop looks
+after everything else in between.
+
+In the line whoever has had little of the loop lately stands before those who have had much: each job has its
+place, the moment from which its payer owes nothing (`Quota.turn`), and the earliest goes first.
 """
 
 from __future__ import annotations
 
 import asyncio
+import heapq
+import itertools
 import time
-from collections import deque
 from collections.abc import Callable
 from typing import Final
 
@@ -17,7 +21,7 @@ from relayd.faults import Faults
 
 __all__ = ["SLICE_SECONDS", "Slices"]
 
-SLICE_SECONDS: Final = 0.004
+SLICE_SECONDS: Final = 0.001
 """A turn may hold this much, the piece of work that began last, and what is no peer's doing."""
 
 
@@ -28,7 +32,8 @@ class Slices:
         self._faults = faults or Faults()
         self.seconds = seconds
         self._until: float | None = None  # None: nothing has been done in this turn
-        self._waiting: deque[Callable[[], object]] = deque()
+        self._waiting: list[tuple[float, int, Callable[[], object]]] = []
+        self._numbers = itertools.count()
 
     def is_over(self) -> bool:
         """Whether this turn has had its slice: what can wait belongs into `later` now."""
@@ -38,14 +43,15 @@ class Slices:
             return False
         return now >= self._until
 
-    def later(self, job: Callable[[], object]) -> None:
-        """Call this in one of the next turns, after those that wait already.
+    def later(self, job: Callable[[], object], place: float | None = None) -> None:
+        """Call this in one of the next turns: after those that wait already, or at its place among them.
 
         It does a piece of its work, and comes here again where something is left.
         """
-        self._waiting.append(job)
+        now = time.monotonic()
+        heapq.heappush(self._waiting, (now if place is None else place, next(self._numbers), job))
         if self._until is None:
-            self._begin(time.monotonic())
+            self._begin(now)
 
     async def next(self) -> None:
         """Wait for one of the next turns, behind those that wait already. Cancelling it changes nothing."""
@@ -63,6 +69,6 @@ class Slices:
             if self.is_over():
                 return
             try:
-                self._waiting.popleft()()
+                heapq.heappop(self._waiting)[2]()
             except Exception as error:
                 self._faults.caught("background", error)

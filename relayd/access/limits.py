@@ -116,6 +116,10 @@ class Budget:
         """Whether all units are there."""
         return self._full_at <= now
 
+    def full_at(self, now: float) -> float:
+        """When all units will be there; now, if they are."""
+        return max(self._full_at, now)
+
     def excess(self, now: float) -> Excess:
         """What to tell a request that was refused now.
 
@@ -247,6 +251,14 @@ class Quota:
             if quota.parent is None:
                 return owed
             quota = quota.parent
+
+    def turn(self, now: float) -> float:
+        """Where this holder's work stands among that of others; the lowest goes first.
+
+        That is now, or the moment when what it has had of the loop will have come back: so nobody is put off
+        for longer than that takes.
+        """
+        return max([now, *(quota.loop.full_at(now) for quota in self.line if quota.loop is not None)])
 
     def is_full(self, now: float) -> bool:
         """Whether every budget is full, so that the quota can be forgotten."""

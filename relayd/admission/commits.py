@@ -15,6 +15,7 @@ from relayd import failpoints
 from relayd.admission.pipeline import Admission, PublishRequest
 from relayd.faults import Faults
 from relayd.feed.tail import Tail
+from relayd.identity.directory import DECISIVE_TYPES
 from relayd.metrics import Metrics
 from relayd.store.types import Appended, Disposition, LogEntry, NewPacket, Outcome
 
@@ -57,7 +58,9 @@ class Commits:
         entries: list[LogEntry] = []
         for (packet, request), place in zip(batch, appended.dispositions, strict=True):
             if place.outcome is Outcome.STORED:
-                entries.append(LogEntry(place.sequence, place.received_at, packet))
+                # The keys are read from what admission has parsed: that may take milliseconds.
+                parsed = request.packet if packet.content_type in DECISIVE_TYPES else None
+                entries.append(LogEntry(place.sequence, place.received_at, packet, parsed))
             try:
                 self._answer(packet, request, place)
             except Exception as error:

@@ -29,6 +29,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import time
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
@@ -180,6 +181,7 @@ class Admission:
             threads=verify_threads,
             loop=asyncio.get_running_loop(),
             is_quick=lambda request: not _is_dear(request.raw),
+            place=lambda request: request.lane.publisher.turn(time.monotonic()),
             on_dear=self._was_dear,
         )
 

@@ -44,6 +44,9 @@ class Publisher(Protocol):
     def checked_for(self, seconds: float) -> None:
         """The checks of one of its packets took so much of the processor, and that is much."""
 
+    def turn(self, now: float) -> float:
+        """The place of its dear packets among those of others: the lowest is first. `now` is monotonic."""
+
     def room_again(self) -> None:
         """There is room for publishes again: the answer to `Admission.hold`."""
 

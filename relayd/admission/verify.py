@@ -4,16 +4,22 @@ The check releases the interpreter lock, so two threads nearly double what one d
 of the loop and are handed over at its end, shared out among the threads; a thread takes the jobs that have
 gathered, up to `BATCH`, and wakes the loop once for all of them.
 
-A lone job while nothing else is being checked is done on the loop: waking a thread and being woken by it
+A job is quick, or it is dear: a packet that takes milliseconds to parse. The dear have a line of their own, in
+which those stand first whose senders have had little, and it never goes before the quick. Where there is more
+than one thread, one of them does nothing dear. So whoever sends what is dear keeps nobody waiting who does not.
+
+A lone quick job while no other is being checked is done on the loop: waking a thread and being woken by it
 takes longer than the check, and nobody waits.
 """
 
 from __future__ import annotations
 
 import asyncio
-import queue
+import heapq
+import itertools
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Generic, NamedTuple, TypeVar
 
@@ -36,12 +42,67 @@ class _Checked(NamedTuple, Generic[J]):
     seconds: float
 
 
+class _Lines(Generic[J]):
+    """What waits for a thread: batches of quick jobs, first come, first served; after these the dear ones.
+
+    Safe to use from any thread. At most `dear_at_once` dear jobs are taken and not yet done.
+    """
+
+    def __init__(self, dear_at_once: int) -> None:
+        self._quick: deque[list[J]] = deque()
+        self._dear: list[tuple[float, int, J]] = []
+        self._dear_places = dear_at_once
+        self._numbers = itertools.count()
+        self._changed = threading.Condition()
+        self._is_closed = False
+
+    def put(self, quick: Sequence[list[J]], dear: Sequence[tuple[float, J]]) -> None:
+        """Add batches, and dear jobs with their place in the line; the lowest is first."""
+        with self._changed:
+            self._quick += quick
+            for place, job in dear:
+                heapq.heappush(self._dear, (place, next(self._numbers), job))
+            self._changed.notify(len(quick) + len(dear))
+
+    def take(self) -> tuple[list[J], bool]:
+        """Wait for work: a batch of quick jobs, or one dear job and True. No job: it is closed."""
+        with self._changed:
+            self._changed.wait_for(self._is_anything)
+            if self._is_closed:
+                return [], False
+            if not self._quick:
+                self._dear_places -= 1
+                return [heapq.heappop(self._dear)[2]], True
+            batch = self._quick.popleft()
+            while self._quick and len(batch) + len(self._quick[0]) <= BATCH:
+                batch += self._quick.popleft()
+            return batch, False
+
+    def dear_is_done(self) -> None:
+        """One of the dear jobs that were taken is through."""
+        with self._changed:
+            self._dear_places += 1
+            self._changed.notify()
+
+    def close(self) -> None:
+        """Drop what waits, and have every thread end."""
+        with self._changed:
+            self._is_closed = True
+            self._quick.clear()
+            self._dear.clear()
+            self._changed.notify_all()
+
+    def _is_anything(self) -> bool:
+        return self._is_closed or bool(self._quick) or bool(self._dear and self._dear_places)
+
+
 class VerifyPool(Generic[J]):
     """Runs `check(job)` on threads and gives finished batches to `on_checked(jobs, seconds)` on the loop.
 
-    A job whose check raises goes to `on_failed(job, error)` on the loop instead. `is_quick` tells a job that
-    the loop may do itself when it is the only one. `on_dear(job, seconds)` hears of each that took much of
-    the processor. The queue is bounded by its callers: they stop reading from their peers.
+    A job whose check raises goes to `on_failed(job, error)` on the loop instead. `is_quick` tells which jobs
+    are, and `place(job)` where a dear one stands in its line: the lowest is first. `on_dear(job, seconds)`
+    hears of each that took much of the processor. The lines are bounded by the callers: they stop reading
+    from their peers.
     """
 
     def __init__(
@@ -52,19 +113,20 @@ class VerifyPool(Generic[J]):
         *,
         threads: int,
         loop: asyncio.AbstractEventLoop,
-        is_quick: Callable[[J], bool] = lambda job: False,
+        is_quick: Callable[[J], bool] = lambda job: True,
+        place: Callable[[J], float] = lambda job: 0.0,
         on_dear: Callable[[J, float], None] = lambda job, seconds: None,
     ) -> None:
         self._is_quick = is_quick
+        self._place = place
         self._on_dear = on_dear
-        self._under_way = 0
+        self._quick_under_way = 0
         self._check = check
         self._on_checked = on_checked
         self._on_failed = on_failed
         self._loop = loop
         self._gathered: list[J] = []
-        # Batches for the threads; an empty one tells a thread to end.
-        self._batches: queue.SimpleQueue[list[J]] = queue.SimpleQueue()
+        self._lines: _Lines[J] = _Lines(max(1, threads - 1))
         self._threads = [
             threading.Thread(target=self._work, name=f"verify-{number}", daemon=True)
             for number in range(threads)
@@ -87,13 +149,18 @@ class VerifyPool(Generic[J]):
             self._tell(_Checked([], [(job, error) for job in jobs], [], 0.0))
 
     def _share_out(self, jobs: list[J]) -> None:
-        if len(jobs) == 1 and not self._under_way and self._is_quick(jobs[0]):
-            self._tell(self._checked(jobs))
-            return
-        self._under_way += len(jobs)
-        share = min(BATCH, -(-len(jobs) // len(self._threads)))
-        for start in range(0, len(jobs), share):
-            self._batches.put(jobs[start : start + share])
+        quick, dear = [], []
+        for job in jobs:
+            if self._is_quick(job):
+                quick.append(job)
+            else:
+                dear.append((self._place(job), job))
+        if len(quick) == 1 and not self._quick_under_way:
+            self._tell(self._checked(quick))
+            quick = []
+        self._quick_under_way += len(quick)
+        share = min(BATCH, -(-len(quick) // len(self._threads)))
+        self._lines.put([quick[start : start + share] for start in range(0, len(quick), share or 1)], dear)
 
     def _checked(self, jobs: Sequence[J]) -> _Checked[J]:
         """Check these jobs. Never raises."""
@@ -113,8 +180,9 @@ class VerifyPool(Generic[J]):
         taken = [(job, part * (begun[n + 1] - begun[n])) for n, job in enumerate(jobs)]
         return _Checked(passed, failed, [each for each in taken if each[1] > _DEAR_SECONDS], seconds)
 
-    def _returned(self, checked: _Checked[J]) -> None:
-        self._under_way -= len(checked.passed) + len(checked.failed)
+    def _returned(self, checked: _Checked[J], is_dear: bool) -> None:
+        if not is_dear:
+            self._quick_under_way -= len(checked.passed) + len(checked.failed)
         self._tell(checked)
 
     def _tell(self, checked: _Checked[J]) -> None:
@@ -133,13 +201,7 @@ class VerifyPool(Generic[J]):
 
     def close(self) -> None:
         """Stop the threads after what they are doing; queued jobs are dropped."""
-        while not self._batches.empty():
-            try:
-                self._batches.get_nowait()
-            except queue.Empty:
-                break
-        for _ in self._threads:
-            self._batches.put([])
+        self._lines.close()
         for thread in self._threads:
             thread.join()
 
@@ -148,23 +210,14 @@ class VerifyPool(Generic[J]):
             pass  # nothing of a batch is kept while the thread waits for the next
 
     def _work_once(self) -> bool:
-        batch = self._take()
-        if batch:
-            try:
-                self._loop.call_soon_threadsafe(self._returned, self._checked(batch))
-            except RuntimeError:  # the loop has ended, and with it everyone who waited
-                return False
-        return bool(batch)
-
-    def _take(self) -> list[J]:
-        batch = self._batches.get()
-        while batch and len(batch) < BATCH:
-            try:
-                more = self._batches.get_nowait()
-            except queue.Empty:
-                break
-            if not more:
-                self._batches.put(more)  # the end is for the next look
-                break
-            batch += more
-        return batch
+        jobs, is_dear = self._lines.take()
+        if not jobs:
+            return False
+        checked = self._checked(jobs)
+        if is_dear:
+            self._lines.dear_is_done()
+        try:
+            self._loop.call_soon_threadsafe(self._returned, checked, is_dear)
+        except RuntimeError:  # the loop has ended, and with it everyone who waited
+            return False
+        return True

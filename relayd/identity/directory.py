@@ -297,7 +297,7 @@ class Identities:
     def _observe(self, entry: LogEntry) -> None:
         if failpoints.ARMED:
             failpoints.hit("identity.observe")
-        packet = _parsed(entry.packet.body)
+        packet = entry.parsed or _parsed(entry.packet.body)
         if packet is None:
             return
         if packet.content_type == _MANIFEST:

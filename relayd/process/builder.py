@@ -97,7 +97,7 @@ def build_relay(
         budgets.observe(entries)
 
     def enqueue(packet: NewPacket, request: PublishRequest) -> None:
-        writer.put(packet, request)
+        writer.put(packet, request, request.lane)
 
     def committed(appended: Appended, batch: Batch, seconds: float) -> None:
         commits.committed(appended, batch, seconds)

@@ -291,6 +291,10 @@ class Connection:
             self._relay.metrics.rate_limited["loop"].inc()
         return owed
 
+    def turn(self, now: float) -> float:
+        payer = self._visitor.workload
+        return now if payer is None else payer.turn(now)
+
     @property
     def account(self) -> Hashable:
         return self._visitor.reader

@@ -33,6 +33,9 @@ class SocketHandler(Protocol):
     def worked(self, seconds: float, now: float) -> float:
         """A step's work for the peer took so long. How long nothing is to be read from it now, in seconds."""
 
+    def turn(self, now: float) -> float:
+        """The place of the peer's next step among the steps of others: the lowest is first."""
+
     @property
     def account(self) -> Hashable:
         """Whose bytes the socket holds."""
@@ -80,6 +83,9 @@ class _Nobody:
 
     def worked(self, seconds: float, now: float) -> float:
         return 0.0
+
+    def turn(self, now: float) -> float:
+        return now
 
     def described(self, process: str) -> OpenSession | None:
         return None

@@ -272,7 +272,7 @@ class WebSocket(asyncio.Protocol):
         if owed > 0:
             self._resting = asyncio.get_running_loop().call_later(min(owed, _LONGEST_REST), self._rested)
         else:
-            self._relay.slices.later(self._rested)
+            self._relay.slices.later(self._rested, self._handler.turn(time.monotonic()))
         self._update_reading()
 
     def _rested(self) -> None:

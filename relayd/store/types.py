@@ -15,6 +15,7 @@ from typing import NamedTuple
 
 import msgspec
 from strata.protocol.keys import IDENTITY_TYPES
+from strata.protocol.packets import Packet
 from strata.protocol.provenance.manifest import CLIENT_MANIFEST
 
 __all__ = [
@@ -130,6 +131,8 @@ class LogEntry(msgspec.Struct, frozen=True, gc=False):
     received_at: int
     """When this relay received it: what days, cursors and retention go by."""
     packet: NewPacket
+    parsed: Packet | None = None
+    """What the packet's body says, where whoever made the entry has read it."""
 
     @property
     def told_at(self) -> int:

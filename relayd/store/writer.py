@@ -1,7 +1,8 @@
 """Group commit: one loop that takes the packets that have gathered, commits them, and answers.
 
 While a batch is being committed the next one gathers, so batches grow with the load by themselves and an
-idle relay commits a lone packet at once. Nothing waits on purpose.
+idle relay commits a lone packet at once. Nothing waits on purpose. A batch of large packets is a short one,
+and small packets go before them (`FairQueue`): nobody waits for the bytes of one who publishes much.
 """
 
 from __future__ import annotations
@@ -10,11 +11,11 @@ import asyncio
 import logging
 import random
 import time
-from collections import deque
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Hashable, Sequence
 from typing import Generic, NamedTuple, Protocol, TypeVar
 
 from relayd.faults import Faults
+from relayd.store.fair_queue import FairQueue
 from relayd.store.types import (
     Appended,
     IdentitiesMoved,
@@ -61,7 +62,7 @@ class _Waiting(NamedTuple, Generic[Ticket]):
 
 
 class Writer(Generic[Ticket]):
-    """Queues admitted packets and appends them in batches, in the order they were put.
+    """Queues admitted packets and appends them in batches, those of one owner in the order they were put.
 
     `on_commit(appended, batch, seconds)` is called once for each committed batch, before anything else is
     committed: `batch` holds (packet, ticket) in the order of `appended.dispositions`, `seconds` is what the
@@ -83,7 +84,7 @@ class Writer(Generic[Ticket]):
         on_failed: Callable[[Ticket], None],
         *,
         max_batch_packets: int = 512,
-        max_batch_bytes: int = 4 * 2**20,
+        max_batch_bytes: int = 512 * 2**10,
         max_pending_bytes: int = 64 * 2**20,
         publish_timeout: float = 10.0,
         clock: Callable[[], float] = time.time,
@@ -102,7 +103,7 @@ class Writer(Generic[Ticket]):
         self._max_pending_bytes = max_pending_bytes
         self._publish_timeout = publish_timeout
         self._clock = clock
-        self._queue: deque[_Waiting[Ticket]] = deque()
+        self._queue: FairQueue[_Waiting[Ticket]] = FairQueue()
         self._batch: list[_Waiting[Ticket]] = []
         self._pending_bytes = 0
         self._filled = asyncio.Event()
@@ -119,12 +120,12 @@ class Writer(Generic[Ticket]):
         """The size of their bodies."""
         return self._pending_bytes
 
-    def put(self, packet: NewPacket, ticket: Ticket) -> None:
-        """Queue a packet. Raises `StoreUnavailable` when the queue is full."""
+    def put(self, packet: NewPacket, ticket: Ticket, owner: Hashable = None) -> None:
+        """Queue a packet behind its owner's others. Raises `StoreUnavailable` when the queue is full."""
         if self._pending_bytes >= self._max_pending_bytes:
             raise StoreUnavailable("too many packets wait to be stored")
         give_up_at = asyncio.get_running_loop().time() + self._publish_timeout
-        self._queue.append(_Waiting(packet, ticket, give_up_at))
+        self._queue.put(_Waiting(packet, ticket, give_up_at), len(packet.body), owner)
         self._pending_bytes += len(packet.body)
         self._filled.set()
         self._empty.clear()
@@ -136,12 +137,10 @@ class Writer(Generic[Ticket]):
                 await self._filled.wait()
                 self._take()
                 await self._commit()
+                self._look_for_more()
             except Exception as error:
                 self._faults.caught("writer", error)
                 self._fail_batch()
-            if not self._queue:
-                self._filled.clear()
-                self._empty.set()
 
     async def drain(self, timeout: float) -> bool:
         """Wait until nothing is pending; False if that takes longer than `timeout` seconds."""
@@ -152,12 +151,17 @@ class Writer(Generic[Ticket]):
             return False
         return True
 
+    def _look_for_more(self) -> None:
+        if not self._queue:
+            self._filled.clear()
+            self._empty.set()
+
     def _take(self) -> None:
         taken_bytes = 0
         while (
             self._queue and len(self._batch) < self._max_batch_packets and taken_bytes < self._max_batch_bytes
         ):
-            waiting = self._queue.popleft()
+            waiting = self._queue.take()
             taken_bytes += len(waiting.packet.body)
             self._batch.append(waiting)
 
@@ -224,10 +228,10 @@ class Writer(Generic[Ticket]):
     def _give_up(self) -> None:
         """Answer those that have waited too long, in the batch and behind it."""
         now = asyncio.get_running_loop().time()
-        late = [waiting for waiting in (*self._batch, *self._queue) if waiting.give_up_at <= now]
+        late = [waiting for waiting in self._batch if waiting.give_up_at <= now]
+        late += self._queue.drop(lambda waiting: waiting.give_up_at <= now)
         if late:
             self._batch = [waiting for waiting in self._batch if waiting.give_up_at > now]
-            self._queue = deque(waiting for waiting in self._queue if waiting.give_up_at > now)
             self._forget(late)
             self._tell_failed(late)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import time
 
 import pytest
 
@@ -62,3 +63,18 @@ async def test_a_job_that_raises_is_counted_and_the_others_are_done() -> None:
     slices.later(functools.partial(done.append, 1))
     await turn()
     assert (caught, done) == (["background"], [1])
+
+
+async def test_whoever_has_had_little_goes_before_those_who_have_had_much() -> None:
+    slices, done = Slices(seconds=3600.0), list[str]()
+    now = time.monotonic()
+    for name, place in (
+        ("much", now + 60.0),
+        ("some", now + 30.0),
+        ("little", now),
+        ("some too", now + 30.0),
+    ):
+        slices.later(functools.partial(done.append, name), place)
+    slices.later(functools.partial(done.append, "no place"))
+    await turn()
+    assert done == ["little", "no place", "some", "some too", "much"]

@@ -150,6 +150,9 @@ class Peer:
     def checked_for(self, seconds: float) -> None:
         self.checked_seconds += seconds
 
+    def turn(self, now: float) -> float:
+        return now
+
     def publish_unanswerable(self) -> None:
         self.answers.append((None, "closed"))
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import pytest
 
@@ -87,41 +87,94 @@ async def test_closing_ends_the_threads_and_drops_what_is_queued():
     assert not any(thread.is_alive() for thread in pool._threads)
 
 
+class Held:
+    """Checks that do not end before they are let go, and where and in what order each was made."""
+
+    def __init__(self, *names: str) -> None:
+        self.here = threading.get_ident()
+        self.begun = {name: threading.Event() for name in names}
+        self.release = threading.Event()
+        self.on_the_loop: dict[str, bool] = {}
+        self.done: list[str] = []
+
+    def pool(self, threads: int = 1, place: Callable[[str], float] = lambda job: 0.0) -> VerifyPool[str]:
+        return VerifyPool(
+            self._check,
+            lambda jobs, seconds: None,
+            unexpected,
+            threads=threads,
+            loop=asyncio.get_running_loop(),
+            is_quick=lambda job: not job.startswith("dear"),
+            place=place,
+        )
+
+    def _check(self, job: str) -> None:
+        self.on_the_loop[job] = threading.get_ident() == self.here
+        if job in self.begun:
+            self.begun[job].set()
+            assert self.release.wait(30)
+        self.done.append(job)
+
+    async def all_done(self, count: int) -> None:
+        async with asyncio.timeout(30):
+            while len(self.done) < count:  # noqa: ASYNC110 - another thread
+                await asyncio.sleep(0.001)
+
+
+async def put(pool: VerifyPool[str], *jobs: str) -> None:
+    """Queue these in one step of the loop, and have them handed over."""
+    for job in jobs:
+        pool.put(job)
+    await asyncio.sleep(0)
+
+
 async def test_a_lone_job_is_done_on_the_loop_and_a_second_one_beside_it_is_not():
-    loop = asyncio.get_running_loop()
-    here = threading.get_ident()
-    release, begun = threading.Event(), threading.Event()
-    where: dict[str, bool] = {}
-    done: list[str] = []
+    held = Held("held")
+    pool = held.pool()
+    await put(pool, "alone")
+    assert (held.on_the_loop, held.done) == ({"alone": True}, ["alone"])
+    await put(pool, "held", "its companion")
+    await asyncio.to_thread(held.begun["held"].wait, 30)
+    await put(pool, "beside them")
+    assert held.done == ["alone"]
+    held.release.set()
+    await held.all_done(4)
+    assert not any(held.on_the_loop[job] for job in ("held", "its companion", "beside them"))
+    await asyncio.to_thread(pool.close)
 
-    def check(job: str) -> None:
-        where[job] = threading.get_ident() == here
-        if job == "slow":
-            begun.set()
-            release.wait(10)
 
-    pool: VerifyPool[str] = VerifyPool(
-        check,
-        lambda jobs, seconds: done.extend(jobs),
-        unexpected,
-        threads=1,
-        loop=loop,
-        is_quick=lambda job: job != "slow",
-    )
-    pool.put("alone")
-    await asyncio.sleep(0)
-    assert (where, done) == ({"alone": True}, ["alone"])
-    pool.put("slow")
-    await asyncio.to_thread(begun.wait, 10)
-    pool.put("beside it")
-    await asyncio.sleep(0)
-    assert done == ["alone"]
-    release.set()
-    async with asyncio.timeout(10):
-        while len(done) < 3:  # noqa: ASYNC110 - another thread
-            await asyncio.sleep(0.001)
-    assert where == {"alone": True, "slow": False, "beside it": False}
-    await loop.run_in_executor(None, pool.close)
+@pytest.mark.parametrize("threads", [1, 2, 4])
+async def test_quick_jobs_do_not_wait_for_dear_ones(threads: int):
+    dear = [f"dear {number}" for number in range(20)]
+    held = Held(*dear)
+    pool = held.pool(threads)
+    await put(pool, *dear)
+    await asyncio.to_thread(held.begun[dear[0]].wait, 30)
+    await put(pool, "alone")
+    assert held.done == ["alone"]
+    await put(pool, "one of two", "the other")
+    if threads > 1:  # one of them does nothing dear
+        await held.all_done(3)
+        assert sum(event.is_set() for event in held.begun.values()) == threads - 1
+    held.release.set()
+    await held.all_done(23)
+    before = held.done.index("one of two") - 1
+    assert before <= (0 if threads > 1 else 1), "a thread that is alone ends what it has begun"
+    await asyncio.to_thread(pool.close)
+
+
+async def test_dear_jobs_are_done_in_the_order_of_their_places():
+    places = {"dear first": 0.0, "dear c": 3.0, "dear a": 1.0, "dear b": 2.0, "dear b too": 2.0}
+    held = Held("dear first")
+    pool = held.pool(place=places.__getitem__)
+    await put(pool, "dear first")
+    await asyncio.to_thread(held.begun["dear first"].wait, 30)
+    await put(pool, "dear c", "dear b")
+    await put(pool, "dear a", "dear b too")
+    held.release.set()
+    await held.all_done(5)
+    assert held.done == ["dear first", "dear a", "dear b", "dear b too", "dear c"]
+    await asyncio.to_thread(pool.close)
 
 
 @pytest.mark.parametrize("error", [RuntimeError, SystemExit, MemoryError])

@@ -1,0 +1,81 @@
+"""The order in which packets are stored: fair by bytes, and each owner's own order."""
+
+from __future__ import annotations
+
+import random
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from relayd.store.fair_queue import FairQueue
+
+
+def taken(queue: FairQueue[str]) -> list[str]:
+    return [queue.take() for _ in range(len(queue))]
+
+
+def test_items_of_one_owner_keep_their_order_whatever_their_size():
+    queue: FairQueue[str] = FairQueue()
+    for name, size in (("a", 10**6), ("b", 1), ("c", 500), ("d", 0)):
+        queue.put(name, size, "owner")
+    assert taken(queue) == ["a", "b", "c", "d"]
+
+
+def test_small_items_do_not_wait_for_the_large_ones_of_others():
+    queue: FairQueue[str] = FairQueue()
+    for number in range(3):
+        for owner in range(3):
+            queue.put(f"large {number} of {owner}", 200_000, owner)
+    assert queue.take() == "large 0 of 0"
+    queue.put("small", 600, "another")
+    assert taken(queue)[:4] == ["small", "large 0 of 1", "large 0 of 2", "large 1 of 0"]
+
+
+def test_owners_share_the_bytes_and_not_the_items():
+    queue: FairQueue[str] = FairQueue()
+    for number in range(100):
+        queue.put("small", 488, "small")  # and 512 that each item costs
+        if number < 10:
+            queue.put("large", 9_488, "large")
+    first = [queue.take() for _ in range(55)]
+    assert first.count("large") == 5
+
+
+@given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 5_000)), max_size=60), st.randoms())
+def test_everything_is_taken_once_and_nobody_waits_for_more_than_was_there(
+    items: list[tuple[int, int]], draw: random.Random
+):
+    queue: FairQueue[tuple[int, int, int]] = FairQueue()
+    out: list[tuple[int, int, int]] = []
+    for number, (owner, size) in enumerate(items):
+        queue.put((number, owner, size), size, owner)
+        while len(queue) and draw.random() < 0.4:
+            out.append(queue.take())
+    out += [queue.take() for _ in range(len(queue))]
+    assert sorted(number for number, _, _ in out) == list(range(len(items)))
+    for one in range(4):
+        numbers = [number for number, owner, _ in out if owner == one]
+        assert numbers == sorted(numbers)
+
+
+def test_a_patient_item_is_taken_though_small_ones_keep_coming():
+    queue: FairQueue[str] = FairQueue()
+    queue.put("large", 10_000, "large")
+    out = []
+    for number in range(100):
+        queue.put("small", 100, number)  # each has an owner of its own
+        out.append(queue.take())
+    assert out.index("large") <= 2 * 10_512 // 612 + 1  # two owners at a time
+
+
+def test_what_is_dropped_is_gone_and_the_rest_keeps_its_order():
+    queue: FairQueue[str] = FairQueue()
+    for number in range(6):
+        queue.put(f"{number}", 10, number % 2)
+    assert queue.drop(lambda item: int(item) % 3 == 0) == ["0", "3"]
+    queue.put("6", 10, 0)
+    out = taken(queue)
+    assert [item for item in out if int(item) % 2 == 0] == ["2", "4", "6"]
+    assert [item for item in out if int(item) % 2] == ["1", "5"]
+    queue.put("of nobody else", 10, 0)
+    assert taken(queue) == ["of nobody else"]

@@ -4,9 +4,9 @@ The check releases the interpreter lock, so two threads nearly double what one d
 of the loop and are handed over at its end, shared out among the threads; a thread takes the jobs that have
 gathered, up to `BATCH`, and wakes the loop once for all of them.
 
-A job is quick, or it is dear: a packet that takes milliseconds to parse. The dear have a line of their own, in
-which those stand first whose senders have had little, and it never goes before the quick. Where there is more
-than one thread, one of them does nothing dear. So whoever sends what is dear keeps nobody waiting who does not.
+A job is quick, or it is dear: a packet that takes milliseconds to parse. The dear have a line of their own,
+in which those stand first whose senders have had little, and it never goes before the quick. Where there is
+more than one thread, one of them does nothing dear. So whoever sends what is dear keeps nobody else waiting.
 
 A lone quick job while no other is being checked is done on the loop: waking a thread and being woken by it
 takes longer than the check, and nobody waits.

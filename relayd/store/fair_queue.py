@@ -1,9 +1,9 @@
 """What waits to be stored, in an order that is fair by bytes: small packets do not wait behind large ones.
 
-It is fair queueing (Demers, Keshav and Shenker, 1989), with bytes for time. If all owners were served at once,
-a byte of each in turn, each item would end at some moment: behind the last one of its owner, or behind now, by
-its own size. The item that would end first goes first. So the items of one owner keep their order, an owner
-who puts much waits behind itself, and nobody waits for ever: "now" moves on with every byte that is taken.
+It is fair queueing (Demers, Keshav and Shenker, 1989), with bytes for time. If all owners were served at
+once, a byte of each in turn, each item would end at some moment: behind the last one of its owner, or behind
+now, by its own size. The item that would end first goes first. So the items of one owner keep their order, an
+owner who puts much waits behind itself, and nobody waits for ever: "now" moves on with what is taken.
 """
 
 # Core: no I/O, no clock, no randomness (held by tests/test_layout.py).
@@ -24,7 +24,7 @@ _OVERHEAD: Final = 512
 
 
 class FairQueue(Generic[T]):
-    """Items with a size and an owner, taken one by one; each time that takes the logarithm of their number."""
+    """Items with a size and an owner, taken one by one."""
 
     def __init__(self) -> None:
         self._items: list[tuple[int, int, int, Hashable, T]] = []

@@ -34,6 +34,8 @@ __all__ = ["Budget", "Excess", "Limits", "Purse", "Quota", "Quotas", "SessionLim
 _TOLERANCE: Final = 1e-6
 """Seconds by which sums of fractions may miss the window's end."""
 
+_FADING: Final = 0.9
+"""How much of what a step has taken is expected of the next one."""
 _SHARE_WINDOW: Final = 10
 """The window of shares, in seconds: of a second of work at a tenth, all may be done at once."""
 
@@ -116,9 +118,9 @@ class Budget:
         """Whether all units are there."""
         return self._full_at <= now
 
-    def full_at(self, now: float) -> float:
-        """When all units will be there; now, if they are."""
-        return max(self._full_at, now)
+    def full_at(self, now: float, units: float = 0.0) -> float:
+        """When all units would be there, if so many were spent now."""
+        return max(self._full_at, now) + units * self._interval
 
     def excess(self, now: float) -> Excess:
         """What to tell a request that was refused now.
@@ -211,6 +213,7 @@ class Quota:
         "publish",
         "read",
         "subscribe",
+        "usual",
     )
 
     def __init__(self, key: str, limits: Limits = NO_LIMITS, share: Share | None = None) -> None:
@@ -229,6 +232,8 @@ class Quota:
         """Connections beyond `connect` that still hear why they are refused."""
         self.loop = self._part(limits.loop_share)
         self.read = self._part(limits.read_share)
+        self.usual = 0.0
+        """What a step for this holder may take of the loop, by what the last ones took, in seconds."""
 
     @property
     def line(self) -> tuple[Quota, ...]:
@@ -243,6 +248,7 @@ class Quota:
 
     def used_loop(self, seconds: float, now: float) -> float:
         """The event loop worked so long for this holder. How long until nothing is owed for that."""
+        self.usual = max(seconds, _FADING * self.usual)
         owed, quota = 0.0, self
         while True:
             if quota.loop is not None:
@@ -255,10 +261,11 @@ class Quota:
     def turn(self, now: float) -> float:
         """Where this holder's work stands among that of others; the lowest goes first.
 
-        That is now, or the moment when what it has had of the loop will have come back: so nobody is put off
-        for longer than that takes.
+        That is the moment when all that it has had of the loop, and will have had with its next step, will
+        have come back: nobody is put off for longer than that takes.
         """
-        return max([now, *(quota.loop.full_at(now) for quota in self.line if quota.loop is not None)])
+        budgets = (quota.loop for quota in self.line)
+        return max([now, *(each.full_at(now, self.usual) for each in budgets if each is not None)])
 
     def is_full(self, now: float) -> bool:
         """Whether every budget is full, so that the quota can be forgotten."""

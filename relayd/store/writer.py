@@ -34,6 +34,8 @@ _Watched = TypeVar("_Watched", contravariant=True)
 _log = logging.getLogger("relayd.store")
 
 _BACKOFF_SECONDS = (0.05, 2.0)
+_SMALL_BYTES = 4096
+"""Up to here it is the row that a commit takes its time for, and above it the bytes."""
 
 
 class _Appender(Protocol):
@@ -74,6 +76,9 @@ class Writer(Generic[Ticket]):
 
     `marks(tickets)` says how far peers will have been read once these are in; it is stored with them.
 
+    A batch ends at the packet with which it reaches `max_batch_packets`, `max_batch_bytes`, or, of the bytes
+    of large packets, `max_large_bytes`: whoever publishes meanwhile waits for the whole commit.
+
     The queue is bounded by `max_pending_bytes`: `put` refuses beyond it, and the publisher may try again.
     """
 
@@ -85,6 +90,7 @@ class Writer(Generic[Ticket]):
         *,
         max_batch_packets: int = 512,
         max_batch_bytes: int = 512 * 2**10,
+        max_large_bytes: int = 128 * 2**10,
         max_pending_bytes: int = 64 * 2**20,
         publish_timeout: float = 10.0,
         clock: Callable[[], float] = time.time,
@@ -100,6 +106,7 @@ class Writer(Generic[Ticket]):
         self._on_failed = on_failed
         self._max_batch_packets = max_batch_packets
         self._max_batch_bytes = max_batch_bytes
+        self._max_large_bytes = max_large_bytes
         self._max_pending_bytes = max_pending_bytes
         self._publish_timeout = publish_timeout
         self._clock = clock
@@ -157,12 +164,17 @@ class Writer(Generic[Ticket]):
             self._empty.set()
 
     def _take(self) -> None:
-        taken_bytes = 0
+        taken_bytes = large_bytes = 0
         while (
-            self._queue and len(self._batch) < self._max_batch_packets and taken_bytes < self._max_batch_bytes
+            self._queue
+            and len(self._batch) < self._max_batch_packets
+            and taken_bytes < self._max_batch_bytes
+            and large_bytes < self._max_large_bytes
         ):
             waiting = self._queue.take()
-            taken_bytes += len(waiting.packet.body)
+            size = len(waiting.packet.body)
+            taken_bytes += size
+            large_bytes += size if size > _SMALL_BYTES else 0
             self._batch.append(waiting)
 
     async def _commit(self) -> None:

@@ -189,11 +189,14 @@ def _is_plain(value: object, depth: int) -> bool:
         if kind is int:
             if not -MAX_SAFE_INTEGER <= item <= MAX_SAFE_INTEGER:
                 return False
-        elif kind is dict or kind is list:
-            if not _is_plain(item, depth - 1):
-                return False
         elif kind is float:
-            if item.is_integer() or _RESPELLED_FROM <= abs(item) < _RESPELLED_BELOW or item - item != 0:
+            if item.is_integer() or item - item != 0 or _RESPELLED_FROM <= abs(item) < _RESPELLED_BELOW:
+                return False
+        elif kind is dict or kind is list:
+            if item:
+                if not _is_plain(item, depth - 1):
+                    return False
+            elif depth <= 1:
                 return False
         elif item is not None and kind is not bool:
             return False

@@ -7,6 +7,7 @@ import contextlib
 import functools
 from typing import Any
 
+import msgspec
 import pytest
 
 from relayd.store import Appended, Disposition, Outcome, StoreError, StoreUnavailable, Writer
@@ -120,6 +121,20 @@ async def test_batches_are_bounded(log, make, packet, options, sizes):
         assert await writer.drain(5)
     assert [len(batch) for batch in log.batches] == sizes
     assert tickets(writer) == list(range(7))
+
+
+async def test_small_packets_go_before_large_ones_and_a_batch_holds_few_of_those(log, make, packet):
+    def large(number: int) -> Any:
+        return msgspec.structs.replace(packet(number), body=b"%d:" % number + b"x" * 100_000)
+
+    writer = make()
+    for n in range(4):
+        writer.put(large(n), n, "one who publishes much")
+    for n in range(4, 7):
+        writer.put(packet(n), n, f"another, {n}")
+    async with running(writer):
+        assert await writer.drain(5)
+    assert log.batches == [[4, 5, 6, 0, 1], [2, 3]]
 
 
 async def test_the_queue_is_bounded(log, make, packet):

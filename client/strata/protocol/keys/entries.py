@@ -7,10 +7,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from itertools import groupby
 
-from strata.protocol import ids
 from strata.protocol.errors import InvalidPacket
 from strata.protocol.keys.statements import Statement, read_statement
-from strata.protocol.packets import Packet
+from strata.protocol.packets import Packet, verify_shared
 
 __all__ = ["Entry", "in_seconds", "read_entries"]
 
@@ -39,7 +38,8 @@ class Entry:
         """
         verdict = self._tried.get(public_key)
         if verdict is None:
-            verdict = ids.verify(public_key, self.packet.signed_bytes, self.packet.signature_bytes)
+            # A relay asks this of a packet again and again: when it is judged, stored and applied.
+            verdict = verify_shared(self.packet, public_key)
             self._tried[public_key] = verdict
         return verdict
 

@@ -17,9 +17,9 @@ from __future__ import annotations
 import asyncio
 import heapq
 import itertools
+import queue
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Generic, NamedTuple, TypeVar
 
@@ -40,60 +40,6 @@ class _Checked(NamedTuple, Generic[J]):
     dear: list[tuple[J, float]]
     """What each took of the processor that took much, in seconds."""
     seconds: float
-
-
-class _Lines(Generic[J]):
-    """What waits for a thread: batches of quick jobs, first come, first served; after these the dear ones.
-
-    Safe to use from any thread. At most `dear_at_once` dear jobs are taken and not yet done.
-    """
-
-    def __init__(self, dear_at_once: int) -> None:
-        self._quick: deque[list[J]] = deque()
-        self._dear: list[tuple[float, int, J]] = []
-        self._dear_places = dear_at_once
-        self._numbers = itertools.count()
-        self._changed = threading.Condition()
-        self._is_closed = False
-
-    def put(self, quick: Sequence[list[J]], dear: Sequence[tuple[float, J]]) -> None:
-        """Add batches, and dear jobs with their place in the line; the lowest is first."""
-        with self._changed:
-            self._quick += quick
-            for place, job in dear:
-                heapq.heappush(self._dear, (place, next(self._numbers), job))
-            self._changed.notify(len(quick) + len(dear))
-
-    def take(self) -> tuple[list[J], bool]:
-        """Wait for work: a batch of quick jobs, or one dear job and True. No job: it is closed."""
-        with self._changed:
-            self._changed.wait_for(self._is_anything)
-            if self._is_closed:
-                return [], False
-            if not self._quick:
-                self._dear_places -= 1
-                return [heapq.heappop(self._dear)[2]], True
-            batch = self._quick.popleft()
-            while self._quick and len(batch) + len(self._quick[0]) <= BATCH:
-                batch += self._quick.popleft()
-            return batch, False
-
-    def dear_is_done(self) -> None:
-        """One of the dear jobs that were taken is through."""
-        with self._changed:
-            self._dear_places += 1
-            self._changed.notify()
-
-    def close(self) -> None:
-        """Drop what waits, and have every thread end."""
-        with self._changed:
-            self._is_closed = True
-            self._quick.clear()
-            self._dear.clear()
-            self._changed.notify_all()
-
-    def _is_anything(self) -> bool:
-        return self._is_closed or bool(self._quick) or bool(self._dear and self._dear_places)
 
 
 class VerifyPool(Generic[J]):
@@ -120,13 +66,17 @@ class VerifyPool(Generic[J]):
         self._is_quick = is_quick
         self._place = place
         self._on_dear = on_dear
-        self._quick_under_way = 0
+        self._quick_under_way = self._dear_under_way = 0
         self._check = check
         self._on_checked = on_checked
         self._on_failed = on_failed
         self._loop = loop
         self._gathered: list[J] = []
-        self._lines: _Lines[J] = _Lines(max(1, threads - 1))
+        self._dear: list[tuple[float, int, J]] = []  # those that wait: their place, and a number
+        self._numbers = itertools.count()
+        self._dear_at_once = max(1, threads - 1)
+        # Work for the threads: a batch, or one dear job and True; nothing tells a thread to end.
+        self._batches: queue.SimpleQueue[tuple[list[J], bool]] = queue.SimpleQueue()
         self._threads = [
             threading.Thread(target=self._work, name=f"verify-{number}", daemon=True)
             for number in range(threads)
@@ -149,18 +99,24 @@ class VerifyPool(Generic[J]):
             self._tell(_Checked([], [(job, error) for job in jobs], [], 0.0))
 
     def _share_out(self, jobs: list[J]) -> None:
-        quick, dear = [], []
-        for job in jobs:
-            if self._is_quick(job):
-                quick.append(job)
-            else:
-                dear.append((self._place(job), job))
+        quick = [job for job in jobs if self._is_quick(job)]
+        if len(quick) < len(jobs):
+            for job in jobs:
+                if not self._is_quick(job):
+                    heapq.heappush(self._dear, (self._place(job), next(self._numbers), job))
+            self._begin_dear()
         if len(quick) == 1 and not self._quick_under_way:
             self._tell(self._checked(quick))
-            quick = []
+            return
         self._quick_under_way += len(quick)
         share = min(BATCH, -(-len(quick) // len(self._threads)))
-        self._lines.put([quick[start : start + share] for start in range(0, len(quick), share or 1)], dear)
+        for start in range(0, len(quick), share or 1):
+            self._batches.put((quick[start : start + share], False))
+
+    def _begin_dear(self) -> None:
+        while self._dear and self._dear_under_way < self._dear_at_once:
+            self._dear_under_way += 1
+            self._batches.put(([heapq.heappop(self._dear)[2]], True))
 
     def _checked(self, jobs: Sequence[J]) -> _Checked[J]:
         """Check these jobs. Never raises."""
@@ -181,7 +137,10 @@ class VerifyPool(Generic[J]):
         return _Checked(passed, failed, [each for each in taken if each[1] > _DEAR_SECONDS], seconds)
 
     def _returned(self, checked: _Checked[J], is_dear: bool) -> None:
-        if not is_dear:
+        if is_dear:
+            self._dear_under_way -= 1
+            self._begin_dear()
+        else:
             self._quick_under_way -= len(checked.passed) + len(checked.failed)
         self._tell(checked)
 
@@ -201,7 +160,14 @@ class VerifyPool(Generic[J]):
 
     def close(self) -> None:
         """Stop the threads after what they are doing; queued jobs are dropped."""
-        self._lines.close()
+        self._dear.clear()
+        while not self._batches.empty():
+            try:
+                self._batches.get_nowait()
+            except queue.Empty:
+                break
+        for _ in self._threads:
+            self._batches.put(([], False))
         for thread in self._threads:
             thread.join()
 
@@ -210,14 +176,24 @@ class VerifyPool(Generic[J]):
             pass  # nothing of a batch is kept while the thread waits for the next
 
     def _work_once(self) -> bool:
-        jobs, is_dear = self._lines.take()
-        if not jobs:
-            return False
-        checked = self._checked(jobs)
-        if is_dear:
-            self._lines.dear_is_done()
-        try:
-            self._loop.call_soon_threadsafe(self._returned, checked, is_dear)
-        except RuntimeError:  # the loop has ended, and with it everyone who waited
-            return False
-        return True
+        batch, is_dear = self._take()
+        if batch:
+            try:
+                self._loop.call_soon_threadsafe(self._returned, self._checked(batch), is_dear)
+            except RuntimeError:  # the loop has ended, and with it everyone who waited
+                return False
+        return bool(batch)
+
+    def _take(self) -> tuple[list[J], bool]:
+        """Wait for work, and take along what else is quick."""
+        batch, is_dear = self._batches.get()
+        while batch and not is_dear and len(batch) < BATCH:
+            try:
+                more = self._batches.get_nowait()
+            except queue.Empty:
+                break
+            if more[1] or not more[0] or len(batch) + len(more[0]) > BATCH:
+                self._batches.put(more)  # for the next look
+                break
+            batch += more[0]
+        return batch, is_dear

@@ -207,3 +207,34 @@ def test_the_number_kept_is_bounded_and_what_is_held_is_never_dropped(steps):
                 taken(held[key].publish, now, 1)
         assert len(quotas) <= len(held) + 4
         assert all(quotas.holds(quota) for quota in held.values())
+
+
+def test_whoever_has_had_little_of_the_loop_stands_before_those_who_have_had_much():
+    limits = Limits(loop_share=0.1)
+    little, much, exempt = Quota("a", limits), Quota("b", limits), Quota("c")
+    assert [quota.turn(50.0) for quota in (little, much, exempt)] == [50.0] * 3
+    for _ in range(3):
+        much.used_loop(0.1, 50.0)
+    little.used_loop(0.001, 50.0)
+    assert exempt.turn(50.0) < little.turn(50.0) < 50.1 < much.turn(50.0)
+    assert much.turn(50.0) <= 50.0 + (0.3 + 0.1) / 0.1 + 1e-9  # until that has come back, and its next step
+    assert much.turn(50.0) < exempt.turn(55.0), "nobody stands behind those who come for ever"
+
+
+def test_a_step_that_is_usually_long_stands_behind_short_ones_that_came_a_little_later():
+    limits = Limits(loop_share=0.1)
+    long, short = Quota("a", limits), Quota("b", limits)
+    long.used_loop(0.010, 50.0)
+    short.used_loop(0.001, 50.0)
+    assert short.turn(60.0) < short.turn(60.05) < long.turn(60.0) < short.turn(60.2)
+    for _ in range(100):
+        long.used_loop(0.001, 55.0)
+    assert long.turn(70.0) == pytest.approx(short.turn(70.0)), "what was once is forgotten"
+
+
+def test_a_part_of_a_network_stands_where_the_network_stands():
+    limits = Limits(loop_share=0.1)
+    network, one, other = Quota("network", limits), Quota("one", limits), Quota("other", limits)
+    one.parent = other.parent = network
+    one.used_loop(0.5, 50.0)
+    assert other.turn(50.0) >= 55.0

@@ -181,7 +181,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--minutes", type=float, help="soak: how long it goes on (default: 20)")
     parser.add_argument("--seed", type=int, default=1, help="soak: what its clients do (default: 1)")
     parser.add_argument(
-        "--seconds", type=float, help="hostile: how long each attack goes on (default: 2, with --brief none)"
+        "--seconds", type=float, help="hostile: how long each attack goes on (default: 3, with --brief none)"
     )
     parser.add_argument("--identities", type=int, metavar="N", help="opening: how many the log has")
     options = parser.parse_args(arguments)

@@ -11,6 +11,7 @@ import asyncio
 import contextlib
 import dataclasses
 import re
+import statistics
 import tempfile
 import time
 import urllib.request
@@ -31,9 +32,11 @@ from benches.load import make_load
 from benches.measures import Progress
 from benches.peer import BenchError, Publisher, connect_peers
 
-__all__ = ["ALL", "Cost", "as_json", "besiege", "dearest", "print_costs"]
+__all__ = ["ALL", "MOST_RATIO", "Cost", "Summary", "as_json", "besiege", "dearest", "print_costs", "summary"]
 
 ALL: Final = "all together"
+MOST_RATIO: Final = 2.0
+"""What the p99 of the honest beside an attack may be, as a multiple of that alone."""
 _SETTINGS: Final[Mapping[str, object]] = {
     "unlimited_addresses": "127.0.0.1/32",
     "trusted_proxies": PROXIES,
@@ -262,6 +265,30 @@ def dearest(costs: Iterable[Cost]) -> list[str]:
     return sorted(ratios, key=lambda name: -ratios[name])[:_DEAREST]
 
 
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """How the honest fared beside all attacks; p99 in milliseconds."""
+
+    alone: float
+    """The median of all goes: a single one may meet a hiccup of the machine."""
+    beside: float
+    worst: float
+    kinds: int
+    held: int
+    """Kinds beside which it stayed within `MOST_RATIO` times that alone, from one address and from many."""
+
+
+def summary(costs: Sequence[Cost]) -> Summary:
+    """The sum of it. The p99 of an attack is held against the median of those alone."""
+    alone = statistics.median(cost.alone.milliseconds(0.99) for cost in costs)
+    beside: dict[str, float] = {}
+    for cost in costs:
+        beside[cost.attack] = max(beside.get(cost.attack, 0.0), cost.beside.milliseconds(0.99))
+    every = [cost.beside.milliseconds(0.99) for cost in costs]
+    held = sum(p99 <= MOST_RATIO * alone for p99 in beside.values())
+    return Summary(alone, statistics.median(every), max(every), len(beside), held)
+
+
 def as_json(costs: Sequence[Cost]) -> dict[str, Any]:
     """The costs as plain values, for `--json`."""
     return {
@@ -281,6 +308,7 @@ def as_json(costs: Sequence[Cost]) -> dict[str, Any]:
             for cost in costs
         ],
         "dearest": dearest(costs),
+        "summary": dataclasses.asdict(summary(costs)),
     }
 
 
@@ -336,3 +364,9 @@ def print_costs(costs: Sequence[Cost]) -> None:
     console = Console(width=200)
     console.print(table)
     console.print(f"The dearest five for each byte sent: {', '.join(dearest(costs))}.", highlight=False)
+    found = summary(costs)
+    console.print(
+        f"p99 of the honest: {found.alone:.1f} ms alone, {found.beside:.1f} beside an attack (medians)"
+        f" and {found.worst:.1f} ms at the most; within {MOST_RATIO:g} x for {found.held} of {found.kinds} kinds.",
+        highlight=False,
+    )

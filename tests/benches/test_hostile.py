@@ -15,6 +15,8 @@ from typing import Any
 import pytest
 
 from benches.attacks import ATTACKS, PROXIES, TLS_ATTACKS, Attack, Gang
+from benches.besieged import Cost, Summary, summary
+from benches.honest import Service
 from relayd.tls import write_dev_certificates
 from tests.support.bare_client import open_client
 from tests.support.made_packets import make, new_identity
@@ -111,3 +113,15 @@ async def test_an_attack_that_does_nothing_is_found_out(attacked: RelayProcess):
     with pytest.raises(AssertionError, match="has reached"):
         async with Gang(attacked.ws, {"idle": idle}, 1, 0.01) as gang:
             await until(lambda: gang.ledger.deeds["idle"], "it has reached the relay", 0.1)
+
+
+def test_the_summary_holds_each_kind_against_the_median_alone():
+    def service(*seconds: float) -> Service:
+        return Service(sorted(seconds), sorted(seconds), 0, 0)
+
+    def cost(attack: str, alone: float, beside: float) -> Cost:
+        return Cost(attack, 1, 1, 1, 1, 1.0, 1.0, 1.0, (0, 0, 0), service(alone), service(beside), True)
+
+    found = summary([cost("a", 0.004, 0.009), cost("a", 0.005, 0.006), cost("b", 0.080, 0.010)])
+    assert found == Summary(alone=5.0, beside=9.0, worst=10.0, kinds=2, held=2)
+    assert summary([cost("a", 0.005, 0.006), cost("a", 0.005, 0.011)]).held == 0

@@ -367,6 +367,7 @@ def print_costs(costs: Sequence[Cost]) -> None:
     found = summary(costs)
     console.print(
         f"p99 of the honest: {found.alone:.1f} ms alone, {found.beside:.1f} beside an attack (medians)"
-        f" and {found.worst:.1f} ms at the most; within {MOST_RATIO:g} x for {found.held} of {found.kinds} kinds.",
+        f" and {found.worst:.1f} ms at the most;"
+        f" within {MOST_RATIO:g} x for {found.held} of {found.kinds} kinds.",
         highlight=False,
     )

@@ -11,6 +11,7 @@ place, the moment from which its payer owes nothing (`Quota.turn`), and the earl
 from __future__ import annotations
 
 import asyncio
+import functools
 import heapq
 import itertools
 import time
@@ -53,11 +54,16 @@ class Slices:
         if self._until is None:
             self._begin(now)
 
-    async def next(self) -> None:
-        """Wait for one of the next turns, behind those that wait already. Cancelling it changes nothing."""
-        turn = asyncio.Event()
-        self.later(turn.set)
-        await turn.wait()
+    async def next(self, place: float | None = None) -> None:
+        """Wait for one of the next turns, as `later` does. Cancelling it changes nothing."""
+        given = asyncio.Event()
+        self.later(functools.partial(self._give, given), place)
+        await given.wait()
+
+    def _give(self, given: asyncio.Event) -> None:
+        """Let a task go on. It works in a step of its own, and that is the slice of this turn."""
+        given.set()
+        self._until = float("-inf")
 
     def _begin(self, now: float) -> None:
         self._until = now + self.seconds

@@ -32,6 +32,8 @@ __all__ = ["Backlog", "StoreReader"]
 _PAGE_ROWS: Final = 500
 _FEWEST_ROWS: Final = 20
 _CANDIDATES_PER_ROW: Final = CANDIDATES // _PAGE_ROWS
+_PATIENCE: Final = 0.1
+"""History stands behind requests that come so many seconds later."""
 _RETRY_SECONDS: Final = (0.05, 2.0)
 
 
@@ -45,6 +47,9 @@ class StoreReader(Sink, Protocol):
     @property
     def payer(self) -> Payer:
         """Who takes turns at the database with others."""
+
+    def turn(self, now: float) -> float:
+        """The place of its next step among those of others: the lowest is first."""
 
     async def writable(self) -> None:
         """Wait until the socket has room, and until the reader owes neither bytes nor database time."""
@@ -71,6 +76,8 @@ class Backlog:
         self._task: asyncio.Task[None] | None = None
         self._page_rows = _PAGE_ROWS
         self._pause = _RETRY_SECONDS[0]
+        self.held_bytes = 0
+        """Of a page that was read and is not sent yet."""
 
     def add(self, subscription: Subscription) -> None:
         """Serve this subscription until it is live or closed."""
@@ -122,8 +129,7 @@ class Backlog:
         while self._behind:
             subscription = next(iter(self._behind))
             await self._connection.writable()
-            if self._relay.slices.is_over():  # a thousand subscriptions may go live without a read
-                await self._relay.slices.next()
+            await self._its_turn()  # a thousand subscriptions may go live without a read
             if subscription not in self._behind:
                 continue
             try:
@@ -140,6 +146,10 @@ class Backlog:
                 del self._behind[subscription]
                 self._behind[subscription] = None
         self._task = None
+
+    async def _its_turn(self) -> None:
+        if self._relay.slices.is_over():
+            await self._relay.slices.next(self._connection.turn(time.monotonic()) + _PATIENCE)
 
     async def _step(self, subscription: Subscription) -> None:
         """Read and send one page, or go live."""
@@ -194,6 +204,12 @@ class Backlog:
             candidates=self._page_rows * _CANDIDATES_PER_ROW,
             payer=self._connection.payer,
         )
+        # Pages come as the database has them, several in one turn of the loop, and each takes milliseconds.
+        self.held_bytes = sum(len(row.body) for row in page.rows)
+        try:
+            await self._its_turn()
+        finally:
+            self.held_bytes = 0
         relay.metrics.store_reads["ok"].inc()
         relay.metrics.store_read_seconds.observe(time.monotonic() - started)
         self._page_rows = min(_PAGE_ROWS, self._page_rows * 2)

@@ -303,7 +303,7 @@ class Connection:
     def held_bytes(self) -> int:
         filters = [each.filter for each in self._session.subscriptions.values()]
         values = sum(len(each.authors) + len(each.types) + len(each.packet_ids) for each in filters)
-        pending = self._pending_bytes + self._comparer.held_bytes
+        pending = self._pending_bytes + self._comparer.held_bytes + self._backlog.held_bytes
         return pending + _SUBSCRIPTION_BYTES * len(filters) + _VALUE_BYTES * values
 
     def described(self, process: str) -> OpenSession | None:
@@ -441,7 +441,7 @@ class Connection:
             self._close_subscription(subscription)
             errors.append(payload)
             if self._relay.slices.is_over():
-                await self._relay.slices.next()
+                await self._relay.slices.next(self.turn(time.monotonic()))
         self.socket.queue(text_frame(outcome.payload))
         for payload in errors:
             self.answer(payload, ErrorCode.UNAUTHENTICATED)

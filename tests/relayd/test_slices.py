@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import itertools
 import time
 
 import pytest
@@ -53,6 +54,25 @@ async def test_jobs_that_come_again_wait_for_the_next_turn_behind_the_others() -
     assert done == ["a", "b", "a", "b"]
     await turn()
     assert done == ["a", "b", "a", "b", "a"]
+
+
+async def test_tasks_that_wait_for_a_turn_go_on_one_in_each() -> None:
+    slices, steps = Slices(seconds=3600.0), list[int]()
+    now = time.monotonic()
+
+    async def work(number: int, place: float) -> None:
+        await slices.next(place)
+        steps.append(number)
+
+    tasks = [asyncio.create_task(work(number, now - number)) for number in range(5)]
+    await turn()
+    counts = [0]
+    while len(steps) < 5:
+        await turn()
+        counts.append(len(steps))
+    await asyncio.gather(*tasks)
+    assert steps == [4, 3, 2, 1, 0], "by their places"
+    assert all(after - before <= 1 for before, after in itertools.pairwise(counts))
 
 
 @pytest.mark.req("R-321")

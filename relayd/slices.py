@@ -22,7 +22,7 @@ from relayd.faults import Faults
 
 __all__ = ["SLICE_SECONDS", "Slices"]
 
-SLICE_SECONDS: Final = 0.001
+SLICE_SECONDS: Final = 0.002
 """A turn may hold this much, the piece of work that began last, and what is no peer's doing."""
 
 

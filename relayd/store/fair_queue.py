@@ -13,7 +13,7 @@ from __future__ import annotations
 import heapq
 import itertools
 from collections.abc import Callable, Hashable
-from typing import Final, Generic, TypeVar
+from typing import Final, Generic, NamedTuple, TypeVar
 
 __all__ = ["FairQueue"]
 
@@ -23,38 +23,61 @@ _OVERHEAD: Final = 512
 """What each item costs beside its bytes, in bytes."""
 
 
+class _Item(NamedTuple, Generic[T]):
+    end: int
+    number: int
+    cost: int
+    owner: Hashable
+    group: Hashable
+    item: T
+
+
 class FairQueue(Generic[T]):
-    """Items with a size and an owner, taken one by one."""
+    """Items with a size and an owner, taken one by one.
+
+    Items of several owners may be of one group. One that is put `behind_group` keeps its place behind all of
+    these.
+    """
 
     def __init__(self) -> None:
-        self._items: list[tuple[int, int, int, Hashable, T]] = []
+        self._items: list[_Item[T]] = []
         self._ends: dict[Hashable, int] = {}
+        self._ends_of_groups: dict[Hashable, int] = {}
         self._now = 0  # bytes that each owner would have been served by now
         self._numbers = itertools.count()
 
     def __len__(self) -> int:
         return len(self._items)
 
-    def put(self, item: T, size: int, owner: Hashable) -> None:
+    def put(
+        self, item: T, size: int, owner: Hashable, group: Hashable = None, *, behind_group: bool = False
+    ) -> None:
         """Add an item behind those of the same owner."""
-        end = max(self._ends.get(owner, 0), self._now) + size + _OVERHEAD
+        begin = max(self._ends.get(owner, 0), self._now)
+        so_far = self._ends_of_groups.get(group, 0)
+        cost = size + _OVERHEAD
+        end = (max(begin, so_far) if behind_group else begin) + cost
         self._ends[owner] = end
-        heapq.heappush(self._items, (end, next(self._numbers), size + _OVERHEAD, owner, item))
+        self._ends_of_groups[group] = max(end, so_far)
+        heapq.heappush(self._items, _Item(end, next(self._numbers), cost, owner, group, item))
 
     def take(self) -> T:
         """The item whose turn it is. Raises `IndexError` where there is none."""
-        end, _, cost, owner, item = heapq.heappop(self._items)
+        end, _, cost, owner, group, item = heapq.heappop(self._items)
         self._now += cost // len(self._ends)
         if self._ends[owner] == end:
             del self._ends[owner]
+        if self._ends_of_groups.get(group) == end:
+            del self._ends_of_groups[group]
         return item
 
     def drop(self, is_dropped: Callable[[T], bool]) -> list[T]:
         """Take out all these, in their order."""
         # What is in order is a heap too, and the last item of each owner comes last.
-        self._items.sort(key=lambda each: each[:2])
-        dropped = [each for each in self._items if is_dropped(each[-1])]
+        self._items.sort(key=lambda each: (each.end, each.number))
+        dropped = [each for each in self._items if is_dropped(each.item)]
         if dropped:
-            self._items = [each for each in self._items if not is_dropped(each[-1])]
-            self._ends = {owner: end for end, _, _, owner, _ in self._items}
-        return [each[-1] for each in dropped]
+            self._items = [each for each in self._items if not is_dropped(each.item)]
+            self._ends = {each.owner: each.end for each in self._items}
+            self._ends_of_groups = {each.group: each.end for each in self._items}
+        return [each.item for each in dropped]

@@ -14,6 +14,8 @@ import time
 from collections.abc import Awaitable, Callable, Hashable, Sequence
 from typing import Generic, NamedTuple, Protocol, TypeVar
 
+from strata.protocol.keys import IDENTITY_TYPES
+
 from relayd.faults import Faults
 from relayd.store.fair_queue import FairQueue
 from relayd.store.types import (
@@ -132,7 +134,14 @@ class Writer(Generic[Ticket]):
         if self._pending_bytes >= self._max_pending_bytes:
             raise StoreUnavailable("too many packets wait to be stored")
         give_up_at = asyncio.get_running_loop().time() + self._publish_timeout
-        self._queue.put(_Waiting(packet, ticket, give_up_at), len(packet.body), owner)
+        # What was admitted under an author's keys stands in the log before what changes them.
+        self._queue.put(
+            _Waiting(packet, ticket, give_up_at),
+            len(packet.body),
+            owner,
+            packet.author_id,
+            behind_group=packet.content_type in IDENTITY_TYPES,
+        )
         self._pending_bytes += len(packet.body)
         self._filled.set()
         self._empty.clear()

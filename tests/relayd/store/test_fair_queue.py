@@ -79,3 +79,20 @@ def test_what_is_dropped_is_gone_and_the_rest_keeps_its_order():
     assert [item for item in out if int(item) % 2] == ["1", "5"]
     queue.put("of nobody else", 10, 0)
     assert taken(queue) == ["of nobody else"]
+
+
+def test_what_is_put_behind_a_group_comes_after_all_of_it_whoever_owns_them():
+    queue: FairQueue[str] = FairQueue()
+    for number in range(3):
+        queue.put(f"large {number}", 100_000, "one", "group")
+        queue.put(f"other {number}", 100_000, "one more", "another group")
+    queue.put("last of it", 100, "two", "group", behind_group=True)
+    queue.put("small", 100, "three", "group")
+    out = taken(queue)
+    assert out[0] == "small"
+    assert out.index("last of it") > out.index("large 2")
+    queue.put("large", 100_000, "one", "group")
+    queue.drop(lambda item: item == "large")
+    queue.put("forgotten", 100_000, "one", "another group")
+    queue.put("first", 100, "two", "group", behind_group=True)
+    assert taken(queue) == ["first", "forgotten"]

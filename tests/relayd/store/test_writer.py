@@ -137,6 +137,20 @@ async def test_small_packets_go_before_large_ones_and_a_batch_holds_few_of_those
     assert log.batches == [[4, 5, 6, 0, 1], [2, 3]]
 
 
+@pytest.mark.req("R-074")
+async def test_what_changes_keys_is_stored_behind_what_was_admitted_under_them(log, make, packet):
+    writer = make()
+    for n in range(3):
+        body = b"%d:" % n + b"x" * 10_000
+        writer.put(msgspec.structs.replace(packet(n), author_id="did:a", body=body), n, f"session {n % 2}")
+    keys = msgspec.structs.replace(packet(3), author_id="did:a", content_type="KEY_EVENT")
+    writer.put(keys, 3, "another session")
+    writer.put(msgspec.structs.replace(packet(4), author_id="did:b"), 4, "a third session")
+    async with running(writer):
+        assert await writer.drain(5)
+    assert log.batches == [[4, 0, 1, 2, 3]]
+
+
 async def test_the_queue_is_bounded(log, make, packet):
     writer = make(max_pending_bytes=100)
     for n in range(3):

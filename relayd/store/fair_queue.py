@@ -42,7 +42,7 @@ class FairQueue(Generic[T]):
     def __init__(self) -> None:
         self._items: list[_Item[T]] = []
         self._ends: dict[Hashable, int] = {}
-        self._ends_of_groups: dict[Hashable, int] = {}
+        self._last_of_groups: dict[Hashable, tuple[int, int]] = {}  # its end and number: two may end together
         self._now = 0  # bytes that each owner would have been served by now
         self._numbers = itertools.count()
 
@@ -54,21 +54,21 @@ class FairQueue(Generic[T]):
     ) -> None:
         """Add an item behind those of the same owner."""
         begin = max(self._ends.get(owner, 0), self._now)
-        so_far = self._ends_of_groups.get(group, 0)
-        cost = size + _OVERHEAD
-        end = (max(begin, so_far) if behind_group else begin) + cost
+        last = self._last_of_groups.get(group, (0, 0))
+        number, cost = next(self._numbers), size + _OVERHEAD
+        end = (max(begin, last[0]) if behind_group else begin) + cost
         self._ends[owner] = end
-        self._ends_of_groups[group] = max(end, so_far)
-        heapq.heappush(self._items, _Item(end, next(self._numbers), cost, owner, group, item))
+        self._last_of_groups[group] = max(last, (end, number))
+        heapq.heappush(self._items, _Item(end, number, cost, owner, group, item))
 
     def take(self) -> T:
         """The item whose turn it is. Raises `IndexError` where there is none."""
-        end, _, cost, owner, group, item = heapq.heappop(self._items)
+        end, number, cost, owner, group, item = heapq.heappop(self._items)
         self._now += cost // len(self._ends)
         if self._ends[owner] == end:
             del self._ends[owner]
-        if self._ends_of_groups.get(group) == end:
-            del self._ends_of_groups[group]
+        if self._last_of_groups[group] == (end, number):
+            del self._last_of_groups[group]
         return item
 
     def drop(self, is_dropped: Callable[[T], bool]) -> list[T]:
@@ -79,5 +79,5 @@ class FairQueue(Generic[T]):
         if dropped:
             self._items = [each for each in self._items if not is_dropped(each.item)]
             self._ends = {each.owner: each.end for each in self._items}
-            self._ends_of_groups = {each.group: each.end for each in self._items}
+            self._last_of_groups = {each.group: (each.end, each.number) for each in self._items}
         return [each.item for each in dropped]

@@ -96,3 +96,14 @@ def test_what_is_put_behind_a_group_comes_after_all_of_it_whoever_owns_them():
     queue.put("forgotten", 100_000, "one", "another group")
     queue.put("first", 100, "two", "group", behind_group=True)
     assert taken(queue) == ["first", "forgotten"]
+
+
+def test_of_two_that_would_end_together_the_group_ends_with_the_second():
+    queue: FairQueue[str] = FairQueue()
+    queue.put("first", 1_500, "one", "group")
+    queue.put("second", 1_500, "two", "group")
+    for number in range(3):
+        queue.put("beside", 50_000, f"another {number}")
+    assert queue.take() == "first"
+    queue.put("last of it", 100, "three", "group", behind_group=True)
+    assert taken(queue)[:2] == ["second", "last of it"]

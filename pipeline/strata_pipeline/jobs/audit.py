@@ -128,7 +128,10 @@ def audit(
         gained = lake.erasures.told(lake.chain.after(since))
         audited, days = _gained(lake, gained), sorted({manifest.span.day for manifest in gained})
     with lake.held():
-        return _audit(spark, lake, days, audited, url, bootstrap, progress)
+        with planned(spark, audited.packets + audited.quarantined):
+            _look(spark, lake, days, audited, url, bootstrap, progress)
+        progress("done", audited)
+    return audited
 
 
 def _whole(lake: AnyLake) -> Audited:
@@ -154,21 +157,6 @@ def _gained(lake: AnyLake, gained: list[Manifest]) -> Audited:
         reached=lake.reached,
         tip=lake.tip,
     )
-
-
-def _audit(
-    spark: SparkSession,
-    lake: AnyLake,
-    days: list[int],
-    audited: Audited,
-    url: str | None,
-    bootstrap: Path | None,
-    progress: Callable[[str, Audited], None],
-) -> Audited:
-    with planned(spark, audited.packets + audited.quarantined):
-        _look(spark, lake, days, audited, url, bootstrap, progress)
-    progress("done", audited)
-    return audited
 
 
 def _look(

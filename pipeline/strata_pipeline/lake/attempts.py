@@ -14,10 +14,10 @@ from __future__ import annotations
 import contextlib
 import re
 import uuid
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from datetime import datetime, timedelta
 from itertools import takewhile
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import msgspec
 from strata.protocol.lake import LISTINGS, LakeError, Span, decode_listing, listing_name
@@ -38,6 +38,7 @@ __all__ = [
     "forget",
     "look_at_clock",
     "object_name",
+    "records",
     "sweep",
 ]
 
@@ -48,6 +49,9 @@ _PART = re.compile(r".*/batch=\d+-\d+/(?:kind=[A-Za-z_]+/)?([0-9a-f]{32})-[0-9a-
 _PROBE = f"{ATTEMPTS}/probe-"
 _PROBED = timedelta(hours=1)
 """By then whoever has put a probe has ended."""
+
+
+_R = TypeVar("_R")
 
 
 class _Record(msgspec.Struct, frozen=True):
@@ -106,17 +110,22 @@ def attempt_of(name: str) -> str | None:
 
 def attempts(store: ObjectStore) -> list[Attempt]:
     """The attempts that the bucket tells of."""
-    found = []
-    for name in store.keys(ATTEMPTS):
-        match = _RECORD.fullmatch(name)
-        if match is None:
-            continue
+    return [
+        Attempt(int(match[1]), match[2], Span(told.after, told.up_to))
+        for match, told in records(store, _RECORD, _Record)
+    ]
+
+
+def records(
+    store: ObjectStore, pattern: re.Pattern[str], kind: type[_R]
+) -> Iterator[tuple[re.Match[str], _R]]:
+    """The records of attempts whose names are like this, with what their names tell."""
+    for match in filter(None, map(pattern.fullmatch, store.keys(ATTEMPTS))):
         try:
-            told = msgspec.json.decode(store.get(name), type=_Record)
+            told = msgspec.json.decode(store.get(match[0]), type=kind)
         except (FileNotFoundError, msgspec.DecodeError):
             continue  # it has just been forgotten, or is none of ours
-        found.append(Attempt(int(match[1]), match[2], Span(told.after, told.up_to)))
-    return found
+        yield match, told
 
 
 def check_refuses(store: ObjectStore) -> str:

@@ -14,6 +14,7 @@ Listings and generations are never deleted: they are small, and they prove what 
 
 from __future__ import annotations
 
+import contextlib
 import re
 import uuid
 from collections.abc import Iterable
@@ -33,7 +34,7 @@ from strata.protocol.lake import (
 )
 
 from strata_pipeline.errors import LakeError
-from strata_pipeline.lake.attempts import ATTEMPTS, ROOTS, Left, attempt_of
+from strata_pipeline.lake.attempts import ATTEMPTS, ROOTS, Left, attempt_of, records
 from strata_pipeline.lake.object_generations import ERASED, Generations
 from strata_pipeline.lake.stores.objects import ObjectStore
 
@@ -119,15 +120,9 @@ class Days(Protocol):
 def rewrites(store: ObjectStore) -> list[Rewrite]:
     """The attempts that the bucket tells of."""
     found = []
-    for name in store.keys(ATTEMPTS):
-        match = _RECORD.fullmatch(name)
-        if match is None:
-            continue
-        try:
-            told = msgspec.json.decode(store.get(name), type=_Record)
+    for match, told in records(store, _RECORD, _Record):
+        with contextlib.suppress(ValueError):  # no such day: it is none of ours
             found.append(Rewrite(parse_day(match[1]), told.base, match[2]))
-        except (FileNotFoundError, ValueError):
-            continue  # it has just been forgotten, or is none of ours
     return found
 
 

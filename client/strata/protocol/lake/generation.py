@@ -22,7 +22,7 @@ from typing import NoReturn
 import msgspec
 
 from strata.protocol.lake.erasure import Erasure, check_erasures
-from strata.protocol.lake.listing import StoredObject, misnamed
+from strata.protocol.lake.listing import StoredObject, misnamed, misplaced
 from strata.protocol.lake.manifest import GENESIS, LakeError, Manifest
 from strata.protocol.lake.sealing import hash_of, read_sealed, text_of, with_hash
 from strata.protocol.lake.sequences import Span, day_text
@@ -184,10 +184,8 @@ def check_day_listing(listing: DayListing, generation: Generation, manifests: Se
     if not (follow and is_whole and rises and set(borders) <= set(known)):
         _refuse(name, f"its parts are not the batches of {day_text(generation.day)}")
     for part in listing.parts:
-        folder = f"day={day_text(generation.day)}/batch={part.span}/"
-        for one in part.objects:
-            if not one.name.partition("/")[2].startswith(folder):
-                _refuse(name, f"{one.name} lies elsewhere than its part, {part.span}")
+        if (wrong := misplaced(part.objects, part.span)) is not None:
+            _refuse(name, f"{wrong} lies elsewhere than its part, {part.span}")
 
 
 def _refuse(name: str, why: str) -> NoReturn:

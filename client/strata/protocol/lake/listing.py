@@ -21,7 +21,7 @@ import msgspec
 
 from strata.protocol.lake.manifest import LakeError, Manifest
 from strata.protocol.lake.sealing import read_sealed, text_of, with_hash
-from strata.protocol.lake.sequences import day_text
+from strata.protocol.lake.sequences import Span, day_text
 
 __all__ = [
     "LISTINGS",
@@ -32,6 +32,7 @@ __all__ = [
     "encode_listing",
     "listing_name",
     "misnamed",
+    "misplaced",
     "seal_listing",
 ]
 
@@ -101,15 +102,19 @@ def misnamed(objects: Iterable[StoredObject]) -> str | None:
     return next((one.name for one in objects if _is_name(one.name) is None), None)
 
 
+def misplaced(objects: Iterable[StoredObject], span: Span) -> str | None:
+    """The first name among those of objects that does not lie in the folder of these sequences."""
+    folder = f"day={day_text(span.day)}/batch={span}/"
+    return next((one.name for one in objects if not one.name.partition("/")[2].startswith(folder)), None)
+
+
 def check_listing(listing: Listing, manifest: Manifest) -> None:
     """Raise `LakeError` unless a listing is that of this manifest, and names objects of its batch alone."""
     name = listing_name(manifest)
     if (listing.number, listing.manifest) != (manifest.number, manifest.hash):
         _refuse(name, f"it is that of another manifest, {listing.number}")
-    folder = f"day={day_text(manifest.span.day)}/batch={manifest.span}/"
-    for one in listing.objects:
-        if not one.name.partition("/")[2].startswith(folder):
-            _refuse(name, f"{one.name} lies elsewhere than its batch, {manifest.span}")
+    if (wrong := misplaced(listing.objects, manifest.span)) is not None:
+        _refuse(name, f"{wrong} lies elsewhere than its batch, {manifest.span}")
 
 
 def _refuse(name: str, why: str) -> NoReturn:

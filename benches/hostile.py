@@ -21,6 +21,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final, cast
 
+from benches.besieged import MOST_RATIO
 from benches.crowds import Crowd, CrowdReport, hostile_crowd, idle_crowd
 from benches.daemon import RelayProcess
 from benches.load import Load, make_load
@@ -39,7 +40,6 @@ _DEEDS_PER_SECOND: Final = 500
 """Of all the hostile together, as far as the relay lets them."""
 _SETTLE_SECONDS: Final = 1.0
 _LEAVE_TIMEOUT: Final = 60.0
-_MOST_RATIO: Final = 2.0
 _KINDS: Final = (
     "slow handshakes",
     "garbage",
@@ -119,7 +119,7 @@ async def measure(relay: RelayProcess, plan: Plan, progress: Progress) -> list[M
         peer.close()
     company = f"beside {plan.idle_crowd} idle"
     return _measures(company, alone, idle) + _measures(
-        f"{company} and {plan.hostile_crowd} hostile", alone, hostile, _MOST_RATIO
+        f"{company} and {plan.hostile_crowd} hostile", alone, hostile, MOST_RATIO
     )
 
 

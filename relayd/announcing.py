@@ -146,7 +146,7 @@ class Announcer:
         """Nothing is owed: it is the relay's own."""
 
     def turn(self, now: float) -> float:
-        """Its own work waits for nobody who has been given more."""
+        """The relay's own packets stand where they come."""
         return now
 
     def room_again(self) -> None:

@@ -180,7 +180,7 @@ class Admission:
             self.lost,
             threads=verify_threads,
             loop=asyncio.get_running_loop(),
-            is_quick=lambda request: not _is_dear(request.raw),
+            is_quick=lambda request: not request.is_dear,
             place=lambda request: request.lane.publisher.turn(time.monotonic()),
             on_dear=self._was_dear,
         )
@@ -197,7 +197,8 @@ class Admission:
     def _enter(self, request: PublishRequest) -> None:
         if failpoints.ARMED:
             failpoints.hit("admission.submit")
-        if _is_dear(request.raw):
+        request.is_dear = _is_dear(request.raw)
+        if request.is_dear:
             self._pool.put(request)
             return
         self._examine(request)

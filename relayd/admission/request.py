@@ -69,6 +69,7 @@ class PublishRequest:
         "downgrade",
         "is_by_keys",
         "is_charged",
+        "is_dear",
         "is_ended",
         "is_finished",
         "is_parsed",
@@ -101,6 +102,8 @@ class PublishRequest:
         """The peer that it comes from, where it was not published here."""
         self.witness: int | None = None
         """When the first relay received it, where the peer's word for that counts."""
+        self.is_dear = False
+        """Its checks take milliseconds."""
         self.is_parsed = False
         self.packet: Packet
         """Unset until `parsed`."""

@@ -99,12 +99,13 @@ class VerifyPool(Generic[J]):
             self._tell(_Checked([], [(job, error) for job in jobs], [], 0.0))
 
     def _share_out(self, jobs: list[J]) -> None:
-        quick = [job for job in jobs if self._is_quick(job)]
-        if len(quick) < len(jobs):
-            for job in jobs:
-                if not self._is_quick(job):
-                    heapq.heappush(self._dear, (self._place(job), next(self._numbers), job))
-            self._begin_dear()
+        quick = []
+        for job in jobs:
+            if self._is_quick(job):
+                quick.append(job)
+            else:
+                heapq.heappush(self._dear, (self._place(job), next(self._numbers), job))
+        self._begin_dear()
         if len(quick) == 1 and not self._quick_under_way:
             self._tell(self._checked(quick))
             return

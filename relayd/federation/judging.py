@@ -152,7 +152,7 @@ class Judging:
         """Nothing is owed: the operator chose the peer, and the window bounds what of it is under way."""
 
     def turn(self, now: float) -> float:
-        """Its own work waits for nobody who has been given more."""
+        """The operator chose the peer: its packets stand where they come."""
         return now
 
     def room_again(self) -> None:

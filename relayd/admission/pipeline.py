@@ -1,7 +1,7 @@
 """The way of a PUBLISH from its frame to the writer, and its answer.
 
     loop      parse, policy, freshness ─ is it a repeat? ─ are all keys it needs in memory?
-    threads   signature, rules of its type, provenance
+    threads   signature, rules of its type, provenance (a dear packet is parsed in a process apart before)
     loop      budgets and plug-ins, which may wait ─ its turn in the lane ─ the writer
 
 Packets of one session enter the log in the order they were sent (R-133), although signatures are checked
@@ -56,6 +56,7 @@ from relayd.admission.checks import (
 from relayd.admission.gathering import Gathering
 from relayd.admission.knowledge import Known, known_of, missing_for
 from relayd.admission.origin import witness_of
+from relayd.admission.parsing_apart import ApartParser
 from relayd.admission.request import Lane, Publisher, PublishRequest, PublishVerdict
 from relayd.admission.verify import VerifyPool
 from relayd.config import Settings
@@ -129,7 +130,8 @@ class Admission:
 
     `enqueue(packet, request)` hands over to the writer; `find(ids)` asks the duplicate index. `policy` and
     `trust` may be replaced while running. `on_refused(request, error)`, which must not raise, is told of each
-    that is not stored.
+    that is not stored. Dear packets are parsed `apart`, or on a thread where that is None; it is closed with
+    the admission.
     """
 
     def __init__(
@@ -149,6 +151,7 @@ class Admission:
         on_flush: Callable[[], None],
         faults: Faults,
         on_refused: Callable[[PublishRequest, InvalidPacket], None] | None = None,
+        apart: ApartParser | None = None,
     ) -> None:
         self.policy = policy
         self.trust = trust
@@ -165,6 +168,7 @@ class Admission:
         self._on_verified = on_verified
         self._on_flush = on_flush
         self._on_refused = on_refused
+        self._apart = apart
         self._plain = Known(identities.generation)
         self._recent: OrderedDict[bytes, None] = OrderedDict()
         self._held: set[Publisher] = set()
@@ -217,17 +221,27 @@ class Admission:
         self._held.discard(publisher)
 
     def _examine(self, request: PublishRequest) -> None:
-        """Checks 5 to 10. Runs on the loop, or on a thread for a large packet."""
-        limits = self._limits
+        """Checks 5 to 10. Runs on the loop, or on a thread for a dear packet."""
         try:
-            request.parsed(limits.parse(request.raw))
-            require_room(request.packet, limits.max_identity_bytes)
-            self._weigh(request)
+            self._weigh(request, self._limits.parse(request.raw))
         except InvalidPacket as error:
             request.refuse(error)
 
-    def _weigh(self, request: PublishRequest) -> None:
-        packet, origin, now = request.packet, request.origin, self._clock()
+    def _examine_apart(self, request: PublishRequest, apart: ApartParser) -> float:
+        """The same on a thread, with another process; what that took of a processor."""
+        found = apart.parse(request.raw)
+        try:
+            if isinstance(found.packet, InvalidPacket):
+                raise found.packet
+            self._weigh(request, found.packet)
+        except InvalidPacket as error:
+            request.refuse(error)
+        return found.seconds
+
+    def _weigh(self, request: PublishRequest, packet: Packet) -> None:
+        request.parsed(packet)
+        require_room(packet, self._limits.max_identity_bytes)
+        origin, now = request.origin, self._clock()
         max_age = self._limits.max_packet_age_seconds
         if origin is None:
             weigh(packet, self.policy, now, max_age_seconds=max_age)
@@ -257,13 +271,22 @@ class Admission:
 
     # On the threads.
 
-    def _check(self, request: PublishRequest) -> None:
-        """For a large packet all up to the signature, for others the signature and all after it."""
+    def _check(self, request: PublishRequest) -> float:
+        """For a dear packet all up to the signature, for others the signature and all after it.
+
+        Returns what another process took of a processor for it, in seconds.
+        """
         if failpoints.ARMED:
             failpoints.hit("admission.verify")
         if not request.is_parsed:
+            if self._apart is not None:
+                return self._examine_apart(request, self._apart)
             self._examine(request)
-            return
+            return 0.0
+        self._judge(request)
+        return 0.0
+
+    def _judge(self, request: PublishRequest) -> None:
         now = request.judged_at(self._clock())
         try:
             request.queued = judge(request.packet, request.known, now, ingest=request.witness is None)
@@ -605,7 +628,7 @@ class Admission:
 
     async def close(self) -> None:
         """Stop the threads and the tasks; requests still inside get no answer."""
-        await asyncio.get_running_loop().run_in_executor(None, self._pool.close)
+        await asyncio.get_running_loop().run_in_executor(None, self._close_threads)
         for task in self._finishing:
             task.cancel()
         await asyncio.gather(
@@ -615,6 +638,11 @@ class Admission:
             *self._finishing,
             return_exceptions=True,
         )
+
+    def _close_threads(self) -> None:
+        if self._apart is not None:
+            self._apart.close()
+        self._pool.close()
 
     def _unbar(self, request: PublishRequest) -> None:
         """Let the author's next packets pass, if it was this one that barred them. Never raises."""

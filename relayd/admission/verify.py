@@ -45,15 +45,16 @@ class _Checked(NamedTuple, Generic[J]):
 class VerifyPool(Generic[J]):
     """Runs `check(job)` on threads and gives finished batches to `on_checked(jobs, seconds)` on the loop.
 
-    A job whose check raises goes to `on_failed(job, error)` on the loop instead. `is_quick` tells which jobs
-    are, and `place(job)` where a dear one stands in its line: the lowest is first. `on_dear(job, seconds)`
-    hears of each that took much of the processor. The lines are bounded by the callers: they stop reading
-    from their peers.
+    A check returns how many seconds of a processor it used besides those of its thread. A job whose check
+    raises goes to `on_failed(job, error)` on the loop instead. `is_quick` tells which jobs are, and
+    `place(job)` where a dear one stands in its line: the lowest is first. `on_dear(job, seconds)` hears of
+    each that took much of the processor. The lines are bounded by the callers: they stop reading from their
+    peers.
     """
 
     def __init__(
         self,
-        check: Callable[[J], None],
+        check: Callable[[J], float],
         on_checked: Callable[[Sequence[J], float], None],
         on_failed: Callable[[J, BaseException], None],
         *,
@@ -124,17 +125,20 @@ class VerifyPool(Generic[J]):
         worked, begun = time.thread_time(), [time.perf_counter()]
         passed: list[J] = []
         failed: list[tuple[J, BaseException]] = []
+        elsewhere: list[float] = []
         for job in jobs:
+            besides = 0.0
             try:
-                self._check(job)
+                besides = self._check(job)
                 passed.append(job)
             except BaseException as error:  # the thread has other jobs to do
                 failed.append((job, error))
+            elsewhere.append(besides)
             begun.append(time.perf_counter())
         seconds = begun[-1] - begun[0]
         # A thread also waits for the interpreter, and that costs nobody: each job has its part of its work.
         part = (time.thread_time() - worked) / seconds if seconds else 0.0
-        taken = [(job, part * (begun[n + 1] - begun[n])) for n, job in enumerate(jobs)]
+        taken = [(job, part * (begun[n + 1] - begun[n]) + elsewhere[n]) for n, job in enumerate(jobs)]
         return _Checked(passed, failed, [each for each in taken if each[1] > _DEAR_SECONDS], seconds)
 
     def _returned(self, checked: _Checked[J], is_dear: bool) -> None:

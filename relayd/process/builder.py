@@ -21,6 +21,7 @@ from relayd.access.ledger import Book
 from relayd.access.limits import SessionLimits
 from relayd.admission.budgets import TrustAct, TrustBudgets
 from relayd.admission.commits import Commits
+from relayd.admission.parsing_apart import ApartParser
 from relayd.admission.pipeline import Admission, AdmissionLimits, PublishRequest
 from relayd.admission.request import marks_of
 from relayd.config import Settings
@@ -137,6 +138,11 @@ def build_relay(
         on_flush=registry.flush,
         faults=faults,
         on_refused=None if traces is None else traces.publishes.refused,
+        apart=ApartParser(
+            max_bytes=settings.max_packet_bytes,
+            max_depth=settings.max_json_depth,
+            max_values=settings.max_json_values,
+        ),
     )
     commits = Commits(admission, tail, metrics, on_flush=registry.flush, faults=faults)
     writer: Writer[PublishRequest] = Writer(

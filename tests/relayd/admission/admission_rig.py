@@ -14,6 +14,7 @@ from strata.protocol.provenance import ProvenanceTrust
 from strata.protocol.typed import trust_strength
 
 from relayd.admission.budgets import TrustAct, TrustBudgets
+from relayd.admission.parsing_apart import ApartParser
 from relayd.admission.pipeline import Admission, AdmissionLimits, Lane, PublishRequest
 from relayd.faults import Faults
 from relayd.identity.bootstrap import Bootstrap
@@ -171,6 +172,7 @@ class Rig:
         rules: KeyRules | None = None,
         budgets: Mapping[TrustAct, int] | None = None,
         log: FakeLog | None = None,
+        apart: ApartParser | None = None,
     ) -> None:
         self.now = NOW
         self.log = log or FakeLog()
@@ -204,6 +206,7 @@ class Rig:
             on_verified=lambda _: None,
             on_flush=self.flushed,
             faults=self.faults,
+            apart=apart,
         )
 
     def flushed(self) -> None:

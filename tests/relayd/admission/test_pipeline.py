@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 
+import psutil
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -17,6 +18,7 @@ from strata.protocol.packets import Packet
 
 from relayd.admission.budgets import TrustAct
 from relayd.admission.checks import weigh
+from relayd.admission.parsing_apart import ApartParser
 from relayd.policy import Plugins, Policy, PolicyRequest
 from relayd.policy.rules import Lists
 from tests.relayd.admission.admission_rig import ALICE, NOW, Peer, Rig, made, signed, tampered
@@ -36,6 +38,43 @@ async def test_a_session_s_packets_enter_the_log_in_the_order_sent(rig):
     await rig.until(lambda: len(peer.answers) == 60)
     assert rig.log.received == raws
     assert [name for name, _ in peer.answers] == [str(number) for number in range(60)]
+
+
+async def test_dear_packets_are_parsed_apart_at_their_senders_cost():
+    apart = ApartParser(max_bytes=262_144, max_depth=64, max_values=32_768)
+    rig, peer, other = Rig(apart=apart), Peer(), Peer()
+    raws = {"good": made(1, padding=40_000), "spoiled": made(2, padding=40_000)[:-1]}
+    for name, raw in raws.items():
+        rig.publish(peer, raw, name)
+    rig.publish(other, made(3), "small")
+    await rig.until(lambda: len(peer.answers) + len(other.answers) == 3)
+    assert dict(peer.answers) == {"good": "ok", "spoiled": ErrorCode.INVALID_SCHEMA}
+    assert rig.log.stored.keys() >= {Packet.parse(raws["good"]).digest}
+    assert peer.errors["spoiled"].detail == "malformed_json"
+    await rig.close()
+
+
+async def test_a_packet_whose_parser_is_lost_is_answered_and_the_next_one_is_stored():
+    apart = ApartParser(max_bytes=262_144, max_depth=64, max_values=32_768)
+    rig, peer = Rig(apart=apart), Peer()
+    rig.publish(peer, made(1, padding=40_000), "before")
+    await rig.until(lambda: len(peer.answers) == 1)
+    (process,) = (each for each in psutil.Process().children() if each.nice() > psutil.Process().nice())
+    process.kill()
+    rig.publish(peer, made(2, padding=40_000), "lost")
+    rig.publish(peer, made(3), "behind it")
+    await rig.until(lambda: len(peer.answers) == 3)
+    rig.publish(peer, made(2, padding=40_000), "again")
+    await rig.until(lambda: len(peer.answers) == 4)
+    assert dict(peer.answers) == {
+        "before": "ok",
+        "lost": ErrorCode.INTERNAL_ERROR,
+        "behind it": "ok",
+        "again": "ok",
+    }
+    assert rig.caught == ["publish"]
+    assert rig.admission.pending == rig.admission.pending_bytes == 0
+    await rig.close()
 
 
 @pytest.mark.req("R-192")

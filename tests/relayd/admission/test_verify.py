@@ -28,7 +28,7 @@ async def test_every_job_is_checked_once_and_batches_are_bounded():
         if len(checked) == 1000:
             done.set()
 
-    pool: VerifyPool[int] = VerifyPool(lambda job: None, finished, unexpected, threads=3, loop=loop)
+    pool: VerifyPool[int] = VerifyPool(lambda job: 0.0, finished, unexpected, threads=3, loop=loop)
     for job in range(1000):
         pool.put(job)
     async with asyncio.timeout(10):
@@ -44,7 +44,7 @@ async def test_a_job_that_works_long_is_told_of_and_one_that_only_waits_is_not(b
     done: list[str] = []
     dear: dict[str, float] = {}
 
-    def check(job: str) -> None:
+    def check(job: str) -> float:
         if job == "waits":
             time.sleep(0.05)
         if job == "works":
@@ -52,6 +52,7 @@ async def test_a_job_that_works_long_is_told_of_and_one_that_only_waits_is_not(b
             while time.thread_time() < until:
                 sum(range(100))
             raise ValueError(job)
+        return 0.0
 
     def failed(job: str, error: BaseException) -> None:
         done.append(job)
@@ -77,10 +78,31 @@ async def test_a_job_that_works_long_is_told_of_and_one_that_only_waits_is_not(b
     await loop.run_in_executor(None, pool.close)
 
 
+async def test_what_a_job_takes_elsewhere_counts():
+    loop = asyncio.get_running_loop()
+    done: list[int] = []
+    dear: dict[int, float] = {}
+
+    def finished(jobs: Sequence[int], seconds: float) -> None:
+        done.extend(jobs)
+
+    pool: VerifyPool[int] = VerifyPool(
+        lambda job: 7.0 * (job == 3), finished, unexpected, threads=1, loop=loop, on_dear=dear.__setitem__
+    )
+    for job in range(5):
+        pool.put(job)
+    async with asyncio.timeout(30):
+        while len(done) < 5:  # noqa: ASYNC110 - a thread
+            await asyncio.sleep(0.001)
+    assert dear[3] > 7.0
+    assert all(seconds < 7.0 for job, seconds in dear.items() if job != 3)
+    await loop.run_in_executor(None, pool.close)
+
+
 async def test_closing_ends_the_threads_and_drops_what_is_queued():
     loop = asyncio.get_running_loop()
     pool: VerifyPool[int] = VerifyPool(
-        lambda job: None, lambda jobs, seconds: None, unexpected, threads=2, loop=loop
+        lambda job: 0.0, lambda jobs, seconds: None, unexpected, threads=2, loop=loop
     )
     await loop.run_in_executor(None, pool.close)
     pool.put(1)
@@ -108,12 +130,13 @@ class Held:
             place=place,
         )
 
-    def _check(self, job: str) -> None:
+    def _check(self, job: str) -> float:
         self.on_the_loop[job] = threading.get_ident() == self.here
         if job in self.begun:
             self.begun[job].set()
             assert self.release.wait(30)
         self.done.append(job)
+        return 0.0
 
     async def all_done(self, count: int) -> None:
         async with asyncio.timeout(30):
@@ -184,9 +207,10 @@ async def test_a_job_whose_check_raises_is_reported_and_the_others_are_checked(e
     failed: list[int] = []
     done = asyncio.Event()
 
-    def check(job: int) -> None:
+    def check(job: int) -> float:
         if job % 3 == 0:
             raise error
+        return 0.0
 
     def finished(jobs: Sequence[int], seconds: float) -> None:
         passed.extend(jobs)

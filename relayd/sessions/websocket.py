@@ -231,7 +231,7 @@ class WebSocket(asyncio.Protocol):
             registry.look()
         now = time.monotonic()
         self._liveness.heard(now)
-        if self._relay.slices.is_over():
+        if self._relay.slices.is_over(self._handler.turn(now)):
             self._unread += data
             self._go_on_after(0.0)
         else:
@@ -439,7 +439,7 @@ class WebSocket(asyncio.Protocol):
         self._relay.registry.flush()
 
     def _handle(self, events: Iterable[_Received], now: float) -> None:
-        remaining, slices = iter(events), self._relay.slices
+        remaining, slices, place = iter(events), self._relay.slices, self._handler.turn(now)
         for event in remaining:
             if isinstance(event, bytes):
                 self._text(event, now)
@@ -447,7 +447,7 @@ class WebSocket(asyncio.Protocol):
                 self._frame(event, now)
             elif isinstance(event, Request):
                 self._handler.requested(event, now)
-            if self._suspended or slices.is_over():
+            if self._suspended or slices.is_over(place):
                 self._held += remaining
                 return
 

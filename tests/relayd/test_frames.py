@@ -119,3 +119,18 @@ def test_a_frame_cut_behind_its_header_is_not_taken_for_the_start_of_another(cut
     reader = FrameReader(protocol, MAX_SIZE)
     events = reader.receive(ping[:cut]) + reader.receive(ping[cut:] + sent(Frame(Opcode.TEXT, b"text")))
     assert [bytes(e) if isinstance(e, bytes) else e.opcode for e in events] == [Opcode.PING, b"text"]
+
+
+@pytest.mark.req("R-321")
+@pytest.mark.parametrize(
+    ("opcode", "most"),
+    [(Opcode.PING, 32), (Opcode.BINARY, 32), (Opcode.TEXT, 256)],
+    ids=lambda value: str(value),
+)
+def test_what_the_library_reads_comes_in_smaller_parts(opcode: Opcode, most: int):
+    reader = FrameReader(server(), MAX_SIZE)
+    counts = [len(reader.receive(sent(*[Frame(opcode, b"x")] * 1000)))]
+    while reader.has_more:
+        counts.append(len(reader.receive(b"")))
+    assert sum(counts) == 1000
+    assert max(counts) == most

@@ -56,6 +56,44 @@ async def test_jobs_that_come_again_wait_for_the_next_turn_behind_the_others() -
     assert done == ["a", "b", "a", "b", "a"]
 
 
+class Clock:
+    """A time that goes on when it is told to."""
+
+    now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+async def test_who_has_had_much_has_a_shorter_slice() -> None:
+    clock = Clock()
+    slices = Slices(seconds=4.0, clock=clock)
+    assert not slices.is_over()
+    clock.now += 2.0
+    assert not slices.is_over()
+    assert not slices.is_over(place=clock.now)
+    assert slices.is_over(place=clock.now + 1.0)
+    clock.now += 2.0
+    assert slices.is_over(place=clock.now)
+
+
+async def test_what_takes_long_has_a_turn_of_its_own() -> None:
+    clock, done = Clock(), list[str]()
+    slices = Slices(seconds=4.0, clock=clock)
+
+    def work(name: str, seconds: float) -> None:
+        clock.now += seconds
+        done.append(name)
+
+    for name, seconds in (("a", 0.5), ("b", 0.4), ("long", 1.5), ("c", 0.5), ("d", 0.5)):
+        slices.later(functools.partial(work, name, seconds))
+    await turn()
+    assert done == ["a", "b", "long"]
+    assert slices.is_over()
+    await turn()
+    assert done == ["a", "b", "long", "c", "d"]
+
+
 async def test_tasks_that_wait_for_a_turn_go_on_one_in_each() -> None:
     slices, steps = Slices(seconds=3600.0), list[int]()
     now = time.monotonic()

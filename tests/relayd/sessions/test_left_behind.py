@@ -73,6 +73,9 @@ ON_THE_WAY = tuple(
 )
 CATCHERS = {
     # Whoever catches cannot be caught itself. Their bodies are guarded, and the calls in them raise here.
+    "ApartParser._give_back",
+    "_Parser.close",
+    "_Parser.end",
     "Admission.submit",
     "Admission._step",
     "Admission.lost",

@@ -1,4 +1,4 @@
-"""Dear packets are parsed in a process apart, at a low priority.
+"""Packets of many values are parsed in a process apart, at a low priority.
 
 Text that takes milliseconds to parse would hold the interpreter lock for most of them, and the event loop
 would wait for that lock again and again. So a thread sends the text to another process and waits, which needs

@@ -1,7 +1,7 @@
 """The way of a PUBLISH from its frame to the writer, and its answer.
 
     loop      parse, policy, freshness ─ is it a repeat? ─ are all keys it needs in memory?
-    threads   signature, rules of its type, provenance (a dear packet is parsed in a process apart before)
+    threads   signature, rules of its type, provenance (of many values: parsed apart before)
     loop      budgets and plug-ins, which may wait ─ its turn in the lane ─ the writer
 
 Packets of one session enter the log in the order they were sent (R-133), although signatures are checked
@@ -70,7 +70,8 @@ __all__ = ["Admission", "AdmissionLimits", "Lane", "PublishRequest", "Publisher"
 _log = structlog.get_logger("relayd.admission")
 
 _LARGE_BYTES, _MANY_VALUES = 16_384, 512
-"""Above either a packet is parsed off the loop: its canonical form may take milliseconds."""
+"""Above either a packet is parsed off the loop, and with so many values apart: its canonical form may take
+milliseconds."""
 _SMALL_BYTES = 2048
 """Up to here it takes less than counting is worth."""
 _RECENT_IDS = 65_536
@@ -78,8 +79,11 @@ _DECIDED = (PublishVerdict.PASSED, PublishVerdict.REFUSED)
 
 
 def _is_dear(raw: bytes) -> bool:
-    size = len(raw)
-    return size > _LARGE_BYTES or (size > _SMALL_BYTES and canonical.most_values(raw) > _MANY_VALUES)
+    return len(raw) > _LARGE_BYTES or _has_many_values(raw)
+
+
+def _has_many_values(raw: bytes) -> bool:
+    return len(raw) > _SMALL_BYTES and canonical.most_values(raw) > _MANY_VALUES
 
 
 def _passing(reason: str, detail: str) -> InvalidPacket:
@@ -130,8 +134,8 @@ class Admission:
 
     `enqueue(packet, request)` hands over to the writer; `find(ids)` asks the duplicate index. `policy` and
     `trust` may be replaced while running. `on_refused(request, error)`, which must not raise, is told of each
-    that is not stored. Dear packets are parsed `apart`, or on a thread where that is None; it is closed with
-    the admission.
+    that is not stored. Packets of many values are parsed `apart`, or on a thread where that is None; it is
+    closed with the admission.
     """
 
     def __init__(
@@ -279,7 +283,7 @@ class Admission:
         if failpoints.ARMED:
             failpoints.hit("admission.verify")
         if not request.is_parsed:
-            if self._apart is not None:
+            if self._apart is not None and _has_many_values(request.raw):
                 return self._examine_apart(request, self._apart)
             self._examine(request)
             return 0.0

@@ -40,10 +40,14 @@ async def test_a_session_s_packets_enter_the_log_in_the_order_sent(rig):
     assert [name for name, _ in peer.answers] == [str(number) for number in range(60)]
 
 
-async def test_dear_packets_are_parsed_apart_at_their_senders_cost():
+def many_values(number: int) -> bytes:
+    return signed(ALICE, {"type": "POST", "values": [number] * 2_000}).canonical
+
+
+async def test_packets_of_many_values_are_parsed_apart():
     apart = ApartParser(max_bytes=262_144, max_depth=64, max_values=32_768)
     rig, peer, other = Rig(apart=apart), Peer(), Peer()
-    raws = {"good": made(1, padding=40_000), "spoiled": made(2, padding=40_000)[:-1]}
+    raws = {"good": many_values(1), "spoiled": many_values(2)[:-1]}
     for name, raw in raws.items():
         rig.publish(peer, raw, name)
     rig.publish(other, made(3), "small")
@@ -57,14 +61,14 @@ async def test_dear_packets_are_parsed_apart_at_their_senders_cost():
 async def test_a_packet_whose_parser_is_lost_is_answered_and_the_next_one_is_stored():
     apart = ApartParser(max_bytes=262_144, max_depth=64, max_values=32_768)
     rig, peer = Rig(apart=apart), Peer()
-    rig.publish(peer, made(1, padding=40_000), "before")
+    rig.publish(peer, many_values(1), "before")
     await rig.until(lambda: len(peer.answers) == 1)
     (process,) = (each for each in psutil.Process().children() if each.nice() > psutil.Process().nice())
     process.kill()
-    rig.publish(peer, made(2, padding=40_000), "lost")
+    rig.publish(peer, many_values(2), "lost")
     rig.publish(peer, made(3), "behind it")
     await rig.until(lambda: len(peer.answers) == 3)
-    rig.publish(peer, made(2, padding=40_000), "again")
+    rig.publish(peer, many_values(2), "again")
     await rig.until(lambda: len(peer.answers) == 4)
     assert dict(peer.answers) == {
         "before": "ok",

@@ -10,7 +10,8 @@ packet leaves its lane only when all before it have a verdict. Refusals hold no 
 
 A verdict counts for the keys by which it was reached. A packet leaves its lane only while those are still the
 author's keys; if not, it is judged again. An identity packet bars the way for its author's next packets until
-the feed has applied it: a REVOKE and a PUBLISH sent in one breath are judged one after the other (R-074).
+the feed has applied it: a REVOKE and a PUBLISH sent in one breath are judged one after the other (R-074). So
+do identity packets and manifests of a client for the packets that name it (R-236).
 The writer notices what another process appends meanwhile, and asks `still_admitted`.
 
 A duplicate is answered OK before any later check can refuse it (check 8 before 9 to 13). Looking every
@@ -40,7 +41,8 @@ from strata.protocol import canonical
 from strata.protocol.errors import ErrorCode, InvalidPacket
 from strata.protocol.keys import IDENTITY_TYPES
 from strata.protocol.packets import Packet
-from strata.protocol.provenance import ProvenanceTrust
+from strata.protocol.provenance import ProvenanceTrust, needed_dids
+from strata.protocol.provenance.manifest import CLIENT_MANIFEST
 
 from relayd import failpoints
 from relayd.admission.budgets import BUDGETED_TYPES, TrustBudgets
@@ -61,7 +63,7 @@ from relayd.admission.request import Lane, Publisher, PublishRequest, PublishVer
 from relayd.admission.verify import VerifyPool
 from relayd.config import Settings
 from relayd.faults import Faults
-from relayd.identity.directory import Identities
+from relayd.identity.directory import DECISIVE_TYPES, Identities
 from relayd.policy import Plugins, Policy
 from relayd.store.types import NewPacket, StoreError, StoreUnavailable
 
@@ -94,6 +96,11 @@ _QUEUE_FULL = _passing("too many packets wait to be stored", "queue_full")
 _UNAVAILABLE = _passing("the packet could not be checked in time", "store_unavailable")
 _KEYS_CHANGED = _passing("the author's keys changed meanwhile", "keys_changed")
 _FAULT = InvalidPacket(ErrorCode.INTERNAL_ERROR, "the relay failed on this packet; it may not be stored")
+
+
+_KEYS, _MANIFEST = "keys", "manifest"
+_Change = tuple[str, str]
+"""A DID, and whether its keys change or its manifest."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,9 +185,9 @@ class Admission:
         self._held: set[Publisher] = set()
         self._doubtful = Gathering("duplicates", self._look_up, self._lost_together)
         self._unknown = Gathering("keys", self._load, self._lost_together)
-        # Authors with an identity packet on its way to the log, and the lanes that wait for it.
-        self._changing: dict[str, PublishRequest] = {}
-        self._barred: dict[str, dict[Lane, None]] = {}
+        # What decides about whom and is on its way to the log, and the lanes that wait for it.
+        self._changing: dict[_Change, PublishRequest] = {}
+        self._barred: dict[_Change, dict[Lane, None]] = {}
         self._finishing: set[asyncio.Task[None]] = set()
         self._pool: VerifyPool[PublishRequest] = VerifyPool(
             self._check,
@@ -437,7 +444,7 @@ class Admission:
             for publisher in held:
                 self._guarded(publisher.room_again)
         # What is stored bars the way for its author's next packets until the feed has applied it.
-        if self._changing and request.is_parsed and stored_at is None:
+        if request.change is not None and stored_at is None:
             self._unbar(request)
         return True
 
@@ -478,9 +485,8 @@ class Admission:
         """
         has_passed = request.verdict is PublishVerdict.PASSED
         if has_passed or request.is_by_keys:
-            author = request.packet.author_id
-            if self._changing and author in self._changing:
-                self._barred.setdefault(author, {})[request.lane] = None
+            if self._changing and (bar := self._bar(request.packet)) is not None:
+                self._barred.setdefault(bar, {})[request.lane] = None
                 return False
             if request.known.generation != self._identities.generation and not self._is_current(request):
                 request.verdict = PublishVerdict.PENDING
@@ -495,17 +501,34 @@ class Admission:
             self._settle(request)
         return True
 
+    def _bar(self, packet: Packet) -> _Change | None:
+        """What is on its way to the log and decides about this packet."""
+        author, others = packet.author_id, needed_dids(packet)
+        bars = [(author, _KEYS), *((did, kind) for did in others for kind in (_KEYS, _MANIFEST))]
+        if packet.content_type == CLIENT_MANIFEST:  # one after the other, for `_changing` holds one
+            bars.append((author, _MANIFEST))
+        return next((bar for bar in bars if bar in self._changing), None)
+
     def _is_current(self, request: PublishRequest) -> bool:
-        """Whether the author's keys are the ones the packet was judged by."""
-        author, chain = request.packet.author_id, request.known.chain
-        if self._identities.is_plain(author):
-            return chain is None or not chain.events
-        return chain is not None and self._identities.chain(author) is chain
+        """Whether the keys of all whom the packet names are the ones it was judged by."""
+        known, identities = request.known, self._identities
+        author, chain = request.packet.author_id, known.chain
+        if identities.is_plain(author):
+            if chain is not None and chain.events:
+                return False
+        elif chain is None or identities.chain(author) is not chain:
+            return False
+        return all(
+            identities.manifest(did) is known.manifests.get(did)
+            and (identities.is_plain(did) or identities.chain(did) is known.others.get(did))
+            for did in needed_dids(request.packet)
+        )
 
     def _store(self, request: PublishRequest) -> None:
         packet = request.packet
-        if packet.content_type in IDENTITY_TYPES:
-            self._changing[packet.author_id] = request
+        if packet.content_type in DECISIVE_TYPES:
+            request.change = packet.author_id, _MANIFEST if packet.content_type == CLIENT_MANIFEST else _KEYS
+            self._changing[request.change] = request
         try:
             self._enqueue(to_store(packet, request.downgrade, request.origin, request.witness), request)
         except StoreUnavailable:
@@ -590,13 +613,14 @@ class Admission:
             self._guarded(request.lane.publisher.publish_unanswerable)
 
     def identity_applied(self, author: str, digest: bytes) -> None:
-        """The feed has applied an identity packet: its author's next packets may be judged by it.
+        """The feed has applied an identity packet or a manifest: what waits for it may be judged by it.
 
         Never raises.
         """
-        request = self._changing.get(author)
-        if request is not None and request.packet.digest == digest:
-            self._unbar(request)
+        for kind in (_KEYS, _MANIFEST):
+            request = self._changing.get((author, kind))
+            if request is not None and request.packet.digest == digest:
+                self._unbar(request)
 
     def still_admitted(self, request: PublishRequest) -> bool:
         """Whether a packet on its way to the log holds by the keys as they are now (R-074).
@@ -649,11 +673,11 @@ class Admission:
         self._pool.close()
 
     def _unbar(self, request: PublishRequest) -> None:
-        """Let the author's next packets pass, if it was this one that barred them. Never raises."""
-        author = request.packet.author_id
-        if self._changing.get(author) is request:
-            del self._changing[author]
-            for lane in self._barred.pop(author, ()):
+        """Let those pass that this one has barred. Never raises."""
+        change = request.change
+        if change is not None and self._changing.get(change) is request:
+            del self._changing[change]
+            for lane in self._barred.pop(change, ()):
                 self._let_out(lane)
 
     def _is_pending(self, packet: Packet) -> bool:

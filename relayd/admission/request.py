@@ -65,6 +65,7 @@ class PublishRequest:
     """One PUBLISH. `started_at` is monotonic, for the latency histogram and the deadline."""
 
     __slots__ = (
+        "change",
         "client_msg_id",
         "downgrade",
         "is_by_keys",
@@ -117,6 +118,8 @@ class PublishRequest:
         """It was refused by the keys that were known, and other keys might have let it pass."""
         self.origin_refusal: InvalidPacket | None = None
         """The verdict of check 13, which counts once check 12 is done."""
+        self.change: tuple[str, str] | None = None
+        """What it changes for others on their way, while it is on its own to the log."""
         self.is_charged = False
         """It counts against a budget of its author."""
         self.is_finished = False

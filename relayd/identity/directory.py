@@ -11,9 +11,9 @@ meanwhile: until the last page has come, every author is looked up in the log, l
 
 Nothing here asks the network (R-056): the sources are the bootstrap file, the log, and the DID itself.
 
-A chain is immutable and changes by replacement; `generation` counts the replacements. Admission has judged a
-packet by a chain; one comparison tells it later whether any chain has been replaced since, and a second
-whether it was that one.
+Chains and manifests are immutable and change by replacement; `generation` counts the replacements. Admission
+has judged a packet by a chain; one comparison tells it later whether anything has been replaced since, and a
+second whether it was that chain.
 """
 
 from __future__ import annotations
@@ -106,8 +106,8 @@ class _Understood(NamedTuple):
 class Identities:
     """Who may sign for whom.
 
-    `on_change(author, digest)` is called when the feed has brought an identity packet of this author with
-    this id, whatever came of it.
+    `on_change(author, digest)` is called when the feed has brought an identity packet or a manifest of this
+    author with this id, whatever came of it.
     """
 
     def __init__(
@@ -284,9 +284,8 @@ class Identities:
                 if (loading := self._loading.pop(new.author_id, None)) is not None:
                     loading.fail(error)
                 (self._publishers if new.content_type == _MANIFEST else self._special).add(new.author_id)
-            if new.content_type != _MANIFEST:
-                self.generation += 1
-                self._tell(new.author_id, new.packet_id)
+            self.generation += 1
+            self._tell(new.author_id, new.packet_id)
 
     def _remember(self, did: str) -> None:
         self._changes.pop(did, None)

@@ -249,6 +249,8 @@ class Rig:
         async with asyncio.timeout(10):
             while not condition():
                 self.commit()
+                while self.log.queue:  # what has waited for these
+                    self.commit()
                 if condition():
                     break
                 self.changed.clear()
@@ -261,6 +263,15 @@ class Rig:
             while len(self.log.queue) < count:
                 self.changed.clear()
                 await self.changed.wait()
+
+    async def settled(self) -> None:
+        """Wait until no check and no read of keys is under way."""
+        pool, identities = self.admission._pool, self.identities
+        async with asyncio.timeout(10):
+            for _ in range(10):  # what ends a check may begin another
+                while pool._gathered or pool._quick_under_way or identities._loading:  # noqa: ASYNC110
+                    await asyncio.sleep(0.001)
+                await asyncio.sleep(0)
 
     async def answers(self, peer: Peer, count: int) -> list[tuple[str | None, str]]:
         await self.until(lambda: len(peer.answers) >= count)

@@ -54,6 +54,11 @@ SLOW_FILES = ("crashes.py", "embedded.py", "hostile.py", "hostile_relay.py", "mo
 DATABASES = frozenset({"server"})
 """Fixtures that start PostgreSQL."""
 
+GIVING_WAY = 5
+"""How much nicer the others are than the worker of the tests of Spark, which gets three times their share."""
+PLACED = pytest.StashKey[bool]()
+"""Whether this worker has decided how nice it is."""
+
 COLLECTOR_THRESHOLDS = (10_000, 10, 10)
 """Python looks for garbage after 700 new objects, and tests make many that stay for a while."""
 
@@ -107,6 +112,21 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
     elsewhere = len(items) // workers * (workers - 1)
     items[:] = together + others[elsewhere:] + others[:elsewhere]
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_protocol(item: pytest.Item) -> None:
+    """Let the worker that begins with the tests of Spark go first, as its row is the longest.
+
+    With an equal share it may still be at it when the others have nothing left to do. They take over the rest
+    of its tests then, and each starts and warms up a Spark session for the last of the run.
+    """
+    stash = item.config.stash
+    if stash.get(PLACED, False) or "PYTEST_XDIST_WORKER" not in os.environ:
+        return
+    stash[PLACED] = True
+    if not _needs_spark(item) and any(map(_needs_spark, item.session.items)):
+        os.nice(GIVING_WAY)
 
 
 @pytest.fixture(scope="session")

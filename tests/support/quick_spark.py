@@ -11,6 +11,8 @@ QUICK_JAVA = (
 QUICK_SPARK = {
     "spark.default.parallelism": "2",
     "spark.driver.extraJavaOptions": QUICK_JAVA,
+    # For a place in the code that errors name, each column and frame may ask the JVM several more questions.
+    "spark.python.sql.dataFrameDebugging.enabled": "false",
     "spark.sql.adaptive.enabled": "false",
     # A few rows are interpreted before a compiler has begun.
     "spark.sql.codegen.factoryMode": "NO_CODEGEN",

@@ -27,6 +27,7 @@ import typer.main
 __all__ = ["main"]
 
 _REQUEST_BYTES = 2**20
+_FAILPOINTS = "RELAYD_FAILPOINTS"
 
 
 def main() -> None:
@@ -129,6 +130,8 @@ def _become(request: dict[str, Any], descriptors: list[int]) -> None:
         os.close(descriptor)
     os.environ.clear()
     os.environ.update(request["environment"])
+    if _FAILPOINTS in os.environ:  # they are armed when they are imported, and there were none then
+        importlib.reload(importlib.import_module("relayd.failpoints"))
     os.chdir(request["folder"])
     sys.path[0] = request["folder"]
 

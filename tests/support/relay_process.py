@@ -107,8 +107,8 @@ class RelayProcess:
         if "database_url" not in settings:
             data_dir = Path(str(self.settings.setdefault("data_dir", folder / "data")))
             self.prepared = None if from_scratch else data_dir
-        # What is looked at on import, a fork has looked at before.
-        self._is_fork = not (from_scratch or environ or python_path or "failpoints" in settings)
+        # What is looked at on import, a fork has looked at before; failpoints it looks at again.
+        self._is_fork = not (from_scratch or environ or python_path)
         self.process: subprocess.Popen[bytes] | ForkedProcess | None = None
         self.ready: dict[str, str] = {}
         self.start_timeout, self.stop_timeout = START_TIMEOUT, STOP_TIMEOUT

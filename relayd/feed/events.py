@@ -22,7 +22,7 @@ from strata.protocol.provenance import Downgrade, served
 from relayd.cursor import CursorCodec
 from relayd.frames import text_frame_header
 
-__all__ = ["Form", "annotated_tail", "event_frames", "event_head", "event_tail", "row_frames"]
+__all__ = ["Form", "annotated_tail", "event_end", "event_frames", "event_head", "event_tail", "row_frames"]
 
 Form = Literal["rewrite", "annotate", "signed"]
 """How an annotated packet is served: with its origin replaced (R-206), as signed beside the annotation
@@ -36,9 +36,14 @@ def event_head(subscription_id: str) -> bytes:
 
 def event_tail(body: bytes, received_at: int, cursor: bytes | None) -> bytes:
     """The second half of an EVENT: the packet as stored, unchanged (R-171), and its members."""
+    return body + event_end(received_at, cursor)
+
+
+def event_end(received_at: int, cursor: bytes | None) -> bytes:
+    """What follows the packet in an EVENT."""
     if cursor is None:
-        return b'%b,"received_at":%d}' % (body, received_at)
-    return b'%b,"received_at":%d,"cursor":"%b"}' % (body, received_at, cursor)
+        return b',"received_at":%d}' % received_at
+    return b',"received_at":%d,"cursor":"%b"}' % (received_at, cursor)
 
 
 def annotated_tail(
@@ -70,15 +75,20 @@ def row_frames(
 ) -> bytes:
     """Frames for rows of the log, each with its cursor (R-153), or without where `cursors` is None (R-160).
 
-    In one pass, for history is read in pages of hundreds.
+    In one pass, for history is read in pages of hundreds. A stored body is copied once, into the answer.
     """
     parts: list[bytes] = []
     head_length = len(head)
+    starts: dict[int, bytes] = {}  # most packets of a page are about as long as others
     for sequence, received_at, body, annotation in rows:
         cursor = None if cursors is None else cursors.encode_bytes(sequence, ascending=ascending)
         if annotation is None:
-            tail = event_tail(body, received_at, cursor)
+            end = event_end(received_at, cursor)
         else:
-            tail = annotated_tail(body, annotation, received_at, cursor, form)
-        parts += (text_frame_header(head_length + len(tail)), head, tail)
+            body, end = annotated_tail(body, annotation, received_at, cursor, form), b""
+        length = head_length + len(body) + len(end)
+        start = starts.get(length)
+        if start is None:
+            start = starts[length] = text_frame_header(length) + head
+        parts += (start, body, end)
     return b"".join(parts)

@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import random
 import time
+from collections.abc import Sequence
 from typing import Final, Protocol
 
 from strata.protocol.errors import ErrorCode
@@ -25,7 +26,7 @@ from relayd.sessions.answers import lost_place_payload, read_failure_payload
 from relayd.sessions.websocket import WebSocket
 from relayd.store.connection import Payer
 from relayd.store.queries import CANDIDATES
-from relayd.store.types import StoreTimeout, StoreUnavailable
+from relayd.store.types import Declined, Page, StoreTimeout, StoreUnavailable
 
 __all__ = ["Backlog", "StoreReader"]
 
@@ -34,6 +35,10 @@ _FEWEST_ROWS: Final = 20
 _CANDIDATES_PER_ROW: Final = CANDIDATES // _PAGE_ROWS
 _PATIENCE: Final = 0.1
 """History stands behind requests that come so many seconds later."""
+_PIECE_SECONDS: Final = 0.001
+"""How much of a turn of the loop a page takes at once, and the piece that began last."""
+_PIECE_ROWS, _PIECE_BYTES = 50, 64 * 1024
+"""Rows and bytes of a piece, which becomes frames in a fraction of a millisecond."""
 _RETRY_SECONDS: Final = (0.05, 2.0)
 
 
@@ -196,6 +201,7 @@ class Backlog:
         if failpoints.ARMED:
             await failpoints.reached("sessions.page")
         started = time.monotonic()
+        declined = relay.fanout.declined
         page = await relay.store.page(
             read.query,
             read.limit,
@@ -204,22 +210,54 @@ class Backlog:
             candidates=self._page_rows * _CANDIDATES_PER_ROW,
             payer=self._connection.payer,
         )
-        # Pages come as the database has them, several in one turn of the loop, and each takes milliseconds.
-        self.held_bytes = sum(len(row.body) for row in page.rows)
-        try:
-            await self._its_turn()
-        finally:
-            self.held_bytes = 0
         relay.metrics.store_reads["ok"].inc()
         relay.metrics.store_read_seconds.observe(time.monotonic() - started)
         self._page_rows = min(_PAGE_ROWS, self._page_rows * 2)
+        try:
+            sent_bytes = await self._send_page(subscription, read, page, declined)
+        finally:
+            self.held_bytes = 0
+        if self._traces is not None:
+            self._traces.read(subscription, page, started, sent_bytes)
+
+    async def _send_page(self, subscription: Subscription, read: Read, page: Page, declined: Declined) -> int:
+        """Queue the page, as much of it in a turn of the loop as there is time for; the bytes of its frames.
+
+        Pages come as the database has them, several in one turn, and each takes milliseconds. The rest of
+        a page is read anew where more has been declined since.
+        """
+        sizes = [len(row.body) for row in page.rows]
+        self.held_bytes = sum(sizes)
+        first: int | None = 0
+        sent_bytes = 0
+        while first is not None:
+            await self._its_turn()
+            if subscription not in self._behind or self._relay.fanout.declined is not declined:
+                break
+            until = time.monotonic() + _PIECE_SECONDS
+            while first is not None:
+                end = _end_of_piece(sizes, first)
+                sent_bytes += self._queue_rows(subscription, read, page, first, end)
+                self.held_bytes -= sum(sizes[first:end])
+                first = end if end < len(sizes) else None
+                if time.monotonic() >= until:
+                    break
+            self._socket.flush()
+        return sent_bytes
+
+    def _queue_rows(self, subscription: Subscription, read: Read, page: Page, first: int, end: int) -> int:
+        """Queue these rows of a page. What it says of its end holds for the last of them."""
+        is_last = end == len(page.rows)
         frames, events = subscription.rows_read(
-            read, page.rows, page.exhausted, relay.fanout.form, page.reached
+            read,
+            page.rows[first:end],
+            is_last and page.exhausted,
+            self._relay.fanout.form,
+            page.reached if is_last else None,
         )
         self._connection.backfilled(len(frames))
-        self._send(frames, events)
-        if self._traces is not None:
-            self._traces.read(subscription, page, started, len(frames))
+        self._queue(frames, events)
+        return len(frames)
 
     def _from_memory(self, subscription: Subscription) -> bool:
         """Close the last gap from the feed's memory, so that a busy log cannot outrun a read."""
@@ -227,7 +265,8 @@ class Backlog:
         if entries is None:
             return False
         fanout = self._relay.fanout
-        self._send(*subscription.entries_read(entries, self._relay.clock(), fanout.position, fanout.form))
+        self._queue(*subscription.entries_read(entries, self._relay.clock(), fanout.position, fanout.form))
+        self._socket.flush()
         subscription.next_read(fanout.position, 0)
         self._go_live(subscription)
         return True
@@ -239,11 +278,10 @@ class Backlog:
             self._traces.ended(subscription, "live")
         self._relay.fanout.join(subscription, self._connection)
 
-    def _send(self, frames: bytes, events: int) -> None:
+    def _queue(self, frames: bytes, events: int) -> None:
         if frames:
             self._relay.metrics.events_sent["store"].inc(events)
             self._socket.queue(frames)
-            self._socket.flush()
 
     def _give_up(self, subscription: Subscription) -> None:
         """A read took too long: once more from where it stands, with a page that looks at fewer rows; then
@@ -256,3 +294,12 @@ class Backlog:
         payload = read_failure_payload(subscription.subscription_id)
         self._connection.answer(payload, ErrorCode.INTERNAL_ERROR)
         self._socket.flush()
+
+
+def _end_of_piece(sizes: Sequence[int], first: int) -> int:
+    """Where the piece ends that begins with this row: it has one row at least, if there is one."""
+    end, size = first, 0
+    while end < len(sizes) and end - first < _PIECE_ROWS and size < _PIECE_BYTES:
+        size += sizes[end]
+        end += 1
+    return end

@@ -6,6 +6,8 @@ import itertools
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from strata.protocol import packets
 from strata.protocol.ids import Identity
 from strata.protocol.packets import Packet
@@ -14,6 +16,7 @@ from strata.protocol.wire import Event, decode_relay_message
 
 from relayd.cursor import CursorCodec
 from relayd.feed import events
+from relayd.feed.events import annotated_tail, event_frames, event_head, event_tail, row_frames
 from relayd.feed.fanout import Fanout
 from relayd.feed.filters import CompiledFilter
 from relayd.feed.subscription import Phase, Subscription, SubscriptionRequest
@@ -221,6 +224,37 @@ def test_who_has_no_room_for_a_batch_reads_on_from_before_it():
     assert full.subscription.phase is Phase.CATCHING_UP and full.subscription.position == 0
     fanout.dispatch([entry(3, PLAIN)], NOW)
     assert len(quick.events) == 3 and len(behind) == 1
+
+
+@given(
+    rows=st.lists(
+        st.tuples(
+            st.integers(1, 2**62),
+            st.integers(0, 2**40),
+            st.sampled_from([PLAIN.canonical, CLAIMED.canonical, b"{}", b"x" * 200, b"x" * 70_000]),
+            st.booleans(),
+        ),
+        max_size=8,
+    ),
+    with_cursor=st.booleans(),
+    ascending=st.booleans(),
+    form=st.sampled_from(["rewrite", "annotate", "signed"]),
+)
+def test_a_page_is_the_same_frames_as_its_rows_one_by_one(rows, with_cursor, ascending, form):
+    stored = [
+        StoredPacket(n, at, body, FOUND.encode() if downgraded and body == CLAIMED.canonical else None)
+        for n, at, body, downgraded in rows
+    ]
+    head, expected = event_head("s"), b""
+    for n, at, body, annotation in stored:
+        cursor = CODEC.encode_bytes(n, ascending=ascending) if with_cursor else None
+        if annotation is None:
+            tail = event_tail(body, at, cursor)
+        else:
+            tail = annotated_tail(body, annotation, at, cursor, form)
+        expected += event_frames(head, [tail])
+    cursors = CODEC if with_cursor else None
+    assert row_frames(head, stored, cursors, ascending=ascending, form=form) == expected
 
 
 # Policy.

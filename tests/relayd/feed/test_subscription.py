@@ -10,7 +10,7 @@ import re
 from dataclasses import dataclass, field
 
 import pytest
-from hypothesis import settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from strata.protocol.wire import EndOfHistory, Event, Filters, decode_relay_message
@@ -287,3 +287,40 @@ def test_a_marker_names_the_last_packet_given_however_far_the_store_has_looked(a
     reader.take(subscription.rows_read(read, [], True, "rewrite")[0])
     assert reader.marker is not None
     assert reader.marker.cursor == CODEC.encode(seen, ascending=ascending)
+
+
+@given(
+    found=st.integers(0, 7),
+    limit=st.one_of(st.none(), st.integers(0, 6)),
+    more=st.booleans(),
+    reached=st.booleans(),
+    ascending=st.booleans(),
+    cuts=st.sets(st.integers(1, 6)),
+)
+def test_a_page_in_pieces_says_what_it_says_in_one(found, limit, more, reached, ascending, cuts):
+    """The store says of the last piece alone that it was the end, or how far it has looked."""
+    ascending = ascending or limit is None
+    said = []
+    for ends in ([found], [*sorted(cut for cut in cuts if cut < found), found]):
+        request = {"limit": limit, "ascending": ascending, "history_marker": True}
+        reader = open_subscription(Fanout(CODEC, 50), **request)
+        subscription = reader.subscription
+        subscription.start(50)
+        read = subscription.next_read(50, 7)
+        assert read is not None
+        count = min(found, read.limit)
+        sequences = range(1, count + 1) if ascending else range(50, 50 - count, -1)
+        rows = [StoredPacket(n, NOW, b'{"n":%d}' % n) for n in sequences]
+        exhausted = not more and count < read.limit
+        place = (20 if ascending else 30) if reached and not exhausted and count < read.limit else None
+        first, frames, events = 0, b"", 0
+        for end in (min(end, count) for end in ends):
+            is_last = end == count
+            more_frames, more_events = subscription.rows_read(
+                read, rows[first:end], is_last and exhausted, "rewrite", place if is_last else None
+            )
+            frames, events, first = frames + more_frames, events + more_events, end
+            if is_last:
+                break
+        said.append((frames, events, subscription.phase, subscription.next_read(50, 7)))
+    assert said[0] == said[1]

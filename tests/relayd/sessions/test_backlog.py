@@ -1,0 +1,117 @@
+"""Pages on their way from the store to the socket."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any, cast
+
+import pytest
+
+from relayd.sessions import backlog
+from relayd.store.types import Declined, LogQuery, Page, StoredPacket
+from tests.relayd.sessions.connection_rig import NOW, Rig, eventually, frame
+
+
+class Log:
+    """So many packets, given out in pages; the third of ten is long."""
+
+    def __init__(self, rig: Rig, count: int) -> None:
+        self.asked: list[int] = []
+        self.given = 0
+        self._bodies = [
+            b'{"n":%d,"x":"%b"}' % (n, b"x" * (70_000 if n % 10 == 3 else 50)) for n in range(1, count + 1)
+        ]
+        store = cast(Any, rig.relay.store)
+        store.page, store.head = self.page, self.head
+        rig.relay.fanout.skip_to(count)
+
+    async def head(self) -> int:
+        return len(self._bodies)
+
+    async def page(self, query: LogQuery, limit: int, *_: object, **__: object) -> Page:
+        self.asked.append(query.after)
+        assert query.up_to is not None
+        last = min(query.up_to, query.after + limit)
+        rows = [StoredPacket(n, NOW, self._bodies[n - 1]) for n in range(query.after + 1, last + 1)]
+        self.given += len(rows)
+        return Page(rows, exhausted=len(rows) < limit)
+
+
+async def read_all(rig: Rig, count: int) -> tuple[list[int], int]:
+    """The packets that came, and in how many turns of the loop."""
+    numbers: list[int] = []
+    turns = 0
+    async with asyncio.timeout(30):
+        while len(numbers) < count:
+            got = [message for message in messages(rig) if message["type"] == "EVENT"]
+            turns += bool(got)
+            numbers += [message["packet"]["n"] for message in got]
+            await asyncio.sleep(0)
+    return numbers, turns
+
+
+def messages(rig: Rig) -> list[dict[str, Any]]:
+    """What was written, in frames of any length."""
+    data, found, at = bytes(rig.transport.written), [], 0
+    rig.transport.written.clear()
+    while at < len(data):
+        length, start = data[at + 1], at + 2
+        if length >= 126:
+            size = 2 if length == 126 else 8
+            length, start = int.from_bytes(data[start : start + size], "big"), start + size
+        found.append(json.loads(data[start : start + length]))
+        at = start + length
+    return found
+
+
+SUBSCRIBE = '{"type":"SUBSCRIBE","subscription_id":"s","gapless":true}'
+
+
+@pytest.mark.req("R-167")
+async def test_a_page_is_queued_in_pieces_and_nothing_is_lost_or_repeated(rigs, monkeypatch):
+    monkeypatch.setattr(backlog, "_PIECE_SECONDS", 0.0)
+    rig = rigs()
+    log = Log(rig, 730)
+    rig.relay.slices.seconds = 0.0  # a turn of the loop has time for one thing
+    rig.socket.data_received(frame(SUBSCRIBE))
+    numbers, turns = await read_all(rig, 730)
+    assert numbers == list(range(1, 731))
+    assert len(log.asked) < 10 < turns, "several turns for a page"
+    await eventually(lambda: len(rig.relay.fanout) == 1)
+    assert rig.connection._backlog.held_bytes == 0
+
+
+@pytest.mark.req("R-323")
+async def test_what_is_left_of_a_page_is_read_anew_where_more_is_declined(rigs, monkeypatch):
+    monkeypatch.setattr(backlog, "_PIECE_SECONDS", 0.0)
+    rig = rigs()
+    log = Log(rig, 400)
+    rig.relay.slices.seconds = 0.0
+    rig.socket.data_received(frame(SUBSCRIBE))
+    first = await read_all(rig, 1)
+    rig.relay.fanout.declined = Declined(types=frozenset({"X"}))
+    rest = await read_all(rig, 400 - len(first[0]))
+    assert first[0] + rest[0] == list(range(1, 401))
+    assert log.asked[:2] == [0, len(first[0])], "from where it stood"
+    assert log.given == 400 + 400 - len(first[0])
+
+
+async def test_a_page_whose_subscription_ends_on_the_way_goes_no_further(rigs, monkeypatch):
+    monkeypatch.setattr(backlog, "_PIECE_SECONDS", 0.0)
+    rig = rigs()
+    log = Log(rig, 400)
+    rig.relay.slices.seconds = 0.0
+    rig.socket.data_received(frame(SUBSCRIBE))
+    got = (await read_all(rig, 1))[0]
+    rig.socket.data_received(frame('{"type":"SUBSCRIBE","subscription_id":"t","gapless":true}'))
+    rig.socket.data_received(frame('{"type":"UNSUBSCRIBE","subscription_id":"s"}'))
+    names: dict[str, list[int]] = {"s": got, "t": []}
+    async with asyncio.timeout(30):
+        while len(names["t"]) < 400:
+            for message in messages(rig):
+                names[message["subscription_id"]].append(message["packet"]["n"])
+            await asyncio.sleep(0)
+    assert names["t"] == list(range(1, 401))
+    assert names["s"] == list(range(1, len(names["s"]) + 1)) and len(names["s"]) < 400
+    assert len(log.asked) < 6 and rig.connection._backlog.held_bytes == 0

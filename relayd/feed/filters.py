@@ -9,7 +9,6 @@ subscribers who want the same packets cost one match.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -94,18 +93,21 @@ def compile_filter(
     for packet_id in packet_ids:
         if not is_content_id(packet_id):
             raise InvalidMessage("packet_ids must be 0x and 64 lowercase hex digits", detail="packet_ids")
-    if any(len(author) > MAX_DID_CHARACTERS for author in authors):
+    if authors and max(map(len, authors)) > MAX_DID_CHARACTERS:
         raise InvalidMessage(f"a DID has at most {MAX_DID_CHARACTERS} characters", detail="authors")
     # Characters are at most four bytes, so short types need no encoding to be measured.
-    if any(len(type_) > MAX_TYPE_BYTES // 4 and len(type_.encode()) > MAX_TYPE_BYTES for type_ in types):
+    long = [type_ for type_ in types if len(type_) > MAX_TYPE_BYTES // 4]
+    if any(len(type_.encode()) > MAX_TYPE_BYTES for type_ in long):
         raise InvalidMessage(f"a type in a filter has at most {MAX_TYPE_BYTES} bytes", detail="types")
-    ids = frozenset(bytes.fromhex(packet_id[2:]) for packet_id in packet_ids)
-    values = (*frozenset(authors), *frozenset(types), *ids)
+    wanted_authors, wanted_types = frozenset(authors), frozenset(types)
+    wanted_ids = frozenset(bytes.fromhex(packet_id[2:]) for packet_id in packet_ids)
+    count = len(wanted_authors) + len(wanted_types) + len(wanted_ids)
+    sizes = sum(map(str.__sizeof__, wanted_authors)) + sum(map(str.__sizeof__, wanted_types))
     return CompiledFilter(
-        authors=frozenset(authors),
-        types=frozenset(types),
-        packet_ids=ids,
-        kept_bytes=_FILTER_BYTES + sum(map(sys.getsizeof, values)) + _VALUE_BYTES * len(values),
+        authors=wanted_authors,
+        types=wanted_types,
+        packet_ids=wanted_ids,
+        kept_bytes=_FILTER_BYTES + sizes + sum(map(bytes.__sizeof__, wanted_ids)) + _VALUE_BYTES * count,
         since=filters.since,
         received_since=filters.received_since,
         received_until=filters.received_until,

@@ -49,8 +49,7 @@ class InterestIndex(Generic[S]):
         group = self._groups.get(filter)
         if group is None:
             group = self._groups[filter] = Group(filter)
-            for shelf in self._shelves(filter, create=True):
-                shelf[group] = None
+            self._file(group)
         group.members[subscription] = None
 
     def discard(self, subscription: S, filter: CompiledFilter) -> None:
@@ -61,9 +60,7 @@ class InterestIndex(Generic[S]):
         group.members.pop(subscription, None)
         if not group.members:
             del self._groups[filter]
-            for shelf in self._shelves(filter, create=False):
-                shelf.pop(group, None)
-            self._drop_empty_shelves(filter)
+            self._unfile(group)
 
     def candidates(self, entry: LogEntry) -> Iterator[Group[S]]:
         """The groups whose filter matches this packet, each once."""
@@ -81,36 +78,49 @@ class InterestIndex(Generic[S]):
                     if group.filter.matches(entry):
                         yield group
 
-    def _shelves(self, filter: CompiledFilter, *, create: bool) -> Iterable[dict[Group[S], None]]:
+    def _file(self, group: Group[S]) -> None:
+        filter = group.filter
         if filter.packet_ids:
-            return _pick(self._by_packet_id, filter.packet_ids, create)
-        if filter.authors:
-            return _pick(self._by_author, filter.authors, create)
-        if filter.types:
-            return _pick(self._by_type, filter.types, create)
-        return (self._everything,)
-
-    def _drop_empty_shelves(self, filter: CompiledFilter) -> None:
-        if filter.packet_ids:
-            _sweep(self._by_packet_id, filter.packet_ids)
+            _put(group, self._by_packet_id, filter.packet_ids)
         elif filter.authors:
-            _sweep(self._by_author, filter.authors)
+            _put(group, self._by_author, filter.authors)
         elif filter.types:
-            _sweep(self._by_type, filter.types)
+            _put(group, self._by_type, filter.types)
+        else:
+            self._everything[group] = None
+
+    def _unfile(self, group: Group[S]) -> None:
+        filter = group.filter
+        if filter.packet_ids:
+            _take(group, self._by_packet_id, filter.packet_ids)
+        elif filter.authors:
+            _take(group, self._by_author, filter.authors)
+        elif filter.types:
+            _take(group, self._by_type, filter.types)
+        else:
+            self._everything.pop(group, None)
 
 
 K = TypeVar("K", bound=Hashable)
 
 
-def _pick(
-    shelves: dict[K, dict[Group[S], None]], keys: Iterable[K], create: bool
-) -> list[dict[Group[S], None]]:
-    if create:
-        return [shelves.setdefault(key, {}) for key in keys]
-    return [shelves[key] for key in keys if key in shelves]
+# One pass each: a filter may have a thousand values, and come and go with every message.
 
 
-def _sweep(shelves: dict[K, dict[Group[S], None]], keys: Iterable[K]) -> None:
+def _put(group: Group[S], shelves: dict[K, dict[Group[S], None]], keys: Iterable[K]) -> None:
     for key in keys:
-        if not shelves.get(key, True):
-            del shelves[key]
+        shelf = shelves.get(key)
+        if shelf is None:
+            shelves[key] = {group: None}
+        else:
+            shelf[group] = None
+
+
+def _take(group: Group[S], shelves: dict[K, dict[Group[S], None]], keys: Iterable[K]) -> None:
+    """Take the group off its shelves, and those away that are empty then."""
+    for key in keys:
+        shelf = shelves.get(key)
+        if shelf is not None:
+            shelf.pop(group, None)
+            if not shelf:
+                del shelves[key]

@@ -9,11 +9,11 @@ from __future__ import annotations
 from typing import Any
 
 import msgspec
-from strata.protocol.lake import HASHED, string_key
+from strata.protocol.lake import HASHED, string_key, string_keys
 
 from relayd.store.types import LogEntry, NewPacket
 
-__all__ = ["entry", "is_storable", "string_key"]
+__all__ = ["entry", "is_storable", "string_key", "string_keys"]
 
 _INT64 = range(-(2**63), 2**63)
 

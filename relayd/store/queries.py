@@ -23,7 +23,7 @@ import enum
 import functools
 from typing import NamedTuple
 
-from relayd.store.columns import string_key
+from relayd.store.columns import string_keys
 from relayd.store.declined import DECLINED_CONDITIONS, declined_parameters
 from relayd.store.types import Declined, LogQuery
 
@@ -182,8 +182,8 @@ def page_statement(
     way = way or ways(query)[0]
     columns: dict[Way, list[bytes]] = {
         Way.IDS: list(query.packet_ids),
-        Way.AUTHORS: [string_key(author) for author in query.authors],
-        Way.TYPES: [string_key(type_) for type_ in query.types],
+        Way.AUTHORS: string_keys(query.authors),
+        Way.TYPES: string_keys(query.types),
     }
     values = columns.pop(way, [])
     filters: dict[str, object] = {}

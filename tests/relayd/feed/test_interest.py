@@ -1,6 +1,7 @@
 """Filters and the interest index against the plainest reading of the rules."""
 
 import gc
+import sys
 import tracemalloc
 
 import msgspec
@@ -144,6 +145,13 @@ def test_a_filter_says_about_what_it_takes_in_memory(values):
         tracemalloc.stop()
     assert 0.5 * taken < compiled.kept_bytes < 2 * taken
     assert compiled.kept_bytes > len(sent)
+
+
+@given(filters)
+def test_what_a_filter_takes_counts_each_value_once_as_python_measures_it(f):
+    compiled = compile_filter(f, max_values=10)
+    values = (*compiled.authors, *compiled.types, *compiled.packet_ids)
+    assert compiled.kept_bytes == 1024 + sum(map(sys.getsizeof, values)) + 400 * len(values)
 
 
 def test_equal_filters_are_one_group():

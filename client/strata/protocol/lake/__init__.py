@@ -4,7 +4,7 @@ The pipeline writes such an archive (a lake), relayd reads its manifests before 
 auditor needs no more than this and a reader of Parquet.
 """
 
-from strata.protocol.lake.columns import HASHED, string_key
+from strata.protocol.lake.columns import HASHED, string_key, string_keys
 from strata.protocol.lake.digest import (
     NOTHING,
     OTHERS,
@@ -140,6 +140,7 @@ __all__ = [
     "seal_generation",
     "seal_listing",
     "string_key",
+    "string_keys",
     "summarise",
     "told",
 ]

@@ -32,6 +32,7 @@ from strata.protocol.lake import (
     row_bytes,
     seal,
     string_key,
+    string_keys,
 )
 
 BORDER = first_of_day(20_000)
@@ -216,6 +217,11 @@ def test_long_strings_are_hashes_that_no_string_is():
         assert string_key(text) == text.encode()
     for text in ("x" * 513, "\u00e9" * 257):
         assert len(string_key(text)) == 33 and string_key(text).startswith(HASHED)
+
+
+@given(st.lists(st.one_of(st.text(max_size=20), st.just("\u00e9" * 256), st.just("x" * 513))))
+def test_many_strings_have_the_keys_that_each_has(values: list[str]):
+    assert string_keys(values) == [string_key(value) for value in values]
 
 
 @given(st.integers(0, 60_000), st.integers(1, 2**32 - 1))

@@ -17,6 +17,7 @@ from relayd.config import Settings
 from relayd.cursor import CursorCodec
 from relayd.faults import Faults
 from relayd.feed.fanout import Fanout
+from relayd.feed.known_types import KnownTypes
 from relayd.feed.tail import Tail
 from relayd.identity.directory import Identities
 from relayd.metrics import Metrics, Tally
@@ -50,6 +51,7 @@ class Relay:
     writer: Writer[PublishRequest]
     fanout: Fanout
     tail: Tail
+    types: KnownTypes
     registry: Registry
     slices: Slices
     faults: Faults

@@ -28,6 +28,7 @@ from relayd.config import Settings
 from relayd.cursor import CursorCodec
 from relayd.faults import Faults
 from relayd.feed.fanout import Fanout
+from relayd.feed.known_types import KnownTypes
 from relayd.feed.tail import Tail
 from relayd.identity.bootstrap import Bootstrap, key_rules
 from relayd.identity.directory import DECISIVE_TYPES, Identities
@@ -71,7 +72,8 @@ def build_relay(
     relays that this one has read from, `target` where traces go. Without one, nothing on the way of a packet
     knows of traces. `book` is for processes whose peers are charged to the same accounts.
 
-    Nothing runs yet: the caller runs `writer` and `tail`, and closes `admission` and `identities`.
+    Nothing runs yet: the caller runs `writer` and `tail`, opens `identities` and `types`, and closes both
+    and `admission`.
     """
     faults = Faults(lambda place: metrics.faults[place].inc())
     slices = Slices(faults)
@@ -93,7 +95,10 @@ def build_relay(
     )
     budgets = TrustBudgets(store.identities, _trust_limits(settings), clock=clock, faults=faults)
 
+    types = KnownTypes(store, faults)
+
     def passed(entries: Sequence[LogEntry]) -> None:
+        types.observe(entries)
         identities.observe(entries)
         budgets.observe(entries)
 
@@ -172,6 +177,7 @@ def build_relay(
         writer=writer,
         fanout=fanout,
         tail=tail,
+        types=types,
         registry=registry,
         slices=slices,
         faults=faults,

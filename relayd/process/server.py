@@ -173,6 +173,7 @@ async def _serve(
             book=Books(*(book for book in (ledger, machines) if book is not None)),
         )
         await relay.identities.open()
+        relay.types.open()
         federation = None
         if upstreams:
             federation = Federation(
@@ -200,6 +201,7 @@ async def _serve(
         finally:
             await relay.admission.close()
             await relay.identities.close()
+            await relay.types.close()
             if target is not None:
                 await asyncio.to_thread(target.close)
     finally:

@@ -39,6 +39,7 @@ _PIECE_SECONDS: Final = 0.001
 """How much of a turn of the loop a page takes at once, and the piece that began last."""
 _PIECE_ROWS, _PIECE_BYTES = 50, 64 * 1024
 """Rows and bytes of a piece, which becomes frames in a fraction of a millisecond."""
+_NOTHING: Final = Page([], exhausted=True)
 _RETRY_SECONDS: Final = (0.05, 2.0)
 
 
@@ -200,10 +201,15 @@ class Backlog:
         relay = self._relay
         if failpoints.ARMED:
             await failpoints.reached("sessions.page")
+        query = relay.types.narrowed(read.query)
+        if query is None:
+            self._queue_rows(subscription, read, _NOTHING, 0, 0)
+            self._socket.flush()
+            return
         started = time.monotonic()
         declined = relay.fanout.declined
         page = await relay.store.page(
-            read.query,
+            query,
             read.limit,
             relay.clock(),
             max_bytes=relay.settings.outbound_queue_bytes,

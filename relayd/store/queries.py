@@ -39,6 +39,7 @@ __all__ = [
     "STATE",
     "TAIL",
     "TOMBSTONES",
+    "TYPES",
     "Way",
     "page_statement",
     "ways",
@@ -67,6 +68,19 @@ ORDER BY author_id
 """
 
 TOMBSTONES = "SELECT packet_id, body FROM tombstones WHERE packet_id = ANY ($1::bytea[])"
+
+TYPES = """
+WITH RECURSIVE found AS (
+    (SELECT content_type FROM packets WHERE content_type >= $1 ORDER BY content_type LIMIT 1)
+    UNION ALL
+    SELECT (SELECT content_type FROM packets WHERE content_type > found.content_type
+        ORDER BY content_type LIMIT 1)
+    FROM found WHERE content_type IS NOT NULL
+)
+SELECT content_type FROM found WHERE content_type IS NOT NULL LIMIT $2
+"""
+"""The types of the log from a key on: from each a step to the next in the index, however many packets
+there are of it."""
 
 POSITION = "SELECT relay_position($1), last_received_at >= $1 FROM log_head"
 """The border below a received_at, and whether it is settled: a packet yet to come cannot move it."""

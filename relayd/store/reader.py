@@ -28,6 +28,7 @@ from relayd.store.queries import (
     STATE,
     TAIL,
     TOMBSTONES,
+    TYPES,
     page_statement,
     ways,
 )
@@ -247,6 +248,14 @@ class Reader:
             return {}
         async with self._guarded(self._lookups) as connection:
             return dict(map(tuple, await connection.fetch(TOMBSTONES, list(ids))))
+
+    async def types(self, start: bytes, most: int) -> list[bytes]:
+        """The first keys of content types from this one on, in their order: those of all packets of the log.
+
+        Raises `StoreUnavailable`, `StoreTimeout`.
+        """
+        async with self._guarded(self._lookups) as connection:
+            return [key for (key,) in await connection.fetch(TYPES, start, most)]
 
     async def abuse(self, now: int) -> list[AbuseEntry]:
         """The rows of the abuse table that are in force. Raises `StoreUnavailable`, `StoreTimeout`."""

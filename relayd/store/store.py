@@ -332,6 +332,10 @@ class Store:
         """The tombstones of those of these packets that were erased. See `Reader.tombstones`."""
         return await self._reader.tombstones(ids)
 
+    async def types(self, start: bytes, most: int) -> list[bytes]:
+        """The content types of the log from this one on, as keys. See `Reader.types`."""
+        return await self._reader.types(start, most)
+
     async def abuse(self, now: int) -> list[AbuseEntry]:
         """The rows of the abuse table that are in force at `now`."""
         return await self._reader.abuse(now)

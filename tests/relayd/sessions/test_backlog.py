@@ -115,3 +115,31 @@ async def test_a_page_whose_subscription_ends_on_the_way_goes_no_further(rigs, m
     assert names["t"] == list(range(1, 401))
     assert names["s"] == list(range(1, len(names["s"]) + 1)) and len(names["s"]) < 400
     assert len(log.asked) < 6 and rig.connection._backlog.held_bytes == 0
+
+
+@pytest.mark.req("R-165")
+async def test_types_that_the_log_does_not_hold_are_searched_for_nowhere(rigs):
+    rig = rigs()
+    log = Log(rig, 30)
+
+    async def types(start: bytes, most: int) -> list[bytes]:
+        return [b"POST"]
+
+    cast(Any, rig.relay.store).types = types
+    rig.relay.types.open()
+    await rig.relay.types._learning
+    rig.relay.slices.seconds = 0.0
+    for number, names in enumerate((["A", "B"], ["A", "POST"])):
+        filters = json.dumps({"types": names, "limit": 50})
+        text = (
+            f'{{"type":"SUBSCRIBE","subscription_id":"{number}","history_marker":true,"filters":{filters}}}'
+        )
+        rig.socket.data_received(frame(text))
+        said: list[dict[str, Any]] = []
+        async with asyncio.timeout(30):
+            while not any(message["type"] == "END_OF_HISTORY" for message in said):
+                said += messages(rig)
+                await asyncio.sleep(0)
+        assert said[-1]["complete"] is True and said[-1]["cursor"]
+        assert (len(log.asked), len(said)) == ((0, 1) if number == 0 else (1, 31))
+    await eventually(lambda: len(rig.relay.fanout) == 2)

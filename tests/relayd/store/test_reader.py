@@ -13,8 +13,10 @@ import pytest
 
 from relayd.lineage import KnownLog
 from relayd.store import LogQuery, NewPacket, Store, StoreTimeout, StoreUnavailable
+from relayd.store.columns import string_key
 from relayd.store.connection import Pool
 from relayd.store.reader import Reader
+from relayd.store.types import DAY_SECONDS
 
 NOW = 1_790_000_000
 READING = "SELECT pid FROM pg_stat_activity WHERE application_name = 'relayd pages' AND state = 'active'"
@@ -41,6 +43,19 @@ async def test_a_slow_read_ends_in_the_database_and_leaves_the_connection(databa
         assert len((await store.page(LogQuery(), 10, NOW)).rows) == 1
         assert store._reader._pages._idle[0].get_server_pid() == pid
         await sql.execute("BEGIN")
+
+
+async def test_the_types_of_a_log_are_told_each_once_from_any_key_on(store, packet):
+    assert await store.types(b"", 5) == []
+    kinds = ["POST", "É", "", "x" * 600, "A\0B", "POST", "REPLY", "POST"]
+    for day in range(3):  # a partition each
+        batch = [packet(10 * day + n, type=kind) for n, kind in enumerate(kinds)]
+        await store.append(batch, NOW + day * DAY_SECONDS)
+    keys = sorted(set(map(string_key, kinds)))
+    assert await store.types(b"", 50) == keys
+    assert await store.types(b"", 2) == keys[:2] == [b"", b"A\0B"]
+    assert await store.types(keys[1] + b"\0", 3) == keys[2:5]
+    assert await store.types(b"\xff\xff", 3) == []
 
 
 async def test_cancelling_a_read_cancels_it_in_the_database(database, locked, sql, observer, eventually):

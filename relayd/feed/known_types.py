@@ -1,0 +1,122 @@
+"""Which content types the log holds at all, so that nobody searches it for what is not there.
+
+A filter may name a thousand types, and a log has a few dozen. To find that none of its packets has one of a
+thousand types, PostgreSQL looks at ten thousand packets and then a thousand times into an index; a set in
+memory knows at once. The set is made at start, by pages, and then the feed adds what it passes on. So it
+holds every type of the log up to the feed's position, and perhaps some that retention has taken since. Until
+the last page has come, and where there are more types than it may hold, it knows nothing and says so.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import random
+from collections.abc import Sequence
+from typing import Final, Protocol
+
+import structlog
+from strata.protocol.lake import HASHED
+
+from relayd.faults import Faults
+from relayd.logs import problem_of
+from relayd.store.types import LogEntry, LogQuery, StoreError
+
+__all__ = ["KnownTypes", "LogOfTypes"]
+
+_log = structlog.get_logger("relayd.feed")
+
+_MOST_TYPES: Final = 2048
+"""With more the set is given up: whoever publishes under ever new types must not fill memory."""
+_LONGEST_TYPE: Final = 128
+"""Characters. Longer types are not kept, and searched for whenever they are asked for."""
+_PAGE_TYPES: Final = 64
+_RETRY_SECONDS: Final = (0.1, 5.0)
+
+
+class LogOfTypes(Protocol):
+    """The part of the store this module needs; it may raise `StoreError`."""
+
+    async def types(self, start: bytes, most: int) -> list[bytes]: ...
+
+
+class KnownTypes:
+    """The types of the log up to where the feed stands, once `open` has come to its end."""
+
+    def __init__(self, log: LogOfTypes, faults: Faults | None = None) -> None:
+        self._log = log
+        self._faults = faults or Faults()
+        self._types: set[str] = set()
+        self._is_complete = self._is_given_up = False
+        self._learning: asyncio.Task[None] | None = None
+
+    def __len__(self) -> int:
+        return len(self._types)
+
+    def open(self) -> None:
+        """Begin to learn. The feed must start no later than the log stands now."""
+        self._learning = asyncio.create_task(self._learn(), name="types")
+
+    async def close(self) -> None:
+        """Learn nothing further from the log."""
+        if self._learning is not None:
+            self._learning.cancel()
+            await asyncio.gather(self._learning, return_exceptions=True)
+
+    def observe(self, entries: Sequence[LogEntry]) -> None:
+        """Take the log's next entries, without a gap; the feed calls this. Never raises."""
+        try:
+            if not self._is_given_up:
+                self._add({entry.packet.content_type for entry in entries})
+        except Exception as error:
+            self._give_up()
+            self._faults.caught("feed", error)
+
+    def narrowed(self, query: LogQuery) -> LogQuery | None:
+        """The same question without types that the log does not hold; None where nothing can match.
+
+        The query must end where the feed stands, or before that.
+        """
+        if not query.types or query.up_to is None or not self._is_complete:
+            return query
+        held = query.types & self._types
+        if max(map(len, query.types)) > _LONGEST_TYPE:
+            held |= {type_ for type_ in query.types if len(type_) > _LONGEST_TYPE}
+        if len(held) == len(query.types):
+            return query
+        return dataclasses.replace(query, types=held) if held else None
+
+    async def _learn(self) -> None:
+        try:
+            await self._read_all()
+        except Exception as error:
+            self._give_up()
+            self._faults.caught("feed", error)
+
+    async def _read_all(self) -> None:
+        place = b""
+        pause = _RETRY_SECONDS[0]
+        while not self._is_given_up:
+            try:
+                keys = await self._log.types(place, _PAGE_TYPES)
+            except StoreError as error:
+                _log.warning("types_unread", problem=problem_of(error), retry_in=pause)
+                await asyncio.sleep(random.uniform(pause / 2, pause))
+                pause = min(pause * 2, _RETRY_SECONDS[1])
+                continue
+            self._add({key.decode() for key in keys if not key.startswith(HASHED)})
+            if len(keys) < _PAGE_TYPES:
+                self._is_complete = not self._is_given_up
+                return
+            place = keys[-1] + b"\0"  # the next key that there can be
+
+    def _add(self, types: set[str]) -> None:
+        if types <= self._types:  # nearly always
+            return
+        self._types |= {type_ for type_ in types if len(type_) <= _LONGEST_TYPE}
+        if len(self._types) > _MOST_TYPES:
+            self._give_up()
+
+    def _give_up(self) -> None:
+        self._is_given_up, self._is_complete = True, False
+        self._types = set()

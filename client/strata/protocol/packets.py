@@ -12,6 +12,7 @@ Members nobody here knows stay in the bytes, hence in the hash, in storage and i
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Mapping
 from functools import lru_cache
 from typing import Any, NoReturn, cast
@@ -238,13 +239,26 @@ def verify_signature(packet: Packet, public_key: bytes) -> bool:
 
 
 def verify_shared(packet: Packet, public_key: bytes) -> bool:
-    """`verify_signature`, remembered for a while: of a packet that many readers of a process have."""
-    verify = _verify_small if packet.size_bytes <= _MAX_REMEMBERED_BYTES else verify_signature
-    return verify(packet, public_key)
+    """`verify_signature`, remembered for a while: of a packet that many readers of a process have.
+
+    Of a large packet only what tells it from others is kept. Threads that race here compute the same twice.
+    """
+    if packet.size_bytes <= _MAX_REMEMBERED_BYTES:
+        return _verify_small(packet, public_key)
+    name = packet.digest, packet.signature_bytes, public_key
+    verdict = _large_verdicts.get(name)
+    if verdict is None:
+        verdict = _large_verdicts[name] = verify_signature(packet, public_key)
+        while len(_large_verdicts) > _MAX_REMEMBERED:
+            _large_verdicts.popitem(last=False)
+    return verdict
 
 
 # Packets are equal if all their bytes are, the signature among them.
 _verify_small = lru_cache(_MAX_REMEMBERED)(verify_signature)
+
+_large_verdicts: OrderedDict[tuple[bytes, bytes, bytes], bool] = OrderedDict()
+"""By the hash of what is signed, signature and key: whether the one is a signature of the other."""
 
 
 def id_holds(raw: bytes) -> bool:

@@ -499,6 +499,41 @@ def test_the_signature_is_the_author_s() -> None:
     assert (caught.value.code, caught.value.detail) == (ErrorCode.INVALID_SIGNATURE, None)
 
 
+@pytest.mark.parametrize("padding", [0, 20_000])
+def test_a_signature_is_verified_once_for_each_key_and_kept_apart_from_its_twins(
+    padding: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[bytes] = []
+
+    def verify(key: bytes, message: bytes, signature: bytes) -> bool:
+        asked.append(signature)
+        return genuine(key, message, signature)
+
+    genuine = ids.verify
+    monkeypatch.setattr(ids, "verify", verify)
+    stranger = ids.Identity.from_seed(b"\x07" * 32)
+    content = {"type": "POST", "text": "x" * padding, "run": padding}
+    packet = packets.build(AUTHOR, content, timestamp=1)
+    twin = packet.signature_bytes[:63] + bytes([packet.signature_bytes[63] ^ 1])
+    spoilt = Packet.parse(packet.canonical.replace(packet.signature[2:].encode(), twin.hex().encode()))
+    assert spoilt.digest == packet.digest, "the id does not cover the signature"
+    for _ in range(3):
+        copy = Packet.parse(packet.canonical)
+        assert packets.verify_shared(copy, AUTHOR.public_key)
+        assert not packets.verify_shared(copy, stranger.public_key)
+        assert not packets.verify_shared(spoilt, AUTHOR.public_key)
+    assert len(asked) == 3
+
+
+def test_what_is_remembered_of_large_packets_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(packets, "_MAX_REMEMBERED", 2)
+    for number in range(4):
+        packet = packets.build(AUTHOR, {"type": "POST", "text": "x" * 5000, "n": number}, timestamp=1)
+        assert packets.verify_shared(packet, AUTHOR.public_key)
+    assert len(packets._large_verdicts) == 2
+    assert all(len(b"".join(name)) == 32 + 64 + 32 for name in packets._large_verdicts)
+
+
 @pytest.mark.req("R-025")
 def test_a_malleated_signature_is_refused() -> None:
     packet = built()

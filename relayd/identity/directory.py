@@ -58,6 +58,7 @@ _STEP_PAUSE: Final = 0.001
 """So many names are learned in a step of the loop, for half a millisecond; then others have their turn."""
 _RETRY_SECONDS: Final = (0.1, 5.0)
 _REMEMBERED_CHANGES: Final = 4096
+_REMEMBERED_BEGINNINGS: Final = 256
 
 
 class LogOfIdentities(Protocol):
@@ -126,6 +127,10 @@ class Identities:
         self._bootstrap = bootstrap
         self._on_change = on_change
         self._faults = faults or Faults()
+        # The first events of a DID often come together, and each is judged by how the chain began.
+        self._genesis = functools.lru_cache(_REMEMBERED_BEGINNINGS)(
+            functools.partial(KeyChain.genesis, rules=rules)
+        )
         # The DIDs whose keys cannot be read from the DID alone.
         self._special = Names(bootstrap.names())
         self._publishers = Names()
@@ -194,7 +199,7 @@ class Identities:
     def chain(self, did: str) -> KeyChain | None:
         """The DID's chain as the feed has it now; None where it has to be loaded first."""
         if self.is_plain(did):
-            return KeyChain.genesis(did, rules=self.rules)
+            return self._genesis(did)
         return self._chains.get(did)
 
     def changed_since(self, did: str, generation: int) -> bool:

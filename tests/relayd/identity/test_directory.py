@@ -86,6 +86,29 @@ async def test_a_plain_author_needs_no_read(log):
     assert not log.reads
 
 
+async def test_how_a_plain_chain_begins_is_worked_out_once_and_counts_until_its_first_event(log, monkeypatch):
+    begun = []
+    genuine = KeyChain.genesis
+
+    def genesis(did: str, **options) -> KeyChain:
+        begun.append(did)
+        return genuine(did, **options)
+
+    monkeypatch.setattr(KeyChain, "genesis", genesis)
+    identities = directory(log)
+    await identities.open()
+    for _ in range(3):
+        for who in (ALICE, BOB):
+            chain = identities.chain(who.did)
+            assert chain is not None and chain.candidates(NOW) == (who.public_key,)
+    assert begun == [ALICE.did, BOB.did]
+    identities.observe([log.add(revocation())])
+    assert identities.chain(ALICE.did) is not identities.chain(BOB.did)
+    assert not (await identities.resolve(ALICE.did)).candidates(NOW + 1)
+    assert (await identities.resolve(BOB.did)).candidates(NOW + 1)
+    assert begun == [ALICE.did, BOB.did] and not log.reads
+
+
 @pytest.mark.req("R-047", "R-056")
 async def test_a_name_has_a_key_only_where_the_bootstrap_file_gives_it_one(log):
     named = "did:strata:relay_1"

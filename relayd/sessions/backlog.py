@@ -35,7 +35,7 @@ _FEWEST_ROWS: Final = 20
 _CANDIDATES_PER_ROW: Final = CANDIDATES // _PAGE_ROWS
 _PATIENCE: Final = 0.1
 """History stands behind requests that come so many seconds later."""
-_PIECE_SECONDS: Final = 0.001
+_PIECE_SECONDS: Final = 0.0005
 """How much of a turn of the loop a page takes at once, and the piece that began last."""
 _PIECE_ROWS, _PIECE_BYTES = 50, 64 * 1024
 """Rows and bytes of a piece, which becomes frames in a fraction of a millisecond."""
@@ -154,8 +154,9 @@ class Backlog:
         self._task = None
 
     async def _its_turn(self) -> None:
-        if self._relay.slices.is_over():
-            await self._relay.slices.next(self._connection.turn(time.monotonic()) + _PATIENCE)
+        place = self._connection.turn(time.monotonic()) + _PATIENCE
+        if self._relay.slices.is_over(place):
+            await self._relay.slices.next(place)
 
     async def _step(self, subscription: Subscription) -> None:
         """Read and send one page, or go live."""

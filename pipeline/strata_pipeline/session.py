@@ -28,7 +28,7 @@ from strata_pipeline.connect import connected, is_remote
 from strata_pipeline.errors import UsageError
 from strata_pipeline.log.source import RelayLog
 from strata_pipeline.spark_defaults import configured
-from strata_pipeline.spark_home import starting_in_quick_home
+from strata_pipeline.spark_home import starting_quickly
 
 __all__ = ["check_java", "code_archive", "java_options", "open_session"]
 
@@ -96,7 +96,8 @@ def open_session(
         # Local executors use this interpreter; the configuration of a cluster names the cluster's.
         os.environ["PYSPARK_PYTHON"] = sys.executable
         os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
-    os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
+    else:
+        os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
     builder = SparkSession.builder.appName(f"strata-pipeline {name}").master(target)
     settings = {**_DEFAULTS, **(_LOCAL if target.startswith("local") else {})}
     for key, value in settings.items():
@@ -107,7 +108,7 @@ def open_session(
     asked = (conf or {}).get(_JAVA_OPTIONS, given.get(_JAVA_OPTIONS, ""))
     options = java_options(asked, local=target.startswith("local"), cores=_cores(target))
     builder = builder.config(_JAVA_OPTIONS, options)
-    with starting_in_quick_home() if target.startswith("local") else contextlib.nullcontext():
+    with starting_quickly() if target.startswith("local") else contextlib.nullcontext():
         session = builder.getOrCreate()
     with contextlib.ExitStack() as stack:
         stack.callback(session.stop)

@@ -3,6 +3,9 @@
 Spark puts the archive `python/lib/pyspark.zip` of its home before everything else that a worker imports.
 There is no bytecode in it: each worker, and each process that plans a read, would compile PySpark again, for
 a second or more. In a home without the archive they import the package that runs the driver.
+
+At its start Spark also imports each installed module `pyspark_…`, in search of data sources, in a process
+that stays. Our jobs need none of them.
 """
 
 from __future__ import annotations
@@ -18,9 +21,12 @@ from pathlib import Path
 
 import pyspark
 
-__all__ = ["quick_home", "starting_in_quick_home"]
+__all__ = ["quick_home", "starting_quickly"]
 
 _HOME = "SPARK_HOME"
+_INTERPRETER = "PYSPARK_DRIVER_PYTHON"
+_NONE = f"{os.devnull}/none"
+"""Without this interpreter Spark does not look for data sources."""
 _PARTS = ("bin", "conf", "jars", "sbin")
 
 
@@ -40,14 +46,23 @@ def quick_home() -> str | None:
 
 
 @contextlib.contextmanager
-def starting_in_quick_home() -> Iterator[None]:
-    """A JVM that is started meanwhile has this home, unless the environment names another one."""
-    home = None if _HOME in os.environ else quick_home()
-    if home is None:
+def starting_quickly() -> Iterator[None]:
+    """A JVM that is started meanwhile has this home and looks for no data sources.
+
+    Where the environment names a home or an interpreter for drivers, that stays as it is.
+    """
+    with _meanwhile(_HOME, None if _HOME in os.environ else quick_home()), _meanwhile(_INTERPRETER, _NONE):
+        yield
+
+
+@contextlib.contextmanager
+def _meanwhile(name: str, value: str | None) -> Iterator[None]:
+    """A variable of the environment has this value, unless it has another one or there is none for it."""
+    if value is None or name in os.environ:
         yield
         return
-    os.environ[_HOME] = home
+    os.environ[name] = value
     try:
         yield
     finally:
-        del os.environ[_HOME]
+        del os.environ[name]

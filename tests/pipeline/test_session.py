@@ -13,7 +13,7 @@ import pytest
 from strata_pipeline.errors import UsageError
 from strata_pipeline.session import check_java, code_archive, java_options
 from strata_pipeline.spark_defaults import configured, parse_defaults
-from strata_pipeline.spark_home import quick_home, starting_in_quick_home
+from strata_pipeline.spark_home import quick_home, starting_quickly
 
 
 def test_defaults_are_read_as_spark_reads_them(tmp_path, monkeypatch):
@@ -83,11 +83,13 @@ def test_workers_on_this_machine_import_the_installed_pyspark_whose_bytecode_is_
 def test_a_home_of_spark_that_was_chosen_stays(monkeypatch):
     home = quick_home()
     assert home is not None and Path(home, "jars").is_dir() and not Path(home, "python").exists()
-    monkeypatch.delenv("SPARK_HOME", raising=False)
-    with starting_in_quick_home():
+    for name in ("SPARK_HOME", "PYSPARK_DRIVER_PYTHON"):
+        monkeypatch.delenv(name, raising=False)
+    with starting_quickly():
         assert os.environ["SPARK_HOME"] == home
-    assert "SPARK_HOME" not in os.environ
+        assert not Path(os.environ["PYSPARK_DRIVER_PYTHON"]).exists()
+    assert not {"SPARK_HOME", "PYSPARK_DRIVER_PYTHON"} & {*os.environ}
     monkeypatch.setenv("SPARK_HOME", "/opt/spark")
-    with starting_in_quick_home():
+    with starting_quickly():
         assert os.environ["SPARK_HOME"] == "/opt/spark"
     assert os.environ["SPARK_HOME"] == "/opt/spark"

@@ -1,14 +1,18 @@
-"""Workers of Spark look for garbage among what a task made, and not among what was imported."""
+"""Workers of Spark look for garbage among what a task made, not among what was imported, and end quietly."""
 
 from __future__ import annotations
 
 import gc
 import socket
 import sys
+import time
 import types
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import pyarrow as pa
+from pyspark import SparkContext
+from strata_pipeline.log.source import RelayLog
 from strata_pipeline.spark_daemon import Calm
 
 
@@ -24,6 +28,7 @@ def test_what_a_task_imports_is_left_out_once_and_its_result_is_told(monkeypatch
     calm = Calm(run)
     near, far = socket.socketpair()
     with near, far:
+        far.sendall(b"tasks")
         assert calm(near, False) == 1
         first = gc.get_freeze_count()
         kept: list[list[int]] = [[] for _ in range(1000)]
@@ -45,3 +50,91 @@ def test_workers_on_this_machine_are_calm(spark):
 
     most()  # by now some worker has had a task
     assert most() > 10_000
+
+
+def test_a_worker_ends_without_a_word_when_there_are_no_more_tasks():
+    tasks: list[bytes] = []
+    near, far = socket.socketpair()
+
+    def run(task: socket.socket, authenticated: bool) -> int:
+        tasks.append(task.recv(4))
+        far.close()
+        task.sendall(b"result")
+        raise AssertionError("nobody can have received the result")
+
+    calm = Calm(run)
+    with near, far:
+        far.sendall(b"task")
+        assert calm(near, True) != 0, "the next task would be waited for"
+        assert calm(near, True) != 0
+    assert tasks == [b"task"]
+
+
+def test_workers_that_spark_ends_write_nothing(spark, log_url, monkeypatch):
+    context = spark.sparkContext
+    java = _java(context)
+    before, readers, factories = _processes(java), _readers(java), _factories(context)
+    written = java.io.ByteArrayOutputStream()
+    usual = java.lang.System.err
+    java.lang.System.setErr(java.io.PrintStream(written, True))
+    try:
+        with monkeypatch.context() as patch:
+            patch.setitem(context.environment, "OF_THIS_TEST", "1")  # a worker of another test has not this
+            assert spark.range(2).mapInArrow(lambda batches: batches, "id long").count() == 2
+            RelayLog.register(spark)
+            log = spark.read.format("relay_log").option("url", log_url).load()
+            assert log.where("sequence > 5").count() == 0
+    finally:
+        java.lang.System.setErr(usual)
+        RelayLog.register(spark)
+    mine = [one for code, one in _factories(context).items() if code not in factories]
+    assert len(mine) >= 3, "for tasks, for a data source, and for a plan"
+    workers = _processes(java, workers=True) - before
+    assert len(workers) >= len(mine)
+    for factory in mine:
+        getattr(factory, f"{_FACTORY}$$cleanupIdleWorkers")()  # as after a minute
+    _until(lambda: not workers & _processes(java))
+    for factory in mine:
+        factory.stop()
+    _until(lambda: _readers(java) <= readers)
+    assert written.toString() == ""
+
+
+_FACTORY = "org$apache$spark$api$python$PythonWorkerFactory"
+
+
+def _java(context: SparkContext) -> Any:
+    virtual_machine: Any = context._jvm
+    return virtual_machine.java
+
+
+def _factories(context: SparkContext) -> dict[int, Any]:
+    """What starts and ends workers, by hash codes of the objects."""
+    java = _java(context)
+    kept = java.lang.Class.forName("org.apache.spark.SparkEnv").getDeclaredField("pythonWorkers")
+    kept.setAccessible(True)
+    each = kept.get(context._jsc.sc().env()).valuesIterator()
+    found = []
+    while each.hasNext():
+        found.append(each.next())
+    return {java.lang.System.identityHashCode(one): one for one in found}
+
+
+def _processes(java: Any, *, workers: bool = False) -> set[int]:
+    """Processes that Spark has started, or only those forked by them."""
+    spark = java.lang.ProcessHandle.current()
+    below = spark.descendants().toArray()
+    return {one.pid() for one in below if not workers or one.parent().get().pid() != spark.pid()}
+
+
+def _readers(java: Any) -> set[int]:
+    """Threads that pass on what processes write."""
+    threads = java.lang.Thread.getAllStackTraces().keySet().toArray()
+    return {one.getId() for one in threads if one.getName().startswith("stderr reader")}
+
+
+def _until(true: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 30
+    while not true():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)

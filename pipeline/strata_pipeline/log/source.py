@@ -51,6 +51,7 @@ from strata_pipeline.log.conditions import Conditions
 from strata_pipeline.log.database import connect, log_state, read_span
 from strata_pipeline.log.spans import LogState, advance, share_out
 from strata_pipeline.schemas import schema
+from strata_pipeline.spark_daemon import calm_planning
 
 if TYPE_CHECKING:
     from adbc_driver_postgresql import dbapi as adbc
@@ -60,6 +61,8 @@ __all__ = ["FORMAT", "RelayLog"]
 FORMAT = "relay_log"
 _OFFSET_VERSION = 1
 _LAST = 2**63 - 1
+
+calm_planning()  # whichever part of a read a process plans, it imports this module for it
 
 
 class RelayLog(DataSource):

@@ -9,7 +9,8 @@ import asyncpg
 import pyarrow.parquet as pq
 import pytest
 from strata_pipeline.cli.traffic import traffic_command
-from strata_pipeline.datasets.traffic import AuthorHours, Bursts, NearDuplicates, Texts
+from strata_pipeline.datasets import Packets
+from strata_pipeline.datasets.traffic import AuthorHours, Bursts, NearDuplicates, Seconds, Texts
 from strata_pipeline.errors import LogError, UsageError
 from strata_pipeline.jobs.archive import archive
 from strata_pipeline.jobs.traffic import TrafficOptions, traffic
@@ -25,10 +26,10 @@ from strata_pipeline.transforms.near_duplicates import (
     signature_of,
 )
 from strata_pipeline.transforms.thresholds import Thresholds
-from strata_pipeline.transforms.traffic import count_author_hours, count_hours
+from strata_pipeline.transforms.traffic import count_author_hours, count_hours, seconds_by_day, seconds_of
 
 from tests.support import relay_logs
-from tests.support.lake_rows import NOON, carry, dataset
+from tests.support.lake_rows import NOON, carry, dataset, row
 
 _A, _B, _C = (relay_logs.author(number).did for number in range(3))
 _HOUR = NOON - NOON % 3600
@@ -111,17 +112,37 @@ def test_hours(spark):
     )
     copies = [(4, NOON + 1, _A, "POST", 1), (5, NOON + 3600, _A, "POST", 1)]
     near = NearDuplicates(spark.createDataFrame(copies, schema("near_duplicates")))
-    found = {tuple(r)[:3]: tuple(r)[3:] for r in count_hours(packets, near).frame.drop("size").collect()}
+    found = {
+        tuple(r)[:3]: tuple(r)[3:]
+        for r in count_hours(seconds_of(packets), near).frame.drop("size").collect()
+    }
     assert found == {
         (_A, "POST", _HOUR): (3, 2, 1),
         (_A, "NOTE", _HOUR): (1, 1, 0),
         (_A, "POST", _HOUR + 3600): (1, 1, 1),
         (_B, "<script>", _HOUR + 3600): (1, 1, 0),
     }
-    by_author = count_author_hours(packets, Texts.empty(spark), near)
+    by_author = count_author_hours(seconds_of(packets), Texts.empty(spark), near)
     assert {tuple(r) for r in by_author.frame.collect()} == {
         (_A, _HOUR, 4, 3, 0, 1), (_A, _HOUR + 3600, 1, 1, 0, 1), (_B, _HOUR + 3600, 1, 1, 0, 0),
     }  # fmt: skip
+
+
+def test_a_second_in_two_days_of_the_log_is_one_second(spark):
+    made = [(0, 1), (0, 1), (1, 2), (0, 3)]  # days after the first, and seconds: the clock was set back
+    rows = []
+    for number, (day, at) in enumerate([*made, (1, 1), (1, 1)], 1):
+        sequence, _, *others = row(relay_logs.make(number), number, NOON + day * 86_400)
+        rows.append((sequence, NOON + at, *others))
+    packets = Packets(spark.createDataFrame(rows, schema("packets")))
+    by_day = seconds_by_day(packets)
+    near = NearDuplicates.empty(spark)
+    assert sorted((r.day, r.packets) for r in by_day.collect()) == [
+        ("2026-09-04", 1), ("2026-09-04", 2), ("2026-09-05", 1), ("2026-09-05", 2),
+    ]  # fmt: skip
+    [hour] = count_hours(Seconds(by_day), near).frame.collect()
+    assert (hour.packets, hour.peak_packets) == (6, 4)
+    assert [hour] == count_hours(seconds_of(packets), near).frame.collect()
 
 
 def _author_hours(spark, *rows):

@@ -24,7 +24,9 @@ def reliability_command(
     """Report how reliable channels are, by channel and day.
 
     The report has delays, retransmissions, gaps and silences. Of an encrypted channel only the packets can be
-    counted, and its rows say so. --output writes tables as Parquet, and reliability.html.
+    counted, and its rows say so. --output writes tables as Parquet, and reliability.html. It keeps the
+    messages of each day as well: the next run into the same folder reads only days that are new or have
+    changed.
     """
     from strata_pipeline.jobs.reliability import reliability
     from strata_pipeline.session import open_session

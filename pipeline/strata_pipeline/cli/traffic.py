@@ -80,8 +80,9 @@ def traffic_command(
     """Report who sends how much, and whom to slow down or block.
 
     The report counts by author, type and hour, and finds bursts and near-duplicates. --output writes tables
-    as Parquet, and traffic.html. Only --load-abuse changes the relay's database; rows that an operator wrote
-    there stay as they are.
+    as Parquet, and traffic.html. It keeps what was read of each day as well: the next run into the same
+    folder reads only days that are new or have changed. Only --load-abuse changes the relay's database; rows
+    that an operator wrote there stay as they are.
     """
     from strata_pipeline.jobs.traffic import TrafficOptions, traffic
     from strata_pipeline.session import open_session

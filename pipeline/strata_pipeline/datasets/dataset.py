@@ -29,12 +29,12 @@ class Dataset:
 
     def __post_init__(self) -> None:
         wanted = schema(self.schema_name)
-        found = {field.name: field.dataType for field in self.frame.schema.fields}
+        # By name: whatever Spark reads from a file could be null, also in a list.
+        found = {field.name: field.dataType.simpleString() for field in self.frame.schema.fields}
         wrong = [
-            f"{field.name} is {found[field.name].simpleString() if field.name in found else 'missing'}"
-            f", not {field.dataType.simpleString()}"
+            f"{field.name} is {found.get(field.name, 'missing')}, not {field.dataType.simpleString()}"
             for field in wanted.fields
-            if found.get(field.name) != field.dataType
+            if found.get(field.name) != field.dataType.simpleString()
         ]
         if wrong:
             raise DatasetError(f"not a dataset of {self.schema_name}: {'; '.join(wrong)}")

@@ -4,10 +4,24 @@ from __future__ import annotations
 
 from strata_pipeline.datasets.dataset import Dataset
 
-__all__ = ["REASON_PREFIX", "Abuse", "AuthorHours", "Bursts", "Clusters", "Hours", "NearDuplicates", "Texts"]
+__all__ = [
+    "REASON_PREFIX",
+    "Abuse",
+    "AuthorHours",
+    "Bursts",
+    "Clusters",
+    "Hours",
+    "NearDuplicates",
+    "Seconds",
+    "Texts",
+]
 
 REASON_PREFIX = "pipeline: "
 """The prefix of the pipeline's reasons in the abuse table: reasons of an operator have none."""
+
+
+class Seconds(Dataset, schema="seconds"):
+    """Traffic by author, type and second; several rows may tell of parts of one second."""
 
 
 class Hours(Dataset, schema="hours"):

@@ -6,23 +6,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 import msgspec
 from pyspark.sql import DataFrame, SparkSession
+from strata.protocol.lake import day_text
 
 from strata_pipeline.datasets import Dataset
 from strata_pipeline.globs import for_spark
-from strata_pipeline.jobs.tables import put, writing
+from strata_pipeline.jobs.tables import put, writable, writing
 from strata_pipeline.lake import files
+from strata_pipeline.lake.places import AnyLake
 from strata_pipeline.schemas import schema
 
-__all__ = ["DayTables"]
+__all__ = ["DayTables", "bring_up"]
 
 _NOTE = "_kept.json"
+_PORTION = 31
+"""So many days are read at a time, and then kept: a run that is stopped goes on there."""
 _D = TypeVar("_D", bound=Dataset)
+_Of = Callable[[list[int]], DataFrame]
+"""The rows of days of a lake, with the column `day`, as 2026-11-21."""
 
 
 class _Note(msgspec.Struct, frozen=True):
@@ -52,12 +58,13 @@ class DayTables(Generic[_D]):
     def keep(self, rows: DataFrame, days: Mapping[str, str]) -> None:
         """Keep the rows of these days, each with its mark, in the place of older ones.
 
-        `rows` has the columns of the dataset and `day`. A day without rows is kept as well. A run that is
-        killed has kept some of the days as a whole. Raises `UsageError` where the folder cannot be written.
+        `rows` has the columns of the dataset and `day`; each task writes the days that it has. A day without
+        rows is kept as well. A run that is killed has kept some of the days as a whole. Raises `UsageError`
+        where the folder cannot be written.
         """
         wanted = schema(self._dataset.schema_name).names
         with writing(self._folder) as draft:
-            by_day = rows.select(*wanted, "day").repartition("day")
+            by_day = rows.select(*(name for name in wanted if name != "day"), "day")
             by_day.write.mode("overwrite").partitionBy("day").parquet(str(draft))
             for day, mark in days.items():
                 folder = draft / f"day={day}"
@@ -68,8 +75,34 @@ class DayTables(Generic[_D]):
 
     def read(self, spark: SparkSession, days: Iterable[str]) -> _D:
         """The rows of days that are kept."""
-        reader = spark.read.schema(schema(self._dataset.schema_name))
+        reader = spark.read.schema(schema(self._dataset.schema_name)).option("basePath", str(self._folder))
         return self._dataset(reader.parquet(*(for_spark(self._of(day)) for day in days)))
+
+    def keep_only(self, days: Iterable[str]) -> None:
+        """Remove the rows of all other days. Raises `UsageError` where the folder cannot be written."""
+        wanted = {self._of(day) for day in days}
+        with writable(self._folder):
+            for folder in self._folder.glob("day=*"):
+                if folder not in wanted:
+                    files.remove(folder)
 
     def _of(self, day: str) -> Path:
         return self._folder / f"day={day}"
+
+
+def bring_up(
+    tables: Sequence[tuple[DayTables[Any], _Of]],
+    lake: AnyLake,
+    days: list[int],
+    progress: Callable[[str], None],
+) -> list[int]:
+    """Read the days of which not all tables hold the rows, and keep these; returns the days that were
+    read."""
+    marks = {day: lake.mark_of(day) for day in days}
+    missing = [day for day in days if not all(table.has(day_text(day), marks[day]) for table, _ in tables)]
+    for start in range(0, len(missing), _PORTION):
+        portion = missing[start : start + _PORTION]
+        progress(f"reading {day_text(portion[0])} to {day_text(portion[-1])}")
+        for table, of in tables:
+            table.keep(of(portion), {day_text(day): marks[day] for day in portion})
+    return missing

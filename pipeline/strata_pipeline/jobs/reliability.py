@@ -1,4 +1,8 @@
-"""`strata-pipeline reliability`: how reliably the messages of channels arrived."""
+"""`strata-pipeline reliability`: how reliably the messages of channels arrived.
+
+The messages of a day, without what they carry, are kept beside the tables. The next run reads only days that
+are new or have changed.
+"""
 
 from __future__ import annotations
 
@@ -6,11 +10,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from pyspark.sql import Column, SparkSession
+from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
+from strata.protocol.lake import day_text
 
 from strata_pipeline.datasets import Packets
-from strata_pipeline.datasets.channels import ChannelDays, ChannelMessages, ChannelPackets, Gaps, Silences
+from strata_pipeline.datasets.channels import ChannelDays, ChannelPackets, Gaps, Silences
+from strata_pipeline.jobs.day_tables import DayTables, bring_up
 from strata_pipeline.jobs.failures import translate_failures
 from strata_pipeline.jobs.tables import DayWindow, check_output, keep, rows_of, write_page, write_tables
 from strata_pipeline.lake.kinds import CHANNEL
@@ -26,6 +32,7 @@ __all__ = ["reliability"]
 _MAX_DAYS = 10_000
 _SHOWN_DAYS = 500
 _SHOWN = 200
+_FORMAT = 1
 
 
 def reliability(
@@ -38,57 +45,85 @@ def reliability(
 ) -> ReliabilityFigures:
     """The figures of the lake's last `days`, all of them for None.
 
-    With `output`, a folder: the tables `channel_days`, `gaps` and `silences` as Parquet, and
-    `reliability.html`. A message that was sent before these days, and again in them, counts as one of theirs.
+    With `output`, a folder: the tables `channel_days`, `gaps` and `silences` as Parquet, `reliability.html`,
+    and `reliability_days`, by which the next run into this folder reads no day twice. A message that was sent
+    before these days, and again in them, counts as one of theirs.
     `progress` is told what begins. Raises `PipelineError` and `LakeError`; the lake is only read.
     """
     lake = open_lake(path)
     window = DayWindow(lake, days)
     folder = check_output(output, lake)
     with lake.held(), planned(spark, window.rows), translate_failures("reliability"):
-        progress("reading messages")
-        packets = read_channels(window.packets(spark, CHANNEL))
+        channels = _Channels(spark, window, folder, progress)
+        packets = channels.of(window.days)
         with keep(packets):
             messages = acknowledge(packets)
             with keep(messages):
                 progress("following acknowledgements")
-                gaps = _gaps(spark, window, packets)
+                gaps = _gaps(window, packets, channels)
                 silences = find_silences(packets, messages)
                 with keep(gaps, silences):
-                    return _results(window, folder, packets, messages, gaps, silences, progress)
+                    table = channel_days(packets, messages, gaps, silences)
+                    with keep(table):
+                        progress("counting")
+                        figures = _figures(window, table, gaps, silences, channels.counted)
+                        if folder is not None:
+                            progress("writing")
+                            write_tables(folder, {"channel_days": table, "gaps": gaps, "silences": silences})
+                            write_page(folder / "reliability.html", render_reliability(figures))
+                        return figures
 
 
-def _gaps(spark: SparkSession, window: DayWindow, packets: ChannelPackets) -> Gaps:
+class _Channels:
+    """The packets of channels by day: read once, and kept where there is a folder for it."""
+
+    def __init__(
+        self, spark: SparkSession, window: DayWindow, folder: Path | None, progress: Callable[[str], None]
+    ) -> None:
+        self._spark = spark
+        self._window = window
+        self._progress = progress
+        kept = None if folder is None else DayTables(folder / "reliability_days", ChannelPackets, _FORMAT)
+        self._kept = kept
+        self.counted = 0
+        """So many days had to be read."""
+
+    def of(self, days: list[int], topics: DataFrame | None = None) -> ChannelPackets:
+        """Those of these days, perhaps of some `content_topic` alone."""
+        if self._kept is None:
+            self._progress("reading messages")
+            self.counted += len(days)
+            return self._read(days, topics)
+        read = [(self._kept, lambda missing: self._read(missing).frame)]
+        self.counted += len(bring_up(read, self._window.lake, days, self._progress))
+        kept = self._kept.read(self._spark, map(day_text, days))
+        return kept if topics is None else ChannelPackets(_only(kept.frame, topics, "content_topic"))
+
+    def _read(self, days: list[int], topics: DataFrame | None = None) -> ChannelPackets:
+        packets = self._window.packets(self._spark, CHANNEL, days=days)
+        return read_channels(
+            packets if topics is None else Packets(_only(packets.frame, topics, "content_type"))
+        )
+
+
+def _only(rows: DataFrame, topics: DataFrame, column: str) -> DataFrame:
+    """The rows of these topics."""
+    named = F.broadcast(topics.withColumnRenamed("content_topic", column))
+    return rows.join(named, on=column, how="left_semi")
+
+
+def _gaps(window: DayWindow, packets: ChannelPackets, channels: _Channels) -> Gaps:
     """Messages that no packet carries, neither on these days nor on earlier days of the topic."""
-    earlier = window.packets_before(spark, CHANNEL)
-    if earlier is None:
-        return find_gaps(packets)
-    topics = find_gaps(packets).frame.select(F.col("content_topic").alias("content_type")).distinct()
-    asked = Packets(earlier.frame.join(F.broadcast(topics), on="content_type", how="left_semi"))
-    return find_gaps(packets, read_channels(asked))
+    gaps = find_gaps(packets)
+    if not window.earlier or gaps.frame.isEmpty():
+        return gaps
+    topics = gaps.frame.select("content_topic").distinct()
+    return find_gaps(packets, channels.of(window.earlier, topics))
 
 
-def _results(
-    window: DayWindow,
-    folder: Path | None,
-    packets: ChannelPackets,
-    messages: ChannelMessages,
-    gaps: Gaps,
-    silences: Silences,
-    progress: Callable[[str], None],
+def _figures(
+    window: DayWindow, table: ChannelDays, gaps: Gaps, silences: Silences, counted: int
 ) -> ReliabilityFigures:
-    table = channel_days(packets, messages, gaps, silences)
-    with keep(table):
-        progress("counting")
-        figures = _figures(window, table, gaps, silences)
-        if folder is not None:
-            progress("writing")
-            write_tables(folder, {"channel_days": table, "gaps": gaps, "silences": silences})
-            write_page(folder / "reliability.html", render_reliability(figures))
-        return figures
-
-
-def _figures(window: DayWindow, table: ChannelDays, gaps: Gaps, silences: Silences) -> ReliabilityFigures:
     never = F.round(F.col("unacknowledged") * F.col("messages")).cast("long")
     summed = {name: F.col(name) for name in ("messages", "retransmissions", "gaps", "unreadable")}
     summed["unacknowledged"] = never
@@ -101,7 +136,7 @@ def _figures(window: DayWindow, table: ChannelDays, gaps: Gaps, silences: Silenc
         F.count_if("readable").alias("readable_days"),
     ]
     totals: dict[str, Any] = rows_of(table.frame.agg(*sums, *counts), 1)[0]
-    totals["silences"] = silences.frame.count()
+    totals |= {"silences": silences.frame.count(), "days": window.note.days, "counted": counted}
     worst = [
         F.desc("day"),
         F.desc("messages"),

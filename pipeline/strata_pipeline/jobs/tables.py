@@ -24,6 +24,7 @@ __all__ = [
     "keep",
     "put",
     "rows_of",
+    "writable",
     "write_page",
     "write_tables",
     "writing",
@@ -52,16 +53,12 @@ class DayWindow:
         self.earlier = [day for day in there if day < self.first]
         self.note = LakeNote(lake.tip, day_text(self.days[0]), day_text(self.days[-1]), len(self.days))
 
-    def packets(self, spark: SparkSession, kind: str | None = None) -> Packets:
-        """The packets of these days, or of one `kind` alone."""
-        return self._read(spark, self.days, kind)
-
-    def packets_before(self, spark: SparkSession, kind: str | None = None) -> Packets | None:
-        """The packets of all earlier days; None if there are none."""
-        return self._read(spark, self.earlier, kind) if self.earlier else None
-
-    def _read(self, spark: SparkSession, days: list[int], kind: str | None) -> Packets:
-        frame = Packets.of(spark, self.lake, days, kinds=None if kind is None else [kind]).frame
+    def packets(
+        self, spark: SparkSession, kind: str | None = None, *, days: list[int] | None = None
+    ) -> Packets:
+        """The packets of these days, or of others of the lake; all, or of one `kind` alone."""
+        wanted = self.days if days is None else days
+        frame = Packets.of(spark, self.lake, wanted, kinds=None if kind is None else [kind]).frame
         return Packets(frame.where(F.col("sequence") <= self.lake.reached))
 
 
@@ -108,7 +105,7 @@ def write_tables(output: Path, tables: Mapping[str, Dataset]) -> None:
 def writing(output: Path) -> Iterator[Path]:
     """A folder for drafts of folders of `output`, gone after the block. Raises `UsageError`."""
     draft = output / f"_writing.{os.getpid()}"
-    with _writable(output):
+    with writable(output):
         files.make_folder(draft)
         try:
             yield draft
@@ -127,13 +124,14 @@ def put(draft: Path, target: Path) -> None:
 def write_page(path: Path, text: str) -> None:
     """Replace a file as a whole. Raises `UsageError`."""
     draft = path.with_name(f"_{path.name}.{os.getpid()}")
-    with _writable(path.parent):
+    with writable(path.parent):
         draft.write_text(text, encoding="utf-8")
         draft.replace(path)
 
 
 @contextlib.contextmanager
-def _writable(folder: Path) -> Iterator[None]:
+def writable(folder: Path) -> Iterator[None]:
+    """Tell the user of what goes wrong with files in this folder. Raises `UsageError`."""
     try:
         yield
     except OSError as error:

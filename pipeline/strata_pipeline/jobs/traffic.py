@@ -1,4 +1,8 @@
-"""`strata-pipeline traffic`: how much each author sends, how much at once, and how often the same text."""
+"""`strata-pipeline traffic`: how much each author sends, how much at once, and how often the same text.
+
+What is read of a day, its texts and its seconds, is kept beside the tables. The next run reads only days that
+are new or have changed.
+"""
 
 from __future__ import annotations
 
@@ -8,10 +12,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from pyspark.sql import SparkSession
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
+from strata.protocol.lake import day_text
 
-from strata_pipeline.datasets.traffic import Abuse, AuthorHours, Bursts, Clusters, Hours
+from strata_pipeline.datasets.traffic import Abuse, AuthorHours, Bursts, Clusters, Hours, Seconds, Texts
+from strata_pipeline.jobs.day_tables import DayTables, bring_up
 from strata_pipeline.jobs.failures import translate_failures
 from strata_pipeline.jobs.tables import DayWindow, check_output, keep, rows_of, write_page, write_tables
 from strata_pipeline.lake.places import open_lake
@@ -20,15 +26,22 @@ from strata_pipeline.planning import planned
 from strata_pipeline.reports.traffic import TrafficFigures, render_traffic
 from strata_pipeline.transforms.abuse import judge
 from strata_pipeline.transforms.bursts import find_bursts
+from strata_pipeline.transforms.days import day_name
 from strata_pipeline.transforms.near_duplicates import find_clusters, find_near_duplicates, read_texts
 from strata_pipeline.transforms.thresholds import BURST_CEILING, BURST_FLOOR, Thresholds
-from strata_pipeline.transforms.traffic import count_author_hours, count_hours
+from strata_pipeline.transforms.traffic import (
+    count_author_hours,
+    count_hours,
+    seconds_by_day,
+    seconds_of,
+)
 
 __all__ = ["TrafficOptions", "traffic"]
 
 _MAX_HOURS = 100_000
 _SHOWN_TYPES = 15
 _SHOWN = 50
+_FORMAT = 1
 
 
 @dataclass(frozen=True)
@@ -63,9 +76,10 @@ def traffic(
     """The figures of the last `days` of a lake; None takes all days.
 
     With `output`, a folder: the tables `hours`, `author_hours`, `bursts`, `clusters` and `abuse` as Parquet,
-    and `traffic.html`. With `load_into`, a relay's database: its abuse table is brought up to date. Verdicts
-    end relative to `now` (Unix seconds; by default the clock's). `progress` is called as each step begins.
-    Raises `PipelineError` and `LakeError`; the lake is only read.
+    and `traffic.html`, and `traffic_days`, by which the next run into this folder reads no day twice. With
+    `load_into`, a relay's database: its abuse table is brought up to date. Verdicts end relative to `now`
+    (Unix seconds; by default the clock's). `progress` is called as each step begins. Raises `PipelineError`
+    and `LakeError`; the lake is only read.
     """
     lake = open_lake(path)
     window = DayWindow(lake, days)
@@ -73,32 +87,56 @@ def traffic(
     asked = options or TrafficOptions()
     at = int(time.time()) if now is None else now
     with lake.held(), planned(spark, window.rows), translate_failures("traffic"):
+        counted, seconds, texts = _read(spark, window, folder, progress)
         progress("comparing texts")
-        packets = window.packets(spark)
-        texts = read_texts(packets)
         near_duplicates = find_near_duplicates(texts)
         with keep(texts, near_duplicates):
-            hours = count_hours(packets, near_duplicates)
-            by_author = count_author_hours(packets, texts, near_duplicates)
+            hours = count_hours(seconds, near_duplicates)
+            by_author = count_author_hours(seconds, texts, near_duplicates)
             clusters = find_clusters(texts, near_duplicates)
             with keep(hours, by_author, clusters):
                 bursts = find_bursts(by_author, asked.burst_floor, asked.burst_ceiling)
                 abuse = judge(by_author, bursts, asked.thresholds, at)
                 tables = _Tables(hours, by_author, bursts, clusters, abuse)
                 with keep(bursts, abuse):
-                    return _results(window, folder, tables, load_into, at, progress)
+                    return _results(window, folder, tables, counted, load_into, at, progress)
+
+
+def _read(
+    spark: SparkSession, window: DayWindow, folder: Path | None, progress: Callable[[str], None]
+) -> tuple[int, Seconds, Texts]:
+    """What the days say, and how many of them were read for it."""
+    if folder is None:
+        packets = window.packets(spark)
+        return len(window.days), seconds_of(packets), read_texts(packets)
+
+    def seconds_in(days: list[int]) -> DataFrame:
+        return seconds_by_day(window.packets(spark, days=days))
+
+    def texts_in(days: list[int]) -> DataFrame:
+        texts = read_texts(window.packets(spark, days=days))
+        return texts.frame.withColumn("day", day_name())
+
+    seconds = DayTables(folder / "traffic_days" / "seconds", Seconds, _FORMAT)
+    texts = DayTables(folder / "traffic_days" / "texts", Texts, _FORMAT)
+    counted = bring_up([(seconds, seconds_in), (texts, texts_in)], window.lake, window.days, progress)
+    shown = list(map(day_text, window.days))
+    for table in (seconds, texts):
+        table.keep_only(shown)  # they are large, and quote authors
+    return len(counted), seconds.read(spark, shown), texts.read(spark, shown)
 
 
 def _results(
     window: DayWindow,
     folder: Path | None,
     tables: _Tables,
+    counted: int,
     load_into: str | None,
     now: int,
     progress: Callable[[str], None],
 ) -> TrafficFigures:
     progress("counting")
-    figures = _figures(window, tables)
+    figures = _figures(window, tables, counted)
     if folder is not None:
         progress("writing")
         write_tables(folder, vars(tables))
@@ -109,13 +147,14 @@ def _results(
     return figures
 
 
-def _figures(window: DayWindow, tables: _Tables) -> TrafficFigures:
+def _figures(window: DayWindow, tables: _Tables, counted: int) -> TrafficFigures:
     names = ("packets", "size", "near_duplicates")
     sums = [F.coalesce(F.sum(name), F.lit(0)).alias(name) for name in names]
     hours = tables.hours.frame
     totals: dict[str, Any] = rows_of(hours.agg(*sums, F.count_distinct("author_id").alias("authors")), 1)[0]
     for name in ("bursts", "clusters", "abuse"):
         totals[name] = getattr(tables, name).frame.count()
+    totals |= {"days": window.note.days, "counted": counted}
     authors = hours.groupBy("author_id").agg(*sums, F.max("peak_packets").alias("peak_packets"))
     types = hours.groupBy("content_type").agg(*sums)
     return TrafficFigures(

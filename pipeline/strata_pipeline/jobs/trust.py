@@ -15,7 +15,7 @@ from strata.protocol.lake import day_text
 
 from strata_pipeline.datasets import Packets
 from strata_pipeline.datasets.trust import TrustStatements
-from strata_pipeline.jobs.day_tables import DayTables
+from strata_pipeline.jobs.day_tables import DayTables, bring_up
 from strata_pipeline.jobs.failures import translate_failures
 from strata_pipeline.jobs.tables import DayWindow, check_output, keep, rows_of, write_page, write_tables
 from strata_pipeline.lake.places import AnyLake, open_lake
@@ -26,8 +26,6 @@ __all__ = ["trust"]
 
 _SHOWN = 50
 _FORMAT = 1
-_PORTION = 31
-"""So many days are read at a time, and then kept: a run that is stopped goes on there."""
 
 
 def trust(
@@ -53,7 +51,9 @@ def trust(
             counted, statements = window.days, TrustStatements(_read(spark, lake, window.days))
         else:
             days = DayTables(folder / "trust_days", TrustStatements, _FORMAT)
-            counted = _keep_days(spark, lake, window.days, days, progress)
+            counted = bring_up(
+                [(days, lambda missing: _read(spark, lake, missing))], lake, window.days, progress
+            )
             progress("following statements")
             statements = days.read(spark, map(day_text, window.days))
         edges = standing_edges(statements)
@@ -79,26 +79,10 @@ def trust(
                 return figures
 
 
-def _keep_days(
-    spark: SparkSession,
-    lake: AnyLake,
-    days: list[int],
-    kept: DayTables[TrustStatements],
-    progress: Callable[[str], None],
-) -> list[int]:
-    """Keep the statements of the days of which they are not kept; returns these days."""
-    marks = {day: lake.mark_of(day) for day in days}
-    missing = [day for day in days if not kept.has(day_text(day), marks[day])]
-    for start in range(0, len(missing), _PORTION):
-        portion = missing[start : start + _PORTION]
-        progress(f"reading {day_text(portion[0])} to {day_text(portion[-1])}")
-        kept.keep(_read(spark, lake, portion), {day_text(day): marks[day] for day in portion})
-    return missing
-
-
 def _read(spark: SparkSession, lake: AnyLake, days: list[int]) -> DataFrame:
     rows = Packets.of(spark, lake, days, kinds=STATEMENTS).frame
-    return statements_by_day(Packets(rows.where(F.col("sequence") <= lake.reached)))
+    statements = statements_by_day(Packets(rows.where(F.col("sequence") <= lake.reached)))
+    return statements.repartition("day")  # few: a day is one file
 
 
 _PLACE = ("from_id", "to_id")

@@ -24,7 +24,8 @@ class ReliabilityFigures:
     note: LakeNote
     totals: Mapping[str, Any]
     """`channels`, `messages`, `retransmissions`, `unacknowledged` (a number of messages), `gaps`, `silences`
-    and `unreadable`, and how many rows there are: `channel_days`, and of these `readable_days`."""
+    and `unreadable`, how many rows there are, `channel_days` and of these `readable_days`, `days`, and
+    `counted`: so many days were read for it."""
     daily: _Rows
     """For each day `messages`, `retransmissions` and `unreadable`, oldest first."""
     channel_days: _Rows

@@ -22,7 +22,8 @@ class TrafficFigures:
 
     note: LakeNote
     totals: Mapping[str, Any]
-    """`packets`, `size`, `authors`, `near_duplicates`, and how many rows there are of the lists below."""
+    """`packets`, `size`, `authors`, `near_duplicates`, how many rows there are of the lists below, `days`,
+    and `counted`: so many days were read for it."""
     hourly: _Rows
     """For each hour `hour_at`, `packets` and `near_duplicates`, oldest first."""
     authors: _Rows

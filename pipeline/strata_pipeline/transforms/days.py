@@ -15,10 +15,15 @@ from strata_pipeline.days.figures import AUTHORS
 from strata_pipeline.days.lags import GROWTH
 from strata_pipeline.lake.kinds import CHANNEL, KINDS, OTHER
 
-__all__ = ["count_days", "count_periods"]
+__all__ = ["count_days", "count_periods", "day_name"]
 
 _DAY_OF_SEQUENCE = 32
 """The bits below the day in a sequence."""
+
+
+def day_name() -> Column:
+    """The day of a packet's sequence, as 2026-11-21, which is also the name of its folder in the lake."""
+    return F.date_from_unix_date(F.shiftright("sequence", _DAY_OF_SEQUENCE).cast("int")).cast("string")
 
 
 def count_days(packets: Packets, quarantine: Quarantine) -> DataFrame:

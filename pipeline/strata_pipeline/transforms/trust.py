@@ -14,6 +14,7 @@ from pyspark.sql import functions as F
 
 from strata_pipeline.datasets import Packets
 from strata_pipeline.datasets.trust import TrustAuthors, TrustEdges, TrustStatements
+from strata_pipeline.transforms.days import day_name
 
 __all__ = ["STATEMENTS", "count_authors", "standing_edges", "statements_by_day"]
 
@@ -26,8 +27,6 @@ _PAIR = ["from_id", "to_id"]
 _KEY = [*_PAIR, "what", "named"]
 _SAID = ["sequence", "received_at", "packet_id", "strength", "context"]
 _ID = r"\A0x[0-9a-f]{64}\z"
-_DAY_OF_SEQUENCE = 32
-"""The bits below the day in a sequence."""
 
 
 def statements_by_day(packets: Packets) -> DataFrame:
@@ -37,9 +36,7 @@ def statements_by_day(packets: Packets) -> DataFrame:
     """
     content = F.col("body").cast("string")
     told = packets.frame.where(F.col("content_type").isin(*STATEMENTS)).select(
-        F.date_from_unix_date(F.shiftright("sequence", _DAY_OF_SEQUENCE).cast("int"))
-        .cast("string")
-        .alias("day"),
+        day_name().alias("day"),
         "sequence",
         "received_at",
         "packet_id",

@@ -15,7 +15,9 @@ import pytest
 from pyspark.sql import SparkSession
 from strata_pipeline.connect import connected, is_remote
 from strata_pipeline.errors import PipelineError, UsageError
+from strata_pipeline.jobs.archive import archive
 
+from tests.support import lakes, relay_logs
 from tests.support.object_lakes import put_batch
 from tests.support.ports import free_port
 from tests.support.toy_lakes import DAY, write_batch
@@ -119,3 +121,19 @@ def test_jobs_that_read_a_lake_do_so_on_a_server(run, tmp_path, place):
     assert (output / "index.html").exists()
     assert (scored[0], scored[1]["malformed"]) == (0, 1)
     assert pq.read_table(output / "malformed")["line"].to_pylist() == [b"no observation"]
+
+
+def test_a_day_in_a_bucket_is_written_anew_on_a_server(spark, run, log_url, place):
+    made = relay_logs.make_many(6)
+    relay_logs.append(log_url, made, lakes.NOON)
+    archive(spark, log_url, place, batch_rows=2)
+    relay_logs.erase(log_url, made[2].packet_id)
+    relay_logs.append(log_url, relay_logs.make_many(2, first=6), lakes.NOON + lakes.DAY)
+    log, at = ["--database-url", log_url], ["--lake", place]
+    archived, erased, compacted, audited = run(
+        ["archive", *log, *at], ["erase", *log, *at, "--grace", "0"], ["compact", *at], ["audit", *at]
+    )
+    assert (archived[0], archived[1]["packets"]) == (0, 2), archived
+    assert (erased[0], erased[1]["packets"]) == (0, 1), erased
+    assert (compacted[0], compacted[1]["days"]) == (0, 1), compacted
+    assert (audited[0], audited[1]["packets"]) == (0, 7), audited

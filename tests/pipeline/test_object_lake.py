@@ -12,11 +12,24 @@ from pathlib import Path
 import pytest
 from strata.protocol.lake import LakeError
 from strata_pipeline.errors import LakeBusy, StoreError
+from strata_pipeline.jobs.object_days import compact_day
 from strata_pipeline.lake.attempts import look_at_clock
 from strata_pipeline.lake.object_lake import ObjectLake
+from strata_pipeline.lake.rows import read_places
+from strata_pipeline.lake.stores.objects import ObjectStore
 
 from tests.support.file_faults import Killed
-from tests.support.object_lakes import NO_GRACE, drafted, named, put_batch, requests, rows, unnamed
+from tests.support.object_lakes import (
+    NO_GRACE,
+    compacted,
+    drafted,
+    inline,
+    named,
+    put_batch,
+    requests,
+    rows,
+    unnamed,
+)
 from tests.support.object_stores import Asked, ObjectServer
 from tests.support.toy_lakes import DAY
 from tests.support.toy_lakes import place as sequence
@@ -239,3 +252,48 @@ def test_the_ends_of_finished_days_are_asked_for_together(object_server, place):
 
     object_server.before = waiting
     assert len(ObjectLake.open(place).chain.sealed) == 2
+
+
+def test_what_is_seldom_is_found_without_the_manifests_of_days_that_lack_it(in_memory, monkeypatch):
+    where, read = next(in_memory), _reading(monkeypatch)
+    for day, ordinals in enumerate([[1], [1, 2], [1], [1, 2], [1]]):
+        for batch in range(3):
+            put_batch(where, [one + 9 * batch for one in ordinals], [5 + 9 * batch], day=DAY + day)
+    assert compacted(where, DAY + 1, part_bytes=2**20)
+    lake = ObjectLake.open(where)
+    read.clear()
+    found = lake.objects_of_kinds(["NOTE", "OTHER"])
+    # Three manifests and three listings of the day that has some, the listing of that which was compacted.
+    assert len(read) == 7 and sum(name.startswith("_days/") for name in read) == 1
+    whole = lake.objects(lake.manifests, "packets", kinds=["NOTE", "OTHER"])
+    assert sorted(one.name for one in found) == sorted(one.name for one in whole) and len(found) == 4
+    lake = ObjectLake.open(where)
+    read.clear()
+    with lake.quarantine_at_hand(DAY + 1) as layout:
+        aside = read_places(layout.folders_of_day(layout.quarantine, DAY + 1))["sequence"].to_pylist()
+    assert aside == [sequence(n, DAY + 1) for n in (5, 14, 23)]
+    assert len(read) == 2, "the day's listing and one object"
+
+
+def test_a_day_is_compacted_with_each_of_its_manifests_read_once(in_memory, monkeypatch):
+    where, read = next(in_memory), _reading(monkeypatch)
+    for batch in range(1, 21):
+        put_batch(where, [2 * batch])
+    put_batch(where, [1], day=DAY + 1)
+    with ObjectLake.replace(where) as lake:
+        read.clear()
+        assert compact_day(lake, DAY, inline, 2**20) == (20, 1)
+    # Each manifest, its listing, its object, and what was made of these.
+    assert len(read) == 3 * 20 + 1
+
+
+def _reading(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The names of the objects that are read from now on."""
+    read, get = list[str](), ObjectStore.get
+
+    def told(store: ObjectStore, name: str) -> bytes:
+        read.append(name)
+        return get(store, name)
+
+    monkeypatch.setattr(ObjectStore, "get", told)
+    return read

@@ -45,6 +45,14 @@ class Packets(Dataset, schema="packets"):
         return cls(cls.read(spark, lake, days, kinds=kinds, damaged=damaged))
 
     @classmethod
+    def of_kinds(cls, spark: SparkSession, lake: AnyLake, kinds: Collection[str]) -> Self:
+        """The packets of these kinds on all days, as far as they can be read."""
+        if not isinstance(lake, ObjectLake):
+            return cls.of(spark, lake, kinds=kinds, damaged=True)
+        objects = lake.objects_of_kinds(kinds)
+        return cls(read_objects(spark, lake.store, objects, schema("packets"), damaged=True))
+
+    @classmethod
     def read(
         cls,
         spark: SparkSession,

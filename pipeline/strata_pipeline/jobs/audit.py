@@ -192,7 +192,7 @@ def _look(
 def _identities(spark: SparkSession, lake: AnyLake) -> Packets:
     """The packets that tell of keys, whenever they came; their folders alone are read."""
     kinds = sorted({kind_of(name) for name in IDENTITY_TYPES})
-    rows = Packets.of(spark, lake, kinds=kinds, damaged=True).frame
+    rows = Packets.of_kinds(spark, lake, kinds).frame
     return Packets(rows.where(F.col("sequence") <= lake.reached))
 
 
@@ -342,7 +342,7 @@ def _rows_at(lake: AnyLake, day: int, sequences: list[int]) -> Iterator[dict[str
     """The quarantined rows of a day at these places, the first at each; the files are read once."""
     columns = ["sequence", "received_at", "packet_id", "author_id", "body", "annotation"]
     wanted = set(sequences)
-    with lake.at_hand(lake.chain.of_day(day), "quarantine") as layout:
+    with lake.quarantine_at_hand(day) as layout:
         folders = layout.folders_of_day(layout.quarantine, day)
         for _, _, rows in read_rows(parquet_files(folders), columns):
             is_wanted = pc.is_in(rows.column("sequence"), pa.array(sequences, pa.int64()))

@@ -53,12 +53,14 @@ class Chain:
         self._opened: list[Manifest] = []  # those after the sealed days
         self._whole: list[Manifest] | None = None
         self._is_proven = False
+        self._asked: tuple[DaySummary, list[Manifest]] | None = None
 
     def load(self, *, whole: bool = False) -> None:
         """Read what opening takes, and check it; with `whole`, all manifests and no summary.
 
         Raises `LakeError`.
         """
+        self._asked = None
         if whole:
             self.replace(self._listed())
             return
@@ -88,7 +90,7 @@ class Chain:
             last = list(group)
             end = check_chain(last, end)
         self.end, self.sealed, self._opened, self._whole = end, sealed, last, None
-        self._is_proven = True
+        self._is_proven, self._asked = True, None
 
     def all(self) -> list[Manifest]:
         """All manifests. Raises `LakeError` where those of a sealed day are not what its summary says."""
@@ -234,6 +236,13 @@ class Chain:
         return found
 
     def _of_summary(self, summary: DaySummary) -> list[Manifest]:
+        """The manifests of a sealed day. Who writes a day anew asks for them several times, so those of one
+        day are kept."""
+        if self._asked is None or self._asked[0] != summary:
+            self._asked = summary, self._checked(summary)
+        return list(self._asked[1])
+
+    def _checked(self, summary: DaySummary) -> list[Manifest]:
         place = self.sealed.index(summary)
         before = self.sealed[place - 1].end if place else ChainEnd()
         numbers = range(summary.first, summary.first + summary.batches)

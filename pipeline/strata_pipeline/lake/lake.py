@@ -125,6 +125,11 @@ class Lake(LakeLayout):
         """The files of batches on this machine's disk: they are where they are."""
         yield self
 
+    @contextlib.contextmanager
+    def quarantine_at_hand(self, day: int) -> Iterator[LakeLayout]:
+        """The files of a day's quarantined rows on this machine's disk."""
+        yield self
+
     def unexpected(self, days: Sequence[int]) -> tuple[list[Fault], int]:
         """Folders of no batch, and files outside batches, on whatever days; and 0, for what interrupted
         writers leave is out of sight. An archive may run meanwhile: what it adds is no fault."""

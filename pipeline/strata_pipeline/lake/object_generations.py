@@ -90,14 +90,29 @@ class Generations:
         """The parts of a day, whose manifests are asked for once. Raises `LakeError` where they cannot be
         told."""
         if generation.listing not in self._listings:
-            name = day_listing_name(generation.day, generation.attempt)
-            try:
-                listing = decode_day_listing(self._store.get(f"{DAY_LISTINGS}/{name}"), name)
-            except FileNotFoundError as error:
-                raise LakeError(f"the objects of a day cannot be told: {error}") from None
+            listing = self._listing(generation)
             check_day_listing(listing, generation, manifests())
             self._listings[generation.listing] = listing
         return self._listings[generation.listing].parts
+
+    def listed(self, generation: Generation) -> list[Part]:
+        """The parts of a day by its listing alone. Its hash is in the chain of generations; that it fits the
+        manifests, of which a day may have thousands, is not looked at.
+
+        Raises `LakeError` where they cannot be told.
+        """
+        known = self._listings.get(generation.listing)
+        return (known or self._listing(generation)).parts
+
+    def _listing(self, generation: Generation) -> DayListing:
+        name = day_listing_name(generation.day, generation.attempt)
+        try:
+            listing = decode_day_listing(self._store.get(f"{DAY_LISTINGS}/{name}"), name)
+        except FileNotFoundError as error:
+            raise LakeError(f"the objects of a day cannot be told: {error}") from None
+        if listing.hash != generation.listing:
+            raise LakeError(f"the lake's listing {name} cannot be used: it is that of another generation")
+        return listing
 
     def put(self, generation: Generation) -> bool:
         """Put one after the last; returns whether nobody was faster. It counts from then on."""

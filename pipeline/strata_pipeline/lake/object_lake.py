@@ -22,7 +22,7 @@ objects.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from datetime import datetime
 from pathlib import Path
 
@@ -289,12 +289,28 @@ class ObjectLake(LakeState):
                 continue
             objects += [one for part in parts if part.span.overlaps(whole) for one in part.objects]
         found = {one.name: one for one in objects}
-        parts_of_names = [f"{root}/"] if kinds is None else [f"/kind={kind}/" for kind in kinds]
-        return [
-            one
-            for name, one in found.items()
-            if _is_below(root, one) and any(part in name for part in parts_of_names)
-        ]
+        folders = [f"{root}/"] if kinds is None else [f"/kind={kind}/" for kind in kinds]
+        return [one for name, one in found.items() if _is_below(root, one) and _is_in(name, folders)]
+
+    def objects_of_kinds(self, kinds: Collection[str]) -> list[StoredObject]:
+        """The objects with packets of some kinds, of all days, as far as they can be told.
+
+        After years most days have none: what lies there says so, and nothing else is read of these days. A
+        day that was written anew is told by its listing alone, and not by each of its manifests.
+        """
+        found: list[StoredObject] = []
+        folders = [f"/kind={kind}/" for kind in kinds]
+        for day in self.days():
+            generation = self.generations.of_day(day)
+            with contextlib.suppress(LakeError):
+                if generation is not None:
+                    objects = [one for part in self.generations.listed(generation) for one in part.objects]
+                elif any(_is_in(name, folders) for name in self.store.keys(f"packets/day={day_text(day)}")):
+                    objects = self.objects(self.chain.of_day(day), "packets", damaged=True)
+                else:
+                    continue
+                found += [one for one in objects if _is_below("packets", one) and _is_in(one.name, folders)]
+        return found
 
     def _objects_of_batches(self, manifests: Sequence[Manifest], damaged: bool) -> list[StoredObject]:
         try:
@@ -315,11 +331,33 @@ class ObjectLake(LakeState):
         Raises `LakeError` for what is missing, or is not what was written.
         """
         objects = [one for name in ROOTS if root in (None, name) for one in self.objects(manifests, name)]
+        with self._at_hand(objects, f"{batch_name(manifests[0])}, or one after it,") as layout:
+            yield layout
+
+    @contextlib.contextmanager
+    def quarantine_at_hand(self, day: int) -> Iterator[LakeLayout]:
+        """The files of a day's quarantined rows on this machine's disk; gone after the block.
+
+        A day that was written anew is told by its listing alone, and not by each of its manifests. Raises
+        `LakeError` as `at_hand` does.
+        """
+        generation = self.generations.of_day(day)
+        if generation is None:
+            with self.at_hand(self.chain.of_day(day), "quarantine") as layout:
+                yield layout
+            return
+        objects = [one for part in self.generations.listed(generation) for one in part.objects]
+        objects = [one for one in objects if _is_below("quarantine", one)]
+        with self._at_hand(objects, day_text(day)) as layout:
+            yield layout
+
+    @contextlib.contextmanager
+    def _at_hand(self, objects: Sequence[StoredObject], what: str) -> Iterator[LakeLayout]:
         with self.shelf.at_hand(objects) as (folder, faults):
             if faults:
                 raise LakeError(
-                    f"the lake's {batch_name(manifests[0])}, or one after it, is damaged: "
-                    f"{faults[0].detail}. Bring its objects back from a copy of the lake"
+                    f"the lake's {what} is damaged: {faults[0].detail}. Bring its objects back from a copy "
+                    "of the lake"
                 )
             layout = LakeLayout(folder)
             layout.erasures.records = self.erasures.records
@@ -432,6 +470,10 @@ class ObjectLake(LakeState):
         begin = f"{LISTINGS}/{self.chain.end.number:010}"
         known = {f"{LISTINGS}/{attempt.number:010}-" for attempt in attempts(self.store)}
         return [name for name in self.store.keys(LISTINGS, begin) if name[: len(begin) + 1] not in known]
+
+
+def _is_in(name: str, folders: Iterable[str]) -> bool:
+    return any(folder in name for folder in folders)
 
 
 def _is_below(root: str, one: StoredObject) -> bool:

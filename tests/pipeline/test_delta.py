@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import random
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -19,14 +20,21 @@ from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError
 from strata.protocol.lake import first_of_day
 from strata_pipeline.cli import app
-from strata_pipeline.errors import LakeError, UsageError
-from strata_pipeline.lake.delta import APP, delta_log, is_published, publish, published_files
+from strata_pipeline.errors import LakeError, StoreError, UsageError
+from strata_pipeline.lake.delta import APP, Published, delta_log, is_published, publish, published_files
+from strata_pipeline.lake.delta_places import place_of
 from strata_pipeline.lake.generations import replace_day, staged_day
 from strata_pipeline.lake.lake import Lake
+from strata_pipeline.lake.object_lake import ObjectLake
+from strata_pipeline.lake.places import open_lake
 from strata_pipeline.lake.rows import digest_of
 from typer.testing import CliRunner
 
-from tests.support.toy_lakes import DAY, compacted, faults, place, read, staged, write_batch
+from tests.support.object_lakes import NO_GRACE, put_batch
+from tests.support.object_lakes import compacted as object_compacted
+from tests.support.object_stores import Asked
+from tests.support.toy_lakes import DAY, compacted, faults, read, staged, write_batch
+from tests.support.toy_lakes import place as sequence
 
 COMMITS = int(os.environ.get("STRATA_DELTA_COMMITS", "6"))
 """Commits beside kills: a thousand take some minutes."""
@@ -158,6 +166,8 @@ import sys
 from pathlib import Path
 from strata_pipeline.lake.delta import publish
 from strata_pipeline.lake.lake import Lake
+from strata_pipeline.lake.object_lake import ObjectLake
+from strata_pipeline.lake.places import open_lake
 from tests.support.toy_lakes import write_batch
 path, count = Path(sys.argv[1]), int(sys.argv[2])
 begun = Lake.open(path).chain.end.number
@@ -187,10 +197,120 @@ def test_killed_at_any_time_the_next_publisher_completes_the_log(tmp_path):
         table = DeltaTable(path / "packets")
         assert table.transaction_version(APP) == lake.chain.end.number - 1
         rows = table.to_pyarrow_dataset().to_table(columns=["sequence"])["sequence"].to_pylist()
-        assert sorted(rows) == read(path) == [place(n + 1) for n in range(len(rows))]
+        assert sorted(rows) == read(path) == [sequence(n + 1) for n in range(len(rows))]
     assert kills
     version = DeltaTable(path / "packets").version()
     assert len({digest(reader(path, version)) for reader in READERS}) == 1
+
+
+def in_bucket(where: str) -> dict[str, str]:
+    return place_of(ObjectLake.open(where)).options or {}
+
+
+def rows_in_bucket(where: str, version: int | None = None) -> pa.Table:
+    """The rows at a version, or the last, on which all readers agree."""
+    table, options = f"{where}/packets", in_bucket(where)
+    dataset = DeltaTable(table, version=version, storage_options=options).to_pyarrow_dataset()
+    found = dataset.to_table(columns=COLUMNS)
+    others = [
+        pl.scan_delta(table, version=version, storage_options=options).select(COLUMNS).collect().to_arrow(),
+        duckdb.from_arrow(dataset).project(", ".join(COLUMNS)).to_arrow_table(),
+    ]
+    assert {digest(other.cast(found.schema)) for other in others} == {digest(found)}
+    return found
+
+
+def test_a_bucket_is_published_and_each_version_is_read_as_long_as_its_objects_are_there(place):
+    put_batch(place, [1, 2, 3])
+    assert publish(open_lake(place)).version == 0
+    put_batch(place, [4, 5], [6])
+    put_batch(place, [1], day=DAY + 1)
+    done = publish(open_lake(place), days=())
+    assert (done.version, done.manifest, done.added, done.rows) == (1, 2, 3, 6)
+    assert publish(open_lake(place)).version == 1
+    assert [rows_in_bucket(place, version).num_rows for version in (0, 1)] == [3, 6]
+    before = digest(rows_in_bucket(place))
+    assert object_compacted(place)
+    assert digest(rows_in_bucket(place)) == before  # replaced, and still there
+    done = publish(open_lake(place), days=[DAY])
+    assert (done.version, done.added, done.removed) == (2, 2, 4)
+    assert digest(rows_in_bucket(place)) == before
+    with ObjectLake.replace(place, NO_GRACE):
+        pass
+    assert digest(rows_in_bucket(place)) == before
+    with pytest.raises(FileNotFoundError):  # never wrong rows
+        rows_in_bucket(place, 1)
+    assert ObjectLake.open(place).unexpected([DAY, DAY + 1]) == ([], 0)  # an audit does not mind the log
+    with pytest.raises(DeltaError, match="append-only"):
+        DeltaTable(f"{place}/packets", storage_options=in_bucket(place)).delete("sequence > 0")
+
+
+@pytest.mark.parametrize("number", [1, 2])
+def test_of_two_publishers_of_a_bucket_the_second_goes_on_behind_the_first(object_server, place, number):
+    put_batch(place, [1])
+    if number == 2:
+        publish(open_lake(place))
+        put_batch(place, [2])
+    lake, met = open_lake(place), list[Published]()
+
+    def overtake(asked: Asked) -> None:
+        if asked.is_conditional and "_delta_log" in asked.key:
+            object_server.behave()
+            met.append(publish(open_lake(place)))
+
+    object_server.before = overtake
+    assert publish(lake).version == met[0].version == number - 1
+    assert rows_in_bucket(place).num_rows == number
+
+
+def test_a_store_that_fails_is_told_of(object_server, place):
+    put_batch(place, [1])
+    object_server.before = lambda asked: "403 No" if "_delta_log" in asked.key else None
+    with pytest.raises(StoreError, match=r"the object store, at s3://.*_delta_log: .*403"):
+        publish(open_lake(place))
+
+
+@pytest.mark.parametrize("moment", ["before", "after"])
+def test_a_publisher_of_a_bucket_that_is_killed_has_committed_or_has_not(object_server, place, moment):
+    put_batch(place, [1])
+    publish(open_lake(place))
+    put_batch(place, [2])
+    command = [sys.executable, "-m", "strata_pipeline", "publish-delta", "--lake", place]
+    writer = subprocess.Popen(command, stderr=subprocess.DEVNULL)
+
+    def kill(asked: Asked) -> str | None:
+        if not asked.is_conditional or "_delta_log" not in asked.key:
+            return None
+        writer.kill()
+        writer.wait()
+        return "503 Nobody listens"
+
+    setattr(object_server, moment, kill)
+    assert writer.wait(60) == -signal.SIGKILL
+    object_server.behave()
+    assert rows_in_bucket(place).num_rows == (2 if moment == "after" else 1)
+    assert (publish(open_lake(place)).version, rows_in_bucket(place).num_rows) == (1, 2)
+
+
+def test_a_log_in_a_bucket_is_of_its_own_chain_or_made_again(place):
+    put_batch(place, [1, 2])
+    put_batch(place, [3])
+    publish(open_lake(place))
+    other = f"{place}-other"
+    put_batch(other, [1])
+    source, target = ObjectLake.open(place).store, ObjectLake.open(other).store
+    for name in source.keys("packets/_delta_log"):
+        target.put(name, source.get(name))
+    refused = CliRunner().invoke(app, ["publish-delta", "--lake", other])
+    assert refused.exit_code == 1 and "not of this chain" in " ".join(refused.output.split())
+    done = CliRunner().invoke(app, ["publish-delta", "--lake", other, "--rebuild", "--json"])
+    assert done.exit_code == 0 and '"rows": 1' in done.stdout
+    assert rows_in_bucket(other).num_rows == 1
+    [lost] = target.keys("packets/day=2024-10-04")
+    target.delete([lost])
+    publish(open_lake(other))  # known files are not opened
+    with pytest.raises(LakeError, match=r"is missing. Run audit"):
+        publish(open_lake(other), rebuild=True)
 
 
 def test_spark_reads_the_same_rows(spark, tmp_path):

@@ -20,7 +20,9 @@ from strata_pipeline.jobs.erase import erase
 from strata_pipeline.jobs.restore import restore
 from strata_pipeline.jobs.tables import DayWindow
 from strata_pipeline.jobs.trust import trust
+from strata_pipeline.lake.delta import Published, publish
 from strata_pipeline.lake.object_lake import ObjectLake
+from strata_pipeline.lake.places import open_lake
 from typer.testing import CliRunner
 
 from tests.support import relay_logs
@@ -232,12 +234,14 @@ def test_what_a_relay_has_erased_goes_from_a_bucket_as_well(spark, place, new_lo
     url, made = new_log(), relay_logs.make_many(20, at=NOON)
     relay_logs.append(url, made, NOON)
     relay_logs.append(url, later := relay_logs.make_many(4, first=50, at=NOON + DAY), NOON + DAY)
-    archive(spark, url, place, batch_rows=5)
+    archive(spark, url, place, batch_rows=5, delta=True)
     relay_logs.erase(url, *(made[number].packet_id for number in (1, 7, 19)), later[0].packet_id)
     tip = ObjectLake.open(place).tip
     assert compact(spark, place).days == 1
     done = erase(spark, url, place)
     assert (done.tombstones, done.days, done.packets, done.waiting, done.deleted) == (4, 1, 3, 1, 0)
+    # The Delta log was told of each day.
+    assert publish(open_lake(place)) == Published(version=3, manifest=4, added=0, removed=0, rows=21)
     audited = audit(spark, place, url=url)
     assert audited.counts == {"log: altered": 1} and audited.erased == 3  # that of the day that goes on
     assert (audited.packets, audited.quarantined) == (21, 3) and ObjectLake.open(place).tip == tip
@@ -279,15 +283,11 @@ def test_of_two_archives_one_says_that_it_came_second_and_the_next_run_goes_on(
     assert len(rows(place)) == 12 and ObjectLake.open(place).reached == done.reached
 
 
-def test_what_needs_folders_refuses_a_bucket_at_once(place, spark, log_url):
-    for command in ("migrate-lake", "publish-delta", "views"):
+def test_what_needs_folders_refuses_a_bucket_at_once(place):
+    for command in ("migrate-lake", "views"):
         refused = CliRunner().invoke(app, [command, "--lake", place])
         assert refused.exit_code == 2
         assert "lies on an object store" in " ".join(refused.output.replace("│", " ").split())
-    with pytest.raises(UsageError, match=r"--delta.*lies on an object store"):
-        archive(spark, log_url, place, delta=True)
-    with pytest.raises(UsageError, match=r"--delta.*lies on an object store"):
-        compact(spark, place, delta=True)
 
 
 def test_a_place_that_is_none_is_refused_before_spark_starts():

@@ -20,7 +20,7 @@ from strata_pipeline.jobs.object_days import Found, Run, compact_day, erase_from
 from strata_pipeline.jobs.parts import PartDone, PartWork, rewrite_part
 from strata_pipeline.lake.attempts import ROOTS, Attempt
 from strata_pipeline.lake.batches import Batch
-from strata_pipeline.lake.object_lake import ObjectLake
+from strata_pipeline.lake.object_lake import DELTA_LOG, ObjectLake
 from strata_pipeline.lake.rewrites import Grace
 from strata_pipeline.lake.stores.objects import ObjectStore
 
@@ -153,14 +153,16 @@ def named(lake: ObjectLake) -> set[str]:
 
 
 def unnamed(where: str) -> list[str]:
-    """Whatever lies in the bucket and is no part of the lake, without probes, which stay for an hour."""
+    """Whatever lies in the bucket and is no part of the lake, without probes, which stay for an hour, and
+    without what is published."""
     lake = ObjectLake.open(where)
     listings = len(list(lake.store.keys("_objects"))) - len(lake.manifests)
     listings += len(list(lake.store.keys("_days"))) - len(lake.generations.records)
     listings += len(list(lake.store.keys("_erased/"))) - len(lake.erasures.records)
     listings -= lake.store.exists("_erased/generations.json")
     there = {name for root in ("packets", "quarantine", "_attempts") for name in lake.store.keys(root)}
-    others = {name for name in there - named(lake) if not name.startswith("_attempts/probe-")}
+    apart = ("_attempts/probe-", f"{DELTA_LOG}/")
+    others = {name for name in there - named(lake) if not name.startswith(apart)}
     return sorted(others) + ["a listing"] * listings
 
 

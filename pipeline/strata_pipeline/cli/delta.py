@@ -7,16 +7,18 @@ from typing import Annotated
 import msgspec
 import typer
 
-from strata_pipeline.cli.app import Json, LakeFolder, failures_told, say
+from strata_pipeline.cli.app import Json, LakePlace, failures_told, say
 
 __all__ = ["delta_command"]
 
 
 def delta_command(
-    lake: LakeFolder,
+    lake: LakePlace,
     rebuild: Annotated[
         bool,
-        typer.Option("--rebuild", help="Move the Delta log into _aside, and make another from the chain."),
+        typer.Option(
+            "--rebuild", help="Move the Delta log into _aside, in a bucket delete it, and make another."
+        ),
     ] = False,
     json: Json = False,
 ) -> None:
@@ -28,10 +30,10 @@ def delta_command(
     compact keeps the log in step, and archive does with --delta.
     """
     from strata_pipeline.lake.delta import publish
-    from strata_pipeline.lake.lake import Lake
+    from strata_pipeline.lake.places import open_lake
 
     with failures_told():
-        done = publish(Lake.open(lake), rebuild=rebuild)
+        done = publish(open_lake(lake), rebuild=rebuild)
     text = (
         f"version {done.version} of the Delta table tells of manifests up to {done.manifest}: "
         f"{done.added:,} files added, {done.removed:,} taken out, {done.rows:,} rows"

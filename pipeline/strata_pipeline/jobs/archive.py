@@ -19,7 +19,7 @@ from pyspark.sql import DataFrame, Observation, SparkSession
 from pyspark.sql import functions as F
 from strata.protocol.lake import FORMAT, Manifest, Span
 
-from strata_pipeline.errors import LogError, UsageError, log_too_short
+from strata_pipeline.errors import LogError, log_too_short
 from strata_pipeline.jobs.drafts import Draft, drafting
 from strata_pipeline.jobs.failures import translate_failures
 from strata_pipeline.jobs.publishing import DeltaFollower
@@ -28,7 +28,6 @@ from strata_pipeline.lake.contents import contents_of
 from strata_pipeline.lake.lake import Lake
 from strata_pipeline.lake.places import AnyLake, write_lake
 from strata_pipeline.lake.rows import digest_of, read_places
-from strata_pipeline.lake.stores.schemes import is_object_place, not_on_a_disk
 from strata_pipeline.log.database import connect, id_at, log_state, sequence_of
 from strata_pipeline.log.spans import DEFAULT_BATCH_ROWS, LogState, next_batch
 from strata_pipeline.planning import parallelism
@@ -84,10 +83,8 @@ def archive(
     """
     done = Archived()
     cores = parallelism(spark)
-    if delta and is_object_place(path):
-        raise UsageError(f"--delta: {not_on_a_disk(str(path))}")
     with write_lake(path) as lake, contextlib.closing(connect(url)) as connection:
-        published = DeltaFollower(lake.root) if delta and isinstance(lake, Lake) else None
+        published = DeltaFollower(path) if delta else None
         _tell_of_leftovers(lake, done)
         _check_same_log(lake, connection)
         while True:

@@ -21,7 +21,7 @@ from pyspark.sql import SparkSession
 from strata.protocol.lake import day_of, day_text
 
 from strata_pipeline.datasets import Packets
-from strata_pipeline.errors import LakeBusy, UsageError
+from strata_pipeline.errors import LakeBusy
 from strata_pipeline.jobs.failures import translate_failures
 from strata_pipeline.jobs.object_days import compact_day, finished_days
 from strata_pipeline.jobs.parts import PartDone, PartWork
@@ -32,7 +32,7 @@ from strata_pipeline.lake.generations import delete_retired, replace_day, staged
 from strata_pipeline.lake.lake import Lake
 from strata_pipeline.lake.object_lake import ObjectLake
 from strata_pipeline.lake.rewrites import ERASED_GRACE, Grace
-from strata_pipeline.lake.stores.schemes import is_object_place, not_on_a_disk
+from strata_pipeline.lake.stores.schemes import is_object_place
 
 __all__ = ["DEFAULT_GRACE", "DEFAULT_PATIENCE", "Compacted", "compact"]
 
@@ -76,12 +76,10 @@ def compact(
 
     In a bucket small parts of a day become parts of about `file_bytes`, and nobody waits: who has opened the
     lake before reads on in the objects that were replaced, for as long as `grace` says. Raises `StoreError`
-    there, and `UsageError` with `delta`.
+    there as well.
     """
     if is_object_place(path):
-        if delta:
-            raise UsageError(f"--delta: {not_on_a_disk(str(path))}")
-        return _compact_bucket(spark, str(path), file_bytes, grace, progress)
+        return _compact_bucket(spark, str(path), file_bytes, grace, delta, progress)
     done = Compacted()
     with Lake.replace(path) as lake:
         done.deleted = delete_retired(lake, int(time.time()), grace)
@@ -97,7 +95,12 @@ def compact(
 
 
 def _compact_bucket(
-    spark: SparkSession, place: str, part_bytes: int, grace: int, progress: Callable[[Compacted], None]
+    spark: SparkSession,
+    place: str,
+    part_bytes: int,
+    grace: int,
+    delta: bool,
+    progress: Callable[[Compacted], None],
 ) -> Compacted:
     def run(lake: ObjectLake, works: Sequence[PartWork]) -> list[PartDone]:
         with translate_failures(f"compacting {day_text(works[0].part.span.day)}"):
@@ -117,7 +120,11 @@ def _compact_bucket(
                 done.days += 1
                 done.files_before += became[0]
                 done.files_after += became[1]
+                if is_published(lake):
+                    publish(ObjectLake.open(place), days=[day])
             progress(done)
+    if delta:
+        publish(ObjectLake.open(place))
     return done
 
 

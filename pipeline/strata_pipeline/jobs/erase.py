@@ -140,6 +140,8 @@ def _erase_from_bucket(
             except LakeBusy:
                 done.waiting += len(found)
                 continue
+            if erased and is_published(lake):
+                publish(ObjectLake.open(place), days=[day])
             done.days += erased > 0
             done.packets += erased
             done.waiting += 0 if day in finished else len(found)

@@ -6,7 +6,7 @@ import time
 from pathlib import Path
 
 from strata_pipeline.lake.delta import publish
-from strata_pipeline.lake.lake import Lake
+from strata_pipeline.lake.places import open_lake
 
 __all__ = ["DeltaFollower"]
 
@@ -17,8 +17,8 @@ _PAUSE_SECONDS = 60.0
 class DeltaFollower:
     """Publishes what a lake gains, at most once a minute."""
 
-    def __init__(self, root: Path) -> None:
-        self._root = root
+    def __init__(self, place: str | Path) -> None:
+        self._place = place
         self._reached = -1
         self._next_at = 0.0
 
@@ -29,5 +29,5 @@ class DeltaFollower:
         """
         if reached in (self._reached, 0) or (not at_once and time.monotonic() < self._next_at):
             return
-        publish(Lake.open(self._root), days=())
+        publish(open_lake(self._place), days=())
         self._reached, self._next_at = reached, time.monotonic() + _PAUSE_SECONDS

@@ -9,23 +9,21 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Collection, Iterator
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 from deltalake import CommitProperties, DeltaTable, Schema, Transaction
-from deltalake.exceptions import DeltaError
+from deltalake.exceptions import CommitFailedError, DeltaError
 from deltalake.transaction import AddAction, RemoveAction, create_table_with_add_actions
 from pyspark.sql.types import StringType, StructField, StructType
 from strata.protocol.lake import day_text, parse_day
 
-from strata_pipeline.errors import LakeError, UsageError
-from strata_pipeline.lake import files
-from strata_pipeline.lake.lake import Lake
-from strata_pipeline.lake.layout import span_of
+from strata_pipeline.errors import LakeBusy, LakeError, UsageError
+from strata_pipeline.lake.delta_places import DeltaPlace, delta_log, place_of
+from strata_pipeline.lake.places import AnyLake
 from strata_pipeline.schemas import schema
 
 __all__ = ["APP", "Published", "delta_log", "is_published", "publish", "published_files"]
@@ -35,8 +33,8 @@ APP = "strata-lake"
 
 _PARTITIONS = ["day", "batch", "kind"]  # as folders tell: Polars refuses a table that leaves one out
 _TIP = "strata_tip"
-_BOUNDED = ("sequence", "received_at", "timestamp")
-"""Columns by whose least and greatest value a reader may leave out a file."""
+_ATTEMPTS = 5
+"""In a bucket the second of two publishers begins again: what the first has published is there then."""
 _PROPERTIES = {
     "delta.appendOnly": "true",  # whoever deletes rows of a lake by mistake is refused
     "delta.checkpointInterval": "100",
@@ -59,34 +57,38 @@ class Published:
     """Rows in the days at which this run has looked."""
 
 
-def delta_log(lake: Lake) -> Path:
-    """The folder of the log."""
-    return lake.packets / "_delta_log"
-
-
-def is_published(lake: Lake) -> bool:
+def is_published(lake: AnyLake) -> bool:
     """Whether the lake has a Delta log."""
-    return next(delta_log(lake).glob("*.json"), None) is not None
+    return place_of(lake).has_log()
 
 
-def publish(lake: Lake, *, days: Collection[int] | None = None, rebuild: bool = False) -> Published:
+def publish(lake: AnyLake, *, days: Collection[int] | None = None, rebuild: bool = False) -> Published:
     """Bring the Delta log up to the chain, as `lake` has read it, in one commit.
 
     Looked at are all days; with `days`, these and what the chain has gained since the last commit. `rebuild`
-    moves the log aside and makes another. Waits for another publisher and for a day that changes its files.
-    Raises `LakeError` where log or files and chain do not belong together, `UsageError` for an empty lake.
+    moves the log aside, in a bucket deletes it, and makes another. On a disk it waits for another publisher
+    and for a day that changes its files; in a bucket it raises `LakeBusy` where others are faster again and
+    again. Raises `LakeError` where log or files and chain do not belong together, `UsageError` for an empty
+    lake, and `StoreError`.
     """
+    place = place_of(lake)
     if not lake.chain.end.number:
-        raise UsageError(f"{lake.root} holds no lake yet: begin with strata-pipeline archive")
-    with files.awaited(lake.root / "_delta_lock"), lake.held():
-        if rebuild and delta_log(lake).exists():
-            files.move(delta_log(lake), lake.aside, "delta_log")
-        try:
-            return _publish(lake, days)
-        except DeltaError as error:
-            raise LakeError(
-                f"{delta_log(lake)} cannot be used: {error}. publish-delta --rebuild makes another log"
-            ) from None
+        raise UsageError(f"{lake.place} holds no lake yet: begin with strata-pipeline archive")
+    with place.alone(), lake.held():
+        if rebuild:
+            place.put_log_away()
+        for _ in range(_ATTEMPTS):
+            try:
+                return _publish(lake, place, days)
+            except CommitFailedError:
+                continue  # somebody else has put the same version
+            except OSError as error:
+                raise place.failed(error) from None
+            except DeltaError as error:
+                raise LakeError(
+                    f"{place.log} cannot be used: {error}. publish-delta --rebuild makes another log"
+                ) from None
+    raise LakeBusy(f"others write to {place.log} all the time: run this again later")
 
 
 def published_files(lake: Path, version: int | None = None) -> list[Path]:
@@ -98,21 +100,20 @@ def published_files(lake: Path, version: int | None = None) -> list[Path]:
     return [packets / path for path in _actions(DeltaTable(packets, version=version))]
 
 
-def _publish(lake: Lake, days: Collection[int] | None) -> Published:
+def _publish(lake: AnyLake, place: DeltaPlace, days: Collection[int] | None) -> Published:
     last = lake.chain.end.number - 1
-    is_new = not is_published(lake)
-    table = None if is_new else DeltaTable(lake.packets)
+    table = DeltaTable(place.table, storage_options=place.options) if place.has_log() else None
     known = {} if table is None else _actions(table)
     look = set(lake.days())
     if table is not None:
-        begun = _check_same_chain(lake, table)
+        begun = _check_same_chain(lake, place, table)
         if days is not None:
             look = {*days, *(manifest.span.day for manifest in lake.chain.after(str(begun)))} & look
     names = {day_text(day) for day in look}
     # A whole look finds out, too, what the log names of days that the chain does not tell of.
     there = known if days is None else {path: told for path, told in known.items() if told["day"] in names}
-    adds = dict(_files(lake, look, known))
-    added = [action for path, action in adds.items() if path not in known]
+    adds = place.files(look, known)
+    added = [action for action in adds.values() if action is not None]
     removed = [path for path in there if path not in adds]
     rows = _check_rows(lake, look, adds, known)
     before: dict[str, int] = {}
@@ -128,10 +129,9 @@ def _publish(lake: Lake, days: Collection[int] | None) -> Published:
         custom_metadata={_TIP: lake.tip}, app_transactions=[Transaction(APP, last)], max_commit_retries=0
     )
     if table is None:
-        files.make_folder(lake.packets)
         create_table_with_add_actions(
-            str(lake.packets), _schema(), added, partition_by=_PARTITIONS, name="packets",
-            configuration=_PROPERTIES, commit_properties=properties,
+            place.table, _schema(), added, partition_by=_PARTITIONS, name="packets",
+            configuration=_PROPERTIES, commit_properties=properties, storage_options=place.options,
         )  # fmt: skip
         return Published(0, last, len(added), 0, sum(rows.values()))
     if added or removed:
@@ -144,68 +144,41 @@ def _publish(lake: Lake, days: Collection[int] | None) -> Published:
     return Published(table.version(), last, len(added), len(removed), sum(rows.values()))
 
 
-def _check_same_chain(lake: Lake, table: DeltaTable) -> int:
+def _check_same_chain(lake: AnyLake, place: DeltaPlace, table: DeltaTable) -> int:
     """The number of the last manifest that the log tells of. Raises `LakeError` for one of another chain."""
     number = table.transaction_version(APP)
-    tip = table.history(1)[0].get(_TIP)
+    tip = _tip_of(place.commit(table.version()))
     end = lake.chain.end
     if number is not None and number < end.number:
         found = end.tip if number == end.number - 1 else lake.chain.one(number).hash
         if tip is None or tip == found:
             return number
     raise LakeError(
-        f"{delta_log(lake)} is not of this chain, which was migrated, cut off or replaced since. If "
+        f"{place.log} is not of this chain, which was migrated, cut off or replaced since. If "
         "the chain is right, publish-delta --rebuild makes another log"
     )
 
 
-def _files(
-    lake: Lake, days: Collection[int], known: dict[str, dict[str, Any]]
-) -> Iterator[tuple[str, AddAction]]:
-    """The files of these days up to the chain's end; those that the log knows are not opened."""
-    for day in sorted(days):
-        for folder in lake.folders_of_day(lake.packets, day):
-            if span_of(folder).up_to > lake.reached:
-                continue  # a batch in the making
-            for path in sorted(folder.glob("kind=*/*.parquet")):
-                name = path.relative_to(lake.packets).as_posix()
-                parts = (part.partition("=") for part in Path(name).parts[:-1])
-                values = {partition: value for partition, _, value in parts}
-                yield name, _action(path, name, values, known.get(name))
-
-
-def _action(path: Path, name: str, values: dict[str, str], known: dict[str, Any] | None) -> AddAction:
-    if known is not None:
-        return AddAction(name, known["size"], values, 0, False, "")
-    told = path.stat()
-    return AddAction(name, told.st_size, values, int(told.st_mtime * 1000), True, json.dumps(_stats(path)))
-
-
-def _stats(path: Path) -> dict[str, Any]:
-    try:
-        footer = pq.read_metadata(path)
-    except (OSError, ValueError) as error:  # Arrow's errors are ValueErrors
-        raise LakeError(f"{path} cannot be read: {error}. Run audit") from None
-    least: dict[str, int] = {}
-    greatest: dict[str, int] = {}
-    for group in map(footer.row_group, range(footer.num_row_groups)):
-        for column in map(group.column, range(group.num_columns)):
-            bounds = column.statistics
-            if column.path_in_schema in _BOUNDED and bounds is not None and bounds.has_min_max:
-                name = column.path_in_schema
-                least[name] = min(least.get(name, bounds.min), bounds.min)
-                greatest[name] = max(greatest.get(name, bounds.max), bounds.max)
-    return {"numRecords": footer.num_rows, "minValues": least, "maxValues": greatest, "nullCount": {}}
+def _tip_of(commit: bytes) -> str | None:
+    """The tip of the chain that a commit names."""
+    told = (json.loads(line) for line in commit.splitlines())
+    return next((one["commitInfo"].get(_TIP) for one in told if "commitInfo" in one), None)
 
 
 def _check_rows(
-    lake: Lake, days: Collection[int], adds: dict[str, AddAction], known: dict[str, dict[str, Any]]
+    lake: AnyLake,
+    days: Collection[int],
+    adds: dict[str, AddAction | None],
+    known: dict[str, dict[str, Any]],
 ) -> dict[int, int]:
     """The rows of each of these days. Raises `LakeError` unless the files have as many as the chain tells."""
     found = dict.fromkeys(days, 0)
     for path, action in adds.items():
-        rows = known[path]["rows"] if path in known else json.loads(action.stats)["numRecords"]
-        found[parse_day(str(action.partition_values["day"]))] += rows
+        if action is None:
+            day, rows = known[path]["day"], known[path]["rows"]
+        else:
+            day, rows = action.partition_values["day"], json.loads(action.stats)["numRecords"]
+        found[parse_day(str(day))] += rows
     for day, rows in found.items():
         if rows != lake.rows_of(day):
             raise LakeError(

@@ -71,9 +71,11 @@ from strata_pipeline.lake.stores.objects import ObjectStore
 from strata_pipeline.lake.stores.records import ObjectRecords
 from strata_pipeline.lake.stores.shelves import Bucket
 
-__all__ = ["ObjectLake"]
+__all__ = ["DELTA_LOG", "ObjectLake"]
 
 MANIFESTS = "_manifests"
+DELTA_LOG = "packets/_delta_log"
+"""What `publish-delta` makes, which proves nothing and is no part of the lake."""
 _KEPT = 20_000
 """So many listings are kept in memory: each is a few hundred bytes."""
 
@@ -292,6 +294,21 @@ class ObjectLake(LakeState):
         folders = [f"{root}/"] if kinds is None else [f"/kind={kind}/" for kind in kinds]
         return [one for name, one in found.items() if _is_below(root, one) and _is_in(name, folders)]
 
+    def packets_of_day(self, day: int) -> list[StoredObject]:
+        """The objects with the packets of a day; one that was written anew is told by its listing alone.
+
+        Raises `LakeError`.
+        """
+        generation = self.generations.of_day(day)
+        if generation is None:
+            return self.objects(self.chain.of_day(day), "packets")
+        return [
+            one
+            for part in self.generations.listed(generation)
+            for one in part.objects
+            if _is_below("packets", one)
+        ]
+
     def objects_of_kinds(self, kinds: Collection[str]) -> list[StoredObject]:
         """The objects with packets of some kinds, of all days, as far as they can be told.
 
@@ -396,6 +413,8 @@ class ObjectLake(LakeState):
         found: list[str] = []
         for root in ROOTS:
             for folder in self.store.folders(root):
+                if f"{root}/{folder}" == DELTA_LOG:
+                    continue
                 text = folder.removeprefix("day=")
                 if text in there and text not in asked:
                     continue

@@ -104,6 +104,12 @@ class ObjectStore:
         with self._told(name):
             return bytes(obstore.get(self._store(), name).bytes())
 
+    def get_end(self, name: str, size: int, most: int) -> bytes:
+        """The last bytes of an object of this size. Raises `FileNotFoundError`."""
+        start = max(0, size - most)
+        with self._told(name):
+            return bytes(obstore.get_range(self._store(), name, start=start, end=size))
+
     def get_all(self, names: Iterable[str]) -> Iterator[bytes]:
         """The bytes of each, in this order, several at a time. Raises `FileNotFoundError`."""
         left = iter(names)

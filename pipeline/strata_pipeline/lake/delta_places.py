@@ -1,0 +1,212 @@
+"""Where a lake has its Delta log, and which files the log may name: on a disk, and in a bucket."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import re
+import time
+from collections.abc import Collection, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager
+from pathlib import Path, PurePosixPath
+from typing import Protocol
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+from deltalake.transaction import AddAction
+from strata.protocol.lake import StoredObject
+
+from strata_pipeline.errors import LakeError, StoreError
+from strata_pipeline.lake import files
+from strata_pipeline.lake.lake import Lake
+from strata_pipeline.lake.layout import span_of
+from strata_pipeline.lake.object_lake import DELTA_LOG, ObjectLake
+from strata_pipeline.lake.places import AnyLake
+
+__all__ = ["DeltaPlace", "delta_log", "place_of"]
+
+_BOUNDED = ("sequence", "received_at", "timestamp")
+"""Columns by whose least and greatest value a reader may leave out a file."""
+_AT_ONCE = 16
+_decoration = re.compile(r"\x1b\[[0-9;]*m|↳")
+_FOOTER_BYTES = 64 * 2**10
+"""A footer is rarely as long. It is the end of a file, so its end alone is asked for."""
+
+
+class DeltaPlace(Protocol):
+    """The log of one lake."""
+
+    @property
+    def table(self) -> str:
+        """What readers of Delta call the table."""
+
+    @property
+    def options(self) -> dict[str, str] | None:
+        """What they need to know to reach it."""
+
+    @property
+    def log(self) -> str:
+        """Where the log is, for messages."""
+
+    def has_log(self) -> bool:
+        """Whether there is one."""
+
+    def commit(self, version: int) -> bytes:
+        """What the log says of a version."""
+
+    def failed(self, error: OSError) -> Exception:
+        """What to raise where the log could not be reached."""
+
+    def alone(self) -> AbstractContextManager[None]:
+        """Keep other publishers away, where that is possible."""
+
+    def put_log_away(self) -> None:
+        """Let there be no log."""
+
+    def files(self, days: Collection[int], known: Collection[str]) -> dict[str, AddAction | None]:
+        """The files of these days up to the chain's end by the names that the log gives them; None for known
+        ones, which are not opened. Raises `LakeError`."""
+
+
+def place_of(lake: AnyLake) -> DeltaPlace:
+    """Where the log of a lake is."""
+    return _InBucket(lake) if isinstance(lake, ObjectLake) else _OnDisk(lake)
+
+
+def delta_log(lake: Lake) -> Path:
+    """The folder of the log of a lake on a disk."""
+    return lake.packets / PurePosixPath(DELTA_LOG).name
+
+
+class _OnDisk:
+    def __init__(self, lake: Lake) -> None:
+        self._lake = lake
+        self.table = str(lake.packets)
+        self.options: dict[str, str] | None = None
+        self.log = str(delta_log(lake))
+
+    def has_log(self) -> bool:
+        return next(Path(self.log).glob("*.json"), None) is not None
+
+    def commit(self, version: int) -> bytes:
+        return Path(self.log, _commit_name(version)).read_bytes()
+
+    def failed(self, error: OSError) -> Exception:
+        return error
+
+    @contextlib.contextmanager
+    def alone(self) -> Iterator[None]:
+        with files.awaited(self._lake.root / "_delta_lock"):
+            files.make_folder(self._lake.packets)
+            yield
+
+    def put_log_away(self) -> None:
+        if Path(self.log).exists():
+            files.move(Path(self.log), self._lake.aside, "delta_log")
+
+    def files(self, days: Collection[int], known: Collection[str]) -> dict[str, AddAction | None]:
+        found: dict[str, AddAction | None] = {}
+        for day in sorted(days):
+            for folder in self._lake.folders_of_day(self._lake.packets, day):
+                if span_of(folder).up_to > self._lake.reached:
+                    continue  # a batch in the making
+                for path in sorted(folder.glob("kind=*/*.parquet")):
+                    name = path.relative_to(self._lake.packets).as_posix()
+                    found[name] = None if name in known else _on_disk(name, path)
+        return found
+
+
+class _InBucket:
+    """Whoever commits puts a file where there is none of that version, as with the lake's own chain."""
+
+    def __init__(self, lake: ObjectLake) -> None:
+        self._lake = lake
+        self.table = lake.store.url("packets")
+        self.log = lake.store.url(DELTA_LOG)
+
+    @property
+    def options(self) -> dict[str, str] | None:
+        """The lake's own settings, and nothing else that the environment says."""
+        told = {f"aws_{name}": value for name, value in self._lake.store.settings.items()}
+        return told | {"allow_http": str(self._lake.store.plain_http).lower()}
+
+    def has_log(self) -> bool:
+        return any(name.endswith(".json") for name in self._lake.store.keys(DELTA_LOG))
+
+    def commit(self, version: int) -> bytes:
+        return self._lake.store.get(f"{DELTA_LOG}/{_commit_name(version)}")
+
+    def failed(self, error: OSError) -> Exception:
+        told = " ".join(_decoration.sub("", str(error)).split())
+        return StoreError(f"the object store, at {self.log}: {told}")
+
+    def alone(self) -> AbstractContextManager[None]:
+        return contextlib.nullcontext()
+
+    def put_log_away(self) -> None:
+        # The last version first: a run that is killed leaves an older one, and the next goes on.
+        self._lake.store.delete(sorted(self._lake.store.keys(DELTA_LOG), reverse=True))
+
+    def files(self, days: Collection[int], known: Collection[str]) -> dict[str, AddAction | None]:
+        objects = {
+            one.name.removeprefix("packets/"): one
+            for day in sorted(days)
+            for one in self._lake.packets_of_day(day)
+        }
+        new = [name for name in objects if name not in known]
+        with ThreadPoolExecutor(_AT_ONCE) as pool:
+            actions = dict(zip(new, pool.map(self._action, map(objects.__getitem__, new)), strict=True))
+        return {name: actions.get(name) for name in objects}
+
+    def _action(self, one: StoredObject) -> AddAction:
+        where = self._lake.store.url(one.name)
+        try:
+            end = self._lake.store.get_end(one.name, one.size, _FOOTER_BYTES)
+            try:
+                footer = _footer(end)
+            except ValueError:
+                footer = _footer(self._lake.store.get(one.name))
+        except (OSError, ValueError) as error:
+            raise _unreadable(where, error) from None
+        return _action(one.name.removeprefix("packets/"), one.size, time.time(), footer)
+
+
+def _commit_name(version: int) -> str:
+    return f"{version:020}.json"
+
+
+def _on_disk(name: str, path: Path) -> AddAction:
+    told = path.stat()
+    try:
+        footer = pq.read_metadata(path)
+    except (OSError, ValueError) as error:  # Arrow's errors are ValueErrors
+        raise _unreadable(str(path), error) from None
+    return _action(name, told.st_size, told.st_mtime, footer)
+
+
+def _footer(end: bytes) -> pq.FileMetaData:
+    return pq.read_metadata(pa.BufferReader(end))
+
+
+def _unreadable(where: str, error: Exception) -> LakeError:
+    return LakeError(f"{where} cannot be read: {error}. Run audit")
+
+
+def _action(name: str, size: int, modified_at: float, footer: pq.FileMetaData) -> AddAction:
+    parts = (part.partition("=") for part in PurePosixPath(name).parts[:-1])
+    values: Mapping[str, str | None] = {partition: value for partition, _, value in parts}
+    return AddAction(name, size, values, int(modified_at * 1000), True, json.dumps(_stats(footer)))
+
+
+def _stats(footer: pq.FileMetaData) -> dict[str, object]:
+    least: dict[str, int] = {}
+    greatest: dict[str, int] = {}
+    for group in map(footer.row_group, range(footer.num_row_groups)):
+        for column in map(group.column, range(group.num_columns)):
+            bounds = column.statistics
+            if column.path_in_schema in _BOUNDED and bounds is not None and bounds.has_min_max:
+                name = column.path_in_schema
+                least[name] = min(least.get(name, bounds.min), bounds.min)
+                greatest[name] = max(greatest.get(name, bounds.max), bounds.max)
+    return {"numRecords": footer.num_rows, "minValues": least, "maxValues": greatest, "nullCount": {}}

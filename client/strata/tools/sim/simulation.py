@@ -6,7 +6,7 @@ import asyncio
 import math
 import random
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from strata.channels.sds import SdsConfig
@@ -110,7 +110,8 @@ class Simulation:
         self.participants = [self._make(f"p{number}", {}) for number in range(participants)]
         for participant in self.participants[:with_filters]:
             participant.receipts = False
-        self._watch: asyncio.Task[None] | None = None
+        self._looks = self._look_at_claims()
+        self._next_look: asyncio.TimerHandle | None = None
         self._converged_after = 0.0
         self._most_entries = 0
         self._idles: list[Idle] = []
@@ -183,15 +184,20 @@ class Simulation:
         for participant in self.participants:
             await participant.start()
         if self.bounds.says_synced_after is not None:
-            self._watch = asyncio.create_task(self._watch_claims(), name="sim-claims")
+            self._watch_claims()
 
-    async def _watch_claims(self) -> None:
-        """Ask one participant after the other what it says of itself."""
+    def _watch_claims(self) -> None:
+        # A timer that sets the next one: a task that sleeps takes two turns of the loop for each look.
+        loop = asyncio.get_running_loop()
+        self._next_look = loop.call_later(next(self._looks), self._watch_claims)
+
+    def _look_at_claims(self) -> Iterator[float]:
+        """Ask one participant after the other what it says of itself. Gives the seconds until it goes on."""
         while True:
             if all(each.asleep for each in self.participants):
-                await asyncio.sleep(_ASLEEP_SECONDS)
+                yield _ASLEEP_SECONDS
             for participant in list(self.participants):
-                await asyncio.sleep(_CLAIM_SECONDS / max(1, min(4, len(self.participants))))
+                yield _CLAIM_SECONDS / max(1, min(4, len(self.participants)))
                 if participant.asleep:
                     self.claims.away(participant.name)
                 elif participant.channel is not None:
@@ -228,9 +234,8 @@ class Simulation:
         obtainable = stored.union(*(log for log in logs.values() if log is not None))
         self.evidence.conclude(logs, obtainable, stored)
         await self._hold_to_bounds()
-        if self._watch is not None:
-            self._watch.cancel()
-            await asyncio.wait([self._watch])
+        if self._next_look is not None:
+            self._next_look.cancel()
         if self.evidence.problems:
             raise SimulationFailed(self.seed, self.evidence.problems + self._standing(), self.world)
 

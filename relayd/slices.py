@@ -49,7 +49,7 @@ class Slices:
         self._clock = clock
         self.seconds = seconds
         self._begun: float | None = None  # None: nothing has been done in this turn
-        self._waiting: list[tuple[float, int, Callable[[], object]]] = []
+        self._waiting: list[tuple[float, int, Callable[[], object], Callable[[Exception], None]]] = []
         self._numbers = itertools.count()
 
     def is_over(self, place: float | None = None) -> bool:
@@ -65,13 +65,20 @@ class Slices:
         is_short = place is not None and place - now > _MUCH_SECONDS
         return now - self._begun >= (_SHORT * self.seconds if is_short else self.seconds)
 
-    def later(self, job: Callable[[], object], place: float | None = None) -> None:
+    def later(
+        self,
+        job: Callable[[], object],
+        place: float | None = None,
+        lost: Callable[[Exception], None] | None = None,
+    ) -> None:
         """Call this in one of the next turns: after those that wait already, or at its place among them.
 
-        It does a piece of its work, and comes here again where something is left.
+        It does a piece of its work, and comes here again where something is left. What it raises goes to
+        `lost`, which must not raise, or is counted as a fault.
         """
         now = self._clock()
-        heapq.heappush(self._waiting, (now if place is None else place, next(self._numbers), job))
+        at = now if place is None else place
+        heapq.heappush(self._waiting, (at, next(self._numbers), job, lost or self._caught))
         if self._begun is None:
             self._begin(now)
 
@@ -86,6 +93,9 @@ class Slices:
         given.set()
         self._begun = float("-inf")
 
+    def _caught(self, error: Exception) -> None:
+        self._faults.caught("background", error)
+
     def _begin(self, now: float) -> None:
         self._begun = now
         asyncio.get_running_loop().call_soon(self._turn)
@@ -93,7 +103,7 @@ class Slices:
     def _turn(self) -> None:
         self._begun = None
         for _ in range(len(self._waiting)):  # what comes again waits for the turn after
-            place, _, job = self._waiting[0]
+            place, _, job, lost = self._waiting[0]
             if self.is_over(place):
                 return
             heapq.heappop(self._waiting)
@@ -101,7 +111,7 @@ class Slices:
             try:
                 job()
             except Exception as error:
-                self._faults.caught("background", error)
+                lost(error)
             if self._clock() - begun >= _SHORT * self.seconds:
                 self._begun = float("-inf")  # a long piece of work has a turn of its own
                 return

@@ -2,6 +2,7 @@
 
     loop      parse, policy, freshness ─ is it a repeat? ─ are all keys it needs in memory?
     threads   signature, rules of its type, provenance (of many values: parsed apart before)
+    loop      instead of that: what changes keys, in its publisher's turn
     loop      budgets and plug-ins, which may wait ─ its turn in the lane ─ the writer
 
 Packets of one session enter the log in the order they were sent (R-133), although signatures are checked
@@ -10,8 +11,9 @@ packet leaves its lane only when all before it have a verdict. Refusals hold no 
 
 A verdict counts for the keys by which it was reached. A packet leaves its lane only while those are still the
 author's keys; if not, it is judged again. An identity packet bars the way for its author's next packets until
-the feed has applied it: a REVOKE and a PUBLISH sent in one breath are judged one after the other (R-074). So
-do identity packets and manifests of a client for the packets that name it (R-236).
+the feed has applied it: a REVOKE and a PUBLISH sent in one breath are judged one after the other (R-074), and
+those behind it in its lane not before. So do identity packets and manifests of a client for the packets that
+name it (R-236).
 The writer notices what another process appends meanwhile, and asks `still_admitted`.
 
 A duplicate is answered OK before any later check can refuse it (check 8 before 9 to 13). Looking every
@@ -65,6 +67,7 @@ from relayd.config import Settings
 from relayd.faults import Faults
 from relayd.identity.directory import DECISIVE_TYPES, Identities
 from relayd.policy import Plugins, Policy
+from relayd.slices import Slices
 from relayd.store.types import NewPacket, StoreError, StoreUnavailable
 
 __all__ = ["Admission", "AdmissionLimits", "Lane", "PublishRequest", "Publisher"]
@@ -77,7 +80,12 @@ milliseconds."""
 _SMALL_BYTES = 2048
 """Up to here it takes less than counting is worth."""
 _RECENT_IDS = 65_536
+_FEW_KEYS = 16
+"""A packet that no key has signed is tried with all that its author ever had: so many take a millisecond."""
+_SHORT_TYPES = IDENTITY_TYPES - {"DID_DOCUMENT"}
+"""What is judged as quickly where it has many values: nothing of these is canonicalised again."""
 _DECIDED = (PublishVerdict.PASSED, PublishVerdict.REFUSED)
+_MOVABLE = (*_DECIDED, PublishVerdict.HELD)
 
 
 def _is_dear(raw: bytes) -> bool:
@@ -163,6 +171,7 @@ class Admission:
         faults: Faults,
         on_refused: Callable[[PublishRequest, InvalidPacket], None] | None = None,
         apart: ApartParser | None = None,
+        slices: Slices | None = None,
     ) -> None:
         self.policy = policy
         self.trust = trust
@@ -171,6 +180,7 @@ class Admission:
         self._enqueue = enqueue
         self._find = find
         self._faults = faults
+        self._slices = slices or Slices(faults)
         self._identities = identities
         self._budgets = budgets
         self._plugins = plugins
@@ -266,13 +276,53 @@ class Admission:
             request.verdict = PublishVerdict.REFUSED  # needs no signature where the log still has it
         if request.verdict in _DECIDED:
             self._advance_from(request)
-            return
-        known = self._knowledge(request.packet)
-        if known is not None:
-            request.known = known
-            self._pool.put(request)
+        elif self._is_behind_change(request):
+            request.verdict = PublishVerdict.HELD
         else:
+            self._have_judged(request)
+
+    @staticmethod
+    def _is_behind_change(request: PublishRequest) -> bool:
+        """Whether one before it in its lane changes its author's keys; notes that this one does.
+
+        What would be said by the keys of now would have to be said again.
+        """
+        packet, lane = request.packet, request.lane
+        is_behind = packet.author_id in lane.changing and lane.requests[0] is not request
+        if packet.content_type in IDENTITY_TYPES:
+            lane.changing.add(packet.author_id)
+        return is_behind
+
+    def _have_judged(self, request: PublishRequest) -> None:
+        """Have it judged by the keys of now, once they are there."""
+        known = self._knowledge(request.packet)
+        if known is None:
             self._unknown.put(request)
+            return
+        request.known = known
+        type_, is_long = request.packet.content_type, False
+        if known.chain is not None and len(known.chain.keys(self._clock())) > _FEW_KEYS:
+            request.is_dear = is_long = True
+        if is_long or type_ not in (IDENTITY_TYPES if not request.is_dear else _SHORT_TYPES):
+            self._pool.put(request)
+            return
+        # The rules of a chain hold the interpreter's lock: on a thread they take as much from the loop, and
+        # the way there and back besides; and the signatures of others would wait behind them.
+        place = request.lane.publisher.turn(time.monotonic())
+        judge_here, lost = (functools.partial(each, request) for each in (self._judge_here, self.lost))
+        self._slices.later(judge_here, place, lost)
+
+    def _judge_here(self, request: PublishRequest) -> None:
+        began = time.monotonic()
+        self._step(request, self._judge_and_go_on)
+        self._guarded(request.lane.publisher.checked_for, time.monotonic() - began)
+        self._on_flush()
+
+    def _judge_and_go_on(self, request: PublishRequest) -> None:
+        if failpoints.ARMED:
+            failpoints.hit("admission.verify")
+        self._judge(request)
+        self._go_on(request)
 
     def _knowledge(self, packet: Packet) -> Known | None:
         generation = self._identities.generation
@@ -469,13 +519,15 @@ class Admission:
             return
         lane.is_advancing = True
         requests = lane.requests
-        while requests and requests[0].verdict in _DECIDED:
+        while requests and requests[0].verdict in _MOVABLE:
             request = requests[0]
             try:
                 if not self._leaves(request):
                     break
             except Exception as error:
                 self.lost(request, error)
+        if not requests:
+            lane.changing.clear()
         lane.is_advancing = False
 
     def _leaves(self, request: PublishRequest) -> bool:
@@ -483,11 +535,14 @@ class Admission:
 
         False if it must stay where it is.
         """
-        has_passed = request.verdict is PublishVerdict.PASSED
-        if has_passed or request.is_by_keys:
+        has_passed, is_held = request.verdict is PublishVerdict.PASSED, request.verdict is PublishVerdict.HELD
+        if has_passed or is_held or request.is_by_keys:
             if self._changing and (bar := self._bar(request.packet)) is not None:
                 self._barred.setdefault(bar, {})[request.lane] = None
                 return False
+            if is_held:
+                self._judge_held(request.lane)
+                return True
             if request.known.generation != self._identities.generation and not self._is_current(request):
                 request.verdict = PublishVerdict.PENDING
                 request.is_by_keys = False
@@ -500,6 +555,16 @@ class Admission:
         else:
             self._settle(request)
         return True
+
+    def _judge_held(self, lane: Lane) -> None:
+        """Nothing bars the way of the first any more: judge it, and what stands behind it up to the next
+        change of somebody's keys."""
+        for request in list(lane.requests):
+            if request.verdict is PublishVerdict.HELD:
+                request.verdict = PublishVerdict.PENDING
+                self._step(request, self._have_judged)
+                if request.packet.content_type in IDENTITY_TYPES:
+                    break
 
     def _bar(self, packet: Packet) -> _Change | None:
         """What is on its way to the log and decides about this packet."""

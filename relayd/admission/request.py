@@ -52,9 +52,11 @@ class Publisher(Protocol):
 
 
 class PublishVerdict(enum.Enum):
-    """How far the checks have come. The first two are for the relay to go on with, the others decide."""
+    """How far the checks have come. The first three are for the relay to go on with, the others decide."""
 
     PENDING = enum.auto()
+    HELD = enum.auto()
+    """Behind one of its lane that changes the keys by which it is judged: not judged before that is done."""
     CHECKED = enum.auto()
     """Passed what the threads check; the loop has to look at what may have to wait for something."""
     PASSED = enum.auto()
@@ -176,7 +178,7 @@ class Lane:
     `identity` is the DID that the session has authenticated as, if any.
     """
 
-    __slots__ = ("identity", "is_advancing", "marker", "publisher", "requests")
+    __slots__ = ("changing", "identity", "is_advancing", "marker", "publisher", "requests")
 
     def __init__(
         self, publisher: Publisher, identity: str | None = None, marker: Marker | None = None
@@ -186,6 +188,8 @@ class Lane:
         self.marker = marker
         """For packets of a peer: how far the peer has been read once these are stored."""
         self.requests: deque[PublishRequest] = deque()
+        self.changing: set[str] = set()
+        """Authors whose keys a packet changes that stands here, or has done so since the lane was empty."""
         self.is_advancing = False
         """Requests are leaving it in this very step."""
 

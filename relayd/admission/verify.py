@@ -8,8 +8,8 @@ A job is quick, or it is dear: a packet that takes milliseconds to parse. The de
 in which those stand first whose senders have had little, and it never goes before the quick. Where there is
 more than one thread, one of them does nothing dear. So whoever sends what is dear keeps nobody else waiting.
 
-A lone quick job while no other is being checked is done on the loop: waking a thread and being woken by it
-takes longer than the check, and nobody waits.
+A few quick jobs while no other is being checked are done on the loop: waking a thread and being woken by it
+takes longer than the checks, all the more where a thread at something dear holds the interpreter's lock.
 """
 
 from __future__ import annotations
@@ -26,6 +26,8 @@ from typing import Generic, NamedTuple, TypeVar
 __all__ = ["BATCH", "VerifyPool"]
 
 BATCH = 64
+_FEW = 4
+"""So many quick checks take less of the loop than threads take to wake, and to be given the interpreter."""
 _DEAR_SECONDS = 0.001
 """Of the processor: ten times what an ordinary packet takes."""
 
@@ -107,7 +109,7 @@ class VerifyPool(Generic[J]):
             else:
                 heapq.heappush(self._dear, (self._place(job), next(self._numbers), job))
         self._begin_dear()
-        if len(quick) == 1 and not self._quick_under_way:
+        if 0 < len(quick) <= _FEW and not self._quick_under_way:
             self._tell(self._checked(quick))
             return
         self._quick_under_way += len(quick)

@@ -148,6 +148,7 @@ def build_relay(
             max_depth=settings.max_json_depth,
             max_values=settings.max_json_values,
         ),
+        slices=slices,
     )
     commits = Commits(admission, tail, metrics, on_flush=registry.flush, faults=faults)
     writer: Writer[PublishRequest] = Writer(

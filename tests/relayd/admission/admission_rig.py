@@ -266,10 +266,12 @@ class Rig:
 
     async def settled(self) -> None:
         """Wait until no check and no read of keys is under way."""
-        pool, identities = self.admission._pool, self.identities
+        pool, identities, slices = self.admission._pool, self.identities, self.admission._slices
         async with asyncio.timeout(10):
             for _ in range(10):  # what ends a check may begin another
-                while pool._gathered or pool._quick_under_way or identities._loading:  # noqa: ASYNC110
+                while (  # noqa: ASYNC110
+                    pool._gathered or pool._quick_under_way or identities._loading or slices._waiting
+                ):
                     await asyncio.sleep(0.001)
                 await asyncio.sleep(0)
 

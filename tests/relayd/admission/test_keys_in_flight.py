@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import threading
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -14,6 +16,7 @@ from strata.protocol.ids import Identity
 from strata.protocol.keys import KeyRules, add_content, document_content, revoke_content, rotate_content
 from strata.protocol.packets import Packet
 
+from relayd.admission import checks, pipeline
 from tests.relayd.admission.admission_rig import ALICE, NOW, FakeLog, Peer, Rig, made, signed
 
 BOB = Identity(bytes(32))
@@ -283,3 +286,67 @@ def test_the_log_holds_nothing_that_its_own_order_forbids(script):
 
 def _digest(body: bytes) -> bytes:
     return Packet.parse(body).digest
+
+
+@pytest.fixture
+def judged(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, bool]]:
+    """The type of each packet that is judged, and whether the loop does it."""
+    seen: list[tuple[str, bool]] = []
+
+    def judge(packet: Packet, *arguments: Any, **members: Any) -> bool:
+        seen.append((packet.content_type, threading.current_thread() is threading.main_thread()))
+        return checks.judge(packet, *arguments, **members)
+
+    monkeypatch.setattr(pipeline, "judge", judge)
+    return seen
+
+
+def events(count: int) -> list[Packet]:
+    """Key events that change nothing."""
+    content = {"type": "KEY_EVENT", "event": "NOOP", "key_id": FIRST_KEY}
+    return [signed(ALICE, content, nonce=f"nonce-{number:03}") for number in range(count)]
+
+
+@pytest.mark.req("R-074")
+async def test_a_chain_sent_in_one_breath_is_judged_once_and_on_no_thread(rig, judged):
+    peer, other = Peer(), Peer()
+    for number, event in enumerate(events(10)):
+        rig.publish(peer, event, str(number))
+    for number in range(10, 13):
+        rig.publish(peer, made(number), str(number))
+    rig.publish(other, made(99, author=BOB), "other")
+    assert await rig.answers(peer, 13) == [(str(number), "ok") for number in range(13)]
+    assert other.answers == [("other", "ok")]
+    assert sorted(judged) == [("KEY_EVENT", True)] * 10 + [("POST", True)] * 4
+    assert not peer.lane.changing, "nothing is kept of a lane that is empty"
+
+
+@pytest.mark.req("R-074")
+async def test_what_stands_behind_an_event_that_is_refused_is_judged_all_the_same(rig, judged):
+    peer = Peer()
+    (good, bad) = events(2)
+    signature = good.signature
+    rig.publish(peer, bad.canonical.replace(bad.signature.encode(), signature.encode()), "bad")
+    rig.publish(peer, made(1), "behind")
+    rig.publish(peer, good, "good")
+    rig.publish(peer, made(2), "last")
+    answers = await rig.answers(peer, 4)
+    assert dict(answers) == {
+        "bad": ErrorCode.INVALID_SIGNATURE,
+        "behind": "ok",
+        "good": "ok",
+        "last": "ok",
+    }
+    assert len(judged) == 4
+
+
+async def test_events_of_an_author_with_many_keys_are_judged_on_a_thread(rig, judged, monkeypatch):
+    monkeypatch.setattr(pipeline, "_FEW_KEYS", 1)
+    rig.elsewhere(added())
+    peer = Peer()
+    (event,) = events(1)
+    rig.publish(peer, event, "event")
+    assert await rig.answers(peer, 1) == [("event", "ok")]
+    rig.publish(peer, made(1), "post")
+    assert await rig.answers(peer, 2) == [("event", "ok"), ("post", "ok")]
+    assert judged == [("KEY_EVENT", False), ("POST", False)]

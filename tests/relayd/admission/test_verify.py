@@ -151,18 +151,21 @@ async def put(pool: VerifyPool[str], *jobs: str) -> None:
     await asyncio.sleep(0)
 
 
-async def test_a_lone_job_is_done_on_the_loop_and_a_second_one_beside_it_is_not():
+async def test_few_jobs_are_done_on_the_loop_and_more_or_one_beside_others_are_not():
     held = Held("held")
     pool = held.pool()
     await put(pool, "alone")
     assert (held.on_the_loop, held.done) == ({"alone": True}, ["alone"])
-    await put(pool, "held", "its companion")
+    await put(pool, "1", "2", "3", "4")
+    assert held.done == ["alone", "1", "2", "3", "4"] and all(held.on_the_loop.values())
+    companions = [f"companion {number}" for number in range(4)]
+    await put(pool, "held", *companions)
     await asyncio.to_thread(held.begun["held"].wait, 30)
     await put(pool, "beside them")
-    assert held.done == ["alone"]
+    assert "held" not in held.done and "beside them" not in held.done
     held.release.set()
-    await held.all_done(4)
-    assert not any(held.on_the_loop[job] for job in ("held", "its companion", "beside them"))
+    await held.all_done(11)
+    assert not any(held.on_the_loop[job] for job in ("held", *companions, "beside them"))
     await asyncio.to_thread(pool.close)
 
 

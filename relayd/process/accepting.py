@@ -26,6 +26,10 @@ __all__ = ["Listener", "NewConnection", "bind"]
 _log = structlog.get_logger("relayd.accepting")
 
 _BACKLOG: Final = 4096
+_UNSENT_BYTES: Final = 128 * 1024
+"""How much the system keeps for a peer beyond what it has sent already. Left to itself it takes megabytes for
+each peer that reads nothing: the relay would read them from the database, frame and write them for nobody,
+and hear only then that the peer is slow."""
 _ACCEPTED_AT_ONCE: Final = 64
 _PAUSE: Final = 0.5
 """How long nothing is accepted when the system has no room for another file, in seconds."""
@@ -63,6 +67,8 @@ def bind(host: str, port: int, *, reuse_port: bool) -> list[socket.socket]:
                 each.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
             if family == socket.AF_INET6:
                 each.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+            with contextlib.suppress(OSError, AttributeError):  # a system that does not know it does without
+                each.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, _UNSENT_BYTES)
             each.bind(address)
             each.listen(_BACKLOG)
             each.setblocking(False)

@@ -46,7 +46,9 @@ __all__ = ["WebSocket"]
 _Received: TypeAlias = bytes | Event
 """A whole text message, or anything else as the library gives it."""
 _CLOSE_TIMEOUT: Final = 5.0
-"""How long a peer may take to answer our close, or to take our last HTTP response, in seconds."""
+"""How long a peer may take to answer our close, in seconds."""
+_ANSWER_TIMEOUT: Final = 15.0
+"""How long the reader of an HTTP response may take nothing of it, in seconds."""
 _LINGER: Final = 0.2
 _LONGEST_LINGER: Final = 2.0
 """Seconds that a socket is read from after all has been said: until the peer closes, and at most the latter.
@@ -86,6 +88,7 @@ class WebSocket(asyncio.Protocol):
     __slots__ = (
         "_abort_at",
         "_allowed",
+        "_answer_left",
         "_close_reason",
         "_close_sent",
         "_control",
@@ -154,6 +157,7 @@ class WebSocket(asyncio.Protocol):
         self.opened_at = time.monotonic()
         """When it was accepted, on the monotonic clock."""
         self._abort_at: float | None = None
+        self._answer_left = 0  # bytes of an HTTP response that had not left when that was looked at
         self._lingers_until: float | None = None
         self._discarded = 0
         self._dismissed = False
@@ -367,6 +371,8 @@ class WebSocket(asyncio.Protocol):
         """Answer the request, before anything that is queued."""
         self._protocol.send_response(response)
         self._send_protocol_data()
+        if self._protocol.state is not OPEN:
+            self._answer_left = self._transport.get_write_buffer_size()
 
     def ends_for(self, reason: str) -> None:
         """Count this socket under `reason` when it has ended, unless another reason came first."""
@@ -555,6 +561,7 @@ class WebSocket(asyncio.Protocol):
             if now >= self._lingers_until:
                 self._close_transport()
         elif self._abort_at is not None:
+            self._look_at_answer(now)
             if now >= self._abort_at:
                 self._transport.abort()
         elif self._protocol.state is CONNECTING:
@@ -646,7 +653,14 @@ class WebSocket(asyncio.Protocol):
 
     def _close_transport(self) -> None:
         self._transport.close()
-        self._abort_at = time.monotonic() + _CLOSE_TIMEOUT
+        self._abort_at = time.monotonic() + (_ANSWER_TIMEOUT if self._answer_left else _CLOSE_TIMEOUT)
+
+    def _look_at_answer(self, now: float) -> None:
+        """Whoever takes an HTTP response has the time that it takes: the line may be slow."""
+        left = self._transport.get_write_buffer_size()
+        if left < self._answer_left:
+            self._answer_left = left
+            self._abort_at = now + _ANSWER_TIMEOUT
 
     def _linger(self) -> None:
         """Say no more, and read on for a while, and keep nothing of it, before the socket is closed.

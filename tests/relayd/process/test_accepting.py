@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import socket
 import ssl
+import sys
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -219,3 +221,20 @@ async def test_whoever_has_said_nothing_is_dropped_when_the_listener_closes(tls)
     assert await reader.read() == b""
     writer.close()
     assert log == ["accepted 127.0.0.1", "begins", "failed"]
+
+
+@pytest.mark.skipif(
+    sys.platform != "linux", reason="elsewhere accepted sockets may have options of their own"
+)
+def test_the_system_takes_little_for_a_peer_that_reads_nothing() -> None:
+    (listening,) = bind("127.0.0.1", 0, reuse_port=False)
+    with listening, socket.create_connection(listening.getsockname()):
+        listening.setblocking(True)
+        accepted, _ = listening.accept()
+        with accepted:
+            accepted.setblocking(False)
+            taken = 0
+            with contextlib.suppress(BlockingIOError):
+                while True:
+                    taken += accepted.send(bytes(65_536))
+            assert taken < 1_000_000

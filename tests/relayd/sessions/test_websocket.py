@@ -121,6 +121,24 @@ async def test_what_a_peer_sends_after_our_close_does_not_count(rigs):
     assert not rig.socket.eof_received()  # so the transport closes
 
 
+async def test_who_takes_an_http_response_slowly_gets_all_of_it_and_who_takes_nothing_does_not(rigs):
+    rig = rigs()
+    api = HttpApi(readiness=lambda: None, manifest=dict, by_id=cast(Any, None))
+    socket, transport = Connection(rig.relay, api, "/strata").socket, FakeTransport()
+    socket.connection_made(cast(asyncio.Transport, transport))
+    transport.waiting = 1_000_000
+    socket.data_received(b"GET /nowhere HTTP/1.1\r\nHost: x\r\n\r\n")
+    await eventually(lambda: transport.said_all)
+    rig.sweep(3)
+    assert transport.closing
+    for _ in range(10):  # a minute and a half, at a line that takes its time
+        transport.waiting -= 60_000
+        rig.sweep(9)
+    assert not transport.aborted
+    rig.sweep(16)
+    assert transport.aborted
+
+
 @pytest.mark.parametrize("closed_by", ["the peer", "the relay", "a response"])
 async def test_after_the_last_word_what_comes_is_read_and_dropped(rigs, closed_by):
     """Bytes that meet a closed socket reset the connection, and the reset overtakes the close frame."""

@@ -38,7 +38,10 @@ _ASKED: Final = struct.Struct("!I")
 _ANSWERED: Final = struct.Struct("!Id")
 """The length of what follows, and what it took of the processor in seconds."""
 _BUFFER_BYTES: Final = 1 << 20
-_PROGRAM: Final = "import sys; sys.path = {path!r}; from {module} import _serve; _serve(*{limits!r})"
+_PROGRAM: Final = (
+    "import os, sys; os.nice({nice}); sys.path = {path!r}; from {module} import _serve; _serve(*{limits!r})"
+)
+"""What it imports takes a third of a second of a processor: that too is not to keep others from it."""
 
 
 class ParserLost(Exception):
@@ -127,7 +130,7 @@ class _Parser:
             with theirs:
                 for end in (self._socket, theirs):
                     end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _BUFFER_BYTES)
-                program = _PROGRAM.format(path=sys.path, module=__name__, limits=limits)
+                program = _PROGRAM.format(nice=_NICE, path=sys.path, module=__name__, limits=limits)
                 # Ctrl-C in a terminal is meant for the relay, which goes on serving for a while.
                 self._process = subprocess.Popen(
                     [sys.executable, "-c", program],
@@ -177,7 +180,6 @@ def _serve(max_bytes: int, max_depth: int, max_values: int) -> None:
     """The other process: it parses what it is sent until the relay has gone."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)  # a relay that is told to end serves on until it has drained
-    os.nice(_NICE)
     with socket.socket(fileno=os.dup(0)) as relay, contextlib.suppress(EOFError, ConnectionError):
         while True:
             (length,) = _ASKED.unpack(_receive(relay, _ASKED.size))

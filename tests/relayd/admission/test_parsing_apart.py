@@ -176,3 +176,17 @@ time.sleep(600)
         (child,) = psutil.Process(relay.pid).children()
         relay.kill()
     until(lambda: not child.is_running())
+
+
+def test_a_process_gives_way_to_others_before_it_has_read_its_own_code(
+    apart: ApartParser, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    noted = tmp_path / "niceness"
+    package = tmp_path / "relayd"
+    package.mkdir()
+    note = f"import os, pathlib; pathlib.Path({str(noted)!r}).write_text(str(os.nice(0)))"
+    (package / "__init__.py").write_text(note)
+    monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
+    with pytest.raises(ParserLost):  # that code is no parser
+        apart.parse(made(1))
+    assert int(noted.read_text()) > psutil.Process().nice()

@@ -49,7 +49,7 @@ POINTS: Final[Mapping[str, str]] = MappingProxyType(
         "sessions.page": "a page of history is about to be read",
         "http.respond": "a plain HTTP request is about to be answered",
         "admission.submit": "a PUBLISH has arrived",
-        "admission.verify": "a thread is about to check a packet",
+        "admission.verify": "a packet is about to be checked",
         "admission.answer": "a packet is in the log, and its OK is about to be made",
         "identity.read": "the chains of some authors are about to be read",
         "identity.observe": "the feed has brought an identity packet",

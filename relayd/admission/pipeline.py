@@ -290,7 +290,7 @@ class Admission:
         packet, lane = request.packet, request.lane
         is_behind = packet.author_id in lane.changing and lane.requests[0] is not request
         if packet.content_type in IDENTITY_TYPES:
-            lane.changing.add(packet.author_id)
+            lane.changes_keys_of(packet.author_id)
         return is_behind
 
     def _have_judged(self, request: PublishRequest) -> None:
@@ -319,9 +319,7 @@ class Admission:
         self._on_flush()
 
     def _judge_and_go_on(self, request: PublishRequest) -> None:
-        if failpoints.ARMED:
-            failpoints.hit("admission.verify")
-        self._judge(request)
+        self._check(request)
         self._go_on(request)
 
     def _knowledge(self, packet: Packet) -> Known | None:
@@ -330,7 +328,7 @@ class Admission:
             self._plain = Known(generation)
         return known_of(packet, self._identities, self._clock(), self._plain)
 
-    # On the threads.
+    # On the threads, and for what changes keys on the loop.
 
     def _check(self, request: PublishRequest) -> float:
         """For a dear packet all up to the signature, for others the signature and all after it.

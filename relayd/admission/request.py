@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from strata.protocol.errors import InvalidPacket
+from strata.protocol.keys import IDENTITY_TYPES
 from strata.protocol.packets import Packet
 from strata.protocol.provenance import Downgrade
 
@@ -189,9 +190,19 @@ class Lane:
         """For packets of a peer: how far the peer has been read once these are stored."""
         self.requests: deque[PublishRequest] = deque()
         self.changing: set[str] = set()
-        """Authors whose keys a packet changes that stands here, or has done so since the lane was empty."""
+        """Authors whose keys a packet changes that stands here, and some of whom one has not long ago."""
         self.is_advancing = False
         """Requests are leaving it in this very step."""
+
+    def changes_keys_of(self, author: str) -> None:
+        """A packet that stands here changes this author's keys."""
+        if len(self.changing) > 2 * len(self.requests):  # of a lane that is never empty
+            self.changing = {
+                each.packet.author_id
+                for each in self.requests
+                if each.is_parsed and each.packet.content_type in IDENTITY_TYPES
+            }
+        self.changing.add(author)
 
     def forget(self, request: PublishRequest) -> None:
         """Take a request out, wherever it stands; one that has left changes nothing."""

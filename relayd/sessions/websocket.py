@@ -48,7 +48,9 @@ _Received: TypeAlias = bytes | Event
 _CLOSE_TIMEOUT: Final = 5.0
 """How long a peer may take to answer our close, in seconds."""
 _ANSWER_TIMEOUT: Final = 15.0
-"""How long the reader of an HTTP response may take nothing of it, in seconds."""
+_ANSWER_PART: Final = 16 * 1024
+"""In so many seconds the reader of an HTTP response takes so many bytes of it: a kilobyte a second is a slow
+line, and less is none."""
 _LINGER: Final = 0.2
 _LONGEST_LINGER: Final = 2.0
 """Seconds that a socket is read from after all has been said: until the peer closes, and at most the latter.
@@ -658,7 +660,7 @@ class WebSocket(asyncio.Protocol):
     def _look_at_answer(self, now: float) -> None:
         """Whoever takes an HTTP response has the time that it takes: the line may be slow."""
         left = self._transport.get_write_buffer_size()
-        if left < self._answer_left:
+        if left <= self._answer_left - _ANSWER_PART:
             self._answer_left = left
             self._abort_at = now + _ANSWER_TIMEOUT
 

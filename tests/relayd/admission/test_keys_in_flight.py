@@ -17,6 +17,7 @@ from strata.protocol.keys import KeyRules, add_content, document_content, revoke
 from strata.protocol.packets import Packet
 
 from relayd.admission import checks, pipeline
+from relayd.admission.request import PublishRequest
 from tests.relayd.admission.admission_rig import ALICE, NOW, FakeLog, Peer, Rig, made, signed
 
 BOB = Identity(bytes(32))
@@ -338,6 +339,20 @@ async def test_what_stands_behind_an_event_that_is_refused_is_judged_all_the_sam
         "last": "ok",
     }
     assert len(judged) == 4
+
+
+async def test_a_lane_that_is_never_empty_forgets_whose_keys_it_has_changed(rig):
+    peer = Peer()
+    content = {"type": "KEY_EVENT", "event": "NOOP", "key_id": FIRST_KEY}
+    stuck = PublishRequest(b"", None, peer.lane, 0.0)  # stands behind them and has no verdict
+    for number in range(40):
+        author = Identity(number.to_bytes(32, "big"))
+        rig.publish(peer, signed(author, content), str(number))
+        if stuck in peer.lane.requests:
+            peer.lane.requests.remove(stuck)
+        peer.lane.requests.append(stuck)
+        await rig.answers(peer, number + 1)
+        assert peer.lane.requests and len(peer.lane.changing) <= 6
 
 
 async def test_events_of_an_author_with_many_keys_are_judged_on_a_thread(rig, judged, monkeypatch):

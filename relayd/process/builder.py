@@ -98,8 +98,8 @@ def build_relay(
     types = KnownTypes(store, faults)
 
     def passed(entries: Sequence[LogEntry]) -> None:
-        types.observe(entries)
         identities.observe(entries)
+        types.observe(entries)
         budgets.observe(entries)
 
     def enqueue(packet: NewPacket, request: PublishRequest) -> None:

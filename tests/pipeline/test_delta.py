@@ -28,6 +28,7 @@ from strata_pipeline.lake.lake import Lake
 from strata_pipeline.lake.object_lake import ObjectLake
 from strata_pipeline.lake.places import open_lake
 from strata_pipeline.lake.rows import digest_of
+from strata_pipeline.views import statements
 from typer.testing import CliRunner
 
 from tests.support.object_lakes import NO_GRACE, put_batch
@@ -38,6 +39,7 @@ from tests.support.toy_lakes import place as sequence
 
 COMMITS = int(os.environ.get("STRATA_DELTA_COMMITS", "6"))
 """Commits beside kills: a thousand take some minutes."""
+GUIDE = Path(__file__).parents[2] / "docs/guides/pipeline.md"
 COLUMNS = ["sequence", "received_at", "packet_id", "size"]
 
 Reader = Callable[[Path, int], pa.Table]
@@ -105,6 +107,38 @@ def test_every_reader_agrees_at_every_version_and_a_run_too_many_changes_nothing
     assert faults(path) == []  # an audit does not mind the log
 
 
+def test_what_is_gained_is_published_without_a_look_at_older_files(tmp_path, monkeypatch):
+    path = tmp_path / "lake"
+
+    def no_look(*_: object) -> list[Path]:
+        raise AssertionError("a whole day was listed")
+
+    write_batch(path, [1, 2, 3])
+    publish(Lake.open(path))
+    for number in (4, 6):
+        write_batch(path, [number, number + 1])
+    with monkeypatch.context() as patch:
+        patch.setattr(Lake, "folders_of_day", no_look)
+        done = publish(Lake.open(path), days=())
+        assert (done.version, done.added, done.removed, done.rows) == (1, 4, 0, 7)
+        with pytest.raises(AssertionError):
+            publish(Lake.open(path), days=[DAY])
+    # What a compaction, or an erasure, has taken on its way: the day is looked at as a whole.
+    write_batch(path, [8])
+    write_batch(path, [1], day=DAY + 1)
+    compact(path, DAY)
+    done = publish(Lake.open(path), days=())
+    assert (done.version, done.rows) == (2, 9)
+    assert digest(with_pyarrow(path, 2)) == digest(with_files(path, 2)) and len(read(path)) == 9
+    # What does not have the rows of its manifest is not published.
+    write_batch(path, [2, 3], day=DAY + 1)
+    [last] = (path / "packets").glob(f"day=*/batch=*{sequence(3, DAY + 1)}/kind=POST/*.parquet")
+    shutil.copy(last, last.with_name("again.parquet"))
+    with pytest.raises(LakeError, match=r"have 3 rows, and its manifest tells of 2: nothing was published"):
+        publish(Lake.open(path), days=())
+    assert DeltaTable(path / "packets").version() == 2
+
+
 def test_a_log_that_is_removed_or_foreign_is_made_again(tmp_path):
     path = tmp_path / "lake"
     with pytest.raises(UsageError, match="holds no lake yet"), Lake.write(path) as lake:
@@ -130,6 +164,23 @@ def test_a_log_that_is_removed_or_foreign_is_made_again(tmp_path):
     assert done.exit_code == 0 and '"rows": 3' in done.stdout
     again = CliRunner().invoke(app, ["publish-delta", "--lake", str(path)])
     assert "0 files added, 0 taken out, 3 rows" in again.stdout
+
+
+def test_a_checkpoint_of_the_log_is_no_file_of_the_table_to_plain_readers_as_the_guide_has_them(tmp_path):
+    path = tmp_path / "lake"
+    write_batch(path, [1, 2, 3])
+    publish(Lake.open(path))
+    DeltaTable(path / "packets").create_checkpoint()
+    assert list((path / "packets" / "_delta_log").glob("*.parquet"))
+    [line] = [
+        text for text in GUIDE.read_text().splitlines() if text.strip().startswith("duckdb:  SELECT kind")
+    ]
+    query = line.partition("duckdb:")[2].replace("/srv/lake", str(path))
+    assert sorted(duckdb.execute(query).fetchall()) == [("NOTE", 1), ("POST", 2)]
+    with duckdb.connect() as connection:
+        for text in statements(path):
+            connection.execute(text)
+        assert connection.execute("SELECT count(*) FROM packets").fetchall() == [(3,)]
 
 
 def test_what_the_files_have_too_much_or_too_little_is_not_published(tmp_path):

@@ -84,7 +84,7 @@ def archive(
     done = Archived()
     cores = parallelism(spark)
     with write_lake(path) as lake, contextlib.closing(connect(url)) as connection:
-        published = DeltaFollower(path) if delta else None
+        published = DeltaFollower(lake) if delta else None
         _tell_of_leftovers(lake, done)
         _check_same_log(lake, connection)
         while True:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import time
-from pathlib import Path
 
 from strata_pipeline.lake.delta import publish
-from strata_pipeline.lake.places import open_lake
+from strata_pipeline.lake.lake import Lake
+from strata_pipeline.lake.places import AnyLake, open_lake
 
 __all__ = ["DeltaFollower"]
 
@@ -15,10 +15,10 @@ _PAUSE_SECONDS = 60.0
 
 
 class DeltaFollower:
-    """Publishes what a lake gains, at most once a minute."""
+    """Publishes what a lake gains by its only archive, at most once a minute."""
 
-    def __init__(self, place: str | Path) -> None:
-        self._place = place
+    def __init__(self, lake: AnyLake) -> None:
+        self._lake = lake
         self._reached = -1
         self._next_at = 0.0
 
@@ -29,5 +29,7 @@ class DeltaFollower:
         """
         if reached in (self._reached, 0) or (not at_once and time.monotonic() < self._next_at):
             return
-        publish(open_lake(self._place), days=())
+        # On a disk the archive's own chain is the newest; in a bucket others may have written days anew.
+        lake = self._lake
+        publish(lake if isinstance(lake, Lake) else open_lake(lake.place), days=())
         self._reached, self._next_at = reached, time.monotonic() + _PAUSE_SECONDS

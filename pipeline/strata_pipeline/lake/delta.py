@@ -19,9 +19,10 @@ from deltalake import CommitProperties, DeltaTable, Schema, Transaction
 from deltalake.exceptions import CommitFailedError, DeltaError
 from deltalake.transaction import AddAction, RemoveAction, create_table_with_add_actions
 from pyspark.sql.types import StringType, StructField, StructType
-from strata.protocol.lake import day_text, parse_day
+from strata.protocol.lake import Manifest, day_text, parse_day
 
 from strata_pipeline.errors import LakeBusy, LakeError, UsageError
+from strata_pipeline.lake.checking import batch_name
 from strata_pipeline.lake.delta_places import DeltaPlace, delta_log, place_of
 from strata_pipeline.lake.places import AnyLake
 from strata_pipeline.schemas import schema
@@ -54,7 +55,7 @@ class Published:
     removed: int
     """Files that this run has taken out: others with the same rows are in their place."""
     rows: int
-    """Rows in the days at which this run has looked."""
+    """Rows in the days at which this run has looked, be it at new batches of theirs alone."""
 
 
 def is_published(lake: AnyLake) -> bool:
@@ -65,7 +66,9 @@ def is_published(lake: AnyLake) -> bool:
 def publish(lake: AnyLake, *, days: Collection[int] | None = None, rebuild: bool = False) -> Published:
     """Bring the Delta log up to the chain, as `lake` has read it, in one commit.
 
-    Looked at are all days; with `days`, these and what the chain has gained since the last commit. `rebuild`
+    Looked at are all days; with `days`, these and what the chain has gained since the last commit. Where that
+    lies in its batches, as the archive has written them, and `days` is empty, nothing else is looked at: such
+    a publishing takes as long after a year as on the first day. `rebuild`
     moves the log aside, in a bucket deletes it, and makes another. On a disk it waits for another publisher
     and for a day that changes its files; in a bucket it raises `LakeBusy` where others are faster again and
     again. Raises `LakeError` where log or files and chain do not belong together, `UsageError` for an empty
@@ -101,6 +104,10 @@ def published_files(lake: Path, version: int | None = None) -> list[Path]:
 
 
 def _publish(lake: AnyLake, place: DeltaPlace, days: Collection[int] | None) -> Published:
+    if days is not None and not days and place.has_log():
+        done = _publish_gained(lake, place)
+        if done is not None:
+            return done
     last = lake.chain.end.number - 1
     table = DeltaTable(place.table, storage_options=place.options) if place.has_log() else None
     known = {} if table is None else _actions(table)
@@ -125,9 +132,7 @@ def _publish(lake: AnyLake, place: DeltaPlace, days: Collection[int] | None) -> 
             before.get(str(action.partition_values["day"]))
             != rows[parse_day(str(action.partition_values["day"]))]
         )
-    properties = CommitProperties(
-        custom_metadata={_TIP: lake.tip}, app_transactions=[Transaction(APP, last)], max_commit_retries=0
-    )
+    properties = _properties(lake)
     if table is None:
         create_table_with_add_actions(
             place.table, _schema(), added, partition_by=_PARTITIONS, name="packets",
@@ -142,6 +147,48 @@ def _publish(lake: AnyLake, place: DeltaPlace, days: Collection[int] | None) -> 
         )
         table.update_incremental()
     return Published(table.version(), last, len(added), len(removed), sum(rows.values()))
+
+
+def _publish_gained(lake: AnyLake, place: DeltaPlace) -> Published | None:
+    """Add the batches that the chain has gained since the last commit, and read nothing of older ones.
+
+    None where they do not lie in folders of their own: a day was written anew meanwhile.
+    """
+    table = DeltaTable(place.table, storage_options=place.options)
+    gained = lake.chain.after(str(_check_same_chain(lake, place, table)))
+    days = {manifest.span.day for manifest in gained}
+    if any(map(lake.erasures.erased_from, days)):
+        return None
+    added: list[AddAction] = []
+    for manifest in gained:
+        found = place.batch(manifest.span)
+        if found is None and manifest.packets:
+            return None
+        _check_batch(manifest, found or [])
+        added += found or []
+    if added:
+        table.create_write_transaction(
+            [*added], "append", _schema(), _PARTITIONS, commit_properties=_properties(lake)
+        )
+        table.update_incremental()
+    rows = sum(map(lake.rows_of, days))
+    return Published(table.version(), lake.chain.end.number - 1, len(added), 0, rows)
+
+
+def _check_batch(manifest: Manifest, files: list[AddAction]) -> None:
+    rows = sum(json.loads(action.stats)["numRecords"] for action in files)
+    if rows != manifest.packets:
+        raise LakeError(
+            f"the files of {batch_name(manifest)} have {rows:,} rows, and its manifest tells of "
+            f"{manifest.packets:,}: nothing was published. Run audit"
+        )
+
+
+def _properties(lake: AnyLake) -> CommitProperties:
+    transaction = Transaction(APP, lake.chain.end.number - 1)
+    return CommitProperties(
+        custom_metadata={_TIP: lake.tip}, app_transactions=[transaction], max_commit_retries=0
+    )
 
 
 def _check_same_chain(lake: AnyLake, place: DeltaPlace, table: DeltaTable) -> int:

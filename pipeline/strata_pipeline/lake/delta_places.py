@@ -15,12 +15,12 @@ from typing import Protocol
 import pyarrow as pa
 import pyarrow.parquet as pq
 from deltalake.transaction import AddAction
-from strata.protocol.lake import StoredObject
+from strata.protocol.lake import Span, StoredObject
 
 from strata_pipeline.errors import LakeError, StoreError
 from strata_pipeline.lake import files
 from strata_pipeline.lake.lake import Lake
-from strata_pipeline.lake.layout import span_of
+from strata_pipeline.lake.layout import batch_path, span_of
 from strata_pipeline.lake.object_lake import DELTA_LOG, ObjectLake
 from strata_pipeline.lake.places import AnyLake
 
@@ -67,6 +67,10 @@ class DeltaPlace(Protocol):
     def files(self, days: Collection[int], known: Collection[str]) -> dict[str, AddAction | None]:
         """The files of these days up to the chain's end by the names that the log gives them; None for known
         ones, which are not opened. Raises `LakeError`."""
+
+    def batch(self, span: Span) -> list[AddAction] | None:
+        """The files of a batch of these sequences; None where that is no folder, or folders tell nothing.
+        Raises `LakeError`."""
 
 
 def place_of(lake: AnyLake) -> DeltaPlace:
@@ -116,6 +120,13 @@ class _OnDisk:
                     found[name] = None if name in known else _on_disk(name, path)
         return found
 
+    def batch(self, span: Span) -> list[AddAction] | None:
+        folder = self._lake.packets / batch_path(span)
+        if not folder.is_dir():
+            return None
+        paths = sorted(folder.glob("kind=*/*.parquet"))
+        return [_on_disk(path.relative_to(self._lake.packets).as_posix(), path) for path in paths]
+
 
 class _InBucket:
     """Whoever commits puts a file where there is none of that version, as with the lake's own chain."""
@@ -158,6 +169,9 @@ class _InBucket:
         with ThreadPoolExecutor(_AT_ONCE) as pool:
             actions = dict(zip(new, pool.map(self._action, map(objects.__getitem__, new)), strict=True))
         return {name: actions.get(name) for name in objects}
+
+    def batch(self, span: Span) -> list[AddAction] | None:
+        return None  # what lies there need not count
 
     def _action(self, one: StoredObject) -> AddAction:
         where = self._lake.store.url(one.name)

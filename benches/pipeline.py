@@ -1,6 +1,14 @@
 """`make bench-pipeline`: the source beside JDBC and COPY, the archive, the audit beside a plain process pool,
 one worker of a cluster beside two, what memory does from 10⁵ to 10⁷ rows, and a whole synthetic day. Needs
-Java, and about 12 GB of disk for the largest log.
+Java, and about 12 GB of disk for the largest log. Only where they are named, for they take long:
+
+readers     plain readers and a continuous archive beside a compaction
+since       audits since a tip, of `--rows` new packets at most, behind an old lake that is small or `--old`
+traffic     what a report on traffic shuffles, for `--rows` packets at most
+channel     what a report on reliability holds, for a channel of `--rows` packets at most
+delta       publishing a Delta log, `--commits` times
+finished    the files of a finished day of `--rows`
+executors   the jobs with one executor and with two
 
     python -m benches.pipeline [--json] [--rows 1000000] [--most 10000000] [--folder DIR] [source archive …]
     python -m benches.pipeline day --rows 100000000 --folder DIR
@@ -22,7 +30,7 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from multiprocessing import get_context
@@ -39,7 +47,17 @@ from strata_pipeline.lake.lake import Lake
 from strata_pipeline.session import open_session
 from strata_pipeline.transforms.signatures import Keys, packet_fault
 
-from benches import pipeline_cluster, pipeline_day
+from benches import (
+    pipeline_channel,
+    pipeline_cluster,
+    pipeline_day,
+    pipeline_delta,
+    pipeline_executors,
+    pipeline_finished,
+    pipeline_readers,
+    pipeline_since,
+    pipeline_traffic,
+)
 from benches.job_memory import run
 from benches.measures import Measure, as_json, print_table
 from benches.pipeline_log import empty_log, fill
@@ -47,6 +65,17 @@ from benches.pipeline_log import empty_log, fill
 __all__ = ["NAMES", "main"]
 
 NAMES = ("source", "archive", "audit", "cluster", "memory", "day")
+_Measured = Callable[[argparse.Namespace, Path], list[Measure]]
+_ASKED_FOR: Mapping[str, _Measured] = {
+    "readers": lambda chosen, folder: pipeline_readers.measure(chosen.rows, folder, _say),
+    "since": lambda chosen, folder: pipeline_since.measure(chosen.rows, chosen.old, folder, _say),
+    "traffic": lambda chosen, folder: pipeline_traffic.measure(chosen.rows, folder, _say),
+    "channel": lambda chosen, folder: pipeline_channel.measure(chosen.rows, folder, _say),
+    "delta": lambda chosen, folder: pipeline_delta.measure(chosen.commits, folder, _say),
+    "finished": lambda chosen, folder: pipeline_finished.measure(chosen.rows, folder, _say),
+    "executors": lambda chosen, folder: pipeline_executors.measure(chosen.rows, folder, _say),
+}
+"""Benchmarks that run only where they are named."""
 
 _ROUNDS = 3
 _SLICE = 2000
@@ -60,10 +89,15 @@ _POOL_SHARE = 0.9
 def main(arguments: Sequence[str] | None = None) -> int:
     """The program; 1 where a target is missed."""
     parser = argparse.ArgumentParser(prog="benches.pipeline", description=__doc__)
-    parser.add_argument("names", nargs="*", metavar="NAME", help=f"{', '.join(NAMES)}; all by default")
     parser.add_argument(
-        "--rows", type=int, default=1_000_000, help="packets in the log (source, archive, day)"
+        "names",
+        nargs="*",
+        metavar="NAME",
+        help=f"{', '.join(NAMES)}, all by default; {', '.join(_ASKED_FOR)}",
     )
+    parser.add_argument("--rows", type=int, default=1_000_000, help="packets in the log, or in the lake")
+    parser.add_argument("--old", type=int, default=5_000_000, help="packets of the larger old lake (since)")
+    parser.add_argument("--commits", type=int, default=1_000, help="how often to publish (delta)")
     parser.add_argument("--signatures", type=int, default=500_000, help="packets with signatures (audit)")
     parser.add_argument("--most", type=int, default=10_000_000, help="packets in the largest log (memory)")
     parser.add_argument(
@@ -73,7 +107,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--json", action="store_true")
     chosen = parser.parse_args(arguments)
     names = chosen.names or list(NAMES)
-    if unknown := sorted(set(names) - set(NAMES)):
+    if unknown := sorted(set(names) - {*NAMES, *_ASKED_FOR}):
         parser.error(f"no benchmark {', '.join(unknown)}")
     if "day" in names:
         pipeline_day.check_space(chosen.folder or Path(tempfile.gettempdir()), chosen.rows)
@@ -96,6 +130,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
             measures += _memory(chosen.most, folder)
         if "day" in names:
             measures += pipeline_day.measure(chosen.rows, folder, _say)
+        for name, measure in _ASKED_FOR.items():
+            if name in names:
+                measures += measure(chosen, folder)
     if chosen.json:
         print(json.dumps({"measures": as_json(measures)}))
     else:

@@ -24,7 +24,7 @@ from strata.protocol.ids import Identity
 from relayd.postgres import EmbeddedPostgres
 from relayd.store.migrate import migrate
 
-__all__ = ["Made", "append", "empty_log", "fill"]
+__all__ = ["Made", "Row", "append", "append_rows", "author", "empty_log", "fill", "made_rows", "unsigned"]
 
 _CHUNK = 5_000
 _TYPES = ("POST", "REACTION", "/bench/1/room/proto", "NOTE")
@@ -33,7 +33,8 @@ _WORDS = 2_000
 _COPIED, _COPIES = 40, 20
 """Of varied texts one in forty repeats one of twenty."""
 
-_Row = tuple[int, int, bytes, bytes, bytes, bytes]
+Row = tuple[int, int, bytes, bytes, bytes, bytes]
+"""A packet as the log has it: received_at, timestamp, packet_id, author_id, content_type, body."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,12 +85,12 @@ def append(url: str, made: Made) -> None:
     them."""
     with ProcessPoolExecutor(os.cpu_count()) as pool:
         work = (range(start, min(start + _CHUNK, made.rows)) for start in range(0, made.rows, _CHUNK))
-        asyncio.run(_copy(url, _in_order(pool, partial(_make, made=made), work), made.at // 86_400))
+        asyncio.run(_copy(url, _in_order(pool, partial(made_rows, made=made), work), made.at // 86_400))
 
 
 def _in_order(
-    pool: ProcessPoolExecutor, make: partial[list[_Row]], work: Iterator[range]
-) -> Iterator[list[_Row]]:
+    pool: ProcessPoolExecutor, make: partial[list[Row]], work: Iterator[range]
+) -> Iterator[list[Row]]:
     """As `pool.map`, but never more than a few chunks ahead."""
     waiting = [pool.submit(make, numbers) for numbers in itertools.islice(work, 4)]
     while waiting:
@@ -97,24 +98,30 @@ def _in_order(
         waiting += [pool.submit(make, numbers) for numbers in itertools.islice(work, 1)]
 
 
-def _make(numbers: range, *, made: Made) -> list[_Row]:
+def made_rows(numbers: range, *, made: Made) -> list[Row]:
+    """The packets of these numbers of a log."""
     return [_row(made.first + n, made.at + n * made.seconds // made.rows, made) for n in numbers]
 
 
-def _row(number: int, at: int, made: Made) -> _Row:
+def _row(number: int, at: int, made: Made) -> Row:
     if made.varied:
         chosen = random.Random(number)
         who, text = int(made.authors * chosen.random() ** 3), _text(chosen)
     else:
         who, text = number % made.authors, f"packet {number} {'lorem ipsum ' * 12}"
-    author, did = _author(who)
+    identity, did = author(who)
     kind = _TYPES[number % len(_TYPES)]
     content = {"type": kind, "text": text}
     if made.signed:
-        packet = packets.build(author, content, timestamp=at, nonce=str(number))
+        packet = packets.build(identity, content, timestamp=at, nonce=str(number))
         return at, at, packet.digest, did, kind.encode(), packet.canonical
+    return unsigned(did, content, at, number)
+
+
+def unsigned(did: bytes, content: dict[str, str], at: int, number: int) -> Row:
+    """A packet whose id is right and whose signature is random digits."""
     members: dict[str, object] = {
-        "author_id": author.did,
+        "author_id": did.decode(),
         "content": content,
         "nonce": str(number),
         "timestamp": at,
@@ -123,13 +130,14 @@ def _row(number: int, at: int, made: Made) -> _Row:
     digest = blake3(canonical.encode(members)).digest()
     noise = blake3(digest).digest(length=64).hex()
     members |= {"packet_id": f"0x{digest.hex()}", "signature": f"0x{noise}"}
-    return at, at, digest, did, kind.encode(), canonical.encode(members)
+    return at, at, digest, did, content["type"].encode(), canonical.encode(members)
 
 
 @functools.lru_cache(maxsize=100_000)
-def _author(number: int) -> tuple[Identity, bytes]:
-    author = Identity(blake3(b"bench author %d" % number).digest())
-    return author, author.did.encode()
+def author(number: int) -> tuple[Identity, bytes]:
+    """One of any number of authors, and its DID."""
+    identity = Identity(blake3(b"bench author %d" % number).digest())
+    return identity, identity.did.encode()
 
 
 def _text(chosen: random.Random) -> str:
@@ -145,11 +153,16 @@ def _vocabulary() -> list[str]:
     return ["".join(chosen.choices(letters, k=chosen.randrange(2, 10))) for _ in range(_WORDS)]
 
 
-async def _copy(url: str, made: Iterator[list[_Row]], day: int) -> None:
+def append_rows(url: str, rows: list[Row], day: int, placed: int) -> None:
+    """Put packets behind the `placed` ones that a day of the log has, and that were put there by us."""
+    asyncio.run(_copy(url, iter([rows]), day, placed))
+
+
+async def _copy(url: str, made: Iterator[list[Row]], day: int, placed: int = 0) -> None:
     connection = await asyncpg.connect(url)
     try:
         await connection.execute("SELECT relay_add_day($1)", day)
-        sequence, received_at = day << 32, 0
+        sequence, received_at = (day << 32) + placed, 0
         for chunk in made:
             records = [(sequence + place, *row) for place, row in enumerate(chunk, 1)]
             await connection.copy_records_to_table("packets", records=records, columns=_COLUMNS)

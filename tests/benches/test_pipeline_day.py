@@ -21,7 +21,7 @@ DAY = 20_000 * 86_400
 
 def test_the_packets_of_a_day_are_signed_and_come_all_day_from_a_few_authors_most():
     made = Made(400, True, DAY, 86_399, first=1000, authors=50, varied=True)
-    rows = pipeline_log._make(range(400), made=made)
+    rows = pipeline_log.made_rows(range(400), made=made)
     assert rows[0][0] == DAY and max(row[0] for row in rows) // 86_400 == 20_000
     assert [row[0] for row in rows] == sorted(row[0] for row in rows) and rows[200][0] > DAY + 40_000
     packets = [Packet.parse(row[5]) for row in rows]
@@ -35,7 +35,7 @@ def test_the_packets_of_a_day_are_signed_and_come_all_day_from_a_few_authors_mos
     texts = Counter(pipeline_log._text(random.Random(number)) for number in range(4000))
     assert 1 < max(texts.values()) < 20 and len(texts) > 3850
     # Made by several processes: a chunk is what it is, whoever makes it.
-    assert pipeline_log._make(range(100, 110), made=made) == rows[100:110]
+    assert pipeline_log.made_rows(range(100, 110), made=made) == rows[100:110]
 
 
 def test_a_day_that_the_disk_cannot_hold_is_refused_before_it_begins(tmp_path, monkeypatch):

@@ -1,0 +1,112 @@
+"""The jobs of a finished day on a standalone cluster of one executor, of two and of four, each of one core.
+
+Each job is a program of its own. The database and the driver use the same cores as the executors. Where the
+machine has not cores enough for four, how much four would gain is told by their tasks: by the share of all
+tasks that the longest of each stage has. That is derived and not measured, and the report says so.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from benches.job_memory import run
+from benches.job_stages import Job, logging_conf, read_job
+from benches.measures import Measure
+from benches.pipeline_log import Made, append, empty_log
+from benches.spark_cluster import DRIVER_CONF, standalone_cluster
+
+__all__ = ["measure"]
+
+_DAY = 86_400
+_BATCHES = 8
+_MOST = 4
+_JOBS = ("archive", "compact", "audit", "traffic")
+
+
+def measure(rows: int, folder: Path, say: Callable[[str], None]) -> list[Measure]:
+    """The figures for a day of so many signed packets."""
+    # Executors are processes of this machine: they may have our interpreter, and get the code all the same.
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    day = (int(time.time()) // _DAY - 1) * _DAY
+    jobs: dict[tuple[str, int], Job] = {}
+    with empty_log(folder / "executors-log") as server:
+        say(f"executors: a log of {rows:,} signed packets")
+        append(server.url, Made(rows, True, day, _DAY - 1, authors=max(200, rows // 50), varied=True))
+        append(server.url, Made(1, True, day + _DAY, first=rows))
+        for executors in (1, 2, _MOST):
+            lake, report = folder / f"executors-{executors}", folder / "executors-report"
+            cluster_folder = folder / f"executors-cluster-{executors}"
+            options = {
+                "archive": ["--database-url", server.url, "--batch-rows", str(max(1, rows // _BATCHES))],
+                "traffic": ["--output", str(report)],
+            }
+            with standalone_cluster(cluster_folder, workers=executors, memory="1536m") as cluster:
+                for name in _JOBS:
+                    done = _run(name, lake, cluster.master, folder, options.get(name, []), rows)
+                    if done.executors != executors:
+                        raise SystemExit(f"{name}: {done.executors} executors had tasks, and not {executors}")
+                    say(f"executors: {name} with {executors}: {done.seconds:,.1f} s")
+                    jobs[name, executors] = done
+            for gone in (lake, report, cluster_folder):
+                shutil.rmtree(gone)
+    shutil.rmtree(folder / "executors-log")
+    return [
+        measured
+        for name in _JOBS
+        for measured in _measures(name, jobs[name, 1], jobs[name, 2], jobs[name, _MOST], rows)
+    ]
+
+
+def _run(name: str, lake: Path, master: str, folder: Path, options: list[str], rows: int) -> Job:
+    events = folder / "executors-events"
+    events.mkdir()
+    command = [sys.executable, "-m", "strata_pipeline", name, "--lake", str(lake), "--json", *options]
+    conf = [word for key, value in DRIVER_CONF.items() for word in ("--conf", f"{key}={value}")]
+    ran = run([*command, "--master", master, *conf, *logging_conf(events)])
+    told = json.loads(ran.told.splitlines()[-1])
+    if told.get("packets", rows + 1) != rows + 1 or told.get("findings"):
+        raise SystemExit(f"{name} tells {told}")
+    job = read_job(events)
+    shutil.rmtree(events)
+    return job
+
+
+def _measures(name: str, one: Job, two: Job, four: Job, rows: int) -> list[Measure]:
+    longest = sorted(four.stages, key=lambda stage: max(stage.tasks, default=0.0), reverse=True)[:3]
+    tasks = {
+        f"{at}. {stage.name}": f"{len(stage.tasks)} tasks, {sum(stage.tasks):.1f} s, longest "
+        f"{max(stage.tasks, default=0.0):.1f} s"
+        for at, stage in enumerate(longest, 1)
+    }
+    return [
+        Measure(
+            "executors",
+            f"{name}, two beside one",
+            one.seconds / two.seconds,
+            "×",
+            limit=2.0,
+            limit_name="twice the executors",
+            details={
+                "rows/s with one, two": [rows / one.seconds, rows / two.seconds],
+                "seconds with one, two": [one.seconds, two.seconds],
+                "of them without a task": [one.alone, two.alone],
+                "seconds of all tasks": [one.task_seconds, two.task_seconds],
+                "two, as the tasks tell": one.seconds / (one.alone + one.task_seconds / two.speedup(2)),
+            },
+        ),
+        Measure(
+            "executors",
+            f"{name}, {_MOST} beside one: derived from tasks, not measured",
+            one.seconds / (one.alone + one.task_seconds / four.speedup(_MOST)),
+            "×",
+            limit=float(_MOST),
+            limit_name=f"{_MOST} times the executors",
+            details={"the tasks alone": four.speedup(_MOST), **tasks},
+        ),
+    ]

@@ -1,0 +1,57 @@
+"""A finished day after its compaction: how many files, and what the compaction holds in memory. The lake is
+made without a log."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from strata.protocol.lake import day_text
+from strata_pipeline.log.spans import DEFAULT_BATCH_ROWS
+
+from benches.job_memory import run
+from benches.measures import Measure
+from benches.pipeline_lakes import add_made
+from benches.pipeline_log import Made
+
+__all__ = ["measure"]
+
+_TARGET = 50
+_DAY = 86_400
+_AUTHORS = 100_000
+_BATCHES = 24
+"""A small day has so many as well."""
+
+
+def measure(rows: int, folder: Path, say: Callable[[str], None]) -> list[Measure]:
+    """The figures of a day of so many packets."""
+    lake, day = folder / "finished-lake", int(time.time()) // _DAY - 1
+    say(f"finished: a lake of {rows:,} packets")
+    made = Made(rows, False, day * _DAY, _DAY - 1, authors=min(_AUTHORS, rows), varied=True)
+    add_made(lake, made, min(DEFAULT_BATCH_ROWS, max(1, rows // _BATCHES)))
+    add_made(lake, Made(1, False, (day + 1) * _DAY, first=rows))
+    finished = lake / "packets" / f"day={day_text(day)}"
+    before = _files(finished)
+    command = [sys.executable, "-m", "strata_pipeline", "compact", "--lake", str(lake)]
+    ran = run([*command, "--master", "local[2]", "--json"])
+    if json.loads(ran.told.splitlines()[-1])["days"] != 1:
+        raise SystemExit("the day was not compacted")
+    after = _files(finished)
+    sizes = {"bytes a row": sum(path.stat().st_size for path in finished.rglob("*.parquet")) / rows}
+    shutil.rmtree(lake)
+    say(f"finished: {before:,} files became {after:,} in {ran.seconds:,.0f} s, {ran.peak_mb:,.0f} MB")
+    memory = {"JVM, MB": ran.java_mb, "Python, MB": ran.python_mb}
+    what = f"a day of {rows:,}"
+    return [
+        Measure("finished", f"{what}, files", after, "files", _TARGET, at_most=True, details=sizes),
+        Measure("finished", f"{what}, compacted", rows / ran.seconds, "rows/s"),
+        Measure("finished", f"{what}, peak memory", ran.peak_mb, "MB", details=memory),
+    ]
+
+
+def _files(folder: Path) -> int:
+    return sum(1 for _ in folder.rglob("*.parquet"))

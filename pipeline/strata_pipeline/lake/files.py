@@ -40,7 +40,8 @@ __all__ = [
 
 _AT_FDCWD = -100
 _RENAME_EXCHANGE = 2
-_LOOK_SECONDS = 0.2
+_LOOK_SECONDS = 0.002
+"""Short, to meet the moments in which none of several busy readers is at work: nobody stands in a queue."""
 
 
 @contextlib.contextmanager

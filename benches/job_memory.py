@@ -28,6 +28,9 @@ class Ran:
     """The most that the JVM held, at whatever time."""
     python_mb: float = 0.0
     """The most that all others held."""
+    cpu_seconds: float = 0.0
+    """What all processes together took of the processor, as far as was seen: what they do in their last
+    quarter of a second is not. On a machine that others use too it tells more than the clock."""
 
 
 def run(command: Sequence[str]) -> Ran:
@@ -51,15 +54,18 @@ def run(command: Sequence[str]) -> Ran:
 def _watch(pid: int, done: threading.Event, ran: Ran) -> None:
     try:
         root = psutil.Process(pid)
+        computed: dict[tuple[int, float], float] = {}
         while not done.wait(_LOOK_SECONDS):
             java = python = 0.0
             for one in (root, *root.children(recursive=True)):
                 name, size = _private(one)
+                computed |= _computed(one)
                 if name == "java":
                     java += size
                 else:
                     python += size
             ran.peak_mb = max(ran.peak_mb, java + python)
+            ran.cpu_seconds = sum(computed.values())
             ran.java_mb, ran.python_mb = max(ran.java_mb, java), max(ran.python_mb, python)
     except psutil.NoSuchProcess:
         return  # it has ended between two looks
@@ -71,3 +77,12 @@ def _private(process: psutil.Process) -> tuple[str, float]:
         return process.name(), process.memory_full_info().uss / 2**20
     except psutil.Error:
         return "", 0.0
+
+
+def _computed(process: psutil.Process) -> dict[tuple[int, float], float]:
+    """The processor time of a process so far, by its number and its start."""
+    try:
+        times = process.cpu_times()
+        return {(process.pid, process.create_time()): times.user + times.system}
+    except psutil.Error:
+        return {}

@@ -57,7 +57,12 @@ def measure(rows: int, folder: Path, say: Callable[[str], None]) -> list[Measure
             f"{ran.python_mb:,.0f}), {ran.seconds:,.0f} s"
         )
         least = least or ran.python_mb
-        details = {"JVM, MB": ran.java_mb, "Python, MB": ran.python_mb, "packets/s": size / ran.seconds}
+        details = {
+            "JVM, MB": ran.java_mb,
+            "Python, MB": ran.python_mb,
+            "packets/s": size / ran.seconds,
+            "seconds of the processor": ran.cpu_seconds,
+        }
         measures += [
             Measure(
                 "channel",

@@ -15,7 +15,7 @@ from strata_pipeline.log.spans import DEFAULT_BATCH_ROWS
 
 from benches.job_memory import run
 from benches.measures import Measure
-from benches.pipeline_lakes import add_made
+from benches.pipeline_lakes import add_copies, add_made
 from benches.pipeline_log import Made
 
 __all__ = ["measure"]
@@ -23,7 +23,9 @@ __all__ = ["measure"]
 _TARGET = 50
 _DAY = 86_400
 _AUTHORS = 100_000
-_BATCHES = 24
+_MADE = 1_000_000
+"""More are copies of them, with places and ids of their own."""
+_BATCHES = 4
 """A small day has so many as well."""
 
 
@@ -31,8 +33,10 @@ def measure(rows: int, folder: Path, say: Callable[[str], None]) -> list[Measure
     """The figures of a day of so many packets."""
     lake, day = folder / "finished-lake", int(time.time()) // _DAY - 1
     say(f"finished: a lake of {rows:,} packets")
-    made = Made(rows, False, day * _DAY, _DAY - 1, authors=min(_AUTHORS, rows), varied=True)
-    add_made(lake, made, min(DEFAULT_BATCH_ROWS, max(1, rows // _BATCHES)))
+    whole = min(rows, _MADE)
+    made = Made(whole, False, day * _DAY, _DAY - 1, authors=min(_AUTHORS, rows), varied=True)
+    add_made(lake, made, min(DEFAULT_BATCH_ROWS, max(1, whole // _BATCHES)))
+    add_copies(lake, rows)
     add_made(lake, Made(1, False, (day + 1) * _DAY, first=rows))
     finished = lake / "packets" / f"day={day_text(day)}"
     before = _files(finished)
@@ -44,7 +48,11 @@ def measure(rows: int, folder: Path, say: Callable[[str], None]) -> list[Measure
     sizes = {"bytes a row": sum(path.stat().st_size for path in finished.rglob("*.parquet")) / rows}
     shutil.rmtree(lake)
     say(f"finished: {before:,} files became {after:,} in {ran.seconds:,.0f} s, {ran.peak_mb:,.0f} MB")
-    memory = {"JVM, MB": ran.java_mb, "Python, MB": ran.python_mb}
+    memory = {
+        "JVM, MB": ran.java_mb,
+        "Python, MB": ran.python_mb,
+        "seconds of the processor": ran.cpu_seconds,
+    }
     what = f"a day of {rows:,}"
     return [
         Measure("finished", f"{what}, files", after, "files", _TARGET, at_most=True, details=sizes),

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import shutil
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -15,24 +16,29 @@ from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
 
+import msgspec
+import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from strata.protocol.lake import FORMAT, Manifest, Span, day_of, first_of_day
 from strata_pipeline.lake import files
 from strata_pipeline.lake.contents import contents_of
 from strata_pipeline.lake.kinds import kind_of
 from strata_pipeline.lake.lake import Lake
+from strata_pipeline.lake.layout import batch_path
 from strata_pipeline.lake.rows import digest_of, read_places
 from strata_pipeline.log.spans import DEFAULT_BATCH_ROWS
 
 from benches.pipeline_log import Made, Row, made_rows
 
-__all__ = ["Maker", "add_made", "add_rows", "batches_added"]
+__all__ = ["Maker", "add_copies", "add_made", "add_rows", "add_same", "batches_added"]
 
 Maker = Callable[[range], list[Row]]
 """The packets of these numbers; it is sent to other processes."""
 
 _CHUNK = 5_000
+_ID_BYTES = 32
 _SCHEMA = pa.schema(
     [
         pa.field("sequence", pa.int64(), nullable=False),
@@ -57,7 +63,8 @@ class _Written:
     contents: str
     body_bytes: int
     kinds: dict[str, int]
-    last: Row
+    last_id: bytes
+    last_received_at: int
 
 
 def add_made(lake: Path, made: Made, batch_rows: int = DEFAULT_BATCH_ROWS) -> None:
@@ -87,6 +94,73 @@ def batches_added(path: Path, maker: Maker, rows: int, day: int, batch_rows: int
             _commit(lake, lake.root / "_bench" / str(numbers.start), told, place + numbers.stop)
             yield
         files.remove(lake.root / "_bench")
+
+
+def add_copies(path: Path, rows: int) -> None:
+    """Repeat the batches of the last day of a lake behind themselves until the day has so many packets.
+
+    A copy has places and ids of its own, and the bodies of another: that is enough for whoever counts and
+    sorts, and takes a fraction of the time.
+    """
+    with Lake.write(path) as lake, _writing(rows) as submit:
+        day = lake.days()[-1]
+        sources = lake.chain.of_day(day)
+        place, waiting = lake.reached, list[tuple[Path, int, Future[_Written]]]()
+        for number, source in enumerate(itertools.cycle(sources)):
+            is_enough = place - first_of_day(day) >= rows
+            while waiting and (is_enough or len(waiting) > 1):
+                folder, up_to, told = waiting.pop(0)
+                _commit(lake, folder, told.result(), up_to)
+            if is_enough:
+                break
+            first = max(source.after, first_of_day(day))
+            folder = lake.root / "_bench" / str(number)
+            batch = lake.packets / batch_path(source.span)
+            waiting.append(
+                (folder, place + source.packets, submit(_copy, folder, batch, place - first, number))
+            )
+            place += source.packets
+        files.remove(lake.root / "_bench")
+
+
+def add_same(path: Path, other: Path) -> None:
+    """Add those batches of the last day of another lake that this one lacks, with their very files."""
+    source = Lake.open(other)
+    with Lake.write(path) as lake:
+        for manifest in source.chain.of_day(source.days()[-1]):
+            if manifest.up_to <= lake.reached:
+                continue
+            staged = lake.stage(Span(lake.reached, manifest.up_to))
+            packets = source.packets / batch_path(manifest.span)
+            shutil.copytree(packets, staged / "packets", copy_function=os.link)
+            again = msgspec.structs.replace(
+                manifest, number=lake.chain.end.number, after=lake.reached, previous=lake.tip
+            )
+            lake.commit(again, staged / "packets", None)
+
+
+def _copy(folder: Path, batch: Path, shift: int, number: int) -> _Written:
+    """Write a batch once more, its places moved by `shift`."""
+    drawn = np.random.default_rng(number)
+    last, body_bytes, kinds = (-1, 0, b""), 0, {}
+    for path in sorted(batch.glob("kind=*/*.parquet")):
+        with pq.ParquetFile(path) as file:
+            table = file.read()
+        sequences = pc.add(table["sequence"], shift)
+        ids = pa.array([drawn.bytes(_ID_BYTES) for _ in range(table.num_rows)], pa.binary())
+        table = table.set_column(0, _SCHEMA.field("sequence"), sequences)
+        table = table.set_column(4, _SCHEMA.field("packet_id"), ids)
+        target = folder / "packets" / path.parent.name / path.name
+        target.parent.mkdir(parents=True)
+        pq.write_table(table, target, compression="zstd", row_group_size=_CHUNK)
+        last = max(last, (sequences[-1].as_py(), table["received_at"][-1].as_py(), ids[-1].as_py()))
+        body_bytes += pc.sum(table["size"]).as_py()
+        kinds[path.parent.name.removeprefix("kind=")] = table.num_rows
+    packets = [folder / "packets"]
+    span = Span(last[0] - sum(kinds.values()), last[0])
+    return _Written(
+        digest_of(read_places(packets)), contents_of(packets, [], span), body_bytes, kinds, last[2], last[1]
+    )
 
 
 @contextmanager
@@ -131,7 +205,12 @@ def _write(folder: Path, maker: Maker, numbers: range, place: int) -> _Written:
     packets = [folder / "packets"]
     assert last is not None
     return _Written(
-        digest_of(read_places(packets)), contents_of(packets, [], span), body_bytes, dict(kinds), last
+        digest_of(read_places(packets)),
+        contents_of(packets, [], span),
+        body_bytes,
+        dict(kinds),
+        last[2],
+        last[0],
     )
 
 
@@ -170,8 +249,8 @@ def _commit(lake: Lake, folder: Path, told: _Written, up_to: int) -> None:
             contents=told.contents,
             body_bytes=told.body_bytes,
             kinds=told.kinds,
-            last_packet_id=told.last[2].hex(),
-            last_received_at=told.last[0],
+            last_packet_id=told.last_id.hex(),
+            last_received_at=told.last_received_at,
             written_at=int(time.time()),
             previous=lake.tip,
         ),

@@ -36,7 +36,7 @@ __all__ = ["READERS", "measure"]
 
 _TARGET_SECONDS = 5
 _DAY = 86_400
-_DAYS = 12
+_DAYS = 6
 _BATCHES = 4
 """Of each finished day."""
 _ARRIVING = 40
@@ -45,7 +45,9 @@ _INTERVAL = 0.5
 _ALONE_SECONDS = 20.0
 _SETTLE_SECONDS = 3.0
 """Packets that come just before the compaction are there when it has begun already."""
-_PATIENCE = 60
+_PATIENCE = 30
+_PAUSE_SECONDS = 0.05
+"""From the end of a query to the next of the same reader."""
 _LOCK = "_readers_lock"
 _FILES = "day=*/**/*.parquet"
 
@@ -287,6 +289,7 @@ def _read(name: str, *, lake: Path, day: str, rows: int, is_locked: bool, stoppe
         if found != first or found[0] != rows:
             reads.wrong.append(f"{found} and not {first}")
         reads.queries.append(time.monotonic())
+        stopped.wait(_PAUSE_SECONDS)
     told.put((name, reads))
 
 

@@ -12,9 +12,9 @@ from pathlib import Path
 
 from strata_pipeline.lake.lake import Lake
 
-from benches.job_memory import run
+from benches.job_memory import Ran, run
 from benches.measures import Measure
-from benches.pipeline_lakes import add_made
+from benches.pipeline_lakes import add_copies, add_made, add_same
 from benches.pipeline_log import Made
 
 __all__ = ["measure"]
@@ -23,6 +23,8 @@ _TARGET = 30_000
 _DAY = 86_400
 _OLD_DAYS = 5
 _SMALL_OLD = 10_000
+_MADE = 50_000
+"""Of each old day; more are copies of them."""
 _FIRST_NEW = 100_000
 _BATCH_ROWS = 100_000
 _AUTHORS = 20_000
@@ -32,43 +34,51 @@ def measure(rows: int, old: int, folder: Path, say: Callable[[str], None]) -> li
     """Audits of 10⁵, 10⁶, … and of `rows` new packets; the larger old lake has `old`."""
     day = int(time.time()) // _DAY - 1
     sizes = _sizes(rows)
-    lakes, tips, found = {}, {}, {}
-    for before in sorted({min(_SMALL_OLD, old), old}):
-        lake = folder / f"since-{before}"
+    olds = sorted({min(_SMALL_OLD, old), old})
+    lakes, tips, found = [folder / f"since-{before}" for before in olds], [], {}
+    for lake, before in zip(lakes, olds, strict=True):
         say(f"since: an old lake of {before:,} packets")
         for number in range(_OLD_DAYS):
-            first = before * number // _OLD_DAYS
-            size = before * (number + 1) // _OLD_DAYS - first
-            at = (day - _OLD_DAYS + number) * _DAY
-            add_made(lake, Made(size, False, at, _DAY - 1, first, _AUTHORS, varied=True))
-        lakes[before], tips[before] = lake, Lake.open(lake).tip
+            size, at = before // _OLD_DAYS, (day - _OLD_DAYS + number) * _DAY
+            made = min(_MADE, size)
+            add_made(lake, Made(made, False, at, _DAY - 1, number * _MADE, _AUTHORS, varied=True))
+            add_copies(lake, size)
+        tips.append(Lake.open(lake).tip)
     there = 0
     for size in sizes:
-        for before, lake in lakes.items():
-            # The numbers go on behind those of the larger old lake: no packet is in a lake twice.
-            made = Made(
-                size - there, True, day * _DAY + there // 1000, 60, old + there, _AUTHORS, varied=True
-            )
-            add_made(lake, made, _BATCH_ROWS)
-            found[before, size] = _audit(lake, tips[before], size, say, before)
+        # The numbers go on behind those of the old days: no packet is in a lake twice.
+        first, at = _OLD_DAYS * _MADE + there, day * _DAY + there // 1000
+        add_made(lakes[0], Made(size - there, True, at, 60, first, _AUTHORS, varied=True), _BATCH_ROWS)
+        for lake in lakes[1:]:
+            add_same(lake, lakes[0])
+        for lake, before, tip in zip(lakes, olds, tips, strict=True):
+            found[before, size] = _audit(lake, tip, size, say, before)
         there = size
-    for lake in lakes.values():
+    for lake in lakes:
         shutil.rmtree(lake)
     return [
         measured
-        for (before, size), (seconds, peak) in found.items()
+        for (before, size), ran in found.items()
         for measured in (
             Measure(
                 "since",
                 f"audit of {size:,} new packets behind {before:,}",
-                size / seconds,
+                size / ran.seconds,
                 "/s",
                 _TARGET if size == sizes[-1] else None,
-                limit=size / found[min(lakes), size][0],
-                limit_name=f"behind {min(lakes):,}",
-                details={"seconds, with the start of Spark": seconds},
+                limit=size / found[olds[0], size].seconds,
+                limit_name=f"behind {olds[0]:,}",
+                details={"seconds, with the start of Spark": ran.seconds},
             ),
-            Measure("since", f"audit of {size:,} behind {before:,}, peak memory", peak, "MB"),
+            Measure(
+                "since",
+                f"audit of {size:,} behind {before:,}, packets for a second of the processor",
+                size / max(ran.cpu_seconds, 1e-9),
+                "/s",
+                limit=size / max(found[olds[0], size].cpu_seconds, 1e-9),
+                limit_name=f"behind {olds[0]:,}",
+            ),
+            Measure("since", f"audit of {size:,} behind {before:,}, peak memory", ran.peak_mb, "MB"),
         )
     ]
 
@@ -81,11 +91,14 @@ def _sizes(rows: int) -> list[int]:
     return [*sizes, rows]
 
 
-def _audit(lake: Path, tip: str, size: int, say: Callable[[str], None], before: int) -> tuple[float, float]:
+def _audit(lake: Path, tip: str, size: int, say: Callable[[str], None], before: int) -> Ran:
     command = [sys.executable, "-m", "strata_pipeline", "audit", "--lake", str(lake), "--since", tip]
     ran = run([*command, "--master", "local[2]", "--json"])
     told = json.loads(ran.told.splitlines()[-1])
     if told["packets"] != size:
         raise SystemExit(f"the audit tells of {told['packets']:,} packets and not of {size:,}")
-    say(f"since: {size:,} new behind {before:,}: {size / ran.seconds:,.0f}/s, {ran.peak_mb:,.0f} MB")
-    return ran.seconds, ran.peak_mb
+    say(
+        f"since: {size:,} new behind {before:,}: {size / ran.seconds:,.0f}/s, {ran.cpu_seconds:,.0f} s of "
+        f"the processor, {ran.peak_mb:,.0f} MB"
+    )
+    return ran

@@ -61,7 +61,11 @@ def _report(lake: Path, rows: int, folder: Path, say: Callable[[str], None]) -> 
         },
     }
     what = f"{rows:,} packets"
-    memory = {"JVM, MB": ran.java_mb, "Python, MB": ran.python_mb}
+    memory = {
+        "JVM, MB": ran.java_mb,
+        "Python, MB": ran.python_mb,
+        "seconds of the processor": ran.cpu_seconds,
+    }
     return [
         Measure(
             "traffic",

@@ -25,7 +25,7 @@ from benches import (
 )
 from benches.job_memory import Ran
 from benches.job_stages import Job, Stage, read_job
-from benches.pipeline_lakes import add_made
+from benches.pipeline_lakes import add_copies, add_made
 from benches.pipeline_log import Made
 from tests.support.toy_lakes import faults, read
 
@@ -43,7 +43,7 @@ def told_of(command: list[str], told: dict[str, object]) -> Ran:
     parsed = typer.main.get_command(app)
     assert isinstance(parsed, typer.core.TyperGroup)
     parsed.commands[job].make_context(job, options)
-    return Ran(json.dumps(told) + "\n", seconds=2.0, peak_mb=3.0, java_mb=1.0, python_mb=2.0)
+    return Ran(json.dumps(told) + "\n", seconds=2.0, peak_mb=3.0, java_mb=1.0, python_mb=2.0, cpu_seconds=1.0)
 
 
 def test_a_lake_that_is_made_is_what_its_chain_tells(tmp_path):
@@ -58,6 +58,14 @@ def test_a_lake_that_is_made_is_what_its_chain_tells(tmp_path):
     expected = 30, sum((20_000 << 32) + number for number in range(1, 31))
     for name, ask in pipeline_readers.READERS.items():
         assert ask(lake, "2024-10-05") == expected, name
+
+
+def test_batches_are_repeated_with_places_and_ids_of_their_own(tmp_path):
+    lake = tmp_path / "lake"
+    add_made(lake, Made(20, False, DAY), 10)
+    add_copies(lake, 45)
+    assert len(read(lake)) == len(set(read(lake))) == 50 and faults(lake) == []
+    assert len({one.rows for one in Lake.open(lake).manifests}) == 5
 
 
 def test_a_message_of_the_hot_channel_names_those_before_it_and_some_are_sent_twice():
@@ -147,8 +155,10 @@ def test_jobs_are_measured_and_have_to_be_exact(tmp_path, monkeypatch):
         return told_of(command, {"packets": sum(one.packets for one in Lake.open(lake).chain.after(tip))})
 
     monkeypatch.setattr(pipeline_since, "run", audited)
-    found = pipeline_since.measure(20, 10, tmp_path, quiet)
-    assert [(one.value, one.unit) for one in found] == [(10.0, "/s"), (3.0, "MB")]
+    for name, value in (("_SMALL_OLD", 10), ("_MADE", 5)):
+        monkeypatch.setattr(pipeline_since, name, value)
+    found = pipeline_since.measure(20, 50, tmp_path, quiet)
+    assert [(one.value, one.unit) for one in found] == [(10.0, "/s"), (20.0, "/s"), (3.0, "MB")] * 2
 
     def reported(command: list[str]) -> Ran:
         [output] = (Path(command[place + 1]) for place, word in enumerate(command) if word == "--output")

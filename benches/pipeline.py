@@ -6,6 +6,7 @@ readers     plain readers and a continuous archive beside a compaction
 since       audits since a tip, of `--rows` new packets at most, behind an old lake that is small or `--old`
 traffic     what a report on traffic shuffles, for `--rows` packets at most
 channel     what a report on reliability holds, for a channel of `--rows` packets at most
+follow      the same for its one dear task alone, without Spark
 delta       publishing a Delta log, `--commits` times
 finished    the files of a finished day of `--rows`
 executors   the jobs with one executor and with two
@@ -54,6 +55,7 @@ from benches import (
     pipeline_delta,
     pipeline_executors,
     pipeline_finished,
+    pipeline_follow,
     pipeline_readers,
     pipeline_since,
     pipeline_traffic,
@@ -71,6 +73,7 @@ _ASKED_FOR: Mapping[str, _Measured] = {
     "since": lambda chosen, folder: pipeline_since.measure(chosen.rows, chosen.old, folder, _say),
     "traffic": lambda chosen, folder: pipeline_traffic.measure(chosen.rows, folder, _say),
     "channel": lambda chosen, folder: pipeline_channel.measure(chosen.rows, folder, _say),
+    "follow": lambda chosen, folder: pipeline_follow.measure(chosen.rows, _say),
     "delta": lambda chosen, folder: pipeline_delta.measure(chosen.commits, folder, _say),
     "finished": lambda chosen, folder: pipeline_finished.measure(chosen.rows, folder, _say),
     "executors": lambda chosen, folder: pipeline_executors.measure(chosen.rows, folder, _say),

@@ -42,7 +42,7 @@ _BATCHES = 4
 _ARRIVING = 40
 _ARRIVE_SECONDS = 0.5
 _INTERVAL = 0.5
-_ALONE_SECONDS = 20.0
+_ALONE_SECONDS = 15.0
 _SETTLE_SECONDS = 3.0
 """Packets that come just before the compaction are there when it has begun already."""
 _PATIENCE = 30

@@ -11,7 +11,7 @@ import pytest
 import typer
 from strata_pipeline.cli import app
 from strata_pipeline.lake.lake import Lake
-from strata_pipeline.transforms.acknowledgements import PacketRow, follow
+from strata_pipeline.transforms.acknowledgements import PacketRow, follow, follow_rows
 from strata_pipeline.transforms.channel_reading import message_of
 from typer.testing import CliRunner
 
@@ -19,6 +19,7 @@ from benches import (
     pipeline_channel,
     pipeline_delta,
     pipeline_finished,
+    pipeline_follow,
     pipeline_readers,
     pipeline_since,
     pipeline_traffic,
@@ -80,6 +81,13 @@ def test_a_message_of_the_hot_channel_names_those_before_it_and_some_are_sent_tw
     assert len(messages) == 36 and everybody
     carried = {told[4] for told in found}
     assert {name for told in found for name in told[5] or []} <= carried
+
+
+def test_the_rows_of_a_hot_channel_are_followed_to_the_last():
+    [found] = follow_rows(pipeline_follow.batches(60))
+    assert found["first_sequence"].to_pylist() == list(range(1, 61))
+    acknowledged = found["acknowledged_at"].is_valid().to_pylist()
+    assert acknowledged == [True] * 59 + [False]
 
 
 def test_sizes_grow_tenfold_up_to_the_one_asked_for():

@@ -7,7 +7,7 @@ import random
 import tracemalloc
 
 import pyarrow as pa
-from strata_pipeline.transforms.acknowledgements import PacketRow, _follow, follow
+from strata_pipeline.transforms.acknowledgements import PacketRow, follow, follow_rows
 
 MESSAGES = int(os.environ.get("STRATA_HOT_CHANNEL", "20000"))
 
@@ -47,10 +47,10 @@ def test_rows_in_any_order_are_followed_in_the_order_of_the_log():
     expected = [(message.acknowledged_at, message.others()) for message in messages]
     assert everybody and sum(at is not None for at, _ in expected) > 250
     chance.shuffle(rows)
-    found = [row for batch in _follow(iter(batches(rows, 37))) for row in batch.to_pylist()]
+    found = [row for batch in follow_rows(iter(batches(rows, 37))) for row in batch.to_pylist()]
     assert [(row["acknowledged_at"], row["acknowledged_by"]) for row in found] == expected
     assert [row["first_sequence"] for row in found] == sorted(row["first_sequence"] for row in found)
-    assert list(_follow(iter([]))) == [] and follow([]) == ([], True)
+    assert list(follow_rows(iter([]))) == [] and follow([]) == ([], True)
 
 
 def test_a_hot_channel_costs_some_bytes_a_message():
@@ -72,7 +72,7 @@ def test_a_hot_channel_costs_some_bytes_a_message():
 
     tracemalloc.start()
     try:
-        found = sum(batch.num_rows for batch in _follow(some()))
+        found = sum(batch.num_rows for batch in follow_rows(some()))
         peak = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()

@@ -33,7 +33,7 @@ from strata.channels.sds import Kind
 from strata_pipeline.datasets.channels import ChannelMessages, ChannelPackets
 from strata_pipeline.schemas import schema
 
-__all__ = ["PacketRow", "acknowledge", "follow"]
+__all__ = ["PacketRow", "acknowledge", "follow", "follow_rows"]
 
 _MAX_VISITS = 20_000_000
 _MAX_PARTICIPANTS = 128
@@ -81,7 +81,7 @@ def acknowledge(packets: ChannelPackets) -> ChannelMessages:
         F.when(is_content, F.xxhash64(F.lit(salt), "message_id")).alias("content"),
         F.transform("history", lambda one: F.xxhash64(F.lit(salt), one)).alias("history"),
     )  # fmt: skip
-    followed = readable.groupBy("content_topic", "channel_id").applyInArrow(_follow, _FIELDS)
+    followed = readable.groupBy("content_topic", "channel_id").applyInArrow(follow_rows, _FIELDS)
     firsts = packets.frame.where(is_content).select(
         "day", "content_topic", "channel_id", "message_id", "sender_id",
         F.col("sequence").alias("first_sequence"), F.col("received_at").alias("first_at"),
@@ -89,7 +89,8 @@ def acknowledge(packets: ChannelPackets) -> ChannelMessages:
     return ChannelMessages(followed.join(firsts, on="first_sequence", how="inner"))
 
 
-def _follow(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+def follow_rows(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """What one task does: the packets of one channel, in any order, become its messages."""
     rows, senders = _columns(batches)
     channel = _Channel(rows, len(senders))
     channel.follow()

@@ -39,6 +39,8 @@ _MAX_VISITS = 20_000_000
 _MAX_PARTICIPANTS = 128
 _SOMEBODY = 2
 _GIVEN_ROWS = 10_000
+_CODES = "qqiqiq"
+"""Of the numbers that come: sequence, received_at, sender, content, length of the history, names in it."""
 
 _FIELDS = StructType(
     [schema("channel_messages")[name] for name in ("first_sequence", "acknowledged_at", "acknowledged_by")]
@@ -157,8 +159,9 @@ class _Columns(NamedTuple):
 
 def _columns(batches: Iterator[pa.RecordBatch]) -> tuple[_Columns, list[str]]:
     senders: dict[str, int] = {}
-    parts: list[list[NDArray[np.int64]]] = [[] for _ in range(6)]
-    has_content: list[NDArray[np.bool_]] = []
+    # Each grows in one place: thousands of small pieces would leave their memory behind in pieces.
+    parts = [array(code) for code in _CODES]
+    there = bytearray()
     for batch in batches:
         column = batch.column("sender_id").dictionary_encode()
         known = [senders.setdefault(name, len(senders)) for name in column.dictionary.to_pylist()]
@@ -172,16 +175,12 @@ def _columns(batches: Iterator[pa.RecordBatch]) -> tuple[_Columns, list[str]]:
             _numbers(lists.flatten()),
         )
         for part, numbers in zip(parts, arrays, strict=True):
-            part.append(numbers)
-        has_content.append(batch.column("content").is_valid().to_numpy(zero_copy_only=False))
-    joined: list[NDArray[np.int64]] = []
-    for part in parts:
-        joined.append(np.concatenate(part) if part else np.empty(0, np.int64))
-        part.clear()
-    sequences, received, who, contents, lengths, history = joined
-    del joined
-    is_there = np.concatenate(has_content or [np.empty(0, np.bool_)])
-    names = np.unique(np.concatenate([contents[is_there], history]))
+            part.frombytes(np.asarray(numbers, np.dtype(part.typecode)).tobytes())
+        there += batch.column("content").is_valid().to_numpy(zero_copy_only=False).tobytes()
+    sequences, received, who, contents, lengths, history = map(np.asarray, parts)
+    parts.clear()
+    is_there = np.frombuffer(there, np.bool_)
+    names = _distinct(np.concatenate([contents[is_there], history]))
     contents = np.where(is_there, np.searchsorted(names, contents).astype(np.int32), np.int32(-1))
     history = np.searchsorted(names, history).astype(np.int32)
     order = np.argsort(sequences, kind="stable")
@@ -199,6 +198,15 @@ def _columns(batches: Iterator[pa.RecordBatch]) -> tuple[_Columns, list[str]]:
         len(names),
     )
     return columns, list(senders)
+
+
+def _distinct(numbers: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Each of these once, in order. They are sorted where they are: copies would be the most that the task
+    holds."""
+    numbers.sort()
+    is_new = np.ones(len(numbers), np.bool_)
+    np.not_equal(numbers[1:], numbers[:-1], out=is_new[1:])
+    return numbers[is_new]
 
 
 def _numbers(column: pa.Array) -> NDArray[np.int64]:

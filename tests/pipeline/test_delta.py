@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import duckdb
 import polars as pl
@@ -22,7 +23,16 @@ from deltalake.exceptions import DeltaError
 from strata.protocol.lake import first_of_day
 from strata_pipeline.cli import app
 from strata_pipeline.errors import LakeError, StoreError, UsageError
-from strata_pipeline.lake.delta import APP, Published, delta_log, is_published, publish, published_files
+from strata_pipeline.lake import delta
+from strata_pipeline.lake.delta import (
+    APP,
+    OpenTable,
+    Published,
+    delta_log,
+    is_published,
+    publish,
+    published_files,
+)
 from strata_pipeline.lake.delta_places import place_of
 from strata_pipeline.lake.generations import replace_day, staged_day
 from strata_pipeline.lake.lake import Lake
@@ -138,6 +148,44 @@ def test_what_is_gained_is_published_without_a_look_at_older_files(tmp_path, mon
     with pytest.raises(LakeError, match=r"have 3 rows, and its manifest tells of 2: nothing was published"):
         publish(Lake.open(path), days=())
     assert DeltaTable(path / "packets").version() == 2
+
+
+def test_a_table_that_was_left_open_is_opened_anew_where_it_is_not_what_it_was(tmp_path, monkeypatch):
+    path, opened = tmp_path / "lake", OpenTable()
+    write_batch(path, [1])
+    publish(Lake.open(path), days=(), opened=opened)
+    made: list[str] = []
+
+    def noted(table: str, **options: Any) -> DeltaTable:
+        made.append(table)
+        return DeltaTable(table, **options)
+
+    monkeypatch.setattr(delta, "DeltaTable", noted)
+    for number in (2, 3, 4):
+        write_batch(path, [number])
+        assert publish(Lake.open(path), days=(), opened=opened).version == number - 1
+    assert len(made) == 1
+    # Another has published meanwhile.
+    write_batch(path, [5])
+    publish(Lake.open(path))
+    made.clear()
+    write_batch(path, [6])
+    assert publish(Lake.open(path), days=(), opened=opened).version == 5 and not made
+    # The log is another: with fewer versions, with as many, and none.
+    publish(Lake.open(path), rebuild=True)
+    for number in range(7, 13):
+        write_batch(path, [number])
+        assert publish(Lake.open(path), days=(), opened=opened).version == number - 6
+    publish(Lake.open(path), rebuild=True)
+    for number in range(13, 20):
+        write_batch(path, [number])
+        publish(Lake.open(path), days=())
+    write_batch(path, [20])
+    assert publish(Lake.open(path), days=(), opened=opened).version == 8
+    shutil.rmtree(path / "packets" / "_delta_log")
+    write_batch(path, [21])
+    assert publish(Lake.open(path), days=(), opened=opened).version == 0
+    assert digest(with_pyarrow(path, 0)) == digest(with_files(path, 0)) and len(read(path)) == 21
 
 
 def test_a_log_that_is_removed_or_foreign_is_made_again(tmp_path):
@@ -263,7 +311,9 @@ def check_versions(path: Path) -> None:
     rows = pa.table({name: [] for name in COLUMNS})
     for version in range(last + 1):
         table = DeltaTable(path / "packets", version=version)
-        told = manifests[: table.transaction_version(APP) + 1]
+        last_told = table.transaction_version(APP)
+        assert last_told is not None
+        told = manifests[: last_told + 1]
         files = set(published_files(path, version))
         assert seen < files
         new = [pq.ParquetFile(file).read(COLUMNS) for file in sorted(files - seen)]

@@ -14,7 +14,7 @@ from strata_pipeline.datasets.traffic import Abuse, Texts
 from strata_pipeline.errors import UsageError
 from strata_pipeline.jobs.tables import write_tables
 from strata_pipeline.planning import parallelism, planned
-from strata_pipeline.transforms.near_duplicates import find_near_duplicates
+from strata_pipeline.transforms.near_duplicates import find_meetings, find_near_duplicates
 from strata_pipeline.transforms.reliability import find_gaps
 from strata_pipeline.transforms.signatures import Keys, identity_packets, keys_by_authors
 
@@ -31,7 +31,8 @@ def plan_of(frame) -> list[str]:
 
 
 def test_no_signature_is_shuffled_for_each_bucket_and_no_aggregate_sorts(spark):
-    plan = plan_of(find_near_duplicates(Texts.empty(spark)).frame)
+    texts = Texts.empty(spark)
+    plan = plan_of(find_near_duplicates(texts, find_meetings(texts)).frame)
     by_bucket = [node for node in plan if "Exchange" in node and "hashpartitioning(bucket" in node]
     assert by_bucket and not any("signature" in node for node in by_bucket)
     gaps = plan_of(find_gaps(ChannelPackets.empty(spark)).frame)

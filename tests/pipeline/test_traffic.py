@@ -20,13 +20,20 @@ from strata_pipeline.transforms.abuse import judge
 from strata_pipeline.transforms.bursts import find_bursts
 from strata_pipeline.transforms.near_duplicates import (
     find_clusters,
+    find_meetings,
     find_near_duplicates,
     normalised,
     read_texts,
     signature_of,
 )
 from strata_pipeline.transforms.thresholds import Thresholds
-from strata_pipeline.transforms.traffic import count_author_hours, count_hours, seconds_by_day, seconds_of
+from strata_pipeline.transforms.traffic import (
+    count_author_hours,
+    count_hours,
+    seconds_by_day,
+    seconds_of,
+    whole_seconds,
+)
 
 from tests.support import relay_logs
 from tests.support.lake_rows import NOON, carry, dataset, row
@@ -77,7 +84,7 @@ def test_near_duplicates_and_who_sent_them(spark):
     texts = read_texts(packets)
     texts.frame.cache()
     assert texts.frame.count() == 5
-    again = find_near_duplicates(texts)
+    again = find_near_duplicates(texts, find_meetings(texts))
     found = {(r.received_at - NOON, r.author_id, r.content_type) for r in again.frame.collect()}
     assert found == {(2, _A, "POST"), (3, _B, "NOTE")}
     clusters = find_clusters(texts, again).frame.collect()
@@ -94,7 +101,10 @@ def test_a_crowded_bucket_gives_the_same(spark, monkeypatch):
             (place, NOON, _A if place < 30 else _B, "POST", text, signature_of(normalised(text)).tolist())
         )
     texts = Texts(spark.createDataFrame(rows, schema("texts")))
-    found = {r.sequence: r.first_sequence for r in find_near_duplicates(texts).frame.collect()}
+    found = {
+        r.sequence: r.first_sequence
+        for r in find_near_duplicates(texts, find_meetings(texts)).frame.collect()
+    }
     assert found == {n: 0 for n in range(1, 30)} | {n: n - 1 for n in range(31, 60, 2)}
 
 
@@ -114,7 +124,7 @@ def test_hours(spark):
     near = NearDuplicates(spark.createDataFrame(copies, schema("near_duplicates")))
     found = {
         tuple(r)[:3]: tuple(r)[3:]
-        for r in count_hours(seconds_of(packets), near).frame.drop("size").collect()
+        for r in count_hours(whole_seconds(seconds_of(packets)), near).frame.drop("size").collect()
     }
     assert found == {
         (_A, "POST", _HOUR): (3, 2, 1),
@@ -122,7 +132,7 @@ def test_hours(spark):
         (_A, "POST", _HOUR + 3600): (1, 1, 1),
         (_B, "<script>", _HOUR + 3600): (1, 1, 0),
     }
-    by_author = count_author_hours(seconds_of(packets), Texts.empty(spark), near)
+    by_author = count_author_hours(whole_seconds(seconds_of(packets)), Texts.empty(spark), near)
     assert {tuple(r) for r in by_author.frame.collect()} == {
         (_A, _HOUR, 4, 3, 0, 1), (_A, _HOUR + 3600, 1, 1, 0, 1), (_B, _HOUR + 3600, 1, 1, 0, 0),
     }  # fmt: skip
@@ -140,9 +150,9 @@ def test_a_second_in_two_days_of_the_log_is_one_second(spark):
     assert sorted((r.day, r.packets) for r in by_day.collect()) == [
         ("2026-09-04", 1), ("2026-09-04", 2), ("2026-09-05", 1), ("2026-09-05", 2),
     ]  # fmt: skip
-    [hour] = count_hours(Seconds(by_day), near).frame.collect()
+    [hour] = count_hours(whole_seconds(Seconds(by_day)), near).frame.collect()
     assert (hour.packets, hour.peak_packets) == (6, 4)
-    assert [hour] == count_hours(seconds_of(packets), near).frame.collect()
+    assert [hour] == count_hours(whole_seconds(seconds_of(packets)), near).frame.collect()
 
 
 def _author_hours(spark, *rows):

@@ -11,9 +11,11 @@ __all__ = [
     "Bursts",
     "Clusters",
     "Hours",
+    "Meetings",
     "NearDuplicates",
     "Seconds",
     "Texts",
+    "WholeSeconds",
 ]
 
 REASON_PREFIX = "pipeline: "
@@ -22,6 +24,10 @@ REASON_PREFIX = "pipeline: "
 
 class Seconds(Dataset, schema="seconds"):
     """Traffic by author, type and second; several rows may tell of parts of one second."""
+
+
+class WholeSeconds(Dataset, schema="whole_seconds"):
+    """Traffic by author, type and second, each in one row."""
 
 
 class Hours(Dataset, schema="hours"):
@@ -38,6 +44,10 @@ class Bursts(Dataset, schema="bursts"):
 
 class Texts(Dataset, schema="texts"):
     """Signatures of texts: similar texts have similar signatures."""
+
+
+class Meetings(Dataset, schema="meetings"):
+    """Texts and the first text of a bucket in which they are; and crowded buckets with their first."""
 
 
 class NearDuplicates(Dataset, schema="near_duplicates"):

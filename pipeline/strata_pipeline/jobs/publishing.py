@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 
-from strata_pipeline.lake.delta import publish
+from strata_pipeline.lake.delta import OpenTable, publish
 from strata_pipeline.lake.lake import Lake
 from strata_pipeline.lake.places import AnyLake, open_lake
 
@@ -19,6 +19,7 @@ class DeltaFollower:
 
     def __init__(self, lake: AnyLake) -> None:
         self._lake = lake
+        self._table = OpenTable()
         self._reached = -1
         self._next_at = 0.0
 
@@ -31,5 +32,5 @@ class DeltaFollower:
             return
         # On a disk the archive's own chain is the newest; in a bucket others may have written days anew.
         lake = self._lake
-        publish(lake if isinstance(lake, Lake) else open_lake(lake.place), days=())
+        publish(lake if isinstance(lake, Lake) else open_lake(lake.place), days=(), opened=self._table)
         self._reached, self._next_at = reached, time.monotonic() + _PAUSE_SECONDS

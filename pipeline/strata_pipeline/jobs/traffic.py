@@ -27,13 +27,19 @@ from strata_pipeline.reports.traffic import TrafficFigures, render_traffic
 from strata_pipeline.transforms.abuse import judge
 from strata_pipeline.transforms.bursts import find_bursts
 from strata_pipeline.transforms.days import day_name
-from strata_pipeline.transforms.near_duplicates import find_clusters, find_near_duplicates, read_texts
+from strata_pipeline.transforms.near_duplicates import (
+    find_clusters,
+    find_meetings,
+    find_near_duplicates,
+    read_texts,
+)
 from strata_pipeline.transforms.thresholds import BURST_CEILING, BURST_FLOOR, Thresholds
 from strata_pipeline.transforms.traffic import (
     count_author_hours,
     count_hours,
     seconds_by_day,
     seconds_of,
+    whole_seconds,
 )
 
 __all__ = ["TrafficOptions", "traffic"]
@@ -87,10 +93,11 @@ def traffic(
     asked = options or TrafficOptions()
     at = int(time.time()) if now is None else now
     with lake.held(), planned(spark, window.rows), translate_failures("traffic"):
-        counted, seconds, texts = _read(spark, window, folder, progress)
+        counted, parts, texts = _read(spark, window, folder, progress)
         progress("comparing texts")
-        near_duplicates = find_near_duplicates(texts)
-        with keep(texts, near_duplicates):
+        seconds, meetings = whole_seconds(parts), find_meetings(texts)
+        near_duplicates = find_near_duplicates(texts, meetings)
+        with keep(seconds, texts, meetings, near_duplicates):
             hours = count_hours(seconds, near_duplicates)
             by_author = count_author_hours(seconds, texts, near_duplicates)
             clusters = find_clusters(texts, near_duplicates)

@@ -7,6 +7,7 @@ commit tells up to which manifest it goes, so publishing again changes nothing, 
 
 from __future__ import annotations
 
+import contextlib
 import json
 import time
 from collections.abc import Collection
@@ -27,7 +28,7 @@ from strata_pipeline.lake.delta_places import DeltaPlace, delta_log, place_of
 from strata_pipeline.lake.places import AnyLake
 from strata_pipeline.schemas import schema
 
-__all__ = ["APP", "Published", "delta_log", "is_published", "publish", "published_files"]
+__all__ = ["APP", "OpenTable", "Published", "delta_log", "is_published", "publish", "published_files"]
 
 APP = "strata-lake"
 """The application of our commits; its version is the number of the last manifest that they tell of."""
@@ -39,6 +40,7 @@ _ATTEMPTS = 5
 _PROPERTIES = {
     "delta.appendOnly": "true",  # whoever deletes rows of a lake by mistake is refused
     "delta.checkpointInterval": "100",
+    "delta.logRetentionDuration": "interval 7 days",  # of a commit a minute: each looks at the names of all
 }
 
 
@@ -58,17 +60,53 @@ class Published:
     """Rows in the days at which this run has looked, be it at new batches of theirs alone."""
 
 
+class OpenTable:
+    """The table as one who publishes again and again has left it: the more files a log names, the longer it
+    takes to open. What others have committed since is read on top; a log that was made again is opened anew.
+    """
+
+    def __init__(self) -> None:
+        self._left: tuple[DeltaTable, bytes] | None = None  # with the last commit
+
+    def open(self, place: DeltaPlace) -> DeltaTable:
+        """The table as it is now. Raises `DeltaError`."""
+        table = self._at_hand(place)
+        if table is None:
+            return DeltaTable(place.table, storage_options=place.options)
+        table.update_incremental()
+        return table
+
+    def _at_hand(self, place: DeltaPlace) -> DeltaTable | None:
+        if self._left is None:
+            return None
+        (table, commit), self._left = self._left, None
+        with contextlib.suppress(OSError):
+            if place.commit(table.version()) == commit:
+                return table
+        return None
+
+    def leave(self, place: DeltaPlace, table: DeltaTable) -> None:
+        """Keep this for the next time."""
+        self._left = table, place.commit(table.version())
+
+
 def is_published(lake: AnyLake) -> bool:
     """Whether the lake has a Delta log."""
     return place_of(lake).has_log()
 
 
-def publish(lake: AnyLake, *, days: Collection[int] | None = None, rebuild: bool = False) -> Published:
+def publish(
+    lake: AnyLake,
+    *,
+    days: Collection[int] | None = None,
+    rebuild: bool = False,
+    opened: OpenTable | None = None,
+) -> Published:
     """Bring the Delta log up to the chain, as `lake` has read it, in one commit.
 
     Looked at are all days; with `days`, these and what the chain has gained since the last commit. Where that
     lies in its batches, as the archive has written them, and `days` is empty, nothing else is looked at: such
-    a publishing takes as long after a year as on the first day. `rebuild`
+    a publishing takes as long after a year as on the first day, with `opened` of the one before. `rebuild`
     moves the log aside, in a bucket deletes it, and makes another. On a disk it waits for another publisher
     and for a day that changes its files; in a bucket it raises `LakeBusy` where others are faster again and
     again. Raises `LakeError` where log or files and chain do not belong together, `UsageError` for an empty
@@ -82,7 +120,7 @@ def publish(lake: AnyLake, *, days: Collection[int] | None = None, rebuild: bool
             place.put_log_away()
         for _ in range(_ATTEMPTS):
             try:
-                return _publish(lake, place, days)
+                return _publish(lake, place, days, opened or OpenTable())
             except CommitFailedError:
                 continue  # somebody else has put the same version
             except OSError as error:
@@ -103,9 +141,9 @@ def published_files(lake: Path, version: int | None = None) -> list[Path]:
     return [packets / path for path in _actions(DeltaTable(packets, version=version))]
 
 
-def _publish(lake: AnyLake, place: DeltaPlace, days: Collection[int] | None) -> Published:
+def _publish(lake: AnyLake, place: DeltaPlace, days: Collection[int] | None, opened: OpenTable) -> Published:
     if days is not None and not days and place.has_log():
-        done = _publish_gained(lake, place)
+        done = _publish_gained(lake, place, opened)
         if done is not None:
             return done
     last = lake.chain.end.number - 1
@@ -149,12 +187,12 @@ def _publish(lake: AnyLake, place: DeltaPlace, days: Collection[int] | None) -> 
     return Published(table.version(), last, len(added), len(removed), sum(rows.values()))
 
 
-def _publish_gained(lake: AnyLake, place: DeltaPlace) -> Published | None:
+def _publish_gained(lake: AnyLake, place: DeltaPlace, opened: OpenTable) -> Published | None:
     """Add the batches that the chain has gained since the last commit, and read nothing of older ones.
 
     None where they do not lie in folders of their own: a day was written anew meanwhile.
     """
-    table = DeltaTable(place.table, storage_options=place.options)
+    table = opened.open(place)
     gained = lake.chain.after(str(_check_same_chain(lake, place, table)))
     days = {manifest.span.day for manifest in gained}
     if any(map(lake.erasures.erased_from, days)):
@@ -166,13 +204,15 @@ def _publish_gained(lake: AnyLake, place: DeltaPlace) -> Published | None:
             return None
         _check_batch(manifest, found or [])
         added += found or []
+    version = table.version()
+    opened.leave(place, table)
     if added:
         table.create_write_transaction(
             [*added], "append", _schema(), _PARTITIONS, commit_properties=_properties(lake)
         )
-        table.update_incremental()
+        version += 1  # nothing is tried again, and who opens the table next reads what was added
     rows = sum(map(lake.rows_of, days))
-    return Published(table.version(), lake.chain.end.number - 1, len(added), 0, rows)
+    return Published(version, lake.chain.end.number - 1, len(added), 0, rows)
 
 
 def _check_batch(manifest: Manifest, files: list[AddAction]) -> None:

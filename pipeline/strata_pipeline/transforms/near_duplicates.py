@@ -6,12 +6,15 @@ texts have in common. Four values at a time make a bucket, so a text is in eight
 nine tenths of their shingles almost surely meet in one of them; texts that share a third hardly ever do.
 
 Each text is compared with the *first* of its buckets alone, so the work grows with the texts and not with
-their square. The first texts of crowded buckets go to every task, so no task gets a whole crowded bucket:
-an author with half the traffic costs no more than others.
+their square. Buckets are shuffled once, some eleven bytes for each that a text is in; a task goes through its
+buckets in order and holds none of them. Of a crowded bucket it tells the first text alone, which goes to
+every task: an author with half the traffic costs no more than others. Signatures are shuffled of those texts
+only that are to be compared, found by a filter of a fixed size.
 """
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Iterator
 from typing import Any
@@ -26,11 +29,18 @@ from pyspark.sql import functions as F
 from pyspark.sql.pandas.types import to_arrow_schema
 
 from strata_pipeline.datasets import Packets
-from strata_pipeline.datasets.traffic import Clusters, NearDuplicates, Texts
+from strata_pipeline.datasets.traffic import Clusters, Meetings, NearDuplicates, Texts
 from strata_pipeline.lake.kinds import CHANNEL, kind_of
 from strata_pipeline.schemas import schema
 
-__all__ = ["find_clusters", "find_near_duplicates", "normalised", "read_texts", "signature_of"]
+__all__ = [
+    "find_clusters",
+    "find_meetings",
+    "find_near_duplicates",
+    "normalised",
+    "read_texts",
+    "signature_of",
+]
 
 MIN_TEXT_BYTES = 32
 """A shorter text says little: greetings are alike and harm nobody."""
@@ -72,16 +82,17 @@ def read_texts(packets: Packets) -> Texts:
     return Texts(packets.frame.select(*columns).mapInArrow(_read, schema("texts")))
 
 
-def find_near_duplicates(texts: Texts) -> NearDuplicates:
+def find_meetings(texts: Texts) -> Meetings:
+    """Which texts meet in a bucket. All buckets are shuffled for this: keep it, and use it twice."""
+    buckets = texts.frame.select("sequence", F.explode(F.expr(_BUCKETS)).alias("bucket"))
+    in_order = buckets.repartition("bucket").sortWithinPartitions("bucket", "sequence")
+    return Meetings(in_order.mapInArrow(functools.partial(_meet, most=_CROWDED), schema("meetings")))
+
+
+def find_near_duplicates(texts: Texts, meetings: Meetings) -> NearDuplicates:
     """The packets whose text is nearly that of an earlier one, each with the earliest it was compared
     with."""
-    buckets = texts.frame.select("sequence", F.explode(F.expr(_BUCKETS)).alias("bucket"))
-    firsts = buckets.groupBy("bucket").agg(
-        F.min("sequence").alias("first_sequence"), F.count(F.lit(1)).alias("texts")
-    )
-    crowded = F.broadcast(firsts.where(F.col("texts") > _CROWDED).drop("texts"))
-    shared = firsts.where((F.col("texts") > 1) & (F.col("texts") <= _CROWDED)).drop("texts")
-    like = _like_crowded(texts, crowded).unionByName(_like_shared(texts, buckets, crowded, shared))
+    like = _like_crowded(texts, meetings.frame).unionByName(_like_shared(texts, meetings.frame))
     return NearDuplicates(
         like.groupBy("sequence", "received_at", "author_id", "content_type").agg(
             F.min("first_sequence").alias("first_sequence")
@@ -106,33 +117,80 @@ def find_clusters(texts: Texts, near_duplicates: NearDuplicates) -> Clusters:
 
 _BUCKETS = (
     f"transform(sequence(0, {_HASHES // _ROWS - 1}), "
-    f"i -> xxhash64(i, slice(signature, i * {_ROWS} + 1, {_ROWS})))"
+    f"i -> xxhash64(i, slice(signature, i * {_ROWS} + 1, {_ROWS})) & {2**44 - 1})"
 )
+"""Of 44 bits: of 10⁹ texts one in two thousand is alone in a bucket and meets another there all the same."""
 
 
-def _like_crowded(texts: Texts, crowded: DataFrame) -> DataFrame:
+def _meet(batches: Iterator[pa.RecordBatch], *, most: int) -> Iterator[pa.RecordBatch]:
+    """Buckets in order, and in each the texts in order, become pairs of a text and the first of its bucket.
+
+    Of a bucket with more than `most` texts more is told: itself with its first, in a row without a text.
+    """
+    bucket = first = -1
+    rank = 0  # of the last text in its bucket
+    for batch in batches:
+        if not batch.num_rows:
+            continue
+        sequences, buckets = (batch.column(name).to_numpy() for name in ("sequence", "bucket"))
+        begins = np.concatenate([[buckets[0] != bucket], buckets[1:] != buckets[:-1]])
+        places = np.arange(len(buckets))
+        begun = np.maximum.accumulate(np.where(begins, places, -1))
+        goes_on = begun < 0  # the bucket of the batch before
+        ranks = np.where(goes_on, rank + 1 + places, places - begun)
+        firsts = np.where(goes_on, first, sequences[np.maximum(begun, 0)])
+        bucket, first, rank = int(buckets[-1]), int(firsts[-1]), int(ranks[-1])
+        is_pair = (ranks > 0) & (ranks < most)
+        if is_pair.any():
+            nothing = pa.nulls(int(is_pair.sum()), pa.int64())
+            yield _met(pa.array(sequences[is_pair]), pa.array(firsts[is_pair]), nothing)
+        is_crowded = ranks == most
+        if is_crowded.any():
+            nothing = pa.nulls(int(is_crowded.sum()), pa.int64())
+            yield _met(nothing, pa.array(firsts[is_crowded]), pa.array(buckets[is_crowded]))
+
+
+def _met(*columns: pa.Array) -> pa.RecordBatch:
+    return pa.RecordBatch.from_arrays(list(columns), names=["sequence", "first_sequence", "bucket"])
+
+
+def _like_crowded(texts: Texts, met: DataFrame) -> DataFrame:
     """The texts like the first of a crowded bucket, without a shuffle: each task gets all these firsts."""
-    firsts = texts.frame.select(
-        F.col("sequence").alias("first_sequence"), F.col("signature").alias("first_signature")
-    ).join(crowded, on="first_sequence", how="inner")
+    crowded = F.broadcast(met.where("bucket IS NOT NULL").select("first_sequence", "bucket"))
+    firsts = _firsts(texts.frame).join(crowded, on="first_sequence", how="inner")
     each = texts.frame.withColumn("bucket", F.explode(F.expr(_BUCKETS)))
     return _like_first(each.join(F.broadcast(firsts), on="bucket", how="inner"))
 
 
-def _like_shared(texts: Texts, buckets: DataFrame, crowded: DataFrame, shared: DataFrame) -> DataFrame:
+def _like_shared(texts: Texts, met: DataFrame) -> DataFrame:
     """The texts like the first of another bucket: pairs are found by two numbers, and compared once."""
-    pairs = (
-        buckets.join(crowded.select("bucket"), on="bucket", how="left_anti")
-        .join(shared, on="bucket", how="inner")
-        .where(F.col("first_sequence") < F.col("sequence"))
-        .select("sequence", "first_sequence")
-        .distinct()
+    pairs = met.where("bucket IS NULL").select("sequence", "first_sequence").distinct()
+    some = _those_of(texts.frame, pairs)
+    return _like_first(
+        pairs.join(_firsts(some), on="first_sequence", how="inner").join(some, on="sequence", how="inner")
     )
-    firsts = texts.frame.select(
+
+
+def _firsts(texts: DataFrame) -> DataFrame:
+    return texts.select(
         F.col("sequence").alias("first_sequence"), F.col("signature").alias("first_signature")
     )
-    met = pairs.join(firsts, on="first_sequence", how="inner").join(texts.frame, on="sequence", how="inner")
-    return _like_first(met)
+
+
+def _those_of(texts: DataFrame, pairs: DataFrame) -> DataFrame:
+    """The texts of these pairs, and a few others. Each task gets a filter of at most 2²⁰ words of 64 bits, in
+    which each text of a pair has set one."""
+    named = pairs.select(F.explode(F.array("sequence", "first_sequence")).alias("sequence"))
+    words = named.groupBy(F.expr(f"{_BIT} div 64").alias("word")).agg(
+        F.bit_or(F.expr(f"shiftleft(1L, cast({_BIT} % 64 AS int))")).alias("bits")
+    )
+    told = texts.withColumn("word", F.expr(f"{_BIT} div 64")).join(F.broadcast(words), on="word", how="inner")
+    return told.where(F.expr(f"(shiftrightunsigned(bits, cast({_BIT} % 64 AS int)) & 1) = 1")).drop(
+        "word", "bits"
+    )
+
+
+_BIT = f"pmod(xxhash64(sequence), {2**26}L)"
 
 
 def _like_first(met: DataFrame) -> DataFrame:

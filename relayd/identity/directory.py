@@ -26,7 +26,6 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Final, NamedTuple, Protocol
 
 import structlog
-from strata.protocol import canonical
 from strata.protocol.errors import InvalidPacket
 from strata.protocol.keys import IDENTITY_TYPES, KeyChain, KeyRules
 from strata.protocol.packets import Packet
@@ -36,6 +35,7 @@ from relayd.faults import Faults
 from relayd.identity.bootstrap import Bootstrap
 from relayd.identity.kept import Kept
 from relayd.identity.names import Names
+from relayd.identity.outlines import OBJECT_BYTES, outlined, weight_of
 from relayd.logs import problem_of
 from relayd.store.identities import AuthorsPage
 from relayd.store.types import LogEntry, StoredPacket, StoreError
@@ -304,6 +304,7 @@ class Identities:
         packet = entry.parsed or _parsed(entry.packet.body)
         if packet is None:
             return
+        packet = outlined(packet)
         if packet.content_type == _MANIFEST:
             self._observe_manifest(packet, entry.received_at)
         else:
@@ -328,7 +329,7 @@ class Identities:
             loading.observed.append((packet, received_at))
         if chain is not None:
             # To weigh all of it for each event would take longer than to apply that.
-            self._chains.put(did, _applied(chain, packet, received_at), more=_weight(packet))
+            self._chains.put(did, _applied(chain, packet, received_at), more=weight_of(packet))
 
     def _observe_manifest(self, packet: Packet, received_at: int) -> None:
         did = packet.author_id
@@ -374,7 +375,7 @@ class Identities:
         for row in rows:
             packet = _parsed(row.body)
             if packet is not None:
-                packets[packet.author_id].append((packet, row.received_at))
+                packets[packet.author_id].append((outlined(packet), row.received_at))
         understood: dict[str, _Understood | Exception] = {}
         for did, found in packets.items():
             try:
@@ -428,20 +429,11 @@ def _newer(one: _Manifest, other: _Manifest) -> _Manifest:
 
 
 def _weight_of_chain(chain: KeyChain) -> int:
-    return _OBJECT_BYTES + sum(_weight(packet) for packet, _ in chain.events)
+    return OBJECT_BYTES + sum(weight_of(packet) for packet, _ in chain.events)
 
 
 def _weight_of_manifest(manifest: _Manifest) -> int:
-    return _OBJECT_BYTES if manifest.packet is None else _weight(manifest.packet)
-
-
-_OBJECT_BYTES: Final = 1024
-_VALUE_BYTES: Final = 100
-
-
-def _weight(packet: Packet) -> int:
-    """About what a packet takes in memory: its bytes, those that are signed, and what they say, decoded."""
-    return 2 * packet.size_bytes + _VALUE_BYTES * canonical.most_values(packet.canonical) + _OBJECT_BYTES
+    return OBJECT_BYTES if manifest.packet is None else weight_of(manifest.packet)
 
 
 def _parsed(body: bytes) -> Packet | None:

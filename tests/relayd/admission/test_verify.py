@@ -178,13 +178,16 @@ async def test_quick_jobs_do_not_wait_for_dear_ones(threads: int):
     await asyncio.to_thread(held.begun[dear[0]].wait, 30)
     await put(pool, "alone")
     assert held.done == ["alone"]
-    await put(pool, "one of two", "the other")
+    quick = [f"quick {number}" for number in range(5)]
+    await put(pool, *quick)
     if threads > 1:  # one of them does nothing dear
-        await held.all_done(3)
+        await held.all_done(6)
+        for each in dear[: threads - 1]:
+            await asyncio.to_thread(held.begun[each].wait, 30)
         assert sum(event.is_set() for event in held.begun.values()) == threads - 1
     held.release.set()
-    await held.all_done(23)
-    before = held.done.index("one of two") - 1
+    await held.all_done(26)
+    before = min(map(held.done.index, quick)) - 1
     assert before <= (0 if threads > 1 else 1), "a thread that is alone ends what it has begun"
     await asyncio.to_thread(pool.close)
 

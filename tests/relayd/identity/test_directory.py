@@ -228,26 +228,45 @@ async def test_chains_out_of_memory_are_read_again(log):
     assert len(log.reads) == 10
 
 
+def crowded(who: Identity, log, count: int, values: int, size: int) -> None:
+    """So many events with values that mean nothing to a relay, and text."""
+    log.add(revocation(who))
+    for n in range(count):
+        content = {
+            "type": "KEY_EVENT",
+            "event": "NOTE",
+            "key_id": method_id(who.did),
+            "n": n,
+            "x": [[]] * values,
+            "y": "y" * size,
+        }
+        log.add(packets.build(who, content, timestamp=NOW - 1), NOW - 1)
+
+
 async def test_long_chains_leave_less_room_for_others(log):
     people = [Identity(bytes([100 + n]) * 32) for n in range(6)]
     for who in people:
-        log.add(revocation(who))
-        for n in range(4):
-            content = {
-                "type": "KEY_EVENT",
-                "event": "NOTE",
-                "key_id": method_id(who.did),
-                "n": n,
-                "x": [[]] * 2000,
-            }
-            log.add(packets.build(who, content, timestamp=NOW - 1), NOW - 1)
+        crowded(who, log, 4, 0, 80_000)
     identities = directory(log, max_chain_bytes=2**20)
     await identities.open()
     for who in people:
         assert len((await identities.resolve(who.did)).events) == 5
         assert identities.missing([who.did]) == [], "somebody is about to use it"
-    # What is decoded counts, not only what was sent: 2000 empty lists are many times their text.
     assert 1 <= 6 - len(identities.missing([who.did for who in people])) <= 2
+
+
+async def test_what_nobody_reads_in_an_identity_packet_takes_its_bytes_and_no_more(log):
+    """2000 empty lists are many times their text when they are decoded."""
+    people = [Identity(bytes([100 + n]) * 32) for n in range(6)]
+    for who in people:
+        crowded(who, log, 4, 2000, 0)
+    identities = directory(log, max_chain_bytes=2**20)
+    await identities.open()
+    for who in people:
+        chain = await identities.resolve(who.did)
+        assert all(packet.content.get("x", []) == [] for packet, _ in chain.events)
+        assert sorted(len(packet.canonical) for packet, _ in chain.events)[1] > 6000
+    assert identities.missing([who.did for who in people]) == []
 
 
 @pytest.mark.req("R-066")

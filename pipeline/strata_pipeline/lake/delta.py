@@ -142,18 +142,17 @@ def published_files(lake: Path, version: int | None = None) -> list[Path]:
 
 
 def _publish(lake: AnyLake, place: DeltaPlace, days: Collection[int] | None, opened: OpenTable) -> Published:
-    if days is not None and not days and place.has_log():
-        done = _publish_gained(lake, place, opened)
-        if done is not None:
-            return done
     last = lake.chain.end.number - 1
-    table = DeltaTable(place.table, storage_options=place.options) if place.has_log() else None
-    known = {} if table is None else _actions(table)
+    table = opened.open(place) if place.has_log() else None
     look = set(lake.days())
     if table is not None:
         begun = _check_same_chain(lake, place, table)
         if days is not None:
+            done = None if days else _publish_gained(lake, place, table, begun, opened)
+            if done is not None:
+                return done
             look = {*days, *(manifest.span.day for manifest in lake.chain.after(str(begun)))} & look
+    known = {} if table is None else _actions(table)
     names = {day_text(day) for day in look}
     # A whole look finds out, too, what the log names of days that the chain does not tell of.
     there = known if days is None else {path: told for path, told in known.items() if told["day"] in names}
@@ -187,13 +186,14 @@ def _publish(lake: AnyLake, place: DeltaPlace, days: Collection[int] | None, ope
     return Published(table.version(), last, len(added), len(removed), sum(rows.values()))
 
 
-def _publish_gained(lake: AnyLake, place: DeltaPlace, opened: OpenTable) -> Published | None:
-    """Add the batches that the chain has gained since the last commit, and read nothing of older ones.
+def _publish_gained(
+    lake: AnyLake, place: DeltaPlace, table: DeltaTable, begun: int, opened: OpenTable
+) -> Published | None:
+    """Add the batches that the chain has gained since manifest `begun`, and read nothing of older ones.
 
     None where they do not lie in folders of their own: a day was written anew meanwhile.
     """
-    table = opened.open(place)
-    gained = lake.chain.after(str(_check_same_chain(lake, place, table)))
+    gained = lake.chain.after(str(begun))
     days = {manifest.span.day for manifest in gained}
     if any(map(lake.erasures.erased_from, days)):
         return None
@@ -216,12 +216,17 @@ def _publish_gained(lake: AnyLake, place: DeltaPlace, opened: OpenTable) -> Publ
 
 
 def _check_batch(manifest: Manifest, files: list[AddAction]) -> None:
-    rows = sum(json.loads(action.stats)["numRecords"] for action in files)
+    rows = sum(map(_rows_in, files))
     if rows != manifest.packets:
         raise LakeError(
             f"the files of {batch_name(manifest)} have {rows:,} rows, and its manifest tells of "
             f"{manifest.packets:,}: nothing was published. Run audit"
         )
+
+
+def _rows_in(action: AddAction) -> int:
+    rows: int = json.loads(action.stats)["numRecords"]
+    return rows
 
 
 def _properties(lake: AnyLake) -> CommitProperties:
@@ -264,7 +269,7 @@ def _check_rows(
         if action is None:
             day, rows = known[path]["day"], known[path]["rows"]
         else:
-            day, rows = action.partition_values["day"], json.loads(action.stats)["numRecords"]
+            day, rows = action.partition_values["day"], _rows_in(action)
         found[parse_day(str(day))] += rows
     for day, rows in found.items():
         if rows != lake.rows_of(day):

@@ -300,17 +300,18 @@ class Admission:
             self._unknown.put(request)
             return
         request.known = known
-        type_, is_long = request.packet.content_type, False
-        if known.chain is not None and len(known.chain.keys(self._clock())) > _FEW_KEYS:
-            request.is_dear = is_long = True
-        if is_long or type_ not in (IDENTITY_TYPES if not request.is_dear else _SHORT_TYPES):
+        quick_types = _SHORT_TYPES if request.is_dear else IDENTITY_TYPES
+        has_many_keys = known.chain is not None and len(known.chain.keys(self._clock())) > _FEW_KEYS
+        request.is_dear |= has_many_keys
+        if has_many_keys or request.packet.content_type not in quick_types:
             self._pool.put(request)
             return
         # The rules of a chain hold the interpreter's lock: on a thread they take as much from the loop, and
         # the way there and back besides; and the signatures of others would wait behind them.
         place = request.lane.publisher.turn(time.monotonic())
-        judge_here, lost = (functools.partial(each, request) for each in (self._judge_here, self.lost))
-        self._slices.later(judge_here, place, lost)
+        self._slices.later(
+            functools.partial(self._judge_here, request), place, functools.partial(self.lost, request)
+        )
 
     def _judge_here(self, request: PublishRequest) -> None:
         began = time.monotonic()

@@ -228,25 +228,26 @@ async def test_chains_out_of_memory_are_read_again(log):
     assert len(log.reads) == 10
 
 
-def crowded(who: Identity, log, count: int, values: int, size: int) -> None:
-    """So many events with values that mean nothing to a relay, and text."""
-    log.add(revocation(who))
-    for n in range(count):
-        content = {
-            "type": "KEY_EVENT",
-            "event": "NOTE",
-            "key_id": method_id(who.did),
-            "n": n,
-            "x": [[]] * values,
-            "y": "y" * size,
-        }
-        log.add(packets.build(who, content, timestamp=NOW - 1), NOW - 1)
+def crowd(log, *, values: int, size: int) -> list[Identity]:
+    """Six people with four events each, of values that mean nothing to a relay, and of text."""
+    people = [Identity(bytes([100 + n]) * 32) for n in range(6)]
+    for who in people:
+        log.add(revocation(who))
+        for n in range(4):
+            content = {
+                "type": "KEY_EVENT",
+                "event": "NOTE",
+                "key_id": method_id(who.did),
+                "n": n,
+                "x": [[]] * values,
+                "y": "y" * size,
+            }
+            log.add(packets.build(who, content, timestamp=NOW - 1), NOW - 1)
+    return people
 
 
 async def test_long_chains_leave_less_room_for_others(log):
-    people = [Identity(bytes([100 + n]) * 32) for n in range(6)]
-    for who in people:
-        crowded(who, log, 4, 0, 80_000)
+    people = crowd(log, values=0, size=80_000)
     identities = directory(log, max_chain_bytes=2**20)
     await identities.open()
     for who in people:
@@ -257,9 +258,7 @@ async def test_long_chains_leave_less_room_for_others(log):
 
 async def test_what_nobody_reads_in_an_identity_packet_takes_its_bytes_and_no_more(log):
     """2000 empty lists are many times their text when they are decoded."""
-    people = [Identity(bytes([100 + n]) * 32) for n in range(6)]
-    for who in people:
-        crowded(who, log, 4, 2000, 0)
+    people = crowd(log, values=2000, size=0)
     identities = directory(log, max_chain_bytes=2**20)
     await identities.open()
     for who in people:

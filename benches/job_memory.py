@@ -1,16 +1,18 @@
-"""What a command and all its children hold in memory at once, at most."""
+"""A job of the pipeline as a program of its own: what it and all its children hold in memory, at most."""
 
 from __future__ import annotations
 
 import subprocess
+import sys
 import threading
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import psutil
 
-__all__ = ["Ran", "run"]
+__all__ = ["Ran", "job_command", "run"]
 
 _LOOK_SECONDS = 0.25
 
@@ -31,6 +33,21 @@ class Ran:
     cpu_seconds: float = 0.0
     """What all processes together took of the processor, as far as was seen: what they do in their last
     quarter of a second is not. On a machine that others use too it tells more than the clock."""
+
+    @property
+    def details(self) -> dict[str, object]:
+        """For a measure: who held it, and what it took of the processor."""
+        return {
+            "JVM, MB": self.java_mb,
+            "Python, MB": self.python_mb,
+            "seconds of the processor": self.cpu_seconds,
+        }
+
+
+def job_command(job: str, lake: Path, *options: str, master: str = "local[2]") -> list[str]:
+    """The command of a job on a lake, which tells its results as JSON."""
+    command = [sys.executable, "-m", "strata_pipeline", job, "--lake", str(lake)]
+    return [*command, "--master", master, "--json", *options]
 
 
 def run(command: Sequence[str]) -> Ran:

@@ -9,7 +9,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-__all__ = ["BRIEF", "FULL", "Measure", "Plan", "Progress", "as_json", "percentile", "print_table"]
+__all__ = ["BRIEF", "FULL", "Measure", "Plan", "Progress", "as_json", "percentile", "print_table", "tenfold"]
 
 Progress = Callable[[str], None]
 
@@ -132,6 +132,15 @@ class Measure:
 def percentile(ordered: list[float], share: float) -> float:
     """The value below which `share` of an ascending list lies."""
     return ordered[min(len(ordered) - 1, int(len(ordered) * share))]
+
+
+def tenfold(first: int, last: int) -> list[int]:
+    """The sizes from `first` to `last`, each ten times the one before; the last one at any rate."""
+    sizes = []
+    while first < last:
+        sizes.append(first)
+        first *= 10
+    return [*sizes, last]
 
 
 def as_json(measures: Iterable[Measure]) -> list[dict[str, Any]]:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import base64
 import json
 import shutil
-import sys
 import time
 from collections.abc import Callable
 from functools import partial
@@ -19,8 +18,8 @@ from blake3 import blake3
 from strata.channels.messaging.binding import PROFILE
 from strata.channels.sds import HistoryEntry, SdsMessage
 
-from benches.job_memory import run
-from benches.measures import Measure
+from benches.job_memory import job_command, run
+from benches.measures import Measure, tenfold
 from benches.pipeline_lakes import add_rows
 from benches.pipeline_log import Row, author, unsigned
 
@@ -37,18 +36,14 @@ _AGAIN = 10
 
 def measure(rows: int, folder: Path, say: Callable[[str], None]) -> list[Measure]:
     """The figures for a channel of 10⁵, 10⁶, … and `rows` packets, all of one day."""
-    day, sizes, size = int(time.time()) // _DAY - 1, [], _FIRST
-    while size < rows:
-        sizes.append(size)
-        size *= 10
+    day = int(time.time()) // _DAY - 1
     measures: list[Measure] = []
     least: float | None = None
-    for size in [*sizes, rows]:
+    for size in tenfold(_FIRST, rows):
         lake = folder / "channel-lake"
         say(f"channel: making {size:,} packets")
         add_rows(lake, partial(messages, rows=size, at=day * _DAY), size, day)
-        command = [sys.executable, "-m", "strata_pipeline", "reliability", "--lake", str(lake)]
-        ran = run([*command, "--master", "local[2]", "--json", "--output", str(folder / "channel-report")])
+        ran = run(job_command("reliability", lake, "--output", str(folder / "channel-report")))
         told = json.loads(ran.told.splitlines()[-1])
         if told["messages"] != size - size // _AGAIN or told["gaps"] or told["unreadable"]:
             raise SystemExit(f"the report is not exact: {told}")
@@ -57,12 +52,7 @@ def measure(rows: int, folder: Path, say: Callable[[str], None]) -> list[Measure
             f"{ran.python_mb:,.0f}), {ran.seconds:,.0f} s"
         )
         least = least or ran.python_mb
-        details = {
-            "JVM, MB": ran.java_mb,
-            "Python, MB": ran.python_mb,
-            "packets/s": size / ran.seconds,
-            "seconds of the processor": ran.cpu_seconds,
-        }
+        details = ran.details | {"packets/s": size / ran.seconds}
         measures += [
             Measure(
                 "channel",

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -17,7 +16,7 @@ from pathlib import Path
 from strata_pipeline.lake.lake import Lake
 from strata_pipeline.log.spans import DEFAULT_BATCH_ROWS
 
-from benches.job_memory import run
+from benches.job_memory import job_command, run
 from benches.measures import Measure
 from benches.pipeline_log import Made, append, empty_log
 
@@ -55,7 +54,7 @@ def measure(rows: int, folder: Path, say: Callable[[str], None]) -> list[Measure
     measures: list[Measure] = []
     with empty_log(log) as server:
         append(server.url, Made(_SMALL, True, day - _DAY // 2))
-        run(_command("archive", lake, "--database-url", server.url))
+        run(job_command("archive", lake, "--database-url", server.url))
         tip = Lake.open(lake).tip
         say(f"day: a log of {rows:,} signed packets of {authors:,} authors")
         began = time.perf_counter()
@@ -80,7 +79,7 @@ def _step(
     job: str, rows: int, lake: Path, say: Callable[[str], None], *options: str, name: str = ""
 ) -> list[Measure]:
     """A job, run as a program."""
-    ran = run(_command(job, lake, *options))
+    ran = run(job_command(job, lake, *options))
     told = json.loads(ran.told.splitlines()[-1])
     if job in ("archive", "audit") and told["packets"] != rows + _SMALL:
         raise SystemExit(f"{job} tells of {told['packets']:,} packets and not of {rows + _SMALL:,}")
@@ -90,18 +89,12 @@ def _step(
     files = sum(1 for _ in (lake / "packets").rglob("*.parquet"))
     say(f"day: {what}: {ran.seconds:,.1f} s, {ran.peak_mb:,.0f} MB, {files} files")
     sizes = {"lake, bytes a row": _size(lake) / rows}
-    memory = {"JVM, MB": ran.java_mb, "Python, MB": ran.python_mb}
     return [
         Measure("day", what, rows / ran.seconds, "rows/s", details=sizes),
         Measure("day", f"{what}, time", ran.seconds, "s"),
-        Measure("day", f"{what}, peak memory", ran.peak_mb, "MB", details=memory),
+        Measure("day", f"{what}, peak memory", ran.peak_mb, "MB", details=ran.details),
         Measure("day", f"{what}, files of packets after it", files, "files"),
     ]
-
-
-def _command(job: str, lake: Path, *options: str) -> list[str]:
-    command = [sys.executable, "-m", "strata_pipeline", job, "--lake", str(lake)]
-    return [*command, "--master", "local[2]", "--json", *options]
 
 
 def _size(folder: Path) -> int:

@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from benches.job_memory import run
+from benches.job_memory import job_command, run
 from benches.job_stages import Job, logging_conf, read_job
 from benches.measures import Measure
 from benches.pipeline_log import Made, append, empty_log
@@ -66,9 +66,8 @@ def measure(rows: int, folder: Path, say: Callable[[str], None]) -> list[Measure
 def _run(name: str, lake: Path, master: str, folder: Path, options: list[str], rows: int) -> Job:
     events = folder / "executors-events"
     events.mkdir()
-    command = [sys.executable, "-m", "strata_pipeline", name, "--lake", str(lake), "--json", *options]
     conf = [word for key, value in DRIVER_CONF.items() for word in ("--conf", f"{key}={value}")]
-    ran = run([*command, "--master", master, *conf, *logging_conf(events)])
+    ran = run(job_command(name, lake, *options, *conf, *logging_conf(events), master=master))
     told = json.loads(ran.told.splitlines()[-1])
     if told.get("packets", rows + 1) != rows + 1 or told.get("findings"):
         raise SystemExit(f"{name} tells {told}")

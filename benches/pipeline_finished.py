@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -13,7 +12,7 @@ from pathlib import Path
 from strata.protocol.lake import day_text
 from strata_pipeline.log.spans import DEFAULT_BATCH_ROWS
 
-from benches.job_memory import run
+from benches.job_memory import job_command, run
 from benches.measures import Measure
 from benches.pipeline_lakes import add_copies, add_made
 from benches.pipeline_log import Made
@@ -40,24 +39,18 @@ def measure(rows: int, folder: Path, say: Callable[[str], None]) -> list[Measure
     add_made(lake, Made(1, False, (day + 1) * _DAY, first=rows))
     finished = lake / "packets" / f"day={day_text(day)}"
     before = _files(finished)
-    command = [sys.executable, "-m", "strata_pipeline", "compact", "--lake", str(lake)]
-    ran = run([*command, "--master", "local[2]", "--json"])
+    ran = run(job_command("compact", lake))
     if json.loads(ran.told.splitlines()[-1])["days"] != 1:
         raise SystemExit("the day was not compacted")
     after = _files(finished)
     sizes = {"bytes a row": sum(path.stat().st_size for path in finished.rglob("*.parquet")) / rows}
     shutil.rmtree(lake)
     say(f"finished: {before:,} files became {after:,} in {ran.seconds:,.0f} s, {ran.peak_mb:,.0f} MB")
-    memory = {
-        "JVM, MB": ran.java_mb,
-        "Python, MB": ran.python_mb,
-        "seconds of the processor": ran.cpu_seconds,
-    }
     what = f"a day of {rows:,}"
     return [
         Measure("finished", f"{what}, files", after, "files", _TARGET, at_most=True, details=sizes),
         Measure("finished", f"{what}, compacted", rows / ran.seconds, "rows/s"),
-        Measure("finished", f"{what}, peak memory", ran.peak_mb, "MB", details=memory),
+        Measure("finished", f"{what}, peak memory", ran.peak_mb, "MB", details=ran.details),
     ]
 
 

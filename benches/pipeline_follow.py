@@ -16,7 +16,7 @@ import numpy as np
 import pyarrow as pa
 from strata_pipeline.transforms.acknowledgements import follow_rows
 
-from benches.measures import Measure
+from benches.measures import Measure, tenfold
 
 __all__ = ["batches", "measure"]
 
@@ -29,12 +29,8 @@ _ODD = np.uint64(0x9E3779B97F4A7C15)
 
 def measure(rows: int, say: Callable[[str], None]) -> list[Measure]:
     """The figures for channels of 10⁵, 10⁶, … and `rows` messages."""
-    sizes, size = [], _FIRST
-    while size < rows:
-        sizes.append(size)
-        size *= 10
     measures: list[Measure] = []
-    for size in [*sizes, rows]:
+    for size in tenfold(_FIRST, rows):
         with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
             messages, peak, seconds = pool.submit(_follow, size).result()
         if messages != size:

@@ -28,7 +28,7 @@ from typing import Any
 
 from strata.protocol.lake import day_text, first_of_day
 
-from benches.job_memory import run
+from benches.job_memory import job_command, run
 from benches.measures import Measure
 from benches.pipeline_log import Made, append, append_rows, empty_log, made_rows
 
@@ -112,7 +112,7 @@ def measure(rows: int, folder: Path, say: Callable[[str], None]) -> list[Measure
         arrivals.put()
         lake = folder / "readers-lake"
         size = max(1, a_day // _BATCHES)
-        run(_command("archive", lake, "--database-url", server.url, "--batch-rows", str(size)))
+        run(job_command("archive", lake, "--database-url", server.url, "--batch-rows", str(size)))
         shutil.copytree(lake, folder / "readers-plain")
         for is_locked, place in ((True, lake), (False, folder / "readers-plain")):
             measures += _beside(is_locked, place, arrivals, a_day * _DAYS, folder, say)
@@ -165,7 +165,7 @@ class _Archive:
         """When which sequence was reached."""
         options = ("--database-url", url, "--continuous", "--interval", str(_INTERVAL), "--delta")
         command = [sys.executable, "-m", "benches.lock_waits", str(waits)]
-        command += _command("archive", lake, *options)[3:]
+        command += job_command("archive", lake, *options)[3:]
         self._program = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
         self.is_there = threading.Event()
         self._thread = threading.Thread(target=self._follow)
@@ -215,7 +215,7 @@ def _beside(
             began = time.monotonic()
             time.sleep(_ALONE_SECONDS)
             compacting = time.monotonic()
-            ran = run(_command("compact", lake, "--patience", str(_PATIENCE)))
+            ran = run(job_command("compact", lake, "--patience", str(_PATIENCE)))
             compacted = time.monotonic()
             time.sleep(_ALONE_SECONDS / 4)
         finally:
@@ -291,8 +291,3 @@ def _read(name: str, *, lake: Path, day: str, rows: int, is_locked: bool, stoppe
         reads.queries.append(time.monotonic())
         stopped.wait(_PAUSE_SECONDS)
     told.put((name, reads))
-
-
-def _command(job: str, lake: Path, *options: str) -> list[str]:
-    command = [sys.executable, "-m", "strata_pipeline", job, "--lake", str(lake)]
-    return [*command, "--master", "local[2]", "--json", *options]

@@ -5,15 +5,14 @@ from __future__ import annotations
 
 import json
 import shutil
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
 
 from strata_pipeline.lake.lake import Lake
 
-from benches.job_memory import Ran, run
-from benches.measures import Measure
+from benches.job_memory import Ran, job_command, run
+from benches.measures import Measure, tenfold
 from benches.pipeline_lakes import add_copies, add_made, add_same
 from benches.pipeline_log import Made
 
@@ -33,7 +32,7 @@ _AUTHORS = 20_000
 def measure(rows: int, old: int, folder: Path, say: Callable[[str], None]) -> list[Measure]:
     """Audits of 10⁵, 10⁶, … and of `rows` new packets; the larger old lake has `old`."""
     day = int(time.time()) // _DAY - 1
-    sizes = _sizes(rows)
+    sizes = tenfold(_FIRST_NEW, rows)
     olds = sorted({min(_SMALL_OLD, old), old})
     lakes, tips, found = [folder / f"since-{before}" for before in olds], [], {}
     for lake, before in zip(lakes, olds, strict=True):
@@ -83,17 +82,8 @@ def measure(rows: int, old: int, folder: Path, say: Callable[[str], None]) -> li
     ]
 
 
-def _sizes(rows: int) -> list[int]:
-    sizes, size = [], _FIRST_NEW
-    while size < rows:
-        sizes.append(size)
-        size *= 10
-    return [*sizes, rows]
-
-
 def _audit(lake: Path, tip: str, size: int, say: Callable[[str], None], before: int) -> Ran:
-    command = [sys.executable, "-m", "strata_pipeline", "audit", "--lake", str(lake), "--since", tip]
-    ran = run([*command, "--master", "local[2]", "--json"])
+    ran = run(job_command("audit", lake, "--since", tip))
     told = json.loads(ran.told.splitlines()[-1])
     if told["packets"] != size:
         raise SystemExit(f"the audit tells of {told['packets']:,} packets and not of {size:,}")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -11,9 +10,9 @@ from pathlib import Path
 import pyarrow.compute as pc
 import pyarrow.dataset as pads
 
-from benches.job_memory import run
+from benches.job_memory import job_command, run
 from benches.job_stages import logging_conf, read_job
-from benches.measures import Measure
+from benches.measures import Measure, tenfold
 from benches.pipeline_lakes import add_made
 from benches.pipeline_log import Made
 
@@ -27,16 +26,13 @@ _FIRST = 100_000
 def measure(rows: int, folder: Path, say: Callable[[str], None]) -> list[Measure]:
     """The figures for lakes of 10⁵, 10⁶, … and `rows` packets; three in four have a text."""
     day = int(time.time()) // _DAY - 1
-    lake, size, there = folder / "traffic-lake", min(_FIRST, rows), 0
+    lake, there = folder / "traffic-lake", 0
     measures: list[Measure] = []
-    while True:
+    for size in tenfold(_FIRST, rows):
         authors = max(200, rows // 50)
         add_made(lake, Made(size - there, False, day * _DAY, _DAY - 1, there, authors, varied=True))
         there = size
         measures += _report(lake, size, folder, say)
-        if size == rows:
-            break
-        size = min(10 * size, rows)
     shutil.rmtree(lake)
     return measures
 
@@ -44,8 +40,7 @@ def measure(rows: int, folder: Path, say: Callable[[str], None]) -> list[Measure
 def _report(lake: Path, rows: int, folder: Path, say: Callable[[str], None]) -> list[Measure]:
     events, output = folder / "traffic-events", folder / "traffic-report"
     events.mkdir()
-    command = [sys.executable, "-m", "strata_pipeline", "traffic", "--lake", str(lake), "--json"]
-    ran = run([*command, "--master", "local[2]", "--output", str(output), *logging_conf(events)])
+    ran = run(job_command("traffic", lake, "--output", str(output), *logging_conf(events)))
     texts = pc.sum(pads.dataset(output / "author_hours").to_table(columns=["texts"])["texts"]).as_py()
     job = read_job(events)
     for done in (events, output):
@@ -61,11 +56,6 @@ def _report(lake: Path, rows: int, folder: Path, say: Callable[[str], None]) -> 
         },
     }
     what = f"{rows:,} packets"
-    memory = {
-        "JVM, MB": ran.java_mb,
-        "Python, MB": ran.python_mb,
-        "seconds of the processor": ran.cpu_seconds,
-    }
     return [
         Measure(
             "traffic",
@@ -76,6 +66,6 @@ def _report(lake: Path, rows: int, folder: Path, say: Callable[[str], None]) -> 
             at_most=True,
             details=details,
         ),
-        Measure("traffic", f"{what}, peak memory", ran.peak_mb, "MB", details=memory),
+        Measure("traffic", f"{what}, peak memory", ran.peak_mb, "MB", details=ran.details),
         Measure("traffic", f"{what}, rate", rows / ran.seconds, "packets/s"),
     ]

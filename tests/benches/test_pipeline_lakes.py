@@ -26,6 +26,7 @@ from benches import (
 )
 from benches.job_memory import Ran
 from benches.job_stages import Job, Stage, read_job
+from benches.measures import tenfold
 from benches.pipeline_lakes import add_copies, add_made
 from benches.pipeline_log import Made
 from tests.support.toy_lakes import faults, read
@@ -91,9 +92,9 @@ def test_the_rows_of_a_hot_channel_are_followed_to_the_last():
 
 
 def test_sizes_grow_tenfold_up_to_the_one_asked_for():
-    assert pipeline_since._sizes(3_000_000) == [100_000, 1_000_000, 3_000_000]
-    assert pipeline_since._sizes(1_000_000) == [100_000, 1_000_000]
-    assert pipeline_since._sizes(10) == [10]
+    assert tenfold(100_000, 3_000_000) == [100_000, 1_000_000, 3_000_000]
+    assert tenfold(100_000, 1_000_000) == [100_000, 1_000_000]
+    assert tenfold(100_000, 10) == [10]
 
 
 def test_publishing_is_measured(tmp_path):

@@ -30,6 +30,9 @@ SLICE_SECONDS: Final = 0.002
 _SHORT: Final = 0.25
 """The part of a slice after which whoever has had much makes way. Work that waits and takes longer than that
 has a turn of its own."""
+_FEW: Final = 8
+"""Where more wait than these, every slice is short: whoever comes in meanwhile, and stands before most of
+them, is seen sooner."""
 _MUCH_SECONDS: Final = 0.005
 """What somebody has had is much, if it will not have come back by then: of a share of a tenth, half a
 millisecond."""
@@ -62,7 +65,7 @@ class Slices:
         if self._begun is None:
             self._begin(now)
             return False
-        is_short = place is not None and place - now > _MUCH_SECONDS
+        is_short = len(self._waiting) > _FEW or (place is not None and place - now > _MUCH_SECONDS)
         return now - self._begun >= (_SHORT * self.seconds if is_short else self.seconds)
 
     def later(

@@ -61,6 +61,10 @@ class FairQueue(Generic[T]):
         self._last_of_groups[group] = max(last, (end, number))
         heapq.heappush(self._items, _Item(end, number, cost, owner, group, item))
 
+    def first(self) -> T:
+        """The item whose turn it is, which stays. Raises `IndexError` where there is none."""
+        return self._items[0].item
+
     def take(self) -> T:
         """The item whose turn it is. Raises `IndexError` where there is none."""
         end, number, cost, owner, group, item = heapq.heappop(self._items)

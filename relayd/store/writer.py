@@ -78,8 +78,9 @@ class Writer(Generic[Ticket]):
 
     `marks(tickets)` says how far peers will have been read once these are in; it is stored with them.
 
-    A batch ends at the packet with which it reaches `max_batch_packets`, `max_batch_bytes`, or, of the bytes
-    of large packets, `max_large_bytes`: whoever publishes meanwhile waits for the whole commit.
+    A batch ends at the packet with which it reaches `max_batch_packets` or `max_batch_bytes`, and before the
+    one with which the bytes of large packets would pass `max_large_bytes`: whoever is in it, or publishes
+    meanwhile, waits for the whole commit.
 
     The queue is bounded by `max_pending_bytes`: `put` refuses beyond it, and the publisher may try again.
     """
@@ -175,16 +176,14 @@ class Writer(Generic[Ticket]):
     def _take(self) -> None:
         taken_bytes = large_bytes = 0
         while (
-            self._queue
-            and len(self._batch) < self._max_batch_packets
-            and taken_bytes < self._max_batch_bytes
-            and large_bytes < self._max_large_bytes
+            self._queue and len(self._batch) < self._max_batch_packets and taken_bytes < self._max_batch_bytes
         ):
-            waiting = self._queue.take()
-            size = len(waiting.packet.body)
-            taken_bytes += size
+            size = len(self._queue.first().packet.body)
             large_bytes += size if size > _SMALL_BYTES else 0
-            self._batch.append(waiting)
+            if self._batch and large_bytes > self._max_large_bytes:
+                return
+            taken_bytes += size
+            self._batch.append(self._queue.take())
 
     async def _commit(self) -> None:
         delay = _BACKOFF_SECONDS[0]

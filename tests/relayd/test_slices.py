@@ -77,6 +77,26 @@ async def test_who_has_had_much_has_a_shorter_slice() -> None:
     assert slices.is_over(place=clock.now)
 
 
+async def test_where_many_wait_every_slice_is_short() -> None:
+    clock, done = Clock(), list[int]()
+    slices = Slices(seconds=4.0, clock=clock)
+
+    def work(number: int) -> None:
+        clock.now += 0.4
+        done.append(number)
+
+    for number in range(30):
+        slices.later(functools.partial(work, number), place=clock.now)
+    counts = [0]
+    while len(done) < 30:
+        await turn()
+        counts.append(len(done))
+    each = [after - before for before, after in itertools.pairwise(counts)]
+    # A slice has room for ten of them, a fourth of it for three.
+    assert each == [3] * 7 + [9], "until eight wait and one is asked about"
+    assert done == list(range(30))
+
+
 async def test_what_takes_long_has_a_turn_of_its_own() -> None:
     clock, done = Clock(), list[str]()
     slices = Slices(seconds=4.0, clock=clock)

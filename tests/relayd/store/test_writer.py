@@ -124,8 +124,8 @@ async def test_batches_are_bounded(log, make, packet, options, sizes):
 
 
 async def test_small_packets_go_before_large_ones_and_a_batch_holds_few_of_those(log, make, packet):
-    def large(number: int) -> Any:
-        return msgspec.structs.replace(packet(number), body=b"%d:" % number + b"x" * 100_000)
+    def large(number: int, size: int = 100_000) -> Any:
+        return msgspec.structs.replace(packet(number), body=b"%d:" % number + b"x" * size)
 
     writer = make()
     for n in range(4):
@@ -134,7 +134,10 @@ async def test_small_packets_go_before_large_ones_and_a_batch_holds_few_of_those
         writer.put(packet(n), n, f"another, {n}")
     async with running(writer):
         assert await writer.drain(5)
-    assert log.batches == [[4, 5, 6, 0, 1], [2, 3]]
+        writer.put(large(7, 200_000), 7, "one with a very large one")
+        writer.put(packet(8), 8, "another")
+        assert await writer.drain(5)
+    assert log.batches == [[4, 5, 6, 0], [1], [2], [3], [8], [7]]
 
 
 @pytest.mark.req("R-074")

@@ -12,7 +12,8 @@ from dataclasses import dataclass, field
 
 from relayd.access.gate import Access
 from relayd.access.limits import SessionLimits
-from relayd.admission.pipeline import Admission, PublishRequest
+from relayd.admission.pipeline import Admission
+from relayd.admission.request import PublishRequest
 from relayd.config import Settings
 from relayd.cursor import CursorCodec
 from relayd.faults import Faults

@@ -12,7 +12,8 @@ import structlog
 from strata.protocol.errors import ErrorCode, InvalidPacket
 
 from relayd import failpoints
-from relayd.admission.pipeline import Admission, PublishRequest
+from relayd.admission.pipeline import Admission
+from relayd.admission.request import PublishRequest
 from relayd.faults import Faults
 from relayd.feed.tail import Tail
 from relayd.identity.directory import DECISIVE_TYPES

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import msgspec
 from strata.protocol.ids import public_key_from_did
@@ -13,7 +13,7 @@ from strata.protocol.provenance import needed_dids
 
 from relayd.identity.directory import Identities
 
-__all__ = ["Known", "known_of", "missing_for"]
+__all__ = ["Knowledge", "Known", "known_of", "missing_for"]
 
 
 class Known(msgspec.Struct, frozen=True):
@@ -35,6 +35,42 @@ class Known(msgspec.Struct, frozen=True):
     def author_keys(self, author_id: str, at: int) -> tuple[bytes, ...]:
         """The keys that may sign for the author."""
         return _keys(author_id, self.chain, at)
+
+
+class Knowledge:
+    """What the directory knows at the moment of asking, for packets and for verdicts about them."""
+
+    def __init__(self, identities: Identities, clock: Callable[[], int]) -> None:
+        self._identities = identities
+        self._clock = clock
+        self._plain = Known(identities.generation)
+
+    def of(self, packet: Packet) -> Known | None:
+        """The knowledge of every DID the packet names; None where some of it has to be loaded first."""
+        generation = self._identities.generation
+        if self._plain.generation != generation:
+            self._plain = Known(generation)
+        return known_of(packet, self._identities, self._clock(), self._plain)
+
+    def is_current(self, packet: Packet, known: Known) -> bool:
+        """Whether the keys and manifests of all whom the packet names are still these.
+
+        Asked for each packet that leaves, so the usual answer costs one comparison.
+        """
+        identities = self._identities
+        if known.generation == identities.generation:
+            return True
+        author, chain = packet.author_id, known.chain
+        if identities.is_plain(author):
+            if chain is not None and chain.events:
+                return False
+        elif chain is None or identities.chain(author) is not chain:
+            return False
+        return all(
+            identities.manifest(did) is known.manifests.get(did)
+            and (identities.is_plain(did) or identities.chain(did) is known.others.get(did))
+            for did in needed_dids(packet)
+        )
 
 
 def missing_for(packet: Packet, identities: Identities) -> list[str]:

@@ -5,16 +5,9 @@
     loop      instead of that: what changes keys, in its publisher's turn
     loop      budgets and plug-ins, which may wait ─ its turn in the lane ─ the writer
 
-Packets of one session enter the log in the order they were sent (R-133), although signatures are checked
-in batches on several threads and large packets are parsed there too: each session has a `Lane`, and a
-packet leaves its lane only when all before it have a verdict. Refusals hold no other packet up.
-
-A verdict counts for the keys by which it was reached. A packet leaves its lane only while those are still the
-author's keys; if not, it is judged again. An identity packet bars the way for its author's next packets until
-the feed has applied it: a REVOKE and a PUBLISH sent in one breath are judged one after the other (R-074), and
-those behind it in its lane not before. So do identity packets and manifests of a client for the packets that
-name it (R-236).
-The writer notices what another process appends meanwhile, and asks `still_admitted`.
+Signatures are checked in batches on several threads, and large packets are parsed there too. Nevertheless
+packets of one session enter the log in the order they were sent, each judged by the keys that hold when it
+does: see `lanes`. The writer notices what another process appends meanwhile, and asks `still_admitted`.
 
 A duplicate is answered OK before any later check can refuse it (check 8 before 9 to 13). Looking every
 packet up in the database first would double its work, so the question is asked where the answer matters:
@@ -35,65 +28,40 @@ import functools
 import time
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
-from typing import Self
 
 import structlog
-from strata.protocol import canonical
 from strata.protocol.errors import ErrorCode, InvalidPacket
 from strata.protocol.keys import IDENTITY_TYPES
 from strata.protocol.packets import Packet
-from strata.protocol.provenance import ProvenanceTrust, needed_dids
-from strata.protocol.provenance.manifest import CLIENT_MANIFEST
+from strata.protocol.provenance import ProvenanceTrust
 
 from relayd import failpoints
 from relayd.admission.budgets import BUDGETED_TYPES, TrustBudgets
-from relayd.admission.checks import (
-    judge,
-    require_chain_room,
-    require_room,
-    to_store,
-    trace,
-    weigh,
-    weigh_replicated,
-)
+from relayd.admission.checker import Checker, is_dear
+from relayd.admission.checks import judge, to_store
 from relayd.admission.gathering import Gathering
-from relayd.admission.knowledge import Known, known_of, missing_for
-from relayd.admission.origin import witness_of
+from relayd.admission.knowledge import Knowledge, missing_for
+from relayd.admission.lanes import Lanes
+from relayd.admission.limits import AdmissionLimits
 from relayd.admission.parsing_apart import ApartParser
-from relayd.admission.request import Lane, Publisher, PublishRequest, PublishVerdict
+from relayd.admission.request import Publisher, PublishRequest, PublishVerdict
 from relayd.admission.verify import VerifyPool
-from relayd.config import Settings
 from relayd.faults import Faults
-from relayd.identity.directory import DECISIVE_TYPES, Identities
+from relayd.identity.directory import Identities
 from relayd.policy import Plugins, Policy
 from relayd.slices import Slices
 from relayd.store.types import NewPacket, StoreError, StoreUnavailable
 
-__all__ = ["Admission", "AdmissionLimits", "Lane", "PublishRequest", "Publisher"]
+__all__ = ["Admission"]
 
 _log = structlog.get_logger("relayd.admission")
 
-_LARGE_BYTES, _MANY_VALUES = 16_384, 512
-"""Above either a packet is parsed off the loop, and with so many values apart: its canonical form may take
-milliseconds."""
-_SMALL_BYTES = 2048
-"""Up to here it takes less than counting is worth."""
 _RECENT_IDS = 65_536
 _FEW_KEYS = 16
 """A packet that no key has signed is tried with all that its author ever had: so many take a millisecond."""
 _SHORT_TYPES = IDENTITY_TYPES - {"DID_DOCUMENT"}
 """What is judged as quickly where it has many values: nothing of these is canonicalised again."""
 _DECIDED = (PublishVerdict.PASSED, PublishVerdict.REFUSED)
-_MOVABLE = (*_DECIDED, PublishVerdict.HELD)
-
-
-def _is_dear(raw: bytes) -> bool:
-    return len(raw) > _LARGE_BYTES or _has_many_values(raw)
-
-
-def _has_many_values(raw: bytes) -> bool:
-    return len(raw) > _SMALL_BYTES and canonical.most_values(raw) > _MANY_VALUES
 
 
 def _passing(reason: str, detail: str) -> InvalidPacket:
@@ -104,44 +72,6 @@ _QUEUE_FULL = _passing("too many packets wait to be stored", "queue_full")
 _UNAVAILABLE = _passing("the packet could not be checked in time", "store_unavailable")
 _KEYS_CHANGED = _passing("the author's keys changed meanwhile", "keys_changed")
 _FAULT = InvalidPacket(ErrorCode.INTERNAL_ERROR, "the relay failed on this packet; it may not be stored")
-
-
-_KEYS, _MANIFEST = "keys", "manifest"
-_Change = tuple[str, str]
-"""A DID, and whether its keys change or its manifest."""
-
-
-@dataclass(frozen=True, slots=True)
-class AdmissionLimits:
-    """The names are those of the settings."""
-
-    max_packet_bytes: int
-    max_json_depth: int
-    max_packet_age_seconds: int
-    max_json_values: int = 32_768
-    max_identity_bytes: int = 16_384
-    publish_queue_bytes: int = 64 * 2**20
-
-    @classmethod
-    def from_settings(cls, settings: Settings) -> Self:
-        """The limits of these settings."""
-        return cls(
-            max_packet_bytes=settings.max_packet_bytes,
-            max_json_depth=settings.max_json_depth,
-            max_json_values=settings.max_json_values,
-            max_identity_bytes=settings.max_identity_bytes,
-            max_packet_age_seconds=settings.max_packet_age_seconds,
-            publish_queue_bytes=settings.publish_queue_bytes,
-        )
-
-    def parse(self, raw: bytes) -> Packet:
-        """Read a packet that is neither too large nor too deep. Raises `InvalidPacket`."""
-        return Packet.parse(
-            raw,
-            max_bytes=self.max_packet_bytes,
-            max_depth=self.max_json_depth,
-            max_values=self.max_json_values,
-        )
 
 
 class Admission:
@@ -173,8 +103,7 @@ class Admission:
         apart: ApartParser | None = None,
         slices: Slices | None = None,
     ) -> None:
-        self.policy = policy
-        self.trust = trust
+        self._checker = Checker(policy, trust, limits=limits, clock=clock, apart=apart)
         self.pending = 0
         self.pending_bytes = 0
         self._enqueue = enqueue
@@ -190,17 +119,21 @@ class Admission:
         self._on_flush = on_flush
         self._on_refused = on_refused
         self._apart = apart
-        self._plain = Known(identities.generation)
+        self._knowledge = Knowledge(identities, clock)
         self._recent: OrderedDict[bytes, None] = OrderedDict()
         self._held: set[Publisher] = set()
         self._doubtful = Gathering("duplicates", self._look_up, self._lost_together)
         self._unknown = Gathering("keys", self._load, self._lost_together)
-        # What decides about whom and is on its way to the log, and the lanes that wait for it.
-        self._changing: dict[_Change, PublishRequest] = {}
-        self._barred: dict[_Change, dict[Lane, None]] = {}
+        self._lanes = Lanes(
+            self._knowledge,
+            leave=self._leave,
+            judge=self._route,
+            judge_held=lambda request: self._step(request, self._have_judged),
+            lost=self.lost,
+        )
         self._finishing: set[asyncio.Task[None]] = set()
         self._pool: VerifyPool[PublishRequest] = VerifyPool(
-            self._check,
+            self._checker.check,
             self._checked,
             self.lost,
             threads=verify_threads,
@@ -209,6 +142,24 @@ class Admission:
             place=lambda request: request.lane.publisher.turn(time.monotonic()),
             on_dear=self._was_dear,
         )
+
+    @property
+    def policy(self) -> Policy:
+        """What the operator declines."""
+        return self._checker.policy
+
+    @policy.setter
+    def policy(self, policy: Policy) -> None:
+        self._checker.policy = policy
+
+    @property
+    def trust(self) -> ProvenanceTrust:
+        """Whose word on the origin of packets counts."""
+        return self._checker.trust
+
+    @trust.setter
+    def trust(self, trust: ProvenanceTrust) -> None:
+        self._checker.trust = trust
 
     # In.
 
@@ -222,11 +173,11 @@ class Admission:
     def _enter(self, request: PublishRequest) -> None:
         if failpoints.ARMED:
             failpoints.hit("admission.submit")
-        request.is_dear = _is_dear(request.raw)
+        request.is_dear = is_dear(request.raw)
         if request.is_dear:
             self._pool.put(request)
             return
-        self._examine(request)
+        self._checker.examine(request)
         self._route(request)
 
     def is_full(self) -> bool:
@@ -241,61 +192,20 @@ class Admission:
         """The publisher has gone and is told nothing."""
         self._held.discard(publisher)
 
-    def _examine(self, request: PublishRequest) -> None:
-        """Checks 5 to 10. Runs on the loop, or on a thread for a dear packet."""
-        try:
-            self._weigh(request, self._limits.parse(request.raw))
-        except InvalidPacket as error:
-            request.refuse(error)
-
-    def _examine_apart(self, request: PublishRequest, apart: ApartParser) -> float:
-        """The same on a thread, with another process; what that took of a processor."""
-        found = apart.parse(request.raw)
-        try:
-            if isinstance(found.packet, InvalidPacket):
-                raise found.packet
-            self._weigh(request, found.packet)
-        except InvalidPacket as error:
-            request.refuse(error)
-        return found.seconds
-
-    def _weigh(self, request: PublishRequest, packet: Packet) -> None:
-        request.parsed(packet)
-        require_room(packet, self._limits.max_identity_bytes)
-        origin, now = request.origin, self._clock()
-        max_age = self._limits.max_packet_age_seconds
-        if origin is None:
-            weigh(packet, self.policy, now, max_age_seconds=max_age)
-        else:
-            request.witness = witness_of(packet, origin, now)
-            weigh_replicated(packet, self.policy, origin, request.witness, now, max_age_seconds=max_age)
-
     def _route(self, request: PublishRequest) -> None:
         """Send an examined packet on: to the threads, to be looked up, or to its answer."""
         if request.is_parsed and request.packet.digest in self._recent:
             request.verdict = PublishVerdict.REFUSED  # needs no signature where the log still has it
         if request.verdict in _DECIDED:
-            self._advance_from(request)
-        elif self._is_behind_change(request):
+            self._lanes.advance_from(request)
+        elif request.lane.is_behind_change(request):
             request.verdict = PublishVerdict.HELD
         else:
             self._have_judged(request)
 
-    @staticmethod
-    def _is_behind_change(request: PublishRequest) -> bool:
-        """Whether one before it in its lane changes its author's keys; notes that this one does.
-
-        What would be said by the keys of now would have to be said again.
-        """
-        packet, lane = request.packet, request.lane
-        is_behind = packet.author_id in lane.changing and lane.requests[0] is not request
-        if packet.content_type in IDENTITY_TYPES:
-            lane.changes_keys_of(packet.author_id)
-        return is_behind
-
     def _have_judged(self, request: PublishRequest) -> None:
         """Have it judged by the keys of now, once they are there."""
-        known = self._knowledge(request.packet)
+        known = self._knowledge.of(request.packet)
         if known is None:
             self._unknown.put(request)
             return
@@ -320,46 +230,8 @@ class Admission:
         self._on_flush()
 
     def _judge_and_go_on(self, request: PublishRequest) -> None:
-        self._check(request)
+        self._checker.check(request)
         self._go_on(request)
-
-    def _knowledge(self, packet: Packet) -> Known | None:
-        generation = self._identities.generation
-        if self._plain.generation != generation:
-            self._plain = Known(generation)
-        return known_of(packet, self._identities, self._clock(), self._plain)
-
-    # On the threads, and for what changes keys on the loop.
-
-    def _check(self, request: PublishRequest) -> float:
-        """For a dear packet all up to the signature, for others the signature and all after it.
-
-        Returns what another process took of a processor for it, in seconds.
-        """
-        if failpoints.ARMED:
-            failpoints.hit("admission.verify")
-        if not request.is_parsed:
-            if self._apart is not None and _has_many_values(request.raw):
-                return self._examine_apart(request, self._apart)
-            self._examine(request)
-            return 0.0
-        self._judge(request)
-        return 0.0
-
-    def _judge(self, request: PublishRequest) -> None:
-        now = request.judged_at(self._clock())
-        try:
-            request.queued = judge(request.packet, request.known, now, ingest=request.witness is None)
-            require_chain_room(request.packet, request.known, self._limits.max_identity_bytes)
-        except InvalidPacket as error:
-            request.refuse(error)
-            request.is_by_keys = True
-            return
-        try:
-            request.downgrade = trace(request.packet, request.known, self.trust, now)
-        except InvalidPacket as error:
-            request.origin_refused(error)
-        request.verdict = PublishVerdict.CHECKED
 
     def _was_dear(self, request: PublishRequest, seconds: float) -> None:
         self._guarded(request.lane.publisher.checked_for, seconds)
@@ -376,7 +248,7 @@ class Admission:
             return
         if request.verdict is PublishVerdict.CHECKED:
             self._finish(request)
-        self._advance_from(request)
+        self._lanes.advance_from(request)
 
     # Checks that wait for something before the packet may enter the log.
 
@@ -418,7 +290,7 @@ class Admission:
         if (error := task.exception()) is not None:
             self.lost(request, error)
         elif not request.is_ended:
-            self._step(request, self._advance_from)
+            self._step(request, self._lanes.advance_from)
         elif request.is_charged:
             self._guarded(self._budgets.settled, request.packet)
         self._on_flush()
@@ -469,7 +341,7 @@ class Admission:
         self._faults.caught("publish", error)
         request.lane.forget(request)
         self.failed(request, _FAULT)
-        self._let_out(request.lane)
+        self._lanes.let_out(request.lane)
         self._on_flush()
 
     def _lost_together(self, requests: list[PublishRequest], error: BaseException) -> None:
@@ -494,7 +366,7 @@ class Admission:
                 self._guarded(publisher.room_again)
         # What is stored bars the way for its author's next packets until the feed has applied it.
         if request.change is not None and stored_at is None:
-            self._unbar(request)
+            self._lanes.unbar(request)
         return True
 
     def _guarded(self, work: Callable[..., None], *arguments: object) -> None:
@@ -503,98 +375,19 @@ class Admission:
         except Exception as error:
             self._faults.caught("publish", error)
 
-    def _advance_from(self, request: PublishRequest) -> None:
-        """Let everything leave the lane, if it is this one's turn.
-
-        An earlier one of the same batch may have taken this one along, and left the lane empty.
-        """
-        lane = request.lane
-        if lane.requests and lane.requests[0] is request:
-            self._let_out(lane)
-
-    def _let_out(self, lane: Lane) -> None:
-        """Let the requests leave that have a verdict, in order. Never raises."""
-        if lane.is_advancing:
-            return
-        lane.is_advancing = True
-        requests = lane.requests
-        while requests and requests[0].verdict in _MOVABLE:
-            request = requests[0]
-            try:
-                if not self._leaves(request):
-                    break
-            except Exception as error:
-                self.lost(request, error)
-        if not requests:
-            lane.changing.clear()
-        lane.is_advancing = False
-
-    def _leaves(self, request: PublishRequest) -> bool:
-        """Send the first of a lane to the log, to its answer, or back to be judged by the keys of now.
-
-        False if it must stay where it is.
-        """
-        has_passed, is_held = request.verdict is PublishVerdict.PASSED, request.verdict is PublishVerdict.HELD
-        if has_passed or is_held or request.is_by_keys:
-            if self._changing and (bar := self._bar(request.packet)) is not None:
-                self._barred.setdefault(bar, {})[request.lane] = None
-                return False
-            if is_held:
-                self._judge_held(request.lane)
-                return True
-            if request.known.generation != self._identities.generation and not self._is_current(request):
-                request.verdict = PublishVerdict.PENDING
-                request.is_by_keys = False
-                request.refusal = request.origin_refusal = None
-                self._route(request)
-                return True
-        request.lane.requests.popleft()
-        if has_passed:
+    def _leave(self, request: PublishRequest) -> None:
+        """It has left its lane: to the log, or to its answer."""
+        if request.verdict is PublishVerdict.PASSED:
             self._store(request)
         else:
             self._settle(request)
-        return True
-
-    def _judge_held(self, lane: Lane) -> None:
-        """Nothing bars the way of the first any more: judge it, and what stands behind it up to the next
-        change of somebody's keys."""
-        for request in list(lane.requests):
-            if request.verdict is PublishVerdict.HELD:
-                request.verdict = PublishVerdict.PENDING
-                self._step(request, self._have_judged)
-                if request.packet.content_type in IDENTITY_TYPES:
-                    break
-
-    def _bar(self, packet: Packet) -> _Change | None:
-        """What is on its way to the log and decides about this packet."""
-        author, others = packet.author_id, needed_dids(packet)
-        bars = [(author, _KEYS), *((did, kind) for did in others for kind in (_KEYS, _MANIFEST))]
-        if packet.content_type == CLIENT_MANIFEST:  # one after the other, for `_changing` holds one
-            bars.append((author, _MANIFEST))
-        return next((bar for bar in bars if bar in self._changing), None)
-
-    def _is_current(self, request: PublishRequest) -> bool:
-        """Whether the keys of all whom the packet names are the ones it was judged by."""
-        known, identities = request.known, self._identities
-        author, chain = request.packet.author_id, known.chain
-        if identities.is_plain(author):
-            if chain is not None and chain.events:
-                return False
-        elif chain is None or identities.chain(author) is not chain:
-            return False
-        return all(
-            identities.manifest(did) is known.manifests.get(did)
-            and (identities.is_plain(did) or identities.chain(did) is known.others.get(did))
-            for did in needed_dids(request.packet)
-        )
 
     def _store(self, request: PublishRequest) -> None:
-        packet = request.packet
-        if packet.content_type in DECISIVE_TYPES:
-            request.change = packet.author_id, _MANIFEST if packet.content_type == CLIENT_MANIFEST else _KEYS
-            self._changing[request.change] = request
+        self._lanes.bar(request)
         try:
-            self._enqueue(to_store(packet, request.downgrade, request.origin, request.witness), request)
+            self._enqueue(
+                to_store(request.packet, request.downgrade, request.origin, request.witness), request
+            )
         except StoreUnavailable:
             self.failed(request, _QUEUE_FULL)
 
@@ -677,14 +470,8 @@ class Admission:
             self._guarded(request.lane.publisher.publish_unanswerable)
 
     def identity_applied(self, author: str, digest: bytes) -> None:
-        """The feed has applied an identity packet or a manifest: what waits for it may be judged by it.
-
-        Never raises.
-        """
-        for kind in (_KEYS, _MANIFEST):
-            request = self._changing.get((author, kind))
-            if request is not None and request.packet.digest == digest:
-                self._unbar(request)
+        """The feed has applied an identity packet or a manifest. Never raises."""
+        self._lanes.applied(author, digest)
 
     def still_admitted(self, request: PublishRequest) -> bool:
         """Whether a packet on its way to the log holds by the keys as they are now (R-074).
@@ -700,10 +487,10 @@ class Admission:
 
     def _holds(self, request: PublishRequest) -> bool:
         packet, known = request.packet, request.known
-        is_current = known.generation == self._identities.generation or self._is_current(request)
+        is_current = self._knowledge.is_current(packet, known)
         if is_current and (known.chain is None or self._clock() < known.until):
             return True
-        fresh = self._knowledge(packet)
+        fresh = self._knowledge.of(packet)
         if fresh is None:  # put out of memory within this moment
             request.refuse(_KEYS_CHANGED)
         else:
@@ -735,14 +522,6 @@ class Admission:
         if self._apart is not None:
             self._apart.close()
         self._pool.close()
-
-    def _unbar(self, request: PublishRequest) -> None:
-        """Let those pass that this one has barred. Never raises."""
-        change = request.change
-        if change is not None and self._changing.get(change) is request:
-            del self._changing[change]
-            for lane in self._barred.pop(change, ()):
-                self._let_out(lane)
 
     def _is_pending(self, packet: Packet) -> bool:
         """Whether an identity packet of the log still waits for its effect."""

@@ -145,6 +145,12 @@ class PublishRequest:
         self.refusal = _bare(error)
         self.verdict = PublishVerdict.REFUSED
 
+    def forget_verdict(self) -> None:
+        """The keys it was judged by are not the author's any more."""
+        self.verdict = PublishVerdict.PENDING
+        self.is_by_keys = False
+        self.refusal = self.origin_refusal = None
+
     def origin_refused(self, error: InvalidPacket) -> None:
         """Note that check 13 failed."""
         self.origin_refusal = _bare(error)
@@ -194,7 +200,18 @@ class Lane:
         self.is_advancing = False
         """Requests are leaving it in this very step."""
 
-    def changes_keys_of(self, author: str) -> None:
+    def is_behind_change(self, request: PublishRequest) -> bool:
+        """Whether one before this one changes its author's keys; notes it where this one does.
+
+        What would be said by the keys of now would have to be said again.
+        """
+        packet = request.packet
+        is_behind = packet.author_id in self.changing and self.requests[0] is not request
+        if packet.content_type in IDENTITY_TYPES:
+            self._changes_keys_of(packet.author_id)
+        return is_behind
+
+    def _changes_keys_of(self, author: str) -> None:
         """A packet that stands here changes this author's keys."""
         if len(self.changing) > 2 * len(self.requests):  # of a lane that is never empty
             self.changing = {

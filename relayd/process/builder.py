@@ -21,9 +21,10 @@ from relayd.access.ledger import Book
 from relayd.access.limits import SessionLimits
 from relayd.admission.budgets import TrustAct, TrustBudgets
 from relayd.admission.commits import Commits
+from relayd.admission.limits import AdmissionLimits
 from relayd.admission.parsing_apart import ApartParser
-from relayd.admission.pipeline import Admission, AdmissionLimits, PublishRequest
-from relayd.admission.request import marks_of
+from relayd.admission.pipeline import Admission
+from relayd.admission.request import PublishRequest, marks_of
 from relayd.config import Settings
 from relayd.cursor import CursorCodec
 from relayd.faults import Faults

@@ -29,7 +29,7 @@ from relayd.access.gate import Turnaway, Visitor
 from relayd.access.limits import Quota, purse
 from relayd.access.memory import Pressure
 from relayd.access.refusals import Refusals
-from relayd.admission.pipeline import Lane, PublishRequest
+from relayd.admission.request import Lane, PublishRequest
 from relayd.feed.subscription import Phase, Subscription
 from relayd.frames import text_frame
 from relayd.relay import Relay

@@ -18,7 +18,7 @@ from strata.protocol.provenance import ProvenanceTrust
 
 from relayd.admission.checks import judge, require_chain_room, require_room, to_store, trace
 from relayd.admission.knowledge import Known, known_of, missing_for
-from relayd.admission.pipeline import AdmissionLimits
+from relayd.admission.limits import AdmissionLimits
 from relayd.config import Settings
 from relayd.identity.bootstrap import Bootstrap, key_rules, read_bootstrap, trust_of
 from relayd.identity.directory import Identities, LogOfIdentities

@@ -28,7 +28,7 @@ from strata.protocol.errors import ErrorCode, InvalidInput, InvalidPacket
 from strata.protocol.packets import Packet
 from strata.protocol.tombstones import read_tombstone
 
-from relayd.admission.pipeline import AdmissionLimits
+from relayd.admission.limits import AdmissionLimits
 from relayd.config import Settings
 from relayd.database import database
 from relayd.identity.directory import DECISIVE_TYPES

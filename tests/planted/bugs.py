@@ -213,6 +213,20 @@ _ADMISSION = [
         ("policy is not asked", "    policy.check(packet)\n    check_freshness(", "    check_freshness("),
     ),
     *_bugs(
+        "admission/lanes",
+        "admission/test_keys_in_flight.py",
+        (
+            "what changes keys bars nobody",
+            "if self._changing and (bar := self._bar_before(request.packet)) is not None:",
+            "if False:",
+        ),
+        (
+            "a verdict by old keys counts",
+            "if not self._knowledge.is_current(request.packet, request.known):",
+            "if False:",
+        ),
+    ),
+    *_bugs(
         "admission/commits",
         "admission/test_commits.py admission/test_pipeline.py",
         (

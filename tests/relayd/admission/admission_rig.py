@@ -14,8 +14,10 @@ from strata.protocol.provenance import ProvenanceTrust
 from strata.protocol.typed import trust_strength
 
 from relayd.admission.budgets import TrustAct, TrustBudgets
+from relayd.admission.limits import AdmissionLimits
 from relayd.admission.parsing_apart import ApartParser
-from relayd.admission.pipeline import Admission, AdmissionLimits, Lane, PublishRequest
+from relayd.admission.pipeline import Admission
+from relayd.admission.request import Lane, PublishRequest
 from relayd.faults import Faults
 from relayd.identity.bootstrap import Bootstrap
 from relayd.identity.directory import Identities

@@ -16,7 +16,7 @@ from strata.protocol.ids import Identity
 from strata.protocol.keys import KeyRules, add_content, document_content, revoke_content, rotate_content
 from strata.protocol.packets import Packet
 
-from relayd.admission import checks, pipeline
+from relayd.admission import checker, checks, pipeline
 from relayd.admission.request import PublishRequest
 from tests.relayd.admission.admission_rig import ALICE, NOW, FakeLog, Peer, Rig, made, signed
 
@@ -109,6 +109,14 @@ async def test_what_another_process_has_revoked_is_judged_again(rig, moment):
     answers = await rig.answers(peer, 2)
     assert sorted(answers) == [("bob's", "ok"), ("mine", ErrorCode.KEY_REVOKED)]
     assert rig.admission.pending == rig.admission.pending_bytes == 0
+
+
+@pytest.mark.req("R-074")
+async def test_who_is_refused_by_keys_of_a_moment_ago_is_judged_again(rig):
+    peer = Peer()
+    rig.publish(peer, made(1, author=ALICE_2), "new key")
+    rig.elsewhere(added())
+    assert await rig.answers(peer, 1) == [("new key", "ok")]
 
 
 @pytest.mark.req("R-074")
@@ -298,7 +306,7 @@ def judged(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, bool]]:
         seen.append((packet.content_type, threading.current_thread() is threading.main_thread()))
         return checks.judge(packet, *arguments, **members)
 
-    monkeypatch.setattr(pipeline, "judge", judge)
+    monkeypatch.setattr(checker, "judge", judge)
     return seen
 
 

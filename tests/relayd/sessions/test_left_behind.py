@@ -84,8 +84,9 @@ CATCHERS = {
     "Admission._end",
     "Admission._guarded",
     "Admission._unanswered",
-    "Admission._let_out",
-    "Admission._unbar",
+    "Lanes.let_out",
+    "Lanes.unbar",
+    "Lanes.applied",
     "Admission.identity_applied",
     "Admission.still_admitted",
     "Admission._lost_together",
@@ -450,7 +451,7 @@ class World:
         admission = self.relay.admission
         await self.until(lambda: not admission.pending, "a publish is pending")
         assert admission.pending_bytes == 0
-        assert not admission._changing and not admission._barred and not admission._held
+        assert not admission._lanes._changing and not admission._lanes._barred and not admission._held
         assert not admission._budgets._on_their_way
         assert self.relay.writer.pending == self.relay.writer.pending_bytes == 0
         packet = self.post(Identity(bytes([5]) * 32))
@@ -471,7 +472,7 @@ class World:
         admission._pool.close()
         with traced_threads():
             admission._pool = VerifyPool(
-                admission._check,
+                admission._checker.check,
                 admission._checked,
                 admission.lost,
                 threads=1,
@@ -746,10 +747,10 @@ ACTS: dict[Act, set[str]] = {
         "Connection.publish_accepted",
     },
     refused_posts: {"refusal_payload", "Gathering.put", "Admission._look_up", "Connection.publish_refused"},
-    large_posts: {"Admission._examine", "Packet.parse"},
+    large_posts: {"Checker.examine", "Packet.parse"},
     repeats: {"Admission._settle", "Admission._look_up", "Admission._remember"},
     trust_acts: {"TrustBudgets.take", "TrustBudgets._read", "TrustBudgets._received", "check_content"},
-    new_keys: {"KeyChain.apply", "Identities._observe_event", "Admission._is_current"},
+    new_keys: {"KeyChain.apply", "Identities._observe_event", "Knowledge.is_current"},
     keys_to_load: {
         "Admission._load",
         "Identities.load",

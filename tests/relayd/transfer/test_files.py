@@ -13,7 +13,7 @@ from strata.protocol.keys import IDENTITY_TYPES, add_content, revoke_content
 from strata.protocol.provenance import Downgrade, ProvenanceTrust
 from strata.protocol.tombstones import Tombstone, read_tombstone, sign_tombstone
 
-from relayd.admission.pipeline import AdmissionLimits
+from relayd.admission.limits import AdmissionLimits
 from relayd.config import Settings
 from relayd.store.identities import AuthorsPage
 from relayd.store.types import (

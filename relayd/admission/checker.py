@@ -1,0 +1,121 @@
+"""The checks of one PUBLISH, whoever else publishes: its bytes, then its signature and all that follows.
+
+They run on the threads, for usual packets the first of them on the loop; see `pipeline` for which runs where.
+What each check is stands in `checks`. Here is what they are run with, and what becomes of the request.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final
+
+from strata.protocol import canonical
+from strata.protocol.errors import InvalidPacket
+from strata.protocol.packets import Packet
+from strata.protocol.provenance import ProvenanceTrust
+
+from relayd import failpoints
+from relayd.admission.checks import judge, require_chain_room, require_room, trace, weigh, weigh_replicated
+from relayd.admission.limits import AdmissionLimits
+from relayd.admission.origin import witness_of
+from relayd.admission.parsing_apart import ApartParser
+from relayd.admission.request import PublishRequest, PublishVerdict
+from relayd.policy import Policy
+
+__all__ = ["Checker", "is_dear"]
+
+_LARGE_BYTES: Final = 16_384
+_MANY_VALUES: Final = 512
+"""Above either a packet is parsed off the loop, and with so many values apart: its canonical form may take
+milliseconds."""
+_SMALL_BYTES: Final = 2048
+"""Up to here it takes less than counting is worth."""
+
+
+def is_dear(raw: bytes) -> bool:
+    """Whether it may take milliseconds to parse this packet."""
+    return len(raw) > _LARGE_BYTES or _has_many_values(raw)
+
+
+def _has_many_values(raw: bytes) -> bool:
+    return len(raw) > _SMALL_BYTES and canonical.most_values(raw) > _MANY_VALUES
+
+
+class Checker:
+    """Checks requests, from any thread. `policy` and `trust` may be replaced while it does.
+
+    Packets of many values are parsed `apart`, or here where that is None.
+    """
+
+    def __init__(
+        self,
+        policy: Policy,
+        trust: ProvenanceTrust,
+        *,
+        limits: AdmissionLimits,
+        clock: Callable[[], int],
+        apart: ApartParser | None,
+    ) -> None:
+        self.policy = policy
+        self.trust = trust
+        self._limits = limits
+        self._clock = clock
+        self._apart = apart
+
+    def check(self, request: PublishRequest) -> float:
+        """Checks 5 to 10 of a packet that nobody has parsed yet; else 11 to 13, by what is `known`.
+
+        Returns what another process took of a processor for it, in seconds.
+        """
+        if failpoints.ARMED:
+            failpoints.hit("admission.verify")
+        if request.is_parsed:
+            self._judge(request)
+        elif self._apart is not None and _has_many_values(request.raw):
+            return self._examine_apart(request, self._apart)
+        else:
+            self.examine(request)
+        return 0.0
+
+    def examine(self, request: PublishRequest) -> None:
+        """Checks 5 to 10."""
+        try:
+            self._weigh(request, self._limits.parse(request.raw))
+        except InvalidPacket as error:
+            request.refuse(error)
+
+    def _examine_apart(self, request: PublishRequest, apart: ApartParser) -> float:
+        found = apart.parse(request.raw)
+        try:
+            if isinstance(found.packet, InvalidPacket):
+                raise found.packet
+            self._weigh(request, found.packet)
+        except InvalidPacket as error:
+            request.refuse(error)
+        return found.seconds
+
+    def _weigh(self, request: PublishRequest, packet: Packet) -> None:
+        request.parsed(packet)
+        require_room(packet, self._limits.max_identity_bytes)
+        origin, now = request.origin, self._clock()
+        max_age = self._limits.max_packet_age_seconds
+        if origin is None:
+            weigh(packet, self.policy, now, max_age_seconds=max_age)
+        else:
+            request.witness = witness_of(packet, origin, now)
+            weigh_replicated(packet, self.policy, origin, request.witness, now, max_age_seconds=max_age)
+
+    def _judge(self, request: PublishRequest) -> None:
+        now = request.judged_at(self._clock())
+        try:
+            request.queued = judge(request.packet, request.known, now, ingest=request.witness is None)
+            require_chain_room(request.packet, request.known, self._limits.max_identity_bytes)
+        except InvalidPacket as error:
+            request.refuse(error)
+            request.is_by_keys = True
+            return
+        try:
+            request.downgrade = trace(request.packet, request.known, self.trust, now)
+        except InvalidPacket as error:
+            request.origin_refused(error)
+        request.verdict = PublishVerdict.CHECKED

@@ -1,0 +1,150 @@
+"""The order in which requests leave admission, and who has to wait for whom.
+
+Packets of one session enter the log in the order they were sent (R-133): each session has a `Lane`, and a
+packet leaves it only when all before it have a verdict. Refusals hold no other packet up.
+
+A verdict counts for the keys by which it was reached. A packet leaves its lane only while those are still the
+author's keys; if not, it is judged again. An identity packet bars the way for its author's next packets until
+the feed has applied it: a REVOKE and a PUBLISH sent in one breath are judged one after the other (R-074), and
+those behind it in its lane not before. So do identity packets and manifests of a client for the packets that
+name it (R-236).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final
+
+from strata.protocol.keys import IDENTITY_TYPES
+from strata.protocol.packets import Packet
+from strata.protocol.provenance import needed_dids
+from strata.protocol.provenance.manifest import CLIENT_MANIFEST
+
+from relayd.admission.knowledge import Knowledge
+from relayd.admission.request import Lane, PublishRequest, PublishVerdict
+from relayd.identity.directory import DECISIVE_TYPES
+
+__all__ = ["Lanes"]
+
+_KEYS: Final = "keys"
+_MANIFEST: Final = "manifest"
+_Change = tuple[str, str]
+"""A DID, and whether its keys change or its manifest."""
+_MOVABLE: Final = (PublishVerdict.PASSED, PublishVerdict.REFUSED, PublishVerdict.HELD)
+
+
+class Lanes:
+    """Lets requests out of their lanes: to `leave(request)`, each once, or back to be judged.
+
+    `judge` has a request judged by the keys of now, `judge_held` does so for one that has waited for a change
+    of keys, and never raises. What the others raise goes to `lost(request, error)`, which takes the request
+    out of its lane. Use it on the loop.
+    """
+
+    def __init__(
+        self,
+        knowledge: Knowledge,
+        *,
+        leave: Callable[[PublishRequest], None],
+        judge: Callable[[PublishRequest], None],
+        judge_held: Callable[[PublishRequest], None],
+        lost: Callable[[PublishRequest, Exception], None],
+    ) -> None:
+        self._knowledge = knowledge
+        self._leave = leave
+        self._judge = judge
+        self._judge_held = judge_held
+        self._lost = lost
+        # What decides about whom and is on its way to the log, and the lanes that wait for it.
+        self._changing: dict[_Change, PublishRequest] = {}
+        self._barred: dict[_Change, dict[Lane, None]] = {}
+
+    def advance_from(self, request: PublishRequest) -> None:
+        """Let everything leave the lane, if it is this one's turn. Never raises.
+
+        An earlier one of the same batch may have taken this one along, and left the lane empty.
+        """
+        lane = request.lane
+        if lane.requests and lane.requests[0] is request:
+            self.let_out(lane)
+
+    def let_out(self, lane: Lane) -> None:
+        """Let the requests leave that have a verdict, in order. Never raises."""
+        if lane.is_advancing:
+            return
+        lane.is_advancing = True
+        requests = lane.requests
+        while requests and requests[0].verdict in _MOVABLE:
+            request = requests[0]
+            try:
+                if not self._leaves(request):
+                    break
+            except Exception as error:
+                self._lost(request, error)
+        if not requests:
+            lane.changing.clear()
+        lane.is_advancing = False
+
+    def bar(self, request: PublishRequest) -> None:
+        """This one enters the log: where it changes keys or a manifest, it bars the way until `applied`."""
+        packet = request.packet
+        if packet.content_type in DECISIVE_TYPES:
+            request.change = packet.author_id, _MANIFEST if packet.content_type == CLIENT_MANIFEST else _KEYS
+            self._changing[request.change] = request
+
+    def unbar(self, request: PublishRequest) -> None:
+        """Let those pass that this one has barred, if it has. Never raises."""
+        change = request.change
+        if change is not None and self._changing.get(change) is request:
+            del self._changing[change]
+            for lane in self._barred.pop(change, ()):
+                self.let_out(lane)
+
+    def applied(self, author: str, digest: bytes) -> None:
+        """The feed has applied an identity packet or a manifest: what waits for it may be judged by it.
+
+        Never raises.
+        """
+        for kind in (_KEYS, _MANIFEST):
+            request = self._changing.get((author, kind))
+            if request is not None and request.packet.digest == digest:
+                self.unbar(request)
+
+    def _leaves(self, request: PublishRequest) -> bool:
+        """Send the first of a lane on its way, or back to be judged by the keys of now.
+
+        False if it must stay where it is.
+        """
+        is_held = request.verdict is PublishVerdict.HELD
+        if request.verdict is PublishVerdict.PASSED or is_held or request.is_by_keys:
+            if self._changing and (bar := self._bar_before(request.packet)) is not None:
+                self._barred.setdefault(bar, {})[request.lane] = None
+                return False
+            if is_held:
+                self._judge_behind(request.lane)
+                return True
+            if not self._knowledge.is_current(request.packet, request.known):
+                request.forget_verdict()
+                self._judge(request)
+                return True
+        request.lane.requests.popleft()
+        self._leave(request)
+        return True
+
+    def _judge_behind(self, lane: Lane) -> None:
+        """Nothing bars the way of the first any more: have it judged, and what stands behind it up to the
+        next change of somebody's keys."""
+        for request in list(lane.requests):
+            if request.verdict is PublishVerdict.HELD:
+                request.verdict = PublishVerdict.PENDING
+                self._judge_held(request)
+                if request.packet.content_type in IDENTITY_TYPES:
+                    break
+
+    def _bar_before(self, packet: Packet) -> _Change | None:
+        """What is on its way to the log and decides about this packet."""
+        author, others = packet.author_id, needed_dids(packet)
+        bars = [(author, _KEYS), *((did, kind) for did in others for kind in (_KEYS, _MANIFEST))]
+        if packet.content_type == CLIENT_MANIFEST:  # one after the other, for `_changing` holds one
+            bars.append((author, _MANIFEST))
+        return next((bar for bar in bars if bar in self._changing), None)

@@ -245,8 +245,8 @@ async def test_a_notification_that_is_lost_does_not_matter(moderated: Moderated)
             "INSERT INTO moderation VALUES ('packet', $1, 'told nobody', 'root', NULL, 0)", packet.packet_id
         )
         await connection.execute(
-            "INSERT INTO moderation_log SELECT coalesce(max(number), 0) + 1, 0, 'root', 'command', 'ban', 'packet', $1,"
-            " 'told nobody' FROM moderation_log",
+            "INSERT INTO moderation_log SELECT coalesce(max(number), 0) + 1, 0, 'root', 'command', 'ban',"
+            " 'packet', $1, 'told nobody' FROM moderation_log",
             packet.packet_id,
         )
     finally:

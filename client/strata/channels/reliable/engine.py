@@ -218,6 +218,11 @@ class ChannelEngine:
             self.sds.pass_over(ids, now_ms)
             self._settle(now_ms)
 
+    def hold_heard(self, on: bool, now_ms: int) -> None:
+        """Say whether the store is being read; see `Participant.hold_heard`."""
+        self.sds.hold_heard(on, now_ms)
+        self._settle(now_ms)
+
     def front(self, *, heard: bool, said_before: float = math.inf) -> list[HistoryEntry]:
         """The missing messages behind which everything begins that waits; see `IncomingBuffer.front`."""
         edge = 0 if self._gap is None else self._gap.to_time + _EDGE_MS

@@ -176,6 +176,8 @@ class ChannelSession:
             if self.started:
                 return
             self.started = True
+            if self._hub.online:
+                self._queries.will_read()
             try:
                 await self._hub.subscribe(
                     self.content_topic, self._config.members, reads=self._config.query_on_connect

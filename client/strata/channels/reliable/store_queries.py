@@ -6,6 +6,10 @@ Messages from the store go the way of all received messages (C-165). There is on
 What was missed is read oldest first, page by page, and a page is asked for once the one before it is taken: a
 full inbox holds back the reading, and memory holds a page. Where the first messages name none that is known,
 relays keep nothing older: they are asked for the named ones, and what no relay has is a gap.
+
+What is heard meanwhile waits for its turn in the reading (`Participant.hold_heard`), from the moment on when
+the node begins to hear. It does not wait for a store that falls silent, nor for one that failed when it was
+last asked.
 """
 
 from __future__ import annotations
@@ -46,6 +50,8 @@ _PATIENCE_SECONDS = 1.0
 _AWAY_SECONDS = 15.0
 """How long a relay that is away is given to come back, before what the others lack is called gone."""
 _RETRY_SECONDS = 5.0
+_SILENT_SECONDS = 5.0
+"""How long what is heard waits for a page."""
 _JOIN_TIMEOUT = 1.5
 
 T = TypeVar("T")
@@ -92,6 +98,8 @@ class StoreQueries:
         self._delivered_before = -1
         self._again = False
         self._begins_here = engine.catching_up.joins_now
+        self._may_hold = True
+        """Whether what is heard may wait for the store: it answered when it was last asked."""
         self._settle_at = math.inf
         """When what is missing at the beginning will be so old that it is gone, if no store has it then."""
         self._joined = asyncio.Event()
@@ -111,10 +119,23 @@ class StoreQueries:
         """A message may have been found missing."""
         self._woken.set()
 
+    def will_read(self) -> None:
+        """The node is about to hear, or to hear again: the store is read first."""
+        self._hold(not self._begins_here and self._engine.catching_up.is_due(self._now_ms()))
+
+    def _hold(self, on: bool) -> None:
+        """Have what is heard wait for the reading; or wait no longer."""
+        self._engine.hold_heard(on and self._may_hold, self._now_ms())
+        if not on:
+            self._flush()
+
     def connected(self, connected: bool) -> None:
         """The store has become available, or is away."""
         if self._connected and not connected:
             self._engine.catching_up.offline()
+            self._set_caught_up(False)
+        elif connected and not self._connected:
+            self.will_read()
         self._connected = connected
         self._woken.set()
 
@@ -142,7 +163,9 @@ class StoreQueries:
                 self._set_caught_up(False)
             if self._connected:
                 if not self.caught_up and catching_up.is_due(now):
-                    if not await self._guarded(self._catch_up()):
+                    self._may_hold = await self._guarded(self._catch_up())
+                    if not self._may_hold:
+                        self._hold(False)
                         catching_up.broken_off()
                         await asyncio.sleep(_RETRY_SECONDS)
                     continue
@@ -198,6 +221,7 @@ class StoreQueries:
             while self._again:
                 self._again = False
                 await self._read_on(since, settle=True)
+                self._hold(False)
                 if not self._again:
                     await self._settle_front()  # which may take a while: what comes meanwhile is read too
             progress = engine.sds.statistics.delivered > before
@@ -209,11 +233,15 @@ class StoreQueries:
             self._changed()
 
     async def _read_on(self, since: int, *, settle: bool) -> None:
-        """Read from where the store was last read, or from `since` on, to the end."""
+        """Read from where the store was last read, or from `since` on, to the end.
+
+        `settle`: all that was missed, so what is heard waits, and what nobody has is settled on the way.
+        """
         engine, began_at, count = self._engine, self._stores_now_ms(), 0
         after = engine.catching_up.position
+        next_page = self._next_while_holding if settle else _next_page
         async with aclosing(self._pages("asc", since, after=after)) as pages:
-            while (page := await _next_page(pages)) is not None:
+            while (page := await next_page(pages)) is not None:
                 before = engine.sds.statistics.delivered
                 count += len(page.messages)
                 await self._take(page.messages)
@@ -225,10 +253,20 @@ class StoreQueries:
                 fruitless = engine.sds.statistics.delivered == before
                 # A copy that was sent again may come later on: read on while there is room.
                 if settle and page.messages and fruitless and engine.sds.is_crowded:
+                    self._hold(False)
                     await self._settle_front(by_name_alone=True)
         if engine.catching_up.position is None:
             self._read_range.covered(since, began_at)
             self._has_places = self._has_places and not count
+
+    async def _next_while_holding(self, pages: AsyncGenerator[T, None]) -> T | None:
+        """The next page, for which what is heard waits; as `_next_page`."""
+        self._hold(True)
+        silent = asyncio.get_running_loop().call_later(_SILENT_SECONDS, self._hold, False)
+        try:
+            return await _next_page(pages)
+        finally:
+            silent.cancel()
 
     async def _take(self, messages: Iterable[NodeMessageReceived]) -> None:
         """Take what was read; the caller flushes."""

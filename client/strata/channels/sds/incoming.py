@@ -47,6 +47,7 @@ class Waiting:
         "sender_id",
         "stored",
         "unmet",
+        "unread",
     )
 
     def __init__(
@@ -71,6 +72,8 @@ class Waiting:
         """It names no message that was there when it came."""
         self.stored = stored
         """It was read from a store, and not heard."""
+        self.unread = not stored
+        """It has not been read, not even after it was heard."""
         self.unmet = unmet
         self.hint = hint
         self.received_at = received_at
@@ -110,6 +113,9 @@ class IncomingBuffer:
         """In the order in which they were found missing."""
         self.lost: dict[str, bool] = {}
         """Messages given up: as dependencies they count as met. True: they are dropped should they arrive."""
+        self.holds_heard = False
+        """Whether messages that were heard wait, also with nothing unmet, until they are read; see
+        `Participant.hold_heard`."""
         self._waiters: dict[str, dict[str, None]] = {}
         self._waiting_bytes = 0
 
@@ -164,16 +170,27 @@ class IncomingBuffer:
         for waiter in self._waiters.pop(message_id, ()):
             waiting = self.waiting[waiter]
             waiting.unmet.discard(message_id)
-            if not waiting.unmet:
+            if self._is_ready(waiting):
                 ready.append(self._release(waiter))
         return ready
+
+    def read(self, message_id: str) -> list[Waiting]:
+        """A store has this waiting message too: release and return it, if it waited to be read alone."""
+        waiting = self.waiting[message_id]
+        waiting.unread = False
+        return [self._release(message_id)] if self._is_ready(waiting) else []
+
+    def _is_ready(self, waiting: Waiting) -> bool:
+        return not (waiting.unmet or (waiting.unread and self.holds_heard))
 
     def recheck(self, is_met: Callable[[str], bool]) -> list[Waiting]:
         """Check every dependency again (C-124); release and return the messages that wait for nothing."""
         ready: list[Waiting] = []
         for message_id in [message_id for message_id in self._waiters if is_met(message_id)]:
             ready += self.met(message_id)
-        ready += [self._release(each.message_id) for each in list(self.waiting.values()) if not each.unmet]
+        ready += [
+            self._release(each.message_id) for each in list(self.waiting.values()) if self._is_ready(each)
+        ]
         return ready
 
     def is_released(self, message_id: str) -> bool:
@@ -241,7 +258,9 @@ class IncomingBuffer:
         Only a forger makes such messages, since a message names earlier ones.
         """
         timeout = self._config.lost_message_timeout_ms
-        if not timeout or not any(now - each.received_at >= timeout for each in self.waiting.values()):
+        if self.holds_heard or not timeout:
+            return []
+        if not any(now - each.received_at >= timeout for each in self.waiting.values()):
             return []
         hopeful: set[str] = set()
         reached = list(self.missing)
@@ -310,14 +329,19 @@ class Receiver:
             and not incoming.is_released(entry.message_id)
         }
 
-    def is_new(self, message_id: str, hint: bytes | None) -> bool:
-        """Whether a content message was not received before (C-112); a duplicate is counted."""
+    def is_new(self, message_id: str, hint: bytes | None, *, stored: bool = False) -> bool:
+        """Whether a content message was not received before (C-112); a duplicate is counted.
+
+        `stored`: it was read from a store. If it was heard before, it need not wait for that any more.
+        """
         if message_id not in self._history.known and message_id not in self._incoming.waiting:
             unwanted = self._incoming.lost.get(message_id, False)
             self._statistics.unwanted += unwanted
             return not unwanted
         self._statistics.duplicates += 1
         self.arrived(message_id)
+        if stored and message_id in self._incoming.waiting:
+            self._deliver_all(self._incoming.read(message_id))
         logged = self._history.log.get(message_id)
         if logged is not None and logged.hint is None:
             self._history.learn_hint(logged, hint)
@@ -346,7 +370,7 @@ class Receiver:
     ) -> None:
         """Deliver a new content message, or hold it (C-116)."""
         id_, lamport = message.message_id, message.lamport_timestamp or 0
-        if not unmet:
+        if not unmet and (stored or not self._incoming.holds_heard):
             self._deliver(message, body, hint, origin)
             self.met(id_)
             return
@@ -380,6 +404,12 @@ class Receiver:
                 self._mark("request", entry.message_id)
         self._emit(MissingFound(tuple(news)))
         self.sweep_at = min(self.sweep_at, now + self._config.sweep_in_buf_interval_ms)
+
+    def hold_heard(self, on: bool) -> None:
+        """Hold what is heard, and is not read, from now on; or deliver it, if it waits for nothing else."""
+        self._incoming.holds_heard = on
+        if not on:
+            self._deliver_all(self._incoming.recheck(self._history.known.__contains__))
 
     def met(self, message_id: str) -> None:
         """A dependency is met: deliver the messages that waited for it alone, and those they release."""

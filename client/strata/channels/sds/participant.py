@@ -322,13 +322,13 @@ class Participant(Looking):
         self.statistics.received += 1
         hint = retrieval_hint if retrieval_hint and len(retrieval_hint) <= MAX_HINT_BYTES else None
         if message.sender_id == self.sender_id:
-            self._own_echo(message, data, now, hint, origin)
+            self._own_echo(message, data, now, hint, origin, stored=stored)
         elif message.kind is Kind.EPHEMERAL:
             content = message.content or b""
             self._events.append(EphemeralReceived(message.message_id, message.sender_id, content, origin))
         elif message.kind is Kind.SYNC:
             self._receive_sync(message, now, origin)
-        elif self._receiver.is_new(message.message_id, hint):
+        elif self._receiver.is_new(message.message_id, hint, stored=stored):
             self._receive_content(message, data, now, hint, origin, stored=stored)
         elif self._lists:
             self._sent_again(message, now, hint)
@@ -358,7 +358,14 @@ class Participant(Looking):
         return message
 
     def _own_echo(
-        self, message: SdsMessage, data: bytes, now: int, hint: bytes | None, origin: Origin
+        self,
+        message: SdsMessage,
+        data: bytes,
+        now: int,
+        hint: bytes | None,
+        origin: Origin,
+        *,
+        stored: bool,
     ) -> None:
         """An own message comes back: it is ignored (C-111), unless it was lost with an earlier state.
 
@@ -372,7 +379,7 @@ class Participant(Looking):
         if self._own_name.heard(message, origin):
             self._sync.sender_is_shared(now)
         if is_content:
-            self._receive_content(message, data, now, hint, origin)
+            self._receive_content(message, data, now, hint, origin, stored=stored)
 
     def _receive_sync(self, message: SdsMessage, now: int, origin: Origin) -> None:
         """A sync message acknowledges and reveals gaps; it is not kept (C-131, C-134)."""
@@ -416,7 +423,8 @@ class Participant(Looking):
             return
         unmet = self._receiver.unmet(message)
         wanted = id_ in self._incoming.missing
-        if unmet and not self._incoming.has_room(len(data), len(unmet), wanted=wanted):
+        waits = bool(unmet) or (self._incoming.holds_heard and not stored)
+        if waits and not self._incoming.has_room(len(data), len(unmet), wanted=wanted):
             self.statistics.refused_full += 1
             return
         self._receiver.arrived(id_)
@@ -524,6 +532,18 @@ class Participant(Looking):
         if outgoing.owns_body:
             self._history.archive.release(outgoing.body)
         self._mark("outgoing", outgoing.message_id)
+
+    # While a store is read.
+
+    def hold_heard(self, on: bool, now_ms: int) -> None:
+        """Say whether a store is being read: until it is, messages that are heard wait for their turn in it.
+
+        A history of two entries does not name all that its sender said before. Where two talk at once, a
+        message may name the other's last two alone. Whoever has these, and hears the message before a store
+        has told what else was said, would deliver it before an earlier one of the same sender.
+        """
+        self._clock.advance(now_ms)
+        self._receiver.hold_heard(on)
 
     # What is not there to be had.
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -29,6 +30,7 @@ from tests.support.scripted_node import (
     Query,
     ScriptedNode,
     elapsed,
+    ephemeral,
     opened,
     said,
     segments,
@@ -284,6 +286,134 @@ async def test_large_messages_span_pages_and_the_end_of_a_life() -> None:
     async with opened(node, persistence=store, segment_size_bytes=200) as (channel, told):
         await synced(channel)
         assert told.payloads == [big]
+
+
+# What is heard while it is read.
+
+
+@dataclass
+class GatedNode(PagingNode):
+    """A relay that answers no reading before it is allowed to."""
+
+    gate: asyncio.Event = field(default_factory=asyncio.Event)
+
+    async def read(self, *args: Any, **options: Any) -> AsyncGenerator[HistoryPage, None]:
+        async with aclosing(super().read(*args, **options)) as pages:
+            async for page in pages:
+                await self.gate.wait()
+                yield page
+        await self.gate.wait()
+
+
+def crossed(node: PagingNode, known: Sequence[SdsMessage]) -> list[SdsMessage]:
+    """Two messages of one sender, who heard two others in between: the second names these alone."""
+    first = said(20, follows=known[-1:], lamport=START_MS + 20_000)
+    second = said(21, follows=known[-2:], lamport=START_MS + 21_000)
+    for message in (first, second):
+        node.keep(message, at=20)
+    return [first, second]
+
+
+async def first_life(store: MemoryPersistence) -> tuple[GatedNode, list[SdsMessage]]:
+    """A relay that answers nothing more, and what a participant has read from it."""
+    node = at(GatedNode(), 100)
+    node.gate.set()
+    messages = talk(node, 5)
+    async with opened(node, persistence=store) as (channel, told):
+        await synced(channel)
+        assert told.payloads == payloads(messages)
+    node.gate.clear()
+    return node, messages
+
+
+@pytest.mark.req("C-298")
+@virtually
+async def test_what_is_heard_while_the_store_is_read_waits_for_what_its_sender_said_before() -> None:
+    node, known = await first_life(store := MemoryPersistence())
+    news = crossed(node, known)
+    async with opened(node, persistence=store) as (channel, told):
+        await node.deliver(node.log[-1])
+        await node.deliver(ephemeral(1, b"at once"))
+        assert told.payloads == [b"at once"]
+        node.gate.set()
+        await synced(channel)
+        assert told.payloads == [b"at once", *payloads(news)]
+        await node.deliver(said(30, follows=news, lamport=START_MS + 30_000))
+        assert told.payloads[-1] == b"bob 30", "from then on nothing waits"
+
+
+@pytest.mark.req("C-298")
+@virtually
+async def test_and_so_it_does_when_the_relay_was_away() -> None:
+    node, known = await first_life(store := MemoryPersistence())
+    node.gate.set()
+    async with opened(node, persistence=store) as (channel, told):
+        await synced(channel)
+        await node.disconnect()
+        node.gate.clear()
+        news = crossed(node, known)
+        await node.reconnect()
+        await node.deliver(node.log[-1])
+        assert told.payloads == []
+        node.gate.set()
+        await synced(channel)
+        assert told.payloads == payloads(news)
+
+
+@pytest.mark.req("C-257", "C-298")
+@pytest.mark.parametrize("reads", [True, False])
+@virtually
+async def test_what_waits_to_be_read_at_the_end_of_a_life_waits_in_the_next_one(reads: bool) -> None:
+    node, known = await first_life(store := MemoryPersistence())
+    news = crossed(node, known)
+    async with opened(node, persistence=store) as (_, told):
+        await node.deliver(node.log[-1])
+    assert told.payloads == []
+    async with opened(node, persistence=store, query_on_connect=reads) as (channel, told):
+        assert told.payloads == ([] if reads else payloads(news[1:])), "where nothing is read, nothing waits"
+        node.gate.set()
+        if reads:
+            await synced(channel)
+            assert told.payloads == payloads(news)
+
+
+@virtually
+async def test_what_is_heard_does_not_wait_for_a_store_that_is_silent_or_has_failed() -> None:
+    node, known = await first_life(store := MemoryPersistence())
+    live = [said(n, follows=known[-1:], lamport=START_MS + n * 1_000) for n in range(20, 23)]
+    async with opened(node, persistence=store) as (channel, told):
+        node.keep(live[0], at=20)
+        await node.deliver(node.log[-1])
+        assert told.payloads == []
+        await asyncio.sleep(5)
+        assert told.payloads == payloads(live[:1])
+        await asyncio.sleep(60)
+        assert channel.statistics.retrievals_failed == 1
+        await node.deliver(live[1])
+        assert told.payloads == payloads(live[:2]), "it is being asked again, and nothing waits for it"
+        node.gate.set()
+        await synced(channel)
+        await node.disconnect()
+        node.gate.clear()
+        await node.reconnect()
+        await node.deliver(live[2])
+        assert told.payloads == payloads(live[:2]), "a store that has answered is waited for"
+        node.gate.set()
+        await synced(channel)
+        assert told.payloads == payloads(live)
+
+
+@virtually
+async def test_a_flood_that_is_heard_while_the_store_is_read_takes_little_room_and_is_read_later() -> None:
+    node, known = await first_life(store := MemoryPersistence())
+    async with opened(node, persistence=store, max_waiting=4) as (channel, told):
+        news = [said(20 + n, follows=known[-1:], lamport=START_MS + 20_000 + n) for n in range(30)]
+        for message in news:
+            await node.deliver(node.keep(message, at=20))
+        assert channel.statistics.sds.refused_full == 26 and told.payloads == []
+        node.gate.set()
+        await synced(channel)
+        assert told.payloads == payloads(news)
 
 
 # How it is told.

@@ -113,6 +113,8 @@ class StoreQueries:
             return False
         # A reading under way may be past it: another one follows, from where this one ends.
         self._again = self.is_reading
+        if self._again:
+            self._hold(True)  # what is heard from now on comes after it
         return self.is_reading or catching_up.is_due(self._now_ms())
 
     def wake(self) -> None:
@@ -221,8 +223,8 @@ class StoreQueries:
             while self._again:
                 self._again = False
                 await self._read_on(since, settle=True)
-                self._hold(False)
                 if not self._again:
+                    self._hold(False)
                     await self._settle_front()  # which may take a while: what comes meanwhile is read too
             progress = engine.sds.statistics.delivered > before
             engine.catching_up.succeeded(began_at, self._now_ms(), progress=progress)

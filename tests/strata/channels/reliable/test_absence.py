@@ -343,6 +343,26 @@ async def test_what_is_heard_while_the_store_is_read_waits_for_what_its_sender_s
 
 
 @pytest.mark.req("C-298")
+@pytest.mark.parametrize("settling", [False, True])
+@virtually
+async def test_it_waits_too_for_what_the_node_leaves_to_another_reading(settling: bool) -> None:
+    node, known = await first_life(store := MemoryPersistence())
+    if settling:  # the first reading is over, and waits for what names a message that no store has
+        node.keep(said(10, sender="e", follows=[said(9, sender="e")], lamport=START_MS - 900_000), at=10)
+        node.gate.set()
+    async with opened(node, persistence=store) as (channel, told):
+        await asyncio.sleep(0.5)
+        assert channel.sync_status().syncing is not None
+        news = crossed(node, known)
+        await node.deliver(replace(node.log[-2], stored=True))
+        await node.deliver(node.log[-1])
+        assert told.payloads == []
+        node.gate.set()
+        await synced(channel)
+        assert [each for each in told.payloads if each.startswith(b"bob")] == payloads(news)
+
+
+@pytest.mark.req("C-298")
 @virtually
 async def test_and_so_it_does_when_the_relay_was_away() -> None:
     node, known = await first_life(store := MemoryPersistence())

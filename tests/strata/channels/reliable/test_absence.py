@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
 from strata.channels.encryption import GroupKey, GroupKeyEncryption
@@ -40,6 +40,7 @@ from tests.support.scripted_node import (
 )
 
 PAGE = 20
+N = TypeVar("N", bound="PagingNode")
 
 
 @dataclass
@@ -146,7 +147,7 @@ async def synced(channel: ReliableChannel) -> SyncStatus:
     return status
 
 
-def at(node: PagingNode, seconds: float) -> PagingNode:
+def at(node: N, seconds: float) -> N:
     """A participant's clock so many seconds after the start."""
     node.clock_offset = seconds
     return node

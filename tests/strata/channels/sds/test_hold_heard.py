@@ -54,7 +54,7 @@ def assert_causal(order: list[str], said: list[SdsMessage]) -> None:
 
 
 @pytest.mark.req("C-298")
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(
     seed=st.integers(0, 2**32),
     count=st.integers(2, 40),

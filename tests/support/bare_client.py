@@ -12,6 +12,7 @@ from typing import Any
 
 from strata.protocol.ids import Identity
 from strata.protocol.packets import Packet
+from strata.relays.connection.websocket import ClientSocket
 from websockets.asyncio.client import ClientConnection, connect
 
 __all__ = ["TIMEOUT", "BareClient", "Message", "open_client", "publish_text"]
@@ -177,7 +178,8 @@ class BareClient:
 async def open_client(url: str, **options: Any) -> AsyncIterator[BareClient]:
     """Connect; `options` go to the WebSocket library. Closes at the end."""
     defaults: dict[str, Any] = {"compression": None, "max_size": None, "ping_interval": None}
-    async with connect(url, **{**defaults, "close_timeout": 5, **options}) as socket:
+    defaults |= {"close_timeout": 5, "create_connection": ClientSocket}
+    async with connect(url, **{**defaults, **options}) as socket:
         await take_challenge(client := BareClient(socket))
         yield client
 

@@ -331,6 +331,7 @@ class _Connection(asyncio.BufferedProtocol, Generic[M]):
 
     def connection_lost(self, error: Exception | None) -> None:
         self._is_over = True
+        self._transport = None  # nothing may be asked of it any more
         self._owner._lost(self, error)
 
     def pause_writing(self) -> None:

@@ -172,6 +172,7 @@ class _Connection(asyncio.BufferedProtocol, Generic[M]):
     def connection_lost(self, error: Exception | None) -> None:
         if self._timer is not None:
             self._timer.cancel()
+        self._transport = None  # nothing may be asked of it any more
         self._queue.forget(self)
         self._link.connection_lost(self._time())
         self._hub.lost(self._link)

@@ -8,7 +8,6 @@ import ssl as ssl_module
 from urllib.parse import urlsplit, urlunsplit
 
 from websockets.asyncio.client import ClientConnection
-from websockets.asyncio.client import connect as open_websocket
 from websockets.exceptions import (
     ConnectionClosed,
     InvalidHandshake,
@@ -23,6 +22,7 @@ from strata.protocol.errors import ConnectionFailed
 from strata.relays.connection.discovery import discover
 from strata.relays.connection.options import Options
 from strata.relays.connection.values import Announced
+from strata.relays.connection.websocket import open_websocket
 
 __all__ = ["check_url", "describe", "dial", "hang_up", "may_retry", "shown", "tls_context"]
 

@@ -20,7 +20,6 @@ from dataclasses import dataclass, field
 
 import msgspec
 from websockets.asyncio.client import ClientConnection
-from websockets.asyncio.client import connect as open_websocket
 from websockets.exceptions import WebSocketException
 
 from strata.channels.connecting import Relay, connect
@@ -30,6 +29,7 @@ from strata.protocol.ids import Identity
 from strata.protocol.packets import Packet
 from strata.relays.connection import Options
 from strata.relays.connection.dialing import check_url, describe, hang_up, shown, tls_context
+from strata.relays.connection.websocket import open_websocket
 from strata.tools.cli import output
 from strata.tools.cli.commands import run
 from strata.tools.cli.target import is_on_this_machine

@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
 
 import msgspec
-from websockets.asyncio.client import connect as open_websocket
 from websockets.exceptions import WebSocketException
 
 from strata.channels.connecting import Relay
@@ -22,6 +21,7 @@ from strata.protocol.errors import ConnectionFailed, RequestRefused, RequestTime
 from strata.relays.connection import Announced, Authenticated, Options
 from strata.relays.connection.dialing import check_url, describe, hang_up, shown, tls_context
 from strata.relays.connection.discovery import MANIFEST_PATH, http_get
+from strata.relays.connection.websocket import open_websocket
 from strata.tools.cli import output
 from strata.tools.cli.commands import run
 from strata.tools.cli.target import Target

@@ -16,7 +16,6 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-from websockets.asyncio.client import connect as open_websocket
 from websockets.protocol import State
 
 from strata.protocol import packets
@@ -24,6 +23,7 @@ from strata.protocol.ids import Identity, Signer
 from strata.protocol.packets import Packet
 from strata.protocol.wire import EXTENSIONS
 from strata.relays.connection.discovery import MANIFEST_PATH
+from strata.relays.connection.websocket import open_websocket
 from strata.tools.conformance import http
 from strata.tools.conformance.forge import auth_message
 from strata.tools.conformance.http import HttpAnswer

@@ -1,0 +1,51 @@
+"""WebSocket connections that can be closed and dropped at any time, whatever has become of them.
+
+An asyncio transport that is closed with something left to send, and then gets rid of it, forgets its loop
+without noting that it has ended (CPython 3.11). Its `abort` raises `AttributeError` from then on, where it
+does nothing after any other end. A peer that closes amid a large message and reads on leads there, as a relay
+does that makes way for another. `close` and `send` of the WebSocket library pass the error on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any, cast
+
+from websockets.asyncio.client import ClientConnection
+from websockets.asyncio.client import connect as open_connection
+
+__all__ = ["ClientSocket", "open_websocket"]
+
+
+class ClientSocket(ClientConnection):
+    """A connection of the WebSocket library, which has an end that nothing more can be done to."""
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Called by the transport, once."""
+        super().connection_lost(exc)
+        self.transport = _Ended(self.transport)
+
+
+class _Ended(asyncio.Transport):
+    """Stands for a transport that has ended: it can still be asked, and closed again."""
+
+    def __init__(self, ended: asyncio.Transport) -> None:
+        super().__init__()
+        self._ended = ended
+
+    def get_extra_info(self, name: str, default: Any = None) -> Any:
+        return self._ended.get_extra_info(name, default)
+
+    def is_closing(self) -> bool:
+        return True
+
+    def close(self) -> None:
+        """It is closed."""
+
+    def abort(self) -> None:
+        """It is closed."""
+
+
+async def open_websocket(url: str, **options: Any) -> ClientSocket:
+    """Connect; `options` and what is raised are those of `websockets.asyncio.client.connect`."""
+    return cast(ClientSocket, await open_connection(url, create_connection=ClientSocket, **options))

@@ -50,6 +50,7 @@ class FaultyRelay:
 
     def __init__(self, *faults: str, extensions: list[str] | None = None) -> None:
         self.faults = frozenset(faults)
+        self.takes = 0.0
         self.extensions = EXTENSIONS if extensions is None else extensions
         self.identity = Identity.generate()
         self.log: list[Stored] = []
@@ -168,6 +169,7 @@ class Session:
 
     async def publish(self, message: wire.Publish) -> None:
         name = message.client_msg_id
+        await asyncio.sleep(self.relay.takes)
         if self.wrong("ids are echoed wrongly"):
             name = None if name is None else name.upper() + "!"
         if "publish" not in self.capabilities:
@@ -431,9 +433,12 @@ def _with_right_id(raw: bytes) -> bytes:
 
 
 @asynccontextmanager
-async def faulty_relay(*faults: str, extensions: list[str] | None = None) -> AsyncIterator[str]:
-    """A relay on a free port of this machine; its URL."""
+async def faulty_relay(
+    *faults: str, extensions: list[str] | None = None, takes: float = 0
+) -> AsyncIterator[str]:
+    """A relay on a free port of this machine; its URL. It `takes` so many seconds to look at a packet."""
     relay = FaultyRelay(*faults, extensions=extensions)
+    relay.takes = takes
     server: Server
     async with serve(
         relay.handle, "127.0.0.1", 0, process_request=relay.respond, compression=None, max_size=2**20,

@@ -259,7 +259,8 @@ async def test_threads_that_hang_keep_their_places_and_the_queue_stays_short(mad
     plugins = made(SHORT, failure="accept", one=waits)
     await asyncio.gather(*(plugins.check(PACKET, None) for _ in range(calls._PLACES + 3)))
     assert verdicts == [("one", "timeout")] * (calls._PLACES + 3)
-    assert plugins._callers["one"]._jobs.qsize() == calls._PLACES - calls._THREADS
+    # A thread that was late finds calls that have been given up, and drops them.
+    assert plugins._callers["one"]._jobs.qsize() <= calls._PLACES - calls._THREADS
     release.set()
     answer = made(LONG, two=lambda request: None)
     await answer.check(PACKET, None)

@@ -130,6 +130,12 @@ async def test_a_plain_relay_passes_what_the_documents_ask_and_is_spared_the_res
     assert skipped == {check.name for check in checks if check.extension is not None}
 
 
+async def test_a_packet_that_expires_on_its_way_says_nothing_about_the_relay():
+    async with faulty_relay(takes=2.1) as url:
+        results = await judge(url, named("expired-packets-are-served-nowhere"), Patience(answer=20))
+        assert [str(each.seen) for each in results.values() if each.outcome is not Outcome.PASSED] == []
+
+
 @pytest.mark.parametrize("fault", FAULTS)
 async def test_each_fault_is_found(fault: str):
     caught_by = FAULTS[fault]

@@ -91,6 +91,8 @@ class StoreQueries:
         self._engine = engine
         self._now_ms = now_ms
         self._woken = Alarm()
+        self._is_back = Alarm()
+        """The store has become available again: it need not be waited for."""
         self._connected = False
         self._read_range = ReadRange()
         self._has_places = getattr(node, "read", None) is not None
@@ -135,9 +137,11 @@ class StoreQueries:
         """The store has become available, or is away."""
         if self._connected and not connected:
             self._engine.catching_up.offline()
+            self._may_hold = True  # a reading may have broken off for that alone
             self._set_caught_up(False)
         elif connected and not self._connected:
             self.will_read()
+            self._is_back.set()
         self._connected = connected
         self._woken.set()
 
@@ -165,11 +169,12 @@ class StoreQueries:
                 self._set_caught_up(False)
             if self._connected:
                 if not self.caught_up and catching_up.is_due(now):
+                    self._is_back.clear()
                     self._may_hold = await self._guarded(self._catch_up())
                     if not self._may_hold:
                         self._hold(False)
                         catching_up.broken_off()
-                        await asyncio.sleep(_RETRY_SECONDS)
+                        await self._is_back.wait(_RETRY_SECONDS)
                     continue
                 self._set_caught_up(not catching_up.has_missed)
                 if engine.retrieval.at <= now:

@@ -9,10 +9,10 @@ does that makes way for another. `close` and `send` of the WebSocket library pas
 from __future__ import annotations
 
 import asyncio
-from typing import Any, cast
+from functools import partial
+from typing import Any
 
-from websockets.asyncio.client import ClientConnection
-from websockets.asyncio.client import connect as open_connection
+from websockets.asyncio.client import ClientConnection, connect
 
 __all__ = ["ClientSocket", "open_websocket"]
 
@@ -46,6 +46,5 @@ class _Ended(asyncio.Transport):
         """It is closed."""
 
 
-async def open_websocket(url: str, **options: Any) -> ClientSocket:
-    """Connect; `options` and what is raised are those of `websockets.asyncio.client.connect`."""
-    return cast(ClientSocket, await open_connection(url, create_connection=ClientSocket, **options))
+open_websocket = partial(connect, create_connection=ClientSocket)
+"""Connect: as `websockets.asyncio.client.connect`."""

@@ -49,7 +49,8 @@ _DEEDS_PER_SECOND: Final = 100
 _START_TIMEOUT: Final = 20.0
 _SETTLE_TIMEOUT: Final = 3.0
 _QUIET_TIMEOUT: Final = 15.0
-_SAMPLE_SECONDS: Final = 0.1
+_SAMPLE_SECONDS: Final = 0.5
+"""A look at all processes takes some milliseconds of this one, which measures."""
 _DEAREST: Final = 5
 _CONNECTION_BYTES: Final = 200
 """What opening and closing a connection sends at the least, in headers of IP and TCP."""

@@ -61,6 +61,8 @@ _FEW_KEYS = 16
 """A packet that no key has signed is tried with all that its author ever had: so many take a millisecond."""
 _SHORT_TYPES = IDENTITY_TYPES - {"DID_DOCUMENT"}
 """What is judged as quickly where it has many values: nothing of these is canonicalised again."""
+_LATELY = 0.1
+"""Seconds after which a publish that is answered is not felt any more."""
 _DECIDED = (PublishVerdict.PASSED, PublishVerdict.REFUSED)
 
 
@@ -106,6 +108,7 @@ class Admission:
         self._checker = Checker(policy, trust, limits=limits, clock=clock, apart=apart)
         self.pending = 0
         self.pending_bytes = 0
+        self._submitted_at = float("-inf")
         self._enqueue = enqueue
         self._find = find
         self._faults = faults
@@ -167,6 +170,7 @@ class Admission:
         """Take a PUBLISH; its publisher gets exactly one answer (R-192). Never raises."""
         self.pending += 1
         self.pending_bytes += len(request.raw)
+        self._submitted_at = request.started_at
         request.lane.requests.append(request)
         self._step(request, self._enter)
 
@@ -179,6 +183,10 @@ class Admission:
             return
         self._checker.examine(request)
         self._route(request)
+
+    def is_busy(self) -> bool:
+        """Whether somebody publishes: waits for an answer, or did so a moment ago."""
+        return self.pending > 0 or time.monotonic() - self._submitted_at < _LATELY
 
     def is_full(self) -> bool:
         """Whether publishes under way hold as many bytes as they may; their publishers then stop reading."""

@@ -119,7 +119,10 @@ class Settings:
         False, "Start even on a database that could lose acknowledged packets, such as one with `fsync` off."
     )
     read_connections: Annotated[int, Meta(ge=1, le=1000)] = _setting(
-        4, "Connections for reading history, for each process.", unit="connections"
+        4,
+        "Connections for reading history, for each process. While somebody publishes, pages are read one at a"
+        " time, and others only beside a page that waits for the disk.",
+        unit="connections",
     )
     read_timeout: _Seconds = _setting(10.0, "Longest time one read of history may take.", unit="seconds")
     identity_seed: Annotated[str, Meta(pattern=r"^(0x)?[0-9A-Fa-f]{64}$")] | None = _setting(

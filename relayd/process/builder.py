@@ -151,6 +151,7 @@ def build_relay(
         ),
         slices=slices,
     )
+    store.give_way(admission.is_busy)
     commits = Commits(admission, tail, metrics, on_flush=registry.flush, faults=faults)
     writer: Writer[PublishRequest] = Writer(
         store,

@@ -27,6 +27,7 @@ from relayd.identity.bootstrap import read_bootstrap, trust_of
 from relayd.lineage import Claim
 from relayd.metrics import Metrics
 from relayd.policy import Plugins
+from relayd.postgres.scheduling import ask_for_short_turns
 from relayd.process.builder import build_relay, relay_identity
 from relayd.process.machine_reports import MachineReports, machines_of
 from relayd.process.neighbours import Neighbourhood, Neighbours
@@ -145,6 +146,8 @@ async def _serve(
         archive_manifests=settings.archive_manifests if settings.retention_requires_archive else None,
         on_retention_waiting=metrics.retention_waits,
         on_replica=lambda outcome: metrics.replica_reads[outcome].inc(),
+        # Only a server of our own is surely on this machine, where its process ids mean something.
+        on_backend=ask_for_short_turns if settings.database_url is None else lambda pid: None,
         allow_unsafe=settings.allow_unsafe_database,
     )
     try:

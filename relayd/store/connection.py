@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Hashable, Iterator
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 import asyncpg
 
@@ -28,6 +28,9 @@ _LOST = (
     asyncpg.InvalidAuthorizationSpecificationError,
     asyncpg.InvalidCatalogNameError,
 )
+
+_LONG: Final = 0.02
+"""Seconds. A statement that takes longer waits for a disk, and leaves processor and loop to others."""
 
 
 @contextlib.contextmanager
@@ -92,6 +95,9 @@ class Pool:
     Leaner than asyncpg's pool, which spends more on resetting a connection than our statements take: ours
     leave nothing behind to reset. When all are lent out, `lease` waits: whoever has used least goes first
     (`Turns`), and those without a payer wait in one line. The holder's statement timeout bounds each turn.
+
+    While `gives_way` says that others are in a hurry, one connection is lent at a time. One that has been
+    lent for long does not count: where a disk is slow, readers do not wait for each other.
     """
 
     def __init__(
@@ -114,7 +120,11 @@ class Pool:
         self._lent: set[asyncpg.Connection[Any]] = set()
         self._turns = Turns(size)
         self._waiting: dict[Turn, asyncio.Future[None]] = {}
+        self._begun: dict[Turn, float] = {}
+        """When each turn that is under way began, the first first; on the clock of the loop."""
+        self._look: asyncio.TimerHandle | None = None
         self._closed = False
+        self.gives_way: Callable[[], bool] = lambda: False
 
     @contextlib.asynccontextmanager
     async def lease(self, payer: Payer | None = None) -> AsyncIterator[asyncpg.Connection[Any]]:
@@ -138,6 +148,7 @@ class Pool:
                     self._idle.append(connection)
         finally:
             self._waiting.pop(turn, None)
+            self._begun.pop(turn, None)
             seconds = 0.0 if started is None else time.perf_counter() - started
             self._turns.end(turn, seconds)
             if payer is not None:
@@ -145,10 +156,23 @@ class Pool:
             self._begin()
 
     def _begin(self) -> None:
-        while (turn := self._turns.begin()) is not None:
+        while self._waiting and self._may_begin() and (turn := self._turns.begin()) is not None:
             lent = self._waiting.pop(turn)
+            self._begun[turn] = asyncio.get_running_loop().time()
             if not lent.done():  # a waiter that was cancelled in this very step ends its turn itself
                 lent.set_result(None)
+
+    def _may_begin(self) -> bool:
+        """Whether one more turn may be under way; looks again later where that is only a matter of time."""
+        if not self._begun or not self.gives_way():
+            return True
+        loop = asyncio.get_running_loop()
+        young_until = next(reversed(self._begun.values())) + _LONG
+        if loop.time() >= young_until:
+            return True
+        if self._look is None or self._look.when() <= loop.time():
+            self._look = loop.call_at(young_until, self._begin)
+        return False
 
     async def _take(self) -> asyncpg.Connection[Any]:
         self._check_is_open()
@@ -177,6 +201,8 @@ class Pool:
     async def close(self) -> None:
         """End every connection, those lent out included. Idempotent."""
         self._closed = True
+        if self._look is not None:
+            self._look.cancel()
         while self._idle:
             await close_quietly(self._idle.pop())
         for connection in self._lent:

@@ -67,8 +67,11 @@ class Log:
         *,
         connect_timeout: float,
         append_timeout: float,
+        on_backend: Callable[[int], object] = lambda pid: None,
     ) -> None:
+        """`on_backend` is told the process id of each new connection's backend."""
         self._known = known
+        self._on_backend = on_backend
         self._claims: list[Claim] = []
         self._url = url
         self.connect_timeout = connect_timeout
@@ -258,6 +261,7 @@ class Log:
                 connection.terminate()
                 raise
             self._connection = connection
+            self._on_backend(connection.get_server_pid())
         return self._connection
 
     async def _open_term(

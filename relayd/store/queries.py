@@ -14,13 +14,15 @@ matched and sorts it for every page. So several values of one column are written
 value's rows come from an index in log order, a few of them, and are merged up to the first sequence that a
 value was cut off at.
 
-Every value travels as a parameter (R-312); the text depends on the shape alone.
+Every value travels as a parameter (R-312); the text depends on the shape alone. Many values travel as one
+text: the driver looks at each element of an array twice, which for a thousand takes milliseconds of the loop.
 """
 
 from __future__ import annotations
 
 import enum
 import functools
+from collections.abc import Iterable
 from typing import NamedTuple
 
 from relayd.store.columns import string_keys
@@ -162,11 +164,14 @@ class _Shape(NamedTuple):
     """The further conditions; each takes one parameter, in this order after the fixed ones."""
 
 
+_KEYS = "SELECT decode(each, 'hex') FROM string_to_table({}, ',') AS each"
+"""The keys in a parameter of `_in_one_text`."""
+
 _CONDITIONS = {
     "author": "author_id = {}",
-    "authors": "author_id = ANY ({}::bytea[])",
+    "authors": f"author_id IN ({_KEYS})",
     "type": "content_type = {}",
-    "types": "content_type = ANY ({}::bytea[])",
+    "types": f"content_type IN ({_KEYS})",
     "since": '"timestamp" >= {}',
     "until": '"timestamp" <= {}',
     "received_since": "received_at >= {}",
@@ -206,7 +211,7 @@ def page_statement(
         if len(rest) == 1:
             filters[name] = rest[0]
         elif rest:
-            filters[f"{name}s"] = rest
+            filters[f"{name}s"] = _in_one_text(rest)
     for name in ("since", "until", "received_since", "received_until"):
         bound = getattr(query, name)
         if bound is not None:
@@ -223,9 +228,13 @@ def page_statement(
     if way is not Way.IDS:
         parameters.append(candidates)
     if values:
-        parameters.append(values if several else values[0])
+        parameters.append(_in_one_text(values) if several else values[0])
     parameters += filters.values()
     return _text(_Shape(query.ascending, way, several, tuple(filters))), parameters
+
+
+def _in_one_text(keys: Iterable[bytes]) -> str:
+    return ",".join(map(bytes.hex, keys))
 
 
 @functools.lru_cache(maxsize=256)
@@ -243,7 +252,8 @@ def _text(shape: _Shape) -> str:
         rows = (
             f"SELECT {_SHOWN} FROM packet_ids AS i"
             " JOIN packets AS p ON p.sequence = i.sequence AND p.packet_id = i.packet_id"
-            f" WHERE i.packet_id = ANY (${value}::bytea[]) AND {within} AND {matches} {order} LIMIT $4"
+            f" WHERE i.packet_id = ANY (ARRAY({_KEYS.format(f'${value}')})) AND {within} AND {matches}"
+            f" {order} LIMIT $4"
         )
     else:
         candidates = _of_several if shape.several else _of_one
@@ -282,7 +292,7 @@ def _of_several(shape: _Shape, within: str, matches: str, direction: str, value:
         "SELECT sequence, received_at, CASE WHEN sequence IS DISTINCT FROM cut THEN body END AS body,"
         f" annotation FROM (SELECT {_COLUMNS}, matches,"
         f" {nearest}(sequence) FILTER (WHERE n > $6) OVER () AS cut FROM"
-        f" unnest({value}::bytea[]) AS wanted (value) CROSS JOIN LATERAL"
+        f" ({_KEYS.format(value)}) AS wanted (value) CROSS JOIN LATERAL"
         f" (SELECT {_SHOWN}, {matches} AS matches, row_number() OVER ({order}) AS n FROM"
         f" (SELECT {_qualified(_LOOKED_AT)} FROM packets AS p WHERE p.{shape.way.value} = wanted.value"
         f" AND {within} {order} LIMIT $6::bigint + 1) AS p) AS candidates) AS merged"

@@ -117,6 +117,12 @@ class Reader:
         self.declined = Declined()
         """What pages and look-ups by id leave out (R-323). Replace it at any time, never change it."""
 
+    def give_way(self, to_others: Callable[[], bool]) -> None:
+        """Read one page at a time while `to_others` says that others are in a hurry (see `Pool`)."""
+        for pool in (self._pages, self._replica):
+            if pool is not None:
+                pool.gives_way = to_others
+
     async def head(self) -> int:
         """The last sequence given out. Raises `StoreUnavailable`."""
         async with self._guarded(self._lookups) as connection:

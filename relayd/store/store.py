@@ -127,12 +127,14 @@ class Store:
         archive_manifests: Path | None = None,
         on_retention_waiting: Callable[[int, str | None], None] = lambda days, reason: None,
         on_replica: Callable[[str], None] = lambda outcome: None,
+        on_backend: Callable[[int], object] = lambda pid: None,
         allow_unsafe: bool = False,
     ) -> Store:
         """Open the log at `url`; `read_url` names a replica for pages. Migrates nothing.
 
         `archive_manifests` is the folder of a lake's manifests: given, `maintain` drops only days that they
         prove to be in the lake, and calls `on_retention_waiting` about the others (see `Retention`).
+        `on_backend` is told the process in the server that commits packets, whenever it is a new one.
 
         Raises `UnsafeDatabase` for a database that could lose acknowledged packets (unless `allow_unsafe`)
         or whose schema is not this program's, and `StoreUnavailable`. Cancelling closes what was opened.
@@ -160,7 +162,13 @@ class Store:
         budgets = pool(url, 1, "relayd budgets")
         replica = pool(read_url, read_connections, "relayd pages") if read_url is not None else None
         store = cls(
-            Log(url, known, connect_timeout=connect_timeout, append_timeout=append_timeout),
+            Log(
+                url,
+                known,
+                connect_timeout=connect_timeout,
+                append_timeout=append_timeout,
+                on_backend=on_backend,
+            ),
             Reader(known, lookups, pages, replica, read_timeout=read_timeout),
             IdentityReader(lookups, budgets),
             [pool for pool in (lookups, pages, budgets, replica) if pool is not None],
@@ -296,6 +304,10 @@ class Store:
     ) -> Page:
         """The first matching packets of the log, not expired at `now`. See `Reader.page`."""
         return await self._reader.page(query, limit, now, max_bytes, candidates, payer)
+
+    def give_way(self, to_others: Callable[[], bool]) -> None:
+        """Read pages one at a time while `to_others` says so. See `Reader.give_way`."""
+        self._reader.give_way(to_others)
 
     async def items(
         self,

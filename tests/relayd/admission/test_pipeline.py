@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 
 import psutil
 import pytest
@@ -19,6 +20,7 @@ from strata.protocol.packets import Packet
 from relayd.admission.budgets import TrustAct
 from relayd.admission.checks import weigh
 from relayd.admission.parsing_apart import ApartParser
+from relayd.admission.request import PublishRequest
 from relayd.policy import Plugins, Policy, PolicyRequest
 from relayd.policy.rules import Lists
 from tests.relayd.admission.admission_rig import ALICE, NOW, Peer, Rig, made, signed, tampered
@@ -38,6 +40,18 @@ async def test_a_session_s_packets_enter_the_log_in_the_order_sent(rig):
     await rig.until(lambda: len(peer.answers) == 60)
     assert rig.log.received == raws
     assert [name for name, _ in peer.answers] == [str(number) for number in range(60)]
+
+
+async def test_admission_is_busy_while_a_publish_waits_and_a_moment_longer(rig):
+    assert not rig.admission.is_busy()
+    peer = Peer()
+    rig.publish(peer, made(1), "long ago")  # by the monotonic clock
+    assert rig.admission.is_busy()
+    await rig.until(lambda: len(peer.answers) == 1)
+    assert not rig.admission.is_busy()
+    rig.admission.submit(PublishRequest(made(2), "now", peer.lane, time.monotonic() + 60))
+    await rig.until(lambda: len(peer.answers) == 2)
+    assert rig.admission.is_busy()
 
 
 def many_values(number: int) -> bytes:

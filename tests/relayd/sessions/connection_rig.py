@@ -59,6 +59,8 @@ class MemoryStore:
         self.rows: list[NewPacket] = []
         self.identities = MemoryIdentities()
 
+    def give_way(self, to_others: Callable[[], bool]) -> None: ...
+
     async def append(self, batch: Sequence[NewPacket], now: int, *_: int) -> Appended:
         previous = len(self.rows)
         self.rows += batch

@@ -224,6 +224,8 @@ class MemoryLog:
     async def close(self, session: OpenSession | None = None, **_: object) -> None:
         await asyncio.sleep(0)
 
+    def give_way(self, to_others: Callable[[], bool]) -> None: ...
+
     async def append(self, batch: Sequence[NewPacket], now: int, *_: object) -> Appended:
         await asyncio.sleep(0)
         previous, places = len(self.entries), []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import random
 
 import asyncpg
@@ -309,3 +310,15 @@ async def test_a_second_packet_with_the_same_equivalence_key_is_not_stored(store
     assert await store.by_id(key, NOW) is None, "a key is no packet id"
     page = await store.page(LogQuery(packet_ids=frozenset([key, bytes([1]) * 32])), 10, NOW)
     assert [row.sequence for row in page.rows] == [stored[0].sequence]
+
+
+async def test_whoever_asks_hears_which_process_commits_and_of_the_next_one(database, packet, sql):
+    told: list[int] = []
+    async with await Store.open(database, on_backend=told.append) as store:
+        await store.append([packet(1)], NOW)
+        assert told == [store._log.backend_pid]
+        await sql.execute("SELECT pg_terminate_backend($1, 5000)", told[0])
+        with contextlib.suppress(StoreUnavailable):  # it may have noticed by now
+            await store.append([packet(2)], NOW)
+        await store.append([packet(2)], NOW)
+        assert told[1:] == [store._log.backend_pid] != told[:1]

@@ -12,7 +12,7 @@ import asyncpg
 import pytest
 
 from relayd.lineage import KnownLog
-from relayd.store import LogQuery, NewPacket, Store, StoreTimeout, StoreUnavailable
+from relayd.store import LogQuery, NewPacket, Store, StoreTimeout, StoreUnavailable, connection
 from relayd.store.columns import string_key
 from relayd.store.connection import Pool
 from relayd.store.reader import Reader
@@ -144,6 +144,58 @@ async def test_a_connection_that_is_being_opened_when_the_pool_closes_is_lent_to
         async with pool.lease():
             pytest.fail("it was lent")
     assert opened[0].is_closed()
+
+
+@pytest.fixture
+async def giving_way(database):
+    """A pool of four while others are in a hurry."""
+    pool = Pool(database, 4, name="relayd pages", connect_timeout=5)
+    pool.gives_way = lambda: True
+    yield pool
+    await pool.close()
+
+
+async def lent_when(pool: Pool, given: asyncio.Event, ends: asyncio.Event) -> None:
+    async with pool.lease():
+        given.set()
+        await ends.wait()
+
+
+async def test_pages_are_read_one_at_a_time_while_others_are_in_a_hurry(giving_way, monkeypatch):
+    monkeypatch.setattr(connection, "_LONG", 60.0)
+    ends = [asyncio.Event() for _ in range(3)]
+    given = [asyncio.Event() for _ in range(3)]
+    async with asyncio.TaskGroup() as group:
+        for n in range(3):
+            group.create_task(lent_when(giving_way, given[n], ends[n]))
+        for n in range(3):
+            await given[n].wait()
+            assert [event.is_set() for event in given] == [k <= n for k in range(3)]
+            ends[n].set()
+
+
+async def test_a_slow_page_holds_up_no_other(giving_way, monkeypatch):
+    monkeypatch.setattr(connection, "_LONG", 0.01)
+    ends, given = asyncio.Event(), [asyncio.Event() for _ in range(5)]
+    async with asyncio.TaskGroup() as group:
+        for n in range(5):
+            group.create_task(lent_when(giving_way, given[n], ends))
+        for n in range(4):
+            await given[n].wait()
+        assert not given[4].is_set(), "there are four connections"
+        ends.set()
+
+
+async def test_pages_are_read_together_once_nobody_is_in_a_hurry(giving_way, monkeypatch):
+    monkeypatch.setattr(connection, "_LONG", 60.0)
+    giving_way.gives_way = lambda: False
+    ends, given = asyncio.Event(), [asyncio.Event() for _ in range(4)]
+    async with asyncio.TaskGroup() as group:
+        for each in given:
+            group.create_task(lent_when(giving_way, each, ends))
+        for each in given:
+            await each.wait()
+        ends.set()
 
 
 @pytest.mark.req("R-154")

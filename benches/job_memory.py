@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
 
-__all__ = ["Ran", "job_command", "run"]
+__all__ = ["Ran", "job_command", "run", "together"]
 
 _LOOK_SECONDS = 0.25
 
@@ -50,11 +51,26 @@ def job_command(job: str, lake: Path, *options: str, master: str = "local[2]") -
     return [*command, "--master", master, "--json", *options]
 
 
-def run(command: Sequence[str]) -> Ran:
-    """Run a command to its end. Raises `SystemExit` where it fails; it has said why on standard error."""
+def together(runs: Sequence[Ran]) -> Ran:
+    """Commands that have run one after the other, as if they were one: what the last one told, the time of
+    all, and the most that any of them held."""
+    return Ran(
+        runs[-1].told,
+        seconds=sum(one.seconds for one in runs),
+        peak_mb=max(one.peak_mb for one in runs),
+        java_mb=max(one.java_mb for one in runs),
+        python_mb=max(one.python_mb for one in runs),
+        cpu_seconds=sum(one.cpu_seconds for one in runs),
+    )
+
+
+def run(command: Sequence[str], environment: Mapping[str, str] | None = None) -> Ran:
+    """Run a command to its end, with more in its environment. Raises `SystemExit` where it fails; it has said
+    why on standard error."""
     ran, done = Ran(), threading.Event()
     started = time.perf_counter()
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    variables = {**os.environ, **(environment or {})}
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=variables)
     watcher = threading.Thread(target=_watch, args=(process.pid, done, ran))
     watcher.start()
     try:

@@ -1,8 +1,10 @@
 """A synthetic day of a relay, as large as asked for: what archive, compact, audit and traffic take for it.
 
 The log has a small day, the large one, and a small one after it, so that the large day is finished. Its
-packets are really signed. Each job is a program of its own, as an operator runs it, and reads what the one
-before has left: the audit and the report read a compacted day. The log goes before the compaction begins.
+packets are really signed. The log is made and archived in portions, and goes before the compaction begins:
+the disk has one portion of the log beside the lake, and later the lake twice. Each job is a program of its
+own, as an operator runs it, and reads what the one before has left: the audit and the report read a compacted
+day.
 """
 
 from __future__ import annotations
@@ -11,21 +13,28 @@ import json
 import shutil
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 from strata_pipeline.lake.lake import Lake
 from strata_pipeline.log.spans import DEFAULT_BATCH_ROWS
 
-from benches.job_memory import job_command, run
+from benches.disk_use import taken, watched
+from benches.job_memory import Ran, job_command, run, together
 from benches.measures import Measure
 from benches.pipeline_log import Made, append, empty_log
+from benches.pipeline_portions import PORTION_ROWS, DayLog, InLake
 
-__all__ = ["BYTES_A_ROW", "check_space", "measure"]
+__all__ = ["check_space", "measure"]
 
-BYTES_A_ROW = 2_000
-"""On the disk at a time for each row: the log with its indexes, and the lake beside it."""
-_WAL_BYTES = 1_200_000_000
-"""What the database keeps besides, however small the log."""
+_LOG_BYTES = 1_500
+"""On the disk for each row that the log has at a time, with its indexes."""
+_WAL_BYTES = 2 * 2**30
+"""So large the database lets its WAL grow, however small the log is."""
+_ARCHIVED_BYTES = 300
+"""For each row in the lake, as archived."""
+_COMPACTED_BYTES = 1_000
+"""For each row while a day is compacted: the old files, the new ones, and what is sorted."""
 _DAY = 86_400
 _SMALL = 1_000
 _BATCHES = 24
@@ -33,69 +42,112 @@ _BATCHES = 24
 _MOST_AUTHORS = 100_000
 
 
-def check_space(folder: Path, rows: int) -> None:
+def check_space(folder: Path, rows: int, portion_rows: int = PORTION_ROWS) -> None:
     """Raise `SystemExit` where the disk of a folder is too small for a day of so many rows."""
-    needed, free = rows * BYTES_A_ROW + _WAL_BYTES, shutil.disk_usage(folder).free
+    needed, free = _space(rows, portion_rows), shutil.disk_usage(folder).free
     if needed > free:
         raise SystemExit(
-            f"a day of {rows:,} rows takes about {needed / 1e9:,.1f} GB of disk, {BYTES_A_ROW:,} bytes a row "
-            f"and a little more, and {folder} has {free / 1e9:,.1f} GB free: name another folder with "
-            "--folder, or fewer --rows"
+            f"a day of {rows:,} rows takes about {needed / 1e9:,.1f} GB of disk, and {folder} has "
+            f"{free / 1e9:,.1f} GB free: name another folder with --folder, or fewer --rows"
         )
 
 
-def measure(rows: int, folder: Path, say: Callable[[str], None]) -> list[Measure]:
+def _space(rows: int, portion_rows: int) -> int:
+    """What a day takes on the disk at most: before the log goes, or while the day is compacted."""
+    with_log = min(rows, portion_rows) * _LOG_BYTES + _WAL_BYTES + rows * _ARCHIVED_BYTES
+    return max(with_log, rows * _COMPACTED_BYTES)
+
+
+def measure(
+    rows: int, folder: Path, say: Callable[[str], None], portion_rows: int = PORTION_ROWS
+) -> list[Measure]:
     """The figures of a day of so many rows; log and lake are made in `folder`, and are gone afterwards."""
-    check_space(folder, rows)
-    lake, log = folder / "day-lake", folder / "day-log"
-    # Yesterday, so that none of it is from the future.
-    day = (int(time.time()) // _DAY - 1) * _DAY
-    authors = min(_MOST_AUTHORS, max(200, rows // 50))
-    measures: list[Measure] = []
-    with empty_log(log) as server:
-        append(server.url, Made(_SMALL, True, day - _DAY // 2))
-        run(job_command("archive", lake, "--database-url", server.url))
-        tip = Lake.open(lake).tip
-        say(f"day: a log of {rows:,} signed packets of {authors:,} authors")
-        began = time.perf_counter()
-        append(server.url, Made(rows, True, day, _DAY - 1, _SMALL, authors, varied=True))
-        append(server.url, Made(_SMALL, True, day + _DAY, first=_SMALL + rows))
-        size = _size(log)
-        say(f"day: made in {time.perf_counter() - began:,.0f} s, {size / rows:,.0f} bytes a row")
-        size_of_batch = str(min(DEFAULT_BATCH_ROWS, max(1, rows // _BATCHES)))
-        options = ("--database-url", server.url, "--batch-rows", size_of_batch)
-        measures += _step("archive", rows, lake, say, *options)
-    shutil.rmtree(log)
-    measures += _step("compact", rows, lake, say)
-    measures += _step("audit", rows, lake, say, "--since", tip, name="audit --since")
-    measures += _step("traffic", rows, lake, say, "--days", "2", "--output", str(folder / "day-report"))
-    measures.append(Measure("day", "log, bytes a row", size / rows, "bytes"))
-    for done in (lake, folder / "day-report"):
-        shutil.rmtree(done)
+    check_space(folder, rows, portion_rows)
+    steps = _Steps(rows, folder, say)
+    tip, archived = _archive(steps, portion_rows)
+    shutil.rmtree(steps.log)
+    measures = steps.figures("archive", together(archived.runs), archived.packets)
+    measures += steps.step("compact")
+    measures += steps.step("audit", "--since", tip, name="audit --since")
+    measures += steps.step("traffic", "--days", "2", "--output", str(folder / "day-report"))
+    measures.append(Measure("day", "log, bytes a row", archived.log_row_bytes, "bytes"))
+    for done in (steps.lake, steps.spills, folder / "day-report"):
+        shutil.rmtree(done, ignore_errors=True)
     return measures
 
 
-def _step(
-    job: str, rows: int, lake: Path, say: Callable[[str], None], *options: str, name: str = ""
-) -> list[Measure]:
-    """A job, run as a program."""
-    ran = run(job_command(job, lake, *options))
-    told = json.loads(ran.told.splitlines()[-1])
-    if job in ("archive", "audit") and told["packets"] != rows + _SMALL:
-        raise SystemExit(f"{job} tells of {told['packets']:,} packets and not of {rows + _SMALL:,}")
-    what = f"{rows:,} rows, {name or job}"
-    if job == "compact" and told["days"] != 1:
-        raise SystemExit(f"{told['days']} days were compacted, and not the large one alone")
-    files = sum(1 for _ in (lake / "packets").rglob("*.parquet"))
-    say(f"day: {what}: {ran.seconds:,.1f} s, {ran.peak_mb:,.0f} MB, {files} files")
-    sizes = {"lake, bytes a row": _size(lake) / rows}
-    return [
-        Measure("day", what, rows / ran.seconds, "rows/s", details=sizes),
-        Measure("day", f"{what}, time", ran.seconds, "s"),
-        Measure("day", f"{what}, peak memory", ran.peak_mb, "MB", details=ran.details),
-        Measure("day", f"{what}, files of packets after it", files, "files"),
-    ]
+def _archive(steps: _Steps, portion_rows: int) -> tuple[str, InLake]:
+    """The large day in the lake, and the tip of the lake before that day."""
+    rows = steps.rows
+    # Yesterday, so that none of it is from the future.
+    day = (int(time.time()) // _DAY - 1) * _DAY
+    authors = min(_MOST_AUTHORS, max(200, rows // 50))
+    made = Made(rows, True, day, _DAY - 1, _SMALL, authors, varied=True)
+    after = Made(_SMALL, True, day + _DAY, first=_SMALL + rows)
+    batch_rows = str(min(DEFAULT_BATCH_ROWS, max(1, rows // _BATCHES)))
+    with empty_log(steps.log) as server:
+        append(server.url, Made(_SMALL, True, day - _DAY // 2))
+        steps.run("archive", "--database-url", server.url)
+        steps.say(f"day: a log of {rows:,} signed packets of {authors:,} authors")
+        tip = Lake.open(steps.lake).tip
+        log = DayLog(server.url, steps.log, made, after, steps.say, portion_rows)
+        options = ("--database-url", server.url, "--batch-rows", batch_rows)
+        return tip, log.archive(lambda: steps.run("archive", *options))
 
 
-def _size(folder: Path) -> int:
-    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+@dataclass(slots=True)
+class _Steps:
+    """The jobs of a day and what they take."""
+
+    rows: int
+    folder: Path
+    say: Callable[[str], None]
+    disk_bytes: int = 0
+    """The most that the folder took while jobs ran, since it was told last."""
+
+    @property
+    def lake(self) -> Path:
+        return self.folder / "day-lake"
+
+    @property
+    def log(self) -> Path:
+        return self.folder / "day-log"
+
+    @property
+    def spills(self) -> Path:
+        """Where Spark puts what it sorts: on the disk that `check_space` has looked at."""
+        return self.folder / "day-spark"
+
+    def run(self, job: str, *options: str) -> Ran:
+        """A job, run as a program."""
+        with watched(self.folder) as peak:
+            ran = run(job_command(job, self.lake, *options), {"SPARK_LOCAL_DIRS": str(self.spills)})
+        self.disk_bytes = max(self.disk_bytes, peak.taken)
+        return ran
+
+    def step(self, job: str, *options: str, name: str = "") -> list[Measure]:
+        """The figures of a job that does all at once."""
+        ran = self.run(job, *options)
+        told = json.loads(ran.told.splitlines()[-1])
+        if job == "compact" and told["days"] != 1:
+            raise SystemExit(f"{told['days']} days were compacted, and not the large one alone")
+        return self.figures(name or job, ran, told["packets"] if job == "audit" else None)
+
+    def figures(self, name: str, ran: Ran, packets: int | None = None) -> list[Measure]:
+        """The figures of a job that has run, and that tells of so many packets where it counts them."""
+        if packets not in (None, self.rows + _SMALL):
+            raise SystemExit(f"{name} tells of {packets:,} packets and not of {self.rows + _SMALL:,}")
+        what, disk, self.disk_bytes = f"{self.rows:,} rows, {name}", self.disk_bytes, 0
+        files = sum(1 for _ in (self.lake / "packets").rglob("*.parquet"))
+        self.say(
+            f"day: {what}: {ran.seconds:,.1f} s, {ran.peak_mb:,.0f} MB, {files} files; "
+            f"{disk / 1e9:,.2f} GB of disk at most"
+        )
+        sizes = {"lake, bytes a row": taken(self.lake) / self.rows}
+        return [
+            Measure("day", what, self.rows / ran.seconds, "rows/s", details=sizes),
+            Measure("day", f"{what}, time", ran.seconds, "s"),
+            Measure("day", f"{what}, peak memory", ran.peak_mb, "MB", details=ran.details),
+            Measure("day", f"{what}, files of packets after it", files, "files"),
+            Measure("day", f"{what}, peak of the disk", disk / 1e6, "MB"),
+        ]

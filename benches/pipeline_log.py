@@ -24,11 +24,23 @@ from strata.protocol.ids import Identity
 from relayd.postgres import EmbeddedPostgres
 from relayd.store.migrate import migrate
 
-__all__ = ["Made", "Row", "append", "append_rows", "author", "empty_log", "fill", "made_rows", "unsigned"]
+__all__ = [
+    "Made",
+    "Row",
+    "append",
+    "append_rows",
+    "author",
+    "empty_log",
+    "fill",
+    "forget",
+    "made_rows",
+    "unsigned",
+]
 
 _CHUNK = 5_000
 _TYPES = ("POST", "REACTION", "/bench/1/room/proto", "NOTE")
 _COLUMNS = ("sequence", "received_at", "timestamp", "packet_id", "author_id", "content_type", "body")
+_LOG_TABLES = ("packets", "packet_ids")
 _WORDS = 2_000
 _COPIED, _COPIES = 40, 20
 """Of varied texts one in forty repeats one of twenty."""
@@ -80,12 +92,16 @@ def fill(url: str, rows: int, *, signed: bool) -> None:
     append(url, Made(rows, signed, int(time.time())))
 
 
-def append(url: str, made: Made) -> None:
-    """Put packets into a log that has none of their day nor of a later one, as relay_append would number
-    them."""
+def append(url: str, made: Made, part: range | None = None) -> None:
+    """Put packets into a log that has none of a later day, as relay_append would number them.
+
+    Of their day the log has had none, or those before the `part`, and nothing else.
+    """
+    part = range(made.rows) if part is None else part
     with ProcessPoolExecutor(os.cpu_count()) as pool:
-        work = (range(start, min(start + _CHUNK, made.rows)) for start in range(0, made.rows, _CHUNK))
-        asyncio.run(_copy(url, _in_order(pool, partial(made_rows, made=made), work), made.at // 86_400))
+        work = (part[start : start + _CHUNK] for start in range(0, len(part), _CHUNK))
+        chunks = _in_order(pool, partial(made_rows, made=made), work)
+        asyncio.run(_copy(url, chunks, made.at // 86_400, part.start))
 
 
 def _in_order(
@@ -156,6 +172,38 @@ def _vocabulary() -> list[str]:
 def append_rows(url: str, rows: list[Row], day: int, placed: int) -> None:
     """Put packets behind the `placed` ones that a day of the log has, and that were put there by us."""
     asyncio.run(_copy(url, iter([rows]), day, placed))
+
+
+def forget(url: str, reached: int) -> None:
+    """Take all packets out of a log that ends at `reached`, but for the last one.
+
+    Tables go and not rows, as in retention: the disk is free at once, and nothing is left to vacuum.
+    Retention knows whole days alone, and this is the day of the head. So no border is moved: a border within
+    the day would tell an archive that rows of it may be missing, and the archive would not count them any
+    more. As it is, an archive that has to read what is gone says that rows are missing. The last packet and
+    its id stay, for by them an archive tells the log from the log of another relay.
+    """
+    asyncio.run(_forget(url, reached))
+
+
+async def _forget(url: str, reached: int) -> None:
+    connection = await asyncpg.connect(url)
+    try:
+        async with connection.transaction():
+            # As every append does: the head first.
+            head = await connection.fetchval("SELECT last_sequence FROM log_head FOR UPDATE")
+            if head != reached:
+                raise ValueError(f"the log ends at {head}, and what is archived at {reached}")
+            for table in _LOG_TABLES:
+                await connection.execute(
+                    f"CREATE TEMPORARY TABLE last_of_{table} ON COMMIT DROP AS"
+                    f" SELECT * FROM {table} WHERE sequence = {head}"
+                )
+            await connection.execute(f"TRUNCATE {', '.join(_LOG_TABLES)}")
+            for table in _LOG_TABLES:
+                await connection.execute(f"INSERT INTO {table} SELECT * FROM last_of_{table}")
+    finally:
+        await connection.close()
 
 
 async def _copy(url: str, made: Iterator[list[Row]], day: int, placed: int = 0) -> None:

@@ -4,7 +4,7 @@ The log has a small day, the large one, and a small one after it, so that the la
 packets are really signed. The log is made and archived in portions, and goes before the compaction begins:
 the disk has one portion of the log beside the lake, and later the lake twice. Each job is a program of its
 own, as an operator runs it, and reads what the one before has left: the audit and the report read a compacted
-day.
+day. The files that the compaction has replaced are gone by then, as after a day's grace.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from strata_pipeline.lake.generations import delete_retired
 from strata_pipeline.lake.lake import Lake
 from strata_pipeline.log.spans import DEFAULT_BATCH_ROWS
 
@@ -27,13 +28,13 @@ from benches.pipeline_portions import PORTION_ROWS, DayLog, InLake
 
 __all__ = ["check_space", "measure"]
 
-_LOG_BYTES = 1_500
+_LOG_BYTES = 1_150
 """On the disk for each row that the log has at a time, with its indexes."""
 _WAL_BYTES = 2 * 2**30
 """So large the database lets its WAL grow, however small the log is."""
 _ARCHIVED_BYTES = 300
 """For each row in the lake, as archived."""
-_COMPACTED_BYTES = 1_000
+_COMPACTED_BYTES = 900
 """For each row while a day is compacted: the old files, the new ones, and what is sorted."""
 _DAY = 86_400
 _SMALL = 1_000
@@ -68,6 +69,8 @@ def measure(
     shutil.rmtree(steps.log)
     measures = steps.figures("archive", together(archived.runs), archived.packets)
     measures += steps.step("compact")
+    with Lake.replace(steps.lake) as compacted:
+        delete_retired(compacted, int(time.time()), grace=0)
     measures += steps.step("audit", "--since", tip, name="audit --since")
     measures += steps.step("traffic", "--days", "2", "--output", str(folder / "day-report"))
     measures.append(Measure("day", "log, bytes a row", archived.log_row_bytes, "bytes"))

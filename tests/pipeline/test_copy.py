@@ -5,9 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from strata.protocol.lake import GENESIS, Erasure, LakeError, encode_erasure, seal_erasure
+from strata.protocol.lake import LakeError
 from strata_pipeline.cli import app
-from strata_pipeline.errors import UsageError
 from strata_pipeline.jobs.copy import copy_lake
 from strata_pipeline.lake.generations import replace_day, staged_day
 from strata_pipeline.lake.lake import Lake
@@ -93,15 +92,6 @@ def test_what_does_not_hold_is_not_copied(lake, place, tmp_path):
     with pytest.raises(LakeError, match=r"is damaged: .* the batches before it are copied"):
         copy_lake(lake, f"{place}-other")
     assert rows(f"{place}-other") == ALL[:6]
-
-
-def test_a_lake_that_was_erased_from_is_refused(lake, place):
-    record = Erasure(number=0, day=DAY, written_at=0, batches=[], tombstones="t", erased=1, previous=GENESIS)
-    path = lake / "_erased" / "0000000000.json"
-    path.parent.mkdir()
-    path.write_bytes(encode_erasure(seal_erasure(record)))
-    with pytest.raises(UsageError, match="rows were erased from one of these lakes"):
-        copy_lake(lake, place)
 
 
 def test_the_command_says_what_it_did(lake, place):

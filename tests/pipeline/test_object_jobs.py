@@ -11,7 +11,7 @@ import pytest
 from pyspark.sql import SparkSession
 from strata.protocol.lake import Manifest, StoredObject
 from strata_pipeline.cli import app
-from strata_pipeline.errors import LakeBusy, LakeError, UsageError
+from strata_pipeline.errors import LakeBusy, LakeError
 from strata_pipeline.jobs.archive import archive
 from strata_pipeline.jobs.audit import Audited, audit
 from strata_pipeline.jobs.compact import compact
@@ -26,8 +26,9 @@ from strata_pipeline.lake.places import open_lake
 from typer.testing import CliRunner
 
 from tests.support import relay_logs
+from tests.support.file_faults import Killed
 from tests.support.lakes import DAY, NOON, sql
-from tests.support.object_lakes import NO_GRACE, rows, unnamed
+from tests.support.object_lakes import NO_GRACE, requests, rows, unnamed
 from tests.support.object_stores import Asked, ObjectServer
 from tests.support.toy_lakes import faults
 
@@ -230,7 +231,7 @@ def test_harm_to_a_compacted_day_is_found_and_named(spark, copied):
     }
 
 
-def test_what_a_relay_has_erased_goes_from_a_bucket_as_well(spark, place, new_log):
+def test_what_a_relay_has_erased_goes_from_a_bucket_as_well(spark, place, new_log, tmp_path):
     url, made = new_log(), relay_logs.make_many(20, at=NOON)
     relay_logs.append(url, made, NOON)
     relay_logs.append(url, later := relay_logs.make_many(4, first=50, at=NOON + DAY), NOON + DAY)
@@ -256,8 +257,19 @@ def test_what_a_relay_has_erased_goes_from_a_bucket_as_well(spark, place, new_lo
     found = DayWindow(ObjectLake.open(place)).packets(spark).frame.orderBy("sequence").toArrow()
     assert found["body"].to_pylist() == left + [packet.canonical for packet in later]
     assert restore(spark, new_log(), place).packets == 21
-    with pytest.raises(UsageError, match="rows were erased"):
-        copy_lake(place, f"{place}-copy")
+    # A copy is without it too, and says so, and goes on after it was killed.
+    for copy in (f"{place}-copy", tmp_path / "copy"):
+        assert copy_lake(place, copy).erasures == 1
+        audited = audit(spark, copy)
+        assert audited.holds and (audited.packets, audited.quarantined, audited.erased) == (21, 3, 3)
+    with requests() as sent:
+        copy_lake(place, f"{place}-whole")
+    first = next(n for n, one in enumerate(sent) if "_manifests/0" in one)
+    with requests(first + 1), pytest.raises(Killed):
+        copy_lake(place, f"{place}-half")
+    audited = audit(spark, f"{place}-half")
+    assert audited.holds and (audited.packets, audited.quarantined) == (4, 1)
+    assert copy_lake(place, f"{place}-half").batches == 4 and audit(spark, f"{place}-half").erased == 3
 
 
 def test_of_two_archives_one_says_that_it_came_second_and_the_next_run_goes_on(

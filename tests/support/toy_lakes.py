@@ -167,7 +167,7 @@ def file_faults(lake: Lake) -> list[Fault]:
     """What an audit finds in the folders of batches."""
     found = []
     for day in lake.days():
-        for unit in units_of_day(lake, day, manifests_of_day(lake.manifests, day)):
+        for unit in units_of_day(lake, day, lake.erasures.told(manifests_of_day(lake.manifests, day))):
             for chunk in chunks(unit.manifests):
                 found += batches_faults(chunk, unit.packets, unit.quarantine)
             found += places_faults(unit)

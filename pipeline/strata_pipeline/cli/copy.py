@@ -31,8 +31,9 @@ def copy_command(
 ) -> None:
     """Copy a lake from a disk into a bucket, or back.
 
-    The copy has the same manifests and the same tip. Each batch is held against its manifest. Whatever
-    happens, the copy is a whole lake, and the next run goes on.
+    The copy has the same manifests and the same tip. Each batch is held against its manifest. What was
+    erased from the lake goes from the copy as well. Whatever happens, the copy is a whole lake, and the next
+    run goes on.
     """
     from strata_pipeline.jobs.copy import copy_lake
 
@@ -42,5 +43,7 @@ def copy_command(
             show(done.packets, done.packets + done.left)
 
         done = copy_lake(lake, to, progress=progress)
-    text = f"copied {done.batches:,} batches, {done.packets:,} packets; the copy stands at {done.reached}"
+    erasures = f", {done.erasures:,} erasures" if done.erasures else ""
+    copied = f"copied {done.batches:,} batches, {done.packets:,} packets{erasures}"
+    text = f"{copied}; the copy stands at {done.reached}"
     say(text, json, event="done", **msgspec.to_builtins(done))

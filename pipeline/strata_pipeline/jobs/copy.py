@@ -1,30 +1,26 @@
 """`strata-pipeline copy`: a lake from a disk into a bucket, or back, batch by batch. It needs no Spark.
 
-The copy gets the same manifests, so the same tips prove it. Each batch is held against its manifest before it
-is committed, by the way that an archive commits. So a copy that was stopped is a whole lake, shorter than the
-other, and the next run goes on.
+The copy gets the same manifests, so the same tips prove it, and the same records of erasures
+(`copy_erasures`). Each batch is held against its manifest, and what was erased since, before it is committed
+by the way that an archive commits. So a copy that was stopped is a whole lake, shorter than the other, and
+the next run goes on.
 """
 
 from __future__ import annotations
 
-import shutil
 import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-import pyarrow as pa
-import pyarrow.dataset as pads
-import pyarrow.parquet as pq
-from blake3 import blake3
-from strata.protocol.lake import Manifest, StoredObject
+from strata.protocol.lake import Manifest
 
-from strata_pipeline.errors import LakeError, UsageError
-from strata_pipeline.lake.checking import batch_name, batches_faults, chunks
-from strata_pipeline.lake.contents import parquet_files
+from strata_pipeline.errors import LakeError
+from strata_pipeline.jobs.copy_erasures import bring_erasures, check_erasures_begin, listed_ahead
+from strata_pipeline.jobs.copy_files import extract, put_files
+from strata_pipeline.lake.checking import chunks
 from strata_pipeline.lake.lake import Lake
-from strata_pipeline.lake.layout import LakeLayout, span_of
-from strata_pipeline.lake.object_lake import ObjectLake
+from strata_pipeline.lake.layout import LakeLayout
 from strata_pipeline.lake.places import AnyLake, open_lake, write_lake
 
 __all__ = ["Copied", "copy_lake"]
@@ -43,30 +39,39 @@ class Copied:
     """Packets that are not copied yet."""
     tip: str = ""
     """The hash of the copy's last manifest: the other lake has it too."""
+    erasures: int = 0
+    """Records of erasures that this run has brought."""
 
 
 def copy_lake(
-    source: str | Path, target: str | Path, *, progress: Callable[[Copied], None] = lambda done: None
+    source: str | Path,
+    target: str | Path,
+    *,
+    patience: float = 600.0,
+    progress: Callable[[Copied], None] = lambda done: None,
 ) -> Copied:
     """Bring the lake at `target`, which need not exist yet, up to the lake at `source`.
 
     A day that was compacted is copied batch by batch, as it was archived. `progress` is called before each
-    batch. Raises `LakeError` where the target is not a beginning of the source or a batch does not hold,
-    `LakeBusy`, `StoreError`, `UsageError`.
+    batch. What was erased from the source goes from the target first, where jobs read a day on a disk for
+    `patience` seconds at most. Raises `LakeError` where the target is not a beginning of the source, by its
+    manifests and by its erasures, or a batch does not hold, `LakeBusy`, `StoreError`, `UsageError`.
     """
     lake = open_lake(source)
     done = Copied()
-    with lake.held(), write_lake(target) as copy:
-        if lake.erasures.records or copy.erasures.records:
-            raise UsageError("rows were erased from one of these lakes, and copy brings no erasures yet")
+    with lake.held(), write_lake(target, copying=True) as copy:
+        if lake.is_half_copied:  # or was erased from a day that has ended since it was opened
+            lake.load()
         _check_beginning(lake, copy)
-        missing = lake.manifests[copy.chain.end.number :]
+        check_erasures_begin(lake, copy)
+        done.erasures = bring_erasures(lake, copy, patience)
+        missing = lake.erasures.told(lake.manifests[copy.chain.end.number :])
         done.left = sum(one.packets for one in missing)
         for some in chunks(missing):
             with lake.at_hand(some) as layout:
                 for manifest in some:
                     progress(done)
-                    _copy(layout, manifest, copy)
+                    _copy(layout, lake.manifests[manifest.number], manifest, copy)
                     done.batches += 1
                     done.packets += manifest.packets
                     done.left -= manifest.packets
@@ -84,64 +89,20 @@ def _check_beginning(lake: AnyLake, copy: AnyLake) -> None:
         )
 
 
-def _copy(layout: LakeLayout, manifest: Manifest, copy: AnyLake) -> None:
+def _copy(layout: LakeLayout, manifest: Manifest, now: Manifest, copy: AnyLake) -> None:
+    """Add a batch; `now` tells what the batch holds since rows were erased."""
     if isinstance(copy, Lake):
         staged = copy.stage(manifest.span)
-        _extract(layout, manifest, staged)
+        extract(layout, now, staged)
         packets, quarantine = (
             folder if (folder := staged / root).is_dir() else None for root in ("packets", "quarantine")
         )
         copy.commit(manifest, packets, quarantine)
         return
-    with tempfile.TemporaryDirectory(prefix="strata-copy-") as name:
-        _extract(layout, manifest, Path(name))
-        _put(Path(name), manifest, copy)
-
-
-def _extract(layout: LakeLayout, manifest: Manifest, folder: Path) -> None:
-    """Make the files of a batch, by root and kind, in a folder. Raises `LakeError` unless they hold."""
-    made: dict[str, list[Path]] = {"packets": [], "quarantine": []}
-    for root in made:
-        for batch in layout.folders_of_day(layout.root / root, manifest.span.day):
-            if not span_of(batch).overlaps(manifest.span):
-                continue
-            for path in parquet_files([batch]):
-                target = folder / root / path.relative_to(batch)
-                if span_of(batch) == manifest.span:
-                    target.parent.mkdir(parents=True, exist_ok=True)
-                    shutil.copyfile(path, target)
-                else:
-                    _filter(path, manifest, target)
-            made[root] = [folder / root] if (folder / root).is_dir() else []
-    faults = batches_faults([manifest], made["packets"], made["quarantine"])
-    if faults:
-        raise LakeError(
-            f"the lake's {batch_name(manifest)} is damaged: {faults[0].detail}. Bring its files back from a "
-            "copy of the lake; the batches before it are copied"
-        )
-
-
-def _filter(path: Path, manifest: Manifest, target: Path) -> None:
-    """Copy those rows of a file that belong to a batch."""
-    within = (pads.field("sequence") > manifest.after) & (pads.field("sequence") <= manifest.up_to)
-    rows: pa.Table = pads.dataset(path, format="parquet").to_table(filter=within)
-    if rows.num_rows:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        pq.write_table(rows, target, compression="zstd")
-
-
-def _put(folder: Path, manifest: Manifest, copy: ObjectLake) -> None:
+    objects = listed_ahead(copy, now)
     attempt = copy.begin(manifest.span)
-    objects = []
-    for path in parquet_files([folder]):
-        root, *kinds, _ = path.relative_to(folder).parts
-        content = path.read_bytes()
-        one = StoredObject(
-            name=attempt.object_name(root, kinds[0].removeprefix("kind=") if kinds else None),
-            size=len(content),
-            rows=pq.read_metadata(path).num_rows,
-            hash=blake3(content).hexdigest(),
-        )
-        copy.store.put(one.name, content)
-        objects.append(one)
+    if objects is None:
+        with tempfile.TemporaryDirectory(prefix="strata-copy-") as name:
+            extract(layout, now, Path(name))
+            objects = put_files(Path(name), copy.store, attempt.object_name)
     copy.adopt(manifest, attempt, objects)

@@ -15,7 +15,7 @@ from strata.protocol.lake import Erasure, decode_erasure, encode_erasure
 from strata_pipeline.lake import files
 from strata_pipeline.lake.layout import LakeLayout
 
-__all__ = ["RECORD", "TOMBSTONES", "finish_erasure", "mark"]
+__all__ = ["RECORD", "TOMBSTONES", "finish_erasure", "mark", "put_record"]
 
 RECORD = "record.json"
 TOMBSTONES = "tombstones.jsonl"
@@ -27,6 +27,14 @@ def mark(folder: Path, number: int) -> None:
     """Mark a staged folder of a day as one with new files."""
     files.make_folder(folder)
     (folder / f"{_MARK}{number}").touch()
+
+
+def put_record(lake: LakeLayout, record: Erasure, text: bytes) -> None:
+    """Put a record and the text of its tombstones beside the chain. Raises `LakeError` where it is there."""
+    target, tombstones = (lake.erased / name for name in lake.erasures.names(record.number))
+    tombstones.unlink(missing_ok=True)  # without its record it is nobody's
+    files.write_new(tombstones, text)
+    files.write_new(target, encode_erasure(record))
 
 
 def finish_erasure(lake: LakeLayout) -> Erasure | None:
@@ -48,11 +56,8 @@ def finish_erasure(lake: LakeLayout) -> Erasure | None:
             files.exchange(live, new)
         else:
             files.place(new, live)
-    target, tombstones = (lake.erased / name for name in lake.erasures.names(record.number))
-    if not target.exists():
-        tombstones.unlink(missing_ok=True)  # without its record it is nobody's
-        files.write_new(tombstones, (staged / TOMBSTONES).read_bytes())
-        files.write_new(target, encode_erasure(record))
+    if not (lake.erased / lake.erasures.names(record.number)[0]).exists():
+        put_record(lake, record, (staged / TOMBSTONES).read_bytes())
     # They hold what was to be erased: unlike the files that compaction replaces, they are not kept.
     for old in lake.retired.glob(f"{day}.*"):
         files.remove(old)

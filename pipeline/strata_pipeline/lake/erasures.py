@@ -67,19 +67,24 @@ class Erasures:
 
     def tombstones(self, record: Erasure) -> Iterator[Tombstone]:
         """Those of a record, in order of sequence; their signatures hold. Raises `LakeError`."""
+        path = self._records.place(self._tombstones_of(record))
+        for line in self.text_of(record).splitlines():
+            try:
+                yield read_tombstone(line)
+            except InvalidInput as error:
+                raise LakeError(f"{path} has a tombstone that does not hold: {error.reason}") from None
+
+    def text_of(self, record: Erasure) -> bytes:
+        """The file of a record's tombstones, as the record tells. Raises `LakeError`."""
         name = self._tombstones_of(record)
-        path = self._records.place(name)
         try:
             text = self._records.read(name)
         except OSError as error:
             raise LakeError(f"the lake's tombstones cannot be read: {error}") from None
         if blake3(text).hexdigest() != record.tombstones:
+            path = self._records.place(name)
             raise LakeError(f"{path} was changed after it was written: its hash does not recompute")
-        for line in text.splitlines():
-            try:
-                yield read_tombstone(line)
-            except InvalidInput as error:
-                raise LakeError(f"{path} has a tombstone that does not hold: {error.reason}") from None
+        return text
 
     def _tombstones_of(self, record: Erasure) -> str:
         return self.names(record.number)[1]

@@ -57,12 +57,13 @@ class Lake(LakeLayout):
 
     @classmethod
     @contextlib.contextmanager
-    def write(cls, path: str | Path) -> Iterator[Lake]:
+    def write(cls, path: str | Path, *, copying: bool = False) -> Iterator[Lake]:
         """The lake in a folder, for adding batches; it need not exist yet.
 
         It is locked against others who add batches, and what an interrupted writer left is completed or moved
         aside. A compaction may run meanwhile. Raises `LakeBusy` too, and `LakeError`, before anything is
-        changed, where folders and chain do not belong together.
+        changed, where folders and chain do not belong together. Only with `copying` a lake is taken that is
+        half copied, with records of erasures before the batches that they tell of.
         """
         lake = cls(_local(path))
         with files.locked(lake.root / _BATCHES_LOCK):
@@ -71,6 +72,12 @@ class Lake(LakeLayout):
                 lake.moved += recover_days(lake)
             lake._make_readers_lock()
             lake.load()
+            if lake.is_half_copied and not copying:
+                raise LakeError(
+                    f"{lake.root} tells of erasures from days that its chain has not reached the end of: the "
+                    "lake is being copied, or manifests are missing. Run strata-pipeline copy again, or "
+                    f"bring {lake.manifests_folder.name} back from a copy of the lake"
+                )
             lake.moved += recover_batches(lake)
             yield lake
 
@@ -97,7 +104,8 @@ class Lake(LakeLayout):
         with files.shared(self.root / _READERS_LOCK):
             if (self.staged_erasure / RECORD).exists():
                 raise LakeError(
-                    f"an erasure from {self.root} was cut off: strata-pipeline erase, or compact, finishes it"
+                    f"an erasure from {self.root} was cut off: strata-pipeline erase, or compact, or copy, "
+                    "finishes it"
                 )
             self.erasures.load()
             yield

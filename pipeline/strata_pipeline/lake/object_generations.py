@@ -86,12 +86,16 @@ class Generations:
         """The one that an attempt has put."""
         return next((one for one in self.records if one.attempt == attempt), None)
 
-    def parts(self, generation: Generation, manifests: Callable[[], Sequence[Manifest]]) -> list[Part]:
-        """The parts of a day, whose manifests are asked for once. Raises `LakeError` where they cannot be
-        told."""
+    def parts(
+        self, generation: Generation, manifests: Callable[[], Sequence[Manifest]], *, ahead: bool = False
+    ) -> list[Part]:
+        """The parts of a day, whose manifests are asked for once; `ahead` is whether a copy may yet add some.
+
+        Raises `LakeError` where they cannot be told.
+        """
         if generation.listing not in self._listings:
             listing = self._listing(generation)
-            check_day_listing(listing, generation, manifests())
+            check_day_listing(listing, generation, manifests(), ahead=ahead)
             self._listings[generation.listing] = listing
         return self._listings[generation.listing].parts
 

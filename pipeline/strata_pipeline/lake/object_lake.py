@@ -112,17 +112,25 @@ class ObjectLake(LakeState):
 
     @classmethod
     @contextlib.contextmanager
-    def write(cls, place: str, grace: Grace = DEFAULT_GRACE) -> Iterator[ObjectLake]:
+    def write(
+        cls, place: str, grace: Grace = DEFAULT_GRACE, *, copying: bool = False
+    ) -> Iterator[ObjectLake]:
         """The lake at `s3://bucket/prefix`, for adding batches; it need not exist yet, but its bucket must.
 
         No lock keeps others away: whoever commits second gets `LakeBusy` from `commit`. What attempts to add
         batches have left that are over is deleted after the `grace`. Raises `LakeError` where chain and
         listings do not belong together, before anything is changed, and `StoreError`, `UsageError`.
+
+        With `copying` a lake is taken whose generations tell of days before its chain does, and what was
+        replaced in days is deleted after the grace as well.
         """
         lake = cls(ObjectStore.at(place))
         lake.load()
-        lake._check()
-        lake.left = sweep(lake.store, lake, lake._now(), grace.left)
+        lake._check(copying)
+        if copying:
+            lake.tidy(grace)
+        else:
+            lake.left = sweep(lake.store, lake, lake._now(), grace.left)
         lake.chain.seal()
         yield lake
 
@@ -140,8 +148,8 @@ class ObjectLake(LakeState):
         lake.sealed = lake.chain.seal()
         yield lake
 
-    def _check(self) -> None:
-        self._check_generations()
+    def _check(self, copying: bool = False) -> None:
+        self._check_generations(copying)
         self._check_end()
 
     def _now(self) -> datetime:
@@ -220,12 +228,20 @@ class ObjectLake(LakeState):
 
     def parts(self, day: int) -> list[Part]:
         """All that counts of a day: its batches, or what was made of them. Raises `LakeError`."""
-        return self.parts_of(day, self.generations.of_day(day))
+        return self._reached(self.parts_of(day, self.generations.of_day(day)))
+
+    def _reached(self, parts: Iterable[Part]) -> list[Part]:
+        """Those that the chain tells of: a copy lists the others before it puts their manifests."""
+        return [part for part in parts if part.up_to <= self.reached]
 
     def parts_of(self, day: int, generation: Generation | None) -> list[Part]:
-        """The parts of a day in a generation, or as archived. Raises `LakeError`."""
+        """The parts of a day in a generation, those that the chain has not reached included, or as archived.
+
+        Raises `LakeError`.
+        """
         if generation is not None:
-            return self.generations.parts(generation, lambda: self.chain.of_day(day))
+            ahead = self.may_grow(day)
+            return self.generations.parts(generation, lambda: self.chain.of_day(day), ahead=ahead)
         manifests = self.chain.of_day(day)
         pairs = zip(manifests, self._listed(manifests), strict=True)
         return [Part(after=one.after, up_to=one.up_to, objects=listing.objects) for one, listing in pairs]
@@ -259,7 +275,8 @@ class ObjectLake(LakeState):
         self, generation: Generation, manifests: Sequence[Manifest]
     ) -> tuple[list[Unit], list[Fault]]:
         try:
-            parts = self.generations.parts(generation, lambda: manifests)
+            ahead = self.may_grow(generation.day)
+            parts = self._reached(self.generations.parts(generation, lambda: manifests, ahead=ahead))
         except LakeError as error:
             name = day_listing_name(generation.day, generation.attempt)
             where = self.store.url(f"{DAY_LISTINGS}/{name}")
@@ -304,7 +321,7 @@ class ObjectLake(LakeState):
             return self.objects(self.chain.of_day(day), "packets")
         return [
             one
-            for part in self.generations.listed(generation)
+            for part in self._reached(self.generations.listed(generation))
             for one in part.objects
             if _is_below("packets", one)
         ]
@@ -321,7 +338,8 @@ class ObjectLake(LakeState):
             generation = self.generations.of_day(day)
             with contextlib.suppress(LakeError):
                 if generation is not None:
-                    objects = [one for part in self.generations.listed(generation) for one in part.objects]
+                    parts = self._reached(self.generations.listed(generation))
+                    objects = [one for part in parts for one in part.objects]
                 elif any(_is_in(name, folders) for name in self.store.keys(f"packets/day={day_text(day)}")):
                     objects = self.objects(self.chain.of_day(day), "packets", damaged=True)
                 else:
@@ -363,8 +381,8 @@ class ObjectLake(LakeState):
             with self.at_hand(self.chain.of_day(day), "quarantine") as layout:
                 yield layout
             return
-        objects = [one for part in self.generations.listed(generation) for one in part.objects]
-        objects = [one for one in objects if _is_below("quarantine", one)]
+        parts = self._reached(self.generations.listed(generation))
+        objects = [one for part in parts for one in part.objects if _is_below("quarantine", one)]
         with self._at_hand(objects, day_text(day)) as layout:
             yield layout
 
@@ -396,7 +414,8 @@ class ObjectLake(LakeState):
         return [], 0
 
     def _known(self, surplus: Collection[str]) -> set[str]:
-        """Those of these objects that attempts have left, or that were replaced and wait for their end."""
+        """Those of these objects that attempts have left, that were replaced and wait for their end, or that
+        a copy has listed before their manifests."""
         names = {attempt.name for attempt in attempts(self.store)}
         gone: set[str] = set()
         for rewrite in rewrites(self.store):
@@ -405,6 +424,11 @@ class ObjectLake(LakeState):
             if generation is not None:
                 with contextlib.suppress(LakeError):
                     gone |= replaced(self, generation)
+        for generation in self.generations.records:
+            if self.may_grow(generation.day):
+                with contextlib.suppress(LakeError):
+                    parts = self.parts_of(generation.day, generation)
+                    gone |= {one.name for part in parts for one in part.objects}
         return {name for name in surplus if name in gone or attempt_of(name) in names}
 
     def _surplus(self, days: Sequence[int]) -> list[str]:
@@ -441,7 +465,8 @@ class ObjectLake(LakeState):
     def _check_end(self) -> None:
         """Raise `LakeError` where the chain lacks manifests, or is another lake's."""
         last = next(self.chain.backwards(), None)
-        for one in self.listing(last).objects if last is not None else ():
+        lasts = [] if last is None else [last]
+        for one in (one for root in ROOTS for one in self.objects(lasts, root)):
             if not self.store.exists(one.name):
                 raise LakeError(
                     f"{self.store.url(one.name)} belongs to the lake's last batch and is not there: the lake "
@@ -456,8 +481,9 @@ class ObjectLake(LakeState):
                     f"missing. Bring {MANIFESTS} back from a copy of the lake; nothing was changed"
                 )
 
-    def _check_generations(self) -> None:
-        """Raise `LakeError` where generations are missing, or the manifests of the days that they tell of."""
+    def _check_generations(self, copying: bool) -> None:
+        """Raise `LakeError` where generations are missing, or the manifests of the days that they tell of; a
+        copy puts these afterwards."""
         # In this order: an attempt is told of before its listing is put, and until it counts.
         listings = set(self.store.keys(DAY_LISTINGS))
         strangers = listings - {rewrite.listing for rewrite in rewrites(self.store)} - self._named_days()
@@ -471,13 +497,14 @@ class ObjectLake(LakeState):
                 "missing. Bring _generations back from a copy of the lake; nothing was changed"
             )
         last = max((one.day for one in self.generations.records), default=-1)
-        if last >= day_of(self.reached):
+        if self.may_grow(last) and not copying:
             self.load()  # an archive may have gone on just now
-            if last >= day_of(self.reached):
+            if self.may_grow(last):
                 raise LakeError(
                     f"{self.place} has a generation of {day_text(last)}, which is made when the day is over, "
                     f"and its chain ends before that: manifests are missing. Bring {MANIFESTS} back from a "
-                    "copy of the lake; nothing was changed"
+                    "copy of the lake; if the lake is being copied, run strata-pipeline copy again. Nothing "
+                    "was changed"
                 )
 
     def _named_days(self) -> set[str]:

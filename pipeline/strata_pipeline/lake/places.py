@@ -23,6 +23,8 @@ def open_lake(place: str | Path) -> AnyLake:
     return ObjectLake.open(str(place)) if is_object_place(place) else Lake.open(place)
 
 
-def write_lake(place: str | Path) -> AbstractContextManager[AnyLake]:
+def write_lake(place: str | Path, *, copying: bool = False) -> AbstractContextManager[AnyLake]:
     """The lake at a place, for adding batches, as its own `write` says."""
-    return ObjectLake.write(str(place)) if is_object_place(place) else Lake.write(place)
+    if is_object_place(place):
+        return ObjectLake.write(str(place), copying=copying)
+    return Lake.write(place, copying=copying)

@@ -124,6 +124,7 @@ def _is_whole(lake: LakeLayout, staged: Path, manifest: Manifest) -> bool:
         [folder for folder in (staged / root.name, root / path) if folder.exists()]
         for root in (lake.packets, lake.quarantine)
     )
+    [manifest] = lake.erasures.told([manifest])  # a copy has the record before the batch
     places = read_places([*packets, *quarantine])
     if places.num_rows != manifest.packets + manifest.quarantined or digest_of(places) != manifest.rows:
         return False
@@ -134,6 +135,7 @@ def _check_last_is_there(lake: LakeLayout) -> None:
     last = next(lake.chain.backwards(), None)
     if last is None:
         return
+    [last] = lake.erasures.told([last])
     for root, rows in ((lake.packets, last.packets), (lake.quarantine, last.quarantined)):
         if rows and not any(folder.is_relative_to(root) for folder in lake.folders_of(last.span)):
             raise LakeError(

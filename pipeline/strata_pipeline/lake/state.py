@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from strata.protocol.lake import Manifest
+from strata.protocol.lake import Manifest, day_of
 
 from strata_pipeline.lake.chain import Chain
 from strata_pipeline.lake.erasures import Erasures
@@ -46,6 +46,15 @@ class LakeState:
         """The days of which the lake has packets or quarantined rows."""
         return self.chain.days()
 
+    def may_grow(self, day: int) -> bool:
+        """Whether the chain may yet get batches of a day."""
+        return day >= day_of(self.reached)
+
+    @property
+    def is_half_copied(self) -> bool:
+        """Whether records of erasures tell of a day that is not over: a copy has them before the batches."""
+        return any(self.may_grow(record.day) for record in self.erasures.records)
+
     def mark_of(self, day: int) -> str:
         """What stands for the contents of a day: it has another mark when it has grown, or lost something."""
         summary = self.chain.summary_of(day)
@@ -55,4 +64,6 @@ class LakeState:
 
     def rows_of(self, day: int) -> int:
         """How many packets the lake holds of a day now."""
+        if self.may_grow(day):  # records may tell of batches that are not here yet
+            return sum(one.packets for one in self.erasures.told(self.chain.of_day(day)))
         return self.chain.rows_of(day) - self.erasures.erased_from(day)

@@ -35,6 +35,8 @@ class Erasing(NamedTuple):
     """What these batches hold with it."""
     tombstones: list[bytes]
     """Their texts, in order of sequence."""
+    record: Erasure | None = None
+    """The record, where it is that of the lake that is copied."""
 
 
 @contextlib.contextmanager
@@ -55,21 +57,22 @@ def attempting(lake: ObjectLake, day: int) -> Iterator[Rewrite]:
 def supersede(
     lake: ObjectLake, rewrite: Rewrite, parts: Sequence[Part], written_at: int, erasing: Erasing | None = None
 ) -> Generation:
-    """Make parts, all of a day, what counts of it; returns the generation.
+    """Make parts, all of a day, what counts of it; returns the generation. Of a day that is being copied,
+    parts after the end of the chain count once their manifests are there.
 
     Raises `LakeBusy` where somebody else has written the day anew meanwhile, and `LakeError` where the parts
     have not as many rows as the manifests tell. Then nothing of the attempt counts, and it is deleted.
     """
     manifests = lake.chain.of_day(rewrite.day)
     listing = seal_day_listing(rewrite.day, rewrite.name, parts)
-    rows = sum(one.rows for part in parts for one in part.objects)
+    rows = sum(one.rows for part in parts if part.up_to <= lake.reached for one in part.objects)
     if rows != sum(one.packets + one.quarantined for one in manifests):
         discard(lake.store, rewrite)
         raise LakeError(f"{rows} rows were written of {day_text(rewrite.day)}, and its manifests tell others")
     if erasing is not None:
         lake.store.put(rewrite.tombstones, _text(erasing))
     lake.store.put(rewrite.listing, encode_day_listing(listing))
-    while lake.base_of(rewrite.day) == rewrite.base:
+    while lake.base_of(rewrite.day) == rewrite.base and _is_next(lake, erasing):
         generation = seal_generation(
             Generation(
                 number=len(lake.generations.records),
@@ -81,7 +84,7 @@ def supersede(
                 previous=lake.generations.tip,
             )
         )
-        check_day_listing(listing, generation, manifests)
+        check_day_listing(listing, generation, manifests, ahead=lake.may_grow(rewrite.day))
         if lake.generations.put(generation):
             lake.erasures.load()
             return generation
@@ -94,7 +97,18 @@ def supersede(
     )
 
 
+def _is_next(lake: ObjectLake, erasing: Erasing | None) -> bool:
+    """Whether a record of another lake, if there is one, still follows those of this lake."""
+    record = None if erasing is None else erasing.record
+    return record is None or (record.number, record.previous) == (
+        len(lake.erasures.records),
+        lake.erasures.tip,
+    )
+
+
 def _record(lake: ObjectLake, rewrite: Rewrite, written_at: int, erasing: Erasing) -> Erasure:
+    if erasing.record is not None:
+        return erasing.record
     return seal_erasure(
         Erasure(
             number=len(lake.erasures.records),

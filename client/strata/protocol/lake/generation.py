@@ -169,19 +169,26 @@ def check_generations(generations: Iterable[Generation]) -> None:
     check_erasures(erasures)
 
 
-def check_day_listing(listing: DayListing, generation: Generation, manifests: Sequence[Manifest]) -> None:
+def check_day_listing(
+    listing: DayListing, generation: Generation, manifests: Sequence[Manifest], *, ahead: bool = False
+) -> None:
     """Raise `LakeError` unless a listing is that of this generation, and its parts are the batches of a day,
-    whose manifests these are: each batch in one part, and each object in the folder of its part."""
+    whose manifests these are: each batch in one part, and each object in the folder of its part.
+
+    A copy puts a generation before the manifests that it tells of. With `ahead` these may be the day's first
+    manifests, or none: the parts after them are held against none yet.
+    """
     name = f"listing {day_listing_name(generation.day, generation.attempt)}"
     told = listing.day, listing.attempt, listing.hash
     if told != (generation.day, generation.attempt, generation.listing):
         _refuse(name, "it is that of another generation")
     borders = [part.after for part in listing.parts[:1]] + [part.up_to for part in listing.parts]
     known = [manifests[0].after, *(one.up_to for one in manifests)] if manifests else []
+    seen = [one for one in borders if not ahead or one <= max(known, default=-1)]
     follow = all(one.up_to == other.after for one, other in pairwise(listing.parts))
-    is_whole = bool(known and borders) and (borders[0], borders[-1]) == (known[0], known[-1])
+    is_whole = bool(borders) and (seen[:1], seen[-1:]) == (known[:1], known[-1:])
     rises = all(one < other for one, other in pairwise(borders))
-    if not (follow and is_whole and rises and set(borders) <= set(known)):
+    if not (follow and is_whole and rises and set(seen) <= set(known)):
         _refuse(name, f"its parts are not the batches of {day_text(generation.day)}")
     for part in listing.parts:
         if (wrong := misplaced(part.objects, part.span)) is not None:

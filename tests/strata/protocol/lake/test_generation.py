@@ -124,6 +124,27 @@ def test_generations_follow_each_other_and_so_do_their_erasures():
         check_generations([first, generation(1, first.hash, erasure(number=1))])
 
 
+def test_a_copy_lists_a_day_before_its_manifests():
+    made = generation(erasure=erasure())
+    ends = [one.up_to - BORDER for one in MANIFESTS]
+    for number in range(len(MANIFESTS) + 1):
+        some = MANIFESTS[:number]
+        if not some or ends[number - 1] in (4, 6):
+            check_day_listing(LISTING, made, some, ahead=True)
+        else:  # the chain ends amid a part
+            with pytest.raises(LakeError, match="its parts are not the batches of 2024-10-04"):
+                check_day_listing(LISTING, made, some, ahead=True)
+        if number < len(MANIFESTS):
+            with pytest.raises(LakeError, match="its parts are not the batches of 2024-10-04"):
+                check_day_listing(LISTING, made, some)
+    for parts in ([], [part(0, 2), part(4, 6)], [part(0, 4), part(2, 6)]):
+        listing = seal_day_listing(DAY, WRITER, parts)
+        with pytest.raises(LakeError, match="its parts are not the batches of 2024-10-04"):
+            check_day_listing(
+                listing, msgspec.structs.replace(made, listing=listing.hash), MANIFESTS[:1], ahead=True
+            )
+
+
 def test_a_listing_has_each_batch_of_its_day_once_and_in_its_folder():
     other = msgspec.structs.replace(generation(), listing="0" * 64)
     with pytest.raises(LakeError, match="that of another generation"):

@@ -1,0 +1,229 @@
+"""Erasures that a copy brings: the records of the lake that is copied, each in one step with its rows.
+
+A record comes before those batches of its day that the copy does not have yet: they are without the erased
+rows, and hold by the record alone. Batches that the copy has are written anew without the rows, and count
+from the moment of the record on, as after `erase` (`lake.erasing`, `lake.superseding`). In a bucket a record
+is a part of a generation of its day, whose listing names the objects of all batches: those that the chain has
+not reached count once their manifests are there.
+"""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from bisect import bisect_left
+from collections.abc import Sequence
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.dataset as pads
+from strata.protocol.lake import Erasure, Manifest, Part, StoredObject, encode_erasure, told
+
+from strata_pipeline.errors import LakeBusy, LakeError
+from strata_pipeline.jobs.copy_files import DayFolders, extract, folders_in, put_files, write_without
+from strata_pipeline.lake import files
+from strata_pipeline.lake.attempts import object_name
+from strata_pipeline.lake.checking import Unit, batch_name, chunks
+from strata_pipeline.lake.contents import parquet_files
+from strata_pipeline.lake.delta import is_published, publish
+from strata_pipeline.lake.erasing import RECORD, TOMBSTONES, finish_erasure, mark, put_record
+from strata_pipeline.lake.generations import check_day
+from strata_pipeline.lake.lake import Lake
+from strata_pipeline.lake.object_generations import batches_of
+from strata_pipeline.lake.object_lake import ObjectLake
+from strata_pipeline.lake.places import AnyLake, open_lake
+from strata_pipeline.lake.rewrites import Rewrite
+from strata_pipeline.lake.superseding import Erasing, attempting, supersede
+
+__all__ = ["bring_erasures", "check_erasures_begin", "listed_ahead"]
+
+
+def check_erasures_begin(lake: AnyLake, copy: AnyLake) -> None:
+    """Raise `LakeError` unless the erasures of a copy are the first of the lake's, and the lake is whole."""
+    if lake.is_half_copied:
+        raise LakeError(
+            f"{lake.place} is a copy that is not complete: it tells of erasures from days that it does not "
+            "have. Run strata-pipeline copy into it again first; nothing was changed"
+        )
+    mine, theirs = ([record.hash for record in one.erasures.records] for one in (copy, lake))
+    if mine != theirs[: len(mine)]:
+        raise LakeError(
+            f"the erasures from {copy.place} are not the first of those from {lake.place}: it was erased "
+            "from by itself, and a copy gets erasures from the lake that it is a copy of. Copy the lake to "
+            "another place, and delete this copy. Nothing was changed"
+        )
+
+
+def bring_erasures(lake: AnyLake, copy: AnyLake, patience: float) -> int:
+    """Bring the records that a copy lacks, with the rows of its batches; returns how many.
+
+    On a disk days change places while no job of ours reads the copy. Raises `LakeBusy` where jobs read it for
+    `patience` seconds, or where another process is at work on its days, and `LakeError` where rows do not
+    hold, `StoreError`; what was brought before stays.
+    """
+    missing = lake.erasures.records[len(copy.erasures.records) :]
+    if not missing:
+        return 0
+    days = {record.day for record in missing if _concerned(copy, record)}
+    if isinstance(copy, Lake):
+        with Lake.replace(copy.root) as opened:  # this finishes an erasure that was cut off
+            check_erasures_begin(lake, opened)
+            for record in lake.erasures.records[len(opened.erasures.records) :]:
+                _bring_to_disk(lake, opened, record, patience)
+        copy.erasures.load()
+    else:
+        ahead: dict[int, list[Part]] = {}
+        for record in missing:
+            _bring_to_bucket(lake, copy, record, ahead)
+    if days and is_published(copy):
+        publish(open_lake(copy.place), days=sorted(days))
+    return len(missing)
+
+
+def listed_ahead(copy: ObjectLake, manifest: Manifest) -> list[StoredObject] | None:
+    """The objects of a batch that a copy gets next, where an erasure from its day has brought them.
+
+    `manifest` tells what the batch holds now. Raises `LakeError` where they are not those of the batch.
+    """
+    generation = copy.generations.of_day(manifest.span.day)
+    if generation is None:
+        return None
+    parts = copy.parts_of(manifest.span.day, generation)
+    place = bisect_left(parts, manifest.up_to, key=lambda part: part.up_to)
+    objects = parts[place].objects if place < len(parts) and parts[place].span == manifest.span else []
+    aside = sum(one.rows for one in objects if one.name.startswith("quarantine/"))
+    counts = sum(one.rows for one in objects) - aside, aside
+    if counts != (manifest.packets, manifest.quarantined):
+        raise LakeError(
+            f"{copy.place} has other objects of {batch_name(manifest)} than this lake: it is no copy of it. "
+            "Copy the lake to another place"
+        )
+    return objects
+
+
+def _concerned(copy: AnyLake, record: Erasure) -> list[Manifest]:
+    """The batches of a copy from which a record erases."""
+    hashes = {one.manifest for one in record.batches}
+    return [one for one in copy.chain.of_day(record.day) if one.hash in hashes]
+
+
+def _gone(lake: AnyLake, copy: AnyLake, record: Erasure) -> pa.Table:
+    """The rows that a record has put aside, as the lake has them, as far as the copy has their batches."""
+    stones = lake.erasures.tombstones(record)
+    wanted = pa.array([one.sequence for one in stones if one.sequence <= copy.reached], pa.int64())
+    with lake.quarantine_at_hand(record.day) as layout:
+        paths = parquet_files(layout.folders_of_day(layout.quarantine, record.day))
+        within = pc.is_in(pads.field("sequence"), value_set=wanted)
+        tables = [pads.dataset(path, format="parquet").to_table(filter=within) for path in paths]
+    found = [table for table in tables if table.num_rows]
+    if sum(table.num_rows for table in found) != len(wanted):
+        raise LakeError(
+            f"{lake.place} does not have the empty rows that its erasure {record.number} tells of. Run "
+            "audit there; the erasures before are copied"
+        )
+    return pa.concat_tables(found, promote_options="default").sort_by("sequence")
+
+
+def _bring_to_disk(lake: AnyLake, copy: Lake, record: Erasure, patience: float) -> None:
+    text = lake.erasures.text_of(record)
+    concerned = _concerned(copy, record)
+    if not concerned:
+        put_record(copy, record, text)
+        copy.erasures.load()
+        return
+    _stage(lake, copy, record, concerned)
+    (copy.staged_erasure / TOMBSTONES).write_bytes(text)
+    files.make_durable(copy.staged_erasure)
+    try:
+        with copy.unread(patience):
+            files.write_new(copy.staged_erasure / RECORD, encode_erasure(record))
+            finish_erasure(copy)
+    except LakeBusy:
+        files.remove(copy.staged_erasure)
+        files.remove_if_empty(copy.staging)
+        raise
+    copy.erasures.load()
+
+
+def _stage(lake: AnyLake, copy: Lake, record: Erasure, concerned: Sequence[Manifest]) -> None:
+    """Write the files of a day anew, as far as the copy has it."""
+    day, staged = record.day, copy.staged_erasure
+    files.remove(staged)
+    files.make_folder(staged)
+    old = DayFolders(copy.folders_of_day(copy.packets, day), copy.folders_of_day(copy.quarantine, day))
+    spans = [one.span for one in concerned]
+    new = write_without(old, _gone(lake, copy, record), spans, copy.root, staged, _name_of(record))
+    manifests = told(copy.erasures.told(copy.chain.of_day(day)), [record])
+    check_day(day, Unit(manifests, *new))
+    for root in (copy.packets, copy.quarantine):
+        mark(staged / root.name / copy.day_folder(day).name, record.number)
+
+
+def _name_of(record: Erasure) -> str:
+    """What the names of files begin with that a record has changed: no file of an archive has it."""
+    return f"erased-{record.number:010}"
+
+
+def _bring_to_bucket(lake: AnyLake, copy: ObjectLake, record: Erasure, ahead: dict[int, list[Part]]) -> None:
+    """Bring one record; `ahead` are parts of days that this run has made, after the end of the chain."""
+    text = lake.erasures.text_of(record)
+    with attempting(copy, record.day) as rewrite:
+        parts = _rewritten(lake, copy, rewrite, record)
+        # Objects of an earlier run may hold what the lake has erased since.
+        if record.day not in ahead:
+            ahead[record.day] = _made_ahead(lake, copy, rewrite)
+    erasing = Erasing(record.batches, text.splitlines(), record)
+    supersede(copy, rewrite, [*parts, *ahead[record.day]], int(time.time()), erasing)
+
+
+def _rewritten(lake: AnyLake, copy: ObjectLake, rewrite: Rewrite, record: Erasure) -> list[Part]:
+    """The parts of a day that the copy has, written anew where a record erases from them."""
+    manifests = told(copy.erasures.told(copy.chain.of_day(record.day)), [record])
+    hashes = {one.hash for one in _concerned(copy, record)}
+    if not hashes:
+        return copy.parts(record.day) if manifests else []
+    gone, parts = _gone(lake, copy, record), copy.parts(record.day)
+    return [
+        _without(copy, rewrite, part, inside, gone, _name_of(record))
+        if any(one.hash in hashes for one in inside)
+        else part
+        for part, inside in zip(parts, batches_of(parts, manifests), strict=True)
+    ]
+
+
+def _without(
+    copy: ObjectLake, rewrite: Rewrite, part: Part, manifests: list[Manifest], gone: pa.Table, name: str
+) -> Part:
+    with (
+        copy.shelf.at_hand(part.objects) as (folder, faults),
+        tempfile.TemporaryDirectory(prefix="strata-copy-") as made,
+    ):
+        if faults:
+            raise LakeError(f"{faults[0].detail}; the day stays as it is. Copy the lake to another place")
+        new = write_without(folders_in(folder), gone, [part.span], folder, Path(made), name)
+        check_day(rewrite.day, Unit(manifests, *new))
+        return _put(copy, rewrite, part, Path(made))
+
+
+def _made_ahead(lake: AnyLake, copy: ObjectLake, rewrite: Rewrite) -> list[Part]:
+    """A part for each batch of a day that the copy does not have yet, with what the batch holds now."""
+    manifests = lake.erasures.told(lake.chain.of_day(rewrite.day))
+    parts = []
+    for some in chunks(one for one in manifests if one.after >= copy.reached):
+        with lake.at_hand(some) as layout:
+            for manifest in some:
+                with tempfile.TemporaryDirectory(prefix="strata-copy-") as made:
+                    extract(layout, manifest, Path(made))
+                    part = Part(after=manifest.after, up_to=manifest.up_to, objects=[])
+                    parts.append(_put(copy, rewrite, part, Path(made)))
+    return parts
+
+
+def _put(copy: ObjectLake, rewrite: Rewrite, part: Part, folder: Path) -> Part:
+    """Put the files in a folder as the objects of a part."""
+
+    def name_of(root: str, kind: str | None) -> str:
+        return object_name(rewrite.name, part.span, root, kind)
+
+    return Part(after=part.after, up_to=part.up_to, objects=put_files(folder, copy.store, name_of))

@@ -1,0 +1,164 @@
+"""The files of batches that a copy brings, and of what an erasure leaves of them. It needs no Spark."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Final, NamedTuple
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.dataset as pads
+import pyarrow.parquet as pq
+from blake3 import blake3
+from strata.protocol.lake import Manifest, Span, StoredObject
+
+from strata_pipeline.errors import LakeError
+from strata_pipeline.lake.checking import batch_name, batches_faults
+from strata_pipeline.lake.contents import parquet_files, read_rows
+from strata_pipeline.lake.layout import LakeLayout, batch_path, span_of
+from strata_pipeline.lake.stores.objects import ObjectStore
+
+__all__ = ["DayFolders", "extract", "folders_in", "put_files", "write_without"]
+
+_GATHERED_BYTES: Final = 64 * 2**20
+
+
+class DayFolders(NamedTuple):
+    """DayFolders that hold batches of a day, by name."""
+
+    packets: list[Path]
+    quarantine: list[Path]
+
+
+def extract(layout: LakeLayout, manifest: Manifest, folder: Path) -> None:
+    """Make the files of a batch, by root and kind, in a folder.
+
+    `manifest` tells what the batch holds now. Raises `LakeError` unless the files do.
+    """
+    made: dict[str, list[Path]] = {"packets": [], "quarantine": []}
+    for root in made:
+        for batch in layout.folders_of_day(layout.root / root, manifest.span.day):
+            if not span_of(batch).overlaps(manifest.span):
+                continue
+            for path in parquet_files([batch]):
+                target = folder / root / path.relative_to(batch)
+                if span_of(batch) == manifest.span:
+                    target.parent.mkdir(parents=True, exist_ok=True)
+                    shutil.copyfile(path, target)
+                else:
+                    _filter(path, manifest, target)
+            made[root] = [folder / root] if (folder / root).is_dir() else []
+    faults = batches_faults([manifest], made["packets"], made["quarantine"])
+    if faults:
+        raise LakeError(
+            f"the lake's {batch_name(manifest)} is damaged: {faults[0].detail}. Bring its files back from a "
+            "copy of the lake; the batches before it are copied"
+        )
+
+
+def put_files(
+    folder: Path, store: ObjectStore, name_of: Callable[[str, str | None], str]
+) -> list[StoredObject]:
+    """Put the files below a folder as objects, whose names `name_of` makes of root and kind."""
+    objects = []
+    for path in parquet_files([folder]):
+        root, *below, _ = path.relative_to(folder).parts
+        kinds = [one.removeprefix("kind=") for one in below if one.startswith("kind=")]
+        content = path.read_bytes()
+        one = StoredObject(
+            name=name_of(root, kinds[0] if kinds else None),
+            size=len(content),
+            rows=pq.read_metadata(path).num_rows,
+            hash=blake3(content).hexdigest(),
+        )
+        store.put(one.name, content)
+        objects.append(one)
+    return objects
+
+
+def folders_in(folder: Path) -> DayFolders:
+    """The folders of batches below a folder that lies as a lake does."""
+    packets, quarantine = (
+        sorted((folder / root).glob("day=*/batch=*"), key=span_of) for root in DayFolders._fields
+    )
+    return DayFolders(packets, quarantine)
+
+
+def write_without(
+    old: DayFolders, gone: pa.Table, spans: Sequence[Span], base: Path, target: Path, name: str
+) -> DayFolders:
+    """Make the files of a day, which lie below `base`, below `target` without the packets of some rows.
+
+    `gone` are these rows as they are to be put aside. They come into a file of this `name` for each of the
+    `spans` that has some. Of what is there already nothing is put aside again. A file of packets that changes
+    has a new name, which begins so too: a Delta log takes what has the same name for the same file.
+    """
+    taken: list[pa.Array] = []
+    for number, path in enumerate(parquet_files(old.packets)):
+        same = target / path.relative_to(base)
+        taken += _write_rest(path, same, same.with_name(f"{name}-{number}.parquet"), gone["sequence"])
+    for path in parquet_files(old.quarantine):
+        _link(path, target / path.relative_to(base))
+    aside = gone.filter(pc.is_in(gone["sequence"], value_set=pa.chunked_array(taken, pa.int64())))
+    for span in spans:
+        sequences = aside["sequence"]
+        rows = aside.filter(pc.and_(pc.greater(sequences, span.after), pc.less_equal(sequences, span.up_to)))
+        if rows.num_rows:
+            folder = target / "quarantine" / batch_path(span)
+            folder.mkdir(parents=True, exist_ok=True)
+            pq.write_table(rows, folder / f"{name}.parquet", compression="zstd")
+    return folders_in(target)
+
+
+def _filter(path: Path, manifest: Manifest, target: Path) -> None:
+    """Copy those rows of a file that belong to a batch."""
+    within = (pads.field("sequence") > manifest.after) & (pads.field("sequence") <= manifest.up_to)
+    rows: pa.Table = pads.dataset(path, format="parquet").to_table(filter=within)
+    if rows.num_rows:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        pq.write_table(rows, target, compression="zstd")
+
+
+def _write_rest(path: Path, same: Path, other: Path, sequences: pa.ChunkedArray) -> list[pa.Array]:
+    """Write the rows of a file without those of these sequences; returns which of them it had.
+
+    Where it had none, the file is the `same`, else the `other`. Where nothing stays, neither a file nor a
+    folder is made.
+    """
+    found = pq.read_table(path, columns=["sequence"], partitioning=None)["sequence"]
+    taken: pa.ChunkedArray = found.filter(pc.is_in(found, value_set=sequences))
+    if not len(taken):
+        _link(path, same)
+    elif len(taken) < len(found):
+        other.parent.mkdir(parents=True, exist_ok=True)
+        with pq.ParquetWriter(other, pq.read_schema(path), compression="zstd") as writer:
+            for rows in _rest(path, sequences):
+                writer.write_table(rows)
+    return list(taken.chunks)
+
+
+def _rest(path: Path, sequences: pa.ChunkedArray) -> Iterator[pa.Table]:
+    """The rows of a file without those of these sequences, as many at a time as memory takes easily."""
+    gathered: list[pa.RecordBatch] = []
+    columns = pq.read_schema(path).names
+    for _, _, rows in read_rows([path], columns):
+        stays = pc.invert(pc.is_in(rows.column("sequence"), value_set=sequences))
+        gathered.append(rows.filter(stays))
+        if sum(one.nbytes for one in gathered) >= _GATHERED_BYTES:
+            yield pa.Table.from_batches(gathered)
+            gathered = []
+    if gathered:
+        yield pa.Table.from_batches(gathered)
+
+
+def _link(path: Path, target: Path) -> None:
+    """Give a file a second name: files of a lake are never written again."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with contextlib.suppress(OSError):
+        os.link(path, target)
+        return
+    shutil.copyfile(path, target)

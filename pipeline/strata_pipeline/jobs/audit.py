@@ -313,6 +313,13 @@ def _check_names(lake: AnyLake, days: list[int], audited: Audited) -> None:
 
 def _check_erasures(lake: AnyLake, audited: Audited) -> None:
     """Each tombstone holds and has a row of which only the place is left. Those of a day are in memory."""
+    if lake.is_half_copied:
+        why = (
+            "the lake tells of erasures from a day that its chain does not reach the end of: its copy is not "
+            "complete, or manifests are missing. Run strata-pipeline copy again, or bring _manifests back "
+            "from a copy of the lake"
+        )
+        _add([Fault("erasure", "unreached", why)], audited)
     by_day: dict[int, list[Erasure]] = {}
     for record in lake.erasures.records:
         audited.erased += record.erased

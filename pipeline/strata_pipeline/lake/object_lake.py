@@ -230,6 +230,11 @@ class ObjectLake(LakeState):
         """All that counts of a day: its batches, or what was made of them. Raises `LakeError`."""
         return self._reached(self.parts_of(day, self.generations.of_day(day)))
 
+    def _is_ahead(self, generation: Generation) -> bool:
+        """Whether a copy may have put this generation before the manifests of its day: those with erasures
+        come first."""
+        return generation.erasure is not None and self.may_grow(generation.day)
+
     def _reached(self, parts: Iterable[Part]) -> list[Part]:
         """Those that the chain tells of: a copy lists the others before it puts their manifests."""
         return [part for part in parts if part.up_to <= self.reached]
@@ -240,7 +245,7 @@ class ObjectLake(LakeState):
         Raises `LakeError`.
         """
         if generation is not None:
-            ahead = self.may_grow(day)
+            ahead = self._is_ahead(generation)
             return self.generations.parts(generation, lambda: self.chain.of_day(day), ahead=ahead)
         manifests = self.chain.of_day(day)
         pairs = zip(manifests, self._listed(manifests), strict=True)
@@ -275,7 +280,7 @@ class ObjectLake(LakeState):
         self, generation: Generation, manifests: Sequence[Manifest]
     ) -> tuple[list[Unit], list[Fault]]:
         try:
-            ahead = self.may_grow(generation.day)
+            ahead = self._is_ahead(generation)
             parts = self._reached(self.generations.parts(generation, lambda: manifests, ahead=ahead))
         except LakeError as error:
             name = day_listing_name(generation.day, generation.attempt)
@@ -425,7 +430,7 @@ class ObjectLake(LakeState):
                 with contextlib.suppress(LakeError):
                     gone |= replaced(self, generation)
         for generation in self.generations.records:
-            if self.may_grow(generation.day):
+            if self._is_ahead(generation):
                 with contextlib.suppress(LakeError):
                     parts = self.parts_of(generation.day, generation)
                     gone |= {one.name for part in parts for one in part.objects}

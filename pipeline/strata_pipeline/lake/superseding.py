@@ -84,7 +84,8 @@ def supersede(
                 previous=lake.generations.tip,
             )
         )
-        check_day_listing(listing, generation, manifests, ahead=lake.may_grow(rewrite.day))
+        ahead = erasing is not None and erasing.record is not None and lake.may_grow(rewrite.day)
+        check_day_listing(listing, generation, manifests, ahead=ahead)
         if lake.generations.put(generation):
             lake.erasures.load()
             return generation

@@ -18,16 +18,16 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.dataset as pads
-from strata.protocol.lake import Erasure, Manifest, Part, StoredObject, encode_erasure, told
+from strata.protocol.lake import Erasure, Manifest, Part, StoredObject, told
 
-from strata_pipeline.errors import LakeBusy, LakeError
+from strata_pipeline.errors import LakeError
 from strata_pipeline.jobs.copy_files import DayFolders, extract, folders_in, put_files, write_without
 from strata_pipeline.lake import files
 from strata_pipeline.lake.attempts import object_name
 from strata_pipeline.lake.checking import Unit, batch_name, chunks
 from strata_pipeline.lake.contents import parquet_files
 from strata_pipeline.lake.delta import is_published, publish
-from strata_pipeline.lake.erasing import RECORD, TOMBSTONES, finish_erasure, mark, put_record
+from strata_pipeline.lake.erasing import mark, place_erasure, put_record
 from strata_pipeline.lake.generations import check_day
 from strata_pipeline.lake.lake import Lake
 from strata_pipeline.lake.object_generations import batches_of
@@ -133,17 +133,7 @@ def _bring_to_disk(lake: AnyLake, copy: Lake, record: Erasure, patience: float) 
         copy.erasures.load()
         return
     _stage(lake, copy, record, concerned)
-    (copy.staged_erasure / TOMBSTONES).write_bytes(text)
-    files.make_durable(copy.staged_erasure)
-    try:
-        with copy.unread(patience):
-            files.write_new(copy.staged_erasure / RECORD, encode_erasure(record))
-            finish_erasure(copy)
-    except LakeBusy:
-        files.remove(copy.staged_erasure)
-        files.remove_if_empty(copy.staging)
-        raise
-    copy.erasures.load()
+    place_erasure(copy, record, text, copy.unread(patience))
 
 
 def _stage(lake: AnyLake, copy: Lake, record: Erasure, concerned: Sequence[Manifest]) -> None:

@@ -24,7 +24,7 @@ from blake3 import blake3
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 from strata.protocol.errors import InvalidInput
-from strata.protocol.lake import Erasure, Manifest, Span, day_of, day_text, encode_erasure, seal_erasure, told
+from strata.protocol.lake import Erasure, Manifest, Span, day_of, day_text, seal_erasure, told
 from strata.protocol.tombstones import read_tombstone
 
 from strata_pipeline.datasets import Packets
@@ -36,7 +36,7 @@ from strata_pipeline.jobs.rewriting import rewrite_parts, write_day
 from strata_pipeline.lake import files
 from strata_pipeline.lake.checking import Unit
 from strata_pipeline.lake.delta import is_published, publish
-from strata_pipeline.lake.erasing import RECORD, TOMBSTONES, finish_erasure, mark
+from strata_pipeline.lake.erasing import mark, place_erasure
 from strata_pipeline.lake.generations import check_day
 from strata_pipeline.lake.lake import Lake
 from strata_pipeline.lake.layout import listed
@@ -188,8 +188,7 @@ def _erase_from_day(spark: SparkSession, lake: Lake, day: int, found: Found, pat
         raise LakeError(f"{day_text(day)} has batches of format 1: run strata-pipeline migrate-lake first")
     old = Folders(lake.folders_of_day(lake.packets, day), lake.folders_of_day(lake.quarantine, day))
     check_day(day, Unit(manifests, *old))
-    staged = lake.staged_erasure
-    files.remove(staged)
+    files.remove(lake.staged_erasure)
     new = _write(spark, lake, day, found, manifests)
     tombstones = b"".join(text + b"\n" for _, text in found.values())
     record = seal_erasure(
@@ -206,17 +205,10 @@ def _erase_from_day(spark: SparkSession, lake: Lake, day: int, found: Found, pat
     check_day(day, Unit(told(manifests, [record]), *new))
     for folder in (new.packets[0], new.quarantine[0]):
         mark(folder.parent, record.number)
-    (staged / TOMBSTONES).write_bytes(tombstones)
-    files.make_durable(staged)
     try:
-        with lake.unread(patience):
-            files.write_new(staged / RECORD, encode_erasure(record))
-            finish_erasure(lake)
+        place_erasure(lake, record, tombstones, lake.unread(patience))
     except LakeBusy:
-        files.remove(staged)
-        files.remove_if_empty(lake.staging)
         return False
-    lake.erasures.load()
     return True
 
 

@@ -8,14 +8,16 @@ files are deleted.
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 from strata.protocol.lake import Erasure, decode_erasure, encode_erasure
 
+from strata_pipeline.errors import LakeBusy
 from strata_pipeline.lake import files
 from strata_pipeline.lake.layout import LakeLayout
 
-__all__ = ["RECORD", "TOMBSTONES", "finish_erasure", "mark", "put_record"]
+__all__ = ["RECORD", "TOMBSTONES", "finish_erasure", "mark", "place_erasure", "put_record"]
 
 RECORD = "record.json"
 TOMBSTONES = "tombstones.jsonl"
@@ -35,6 +37,27 @@ def put_record(lake: LakeLayout, record: Erasure, text: bytes) -> None:
     tombstones.unlink(missing_ok=True)  # without its record it is nobody's
     files.write_new(tombstones, text)
     files.write_new(target, encode_erasure(record))
+
+
+def place_erasure(
+    lake: LakeLayout, record: Erasure, tombstones: bytes, unread: AbstractContextManager[None]
+) -> None:
+    """Make an erasure true whose new files are staged and marked, while nobody reads.
+
+    Raises `LakeBusy` where `unread` does; then nothing of it is left.
+    """
+    staged = lake.staged_erasure
+    (staged / TOMBSTONES).write_bytes(tombstones)
+    files.make_durable(staged)
+    try:
+        with unread:
+            files.write_new(staged / RECORD, encode_erasure(record))
+            finish_erasure(lake)
+    except LakeBusy:
+        files.remove(staged)
+        files.remove_if_empty(lake.staging)
+        raise
+    lake.erasures.load()
 
 
 def finish_erasure(lake: LakeLayout) -> Erasure | None:

@@ -21,7 +21,7 @@ import pyarrow.dataset as pads
 from strata.protocol.lake import Erasure, Manifest, Part, StoredObject, told
 
 from strata_pipeline.errors import LakeError
-from strata_pipeline.jobs.copy_files import DayFolders, extract, folders_in, put_files, write_without
+from strata_pipeline.jobs.copy_files import extract, folders_in, put_files, write_without
 from strata_pipeline.lake import files
 from strata_pipeline.lake.attempts import object_name
 from strata_pipeline.lake.checking import Unit, batch_name, chunks
@@ -30,6 +30,7 @@ from strata_pipeline.lake.delta import is_published, publish
 from strata_pipeline.lake.erasing import mark, place_erasure, put_record
 from strata_pipeline.lake.generations import check_day
 from strata_pipeline.lake.lake import Lake
+from strata_pipeline.lake.layout import Folders
 from strata_pipeline.lake.object_generations import batches_of
 from strata_pipeline.lake.object_lake import ObjectLake
 from strata_pipeline.lake.places import AnyLake, open_lake
@@ -141,7 +142,7 @@ def _stage(lake: AnyLake, copy: Lake, record: Erasure, concerned: Sequence[Manif
     day, staged = record.day, copy.staged_erasure
     files.remove(staged)
     files.make_folder(staged)
-    old = DayFolders(copy.folders_of_day(copy.packets, day), copy.folders_of_day(copy.quarantine, day))
+    old = Folders(copy.folders_of_day(copy.packets, day), copy.folders_of_day(copy.quarantine, day))
     spans = [one.span for one in concerned]
     new = write_without(old, _gone(lake, copy, record), spans, copy.root, staged, _name_of(record))
     manifests = told(copy.erasures.told(copy.chain.of_day(day)), [record])

@@ -7,7 +7,7 @@ import os
 import shutil
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Final
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -19,19 +19,12 @@ from strata.protocol.lake import Manifest, Span, StoredObject
 from strata_pipeline.errors import LakeError
 from strata_pipeline.lake.checking import batch_name, batches_faults
 from strata_pipeline.lake.contents import parquet_files, read_rows
-from strata_pipeline.lake.layout import LakeLayout, batch_path, span_of
+from strata_pipeline.lake.layout import Folders, LakeLayout, batch_path, span_of
 from strata_pipeline.lake.stores.objects import ObjectStore
 
-__all__ = ["DayFolders", "extract", "folders_in", "put_files", "write_without"]
+__all__ = ["extract", "folders_in", "put_files", "write_without"]
 
 _GATHERED_BYTES: Final = 64 * 2**20
-
-
-class DayFolders(NamedTuple):
-    """DayFolders that hold batches of a day, by name."""
-
-    packets: list[Path]
-    quarantine: list[Path]
 
 
 def extract(layout: LakeLayout, manifest: Manifest, folder: Path) -> None:
@@ -80,17 +73,17 @@ def put_files(
     return objects
 
 
-def folders_in(folder: Path) -> DayFolders:
+def folders_in(folder: Path) -> Folders:
     """The folders of batches below a folder that lies as a lake does."""
     packets, quarantine = (
-        sorted((folder / root).glob("day=*/batch=*"), key=span_of) for root in DayFolders._fields
+        sorted((folder / root).glob("day=*/batch=*"), key=span_of) for root in Folders._fields
     )
-    return DayFolders(packets, quarantine)
+    return Folders(packets, quarantine)
 
 
 def write_without(
-    old: DayFolders, gone: pa.Table, spans: Sequence[Span], base: Path, target: Path, name: str
-) -> DayFolders:
+    old: Folders, gone: pa.Table, spans: Sequence[Span], base: Path, target: Path, name: str
+) -> Folders:
     """Make the files of a day, which lie below `base`, below `target` without the packets of some rows.
 
     `gone` are these rows as they are to be put aside. They come into a file of this `name` for each of the

@@ -39,13 +39,13 @@ from strata_pipeline.lake.delta import is_published, publish
 from strata_pipeline.lake.erasing import mark, place_erasure
 from strata_pipeline.lake.generations import check_day
 from strata_pipeline.lake.lake import Lake
-from strata_pipeline.lake.layout import listed
+from strata_pipeline.lake.layout import Folders, listed
 from strata_pipeline.lake.object_lake import ObjectLake
 from strata_pipeline.lake.rewrites import ERASED_GRACE, Grace
 from strata_pipeline.lake.rows import read_places
 from strata_pipeline.lake.stores.schemes import is_object_place
 from strata_pipeline.log.database import connect, read_tombstones
-from strata_pipeline.transforms.emptying import Folders, emptied, erased_batches
+from strata_pipeline.transforms.emptying import emptied, erased_batches
 
 __all__ = ["DEFAULT_GRACE", "ErasedFrom", "erase"]
 

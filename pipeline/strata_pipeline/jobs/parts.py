@@ -33,13 +33,13 @@ from strata_pipeline.errors import LakeError, LogError, StoreError
 from strata_pipeline.lake.attempts import object_name
 from strata_pipeline.lake.checking import Unit
 from strata_pipeline.lake.generations import check_day
-from strata_pipeline.lake.layout import span_of
+from strata_pipeline.lake.layout import Folders, span_of
 from strata_pipeline.lake.object_generations import batches_of
 from strata_pipeline.lake.rows import read_places
 from strata_pipeline.lake.stores.objects import ObjectStore
 from strata_pipeline.lake.stores.shelves import Bucket
 from strata_pipeline.schemas import schema
-from strata_pipeline.transforms.emptying import Folders, emptied, erased_batches
+from strata_pipeline.transforms.emptying import emptied, erased_batches
 
 __all__ = ["PartDone", "PartWork", "groups_of", "rewrite_part"]
 

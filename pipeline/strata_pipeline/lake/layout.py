@@ -15,6 +15,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 from strata.protocol.lake import Manifest, Span, day_text, encode
 
@@ -27,6 +28,7 @@ from strata_pipeline.lake.stores.records import DiskRecords
 __all__ = [
     "BATCH",
     "STAGED_MANIFEST",
+    "Folders",
     "LakeLayout",
     "batch_path",
     "is_visible",
@@ -39,6 +41,13 @@ STAGED_MANIFEST = "manifest.json"
 
 BATCH = re.compile(r"batch=(\d+)-(\d+)")
 _DAY = re.compile(r"day=\d{4}-\d\d-\d\d")
+
+
+class Folders(NamedTuple):
+    """The folders that hold batches that follow each other."""
+
+    packets: list[Path]
+    quarantine: list[Path]
 
 
 class LakeLayout(LakeState):

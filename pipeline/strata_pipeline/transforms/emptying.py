@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Final
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -13,11 +13,11 @@ from strata.protocol.tombstones import Tombstone
 
 from strata_pipeline.lake.checking import batch_name
 from strata_pipeline.lake.contents import Contents
-from strata_pipeline.lake.layout import listed
+from strata_pipeline.lake.layout import Folders, listed
 from strata_pipeline.lake.rows import cut, read_places
 from strata_pipeline.transforms.checking import check_batch
 
-__all__ = ["Folders", "emptied", "erased_batches"]
+__all__ = ["emptied", "erased_batches"]
 
 _EMPTY: Final = {
     "timestamp": (0, pa.int64()),
@@ -28,13 +28,6 @@ _EMPTY: Final = {
     "annotation": (None, pa.binary()),
 }
 """What a relay leaves of an erased row beside its place."""
-
-
-class Folders(NamedTuple):
-    """The folders that hold batches that follow each other."""
-
-    packets: list[Path]
-    quarantine: list[Path]
 
 
 def emptied(tombstones: Sequence[Tombstone]) -> pa.Table:

@@ -122,7 +122,7 @@ class Pool:
         self._waiting: dict[Turn, asyncio.Future[None]] = {}
         self._begun: dict[Turn, float] = {}
         """When each turn that is under way began, the first first; on the clock of the loop."""
-        self._look: asyncio.TimerHandle | None = None
+        self._look: asyncio.Handle | None = None
         self._closed = False
         self.gives_way: Callable[[], bool] = lambda: False
 
@@ -131,9 +131,9 @@ class Pool:
         """Lend a connection. Raises `StoreUnavailable`; cancelling while waiting lends nothing."""
         turn = self._turns.ask(payer)
         self._waiting[turn] = lent = asyncio.get_running_loop().create_future()
-        self._begin()
         started: float | None = None
         try:
+            self._begin()
             await lent
             started = time.perf_counter()
             connection = await self._take()
@@ -170,9 +170,14 @@ class Pool:
         young_until = next(reversed(self._begun.values())) + _LONG
         if loop.time() >= young_until:
             return True
-        if self._look is None or self._look.when() <= loop.time():
-            self._look = loop.call_at(young_until, self._begin)
+        # One look at a time. It may come early, for loops round, and then asks for another.
+        if self._look is None:
+            self._look = loop.call_at(young_until, self._look_again)
         return False
+
+    def _look_again(self) -> None:
+        self._look = None
+        self._begin()
 
     async def _take(self) -> asyncpg.Connection[Any]:
         self._check_is_open()

@@ -24,6 +24,7 @@ from strata.txrx.returns import ReturnChannel
 from strata.txrx.sending import SenderCounters, SendingSession
 from strata.txrx.settings import TxRxSettings
 from strata.txrx.sockets import NetAddress, connect, tune
+from strata.txrx.timers import Timer
 from strata.txrx.tls import explain_tls
 
 __all__ = ["Carrier", "NetTx", "SessionTx"]
@@ -69,7 +70,7 @@ class SessionTx(Tx[M]):
         self._is_closing = False
         self._connection: Carrier | None = None
         self._connecting: asyncio.Task[None] | None = None
-        self._timer: asyncio.TimerHandle | None = None
+        self._timer = Timer(self._loop, self._handle_timer)
         self._waiting: dict[asyncio.Future[None], int] = {}
         self._left: list[SendError[M]] = []
         self._last_failure: str | None = None
@@ -158,7 +159,7 @@ class SessionTx(Tx[M]):
             self._end(session.closed)
         if self._waiting:
             self._release(session.pending)
-        self._arm()
+        self._timer.arm(self._session.get_timer())
 
     def _release(self, pending: int) -> None:
         for waiter, most in self._waiting.items():
@@ -181,26 +182,14 @@ class SessionTx(Tx[M]):
         if self._connection is not None:
             self._connection.close()
             self._connection = None
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
+        self._timer.cancel()
 
     def _reason(self, error: TxRxError) -> str:
         if self._last_failure is None:  # no attempt failed, or the peer has answered since
             return str(error)
         return f"{error}; last attempt to connect: {self._last_failure}"
 
-    def _arm(self) -> None:
-        at = self._session.get_timer()
-        timer = self._timer
-        if at is None or (timer is not None and timer.when() <= at):
-            return
-        if timer is not None:
-            timer.cancel()
-        self._timer = self._loop.call_at(at, self._handle_timer)
-
     def _handle_timer(self) -> None:
-        self._timer = None
         connection = self._connection
         self._session.handle_timer(self._loop.time(), 0 if connection is None else connection.unwritten)
         if self._session.is_dead and connection is not None:

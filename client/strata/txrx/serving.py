@@ -15,6 +15,7 @@ from strata.txrx.queue import RxQueue
 from strata.txrx.receiving import ReceiverCounters, ReceivingLink, Sessions
 from strata.txrx.settings import TxRxSettings
 from strata.txrx.sockets import NetAddress, SocketFile, listen, tune
+from strata.txrx.timers import Timer
 
 __all__ = ["NetRx", "serve_net"]
 
@@ -97,7 +98,7 @@ class _Hub(Generic[M]):
         self.gone = asyncio.Event()
         self._file = file
         self._loop = asyncio.get_running_loop()
-        self._timer: asyncio.TimerHandle | None = None
+        self._timer = Timer(self._loop, self._forget)
 
     def new_connection(self) -> _Connection[M]:
         return _Connection(self)
@@ -110,8 +111,7 @@ class _Hub(Generic[M]):
         if self._file is not None:
             self._file.remove()
         self.queue.close(TxRxClosed(reason))
-        if self._timer is not None:
-            self._timer.cancel()
+        self._timer.cancel()
         for connection in list(self.connections.values()):
             connection.close(reason)
         if not self.connections:
@@ -127,14 +127,11 @@ class _Hub(Generic[M]):
             if not self.connections:
                 self.gone.set()
             return
-        at = self.sessions.get_timer()
-        if at is not None and self._timer is None:
-            self._timer = self._loop.call_at(at, self._forget)
+        self._timer.arm(self.sessions.get_timer())
 
     def _forget(self) -> None:
         self.sessions.handle_timer(self._loop.time())
-        at = self.sessions.get_timer()
-        self._timer = None if at is None else self._loop.call_at(at, self._forget)
+        self._timer.arm(self.sessions.get_timer())
 
 
 class _Connection(asyncio.BufferedProtocol, Generic[M]):
@@ -148,7 +145,7 @@ class _Connection(asyncio.BufferedProtocol, Generic[M]):
         self._link = ReceivingLink(hub.sessions, hub.codec, hub.settings, hub.counters, self._time())
         self.get_buffer = self._link.get_buffer  # type: ignore[method-assign]
         self._transport: asyncio.Transport | None = None
-        self._timer: asyncio.TimerHandle | None = None
+        self._timer = Timer(hub._loop, self._handle_timer)
         self._is_paused = False
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -159,7 +156,7 @@ class _Connection(asyncio.BufferedProtocol, Generic[M]):
             return
         hub.connections[self._link] = self
         tune(transport)
-        self._arm()
+        self._timer.arm(self._link.get_timer())
 
     def buffer_updated(self, nbytes: int) -> None:
         link, now = self._link, self._time()
@@ -170,8 +167,7 @@ class _Connection(asyncio.BufferedProtocol, Generic[M]):
         return False
 
     def connection_lost(self, error: Exception | None) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
+        self._timer.cancel()
         self._transport = None  # nothing may be asked of it any more
         self._queue.forget(self)
         self._link.connection_lost(self._time())
@@ -227,18 +223,8 @@ class _Connection(asyncio.BufferedProtocol, Generic[M]):
             self._queue.forget(self)
             transport.close()
         else:
-            self._arm()
-
-    def _arm(self) -> None:
-        at = self._link.get_timer()
-        timer = self._timer
-        if at is None or (timer is not None and timer.when() <= at):
-            return
-        if timer is not None:
-            timer.cancel()
-        self._timer = self._loop.call_at(at, self._handle_timer)
+            self._timer.arm(self._link.get_timer())
 
     def _handle_timer(self) -> None:
-        self._timer = None
         self._link.handle_timer(self._time())
         self._write()

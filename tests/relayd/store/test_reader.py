@@ -10,6 +10,7 @@ from typing import Any
 
 import asyncpg
 import pytest
+import uvloop
 
 from relayd.lineage import KnownLog
 from relayd.store import LogQuery, NewPacket, Store, StoreTimeout, StoreUnavailable, connection
@@ -184,6 +185,44 @@ async def test_a_slow_page_holds_up_no_other(giving_way, monkeypatch):
             await given[n].wait()
         assert not given[4].is_set(), "there are four connections"
         ends.set()
+
+
+def test_a_look_that_is_due_at_once_stops_nobody(monkeypatch):
+    """A look less than half a millisecond away is no timer to uvloop: its handle knows no time."""
+    monkeypatch.setattr(connection, "_LONG", 0.0004)
+    faults: list[dict[str, Any]] = []
+
+    async def read_pages() -> None:
+        asyncio.get_running_loop().set_exception_handler(lambda _, fault: faults.append(fault))
+        pool = Pool("", 4, name="relayd pages", connect_timeout=5)
+        pool.gives_way = lambda: True
+        monkeypatch.setattr(pool, "_take", as_good_as_a_connection)
+
+        async def read() -> None:
+            async with pool.lease():
+                await asyncio.sleep(0.002)
+
+        async with asyncio.timeout(30), asyncio.TaskGroup() as group:
+            for _ in range(100):
+                group.create_task(read())
+        await pool.close()
+
+    uvloop.run(read_pages())
+    assert faults == []
+
+
+class NoServer:
+    """A connection of which nothing is asked."""
+
+    def is_closed(self) -> bool:
+        return False
+
+    async def close(self, timeout: float) -> None:
+        pass
+
+
+async def as_good_as_a_connection() -> NoServer:
+    return NoServer()
 
 
 async def test_pages_are_read_together_once_nobody_is_in_a_hurry(giving_way, monkeypatch):

@@ -1,0 +1,41 @@
+"""One timer that is asked for several times."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+__all__ = ["Timer"]
+
+
+class Timer:
+    """Calls once, at the earliest time that it was asked for since it has last called.
+
+    It keeps the time itself: uvloop's handle knows none where that is less than half a millisecond away.
+    """
+
+    __slots__ = ("_at", "_call", "_handle", "_loop")
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, call: Callable[[], None]) -> None:
+        self._loop = loop
+        self._call = call
+        self._handle: asyncio.Handle | None = None
+        self._at = 0.0
+
+    def arm(self, at: float | None) -> None:
+        """Call at this time of the loop, if not before; with None as it was asked for already."""
+        if at is None or (self._handle is not None and self._at <= at):
+            return
+        self.cancel()
+        self._at = at
+        self._handle = self._loop.call_at(at, self._fire)
+
+    def cancel(self) -> None:
+        """Do not call, unless it is asked for again."""
+        if self._handle is not None:
+            self._handle.cancel()
+            self._handle = None
+
+    def _fire(self) -> None:
+        self._handle = None
+        self._call()

@@ -24,12 +24,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pyspark.sql import SparkSession
+from strata.protocol.lake import Span
 from strata.protocol.packets import Packet
 from strata_pipeline.datasets import Packets
 from strata_pipeline.jobs.archive import Archived, archive
 from strata_pipeline.lake.lake import Lake
 from strata_pipeline.session import open_session
-from strata_pipeline.transforms.signatures import Keys, verify_packets
+from strata_pipeline.transforms.signatures import Authors, Keys
+from strata_pipeline.transforms.verifying import verify_packets
 
 from benches.load import sign
 from benches.measures import Measure, Progress, as_json, print_table
@@ -125,15 +127,15 @@ def _archive(spark: SparkSession, url: str, lake: Path, packets: int) -> list[fl
 
 def _verify(spark: SparkSession, path: Path, packets: int) -> list[float]:
     lake = Lake.open(path)
+    units = [unit for day in lake.days() for unit in lake.units(day)[0]]
+    keys = Keys.of(Packets.of(spark, lake))
     rates = []
     for _ in range(_ROUNDS):
-        held = Packets(Packets.of(spark, lake).frame.coalesce(_PARTS))
-        keys = Keys.of(held)
         started = time.perf_counter()
-        faults = verify_packets(held, keys).count()
+        found = verify_packets(spark, lake.shelf, units, Span(0, lake.reached), Authors(), keys)
         rates.append(packets / (time.perf_counter() - started))
-        if faults:
-            raise BenchError(f"{faults} packets of the lake do not verify")
+        if found.counts or found.packets != packets:
+            raise BenchError(f"{found.packets} packets were verified, {found.counts} of them do not hold")
     return rates
 
 

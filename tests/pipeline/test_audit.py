@@ -259,3 +259,18 @@ def test_a_lake_with_very_many_faults_lists_some_of_each_kind_and_counts_all():
             audited.found(Counter({f"batch: {reason}": 400}), found)
     assert audited.counts == {"batch: digest": 2000, "batch: count": 400}
     assert Counter(one.reason for one in audited.findings) == {"digest": 1000, "count": 400}
+
+
+@pytest.mark.parametrize("name", ["author_id", "timestamp", "expires_at"])
+def test_a_packet_that_cannot_be_read_is_one_that_was_not_verified(spark, lake, name):
+    """Damage in a column that no digest covers: Spark's reader would pass over the file and say nothing."""
+    path, table = file_of(lake, 2)
+    metadata = pq.ParquetFile(path).metadata
+    chunk = metadata.row_group(0).column(table.schema.get_field_index(name))
+    start = chunk.dictionary_page_offset or chunk.data_page_offset
+    content = bytearray(path.read_bytes())
+    content[start : start + chunk.total_compressed_size] = bytes(chunk.total_compressed_size)
+    path.write_bytes(content)
+    audited = audit(spark, lake)
+    assert audited.counts == {"packet: unchecked": 1}
+    assert str(path) in (audited.findings[0].detail or "")

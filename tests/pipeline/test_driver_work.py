@@ -10,7 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 from strata.protocol.lake import day_text, manifests_of_day
 from strata_pipeline.errors import LakeError
-from strata_pipeline.jobs.audit import _faults, _portions
+from strata_pipeline.jobs.audit import _faults, _portions, _work
 from strata_pipeline.lake import batches, checking
 from strata_pipeline.lake.batches import Batch
 from strata_pipeline.lake.generations import replace_day, staged_day
@@ -89,7 +89,8 @@ def test_of_a_day_that_was_compacted_since_the_new_batches_are_read_and_the_plac
         [path] = (lake.packets / f"day={day_text(DAY)}").rglob("kind=NOTE/*.parquet")
         twice = [pq.ParquetFile(path).read(), rows_table([place(2)], kind="NOTE")]
         pq.write_table(pa.concat_tables(twice), path)
-    [(work, faults)] = _portions(lake, [DAY], place(18))
+    [(units, faults)] = _portions(lake, [DAY], place(18))
+    work = [one for unit in units for one in _work(unit, place(18))]
     assert faults == [] and [len(msgspec.json.decode(one[0])) for one in work] == [0, 0, 3, 3]
     names = ("manifests", "packets", "quarantine", "objects", "first", "last")
     asked = pa.RecordBatch.from_pylist([dict(zip(names, one, strict=True)) for one in work])

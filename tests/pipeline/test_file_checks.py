@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
+import random
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -16,11 +18,12 @@ from strata_pipeline.errors import LakeError
 from strata_pipeline.lake import checking
 from strata_pipeline.lake.batches import Batch
 from strata_pipeline.lake.checking import chunks, pieces, places_faults, units_of_day
-from strata_pipeline.lake.contents import read_rows
+from strata_pipeline.lake.contents import UNREADABLE, read_rows
 from strata_pipeline.lake.faults import Fault
 from strata_pipeline.lake.generations import replace_day, staged_day
 from strata_pipeline.lake.lake import Lake
 from strata_pipeline.lake.migration import migrate_chain
+from strata_pipeline.lake.slices import Slice, rows_of
 
 from tests.support.toy_lakes import (
     DAY,
@@ -264,6 +267,33 @@ def test_pieces_share_all_sequences_and_none_holds_more_than_its_own(lake, monke
     [*units] = units_of_day(lake, DAY, manifests)
     assert [fault for unit in units for fault in places_faults(unit)] == []
     assert held == ([10] if len(found) == len(units) == 1 else [6, 4])
+
+
+BOUND = ["sequence", "received_at", "packet_id", "body", "annotation"]
+"""The columns that digests cover."""
+SEED, SPOILED = 2, 150
+
+
+def test_whatever_bytes_a_file_has_a_check_tells_of_them_or_reads_what_was_there(tmp_path):
+    lake = Lake.open(make(tmp_path / "lake", 2))
+    path = next(path for path in files_below(lake.packets) if "kind=POST" in path.parts)
+    sound, whole = pq.ParquetFile(path).read(BOUND), path.read_bytes()
+    chance = random.Random(SEED)
+    told = 0
+    for _ in range(SPOILED):
+        spoiled = bytearray(whole)
+        for _ in range(chance.choice([1, 4, 40])):
+            spoiled[chance.randrange(len(spoiled))] = chance.randrange(256)
+        path.write_bytes(spoiled)
+        if file_faults(lake):
+            told += 1
+            # Whoever reads it further is told so, and by no other error.
+            with contextlib.suppress(*UNREADABLE):
+                for rows in rows_of(Slice(str(path), 1), Path(), [*BOUND, "author_id"], Span(0, 2**62)):
+                    rows.to_pylist()
+        else:
+            assert pq.ParquetFile(path).read(BOUND).equals(sound)
+    assert told > SPOILED / 3
 
 
 def test_only_groups_of_rows_that_may_be_asked_for_are_read(tmp_path):

@@ -16,6 +16,7 @@ from strata.protocol.lake import StoredObject
 
 from strata_pipeline.errors import LakeError
 from strata_pipeline.lake.attempts import Attempt
+from strata_pipeline.lake.contents import UNREADABLE
 from strata_pipeline.lake.stores.objects import ObjectStore
 from strata_pipeline.lake.stores.shelves import fault_of_object
 from strata_pipeline.planning import parallelism
@@ -140,7 +141,7 @@ def _read(
         there = [name for name in schema.names if name in file.schema_arrow.names]
         for batch in file.iter_batches(_READ_ROWS, columns=there):
             yield pa.RecordBatch.from_arrays([_column(batch, one, folders) for one in schema], schema=schema)
-    except (OSError, ValueError):  # Arrow's errors are ValueErrors
+    except UNREADABLE:
         if not damaged:
             raise
 

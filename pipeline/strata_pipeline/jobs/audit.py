@@ -23,14 +23,14 @@ from pyspark import StorageLevel
 from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql import functions as F
 from strata.protocol.keys import IDENTITY_TYPES
-from strata.protocol.lake import GENESIS, Erasure, Manifest, StoredObject
+from strata.protocol.lake import GENESIS, Erasure, Manifest, Span, StoredObject
 from strata.protocol.tombstones import Tombstone
 
 from strata_pipeline.datasets import Packets, Quarantine
 from strata_pipeline.errors import LakeError, PipelineError, UsageError, log_too_short
 from strata_pipeline.jobs.failures import translate_failures
 from strata_pipeline.lake.checking import Piece, Unit, batches_faults, pieces, places_faults
-from strata_pipeline.lake.contents import parquet_files, read_rows
+from strata_pipeline.lake.contents import UNREADABLE, parquet_files, read_rows
 from strata_pipeline.lake.faults import About, Fault
 from strata_pipeline.lake.kinds import kind_of
 from strata_pipeline.lake.places import AnyLake, open_lake
@@ -38,7 +38,8 @@ from strata_pipeline.lake.stores.shelves import Shelf
 from strata_pipeline.log.database import connect, log_state
 from strata_pipeline.planning import parallelism, planned
 from strata_pipeline.transforms.comparing import differences, doubled
-from strata_pipeline.transforms.signatures import keys_by_authors, verify_packets
+from strata_pipeline.transforms.signatures import keys_by_authors
+from strata_pipeline.transforms.verifying import verify_packets
 
 __all__ = ["Audited", "Finding", "audit"]
 
@@ -172,21 +173,39 @@ def _look(
     _check_batches(spark, lake, days, audited)
     _check_names(lake, days, audited)
     _check_erasures(lake, audited)
-    # An unreadable file is a finding of its batch; the other files are checked all the same.
+    progress("packets", audited)
+    with _damage_told(audited), translate_failures("verifying packets"):
+        _verify(spark, lake, days, bootstrap, audited)
+    # An unreadable file is a finding of its batch; the other files are looked at all the same.
     there = None if audited.after == 0 else days
     new = F.col("sequence").between(audited.after + 1, lake.reached)
     packets = Packets(Packets.of(spark, lake, there, damaged=True).frame.where(new))
-    identities = packets if there is None else _identities(spark, lake)
-    progress("packets", audited)
-    with _damage_told(audited), translate_failures("verifying packets"):
-        for some, keys in keys_by_authors(packets, identities, bootstrap):
-            _collect(verify_packets(some, keys), "packet", audited)
     progress("doubles", audited)
     with _damage_told(audited), translate_failures("looking for packets that are there twice"):
         _collect(doubled(packets).withColumn("reason", F.lit("doubled")), "packet", audited)
     if url is not None:
         progress("log", audited)
         _compare(spark, lake, packets, there, url, audited)
+
+
+def _verify(
+    spark: SparkSession, lake: AnyLake, days: list[int], bootstrap: Path | None, audited: Audited
+) -> None:
+    """Verify all packets that this audit is about. That each was is more than that no fault was found."""
+    verified = 0
+    unread: dict[str, None] = {}
+    for authors, keys in keys_by_authors(_identities(spark, lake), bootstrap):
+        for units, _ in _portions(lake, days, audited.after):
+            span = Span(audited.after, lake.reached)
+            found = verify_packets(spark, lake.shelf, units, span, authors, keys)
+            verified += found.packets
+            unread |= dict.fromkeys(found.unread)
+            listed = [_from_fault(fault) for fault in sorted(found.listed, key=_place)]
+            counts = {f"packet: {reason}": count for reason, count in found.counts.items()}
+            audited.found(Counter(counts), listed)
+    if not audited.counts and (unread or verified != audited.packets):
+        why = next(iter(unread), f"{verified} of {audited.packets} packets were read")
+        audited.found(Counter({"packet: unchecked": 1}), [Finding("packet", "unchecked", detail=why)])
 
 
 def _identities(spark: SparkSession, lake: AnyLake) -> Packets:
@@ -214,11 +233,14 @@ def _check_batches(spark: SparkSession, lake: AnyLake, days: list[int], audited:
     def check(rows: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         return _faults(rows, shelf)
 
-    for work, known in _portions(lake, days, audited.after):
+    for units, known in _portions(lake, days, audited.after):
+        work = [one for unit in units for one in _work(unit, audited.after)]
         slices = min(len(work), 4 * parallelism(spark))
-        with translate_failures("reading the lake"):
-            asked = spark.createDataFrame(work, _WORK_DDL).repartition(slices)
-            found = asked.mapInArrow(check, _FAULTS_DDL).collect()
+        found = []
+        if work:
+            with translate_failures("reading the lake"):
+                asked = spark.createDataFrame(work, _WORK_DDL).repartition(slices)
+                found = asked.mapInArrow(check, _FAULTS_DDL).collect()
         _add([*known, *(Fault(*fault) for fault in found)], audited)
 
 
@@ -245,29 +267,34 @@ _FAULTS = pa.schema(
 )
 
 
-def _portions(lake: AnyLake, days: list[int], after: int) -> Iterator[tuple[list[_Work], list[Fault]]]:
-    """What the tasks are given, for some tens of thousands of batches at a time, and faults found by that."""
-    work: list[_Work] = []
+def _portions(lake: AnyLake, days: list[int], after: int) -> Iterator[tuple[list[Unit], list[Fault]]]:
+    """What there is to check, some tens of thousands of batches at a time, and faults found by that."""
+    portion: list[Unit] = []
     faults: list[Fault] = []
     batches = 0
     for day in days:
         units, some = lake.units(day)
         faults += [fault for fault in some if fault.sequence is None or fault.sequence > after]
         for unit in units:
-            folders = [str(one) for one in unit.packets], [str(one) for one in unit.quarantine]
-            objects = msgspec.json.encode(unit.objects)
             if unit.manifests[-1].up_to <= after:
                 continue
-            for manifests, first, last in pieces(unit.manifests):
-                # Of a compacted day, earlier batches lie in the files of new ones.
-                new = [one for one in manifests if one.up_to > after]
-                work.append((msgspec.json.encode(new), *folders, objects, first, last))
+            portion.append(unit)
             batches += len(unit.manifests)
             if batches >= _PORTION:
-                yield work, faults
-                work, faults, batches = [], [], 0
-    if work:
-        yield work, faults
+                yield portion, faults
+                portion, faults, batches = [], [], 0
+    if portion or faults:
+        yield portion, faults
+
+
+def _work(unit: Unit, after: int) -> Iterator[_Work]:
+    """The batches of a unit, as tasks are asked to check them."""
+    folders = [str(one) for one in unit.packets], [str(one) for one in unit.quarantine]
+    objects = msgspec.json.encode(unit.objects)
+    for manifests, first, last in pieces(unit.manifests):
+        # Of a compacted day, earlier batches lie in the files of new ones.
+        new = [one for one in manifests if one.up_to > after]
+        yield msgspec.json.encode(new), *folders, objects, first, last
 
 
 def _faults(rows: Iterator[pa.RecordBatch], shelf: Shelf) -> Iterator[pa.RecordBatch]:
@@ -289,19 +316,17 @@ def _faults(rows: Iterator[pa.RecordBatch], shelf: Shelf) -> Iterator[pa.RecordB
 
 
 def _add(faults: list[Fault], audited: Audited) -> None:
-    found = [
-        Finding(
-            one.about,
-            one.reason,
-            one.sequence,
-            None if one.packet_id is None else f"0x{one.packet_id.hex()}",
-            one.detail,
-            one.file,
-            one.row,
-        )
-        for one in faults
-    ]
+    found = [_from_fault(fault) for fault in faults]
     audited.found(Counter(f"{one.about}: {one.reason}" for one in found), found)
+
+
+def _from_fault(fault: Fault) -> Finding:
+    told = None if fault.packet_id is None else f"0x{fault.packet_id.hex()}"
+    return Finding(fault.about, fault.reason, fault.sequence, told, fault.detail, fault.file, fault.row)
+
+
+def _place(fault: Fault) -> int:
+    return -1 if fault.sequence is None else fault.sequence
 
 
 def _check_names(lake: AnyLake, days: list[int], audited: Audited) -> None:
@@ -353,12 +378,14 @@ def _rows_at(lake: AnyLake, day: int, sequences: list[int]) -> Iterator[dict[str
     wanted = set(sequences)
     with lake.quarantine_at_hand(day) as layout:
         folders = layout.folders_of_day(layout.quarantine, day)
-        for _, _, rows in read_rows(parquet_files(folders), columns):
-            is_wanted = pc.is_in(rows.column("sequence"), pa.array(sequences, pa.int64()))
-            for row in rows.filter(is_wanted).to_pylist():
-                if row["sequence"] in wanted:
-                    wanted.remove(row["sequence"])
-                    yield row
+        for path in parquet_files(folders):
+            with contextlib.suppress(*UNREADABLE):  # a finding of its batch
+                for _, _, rows in read_rows([path], columns):
+                    is_wanted = pc.is_in(rows.column("sequence"), pa.array(sequences, pa.int64()))
+                    for row in rows.filter(is_wanted).to_pylist():
+                        if row["sequence"] in wanted:
+                            wanted.remove(row["sequence"])
+                            yield row
 
 
 def _compare(

@@ -11,7 +11,7 @@ from strata.protocol.lake import Manifest, Span, day_of, first_of_day
 
 from strata_pipeline.errors import LakeError
 from strata_pipeline.lake.checking import batch_name
-from strata_pipeline.lake.contents import Contents
+from strata_pipeline.lake.contents import UNREADABLE, Contents
 from strata_pipeline.lake.layout import LakeLayout
 from strata_pipeline.lake.rows import cut, digest_of, read_places
 
@@ -56,7 +56,7 @@ class Batch:
         try:
             packets = read_places(sound, span)
             quarantined = read_places(aside, span)
-        except (OSError, ValueError) as error:  # Arrow's errors are ValueErrors
+        except UNREADABLE as error:
             raise _damaged(manifests[0], f"its files cannot be read: {error}") from None
         rows = pa.concat_tables([packets, quarantined]).sort_by("sequence") if aside else packets
         spans = [manifest.span for manifest in manifests]
@@ -81,7 +81,7 @@ class Batch:
             return
         try:
             contents = Contents.of(self.folders, self.aside, Span(bound[0].after, bound[-1].up_to))
-        except (OSError, ValueError) as error:
+        except UNREADABLE as error:
             raise _damaged(bound[0], f"its files cannot be read: {error}") from None
         for manifest in bound:
             if contents.digest(manifest.span) != manifest.contents:

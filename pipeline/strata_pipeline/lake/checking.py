@@ -15,7 +15,7 @@ import numpy as np
 import pyarrow as pa
 from strata.protocol.lake import Manifest, Span, StoredObject
 
-from strata_pipeline.lake.contents import Contents, Rows, parquet_files, read_rows
+from strata_pipeline.lake.contents import UNREADABLE, Contents, Rows, parquet_files, read_rows
 from strata_pipeline.lake.faults import Fault
 from strata_pipeline.lake.kinds import kind_of
 from strata_pipeline.lake.layout import LakeLayout, span_of
@@ -115,7 +115,7 @@ def batches_faults(
     try:
         sound, aside = read_places(packets, span), read_places(quarantine, span)
         contents = Contents.of(packets, quarantine, span) if manifests[-1].format > 1 else Contents()
-    except (OSError, ValueError) as error:  # Arrow's errors are ValueErrors
+    except UNREADABLE as error:
         return [Fault("batch", "unreadable", f"{batch_name(manifests[0])}: {error}", manifests[0].up_to)]
     spans = [manifest.span for manifest in manifests]
     tables = zip(manifests, cut(sound, spans), cut(aside, spans), strict=True)
@@ -173,7 +173,7 @@ def places_faults(unit: Unit, piece: Piece | None = None) -> list[Fault]:
                     places = _Places.of(rows, piece)
                     faults += _misplaced(rows, places, folder)
                     seen.append(places)
-            except (OSError, ValueError) as error:
+            except UNREADABLE as error:
                 if piece.first == _LEAST:  # told once
                     faults.append(Fault("batch", "unreadable", str(error), file=str(path)))
     return [*faults, *_doubled(seen)][:_LISTED]

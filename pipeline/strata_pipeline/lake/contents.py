@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import NamedTuple, Self
+from typing import Final, NamedTuple, Self
 
 import numpy as np
 import pyarrow as pa
@@ -14,7 +14,10 @@ import pyarrow.parquet as pq
 from blake3 import blake3
 from strata.protocol.lake import NOTHING, OTHERS, ContentsDigest, Span, others_hash
 
-__all__ = ["Contents", "Rows", "contents_of", "parquet_files", "read_rows"]
+__all__ = ["UNREADABLE", "Contents", "Rows", "contents_of", "parquet_files", "read_rows"]
+
+UNREADABLE: Final = (OSError, ValueError, pa.ArrowException)
+"""What reading a file of Parquet can raise, whatever bytes it has."""
 
 _RECORD_BYTES = 104
 _READ_ROWS = 2_048
@@ -41,19 +44,26 @@ def parquet_files(folders: Iterable[Path]) -> list[Path]:
     return sorted(found)
 
 
-def read_rows(files: Iterable[Path], columns: Sequence[str], span: Span | None = None) -> Iterator[Rows]:
+def read_rows(
+    files: Iterable[Path], columns: Sequence[str], span: Span | None = None, *, absent: bool = False
+) -> Iterator[Rows]:
     """All rows of files, or at least those in a span: groups of rows that hold none of them are left out.
 
-    Raises OSError, and ValueError for a file that is not Parquet or lacks a column.
+    Raises OSError, and ValueError for a file that is not Parquet or lacks a column; where columns may be
+    `absent`, those that a file lacks are null.
     """
     for path in files:
         with pq.ParquetFile(path) as file:
-            missing = [name for name in columns if name not in file.schema_arrow.names]
-            if missing:
+            there = [name for name in columns if name in file.schema_arrow.names]
+            missing = [name for name in columns if name not in there]
+            if missing and not (absent and "sequence" in there):
                 raise ValueError(f"{path} has no column {', '.join(missing)}")
             for group, first in _groups(file.metadata, span):
-                for batch in file.iter_batches(_READ_ROWS, row_groups=[group], columns=list(columns)):
-                    yield Rows(path, first, batch)
+                for batch in file.iter_batches(_READ_ROWS, row_groups=[group], columns=there):
+                    rows = batch
+                    for name in missing:
+                        rows = rows.append_column(name, pa.nulls(batch.num_rows))
+                    yield Rows(path, first, rows)
                     first += batch.num_rows
 
 
@@ -80,7 +90,7 @@ class Contents:
         for _, _, rows in read_rows(parquet_files(folders), columns, span):
             sequences = rows.column("sequence")
             within = pc.and_(pc.greater(sequences, span.after), pc.less_equal(sequences, span.up_to))
-            if rows.num_rows and not pc.all(within).as_py():
+            if rows.num_rows and not pc.all(within, skip_nulls=False).as_py():
                 rows = rows.filter(within)
             self._sequences.append(rows.column("sequence").to_numpy(zero_copy_only=False))
             self._records.append(_records(rows, quarantined))

@@ -19,6 +19,7 @@ from strata.protocol.lake import Span, StoredObject
 
 from strata_pipeline.errors import LakeError, StoreError
 from strata_pipeline.lake import files
+from strata_pipeline.lake.contents import UNREADABLE
 from strata_pipeline.lake.lake import Lake
 from strata_pipeline.lake.layout import batch_path, span_of
 from strata_pipeline.lake.object_lake import DELTA_LOG, ObjectLake
@@ -179,9 +180,9 @@ class _InBucket:
             end = self._lake.store.get_end(one.name, one.size, _FOOTER_BYTES)
             try:
                 footer = _footer(end)
-            except ValueError:
+            except UNREADABLE:
                 footer = _footer(self._lake.store.get(one.name))
-        except (OSError, ValueError) as error:
+        except UNREADABLE as error:
             raise _unreadable(where, error) from None
         return _action(one.name.removeprefix("packets/"), one.size, time.time(), footer)
 
@@ -194,7 +195,7 @@ def _on_disk(name: str, path: Path) -> AddAction:
     told = path.stat()
     try:
         footer = pq.read_metadata(path)
-    except (OSError, ValueError) as error:  # Arrow's errors are ValueErrors
+    except UNREADABLE as error:
         raise _unreadable(str(path), error) from None
     return _action(name, told.st_size, told.st_mtime, footer)
 

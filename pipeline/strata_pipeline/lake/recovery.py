@@ -21,7 +21,7 @@ from strata.protocol.lake import Manifest, Span, decode
 
 from strata_pipeline.errors import LakeError
 from strata_pipeline.lake import files
-from strata_pipeline.lake.contents import contents_of
+from strata_pipeline.lake.contents import UNREADABLE, contents_of
 from strata_pipeline.lake.erasing import finish_erasure
 from strata_pipeline.lake.layout import BATCH, STAGED_MANIFEST, LakeLayout, batch_path, listed, span_of
 from strata_pipeline.lake.rows import digest_of, read_places
@@ -111,7 +111,7 @@ def _complete(lake: LakeLayout, span: Span) -> bool:
         follows = manifest.number == lake.chain.end.number and manifest.previous == lake.tip
         if not follows or manifest.span != span or not _is_whole(lake, staged, manifest):
             return False
-    except (OSError, ValueError, LakeError):
+    except (*UNREADABLE, LakeError):
         return False
     lake.publish(manifest)
     return True

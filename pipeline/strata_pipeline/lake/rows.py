@@ -75,5 +75,7 @@ def _rows_bytes(batch: pa.RecordBatch) -> bytes:
 
 
 def _big_endian(numbers: pa.Array) -> np.ndarray[tuple[int, int], np.dtype[np.uint8]]:
-    raw: np.ndarray[tuple[int], np.dtype[np.int64]] = numbers.to_numpy(zero_copy_only=False)
+    # In a damaged file a number may be missing: none of ours is negative, so the digest is another.
+    whole = pc.fill_null(numbers, -1)
+    raw: np.ndarray[tuple[int], np.dtype[np.int64]] = whole.to_numpy(zero_copy_only=False)
     return raw.astype(">i8").view(np.uint8).reshape(-1, 8)

@@ -1,4 +1,4 @@
-"""Verification of every packet of a lake: id, columns, and the signature under a key valid at the time.
+"""Whether a packet of a lake holds: id, columns, and the signature under a key valid at the time.
 
 The identity packets of the lake tell which keys were valid, replayed as a relay replays its log; an author
 without any has the key in the DID. Keys from a relay's configuration come from the same bootstrap file.
@@ -7,14 +7,14 @@ without any has the key in the DID. Keys from a relay's configuration come from 
 from __future__ import annotations
 
 import functools
+import zlib
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import NamedTuple
 
-import pyarrow as pa
-import pyarrow.compute as pc
-from pyspark.sql import DataFrame
+from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 from strata.protocol import ids
 from strata.protocol.errors import InvalidPacket
@@ -28,27 +28,28 @@ from strata_pipeline.datasets import Packets
 from strata_pipeline.errors import UsageError
 from strata_pipeline.transforms.checking import columns_fault, explain
 
-__all__ = ["Keys", "identity_packets", "keys_by_authors", "packet_fault", "verify_packets"]
+__all__ = ["Authors", "Keys", "identity_packets", "keys_by_authors", "packet_fault"]
 
-_FAULTS = pa.schema(
-    [("sequence", pa.int64()), ("packet_id", pa.binary()), ("reason", pa.string()), ("detail", pa.string())]
-)
-_FAULTS_DDL = "sequence bigint, packet_id binary, reason string, detail string"
-_COLUMNS = (
-    "sequence",
-    "received_at",
-    "packet_id",
-    "body",
-    "author_id",
-    "content_type",
-    "timestamp",
-    "expires_at",
-)
-_WRONG_SIZE = ("columns_differ", "size is not that of the body")
 _KEYS_BYTES = 128 * 2**20
 _EVENT_BYTES = 200
 """What Python takes for an identity packet beside its strings."""
 _Events = Mapping[str, list[tuple[bytes, int]]]
+
+
+class Authors(NamedTuple):
+    """A share of all authors, by the checksum of their names: Spark and Python know the same one."""
+
+    number: int = 0
+    among: int = 1
+
+    def have(self, author_id: str | None) -> bool:
+        """Whether an author is one of them; nobody (a damaged row) belongs to one share as well."""
+        return self.among == 1 or zlib.crc32((author_id or "").encode()) % self.among == self.number
+
+    def are(self, column: str) -> Column:
+        """The same of the names in a column."""
+        name = F.coalesce(F.col(column), F.lit("")).cast("binary")
+        return F.crc32(name) % self.among == self.number
 
 
 @dataclass
@@ -93,9 +94,9 @@ class Keys:
 
 
 def keys_by_authors(
-    packets: Packets, identities: Packets, bootstrap: Path | None = None, *, most_bytes: int = _KEYS_BYTES
-) -> Iterator[tuple[Packets, Keys]]:
-    """Packets, a share of the authors at a time, with the keys that may sign for these authors.
+    identities: Packets, bootstrap: Path | None = None, *, most_bytes: int = _KEYS_BYTES
+) -> Iterator[tuple[Authors, Keys]]:
+    """A share of the authors at a time, with the keys that may sign for these authors.
 
     There are as many shares as it takes for the bodies in `identities` that tell of the keys of one to have
     at most about `most_bytes`: that much is in memory, here and in each task. Usually there is one. Raises
@@ -104,11 +105,10 @@ def keys_by_authors(
     told = _read_bootstrap(bootstrap)
     events = identity_packets(identities)
     size = events.agg(F.sum(F.length("body") + F.length("author_id") + _EVENT_BYTES)).collect()[0][0] or 0
-    shares = max(1, -(-size // most_bytes))
-    for number in range(shares):
-        share = F.pmod(F.xxhash64("author_id"), F.lit(shares)) == number
-        some = packets if shares == 1 else Packets(packets.frame.where(share))
-        yield some, Keys(_events_of(events.where(share)) if size else {}, told)
+    among = max(1, -(-size // most_bytes))
+    for number in range(among):
+        authors = Authors(number, among)
+        yield authors, Keys(_events_of(events.where(authors.are("author_id"))) if size else {}, told)
 
 
 def _events_of(rows: DataFrame) -> _Events:
@@ -132,15 +132,6 @@ def identity_packets(packets: Packets) -> DataFrame:
     """The packets that introduce and revoke keys."""
     types = sorted(IDENTITY_TYPES)
     return packets.frame.where(F.col("content_type").isin(types)).select("author_id", "body", "received_at")
-
-
-def verify_packets(packets: Packets, keys: Keys) -> DataFrame:
-    """The faulty packets, with the reasons. Spark broadcasts what a function holds, if that is large."""
-
-    def verify(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        return _verify(batches, keys)
-
-    return packets.frame.mapInArrow(verify, _FAULTS_DDL)
 
 
 def packet_fault(
@@ -174,19 +165,6 @@ def packet_fault(
     except InvalidPacket as error:
         return error.detail or str(error.code), error.reason
     return None
-
-
-def _verify(batches: Iterable[pa.RecordBatch], keys: Keys) -> Iterator[pa.RecordBatch]:
-    for batch in batches:
-        rows = zip(*(batch.column(name).to_pylist() for name in _COLUMNS), strict=True)
-        sizes = pc.equal(batch.column("size"), pc.binary_length(batch.column("body"))).to_pylist()
-        faults = [
-            {"sequence": sequence, "packet_id": row[1], "reason": fault[0], "detail": fault[1]}
-            for (sequence, *row), is_size in zip(rows, sizes, strict=True)
-            if (fault := packet_fault(keys, *row) or (None if is_size else _WRONG_SIZE)) is not None
-        ]
-        if faults:
-            yield pa.RecordBatch.from_pylist(faults, schema=_FAULTS)
 
 
 def _parsed(body: bytes) -> Packet | None:

@@ -114,6 +114,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         parser.error(f"no benchmark {', '.join(unknown)}")
     if "day" in names:
         pipeline_day.check_space(chosen.folder or Path(tempfile.gettempdir()), chosen.rows)
+    if chosen.folder is not None:
+        chosen.folder.mkdir(parents=True, exist_ok=True)
     measures: list[Measure] = []
     with tempfile.TemporaryDirectory(dir=chosen.folder, prefix="bench-pipeline-") as temporary:
         folder = Path(temporary)

@@ -248,7 +248,7 @@ class Rig:
         self.observe([entry for entry in entries if entry is not None])
 
     async def until(self, condition: Callable[[], bool]) -> None:
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             while not condition():
                 self.commit()
                 while self.log.queue:  # what has waited for these
@@ -261,7 +261,7 @@ class Rig:
 
     async def queued(self, count: int) -> None:
         """Wait until so many packets are on their way to the log, and commit none of them."""
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             while len(self.log.queue) < count:
                 self.changed.clear()
                 await self.changed.wait()
@@ -269,7 +269,7 @@ class Rig:
     async def settled(self) -> None:
         """Wait until no check and no read of keys is under way."""
         pool, identities, slices = self.admission._pool, self.identities, self.admission._slices
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             for _ in range(10):  # what ends a check may begin another
                 while (  # noqa: ASYNC110
                     pool._gathered or pool._quick_under_way or identities._loading or slices._waiting

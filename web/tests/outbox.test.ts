@@ -1,8 +1,8 @@
 import assert from "node:assert/strict";
-import { mkdtemp, readdir, readFile, stat, writeFile } from "node:fs/promises";
+import { mkdtemp, readdir, readFile, rm, stat, writeFile } from "node:fs/promises";
 import { tmpdir } from "node:os";
 import { join } from "node:path";
-import { test } from "node:test";
+import { after, test } from "node:test";
 
 import { addressOf, build, Identity, memoryOutbox, type OutboxStore, RequestRefused } from "../src/client/index.js";
 import { MAX_OUTBOX_PACKETS, Outbox, type OutboxNews, type Published, RequestTimeout, type Send } from "../src/client/index.js";
@@ -16,9 +16,15 @@ function published(packetId: string): Published {
   return { packetId, receivedAt: 1, duplicate: false, queued: false, downgradedTo: undefined };
 }
 
+const folders: string[] = [];
+
 async function folder(): Promise<string> {
-  return mkdtemp(join(tmpdir(), "outbox-"));
+  const made = await mkdtemp(join(tmpdir(), "outbox-"));
+  folders.push(made);
+  return made;
 }
+
+after(() => Promise.all(folders.map((made) => rm(made, { recursive: true }))));
 
 const stores: [string, () => Promise<OutboxStore>][] = [
   ["memory", async () => memoryOutbox()],

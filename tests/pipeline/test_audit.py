@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from collections import Counter
 from collections.abc import Callable
@@ -156,6 +157,10 @@ def test_files_torn_foreign_or_missing_are_found(spark, lake):
     (path.parent / "stranger.parquet").write_bytes(whole)
     assert {"batch: count", "packet: doubled"} <= set(audit(spark, lake).counts)
     (path.parent / "stranger.parquet").unlink()
+    nameless = Path(os.fsdecode(os.fsencode(path.parent) + b"/\xff.parquet"))
+    nameless.write_bytes(whole)
+    assert "batch: unreadable" in audit(spark, lake).counts  # Arrow cannot open a name that is no text
+    nameless.unlink()
     foreign = lake / "packets" / "day=2024-10-04" / "batch=5-9" / "kind=POST"
     foreign.mkdir(parents=True)
     (foreign / "part.parquet").write_bytes(whole)

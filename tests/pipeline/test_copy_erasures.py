@@ -226,8 +226,8 @@ def test_killed_at_every_step_a_copy_holds_and_the_next_run_ends_it(world, kind,
 
 
 def steps_of(count: int, case: str) -> range:
-    """One of three, from another one on in each case; all of them by option."""
-    stride = int(os.environ.get("STRATA_TEST_COPY_STRIDE", "3"))
+    """One of five, from another one on in each case; all of them by option."""
+    stride = int(os.environ.get("STRATA_TEST_COPY_STRIDE", "5"))
     return range(zlib.crc32(case.encode()) % stride, count, stride)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import os
 import random
 import shutil
 from collections.abc import Callable
@@ -289,7 +290,9 @@ def test_whatever_bytes_a_file_has_a_check_tells_of_them_or_reads_what_was_there
             told += 1
             # Whoever reads it further is told so, and by no other error.
             with contextlib.suppress(*UNREADABLE):
-                for rows in rows_of(Slice(str(path), 1), Path(), [*BOUND, "author_id"], Span(0, 2**62)):
+                for rows in rows_of(
+                    Slice(os.fsencode(path), 1), Path(), [*BOUND, "author_id"], Span(0, 2**62)
+                ):
                     rows.to_pylist()
         else:
             assert pq.ParquetFile(path).read(BOUND).equals(sound)

@@ -6,6 +6,7 @@ also passes over a file it cannot read without a word; a task that reads it tell
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
@@ -26,8 +27,9 @@ _MOST = 4
 class Slice(msgspec.Struct, frozen=True):
     """A file of packets, or some of its rows."""
 
-    file: str
-    """A path, or below the folder to which the object is brought."""
+    file: bytes
+    """A path, or below the folder to which the object is brought; whoever may write there may choose a name
+    that is no text."""
     size: int
     objects: tuple[StoredObject, ...] = ()
     """In a bucket: the object to bring."""
@@ -50,7 +52,7 @@ def rows_of(one: Slice, folder: Path, columns: Sequence[str], span: Span) -> Ite
 
     `folder` is where the object was brought. Raises OSError, and ValueError for a file that is not Parquet.
     """
-    portions = read_rows([folder / one.file], columns, span, absent=True)
+    portions = read_rows([folder / os.fsdecode(one.file)], columns, span, absent=True)
     for number, (_, _, rows) in enumerate(portions):
         if number % one.among != one.number:
             continue
@@ -63,10 +65,10 @@ def _files(unit: Unit) -> Iterator[Slice]:
     if unit.objects:
         for told in unit.objects:
             if told.name.startswith("packets/"):
-                yield Slice(told.name, told.size, (told,))
+                yield Slice(os.fsencode(told.name), told.size, (told,))
         return
     for path in parquet_files(unit.packets):
-        yield Slice(str(path), path.stat().st_size)
+        yield Slice(os.fsencode(path), path.stat().st_size)
 
 
 def _divided(one: Slice, among: int) -> Iterator[Slice]:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Iterator, Sequence
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -23,6 +23,8 @@ from strata_pipeline.transforms.signatures import Authors, Keys, packet_fault
 __all__ = ["Verified", "verify_packets"]
 
 _TASKS_PER_CORE = 3
+_TASK_BYTES = 128 * 2**20
+"""Where there is more, there are more tasks: half a million packets are verified in half a minute."""
 _LISTED = 1_000
 """At most this many faults of a kind does a slice list; it counts all."""
 _COLUMNS = (
@@ -81,11 +83,12 @@ def verify_packets(
                 found = _verify_slice(one, shelf, span, authors, keys)
                 yield pa.RecordBatch.from_arrays([pa.array([msgspec.json.encode(found)])], schema=_TOLD)
 
-    tasks = _TASKS_PER_CORE * parallelism(spark)
-    work = slices(units, tasks)
+    least = _TASKS_PER_CORE * parallelism(spark)
+    work = slices(units, least)
     verified = Verified()
     if not work:
         return verified
+    tasks = max(least, sum(one.size // one.among for one in work) // _TASK_BYTES)
     asked = spark.createDataFrame([(msgspec.json.encode(one),) for one in work], "slice binary")
     for row in asked.repartition(min(len(work), tasks)).mapInArrow(verify, _TOLD_DDL).collect():
         verified.add(msgspec.json.decode(row.verified, type=Verified))
@@ -99,7 +102,8 @@ def _verify_slice(one: Slice, shelf: Shelf, span: Span, authors: Authors, keys: 
             for rows in rows_of(one, folder, _COLUMNS, span):
                 _verify_rows(rows, authors, keys, verified)
         except UNREADABLE as error:
-            verified.unread.append(_told(shelf, folder, f"{one.file}: {error}"))
+            why = f"{os.fsdecode(one.file)}: {error}"
+            verified.unread.append(shelf.told(Fault("packet", "unchecked", why), folder).detail)
     return verified
 
 
@@ -113,7 +117,3 @@ def _verify_rows(rows: pa.RecordBatch, authors: Authors, keys: Keys, verified: V
         fault = packet_fault(keys, *row) or (None if is_size else _WRONG_SIZE)
         if fault is not None:
             verified.found(Fault("packet", *fault, sequence, row[1]))
-
-
-def _told(shelf: Shelf, folder: Path, why: str) -> str:
-    return shelf.told(Fault("packet", "unchecked", why), folder).detail

@@ -33,7 +33,7 @@ class Shelf(Protocol):
         """The folder below which the files of batches lie, and what is wrong with those of `objects`."""
 
     def told(self, fault: Fault, folder: Path) -> Fault:
-        """A fault of files in the folder of `at_hand`, with the names that they have in the lake."""
+        """A fault of files in the folder of `at_hand`, with the names that they have in the lake, as text."""
 
 
 class MountedDisk:
@@ -44,7 +44,8 @@ class MountedDisk:
         yield Path(), []
 
     def told(self, fault: Fault, folder: Path) -> Fault:
-        return fault
+        file = None if fault.file is None else _as_text(fault.file)
+        return fault._replace(detail=_as_text(fault.detail), file=file)
 
 
 class Bucket:
@@ -75,6 +76,11 @@ class Bucket:
             return fault_of_object(told, None, self._store.url(told.name))
         path.write_bytes(content)
         return fault_of_object(told, content, self._store.url(told.name))
+
+
+def _as_text(name: str) -> str:
+    """A name of a file that is no text (Python has it with surrogates), to be shown."""
+    return name.encode(errors="surrogateescape").decode(errors="replace")
 
 
 def fault_of_object(told: StoredObject, content: bytes | None, where: str) -> Fault | None:

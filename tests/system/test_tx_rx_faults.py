@@ -274,7 +274,8 @@ async def test_a_half_open_connection_is_replaced_and_overtaken(kind: str, tmp_p
             # The server still believes in the old connection, and does not make the new one wait for it.
             await tx.send(b"2")
         assert [await rx.recv(), await rx.recv()] == [b"1", b"2"]
-        assert len(proxy.links) == tx.statistics().connections == 2
+        # Two, and more where a busy machine lets the impatient end give up a sound connection as well.
+        assert len(proxy.links) == tx.statistics().connections >= 2
         assert rx.statistics().sessions == 1, "the session has gone on"
 
 

@@ -1,6 +1,7 @@
 """An embedded PostgreSQL: a real server on a folder of ours, living and dying with this process.
 
     <data_dir>/relayd.lock            held while a relay uses the folder
+    <data_dir>/relayd.link            where the short link to a cluster with a long path is, meanwhile
     <data_dir>/postgres.log           the log of the server
     <data_dir>/postgres-18/           the cluster, mode 0700; its socket is inside, so only its owner connects
 
@@ -39,6 +40,7 @@ _MAJOR = 18
 _USER = "relayd"
 _PORT = 5432
 _MAX_SOCKET_BYTES = 100
+_LINK_NOTE = "relayd.link"
 _MAX_LOG_BYTES = 16 * 2**20
 _POLL_INTERVAL = 0.01
 _BACKOFF_SECONDS = (0.1, 5.0)
@@ -195,8 +197,21 @@ class EmbeddedPostgres:
         self._clear_stale_pid()
         if len(os.fsencode(self._cluster / f".s.PGSQL.{self._port}")) > _MAX_SOCKET_BYTES:
             # The server binds a relative path; clients come through a short link to the same folder.
-            self._alias = Path(tempfile.mkdtemp(prefix="relayd-")) / "pg"
-            self._alias.symlink_to(self._cluster)
+            self._alias = self._short_link()
+
+    def _short_link(self) -> Path:
+        """A link to the cluster that has a short path. That of a relay which was killed is taken over."""
+        note = self._data_dir / _LINK_NOTE
+        with contextlib.suppress(OSError, ValueError):
+            link = Path(note.read_text())
+            # Where anybody may write, only what is our own counts.
+            owners = {link.lstat().st_uid, link.parent.lstat().st_uid}
+            if owners == {os.geteuid()} and link.readlink() == self._cluster:
+                return link
+        link = Path(tempfile.mkdtemp(prefix="relayd-")) / "pg"
+        link.symlink_to(self._cluster)
+        note.write_text(str(link))
+        return link
 
     def _lock(self) -> None:
         self._lock_fd = os.open(self._data_dir / "relayd.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -336,6 +351,8 @@ class EmbeddedPostgres:
     def _release(self) -> None:
         if self._alias is not None:
             shutil.rmtree(self._alias.parent, ignore_errors=True)
+            with contextlib.suppress(OSError):
+                (self._data_dir / _LINK_NOTE).unlink()
             self._alias = None
         if self._lock_fd is not None:
             os.close(self._lock_fd)

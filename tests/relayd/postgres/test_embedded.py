@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import asyncpg
@@ -102,6 +104,19 @@ async def test_a_deep_folder_does_not_make_the_socket_path_too_long(tmp_path):
         assert await one(server.url) == 1
         alias = server._alias
     assert alias is not None and not alias.parent.exists()
+    assert not (data_dir / "relayd.link").exists()
+
+    # A relay that was killed has left its link: the next one takes that over, and no other.
+    left, foreign = (Path(tempfile.mkdtemp(prefix="relayd-")) / "pg" for _ in range(2))
+    left.symlink_to(data_dir / "postgres-18")
+    foreign.symlink_to(tmp_path)
+    for link, is_taken in ((left, True), (foreign, False), (tmp_path / "none", False)):
+        (data_dir / "relayd.link").write_text(str(link))
+        async with EmbeddedPostgres(data_dir) as server:
+            assert await one(server.url) == 1
+            assert (server._alias == link) is is_taken
+        assert link.parent.exists() is not is_taken
+    shutil.rmtree(foreign.parent)
 
 
 async def test_two_on_one_folder_is_refused_at_once(data_dir):

@@ -20,13 +20,13 @@ from tests.support.fuzz_seeds import seeds_of
 FOLDER = Path(__file__).parent
 ROOT = FOLDER.parents[1]
 INPUTS = {
-    "canonical": 40_000,
-    "packet": 40_000,
-    "message": 120_000,
-    "session": 5_000,
-    "frames": 4_000,
-    "cursor": 200_000,
-    "negentropy": 2_000,
+    "canonical": 20_000,
+    "packet": 20_000,
+    "message": 60_000,
+    "session": 2_500,
+    "frames": 2_000,
+    "cursor": 100_000,
+    "negentropy": 1_000,
 }
 """How many inputs each harness takes: a few seconds' worth."""
 SECONDS = int(os.environ.get("RELAYD_TEST_FUZZ_SECONDS", "0"))

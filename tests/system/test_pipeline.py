@@ -30,7 +30,7 @@ from tests.support.quick_spark import QUICK_JAVA
 from tests.support.relay_process import PostgresHost, RelayProcess, running
 
 PACKETS = 6_000
-KILLS = 3
+KILLS = int(os.environ.get("STRATA_TEST_ARCHIVE_KILLS", "2"))
 PORTION = 300
 AHEAD = 900
 BATCH_ROWS = 150

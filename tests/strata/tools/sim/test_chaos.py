@@ -10,7 +10,7 @@ import sys
 import pytest
 from strata.tools.sim import KINDS
 
-RUNS = int(os.environ.get("STRATA_TEST_SIM_RUNS", "500"))
+RUNS = int(os.environ.get("STRATA_TEST_SIM_RUNS", "250"))
 CHUNK = 125
 
 

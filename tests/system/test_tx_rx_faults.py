@@ -267,15 +267,16 @@ async def test_attempts_to_connect_come_at_growing_intervals(tmp_path: Path) -> 
 
 @pytest.mark.req("T-037", "T-062")
 async def test_a_half_open_connection_is_replaced_and_overtaken(kind: str, tmp_path: Path) -> None:
-    async with proxied(kind, tmp_path, **IMPATIENT) as (rx, proxy, tx):
+    # A busy machine may let a sound connection wait for as long as the impatient do.
+    patient = {**IMPATIENT, "link_timeout": 1.0}
+    async with proxied(kind, tmp_path, **patient) as (rx, proxy, tx):
         await tx.send(b"1")
         proxy.stall()
         async with asyncio.timeout(10):
             # The server still believes in the old connection, and does not make the new one wait for it.
             await tx.send(b"2")
         assert [await rx.recv(), await rx.recv()] == [b"1", b"2"]
-        # Two, and more where a busy machine lets the impatient end give up a sound connection as well.
-        assert len(proxy.links) == tx.statistics().connections >= 2
+        assert len(proxy.links) == tx.statistics().connections == 2
         assert rx.statistics().sessions == 1, "the session has gone on"
 
 

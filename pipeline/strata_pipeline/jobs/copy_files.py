@@ -20,6 +20,7 @@ from strata_pipeline.errors import LakeError
 from strata_pipeline.lake.checking import batch_name, batches_faults
 from strata_pipeline.lake.contents import parquet_files, read_rows
 from strata_pipeline.lake.layout import Folders, LakeLayout, batch_path, span_of
+from strata_pipeline.lake.rows import rows_in
 from strata_pipeline.lake.stores.objects import ObjectStore
 
 __all__ = ["extract", "folders_in", "put_files", "write_without"]
@@ -98,8 +99,7 @@ def write_without(
         _link(path, target / path.relative_to(base))
     aside = gone.filter(pc.is_in(gone["sequence"], value_set=pa.chunked_array(taken, pa.int64())))
     for span in spans:
-        sequences = aside["sequence"]
-        rows = aside.filter(pc.and_(pc.greater(sequences, span.after), pc.less_equal(sequences, span.up_to)))
+        rows = rows_in(aside, span)
         if rows.num_rows:
             folder = target / "quarantine" / batch_path(span)
             folder.mkdir(parents=True, exist_ok=True)

@@ -9,10 +9,11 @@ from typing import Final, NamedTuple, Self
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from blake3 import blake3
 from strata.protocol.lake import NOTHING, OTHERS, ContentsDigest, Span, others_hash
+
+from strata_pipeline.lake.rows import rows_in
 
 __all__ = ["UNREADABLE", "Contents", "Rows", "contents_of", "parquet_files", "read_rows"]
 
@@ -88,12 +89,9 @@ class Contents:
         self._is_sorted = False
         columns = ["sequence", "body", "annotation", *(OTHERS if quarantined else ())]
         for _, _, rows in read_rows(parquet_files(folders), columns, span):
-            sequences = rows.column("sequence")
-            within = pc.and_(pc.greater(sequences, span.after), pc.less_equal(sequences, span.up_to))
-            if rows.num_rows and not pc.all(within, skip_nulls=False).as_py():
-                rows = rows.filter(within)
-            self._sequences.append(rows.column("sequence").to_numpy(zero_copy_only=False))
-            self._records.append(_records(rows, quarantined))
+            found = rows_in(rows, span)
+            self._sequences.append(found.column("sequence").to_numpy(zero_copy_only=False))
+            self._records.append(_records(found, quarantined))
 
     def digest(self, span: Span, *, without: Sequence[int] = ()) -> str:
         """The digest of the rows in a span of those that were added, `without` those of these sequences."""

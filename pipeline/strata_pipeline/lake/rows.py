@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -11,10 +12,11 @@ import pyarrow.compute as pc
 import pyarrow.dataset as pads
 from strata.protocol.lake import RowsDigest, Span, row_bytes
 
-__all__ = ["PLACES", "add_rows", "cut", "digest_of", "read_places"]
+__all__ = ["PLACES", "add_rows", "cut", "digest_of", "read_places", "rows_in"]
 
 PLACES = ("sequence", "received_at", "packet_id", "size")
 _ROW_BYTES = 48
+_Rows = TypeVar("_Rows", pa.Table, pa.RecordBatch)
 _NO_PLACES = pa.schema(
     [("sequence", pa.int64()), ("received_at", pa.int64()), ("packet_id", pa.binary()), ("size", pa.int32())]
 ).empty_table()
@@ -32,6 +34,13 @@ def read_places(folders: Iterable[Path], span: Span | None = None) -> pa.Table:
     if not tables:
         return _NO_PLACES
     return pa.concat_tables(tables).sort_by("sequence")
+
+
+def rows_in(rows: _Rows, span: Span) -> _Rows:
+    """The rows whose sequences lie in a span; where a damaged file has none, they lie nowhere."""
+    sequences = rows.column("sequence")
+    within = pc.and_(pc.greater(sequences, span.after), pc.less_equal(sequences, span.up_to))
+    return rows if pc.all(within, skip_nulls=False).as_py() else rows.filter(within)
 
 
 def cut(rows: pa.Table, spans: Iterable[Span]) -> Iterator[pa.Table]:

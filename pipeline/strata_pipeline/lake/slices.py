@@ -12,11 +12,11 @@ from pathlib import Path
 
 import msgspec
 import pyarrow as pa
-import pyarrow.compute as pc
 from strata.protocol.lake import Span, StoredObject
 
 from strata_pipeline.lake.checking import Unit
 from strata_pipeline.lake.contents import parquet_files, read_rows
+from strata_pipeline.lake.rows import rows_in
 
 __all__ = ["Slice", "rows_of", "slices"]
 
@@ -43,7 +43,7 @@ def slices(units: Iterable[Unit], tasks: int) -> list[Slice]:
     busy for longer than its share are divided. An object that cannot be brought is one of them."""
     files = [one for unit in units for one in _files(unit)]
     share = max(1, sum(one.size for one in files) // max(1, tasks))
-    found = [part for one in files for part in _divided(one, min(_MOST, -(-one.size // share)))]
+    found = [part for one in files for part in _divided(one, share)]
     return sorted(found, key=lambda one: (-one.size // one.among, one.file, one.number))
 
 
@@ -54,11 +54,8 @@ def rows_of(one: Slice, folder: Path, columns: Sequence[str], span: Span) -> Ite
     """
     portions = read_rows([folder / os.fsdecode(one.file)], columns, span, absent=True)
     for number, (_, _, rows) in enumerate(portions):
-        if number % one.among != one.number:
-            continue
-        sequences = rows.column("sequence")
-        within = pc.and_(pc.greater(sequences, span.after), pc.less_equal(sequences, span.up_to))
-        yield rows if pc.all(within, skip_nulls=False).as_py() else rows.filter(within)
+        if number % one.among == one.number:
+            yield rows_in(rows, span)
 
 
 def _files(unit: Unit) -> Iterator[Slice]:
@@ -71,6 +68,7 @@ def _files(unit: Unit) -> Iterator[Slice]:
         yield Slice(os.fsencode(path), path.stat().st_size)
 
 
-def _divided(one: Slice, among: int) -> Iterator[Slice]:
-    for number in range(max(1, among)):
-        yield msgspec.structs.replace(one, number=number, among=max(1, among))
+def _divided(one: Slice, share: int) -> Iterator[Slice]:
+    among = max(1, min(_MOST, -(-one.size // share)))
+    for number in range(among):
+        yield msgspec.structs.replace(one, number=number, among=among)

@@ -19,8 +19,8 @@ def file(tmp_path, monkeypatch):
     for name in ("STRATA_RELAY", "STRATA_IDENTITY", "STRATA_PINS", "STRATA_CONTEXT"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
-    # No relay is ever reached: a command need not try for seconds.
-    monkeypatch.setattr(commands, "_OPTIONS", Options(connect_timeout=0.05))
+    # No relay is ever reached: a command need not try for seconds. A busy machine refuses within half of one.
+    monkeypatch.setattr(commands, "_OPTIONS", Options(connect_timeout=0.5))
     monkeypatch.setattr(channel, "_CONNECT_TIMEOUT", 0.05)
     return tmp_path / "config" / "strata" / "contexts.json"
 
@@ -32,7 +32,7 @@ def strata(*arguments, **environment):
 def relay_of(*arguments, **environment):
     """The relay a command goes to: each of these ends in the error that names it."""
     told = strata("get", "0x" + "0" * 64, *arguments, **environment)
-    assert told.exit_code == 1 and told.stderr.startswith("error: no connection to "), told.output
+    assert told.exit_code == 1 and "nothing listens" in told.stderr, told.output
     return told.stderr.split(" to ")[1].split(": ")[0]
 
 

@@ -260,6 +260,25 @@ test("what nobody has any more is given up once, and what follows it is handed o
   assert.deepEqual(later.channel.messages.map(text), ["kept"]);
 });
 
+test("a clock that is put back by an hour delays nothing", async (context) => {
+  const world = new World();
+  const one = await participant(context, world.relay());
+  let isLost = true;
+  world.hides = () => isLost;
+  await one.channel.send(utf8("lost at first"));
+  await until(() => one.channel.status.sending === 0, "it is published");
+  const now = Date.now;
+  context.mock.method(Date, "now", () => now() - 3_600_000);
+  isLost = false;
+  world.log.length = 0; // no relay has it any more
+  const other = await participant(context, world.relay());
+  const end = performance.now() + 20_000;
+  while (one.channel.status.unacknowledged > 0 && performance.now() < end) await sleep(5);
+  assert.equal(one.channel.status.unacknowledged, 0);
+  assert.deepEqual(other.handed, ["lost at first"]);
+  assert.ok(one.channel.status.resent > 0);
+});
+
 test("hostile messages are refused, and move no clock", async (context) => {
   const world = new World();
   const { channel, handed, identity } = await participant(context, world.relay());

@@ -33,6 +33,10 @@ test("the protocol knows nothing of relays, and only node.ts and file.ts know No
   }
 });
 
+test("one module alone sets timers: what setTimeout is asked for beyond its longest wait comes at once", () => {
+  for (const { name, text } of sources) if (name !== "timers.ts") assert.doesNotMatch(code(text), /\bsetTimeout\(/, name);
+});
+
 test("every public name is documented, and no module is long", () => {
   for (const { name, text } of sources) {
     const lines = text.split("\n");

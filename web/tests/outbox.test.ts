@@ -144,6 +144,52 @@ test("what others do with a packet is said to whoever waits for it", async () =>
   await outbox.stop();
 });
 
+test("a store that fails for a while stops nothing", async (context) => {
+  context.mock.method(console, "warn", () => undefined);
+  const inner = memoryOutbox();
+  const failures = new Map([["list", 1], ["remove", 1], ["refuse", 1]]);
+  const failing = <T>(name: string, act: () => Promise<T>): Promise<T> => {
+    const left = failures.get(name) ?? 0;
+    failures.set(name, left - 1);
+    return left > 0 ? Promise.reject(new Error(`${name} fails`)) : act();
+  };
+  const store: OutboxStore = {
+    ...inner,
+    list: () => failing("list", inner.list),
+    remove: (id) => failing("remove", () => inner.remove(id)),
+    refuse: (id, refusal) => failing("refuse", () => inner.refuse(id, refusal)),
+  };
+  const outbox = new Outbox(store, async ({ packetId }) => {
+    if (packetId === packets[1]?.packetId) throw new RequestRefused("timestamp_too_old", "too old");
+    return published(packetId);
+  });
+  outbox.start();
+  const ringing = setInterval(() => outbox.wake(), 5);
+  const [taken, refused] = [await outbox.add(packets[0] as never), await outbox.add(packets[1] as never)];
+  assert.equal((await taken.sent).packetId, packets[0]?.packetId);
+  await assert.rejects(refused.sent, { code: "timestamp_too_old" });
+  clearInterval(ringing);
+  assert.deepEqual([...failures.values()].map((left) => left < 1), [true, true, true]);
+  assert.deepEqual((await outbox.list()).map(({ state }) => state), ["refused"]);
+  await outbox.stop();
+});
+
+test("a second adding that fails leaves the first one's promise", async (context) => {
+  let isFull = false;
+  const inner = memoryOutbox();
+  const store: OutboxStore = {
+    ...inner,
+    add: (entry) => (isFull ? Promise.reject(new Error("full")) : inner.add(entry)),
+  };
+  const outbox = new Outbox(store, async ({ packetId }) => published(packetId));
+  const first = await outbox.add(packets[0] as never);
+  isFull = true;
+  await assert.rejects(outbox.add(packets[0] as never), { message: "full" });
+  outbox.start();
+  context.after(() => outbox.stop());
+  assert.equal((await first.sent).packetId, packets[0]?.packetId);
+});
+
 test("of two programs that share a folder, the other one's work is noticed", async () => {
   const place = await folder();
   let isUp = false;

@@ -251,6 +251,10 @@ test("publishes wait for their turn, can be given up, and know the relay's limit
   const given = relay.publish(packets[0] as Packet, { signal: stop.signal });
   const next = relay.publish(packets[1] as Packet);
   await assert.rejects(relay.publish(packets[2] as Packet, { timeout: 0.01 }), { name: "RequestTimeout" });
+  const waiting = new AbortController();
+  const abandoned = relay.publish(packets[3] as Packet, { signal: waiting.signal, timeout: Infinity });
+  waiting.abort();
+  await assert.rejects(abandoned, { name: "AbortError" });
   assert.equal(world.sent("PUBLISH").length, 1);
   stop.abort();
   await assert.rejects(given, { name: "AbortError" });
@@ -274,6 +278,24 @@ test("a question of another kind is answered, refused, or lost with the connecti
   await assert.rejects(relay.ask({ type: "MODERATE", action: "ban" }), { name: "RequestRefused" });
   await assert.rejects(relay.ask({ type: "MODERATE", action: "unban" }, { timeout: 0.01 }), { name: "RequestTimeout" });
   await assert.rejects(relay.ask({ type: "MODERATE", action: "log" }), { name: "ConnectionFailed" });
+  await relay.close();
+});
+
+test("what has no end to wait for is waited for", async () => {
+  const world = new World();
+  world.answer = endHistory;
+  const relay = await connect(URL, world.options({ maxInFlight: 1, publishTimeout: Infinity, keyTimeout: 30 * 86_400 }));
+  const [first, second] = [relay.publish(packets[0] as Packet), relay.publish(packets[1] as Packet)];
+  const found = relay.get(packets[2]?.packetId as string, { timeout: 30 * 86_400 });
+  const keys = relay.keyChain(me.did);
+  assert.equal(await found, undefined, "the relay said so, and no timer");
+  await keys;
+  for (const [at, published] of [first, second].entries()) {
+    await until(() => world.sent("PUBLISH").length === at + 1);
+    const { client_msg_id } = world.sent("PUBLISH").at(-1) as Frame;
+    world.last.push({ type: "OK", packet_id: packets[at]?.packetId, status: "ACCEPTED", client_msg_id });
+    assert.equal((await published).packetId, packets[at]?.packetId);
+  }
   await relay.close();
 });
 

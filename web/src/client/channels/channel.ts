@@ -43,6 +43,9 @@ const SYNC_EXPIRES_SECONDS = 3_600;
 const NAMED = 10; // messages that each message names, of which one is enough to find the others
 const RETRY_SECONDS = 2;
 
+/** Milliseconds by which waits are measured: the clock on the wall may be put back. */
+const clock = (): number => performance.now();
+
 /** An open channel; `openChannel` makes it. */
 export class ReliableChannel {
   /** This participant's name. */
@@ -62,7 +65,7 @@ export class ReliableChannel {
   private bytes = 0;
   private isRestoring = false;
   private isTicking = false;
-  private lastTick = Date.now();
+  private lastTick = clock();
   private turn: Promise<unknown> = Promise.resolve();
   private timer: ReturnType<typeof setInterval> | undefined;
 
@@ -142,7 +145,7 @@ export class ReliableChannel {
       });
       await this.sds.processTasks();
       if (typeof outcome !== "string") throw outcome as Error;
-      this.acknowledging.said(Date.now()); // by the message
+      this.acknowledging.said(clock()); // by the message
       this.releaseAll();
       return outcome;
     });
@@ -154,8 +157,11 @@ export class ReliableChannel {
     this.closing.abort();
     clearInterval(this.timer);
     await this.turn;
-    await this.savePlaces();
-    this.options.store.close();
+    try {
+      await this.savePlaces();
+    } finally {
+      this.options.store.close();
+    }
   }
 
   /** @internal Take up what the store has, and begin. */
@@ -164,7 +170,7 @@ export class ReliableChannel {
     for (const each of messages) await this.restore(each);
     await this.settleDown();
     this.isRestoring = false;
-    this.acknowledging.said(Date.now());
+    this.acknowledging.said(clock());
     void this.read();
     for (const entry of this.entries.values()) if (entry.state === "sending") void this.deliver(entry);
     // Short enough for every wait that can be set.
@@ -220,11 +226,11 @@ export class ReliableChannel {
   }
 
   private planResend(entry: Entry): void {
-    entry.resendAt = Date.now() + 1000 * this.options.resendAfter * 2 ** Math.min(entry.attempts, 4) * (0.75 + Math.random() / 2);
+    entry.resendAt = clock() + 1000 * this.options.resendAfter * 2 ** Math.min(entry.attempts, 4) * (0.75 + Math.random() / 2);
   }
 
   private resend(): void {
-    const now = Date.now();
+    const now = clock();
     for (const entry of this.entries.values()) {
       if (!entry.isOwn || entry.state !== "sent" || now < entry.resendAt) continue;
       entry.attempts++;
@@ -265,9 +271,9 @@ export class ReliableChannel {
       this.places = withPlace(this.places, cursor);
       this.placesChanged = true;
     }
-    const now = Date.now();
+    const now = clock();
     const envelope = readEnvelope(packet, this.options.topic);
-    const message = envelope === undefined ? undefined : readMessage(envelope.wire, now);
+    const message = envelope === undefined ? undefined : readMessage(envelope.wire, Date.now());
     if (envelope === undefined || message === undefined) return this.refuse();
     if (message.channelId !== this.options.id) return false;
     const hint = fromHex(packet.packetId.slice(2));
@@ -335,7 +341,7 @@ export class ReliableChannel {
     } catch (error) {
       if (!this.closing.signal.aborted) console.warn("the relay's history cannot be read", error);
     } finally {
-      this.search.ended(Date.now());
+      this.search.ended(clock());
     }
   }
 
@@ -371,7 +377,7 @@ export class ReliableChannel {
   /** Have the package look again at what waits, and hand on what need not wait. */
   private async settleDown(): Promise<void> {
     await this.sds.processTasks();
-    this.search.note(this.sds.sweepIncomingBuffer(), Date.now());
+    this.search.note(this.sds.sweepIncomingBuffer(), clock());
     this.releaseAll();
     this.options.onChange?.();
   }
@@ -418,7 +424,7 @@ export class ReliableChannel {
 
   private async tick(): Promise<void> {
     if (this.closing.signal.aborted) return;
-    const now = Date.now();
+    const now = clock();
     const seconds = Math.min(60, (now - this.lastTick) / 1000); // a machine that slept has not looked
     this.lastTick = now;
     // Waiting counts while one can look.
@@ -434,7 +440,7 @@ export class ReliableChannel {
     if (now >= this.acknowledging.syncAt) {
       this.acknowledging.said(now);
       await this.sds.pushOutgoingSyncMessage(async (message) => {
-        const expiresAt = Math.floor(now / 1000) + SYNC_EXPIRES_SECONDS;
+        const expiresAt = Math.floor(Date.now() / 1000) + SYNC_EXPIRES_SECONDS;
         void this.publish(messageContent(this.options.topic, message.encode()), expiresAt);
         return Promise.resolve(true);
       });

@@ -1,5 +1,6 @@
 /** What a participant keeps over a reload: its name, its messages in the order of their arrival, and its place. */
 
+import { Database, type Stores } from "../indexeddb.js";
 import { OutboxError } from "../protocol/errors.js";
 
 /** Where a message stands. Own messages: `sending` until a relay has it, `acknowledged` once another participant has. */
@@ -106,19 +107,34 @@ const REST = "rest";
  */
 export function indexedDbChannelStore(name: string): ChannelStore {
   const full = `strata-channel-${name}`;
-  let database: IDBDatabase | undefined;
+  const database = new Database(full, (made) => {
+    made.createObjectStore(MESSAGES, { autoIncrement: true }).createIndex("id", "id", { unique: true });
+    made.createObjectStore(FORGOTTEN, { autoIncrement: true });
+    made.createObjectStore(REST);
+  });
+  let device: string | undefined;
   let release: () => void = () => undefined;
 
-  function within<T>(act: (store: (name: string) => IDBObjectStore) => T, isOwn = false): Promise<T> {
-    return new Promise((resolve, reject) => {
-      if (database === undefined) throw new OutboxError("the channel's store is not open");
-      // What a relay has can be read again, with the place that is written beside it.
-      const durability = isOwn ? "strict" : "relaxed";
-      const transaction = database.transaction([MESSAGES, FORGOTTEN, REST], "readwrite", { durability });
-      transaction.oncomplete = () => resolve(result);
-      transaction.onabort = () =>
-        reject(new OutboxError(`the channel's store cannot be written: ${transaction.error?.message}`));
-      const result = act((store) => transaction.objectStore(store));
+  function transact<T>(act: (store: Stores, transaction: IDBTransaction) => T, isOwn: boolean): Promise<T> {
+    const failed = (reason: string) => new OutboxError(`the channel's store cannot be used: ${reason}`);
+    // What a relay has can be read again, with the place that is written beside it.
+    const durability = isOwn ? "strict" : "relaxed";
+    return database.within([MESSAGES, FORGOTTEN, REST], { mode: "readwrite", durability, failed }, act);
+  }
+
+  /** Change an open store, unless it is another one by now: a browser may have deleted the site's data. */
+  async function within(act: (store: Stores) => void, isOwn = false): Promise<void> {
+    if (device === undefined) throw new OutboxError("the channel's store is not open");
+    let isOther = false;
+    await transact((store, transaction) => {
+      const found = store(REST).get("device") as IDBRequest<string | undefined>;
+      found.onsuccess = () => {
+        isOther = found.result !== device;
+        if (isOther) transaction.abort();
+      };
+      act(store);
+    }, isOwn).catch((error: unknown) => {
+      throw isOther ? new OutboxError("the channel's store was deleted: open the channel anew") : error;
     });
   }
 
@@ -134,27 +150,30 @@ export function indexedDbChannelStore(name: string): ChannelStore {
           })
           .catch(reject);
       });
-      database = await openDatabase(full);
       const made = makeDevice();
-      const found = await within((store) => {
-        const device = store(REST).get("device");
-        device.onsuccess = () => {
-          if (device.result === undefined) store(REST).put(made, "device");
+      const found = await transact((store) => {
+        const known = store(REST).get("device") as IDBRequest<string | undefined>;
+        known.onsuccess = () => {
+          if (known.result === undefined) store(REST).put(made, "device");
         };
         return {
-          device,
-          places: store(REST).get("places"),
-          givenUp: store(REST).get("givenUp"),
+          device: known,
+          places: store(REST).get("places") as IDBRequest<string[] | undefined>,
+          givenUp: store(REST).get("givenUp") as IDBRequest<string[] | undefined>,
           messages: store(MESSAGES).getAll() as IDBRequest<StoredMessage[]>,
           forgotten: store(FORGOTTEN).getAll() as IDBRequest<string[]>,
         };
-      }, true);
+      }, true).catch((error: unknown) => {
+        release();
+        throw error;
+      });
+      device = found.device.result ?? made;
       return {
-        device: (found.device.result as string | undefined) ?? made,
-        places: (found.places.result as string[] | undefined) ?? [],
+        device,
+        places: found.places.result ?? [],
         messages: found.messages.result,
         forgotten: found.forgotten.result,
-        givenUp: (found.givenUp.result as string[] | undefined) ?? [],
+        givenUp: found.givenUp.result ?? [],
       };
     },
     async add(message, places) {
@@ -170,7 +189,7 @@ export function indexedDbChannelStore(name: string): ChannelStore {
       });
     },
     async setPlaces(places) {
-      await within((store) => store(REST).put(places, "places"));
+      await within((store) => void store(REST).put(places, "places"));
     },
     async forget(ids) {
       await within((store) => {
@@ -193,26 +212,9 @@ export function indexedDbChannelStore(name: string): ChannelStore {
       });
     },
     close() {
-      database?.close();
-      database = undefined;
+      database.close();
+      device = undefined;
       release();
     },
   };
-}
-
-function openDatabase(name: string): Promise<IDBDatabase> {
-  return new Promise((resolve, reject) => {
-    const request = indexedDB.open(name, 1);
-    request.onupgradeneeded = () => {
-      request.result.createObjectStore(MESSAGES, { autoIncrement: true }).createIndex("id", "id", { unique: true });
-      request.result.createObjectStore(FORGOTTEN, { autoIncrement: true });
-      request.result.createObjectStore(REST);
-    };
-    request.onerror = () => reject(new OutboxError(`the channel's store cannot be opened: ${request.error?.message}`));
-    request.onsuccess = () => {
-      const opened = request.result;
-      opened.onversionchange = () => opened.close(); // somebody deletes the site's data
-      resolve(opened);
-    };
-  });
 }

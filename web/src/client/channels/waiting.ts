@@ -1,6 +1,7 @@
 /** Waiting that ends when a channel is closed. */
 
 import type { Delivery } from "../relays/values.js";
+import { after } from "../timers.js";
 import type { Reading } from "./values.js";
 
 /** Wait so many seconds, or until `signal` aborts. */
@@ -11,7 +12,7 @@ export function pause(seconds: number, signal: AbortSignal): Promise<void> {
       signal.removeEventListener("abort", done);
       resolve();
     };
-    const timer = setTimeout(done, seconds * 1000);
+    const timer = after(seconds, done);
     signal.addEventListener("abort", done, { once: true });
     if (signal.aborted) done();
   });

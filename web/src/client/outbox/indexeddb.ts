@@ -1,5 +1,6 @@
 /** An outbox in the browser's IndexedDB: durable over reloads and restarts, shared by the tabs of an origin. */
 
+import { Database } from "../indexeddb.js";
 import { OutboxError } from "../protocol/errors.js";
 import type { OutboxNews, OutboxStore, StoredEntry } from "./store.js";
 
@@ -14,18 +15,13 @@ const STORE = "packets";
  */
 export function indexedDbOutbox(name: string): OutboxStore {
   const full = `strata-outbox-${name}`;
-  let opened: Promise<IDBDatabase> | undefined;
+  const database = new Database(full, (made) => {
+    made.createObjectStore(STORE, { autoIncrement: true }).createIndex("packetId", "packetId", { unique: true });
+  });
+  const failed = (reason: string) => new OutboxError(`the outbox cannot be used: ${reason}`);
 
-  async function within<T>(mode: IDBTransactionMode, act: (store: IDBObjectStore) => IDBRequest<T> | undefined) {
-    opened ??= openDatabase(full, () => (opened = undefined));
-    const database = await opened;
-    return new Promise<T | undefined>((resolve, reject) => {
-      const transaction = database.transaction(STORE, mode, { durability: "strict" });
-      let result: IDBRequest<T> | undefined;
-      transaction.oncomplete = () => resolve(result?.result);
-      transaction.onabort = () => reject(new OutboxError(`the outbox cannot be written: ${transaction.error?.message}`));
-      result = act(transaction.objectStore(STORE));
-    });
+  function within<T>(mode: IDBTransactionMode, act: (store: IDBObjectStore) => T): Promise<T> {
+    return database.within([STORE], { mode, durability: "strict", failed }, (store) => act(store(STORE)));
   }
 
   return {
@@ -35,21 +31,19 @@ export function indexedDbOutbox(name: string): OutboxStore {
         known.onsuccess = () => {
           if (known.result === undefined) store.add(entry);
         };
-        return undefined;
       });
       announce(full, { kind: "added" });
     },
     async count() {
-      return (await within<number>("readonly", (store) => store.count())) ?? 0;
+      return (await within("readonly", (store) => store.count())).result;
     },
     async list() {
-      return (await within<StoredEntry[]>("readonly", (store) => store.getAll() as IDBRequest<StoredEntry[]>)) ?? [];
+      return (await within("readonly", (store) => store.getAll() as IDBRequest<StoredEntry[]>)).result;
     },
     async refuse(packetId, refusal) {
       await within("readwrite", (store) => {
         const found = store.index("packetId").openCursor(packetId);
         found.onsuccess = () => found.result?.update({ ...(found.result.value as StoredEntry), refusal });
-        return undefined;
       });
       announce(full, { kind: "refused", packetId, refusal });
     },
@@ -57,7 +51,6 @@ export function indexedDbOutbox(name: string): OutboxStore {
       await within("readwrite", (store) => {
         const found = store.index("packetId").openCursor(packetId);
         found.onsuccess = () => found.result?.delete();
-        return undefined;
       });
       announce(full, published === undefined ? { kind: "removed", packetId } : { kind: "sent", published });
     },
@@ -72,26 +65,6 @@ export function indexedDbOutbox(name: string): OutboxStore {
       return () => channel.close();
     },
   };
-}
-
-function openDatabase(name: string, gone: () => void): Promise<IDBDatabase> {
-  return new Promise((resolve, reject) => {
-    const request = indexedDB.open(name, 1);
-    request.onupgradeneeded = () => {
-      const store = request.result.createObjectStore(STORE, { autoIncrement: true });
-      store.createIndex("packetId", "packetId", { unique: true });
-    };
-    request.onerror = () => reject(new OutboxError(`the outbox cannot be opened: ${request.error?.message}`));
-    request.onsuccess = () => {
-      const database = request.result;
-      database.onclose = gone;
-      database.onversionchange = () => {
-        database.close(); // somebody deletes the site's data
-        gone();
-      };
-      resolve(database);
-    };
-  });
 }
 
 function announce(name: string, news: OutboxNews): void {

@@ -10,6 +10,7 @@
 import { Closed, InvalidPacket, OutboxError, RequestRefused } from "../protocol/errors.js";
 import { DEFAULT_MAX_PACKET_AGE_SECONDS, Packet } from "../protocol/packets.js";
 import type { Published, PublishOptions } from "../relays/values.js";
+import { after } from "../timers.js";
 import type { OutboxNews, OutboxStore, Refusal, StoredEntry } from "./store.js";
 
 /** Where a packet of the outbox stands. */
@@ -41,7 +42,7 @@ export const MAX_OUTBOX_PACKETS = 1_000;
 
 const AT_ONCE = 16;
 const ATTEMPT_SECONDS = 60;
-const RETRY_MS = 2_000;
+const RETRY_SECONDS = 2;
 
 interface Promised {
   readonly promise: Promise<Published>;
@@ -79,7 +80,7 @@ export class Outbox {
     try {
       await this.store.add({ packetId: packet.packetId, canonical: packet.canonical });
     } catch (error) {
-      this.awaited.delete(packet.packetId);
+      if (!promised.isStored) this.awaited.delete(packet.packetId);
       throw error;
     }
     promised.isStored = true;
@@ -114,11 +115,7 @@ export class Outbox {
   start(): void {
     if (this.draining !== undefined || this.stopping.signal.aborted) return;
     this.stopWatching = this.store.watch((news) => this.hear(news));
-    this.draining = this.store
-      .exclusively(() => this.drain(), this.stopping.signal)
-      .catch((error: unknown) => {
-        if (!this.stopping.signal.aborted) console.warn("the outbox cannot be used", error);
-      });
+    this.draining = this.store.exclusively(() => this.drain(), this.stopping.signal).catch(this.warn);
   }
 
   /** @internal Send no more; what waits stays in the store. */
@@ -139,22 +136,34 @@ export class Outbox {
     const { signal } = this.stopping;
     while (!signal.aborted) {
       this.hasRung = false;
-      const durable = [...this.awaited].filter(([, { isStored }]) => isStored);
-      const entries = await this.store.list();
-      const ids = new Set(entries.map((entry) => entry.packetId));
-      for (const [packetId] of durable) {
-        if (ids.has(packetId)) continue;
-        this.settle(packetId)?.reject(new OutboxError("another program has sent the packet, or removed it"));
-      }
-      const waiting = entries.filter((entry) => entry.refusal === undefined);
       let left = 0;
-      for (let at = 0; at < waiting.length && !signal.aborted; at += AT_ONCE) {
-        // Handed over in their order, which is the order of sending.
-        const settled = await Promise.all(waiting.slice(at, at + AT_ONCE).map((entry) => this.sendOne(entry)));
-        left += settled.filter((isGone) => !isGone).length;
+      try {
+        left = await this.sendAll();
+      } catch (error) {
+        this.warn(error);
+        left = 1; // a store that fails now may be read later, as when a browser has closed a database
       }
-      if (!signal.aborted) await this.pause(left > 0 ? RETRY_MS : undefined);
+      if (!signal.aborted) await this.pause(left > 0 ? RETRY_SECONDS : undefined);
     }
+  }
+
+  /** Send what waits, each packet once; how many are left. */
+  private async sendAll(): Promise<number> {
+    const durable = [...this.awaited].filter(([, { isStored }]) => isStored);
+    const entries = await this.store.list();
+    const ids = new Set(entries.map((entry) => entry.packetId));
+    for (const [packetId] of durable) {
+      if (ids.has(packetId)) continue;
+      this.settle(packetId)?.reject(new OutboxError("another program has sent the packet, or removed it"));
+    }
+    const waiting = entries.filter((entry) => entry.refusal === undefined);
+    let left = 0;
+    for (let at = 0; at < waiting.length && !this.stopping.signal.aborted; at += AT_ONCE) {
+      // Handed over in their order, which is the order of sending.
+      const settled = await Promise.all(waiting.slice(at, at + AT_ONCE).map((entry) => this.sendOne(entry)));
+      left += settled.filter((isGone) => !isGone).length;
+    }
+    return left;
   }
 
   /** Whether the packet has left the queue. */
@@ -167,11 +176,25 @@ export class Outbox {
     } catch (error) {
       const isFinal = error instanceof InvalidPacket || (error instanceof RequestRefused && isForGood(error));
       if (signal.aborted || !isFinal) return false;
-      await this.store.refuse(packetId, { code: error.code, reason: error.reason });
-      this.settle(packetId)?.reject(error);
+      return this.refuse(packetId, error);
     }
     return true;
   }
+
+  private async refuse(packetId: string, error: InvalidPacket | RequestRefused): Promise<boolean> {
+    try {
+      await this.store.refuse(packetId, { code: error.code, reason: error.reason });
+    } catch (problem) {
+      this.warn(problem); // the relay refuses it again
+      return false;
+    }
+    this.settle(packetId)?.reject(error);
+    return true;
+  }
+
+  private readonly warn = (error: unknown): void => {
+    if (!this.stopping.signal.aborted) console.warn("the outbox cannot be used", error);
+  };
 
   /** Another tab has done something. */
   private hear(news: OutboxNews): void {
@@ -189,10 +212,10 @@ export class Outbox {
   }
 
   /** Wait for something to do, or for a while. */
-  private async pause(milliseconds: number | undefined): Promise<void> {
+  private async pause(seconds = Infinity): Promise<void> {
     if (this.hasRung) return;
     await new Promise<void>((resolve) => {
-      const timer = milliseconds === undefined ? undefined : setTimeout(resolve, milliseconds);
+      const timer = after(seconds, resolve);
       this.bell = () => {
         clearTimeout(timer);
         resolve();

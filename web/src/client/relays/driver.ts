@@ -3,6 +3,7 @@
 import { ConnectionFailed, InvalidMessage, RequestTimeout, StrataError } from "../protocol/errors.js";
 import type { Signer } from "../protocol/ids.js";
 import { decodeRelayMessage, type Moderated } from "../protocol/wire.js";
+import { after, type Timer } from "../timers.js";
 import { Backoff } from "./backoff.js";
 import { Core } from "./core.js";
 import { discover } from "./discovery.js";
@@ -41,8 +42,9 @@ const CHALLENGE_PATIENCE_SECONDS = 1;
 const WAKE_PROBE_SECONDS = 10;
 const WAKE_PROBE_INTERVAL = 5;
 const MAX_EARLY_FRAMES = 64;
-const ERROR_MS = 20;
-const MAX_TIMER_MS = 2 ** 31 - 1;
+const ERROR_SECONDS = 0.02;
+const MAX_BEAT_MS = 60_000;
+const DAY_SECONDS = 86_400;
 
 interface Waiter<T> {
   resolve(value: T): void;
@@ -65,7 +67,7 @@ export class Driver {
   private readonly authentications = new Set<Waiter<Authenticated>>();
   private readonly met = new Map<string, string>();
   private socket: WebSocketLike | undefined;
-  private timer: ReturnType<typeof setTimeout> | undefined;
+  private timer: Timer;
   private timerAt = Infinity;
   private pulse: ReturnType<typeof setInterval> | undefined;
   private heardAt = 0;
@@ -118,7 +120,7 @@ export class Driver {
     let opened!: () => void;
     const first = new Promise<void>((resolve) => (opened = resolve));
     void this.keepConnected(opened);
-    const late = this.after(this.options.connectTimeout, opened);
+    const late = after(this.options.connectTimeout, opened);
     await first;
     clearTimeout(late);
     if (this.failure !== undefined) throw this.failure;
@@ -156,7 +158,7 @@ export class Driver {
     const error = this.core.authenticationError;
     if (!undecided && error !== undefined) return Promise.reject(error);
     return new Promise((resolve, reject) => {
-      const late = this.after(timeout, () => settle(() => reject(new RequestTimeout("AUTH", timeout))));
+      const late = after(timeout, () => settle(() => reject(new RequestTimeout("AUTH", timeout))));
       const settle = (act: () => void) => {
         clearTimeout(late);
         this.authentications.delete(waiter);
@@ -199,7 +201,7 @@ export class Driver {
         reject(new ConnectionFailed("the relay is not connected"));
         return;
       }
-      const late = this.after(timeout, () => {
+      const late = after(timeout, () => {
         if (this.questions.delete(request)) reject(new RequestTimeout(message.type, timeout));
       });
       this.questions.set(request, {
@@ -255,7 +257,7 @@ export class Driver {
 
   private sleep(seconds: number): Promise<void> {
     return new Promise<void>((resolve) => {
-      const timer = setTimeout(resolve, seconds * 1000);
+      const timer = after(seconds, resolve);
       this.wakeUp = () => (clearTimeout(timer), resolve());
     }).then(() => void (this.wakeUp = undefined));
   }
@@ -263,7 +265,7 @@ export class Driver {
   /** Run one connection until it ends; returns how it ended. */
   private async serve(opened: () => void): Promise<Ending> {
     const early: string[] = [];
-    const timeouts = new Set<ReturnType<typeof setTimeout> | undefined>();
+    const timeouts = new Set<Timer>();
     const discovery = new AbortController();
     let socket: WebSocketLike;
     try {
@@ -279,7 +281,7 @@ export class Driver {
       socket.onclose = ({ code, reason }: CloseEvent) => resolve({ code, reason });
     });
     // In browsers `close` follows at once, and may say more. Node says nothing more where nobody listens.
-    socket.onerror = () => timeouts.add(setTimeout(() => this.hangUp?.({ code: 1006, reason: "" }), ERROR_MS));
+    socket.onerror = () => timeouts.add(after(ERROR_SECONDS, () => this.hangUp?.({ code: 1006, reason: "" })));
     socket.onopen = () => ready();
     socket.onmessage = ({ data }: MessageEvent<unknown>) => {
       this.heardAt = this.now();
@@ -294,7 +296,7 @@ export class Driver {
       }
     };
     const patience = <T>(seconds: number, value: T) =>
-      new Promise<T>((resolve) => timeouts.add(this.after(seconds, () => resolve(value))));
+      new Promise<T>((resolve) => timeouts.add(after(seconds, () => resolve(value))));
     const manifest = discover(this.url, discovery.signal);
     try {
       const slow = patience(this.options.handshakeTimeout, "slow" as const);
@@ -317,7 +319,7 @@ export class Driver {
       });
       opened();
       this.more.changed();
-      this.pulse = setInterval(() => this.beat(), Math.min(this.options.pingInterval * 250, MAX_TIMER_MS));
+      this.pulse = setInterval(() => this.beat(), Math.min(this.options.pingInterval * 250, MAX_BEAT_MS));
       return await ended;
     } finally {
       for (const timeout of timeouts) clearTimeout(timeout);
@@ -428,14 +430,12 @@ export class Driver {
     if (wakeAt === this.timerAt) return;
     clearTimeout(this.timer);
     this.timerAt = wakeAt;
-    this.timer = this.after(Math.max(wakeAt - this.now(), 0), () => {
+    if (wakeAt === Infinity) return;
+    // Early calls are harmless, and nothing waits too long for a timer.
+    this.timer = after(Math.min(Math.max(wakeAt - this.now(), 0), DAY_SECONDS), () => {
       this.timerAt = Infinity;
       this.step((core) => core.handleTimer(this.now()));
     });
-  }
-
-  private after(seconds: number, act: () => void): ReturnType<typeof setTimeout> | undefined {
-    return seconds === Infinity ? undefined : setTimeout(act, Math.min(Math.ceil(seconds * 1000), MAX_TIMER_MS));
   }
 }
 

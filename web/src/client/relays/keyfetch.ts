@@ -3,6 +3,7 @@
 import { RequestTimeout, StrataError } from "../protocol/errors.js";
 import type { ReceivedPacket } from "../protocol/keys/entries.js";
 import { MAX_CHAIN_EVENTS } from "../protocol/keys/ledger.js";
+import { after } from "../timers.js";
 import type { KeyRing } from "./keyring.js";
 import type { Announced } from "./values.js";
 
@@ -104,7 +105,7 @@ export class KeyFetcher {
     const sizes = new Map(authors.map((author) => [author, 0]));
     const announced = this.source.announced();
     const late = new AbortController();
-    const timer = setTimeout(() => late.abort(), this.timeout * 1000);
+    const timer = after(this.timeout, () => late.abort());
     try {
       for await (const event of this.source.read(authors, late.signal)) {
         const author = event.packet.authorId;

@@ -12,6 +12,7 @@ import { IDENTITY_TYPES } from "../protocol/keys/statements.js";
 import { Packet } from "../protocol/packets.js";
 import { restore } from "../protocol/provenance.js";
 import type { Moderated } from "../protocol/wire.js";
+import { after } from "../timers.js";
 import { Driver, type WebSocketConstructor } from "./driver.js";
 import { KeyFetcher } from "./keyfetch.js";
 import { type Anchors, KeyRing } from "./keyring.js";
@@ -150,7 +151,7 @@ export class Relay {
     this.driver.checkOpen();
     const timeout = options.timeout ?? this.options.publishTimeout;
     const deadline = this.driver.now() + timeout;
-    await this.takeTurn(timeout, packet.packetId);
+    await this.takeTurn(timeout, packet.packetId, options.signal);
     try {
       this.driver.checkOpen();
       const limit = this.announced?.maxPacketBytes;
@@ -209,10 +210,10 @@ export class Relay {
     const { timeout = this.options.historyTimeout, ...narrow } = options;
     const found = this.fetch({ ...narrow, packetIds: packetId, limit: 1 });
     let isLate = false;
-    const late = setTimeout(() => {
+    const late = after(timeout, () => {
       isLate = true;
       found.close();
-    }, timeout * 1000);
+    });
     try {
       for await (const delivery of found) return delivery;
     } finally {
@@ -280,21 +281,29 @@ export class Relay {
     return this.driver.core.serverId;
   }
 
-  private async takeTurn(timeout: number, packetId: string): Promise<void> {
+  private async takeTurn(timeout: number, packetId: string, signal?: AbortSignal): Promise<void> {
+    signal?.throwIfAborted();
     if (this.inFlight < this.options.maxInFlight) {
       this.inFlight++;
       return;
     }
     await new Promise<void>((resolve, reject) => {
-      const turn = () => {
+      const stopWaiting = () => {
         clearTimeout(late);
+        signal?.removeEventListener("abort", leave);
+      };
+      const turn = () => {
+        stopWaiting();
         this.inFlight++;
         resolve();
       };
-      const late = setTimeout(() => {
+      const leave = () => {
+        stopWaiting();
         this.turns.splice(this.turns.indexOf(turn), 1);
-        reject(new RequestTimeout(`PUBLISH ${packetId}`, timeout));
-      }, timeout * 1000);
+        reject(signal?.aborted ? signal.reason : new RequestTimeout(`PUBLISH ${packetId}`, timeout));
+      };
+      const late = after(timeout, leave);
+      signal?.addEventListener("abort", leave, { once: true });
       this.turns.push(turn);
     });
   }

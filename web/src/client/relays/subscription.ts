@@ -1,5 +1,6 @@
 /** A subscription as a program sees it: verified packets, in the relay's order, each once. */
 
+import { after } from "../timers.js";
 import type { Driver } from "./driver.js";
 import { authorOf, type Candidate, Inspector, KEYS_WANTED } from "./inspection.js";
 import { type KeyFetcher, MAX_AUTHORS } from "./keyfetch.js";
@@ -103,7 +104,7 @@ export class Subscription implements AsyncIterableIterator<Delivery> {
         this.turnEndsAt = performance.now() + TURN_MS;
       }
       if (performance.now() >= this.turnEndsAt) {
-        await new Promise((resolve) => setTimeout(resolve));
+        await new Promise<void>((resolve) => after(0, resolve));
         this.turnEndsAt = performance.now() + TURN_MS;
       }
     }

@@ -1,31 +1,19 @@
 // What this browser keeps: IndexedDB, one small store for each kind of thing.
 
+import { Database } from "../../client/indexeddb.js";
+
 export type Shelf = "identities";
 
 const NAMES: Readonly<Record<Shelf, string>> = { identities: "did" };
 
-let opened: Promise<IDBDatabase> | undefined;
-
-function open(): Promise<IDBDatabase> {
-  opened ??= new Promise((resolve, reject) => {
-    const asked = indexedDB.open("strata-console", 1);
-    asked.onupgradeneeded = () => {
-      for (const [shelf, keyPath] of Object.entries(NAMES)) asked.result.createObjectStore(shelf, { keyPath });
-    };
-    asked.onsuccess = () => resolve(asked.result);
-    asked.onerror = () => reject(asked.error ?? new Error("this browser keeps nothing for the page"));
-  });
-  return opened;
-}
+const database = new Database("strata-console", (made) => {
+  for (const [shelf, keyPath] of Object.entries(NAMES)) made.createObjectStore(shelf, { keyPath });
+});
 
 async function run<T>(shelf: Shelf, mode: IDBTransactionMode, act: (store: IDBObjectStore) => IDBRequest<T>): Promise<T> {
-  const database = await open();
-  return new Promise((resolve, reject) => {
-    const transaction = database.transaction(shelf, mode, { durability: "strict" });
-    const asked = act(transaction.objectStore(shelf));
-    transaction.oncomplete = () => resolve(asked.result);
-    transaction.onabort = () => reject(transaction.error ?? new Error("this browser could not keep it"));
-  });
+  const failed = (reason: string) => new Error(`this browser keeps nothing for the page: ${reason}`);
+  const asked = await database.within([shelf], { mode, durability: "strict", failed }, (store) => act(store(shelf)));
+  return asked.result;
 }
 
 /** Everything of one kind. */

@@ -1,0 +1,108 @@
+import assert from "node:assert/strict";
+import { test } from "node:test";
+
+import { forceCloseDatabase, IDBFactory } from "fake-indexeddb";
+
+import { indexedDbChannelStore, type StoredMessage } from "../src/client/channels/index.js";
+import { indexedDbOutbox } from "../src/client/index.js";
+import { Database } from "../src/client/indexeddb.js";
+
+/** A browser whose databases can be closed, and fail to open. */
+class Browser {
+  isBroken = false;
+  readonly connections: IDBDatabase[] = [];
+  private readonly factory = new IDBFactory();
+
+  constructor() {
+    const open = this.factory.open.bind(this.factory);
+    this.factory.open = (name, version) => {
+      if (this.isBroken) throw new DOMException("connection to the server lost", "UnknownError");
+      const request = open(name, version);
+      request.addEventListener("success", () => this.connections.push(request.result));
+      return request;
+    };
+    Object.assign(globalThis, { indexedDB: this.factory });
+  }
+
+  closeAll(isSaid: boolean): void {
+    for (const each of this.connections.splice(0)) {
+      if (isSaid) forceCloseDatabase(each as never);
+      else each.close(); // no event tells of this
+    }
+  }
+
+  deleteDatabase(name: string): Promise<void> {
+    return new Promise((resolve, reject) => {
+      const request = this.factory.deleteDatabase(name);
+      request.onsuccess = () => resolve();
+      request.onerror = () => reject(request.error);
+    });
+  }
+}
+
+const entry = (number: number) => ({ packetId: `0x${number}`, canonical: `${number}` });
+const message = (id: string): StoredMessage => {
+  return { id, wire: new Uint8Array([1]), isOwn: true, author: undefined, sentAt: 1, hint: undefined, state: "sending" };
+};
+const never = new AbortController().signal;
+
+for (const isSaid of [true, false]) {
+  test(`an outbox goes on when the browser has closed its database, ${isSaid ? "by an event" : "in silence"}`, async () => {
+    const browser = new Browser();
+    const outbox = indexedDbOutbox("test");
+    await outbox.add(entry(1));
+    browser.closeAll(isSaid);
+    if (!isSaid) await assert.rejects(outbox.list(), { name: "OutboxError" });
+    await outbox.add(entry(2));
+    assert.deepEqual(await outbox.list(), [entry(1), entry(2)]);
+    assert.equal(browser.connections.length, 1, "one connection is enough");
+    browser.closeAll(false);
+  });
+}
+
+test("a failure to open is not remembered", async () => {
+  const browser = new Browser();
+  browser.isBroken = true;
+  const outbox = indexedDbOutbox("test");
+  await assert.rejects(outbox.count(), { name: "OutboxError", message: /connection to the server lost/ });
+  const store = indexedDbChannelStore("test");
+  await assert.rejects(store.open(never), { name: "OutboxError" });
+  browser.isBroken = false;
+  assert.equal(await outbox.count(), 0);
+  assert.deepEqual((await store.open(never)).messages, []);
+  browser.closeAll(false);
+});
+
+test("what raises amid a transaction changes nothing", async () => {
+  const browser = new Browser();
+  const database = new Database("test", (made) => made.createObjectStore("all"));
+  const failed = (reason: string) => new Error(`failed: ${reason}`);
+  const change = database.within(["all"], { mode: "readwrite", failed }, (store) => {
+    store("all").put("half", "key");
+    throw new Error("no more");
+  });
+  await assert.rejects(change, { message: "failed: no more" });
+  const found = await database.within(["all"], { mode: "readonly", failed }, (store) => store("all").count());
+  assert.equal(found.result, 0);
+  browser.closeAll(false);
+});
+
+test("a channel's store goes on in the same database, and not in another one", async () => {
+  const browser = new Browser();
+  const store = indexedDbChannelStore("test");
+  const { device } = await store.open(never);
+  await store.add(message("a"), ["1"]);
+  browser.closeAll(true);
+  await store.add(message("b"), ["2"]);
+  store.close();
+  const again = await store.open(never);
+  assert.deepEqual([again.device, again.places, again.messages.map(({ id }) => id)], [device, ["2"], ["a", "b"]]);
+  await browser.deleteDatabase("strata-channel-test"); // as when a person deletes the site's data
+  await assert.rejects(store.add(message("c")), { name: "OutboxError", message: /deleted/ });
+  store.close();
+  await assert.rejects(store.setPlaces([]), { name: "OutboxError", message: /not open/ });
+  const anew = await store.open(never);
+  assert.deepEqual([anew.device === device, anew.places, anew.messages], [false, [], []]);
+  store.close();
+  browser.closeAll(false);
+});

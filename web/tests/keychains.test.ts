@@ -4,6 +4,7 @@ import { test } from "node:test";
 import { DidDocument } from "../src/client/protocol/documents.js";
 import { KeyChain } from "../src/client/protocol/keys/chain.js";
 import { Packet } from "../src/client/protocol/packets.js";
+import { KeyRing } from "../src/client/relays/keyring.js";
 import { vectors, verdict } from "./vectors.js";
 
 interface World {
@@ -62,3 +63,30 @@ for (const [number, world] of worlds.entries()) {
     assert.ok(applied.events.every(({ packet }) => held.has(packet.packetId)));
   });
 }
+
+test("identity packets that two subscriptions bring at once both count", async () => {
+  let pairs = 0;
+  for (const world of worlds) {
+    const documents = { [did]: world.documents.map((text) => DidDocument.parse(text)) };
+    const events = world.events
+      .map(([at, receivedAt]) => [parsed[at] as Packet, receivedAt] as const)
+      .filter(([packet]) => world.held.includes(packet.packetId));
+    /** What a reader has of both, heard one after the other or at once. */
+    const known = async (pair: typeof events, isAtOnce: boolean): Promise<string[]> => {
+      const ring = new KeyRing({ documents, rules }, 1024, 1e9);
+      ring.learn(did, await ring.build(did, []), 1);
+      const hear = ([packet, receivedAt]: (typeof pair)[number]) => ring.verify(packet, receivedAt, 0).catch(() => false);
+      if (isAtOnce) await Promise.all(pair.map(hear));
+      else for (const each of pair) await hear(each);
+      return (ring.chain(did)?.events ?? []).map(({ packet }) => packet.packetId);
+    };
+    for (let at = 1; at < Math.min(events.length, 6); at++) {
+      const pair = events.slice(at - 1, at + 1);
+      const [forth, back] = [await known(pair, false), await known(pair.toReversed(), false)];
+      if (forth.length !== 2 || back.length !== 2) continue; // one needs the other
+      assert.deepEqual(await known(pair, true), forth);
+      pairs++;
+    }
+  }
+  assert.ok(pairs >= 5, `${pairs} pairs`);
+});

@@ -125,12 +125,7 @@ export class KeyRing {
     if (isIdentityType(packet.contentType)) {
       const chain = author.chain ?? KeyChain.genesis(packet.authorId, this.options(packet.authorId));
       await chain.verify(packet, receivedAt, { ingest: false });
-      try {
-        author.chain = await chain.apply(packet, receivedAt);
-      } catch (error) {
-        // It held when it was received and does not fit what is known since, as after a conflict.
-        if (!(error instanceof InvalidPacket)) throw error;
-      }
+      await this.apply(packet, receivedAt);
     } else if (author.chain === undefined) {
       await packet.verify(receivedAt);
       return;
@@ -138,6 +133,24 @@ export class KeyRing {
       await author.chain.verify(packet, receivedAt, { ingest: false });
     }
     checkExpiry(packet, receivedAt);
+  }
+
+  /** Have a packet count, beside others that are applied meanwhile: each is applied to what the last one left. */
+  private async apply(packet: Packet, receivedAt: number): Promise<void> {
+    const did = packet.authorId;
+    for (let author = this.authors.get(did); author !== undefined; author = this.authors.get(did)) {
+      const { chain } = author;
+      let next = chain;
+      try {
+        next = await (chain ?? KeyChain.genesis(did, this.options(did))).apply(packet, receivedAt);
+      } catch (error) {
+        // It held when it was received and does not fit what is known since, as after a conflict.
+        if (!(error instanceof InvalidPacket)) throw error;
+      }
+      if (this.authors.get(did) !== author || author.chain !== chain) continue;
+      author.chain = next;
+      return;
+    }
   }
 
   private names(did: string): boolean {

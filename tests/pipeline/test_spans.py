@@ -28,9 +28,11 @@ def test_batches_hold_each_sequence_once_follow_each_other_and_keep_to_a_day(sta
     while (span := next_batch(state, reached, max_rows)) is not None:
         assert span.after == reached
         held = [n for n in every_sequence(state) if span.after < n <= span.up_to]
-        assert 0 < len(held) <= max_rows and {day_of(n) for n in held} == {span.day}
+        assert held and {day_of(n) for n in held} == {span.day}
         if span.up_to > state.removed_to:
-            assert state.rows_expected(span) == len(held)
+            assert state.rows_expected(span) == len(held) <= max_rows
+        else:  # only its last sequence is known to have a row
+            assert held[-1] == state.day_ends[span.day]
         seen += held
         reached = span.up_to
     assert seen == every_sequence(state) and reached == state.head

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 __all__ = [
     "connect",
     "id_at",
+    "last_of",
     "literal",
     "log_state",
     "read_span",
@@ -109,6 +110,15 @@ def id_at(connection: adbc.Connection, sequence: int) -> bytes | None:
         cursor.execute(f"SELECT packet_id FROM packets WHERE sequence = {literal(sequence)}")
         row = cursor.fetchone()
     return None if row is None else bytes(row[0])
+
+
+def last_of(connection: adbc.Connection, span: Span, rows: int) -> int:
+    """Where the last lies of so many rows of a span, or of all that it has; its end where it has none."""
+    first = f"sequence > {span.after} AND sequence <= {span.up_to} ORDER BY sequence LIMIT {rows}"
+    with translate_errors(), connection.cursor() as cursor:
+        cursor.execute(f"SELECT max(sequence) FROM (SELECT sequence FROM packets WHERE {first}) AS r")
+        row = cursor.fetchone()
+    return span.up_to if row is None or row[0] is None else int(row[0])
 
 
 def read_span(

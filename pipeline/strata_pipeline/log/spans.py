@@ -47,11 +47,13 @@ def next_batch(state: LogState, after: int, max_rows: int) -> Span | None:
     """The next span to archive after `after`: within one day, at most `max_rows`; None at the head.
 
     It begins where the last one ended, even if a day lies between, so that spans follow each other without a
-    gap.
+    gap. Of a day that retention has removed it is all that is left: how far so many rows go there, and
+    whether there is a row at all in a part of it, its sequences do not tell.
     """
     for span in state.spans(after):
         low = max(span.after, first_of_day(span.day))
-        return Span(after, min(span.up_to, low + max_rows))
+        high = min(span.up_to, low + max_rows)
+        return Span(after, span.up_to if state.rows_expected(Span(after, high)) is None else high)
     return None
 
 

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
+import obstore
 import pytest
 from strata.protocol.lake import LakeError
 from strata_pipeline.cli import app
+from strata_pipeline.errors import LakeBusy
 from strata_pipeline.jobs.copy import copy_lake
 from strata_pipeline.lake.generations import replace_day, staged_day
 from strata_pipeline.lake.lake import Lake
 from strata_pipeline.lake.object_lake import ObjectLake
+from strata_pipeline.lake.stores.objects import ObjectStore
 from typer.testing import CliRunner
 
 from tests.support.file_faults import Killed
-from tests.support.object_lakes import put_batch, requests, rows, unnamed
+from tests.support.object_lakes import NO_GRACE, put_batch, requests, rows, unnamed
 from tests.support.toy_lakes import DAY, compacted, faults, read, write_batch
 from tests.support.toy_lakes import place as sequence
 
@@ -75,6 +79,39 @@ def test_killed_anywhere_the_copy_is_a_beginning_and_the_next_run_goes_on(lake, 
         assert rows(f"{place}-{last}") == ALL
         now = ObjectLake.open(f"{place}-{last}")
         assert now.unexpected(now.days())[0] == []
+
+
+@pytest.mark.parametrize("left", ["nothing", "a listing", "a listing of damage"])
+@pytest.mark.parametrize("before", ["_objects/", "_manifests/"])
+def test_of_two_copies_at_once_nothing_is_left_that_no_listing_names(
+    lake, in_memory, monkeypatch, before, left
+):
+    place, begun, real = next(in_memory), list[str](), obstore.put
+    if left != "nothing":  # by one that was killed: it does not count yet
+        with requests() as sent:
+            copy_lake(lake, next(in_memory))
+        with requests(next(n for n, one in enumerate(sent) if "_manifests/" in one)), pytest.raises(Killed):
+            copy_lake(lake, place)
+        store = ObjectStore.at(place)
+        if left == "a listing of damage":
+            store.put(next(store.keys("packets")), b"")
+
+    def beside_another(store: Any, path: str, *arguments: Any, **options: Any) -> Any:
+        if path.startswith(before) and not begun:
+            begun.append(path)
+            copy_lake(lake, place)
+        return real(store, path, *arguments, **options)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(obstore, "put", beside_another)
+        with pytest.raises(LakeBusy, match="nothing is lost or there twice"):
+            copy_lake(lake, place)
+    assert rows(place) == ALL
+    now = ObjectLake.open(place)
+    assert now.unexpected(now.days())[0] == []
+    with ObjectLake.write(place, NO_GRACE):
+        pass
+    assert unnamed(place) == []
 
 
 def test_what_does_not_hold_is_not_copied(lake, place, tmp_path):

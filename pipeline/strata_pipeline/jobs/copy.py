@@ -105,4 +105,4 @@ def _copy(layout: LakeLayout, manifest: Manifest, now: Manifest, copy: AnyLake) 
         with tempfile.TemporaryDirectory(prefix="strata-copy-") as name:
             extract(layout, now, Path(name))
             objects = put_files(Path(name), copy.store, attempt.object_name)
-    copy.adopt(manifest, attempt, objects)
+    copy.adopt(manifest, now, attempt, objects)

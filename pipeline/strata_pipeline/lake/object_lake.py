@@ -61,7 +61,7 @@ from strata_pipeline.lake.attempts import (
     sweep,
 )
 from strata_pipeline.lake.chain import manifest_name
-from strata_pipeline.lake.checking import Unit, batch_name
+from strata_pipeline.lake.checking import Unit, batch_name, batches_faults
 from strata_pipeline.lake.faults import Fault
 from strata_pipeline.lake.layout import LakeLayout, batch_path
 from strata_pipeline.lake.object_generations import Generations, ObjectErasures, batches_of
@@ -185,19 +185,41 @@ class ObjectLake(LakeState):
         self._finish(sealed, attempt, objects)
         return sealed
 
-    def adopt(self, sealed: Manifest, attempt: Attempt, objects: Sequence[StoredObject]) -> None:
-        """Make objects of an attempt a batch of the lake, by a manifest of another lake as it is.
+    def adopt(
+        self, sealed: Manifest, now: Manifest, attempt: Attempt, objects: Sequence[StoredObject]
+    ) -> None:
+        """Make objects of an attempt a batch of the lake, by a manifest of another lake as it is; `now` tells
+        what the batch holds since rows were erased.
 
         Raises `LakeBusy`.
         """
         if not self._list(sealed, attempt, objects):
-            # A copy that was killed has put it, and it does not count yet. Should that one still be at work,
-            # both put the same manifest, for the same rows.
+            # Another copy has put it, which was killed or is still at work: both put the same manifest.
             if self.store.exists(f"{MANIFESTS}/{manifest_name(sealed.number)}"):
                 raise self._busy(sealed)
-            listing = seal_listing(sealed, attempt.name, objects)
-            self.store.put(f"{LISTINGS}/{listing_name(sealed)}", encode_listing(listing))
+            # So its objects are the batch. Were they left out, that copy would forget of what it has put
+            # here what nothing names: only where they do not hold this attempt's are named.
+            standing = self._objects_that_hold(sealed, now)
+            if standing is None:
+                listing = seal_listing(sealed, attempt.name, objects)
+                self.store.put(f"{LISTINGS}/{listing_name(sealed)}", encode_listing(listing))
+            else:
+                objects = standing
         self._finish(sealed, attempt, objects)
+
+    def _objects_that_hold(self, sealed: Manifest, now: Manifest) -> list[StoredObject] | None:
+        """The objects that the listing of a batch names; None where they are not what it is to hold now."""
+        try:
+            objects = self.listing(sealed).objects
+        except LakeError:
+            return None
+        unit = _unit([now], sealed.span, objects)
+        with self.shelf.at_hand(objects) as (folder, faults):
+            folders = ([folder / one for one in some] for some in (unit.packets, unit.quarantine))
+            if faults or batches_faults([now], *folders):
+                self._listings.pop(listing_name(sealed))  # another takes its place
+                return None
+        return objects
 
     def _list(self, sealed: Manifest, attempt: Attempt, objects: Sequence[StoredObject]) -> bool:
         """Put the listing of a batch; returns whether there was none."""

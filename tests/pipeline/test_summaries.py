@@ -69,6 +69,25 @@ def read(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return names
 
 
+def test_a_writer_that_goes_on_holds_no_manifests_of_days_that_are_over(lake, read):
+    with Lake.write(lake) as opened:
+        for day in (DAY + 3, DAY + 4, DAY + 5):
+            for first in (2, 3):
+                opened.commit(*staged(opened, [first], day=day))
+        opened.commit(*staged(opened, [4], day=DAY + 5))
+        assert len(opened.chain.sealed) == 5 and len(summaries(lake)) == 3
+        read.clear()
+        assert len(opened.chain.of_day(DAY + 5)) == 3 and read == []
+        assert len(opened.chain.of_day(DAY + 4)) == 2 and len(read) == 2
+        assert (again := Lake.open(lake)).tip == opened.tip and again.days() == opened.days()
+        assert again.manifests == opened.manifests
+        assert list(map(again.mark_of, again.days())) == list(map(opened.mark_of, opened.days()))
+        # What it has in memory is what a compaction stores.
+        assert again.chain.seal() == 2 and again.chain.sealed == opened.chain.sealed
+        assert Lake.open(lake).chain.sealed == opened.chain.sealed
+    assert faults(lake) == []
+
+
 def test_a_lake_is_opened_by_summaries_and_says_the_same(original, lake, read):
     opened = Lake.open(lake)
     assert read == [manifest_name(9)]

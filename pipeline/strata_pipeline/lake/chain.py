@@ -49,6 +49,7 @@ class Chain:
         self._records = records
         self.sealed: list[DaySummary] = []
         """The summaries of its first days, without a gap."""
+        self._stored = 0  # so many of them, the first, are in the folder
         self.end = ChainEnd()
         self._opened: list[Manifest] = []  # those after the sealed days
         self._whole: list[Manifest] | None = None
@@ -70,6 +71,7 @@ class Chain:
             opened = self._from(before.number) if sealed else self._listed()
             self.end = check_chain(opened, before)
             self.sealed, self._opened, self._whole = sealed, opened, None
+            self._stored = len(sealed)
         except LakeError:
             if not self._records.names(SUMMARIES):
                 raise
@@ -90,6 +92,7 @@ class Chain:
             last = list(group)
             end = check_chain(last, end)
         self.end, self.sealed, self._opened, self._whole = end, sealed, last, None
+        self._stored = 0
         self._is_proven, self._asked = True, None
 
     def all(self) -> list[Manifest]:
@@ -105,13 +108,18 @@ class Chain:
         """Take another chain for what the folder holds, without summaries."""
         self.end = check_chain(manifests)
         self.sealed, self._opened, self._whole = [], manifests, None
+        self._stored = 0
 
     def append(self, manifest: Manifest) -> None:
-        """Add one that was written."""
+        """Add one that was written. Of a day that is over by it the summary stays in memory, which `seal`
+        stores: a writer that goes on for months adds millions of manifests."""
+        begins_day = bool(self._opened) and day_of(self._opened[-1].up_to) != day_of(manifest.up_to)
         self.end = check_chain([manifest], self.end)
         if self._whole is not None:
             self._whole.append(manifest)
         self._opened.append(manifest)
+        if begins_day:
+            self._summarise()
 
     def days(self) -> list[int]:
         """The days that it tells of, in order."""
@@ -181,17 +189,23 @@ class Chain:
 
         A day is finished when the chain has begun the next. Raises `LakeError`.
         """
-        finished = self.days()[len(self.sealed) : -1]
+        self._summarise()
         self._records.tidy(SUMMARIES)
-        for day in finished:
-            previous = self.sealed[-1].hash if self.sealed else GENESIS
-            summary = summarise(manifests_of_day(self._opened, day), previous)
+        finished = self.sealed[self._stored :]
+        for summary in finished:
             # It says nothing by itself, and can be made again: one that does not fit need not be kept.
             self._records.replace(f"{SUMMARIES}/{summary.name}", encode_summary(summary))
+            self._stored += 1
+        return len(finished)
+
+    def _summarise(self) -> None:
+        """Let a summary stand for the manifests of each finished day."""
+        for day in self.days()[len(self.sealed) : -1]:
+            previous = self.sealed[-1].hash if self.sealed else GENESIS
+            summary = summarise(manifests_of_day(self._opened, day), previous)
             self.sealed.append(summary)
             self._opened = self._opened[summary.batches :]
         self._whole = None
-        return len(finished)
 
     def summary_faults(self) -> list[tuple[str, str]]:
         """The first file of a summary that is not what the manifests say, and why; none where all are.

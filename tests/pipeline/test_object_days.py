@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from datetime import timedelta
 
 import pytest
 from strata.protocol.lake import LakeError, decode_erasure
-from strata_pipeline.errors import LakeBusy, LogError
+from strata_pipeline.errors import LakeBusy, LogError, PipelineError
 from strata_pipeline.jobs.object_days import Run, erase_from_day
+from strata_pipeline.jobs.parts import PartDone, PartWork, rewrite_part
 from strata_pipeline.lake.object_lake import ObjectLake
 from strata_pipeline.lake.rewrites import DEFAULT_GRACE, sweep_days
 
@@ -163,7 +165,7 @@ def test_tombstones_of_another_log_or_of_rows_never_archived_change_nothing(in_m
             erase_from_day(lake, DAY, stranger, inline)
         # Removed from the log before it was archived: there is no such row.
         assert erase_from_day(lake, DAY, tombstones(sequence(99)), inline) == 0
-    assert unnamed(where) == [] and rows_apart(where) == (SOUND, ASIDE)
+    assert swept(where) == [] and rows_apart(where) == (SOUND, ASIDE)
 
 
 @pytest.mark.parametrize(
@@ -322,6 +324,28 @@ def test_a_program_that_knows_no_generations_refuses_the_lake_as_it_opens_it(in_
         decode_erasure(store.get(name), name)
 
 
+@pytest.mark.parametrize("act", [compacted, erased_all])
+def test_what_tasks_still_put_after_another_has_failed_is_nobodys_and_goes(in_memory, act):
+    where, asked = next(in_memory), list[PartWork]()
+    begun(where)
+
+    def fail(lake: ObjectLake, works: Sequence[PartWork]) -> list[PartDone]:
+        asked.extend(works)
+        inline(lake, works[:1])
+        raise PipelineError("a part is damaged")
+
+    with pytest.raises(PipelineError):
+        act(where, run=fail)
+    store = ObjectLake.open(where).store
+    assert not any(asked[0].attempt in name for name in store.keys("packets"))
+    done = rewrite_part(store, asked[-1])  # Spark has been told to end it, and it has not heard of that
+    assert done.part.objects
+    settled(where)
+    with ObjectLake.replace(where) as lake:
+        assert sorted(lake.left.kept) == sorted(one.name for one in done.part.objects)
+    assert swept(where) == [] and rows_apart(where) == (SOUND, ASIDE)
+
+
 def test_a_day_that_does_not_hold_stays_as_it_is_and_nothing_is_left_behind(in_memory):
     where = next(in_memory)
     begun(where)
@@ -333,6 +357,9 @@ def test_a_day_that_does_not_hold_stays_as_it_is_and_nothing_is_left_behind(in_m
     for act in (compacted, lambda place_: erased(place_, sequence(5))):
         with pytest.raises(LakeError, match=r"has other bytes than were written; the day stays as it is"):
             act(where)
+    assert {name for name in lake.store.keys("") if "_attempts/" not in name} <= before
+    with ObjectLake.replace(where, NO_GRACE):
+        pass
     assert {name for name in lake.store.keys("") if "probe" not in name} <= before
     lake.store.put(one.name, content)
     assert rows_apart(where) == (SOUND, ASIDE)

@@ -16,7 +16,7 @@ from strata.protocol.tombstones import Tombstone
 from strata_pipeline.jobs.parts import PartDone, PartWork, groups_of
 from strata_pipeline.lake.object_generations import batches_of
 from strata_pipeline.lake.object_lake import ObjectLake
-from strata_pipeline.lake.rewrites import discard
+from strata_pipeline.lake.rewrites import give_up
 from strata_pipeline.lake.rows import read_places
 from strata_pipeline.lake.superseding import Erasing, attempting, supersede
 
@@ -91,7 +91,7 @@ def erase_from_day(lake: ObjectLake, day: int, found: Found, run: Run) -> int:
         done = sorted(run(lake, works), key=lambda one: one.part.after)
     erased = sorted(sequence for one in done for sequence in one.erased)
     if not erased:  # they were removed before they were archived
-        discard(lake.store, rewrite)
+        give_up(lake.store, rewrite)
         return 0
     batches_now = [batch for one in done for batch in one.batches]
     erasing = Erasing(batches_now, [found[sequence][1] for sequence in erased])

@@ -4,10 +4,11 @@ _attempts/day=2026-11-21-<attempt>.json        put before the attempt's first ob
 
 An attempt begins with what counts for its day, the *base*: a generation, or the batches as they were
 archived. It may only put a generation that follows all generations it knows of, and only while the base is
-what counts. So once a later generation of the day is there, it can never commit: what it has left and no
-listing names is nobody's. And objects that the base of a generation names, and the generation does not, are
-needed by nobody who opens the lake from then on. Both proofs take no clock; a grace period comes on top, for
-whoever has opened the lake before. The record of an attempt that counts stays until these are deleted.
+what counts. So once a later generation of the day is there, or its record says that its own process has
+given it up, it can never commit: what it has left and no listing names is nobody's. And objects that the base
+of a generation names, and the generation does not, are needed by nobody who opens the lake from then on. Both
+proofs take no clock; a grace period comes on top, for whoever has opened the lake before, and for tasks of an
+attempt that was given up. The record of an attempt that counts stays until these are deleted.
 
 Listings and generations are never deleted: they are small, and they prove what was.
 """
@@ -44,7 +45,7 @@ __all__ = [
     "NO_BASE",
     "Grace",
     "Rewrite",
-    "discard",
+    "give_up",
     "replaced",
     "rewrites",
     "sweep_days",
@@ -68,8 +69,9 @@ class Grace(NamedTuple):
 DEFAULT_GRACE = Grace()
 
 
-class _Record(msgspec.Struct, frozen=True):
+class _Record(msgspec.Struct, frozen=True, omit_defaults=True):
     base: int
+    over: bool = False
 
 
 class Rewrite(NamedTuple):
@@ -79,6 +81,8 @@ class Rewrite(NamedTuple):
     base: int
     """The number of the generation that it begins with, or `NO_BASE`."""
     name: str
+    is_given_up: bool = False
+    """Whether its own process has said that it will not commit."""
 
     @classmethod
     def begin(cls, store: ObjectStore, day: int, base: int) -> Rewrite:
@@ -122,12 +126,21 @@ def rewrites(store: ObjectStore) -> list[Rewrite]:
     found = []
     for match, told in records(store, _RECORD, _Record):
         with contextlib.suppress(ValueError):  # no such day: it is none of ours
-            found.append(Rewrite(parse_day(match[1]), told.base, match[2]))
+            found.append(Rewrite(parse_day(match[1]), told.base, match[2], told.over))
     return found
 
 
-def discard(store: ObjectStore, rewrite: Rewrite) -> None:
-    """Delete all that an attempt has put, which its own process gives up. It must not have committed."""
+def give_up(store: ObjectStore, rewrite: Rewrite) -> None:
+    """Delete what an attempt of this process has put, which must not have committed and never will.
+
+    Where one task fails others are still at work, and put objects after this. The record stays for these, and
+    says that the attempt is over.
+    """
+    store.put(rewrite.record, msgspec.json.encode(_Record(rewrite.base, over=True)))
+    store.delete([*rewrite.written(store), rewrite.listing, rewrite.tombstones])
+
+
+def _discard(store: ObjectStore, rewrite: Rewrite) -> None:
     store.delete([*rewrite.written(store), rewrite.listing, rewrite.tombstones, rewrite.record])
 
 
@@ -146,10 +159,10 @@ def sweep_days(store: ObjectStore, lake: Days, now: datetime, grace: Grace) -> L
                 due[rewrite.day] = max(due.get(rewrite.day, NO_BASE), generation.number)
             continue
         newest = lake.generations.of_day(rewrite.day)
-        is_over = newest is not None and newest.number > rewrite.base
+        is_over = rewrite.is_given_up or (newest is not None and newest.number > rewrite.base)
         unnamed = rewrite.written(store)
         if is_over and now - began.get(rewrite.record, now) >= grace.left:
-            discard(store, rewrite)
+            _discard(store, rewrite)
             left.deleted.extend(unnamed)
         else:
             left.kept.extend(unnamed)

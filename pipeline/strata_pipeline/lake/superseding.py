@@ -23,7 +23,7 @@ from strata.protocol.lake import (
 
 from strata_pipeline.errors import LakeBusy, StoreError
 from strata_pipeline.lake.object_lake import ObjectLake
-from strata_pipeline.lake.rewrites import Rewrite, discard
+from strata_pipeline.lake.rewrites import Rewrite, give_up
 
 __all__ = ["Erasing", "attempting", "supersede"]
 
@@ -50,7 +50,7 @@ def attempting(lake: ObjectLake, day: int) -> Iterator[Rewrite]:
         yield rewrite
     except Exception:
         with contextlib.suppress(StoreError):
-            discard(lake.store, rewrite)
+            give_up(lake.store, rewrite)
         raise
 
 
@@ -67,7 +67,7 @@ def supersede(
     listing = seal_day_listing(rewrite.day, rewrite.name, parts)
     rows = sum(one.rows for part in parts if part.up_to <= lake.reached for one in part.objects)
     if rows != sum(one.packets + one.quarantined for one in manifests):
-        discard(lake.store, rewrite)
+        give_up(lake.store, rewrite)
         raise LakeError(f"{rows} rows were written of {day_text(rewrite.day)}, and its manifests tell others")
     if erasing is not None:
         lake.store.put(rewrite.tombstones, _text(erasing))
@@ -91,7 +91,7 @@ def supersede(
             return generation
         lake.generations.load()  # another day was written anew, or this one
         lake.erasures.load()
-    discard(lake.store, rewrite)
+    give_up(lake.store, rewrite)
     raise LakeBusy(
         f"somebody else has written {day_text(rewrite.day)} of {lake.place} anew meanwhile: that counts, and "
         "nothing of this attempt does. Nothing is lost; run this again"

@@ -1,14 +1,27 @@
 """A chain of format 1 rewritten in format 2: each batch gets the digest of its bodies and annotations.
 
 The new chain is written aside and changes places with the old one, which stays in `_aside`: it proves
-the tips that were noted before.
+the tips that were noted before. Records of erasures name batches by the hashes of their manifests, and each
+manifest after one that changes has another hash. So first the records are made to name each batch by both
+hashes: they tell the same with the old chain and with the new one.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
-from strata.protocol.lake import FORMAT, GENESIS, Manifest, Span, encode, migrated
+import msgspec
+from strata.protocol.lake import (
+    FORMAT,
+    GENESIS,
+    Erasure,
+    Manifest,
+    Span,
+    encode,
+    encode_erasure,
+    migrated,
+    seal_erasure,
+)
 
 from strata_pipeline.errors import LakeError
 from strata_pipeline.lake import files
@@ -39,11 +52,40 @@ def migrate_chain(lake: Lake, progress: Callable[[int], None] = lambda batches: 
         chain.append(migrated(manifest, contents, chain[-1].hash if chain else GENESIS))
         (staged / manifest_name(manifest.number)).write_bytes(encode(chain[-1]))
     files.make_durable(staged)
+    _name_by_both(lake, {old.hash: new.hash for old, new in zip(lake.manifests, chain, strict=True)})
     files.exchange(lake.manifests_folder, staged)
     files.move(staged, lake.aside, "manifests-format-1")
     files.remove_if_empty(lake.staging)
     lake.chain.replace(chain)
     return older
+
+
+def _name_by_both(lake: Lake, became: Mapping[str, str]) -> None:
+    """Let the records of erasures name each batch by what its manifest's hash is and by what it becomes."""
+    if not lake.erasures.records:
+        return
+    staged = lake.staging / "erased"
+    files.remove(staged)
+    files.make_folder(staged)
+    previous = GENESIS
+    for record in lake.erasures.records:
+        text = lake.erasures.text_of(record)
+        batches = {one.manifest: one for one in record.batches}
+        batches |= {
+            became[old]: msgspec.structs.replace(one, manifest=became[old])
+            for old, one in batches.items()
+            if old in became
+        }
+        told = msgspec.structs.replace(record, batches=list(batches.values()), previous=previous)
+        sealed: Erasure = seal_erasure(told)
+        name, tombstones = lake.erasures.names(record.number)
+        (staged / name).write_bytes(encode_erasure(sealed))
+        (staged / tombstones).write_bytes(text)
+        previous = sealed.hash
+    files.make_durable(staged)
+    files.exchange(lake.erased, staged)
+    files.move(staged, lake.aside, "erased-format-1")
+    lake.erasures.load()
 
 
 def _digests(lake: Lake, progress: Callable[[int], None]) -> dict[int, str]:

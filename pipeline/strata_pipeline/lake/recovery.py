@@ -96,11 +96,15 @@ def retire(lake: LakeLayout, folder: Path, day: str) -> Path:
 
 
 def _recover_chain(lake: LakeLayout) -> list[Path]:
-    """Bring back the chain if a killed migration has left none in sight; what it staged is moved aside."""
-    old, new = lake.staging / "manifests.old", lake.staging / "manifests"
-    if old.exists() and not lake.manifests_folder.exists():
-        files.place(old, lake.manifests_folder)
-    return [files.move(one, lake.aside, "manifests") for one in (old, new) if one.exists()]
+    """Bring back the chain, and the records of erasures, if a killed migration has left none in sight; what
+    it staged is moved aside."""
+    moved = []
+    for name, folder in (("manifests", lake.manifests_folder), ("erased", lake.erased)):
+        old, new = lake.staging / f"{name}.old", lake.staging / name
+        if old.exists() and not folder.exists():
+            files.place(old, folder)
+        moved += [files.move(one, lake.aside, name) for one in (old, new) if one.exists()]
+    return moved
 
 
 def _complete(lake: LakeLayout, span: Span) -> bool:

@@ -9,12 +9,14 @@ import shutil
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
+from unittest.mock import Mock
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from strata.protocol.lake import LakeError
 from strata_pipeline.errors import LakeBusy
+from strata_pipeline.jobs import publishing
 from strata_pipeline.jobs.copy import Copied, copy_lake
 from strata_pipeline.lake.checking import batches_faults, places_faults
 from strata_pipeline.lake.delta import publish, published_files
@@ -320,9 +322,14 @@ def test_readers_of_a_copy_keep_their_files_and_the_erasure_waits(world):
     is_copy(place, world.source)
 
 
-def test_a_delta_log_of_a_copy_is_told_of_the_days(world):
+def test_a_delta_log_of_a_copy_is_told_of_the_days_by_the_next_run_too(world, monkeypatch):
     place = world.copied("disk", world.whole)
     publish(Lake.open(place))
+    with monkeypatch.context() as patch:
+        patch.setattr(publishing, "publish", Mock(side_effect=Killed))
+        with pytest.raises(Killed):
+            copy_lake(world.source, place)
+    assert set(published_files(place)) != set((place / "packets").rglob("*.parquet"))
     copy_lake(world.source, place)
     assert set(published_files(place)) == set((place / "packets").rglob("*.parquet"))
     is_copy(place, world.source)

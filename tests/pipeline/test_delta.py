@@ -10,8 +10,10 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import duckdb
 import polars as pl
@@ -23,6 +25,8 @@ from deltalake.exceptions import DeltaError
 from strata.protocol.lake import first_of_day
 from strata_pipeline.cli import app
 from strata_pipeline.errors import LakeError, StoreError, UsageError
+from strata_pipeline.jobs import compact as compacting
+from strata_pipeline.jobs import erase as erasing
 from strata_pipeline.lake import delta
 from strata_pipeline.lake.delta import (
     APP,
@@ -186,6 +190,69 @@ def test_a_table_that_was_left_open_is_opened_anew_where_it_is_not_what_it_was(t
     write_batch(path, [21])
     assert publish(Lake.open(path), days=(), opened=opened).version == 0
     assert digest(with_pyarrow(path, 0)) == digest(with_files(path, 0)) and len(read(path)) == 21
+
+
+def test_who_read_the_chain_before_another_published_more_of_it_goes_on_behind(tmp_path):
+    path = tmp_path / "lake"
+    write_batch(path, [1, 2])
+    write_batch(path, [3])
+    write_batch(path, [1], day=DAY + 1)
+    publish(Lake.open(path))
+    compact(path, DAY)
+    begun = Lake.open(path)
+    write_batch(path, [2], day=DAY + 1)
+    publish(Lake.open(path), days=())  # by an archive
+    done = publish(begun, days=[DAY])
+    assert (done.version, done.manifest, done.added, done.removed) == (2, 3, 2, 3)
+    assert digest(with_pyarrow(path, 2)) == digest(with_files(path, 2)) and len(read(path)) == 5
+
+
+@pytest.mark.parametrize("job", ["compact", "erase"])
+def test_a_day_that_was_written_anew_by_a_run_that_was_killed_is_published_by_the_next(
+    tmp_path, place, monkeypatch, job
+):
+    path = tmp_path / "lake"
+    for write, where in ((write_batch, path), (put_batch, place)):
+        for ordinals, day in (([1, 2], DAY), ([3], DAY), ([1], DAY + 1)):
+            write(where, ordinals, day=day)
+        publish(open_lake(where))
+    compact(path, DAY)
+    assert object_compacted(place)  # and each was killed here
+    if job == "compact":
+        run: Callable[[Any], Any] = partial(compacting.compact, Mock())
+    else:
+        monkeypatch.setattr(erasing, "connect", Mock())
+        monkeypatch.setattr(erasing, "read_tombstones", lambda connection, up_to: [])
+        run = partial(erasing.erase, Mock(), "postgresql://")
+    run(path)
+    assert set(published_files(path)) == set((path / "packets").rglob("*.parquet"))
+    run(place)
+    with ObjectLake.replace(place, NO_GRACE):
+        pass
+    assert digest(rows_in_bucket(place)) == digest(with_pyarrow(path, 1))
+
+
+@pytest.mark.parametrize("days", [(), None], ids=["what is new", "all of it"])
+def test_who_read_a_day_of_a_bucket_before_it_was_written_anew_names_its_new_objects(
+    object_server, place, days
+):
+    put_batch(place, [1, 2])
+    publish(open_lake(place))
+    put_batch(place, [3, 4])
+    put_batch(place, [1], day=DAY + 1)
+
+    def overtake(asked: Asked) -> None:
+        if asked.is_conditional and "_delta_log" in asked.key:
+            object_server.behave()
+            assert object_compacted(place)
+            publish(open_lake(place))
+
+    lake = open_lake(place)
+    object_server.before = overtake
+    publish(lake, days=days)
+    with ObjectLake.replace(place, NO_GRACE):
+        pass
+    assert rows_in_bucket(place).num_rows == 5
 
 
 def test_a_log_that_is_removed_or_foreign_is_made_again(tmp_path):

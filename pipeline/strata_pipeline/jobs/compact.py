@@ -25,6 +25,7 @@ from strata_pipeline.errors import LakeBusy
 from strata_pipeline.jobs.failures import translate_failures
 from strata_pipeline.jobs.object_days import compact_day, finished_days
 from strata_pipeline.jobs.parts import PartDone, PartWork
+from strata_pipeline.jobs.publishing import publish_rewritten
 from strata_pipeline.jobs.rewriting import FILE_BYTES, rewrite_parts, write_day
 from strata_pipeline.lake import files
 from strata_pipeline.lake.delta import is_published, publish
@@ -91,6 +92,8 @@ def compact(
         done.sealed = lake.chain.seal()
         if delta:
             publish(Lake.open(path))
+        else:
+            publish_rewritten(path)
     return done
 
 
@@ -125,6 +128,8 @@ def _compact_bucket(
             progress(done)
     if delta:
         publish(ObjectLake.open(place))
+    else:
+        publish_rewritten(place)
     return done
 
 

@@ -22,18 +22,18 @@ from strata.protocol.lake import Erasure, Manifest, Part, StoredObject, told
 
 from strata_pipeline.errors import LakeError
 from strata_pipeline.jobs.copy_files import extract, folders_in, put_files, write_without
+from strata_pipeline.jobs.publishing import publish_rewritten
 from strata_pipeline.lake import files
 from strata_pipeline.lake.attempts import object_name
 from strata_pipeline.lake.checking import Unit, batch_name, chunks
 from strata_pipeline.lake.contents import parquet_files
-from strata_pipeline.lake.delta import is_published, publish
 from strata_pipeline.lake.erasing import mark, place_erasure, put_record
 from strata_pipeline.lake.generations import check_day
 from strata_pipeline.lake.lake import Lake
 from strata_pipeline.lake.layout import Folders
 from strata_pipeline.lake.object_generations import batches_of
 from strata_pipeline.lake.object_lake import ObjectLake
-from strata_pipeline.lake.places import AnyLake, open_lake
+from strata_pipeline.lake.places import AnyLake
 from strata_pipeline.lake.rewrites import Rewrite
 from strata_pipeline.lake.superseding import Erasing, attempting, supersede
 
@@ -64,21 +64,18 @@ def bring_erasures(lake: AnyLake, copy: AnyLake, patience: float) -> int:
     hold, `StoreError`; what was brought before stays.
     """
     missing = lake.erasures.records[len(copy.erasures.records) :]
-    if not missing:
-        return 0
-    days = {record.day for record in missing if _concerned(copy, record)}
-    if isinstance(copy, Lake):
+    if missing and isinstance(copy, Lake):
         with Lake.replace(copy.root) as opened:  # this finishes an erasure that was cut off
             check_erasures_begin(lake, opened)
             for record in lake.erasures.records[len(opened.erasures.records) :]:
                 _bring_to_disk(lake, opened, record, patience)
         copy.erasures.load()
-    else:
+    elif isinstance(copy, ObjectLake):
         ahead: dict[int, list[Part]] = {}
         for record in missing:
             _bring_to_bucket(lake, copy, record, ahead)
-    if days and is_published(copy):
-        publish(open_lake(copy.place), days=sorted(days))
+    if copy.erasures.records and copy.chain.end.number:
+        publish_rewritten(copy.place)
     return len(missing)
 
 

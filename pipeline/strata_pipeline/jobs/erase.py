@@ -32,6 +32,7 @@ from strata_pipeline.errors import LakeBusy, LakeError, LogError
 from strata_pipeline.jobs.failures import translate_failures
 from strata_pipeline.jobs.object_days import Found, erase_from_day, finished_days, still_there
 from strata_pipeline.jobs.parts import PartDone, PartWork
+from strata_pipeline.jobs.publishing import publish_rewritten
 from strata_pipeline.jobs.rewriting import rewrite_parts, write_day
 from strata_pipeline.lake import files
 from strata_pipeline.lake.checking import Unit
@@ -113,6 +114,7 @@ def erase(
             else:
                 done.waiting += len(found)
             progress(done)
+        publish_rewritten(path)
         done.copies = [str(folder) for folder in listed(lake.aside)] if done.packets else []
     return done
 
@@ -146,6 +148,7 @@ def _erase_from_bucket(
             done.packets += erased
             done.waiting += 0 if day in finished else len(found)
             progress(done)
+        publish_rewritten(place)
         if done.packets and not grace:
             lake.tidy(kept)
             done.deleted += len(lake.left.deleted)

@@ -1,17 +1,30 @@
-"""The Delta log kept in step by a job that changes the lake."""
+"""The Delta log kept in step by jobs that change the lake."""
 
 from __future__ import annotations
 
 import time
+from pathlib import Path
 
-from strata_pipeline.lake.delta import OpenTable, publish
+from strata_pipeline.lake.delta import OpenTable, is_published, publish
 from strata_pipeline.lake.lake import Lake
 from strata_pipeline.lake.places import AnyLake, open_lake
 
-__all__ = ["DeltaFollower"]
+__all__ = ["DeltaFollower", "publish_rewritten"]
 
 _PAUSE_SECONDS = 60.0
 """Each commit is a file that readers of the table read: a chain of small batches must not make as many."""
+
+
+def publish_rewritten(place: str | Path) -> None:
+    """Bring the Delta log, where there is one, to all days that were written anew.
+
+    A run that was killed before it could tell of a day leaves that to the next: nothing else says that the
+    log lacks it. Raises as `publish`.
+    """
+    lake = open_lake(place)
+    days = lake.written_anew()
+    if days and is_published(lake):
+        publish(lake, days=days)
 
 
 class DeltaFollower:

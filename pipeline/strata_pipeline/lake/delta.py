@@ -142,11 +142,13 @@ def published_files(lake: Path, version: int | None = None) -> list[Path]:
 
 
 def _publish(lake: AnyLake, place: DeltaPlace, days: Collection[int] | None, opened: OpenTable) -> Published:
-    last = lake.chain.end.number - 1
     table = opened.open(place) if place.has_log() else None
+    if place.is_outdated():
+        lake.load()  # else objects that were replaced would take the place of what the log has by now
+    begun = -1 if table is None else _check_same_chain(lake, place, table)
+    last = lake.chain.end.number - 1
     look = set(lake.days())
     if table is not None:
-        begun = _check_same_chain(lake, place, table)
         if days is not None:
             done = None if days else _publish_gained(lake, place, table, begun, opened)
             if done is not None:
@@ -239,6 +241,8 @@ def _properties(lake: AnyLake) -> CommitProperties:
 def _check_same_chain(lake: AnyLake, place: DeltaPlace, table: DeltaTable) -> int:
     """The number of the last manifest that the log tells of. Raises `LakeError` for one of another chain."""
     number = table.transaction_version(APP)
+    if number is not None and number >= lake.chain.end.number:
+        lake.load()  # what the chain has gained since it was read here, somebody else has published
     tip = _tip_of(place.commit(table.version()))
     end = lake.chain.end
     if number is not None and number < end.number:

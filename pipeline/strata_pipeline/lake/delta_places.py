@@ -53,6 +53,9 @@ class DeltaPlace(Protocol):
     def has_log(self) -> bool:
         """Whether there is one."""
 
+    def is_outdated(self) -> bool:
+        """Whether days were written anew since the lake was read, which would not be seen."""
+
     def commit(self, version: int) -> bytes:
         """What the log says of a version."""
 
@@ -93,6 +96,9 @@ class _OnDisk:
 
     def has_log(self) -> bool:
         return next(Path(self.log).glob("*.json"), None) is not None
+
+    def is_outdated(self) -> bool:
+        return False  # folders are looked at as they are
 
     def commit(self, version: int) -> bytes:
         return Path(self.log, _commit_name(version)).read_bytes()
@@ -145,6 +151,9 @@ class _InBucket:
 
     def has_log(self) -> bool:
         return any(name.endswith(".json") for name in self._lake.store.keys(DELTA_LOG))
+
+    def is_outdated(self) -> bool:
+        return self._lake.generations.has_more()
 
     def commit(self, version: int) -> bytes:
         return self._lake.store.get(f"{DELTA_LOG}/{_commit_name(version)}")

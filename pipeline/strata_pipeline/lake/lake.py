@@ -124,6 +124,10 @@ class Lake(LakeLayout):
         """Whether a folder lies in the lake."""
         return folder == self.root or self.root in folder.parents
 
+    def written_anew(self) -> list[int]:
+        """The days whose files may be others than the archive has written: folders do not tell which are."""
+        return self.days()
+
     def units(self, day: int) -> tuple[list[Unit], list[Fault]]:
         """The batches of a day with their folders; the second is what is wrong without looking into them."""
         return units_of_day(self, day, self.erasures.told(self.chain.of_day(day))), []

@@ -68,6 +68,10 @@ class Generations:
         self.records = found
         self._newest = {one.day: one for one in found}
 
+    def has_more(self) -> bool:
+        """Whether somebody has put another since they were read."""
+        return self._store.exists(f"{GENERATIONS}/{generation_name(len(self.records))}")
+
     @property
     def tip(self) -> str:
         """The hash of the last one."""

@@ -278,6 +278,10 @@ class ObjectLake(LakeState):
         newest = self.generations.of_day(day)
         return NO_BASE if newest is None else newest.number
 
+    def written_anew(self) -> list[int]:
+        """The days whose objects are others than the archive has put."""
+        return sorted({one.day for one in self.generations.records})
+
     def units(self, day: int) -> tuple[list[Unit], list[Fault]]:
         """The batches of a day with their folders and objects, and those that have no good listing."""
         manifests = self.erasures.told(self.chain.of_day(day))

@@ -206,5 +206,12 @@ def test_a_report_reads_each_day_once_and_adds_up_what_the_lake_has(spark, tmp_p
     assert second.stem in (output / "lag.html").read_text()
     with pytest.raises(UsageError, match="lies in the lake"):
         report(spark, lake, lake / "site")
+    # What a run of `reputation` has left that was killed tells nothing, and keeps nothing else away.
+    history = tmp_path / "relay_score_history"
+    (history / "at=20" / "_temporary").mkdir(parents=True)
     with pytest.raises(UsageError, match="relay_score_history"):
         report(spark, lake, output, scores=tmp_path)
+    (history / "at=10").mkdir()
+    scores = pa.table({"url": ["wss://a.example"], "score": [0.5], "standing": ["active"]})
+    pq.write_table(scores, history / "at=10" / "part-0.parquet")
+    assert "relays.html" in report(spark, lake, output, scores=tmp_path).pages

@@ -136,12 +136,17 @@ def _scores(folder: Path) -> list[RelayScore]:
     history = folder / "relay_score_history"
     there = [(_AT.fullmatch(one.name), one) for one in history.glob("at=*")]
     times = [(int(match[1]), one) for match, one in there if match is not None]
-    if not times:
-        raise UsageError(f"{folder} has no relay_score_history: run reputation with --output {folder}")
     found: list[RelayScore] = []
+    is_there = False
     for at, one in sorted(times, reverse=True):
-        rows = pads.dataset(one, format="parquet").to_table(columns=["url", "score", "standing"])
+        scores = pads.dataset(one, format="parquet")
+        if not scores.files:  # a run that was killed has left it
+            continue
+        is_there = True
+        rows = scores.to_table(columns=["url", "score", "standing"])
         found += [RelayScore(at, **row) for row in rows.to_pylist()]
         if len(found) > _MOST_SCORES:
             break
+    if not is_there:
+        raise UsageError(f"{folder} has no relay_score_history: run reputation with --output {folder}")
     return found

@@ -7,6 +7,7 @@ import itertools
 import os
 import random
 import shutil
+import struct
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -236,6 +237,59 @@ def test_a_copied_back_batch_beside_a_compacted_day_is_found(original, tmp_path)
     found = file_faults(lake)
     assert reasons(found) == {"row: doubled", "batch: count"}
     assert len(rows_told(found)) == 8
+
+
+@pytest.mark.parametrize("name", ["kind=POST/more", "kind=X"])
+def test_a_link_to_a_folder_is_told_of_for_other_readers_follow_it(lake, tmp_path, name):
+    path, _ = file_of(lake, 1)
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    pq.write_table(rows_table([place(99)]), elsewhere / "part-0.parquet")
+    link = path.parents[1] / name
+    link.symlink_to(elsewhere, target_is_directory=True)
+    found = file_faults(lake)
+    assert any(fault.about == "batch" and fault.file == str(link) for fault in found), found
+
+
+@pytest.mark.parametrize("beside", [False, True], ids=["in a file", "in another"])
+@pytest.mark.parametrize("ordinal", [1, 5, 7], ids=["a packet", "in quarantine", "of the last piece"])
+def test_a_row_without_a_sequence_is_none_of_the_lakes(lake, ordinal, beside):
+    path, row = file_of(lake, ordinal)
+    added = pq.ParquetFile(path).read().slice(row, 1)
+    place_ = added.schema.get_field_index("sequence")
+    added = added.set_column(place_, added.schema.field(place_), pa.array([None], pa.int64()))
+    if beside:
+        path, row = path.with_name("part-9.parquet"), 0
+        pq.write_table(added, path)
+    else:
+        row = pq.read_metadata(path).num_rows
+        append(path, added)
+    found = file_faults(lake)
+    assert rows_told(found) == {("outside", str(path), row)} and reasons(found) == {"row: outside"}
+
+
+@pytest.mark.parametrize(
+    "told",
+    [(9, 9), (99, 99), (1, 1), (9, 1)],
+    ids=["of another piece", "of none", "too few", "the wrong way round"],
+)
+def test_rows_that_false_statistics_hide_are_found(lake, told):
+    path, row = file_of(lake, 1)
+    rows = pq.ParquetFile(path).read().slice(row, 2)
+    hidden = path.with_name("part-9.parquet")
+    pq.write_table(rows, hidden)
+    whole = hidden.read_bytes()
+    end = len(whole) - 8 - int.from_bytes(whole[-8:-4], "little")
+    footer = whole[end:]
+    for n, real in enumerate(rows["sequence"].to_pylist()):
+        assert footer.count(struct.pack("<q", real)) == 2
+        footer = footer.replace(struct.pack("<q", real), b"%8d" % n)
+    for n, false in enumerate(told):
+        footer = footer.replace(b"%8d" % n, struct.pack("<q", place(false)))
+    hidden.write_bytes(whole[:end] + footer)
+    found = pq.read_metadata(hidden).row_group(0).column(0).statistics
+    assert (found.min, found.max) == tuple(map(place, told))
+    assert reasons(file_faults(lake)) & {"row: doubled", "batch: unreadable"}
 
 
 def test_units_are_as_small_as_folders_allow(lake):

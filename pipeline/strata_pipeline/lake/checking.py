@@ -13,9 +13,10 @@ from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 from strata.protocol.lake import Manifest, Span, StoredObject
 
-from strata_pipeline.lake.contents import UNREADABLE, Contents, Rows, parquet_files, read_rows
+from strata_pipeline.lake.contents import UNREADABLE, Contents, FalseBounds, Rows, parquet_files, read_rows
 from strata_pipeline.lake.faults import Fault
 from strata_pipeline.lake.kinds import kind_of
 from strata_pipeline.lake.layout import LakeLayout, span_of
@@ -174,7 +175,8 @@ def places_faults(unit: Unit, piece: Piece | None = None) -> list[Fault]:
                     faults += _misplaced(rows, places, folder)
                     seen.append(places)
             except UNREADABLE as error:
-                if piece.first == _LEAST:  # told once
+                # Told once: but who asks for other sequences does not see false bounds.
+                if piece.first == _LEAST or isinstance(error, FalseBounds):
                     faults.append(Fault("batch", "unreadable", str(error), file=str(path)))
     return [*faults, *_doubled(seen)][:_LISTED]
 
@@ -188,8 +190,11 @@ class _Places(NamedTuple):
 
     @classmethod
     def of(cls, rows: Rows, piece: Piece) -> _Places:
-        """Those of a piece."""
-        sequences = rows.columns.column("sequence").to_numpy(zero_copy_only=False)
+        """Those of a piece; a row without a sequence is in the first one, before all that can be."""
+        column = rows.columns.column("sequence")
+        if not pa.types.is_int64(column.type):
+            raise ValueError(f"{rows.file}: sequences are of type {column.type}")
+        sequences = pc.fill_null(column, _LEAST).to_numpy(zero_copy_only=False)
         within = np.flatnonzero((sequences >= piece.first) & (sequences <= piece.last))
         return cls(rows.file, sequences[within], rows.first + within)
 
@@ -218,7 +223,7 @@ def _doubled(seen: list[_Places]) -> Iterator[Fault]:
     if not seen:
         return
     found, counts = np.unique(np.concatenate([places.sequences for places in seen]), return_counts=True)
-    doubles = found[counts > 1][:_LISTED]
+    doubles = found[(counts > 1) & (found != _LEAST)][:_LISTED]
     if not len(doubles):
         return
     told: set[int] = set()

@@ -9,13 +9,14 @@ from typing import Final, NamedTuple, Self
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from blake3 import blake3
 from strata.protocol.lake import NOTHING, OTHERS, ContentsDigest, Span, others_hash
 
 from strata_pipeline.lake.rows import rows_in
 
-__all__ = ["UNREADABLE", "Contents", "Rows", "contents_of", "parquet_files", "read_rows"]
+__all__ = ["UNREADABLE", "Contents", "FalseBounds", "Rows", "contents_of", "parquet_files", "read_rows"]
 
 UNREADABLE: Final = (OSError, ValueError, pa.ArrowException)
 """What reading a file of Parquet can raise, whatever bytes it has."""
@@ -23,6 +24,13 @@ UNREADABLE: Final = (OSError, ValueError, pa.ArrowException)
 _RECORD_BYTES = 104
 _READ_ROWS = 2_048
 """Bodies have up to some hundred KiB each: what is in memory at a time stays below a few hundred MiB."""
+
+
+class FalseBounds(ValueError):
+    """The statistics of a file tell of other sequences than it has."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(f"{path} has other sequences than its statistics tell")
 
 
 class Rows(NamedTuple):
@@ -35,12 +43,18 @@ class Rows(NamedTuple):
 
 
 def parquet_files(folders: Iterable[Path]) -> list[Path]:
-    """The files below folders that a reader of Parquet reads, by name."""
+    """The files below folders that a reader of Parquet reads, by name.
+
+    A link to a folder is one of them: some readers follow it, no writer of a lake makes one, and whoever
+    reads it as a file is told so.
+    """
     found = []
     for folder in folders:
         for path in folder.rglob("*"):
             names = path.relative_to(folder).parts
-            if path.is_file() and not any(name.startswith(("_", ".")) for name in names):
+            if (path.is_file() or path.is_symlink()) and not any(
+                name.startswith(("_", ".")) for name in names
+            ):
                 found.append(path)
     return sorted(found)
 
@@ -50,8 +64,8 @@ def read_rows(
 ) -> Iterator[Rows]:
     """All rows of files, or at least those in a span: groups of rows that hold none of them are left out.
 
-    Raises OSError, and ValueError for a file that is not Parquet or lacks a column; where columns may be
-    `absent`, those that a file lacks are null.
+    Raises OSError, ValueError for a file that is not Parquet or lacks a column, and `FalseBounds`; where
+    columns may be `absent`, those that a file lacks are null.
     """
     for path in files:
         with pq.ParquetFile(path) as file:
@@ -59,9 +73,13 @@ def read_rows(
             missing = [name for name in columns if name not in there]
             if missing and not (absent and "sequence" in there):
                 raise ValueError(f"{path} has no column {', '.join(missing)}")
-            for group, first in _groups(file.metadata, span):
+            for group, first, told in _groups(file.metadata, span):
                 for batch in file.iter_batches(_READ_ROWS, row_groups=[group], columns=there):
                     rows = batch
+                    # Whoever may write files may write false bounds, and rows that are asked for would be
+                    # left out. But whoever asks for what they tell of reads the group.
+                    if told is not None and not _are_within(rows.column("sequence"), told):
+                        raise FalseBounds(path)
                     for name in missing:
                         rows = rows.append_column(name, pa.nulls(batch.num_rows))
                     yield Rows(path, first, rows)
@@ -116,19 +134,37 @@ def contents_of(packets: Iterable[Path], quarantine: Iterable[Path], span: Span)
     return Contents.of(packets, quarantine, span).digest(span)
 
 
-def _groups(metadata: pq.FileMetaData, span: Span | None) -> Iterator[tuple[int, int]]:
-    """The groups of rows that may hold rows of a span, each with the number of its first row."""
+def _groups(metadata: pq.FileMetaData, span: Span | None) -> Iterator[tuple[int, int, _Bounds | None]]:
+    """The groups of rows that may hold rows of a span, each with the number of its first row, and the bounds
+    by which others are left out."""
     first = 0
     place = metadata.schema.to_arrow_schema().get_field_index("sequence")
     for number in range(metadata.num_row_groups):
         group = metadata.row_group(number)
-        found = group.column(place).statistics if span is not None else None
-        is_out = found is not None and found.has_min_max and span is not None and (
-            found.max <= span.after or found.min > span.up_to
-        )  # fmt: skip
-        if not is_out:
-            yield number, first
+        told = None if span is None else _bounds(group.column(place).statistics)
+        if span is None or told is None or (told.greatest > span.after and told.least <= span.up_to):
+            yield number, first, told
         first += group.num_rows
+
+
+class _Bounds(NamedTuple):
+    least: int
+    greatest: int
+
+
+def _bounds(told: pq.Statistics | None) -> _Bounds | None:
+    """The bounds of all sequences of a group; None where statistics do not tell them of each row."""
+    if told is None or not told.has_min_max or not told.has_null_count or told.null_count:
+        return None
+    bounds = _Bounds(told.min, told.max)
+    return bounds if all(type(one) is int for one in bounds) and bounds.least <= bounds.greatest else None
+
+
+def _are_within(sequences: pa.Array, told: _Bounds) -> bool:
+    if sequences.null_count or not pa.types.is_integer(sequences.type):
+        return False
+    found = pc.min_max(sequences).as_py()
+    return not len(sequences) or (told.least <= found["min"] and found["max"] <= told.greatest)
 
 
 def _records(rows: pa.RecordBatch, quarantined: bool) -> np.ndarray[tuple[int, int], np.dtype[np.uint8]]:

@@ -12,7 +12,7 @@ from strata_pipeline.errors import LogError
 from strata_pipeline.jobs.archive import archive
 from strata_pipeline.jobs.audit import audit
 from strata_pipeline.jobs.compact import compact
-from strata_pipeline.jobs.erase import erase
+from strata_pipeline.jobs.erase import ErasedFrom, erase
 from strata_pipeline.jobs.restore import restore
 from strata_pipeline.lake import erasing, files
 from strata_pipeline.lake.delta import publish, published_files
@@ -82,6 +82,24 @@ def test_the_lake_holds_all_but_what_was_erased_and_proves_it(spark, original, n
     # A restore does not bring it back.
     restored = new_log()
     assert restore(spark, restored, tmp_path).packets == len(now) + len(more)
+
+
+@pytest.mark.parametrize("since", [GENESIS, "0"], ids=["whole", "since"])
+def test_an_audit_that_has_begun_as_the_lake_is_erased_from_counts_what_is_left(
+    spark, original, tmp_path, made, monkeypatch, since
+):
+    real, done = Lake.held, list[ErasedFrom]()
+
+    def held(lake):
+        if not done:  # just before the audit keeps others away
+            done.append(ErasedFrom())
+            done[0] = erase(spark, original[0], tmp_path)
+        return real(lake)
+
+    monkeypatch.setattr(Lake, "held", held)
+    audited = audit(spark, tmp_path, since=since)
+    assert done[0].packets == len(ERASED)
+    assert (audited.holds, audited.erased) == (True, len(ERASED)), audited.counts
 
 
 @pytest.mark.parametrize(

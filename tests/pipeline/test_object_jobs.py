@@ -271,6 +271,12 @@ def test_what_a_relay_has_erased_goes_from_a_bucket_as_well(spark, place, new_lo
     assert audited.counts == {"erasure: unreached": 1}, "manifests that are lost would look the same"
     assert (audited.packets, audited.quarantined) == (4, 1)
     assert copy_lake(place, f"{place}-half").batches == 4 and audit(spark, f"{place}-half").erased == 3
+    # Where the empty rows are lost all else is looked at, and each harm is told.
+    store = ObjectLake.open(place).store
+    store.delete(list(store.keys("quarantine")))
+    audited = audit(spark, place)
+    assert audited.counts.keys() == {"file: missing", "batch: unreadable", "erasure: unchecked"}
+    assert audited.packets == 21
 
 
 def test_of_two_archives_one_says_that_it_came_second_and_the_next_run_goes_on(

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import duckdb
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -237,6 +238,22 @@ def test_a_copied_back_batch_beside_a_compacted_day_is_found(original, tmp_path)
     found = file_faults(lake)
     assert reasons(found) == {"row: doubled", "batch: count"}
     assert len(rows_told(found)) == 8
+
+
+@pytest.mark.parametrize("name", ["_x.parquet", ".x.parquet", "_x/x.parquet"])
+@pytest.mark.parametrize("depth", [0, 1, 2], ids=["among files", "among kinds", "among batches"])
+def test_a_hidden_file_is_told_of_for_duckdb_and_polars_read_it(lake, name, depth):
+    path, _ = file_of(lake, 1)
+    hidden = path.parents[depth] / name
+    hidden.parent.mkdir(exist_ok=True)
+    pq.write_table(rows_table([place(99)]), hidden)
+    glob = "SELECT count(*) FROM read_parquet(?)"
+    seen = duckdb.execute(glob, [f"{lake.packets}/day=*/**/*.parquet"]).fetchall()
+    assert seen == [(sum(manifest.packets for manifest in lake.manifests) + 1,)]
+    assert faults(lake.root)
+    (hidden.parent if "/" in name else hidden).rename(lake.root / "_elsewhere")
+    (path.parents[2] / "_note").touch()
+    assert faults(lake.root) == []
 
 
 @pytest.mark.parametrize("name", ["kind=POST/more", "kind=X"])

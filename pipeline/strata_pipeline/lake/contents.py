@@ -43,18 +43,17 @@ class Rows(NamedTuple):
 
 
 def parquet_files(folders: Iterable[Path]) -> list[Path]:
-    """The files below folders that a reader of Parquet reads, by name.
+    """The files below folders that any reader of Parquet reads, by name.
 
-    A link to a folder is one of them: some readers follow it, no writer of a lake makes one, and whoever
-    reads it as a file is told so.
+    DuckDB and Polars take files by the end of their names, hidden ones too. A link to a folder is a file
+    here: some readers follow it, no writer of a lake makes one, and whoever reads it as a file is told so.
     """
     found = []
     for folder in folders:
         for path in folder.rglob("*"):
-            names = path.relative_to(folder).parts
-            if (path.is_file() or path.is_symlink()) and not any(
-                name.startswith(("_", ".")) for name in names
-            ):
+            is_hidden = any(name.startswith(("_", ".")) for name in path.relative_to(folder).parts)
+            is_read = path.suffix == ".parquet" or not is_hidden
+            if is_read and (path.is_file() or path.is_symlink()):
                 found.append(path)
     return sorted(found)
 

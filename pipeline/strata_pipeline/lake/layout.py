@@ -156,8 +156,9 @@ class LakeLayout(LakeState):
                     continue
                 found += [
                     one
-                    for one in filter(is_visible, listed(day))
+                    for one in listed(day)
                     if not (one.is_dir() and BATCH.fullmatch(one.name))
+                    and (is_visible(one) or _has_parquet(one))
                 ]
         return found
 
@@ -168,8 +169,13 @@ def listed(folder: Path) -> Sequence[Path]:
 
 
 def is_visible(path: Path) -> bool:
-    """Whether readers of Parquet look at a file or folder of this name."""
+    """Whether most readers of Parquet look at a file or folder of this name."""
     return not path.name.startswith(("_", "."))
+
+
+def _has_parquet(path: Path) -> bool:
+    """Whether DuckDB or Polars read something here though the name hides it from others."""
+    return path.suffix == ".parquet" or next(path.rglob("*.parquet"), None) is not None
 
 
 def batch_path(span: Span) -> Path:

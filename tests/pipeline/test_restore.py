@@ -98,6 +98,11 @@ async def tables_of(url, names=tuple(TABLES)):
         await connection.close()
 
 
+async def epoch_of(url):
+    [[row]] = await run_sql(url, "SELECT epoch FROM log_head")
+    return row["epoch"]
+
+
 async def run_sql(url, *statements):
     connection = await asyncpg.connect(url)
     try:
@@ -226,6 +231,23 @@ def test_what_a_killed_run_has_staged_is_dropped(spark, empty_url, lake):
     assert asyncio.run(tables_of(empty_url, ["staging"])) == {"staging": []}
 
 
+def test_a_restore_that_was_killed_before_its_epoch_began_has_one_by_the_next(
+    spark, empty_url, lake, monkeypatch
+):
+    def killed(*_):
+        raise Killed
+
+    with monkeypatch.context() as patch:
+        patch.setattr(restoring, "begin_epoch", killed)
+        with pytest.raises(Killed):
+            restore(spark, empty_url, lake)
+    asyncio.run(run_sql(empty_url, "CREATE UNLOGGED TABLE restore_staging_0123456789abcdef (batch bigint)"))
+    assert asyncio.run(epoch_of(empty_url)) == 1
+    done = restore(spark, empty_url, lake)
+    assert (done.packets, done.epoch) == (0, 2) and asyncio.run(epoch_of(empty_url)) == 2
+    assert restore(spark, empty_url, lake).epoch == 0 and asyncio.run(epoch_of(empty_url)) == 2
+
+
 def test_an_older_backup_is_completed(spark, original, empty_url, lake):
     first, *_ = DAYS
     asyncio.run(fill(empty_url, [(first[0], first[1][:21])]))  # ends within a batch
@@ -323,6 +345,7 @@ def test_a_damaged_batch_is_refused_by_name_and_nothing_of_it_goes_in(
     now = asyncio.run(tables_of(empty_url))
     assert now["staging"] == []
     assert len(now["packets"]) == 43
+    assert asyncio.run(epoch_of(empty_url)) == 2  # a relay may go on from here
     done = restore(spark, empty_url, archived[1])
     assert done.packets == 106 - 43
     assert asyncio.run(tables_of(empty_url)) == original

@@ -84,14 +84,16 @@ def restore(
         if head.sequence == 0 and border > head.removed_to:
             restoring.keep_below(connection, border)
             head = restoring.read_head(connection)
-        with restoring.staging(connection) as table:
+        with restoring.staging(connection) as (table, was_killed):
             left = [one for one in manifests if one.up_to > head.sequence]
-            for _, of_day in groupby(left, lambda one: one.span.day):
-                for some in chunks(of_day):
-                    for batch in _staged(spark, url, connection, table, lake, some, head):
-                        head = _move(connection, table, batch, head, chunk_rows, done, progress)
-        if done.packets:
-            done.epoch = restoring.begin_epoch(connection, int(time.time()))
+            try:
+                for _, of_day in groupby(left, lambda one: one.span.day):
+                    for some in chunks(of_day):
+                        for batch in _staged(spark, url, connection, table, lake, some, head):
+                            head = _move(connection, table, batch, head, chunk_rows, done, progress)
+            finally:  # a relay may go on from wherever this ends, and from where another was killed
+                if done.packets or was_killed:
+                    done.epoch = restoring.begin_epoch(connection, int(time.time()))
     done.left_out = sum(one.quarantined for one in manifests if one.up_to <= done.reached)
     progress(done)
     return done

@@ -74,6 +74,11 @@ _SESSION = (
     "SET enable_mergejoin = off",
 )
 
+_LEFT = """
+SELECT count(*) FROM pg_class WHERE relkind = 'r' AND starts_with(relname, '{prefix}')
+    AND relnamespace = (SELECT relnamespace FROM pg_class WHERE oid = 'log_head'::regclass)
+"""
+
 _MAKE_STAGING = """
 DO $restore$
 DECLARE v_name text;
@@ -174,12 +179,14 @@ def writing(url: str) -> Iterator[adbc.Connection]:
 
 
 @contextlib.contextmanager
-def staging(connection: adbc.Connection) -> Iterator[str]:
-    """The name of a new staging table, dropped at the end. Tables of interrupted restores go first."""
+def staging(connection: adbc.Connection) -> Iterator[tuple[str, bool]]:
+    """The name of a new staging table, dropped at the end, and whether a restore was killed before, whose
+    table goes first."""
     table = _PREFIX + secrets.token_hex(8)
+    was_killed = bool(_fetch(connection, _LEFT.format(prefix=_PREFIX))[0][0])
     _execute(connection, _MAKE_STAGING.format(prefix=_PREFIX, table=table))
     try:
-        yield table
+        yield table, was_killed
     finally:
         # If the connection is lost, the next restore drops the table.
         with contextlib.suppress(LogUnavailable):

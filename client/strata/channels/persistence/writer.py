@@ -28,6 +28,8 @@ __all__ = ["ChangeWriter", "WriterHealth"]
 _log = logging.getLogger(__name__)
 
 _MAX_BATCH = 1024
+_MAX_DOUBLINGS = 32
+"""A store may be out of order for days: its failures, as an exponent, soon exceed what a float holds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,7 +224,7 @@ class ChangeWriter:
         """Note a failure and wait for the next attempt; False if there is to be none."""
         if not isinstance(error, PersistenceError):  # a backend of someone else's
             error = PersistenceError(f"the store failed: {error!r}")
-        wait = min(self._interval * 2**self._failures, self._interval_max)
+        wait = min(self._interval * 2 ** min(self._failures, _MAX_DOUBLINGS), self._interval_max)
         self._failures += 1
         self._error = error
         _log.error("%s: state could not be written: %s", self._participant.channel_id, error)

@@ -73,6 +73,18 @@ async def test_failed_writes_are_surfaced_and_retried(
     await writer.close()
 
 
+async def test_a_store_that_is_out_of_order_for_days_is_written_once_it_works(
+    store: FaultyPersistence,
+) -> None:
+    pauses, faults = Pauses(), list[Exception]()
+    store.fail_before = [StorageFull("full") for _ in range(1_100)]  # nine hours and more
+    async with ChangeWriter(store, ALICE, sleep=pauses, on_fault=faults.append) as writer:
+        writer.submit([Put("log", "a", b"1")])
+        await writer.written()
+    assert pauses.asked[-1] == 30 and faults == []
+    assert (await store.load(ALICE)).records == {"log": {"a": b"1"}}
+
+
 @pytest.mark.req("C-255")
 async def test_a_write_whose_fate_is_unknown_is_repeated_without_harm(store: FaultyPersistence) -> None:
     store.fail_after = [PersistenceError("the answer was lost")]

@@ -179,25 +179,28 @@ class Handover:
 
     async def _next(self) -> MessageReceived:
         await self._acknowledge_processed()
-        while self._in_hand is None:
-            if self._failure is not None:
-                raise self._failure.again()
-            if self._ended:
-                raise StopAsyncIteration
-            received = self._first()
-            if received is None:
-                self._arrived.clear()
-                await self._arrived.wait()
-            elif self._at_most_once:
-                self._in_hand = received
-                self._take(received)
-            else:
-                await self._announce(received)
-                self._hand(received)
-                return received.message
-        # The message has left the inbox: it stays in hand until the store has forgotten it.
-        received = self._in_hand
-        await self._writer.written()
+        while True:
+            while self._in_hand is None:
+                if self._failure is not None:
+                    raise self._failure.again()
+                if self._ended or self._closing:
+                    raise StopAsyncIteration
+                received = self._first()
+                if received is None:
+                    self._arrived.clear()
+                    await self._arrived.wait()
+                elif self._at_most_once:
+                    self._in_hand = received
+                    self._take(received)
+                else:
+                    await self._announce(received)
+                    self._hand(received)
+                    return received.message
+            # The message has left the inbox: it stays in hand until the store has forgotten it.
+            received = self._in_hand
+            await self._writer.written()
+            if self._in_hand is received:  # else it was put back, or handlers had it
+                break
         await self._announce(received)
         self._in_hand = None
         return received.message
@@ -206,7 +209,7 @@ class Handover:
 
     async def _hand_on(self) -> float | None:
         """Hand a message over, if nobody iterates. Returns in how many seconds to look again, if at all."""
-        if self._iterated or self._ended:
+        if self._iterated or self._ended or self._closing:
             return None
         if self._has_handlers():
             return await self._hand_to_handlers()
@@ -214,7 +217,7 @@ class Handover:
         if not asking:
             return None
         await self._acknowledge_processed()
-        received = self._first()
+        received = self._in_hand or self._first()
         if received is None:
             return None
         for events in asking:
@@ -227,7 +230,7 @@ class Handover:
         return 0
 
     async def _hand_to_handlers(self) -> float | None:
-        received, pause = self._first(), 0.0
+        received, pause = self._in_hand or self._first(), 0.0
         now = asyncio.get_running_loop().time()
         if self._again and self._again[0][0] <= now:
             _, pause, _, received = heappop(self._again)
@@ -249,11 +252,14 @@ class Handover:
         return 0
 
     async def _hand_once(self, received: Received) -> None:
-        self._in_hand = received
-        self._take(received)
+        if self._in_hand is None:
+            self._in_hand = received
+            self._take(received)
         await self._writer.written()
-        self._in_hand = None
-        await self._announce(received)
+        # Meanwhile it may have been put back. And whoever listened may have gone: the next one gets it.
+        if self._in_hand is received and any(map(self._emitter.count, _RECEIVED)):
+            self._in_hand = None
+            await self._announce(received)
 
     def put_back(self) -> None:
         """The channel closes: a message in hand that nobody has heard of stays for the next opening.

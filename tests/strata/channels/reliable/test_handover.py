@@ -208,6 +208,52 @@ async def test_a_message_that_a_cancelled_iterator_was_about_to_get_outlives_clo
     assert await take(bob, 3) == sent
 
 
+@pytest.mark.parametrize("by", ["iterating", "handler", "events"])
+@virtually
+async def test_what_waits_for_a_slow_store_as_the_channel_closes_is_handed_over_once(by: str) -> None:
+    world, disk = World(), Disk()
+    store = disk_store(disk, seconds=0.0)
+    bob, sent = await filled(world, 3, persistence=store, hand_over="once", query_on_connect=False)
+    got: list[bytes] = []
+
+    async def work() -> None:
+        async for event in bob if by == "iterating" else bob.events(MessageReceived.name):
+            assert isinstance(event, MessageReceived)
+            got.append(event.payload)
+
+    store.faults = Faults(disk_delay=(2.0, 2.0))
+    working = None
+    if by == "handler":
+        bob.message_events.on(MessageReceived.name, lambda event: got.append(event.payload))
+    else:
+        working = asyncio.create_task(work())
+    await asyncio.sleep(0.5)
+    assert bob.at_risk().message is not None and got == []
+    await bob.close()
+    if working is not None:
+        await working
+    bob = await world.open("bob", persistence=disk_store(disk, seconds=0.0), query_on_connect=False)
+    assert got + await take(bob, 3 - len(got)) == sent
+    assert bob.sync_status().inbox == 0
+
+
+@virtually
+async def test_a_message_whose_only_listener_went_away_meanwhile_is_for_the_next_one() -> None:
+    disk = Disk()
+    store = disk_store(disk, seconds=0.0)
+    bob, sent = await filled(World(), 2, persistence=store, hand_over="once")
+    store.faults = Faults(disk_delay=(2.0, 2.0))
+    got: list[bytes] = []
+    handler = bob.message_events.on(MessageReceived.name, lambda event: got.append(event.payload))
+    await asyncio.sleep(0.5)
+    bob.message_events.off(MessageReceived.name, handler)
+    await asyncio.sleep(10)
+    assert got == []
+    bob.message_events.on(MessageReceived.name, handler)
+    await until(lambda: len(got) == 2)
+    assert got == sent
+
+
 @virtually
 async def test_only_one_task_receives_from_a_channel() -> None:
     bob = await World().open("bob")

@@ -31,6 +31,8 @@ from strata.channels.sds.timing import LamportClock, SteadyClock
 __all__ = ["MAX_HINT_BYTES", "IncomingBuffer", "Missing", "Receiver", "Waiting"]
 
 MAX_HINT_BYTES = 256
+_WANTED_SHARE = 2
+"""For messages that others wait for there is so many times the room."""
 
 
 class Waiting:
@@ -125,7 +127,7 @@ class IncomingBuffer:
         One that others wait for finds room where others find none: without it they would wait in vain. There
         is as much room again, and no more, for a chain of such messages is cheap to forge.
         """
-        config, share = self._config, 2 if wanted else 1
+        config, share = self._config, _WANTED_SHARE if wanted else 1
         return (
             len(self.waiting) < share * config.max_waiting
             and self._waiting_bytes + size_bytes <= share * config.max_waiting_bytes
@@ -390,7 +392,8 @@ class Receiver:
             )
         )
         self._mark("waiting", id_)
-        self.miss(unmet.values(), limit=self._config.max_missing)
+        # `has_room` has said yes: what is held, and not tracked, would wait for ever.
+        self.miss(unmet.values(), limit=_WANTED_SHARE * self._config.max_missing)
 
     def miss(self, entries: Iterable[HistoryEntry], *, limit: int) -> None:
         """Track these as missing, report them, and schedule requests for them (C-152, C-162)."""
@@ -478,9 +481,12 @@ class Receiver:
             self.met(id_)
         self._forget_lost()
         self._deliver_all(incoming.break_cycle(now))
-        for entry in self._repair.take_unanswered(now):
-            if entry.message_id in incoming.missing and self._repair.want(entry, now):
-                self._mark("request", entry.message_id)
+        self._repair.take_unanswered(now)
+        for missing in incoming.missing.values():  # some had no room in the buffer when they were found
+            if self._repair.is_full:
+                break
+            if self._repair.want(missing.entry, now):
+                self._mark("request", missing.entry.message_id)
         busy = incoming.waiting or incoming.missing
         self.sweep_at = now + self._config.sweep_in_buf_interval_ms if busy else math.inf
 

@@ -61,14 +61,19 @@ class RepairBuffers:
         self._answered: Schedule[None] = Schedule()
         self._left_to_others: Schedule[HistoryEntry] = Schedule()
 
+    @property
+    def is_full(self) -> bool:
+        """Whether no further request can be scheduled, as always where there is no repair."""
+        config = self._config
+        return not config.enable_repair or len(self.requests) >= config.max_repair_buffer
+
     def within_reach(self, at: int, now: int) -> int:
         """A time of an earlier run, no later than it could be set now: a clock may have been set back."""
         return min(at, now + self._config.repair_t_max_ms)
 
     def want(self, entry: HistoryEntry, now: int) -> bool:
         """Schedule a request for a missing message at `T_req` (C-152); False if that changes nothing."""
-        full = len(self.requests) >= self._config.max_repair_buffer
-        if not self._config.enable_repair or full or self._is_asked(entry.message_id):
+        if self.is_full or self._is_asked(entry.message_id):
             return False
         self._schedule(entry, now)
         return True

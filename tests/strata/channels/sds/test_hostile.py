@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -94,6 +95,17 @@ def test_what_does_not_fit_is_refused_and_so_not_acknowledged() -> None:
     assert bob.wrap(b"x", T, 1).bloom_filter == held.to_bytes()
     bob.receive(forged("free"), T)
     assert delivered(bob) == ["free"]
+
+
+@pytest.mark.req("C-116", "C-152")
+def test_what_is_held_waits_for_nothing_that_nobody_looks_for() -> None:
+    bob = victim(replace(TIGHT, max_missing=2))
+    bob.receive(forged("last", "second", "third"), T)
+    bob.receive(forged("third", "first", "other", lamport=T - 1), T)
+    assert [entry.message_id for entry in bob.missing()] == ["second", "first", "other"]
+    for number, id_ in enumerate(("first", "second", "other")):
+        bob.receive(forged(id_, lamport=T - 9 + number), T)
+    assert delivered(bob) == ["first", "second", "other", "third", "last"]
 
 
 def test_syncs_may_take_half_the_room_for_gaps_at_most() -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from strata.channels.sds import HistoryEntry, SdsConfig
+from strata.channels.sds import HistoryEntry, Participant, SdsConfig, SdsMessage
 from strata.channels.sds.repair import (
     RepairBuffers,
     eligible,
@@ -128,3 +128,21 @@ def test_both_buffers_are_bounded_and_repair_can_be_off() -> None:
     wanted(off, 1)
     assert not off.answer("m", "alice", "alice", 0)
     assert off.take_requests(10**9) == ()
+
+
+@pytest.mark.req("C-143", "C-152")
+def test_what_had_no_room_in_the_buffer_is_asked_for_once_there_is() -> None:
+    config = SdsConfig(max_repair_buffer=2, sync_min_interval_ms=0)
+    bob = Participant("room", "bob", config, now_ms=0, random=lambda: 0.5)
+
+    def say(message_id: str, *history: str) -> None:
+        entries = tuple(map(HistoryEntry, history))
+        bob.receive(SdsMessage("alice", message_id, "room", 1, entries, content=b"x").encode(), 0)
+
+    for number in range(4):
+        say(f"message {number}", f"gap {number}")
+    assert sorted(bob.repair_requests()) == ["gap 0", "gap 1"]
+    say("gap 0")
+    say("gap 1")
+    bob.handle_timer(5_000)
+    assert sorted(bob.repair_requests()) == ["gap 2", "gap 3"]

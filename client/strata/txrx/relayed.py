@@ -147,7 +147,8 @@ class RelayTx(SessionTx[M]):
 
     async def _attempt(self) -> None:
         try:
-            if self._listening is None:
+            if self._listening is None or self._listening.done():
+                await self._line.close()  # one that has failed, if there was any
                 await self._line.open()
                 self._listening = asyncio.create_task(self._listen(), name=f"listen {self._address}")
             session, stream = self._session.session_id, self._streams + 1
@@ -163,15 +164,22 @@ class RelayTx(SessionTx[M]):
         self._connected(self._carrier)
 
     async def _listen(self) -> None:
-        async for message in self._line.channel:
-            told = _read(message.payload)
-            if told is None or told[1] != self._session.session_id:
-                continue
-            kind, _, receiver, rest = told
-            if kind == _WELCOME and self._welcome is not None and not self._welcome.done():
-                self._welcome.set_result(receiver)
-            elif kind == _ANSWER and self._carrier is not None and self._carrier.receiver == receiver:
-                self._carrier.heard(rest)
+        try:
+            async for message in self._line.channel:
+                self._hear(message.payload)
+        except StrataError as error:
+            # The next piece fails too, and then the line is opened anew.
+            _log.warning("%s is heard no more: %s", self._address, error)
+
+    def _hear(self, payload: bytes) -> None:
+        told = _read(payload)
+        if told is None or told[1] != self._session.session_id:
+            return
+        kind, _, receiver, rest = told
+        if kind == _WELCOME and self._welcome is not None and not self._welcome.done():
+            self._welcome.set_result(receiver)
+        elif kind == _ANSWER and self._carrier is not None and self._carrier.receiver == receiver:
+            self._carrier.heard(rest)
 
     async def close(self) -> list[SendError[M]]:
         try:
@@ -319,9 +327,11 @@ class RelayRx(Rx[M]):
         return self._counters
 
     def close(self) -> None:
+        self._close("the receiver has closed the channel")
+
+    def _close(self, reason: str) -> None:
         if self._queue.closed is not None:
             return
-        reason = "the receiver has closed the channel"
         self._queue.close(TxRxClosed(reason))
         self._room.set()
         for session_id, session in self._open.items():
@@ -345,17 +355,32 @@ class RelayRx(Rx[M]):
     # Listening
 
     async def _listen(self) -> None:
-        async for message in self._line.channel:
-            told = _read(message.payload)
-            if told is None:
-                continue
-            kind, session_id, receiver, rest = told
-            if kind == _HELLO:
-                self._welcome(session_id, receiver)
-                await self._line.channel.send_ephemeral(_message(_WELCOME, session_id, self._name))
-            elif kind in (_DATA, _BYE) and receiver == self._name:
-                await self._heard(kind, session_id, rest)
-            self._arm()
+        try:
+            async for message in self._line.channel:
+                await self._hear(message.payload)
+        except StrataError as error:
+            # Nothing more will come: whoever waits for it has to hear of that.
+            _log.error("%s is served no more: %s", self._address, error)
+            self._close(f"the channel on the relay has failed: {error}")
+
+    async def _hear(self, payload: bytes) -> None:
+        told = _read(payload)
+        if told is None:
+            return
+        kind, session_id, receiver, rest = told
+        if kind == _HELLO:
+            self._welcome(session_id, receiver)
+            await self._send_welcome(session_id)
+        elif kind in (_DATA, _BYE) and receiver == self._name:
+            await self._heard(kind, session_id, rest)
+        self._arm()
+
+    async def _send_welcome(self, session_id: int) -> None:
+        try:
+            await self._line.channel.send_ephemeral(_message(_WELCOME, session_id, self._name))
+        except StrataError as error:
+            # The sender asks again, and the others are still to be heard.
+            _log.warning("no welcome through %s: %s", self._address, error)
 
     def _welcome(self, session_id: int, stream: int) -> None:
         if session_id in self._open:

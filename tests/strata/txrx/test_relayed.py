@@ -1,0 +1,143 @@
+"""Sessions over a reliable channel, with a channel that a test holds in its hands."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+from strata.protocol.errors import StrataError
+from strata.txrx import DeliveryStatus, RelayAddress, RelayEnd, TxRxClosed, TxRxSettings
+from strata.txrx.codecs import BytesCodec
+from strata.txrx.relayed import RelayRx, RelayTx
+
+ADDRESS = RelayAddress("ws://relay.example/strata", "/test/1/relayed/proto")
+QUICK = TxRxSettings(message_delivery_timeout=2.0)
+
+
+@dataclass
+class Message:
+    payload: bytes
+
+
+class Channel:
+    """One end of a channel; what it sends goes to `to`."""
+
+    def __init__(self) -> None:
+        self.to: Channel | None = None
+        self.arrived: asyncio.Queue[Message | StrataError] = asyncio.Queue()
+        self.refuses: Callable[[], StrataError | None] = lambda: None
+
+    async def send(self, payload: bytes) -> None:
+        await asyncio.sleep(0)
+        refusal = self.refuses()
+        if refusal is not None:
+            raise refusal
+        if self.to is not None:
+            self.to.arrived.put_nowait(Message(payload))
+
+    send_ephemeral = send
+
+    def __aiter__(self) -> Channel:
+        return self
+
+    async def __anext__(self) -> Message:
+        message = await self.arrived.get()
+        if isinstance(message, StrataError):
+            self.refuses = lambda: message
+            raise message
+        return message
+
+
+class Line:
+    """Stands for a relay and a channel on it: a new one each time it is opened."""
+
+    def __init__(self, *channels: Channel) -> None:
+        self.channels = list(channels)
+        self.channel: Any = None
+
+    async def open(self) -> None:
+        self.channel = self.channels.pop(0)
+
+    async def close(self) -> None:
+        self.channel = None if not self.channels else self.channel
+
+
+def joined(one: Channel, other: Channel) -> None:
+    one.to, other.to = other, one
+
+
+def sender(*channels: Channel, settings: TxRxSettings = QUICK) -> RelayTx[bytes]:
+    tx = RelayTx(ADDRESS, BytesCodec(), settings, RelayEnd())
+    tx._line = Line(*channels)  # type: ignore[assignment]
+    return tx
+
+
+async def receiver(channel: Channel, settings: TxRxSettings = QUICK) -> RelayRx[bytes]:
+    line = Line(channel)
+    await line.open()
+    return RelayRx(ADDRESS, BytesCodec(), settings, line)  # type: ignore[arg-type]
+
+
+@pytest.mark.req("T-065", "T-104")
+async def test_a_message_posted_while_an_answer_is_read_counts_from_there() -> None:
+    ours, theirs = Channel(), Channel()
+    joined(ours, theirs)
+    tx, rx = sender(ours), await receiver(theirs)
+    await tx.send(b"one")
+    await asyncio.sleep(0.1)
+    ours.to = None  # nobody hears what follows
+    assert tx._carrier is not None
+    tx._carrier.heard(b"")  # wakes the task that sends …
+    returned = tx.try_post(b"two")  # … before this one's own step
+    async with asyncio.timeout(3.5):  # and not after two timeouts
+        error = await returned
+    assert error is not None and error.delivery is DeliveryStatus.UNKNOWN
+    await tx.close()
+    await rx.join()
+
+
+@pytest.mark.req("T-021", "T-104")
+async def test_a_receiver_whose_channel_fails_says_that_nothing_more_comes() -> None:
+    channel = Channel()
+    rx = await receiver(channel)
+    waiting = asyncio.create_task(rx.recv())
+    channel.arrived.put_nowait(StrataError("out of order"))
+    async with asyncio.timeout(5):
+        with pytest.raises(TxRxClosed, match="out of order"):
+            await waiting
+    await rx.join()
+
+
+@pytest.mark.req("T-033", "T-104")
+async def test_a_welcome_that_cannot_be_sent_ends_nothing_for_the_others() -> None:
+    ours, theirs = Channel(), Channel()
+    joined(ours, theirs)
+    patient = TxRxSettings(message_delivery_timeout=10.0)
+    tx, rx = sender(ours, settings=patient), await receiver(theirs, patient)
+    refusals = [StrataError("the hook has no key yet")]
+    theirs.refuses = lambda: refusals.pop() if refusals else None
+    async with asyncio.timeout(8):
+        await tx.send(b"message")
+        assert await rx.recv() == b"message"
+    await tx.close()
+    await rx.join()
+
+
+@pytest.mark.req("T-062", "T-104")
+async def test_a_sender_whose_channel_has_failed_opens_another_one() -> None:
+    first, theirs, second = Channel(), Channel(), Channel()
+    joined(first, theirs)
+    patient = TxRxSettings(message_delivery_timeout=10.0)
+    tx, rx = sender(first, second, settings=patient), await receiver(theirs, patient)
+    async with asyncio.timeout(8):
+        await tx.send(b"one")
+        first.arrived.put_nowait(StrataError("out of order"))
+        await asyncio.sleep(0.1)
+        joined(second, theirs)
+        await tx.send(b"two")
+        assert [await rx.recv(), await rx.recv()] == [b"one", b"two"]
+    await tx.close()
+    await rx.join()

@@ -130,8 +130,7 @@ class SessionTx(Tx[M]):
         return left
 
     def statistics(self) -> SenderCounters:
-        self._session.mark(self._loop.time())
-        return self._session.counters
+        return self._session.statistics()
 
     def _close(self, error: TxRxError) -> None:
         self._session.close(error)
@@ -141,7 +140,8 @@ class SessionTx(Tx[M]):
 
     def _flush(self) -> None:
         self._scheduled = False
-        if self._session.outbox_size:  # else a `send` has written the outbox already
+        session = self._session
+        if session.outbox_size or not session.is_marked:  # else a `send` has written the outbox already
             self._step()
 
     def _step(self) -> None:

@@ -183,12 +183,27 @@ class SendingSession(Generic[M, K]):
 
     def mark(self, now: float) -> None:
         """Messages posted since the last call were posted now: their age counts from here (A-163)."""
-        new = self._next - self._marked
-        if new:
-            self.counters.messages_posted += new
+        if not self.is_marked:
             self._marked = self._next
+            self._count_posted()
             if self._next > self._base:
                 self._posted_at.append((self._next - 1, now))
+
+    @property
+    def is_marked(self) -> bool:
+        """Whether every message has its time."""
+        return self._marked == self._next
+
+    def statistics(self) -> SenderCounters:
+        """The counters so far. It changes nothing else, so any thread may ask: a scrape comes in its own."""
+        self._count_posted()
+        return self.counters
+
+    def _count_posted(self) -> None:
+        counters = self.counters
+        posted = counters.messages_delivered + counters.messages_returned + self.pending
+        # For another thread messages may end between these readings: a counter never falls.
+        counters.messages_posted = max(counters.messages_posted, posted)
 
     # Connections
 

@@ -632,3 +632,15 @@ def test_what_is_counted() -> None:
     assert counters.bytes_sent == 6 * (8 + 8 + 8 + 9)
     assert (counters.bytes_received, counters.acks_received) == (50, 2)
     assert counters.ack_delay_seconds == 2.0
+
+
+@pytest.mark.req("T-067", "T-100")
+def test_whoever_asks_for_the_counters_changes_nothing() -> None:
+    session = session_of()
+    session.post(b"message", 0)
+    assert session.statistics().messages_posted == 1
+    # A thread that is scraped must not date a message: the one that sends may have seen it acknowledged.
+    assert (session.is_marked, session.get_timer()) == (False, None)
+    session.mark(1.0)
+    assert (session.is_marked, session.get_timer()) == (True, 31.0)
+    assert session.statistics().messages_posted == session.statistics().messages_posted == 1

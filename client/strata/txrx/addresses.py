@@ -151,7 +151,8 @@ def _parse_host_port(text: str, rest: str) -> tuple[str, int]:
         return host[1:-1], number
     if ":" in host:
         raise InvalidAddress(f"{text!r}: write an IPv6 address in brackets")
-    if host != "*" and _HOST.fullmatch(host) is None:
+    labels = host.removesuffix(".").split(".")
+    if host != "*" and (_HOST.fullmatch(host) is None or not all(0 < len(one) <= 63 for one in labels)):
         raise InvalidAddress(f"{text!r}: {host!r} is no host")
     return host, number
 

@@ -216,9 +216,23 @@ class SessionTx(Tx[M]):
                 self._failed(f"no connection within {self._settings.connect_timeout:g} s")
             except OSError as error:
                 self._failed(error.strerror or str(error))
+            except ValueError as error:  # a host that the system does not even look up
+                self._failed(str(error))
             else:
                 return
+            if self._connecting is not asyncio.current_task():
+                return self._overtaken()
             await asyncio.sleep(delay)
+
+    def _overtaken(self) -> None:
+        """An attempt was connected in the very moment in which its time was over.
+
+        The event loop has closed that connection, and not every loop says so.
+        """
+        connection = self._connection
+        if connection is not None:
+            connection.close()
+            self._lost(connection, None)
 
     def _failed(self, reason: str) -> None:
         if reason != self._last_failure:

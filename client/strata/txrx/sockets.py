@@ -49,6 +49,8 @@ async def listen(address: NetAddress) -> tuple[NetAddress, list[socket.socket], 
         if error.errno == errno.EADDRINUSE:
             raise AddressInUse(f"{address} is served already") from None
         raise TxRxIOError(f"{address} cannot be served: {error.strerror or error}") from None
+    except ValueError as error:  # a host that the system does not even look up
+        raise TxRxIOError(f"{address} cannot be served: {error}") from None
     port = sockets[0].getsockname()[1]
     if isinstance(address, TlsAddress):
         return TlsAddress(address.host, port, address.scheme), sockets, None
@@ -58,7 +60,10 @@ async def listen(address: NetAddress) -> tuple[NetAddress, list[socket.socket], 
 async def connect(
     address: NetAddress, protocol: Callable[[], asyncio.BaseProtocol], context: ssl.SSLContext | None
 ) -> None:
-    """Attempt to connect once. Raises `OSError`, of which `ssl.SSLError` is a subclass."""
+    """Attempt to connect once.
+
+    Raises `OSError`, of which `ssl.SSLError` is a subclass, and `ValueError` for a host that no system takes.
+    """
     loop = asyncio.get_running_loop()
     if isinstance(address, UnixAddress):
         # The socket is made here, since not every event loop knows abstract names.

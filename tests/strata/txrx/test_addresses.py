@@ -129,6 +129,8 @@ def test_each_form(text: str, address: Address) -> None:
         ("tcp:-a:1", "is no host"),
         ("tcp:a/b:1", "is no host"),
         ("tcp:" + "a" * 300 + ":1", "is no host"),
+        ("tcp:" + "a" * 64 + ".org:1", "is no host"),
+        ("tls:a..org:1", "is no host"),
         ("tls:h", "HOST:PORT"),
         ("metatls:h:x", "the port"),
         ("unix:", "absolute path"),

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing
 from dataclasses import dataclass, field
+from typing import Literal
 
 import msgspec
 
@@ -84,6 +85,7 @@ class _Page:
     """A page in the making."""
 
     limit: int
+    segmentation: Literal["always", "auto", "off", "raw"]
     done: set[bytes]
     found: list[tuple[tuple[int, str], MessageReceived]] = field(default_factory=list)
     partial: dict[Key, _Partial] = field(default_factory=dict)
@@ -101,11 +103,13 @@ class _Page:
         """Put a message of the channel into its place; `ahead`: only if it completes one that is here."""
         if message.message_id in self.ids or message.content is None:
             return
-        try:
-            segment = decode_segment(message.content)
-        except InvalidSegment:
+        segment = self._segment(message.content)
+        if segment is not None:
+            key = (message.sender_id, segment.entire_message_hash, segment.request_id or "")
+        elif self.segmentation == "always":
             return
-        key = (message.sender_id, segment.entire_message_hash, segment.request_id or "")
+        else:  # the payload itself: its event has the id of the SDS message too
+            key = (message.sender_id, message_hash(message.content), message.message_id)
         if _short(key) in self.done or (ahead and key not in self.partial):
             return
         self.ids.add(message.message_id)
@@ -113,8 +117,8 @@ class _Page:
         place = (message.lamport_timestamp or 0, message.message_id)
         if 1000 * (event.message.timestamp or 0) > place[0] + _LATE_MS:
             self.again.append(_short(key))
-        if segment.data_segment_count == 1 and not segment.is_parity:
-            self._add(key, place, event, segment.payload)
+        if segment is None or (segment.data_segment_count == 1 and not segment.is_parity):
+            self._add(key, place, event, message.content if segment is None else segment.payload)
             return
         partial = self.partial.setdefault(key, _Partial({}, place, event))
         if not segment.is_parity:
@@ -125,6 +129,18 @@ class _Page:
             del self.partial[key]
             self.again.append(_short(key))
             self._add(key, partial.place, partial.event, b"".join(parts))
+
+    def _segment(self, content: bytes) -> Segment | None:
+        """The segment in a content, as far as the channel looks for one; None for bytes that are none."""
+        try:
+            segment = None if self.segmentation == "off" else decode_segment(content)
+        except InvalidSegment:
+            return None
+        if segment is not None and self.segmentation == "auto" and segment.data_segment_count == 1:
+            is_whole = not segment.parity_segment_count
+            if is_whole and message_hash(segment.payload) != segment.entire_message_hash:
+                return None  # it only looks like one
+        return segment
 
     def _add(self, key: Key, place: tuple[int, str], event: NodeMessageReceived, payload: bytes) -> None:
         sender_id, digest, request_id = key
@@ -154,16 +170,19 @@ class ChannelPast:
         channel_id: str,
         content_topic: str,
         *,
+        segmentation: Literal["always", "auto", "off", "raw"],
         open_payload: Callable[[NodeMessageReceived], Awaitable[bytes | None]],
         is_genuine: Callable[[bytes, str | None], bool],
         is_known: Callable[[str], bool],
         oldest_ms: Callable[[], int],
         now_ms: Callable[[], int],
     ) -> None:
-        """`open_payload` decrypts. `is_known` tells whether a message is in this participant's log."""
+        """`segmentation` is that of the channel. `open_payload` decrypts. `is_known` tells whether a
+        message is in this participant's log."""
         self._node = node
         self._channel_id = channel_id
         self._topic = content_topic
+        self._segmentation = segmentation
         self._open = open_payload
         self._is_genuine = is_genuine
         self._is_known = is_known
@@ -175,7 +194,7 @@ class ChannelPast:
         if not 1 <= limit <= _MAX_LIMIT:
             raise ValueError(f"limit must be between 1 and {_MAX_LIMIT}")
         start = self._place(before)
-        page = _Page(limit, set(start.done))
+        page = _Page(limit, self._segmentation, set(start.done))
         cut, more = await self._fill(page, start)
         missing = await self._missing(page, more)
         page.found.sort(key=lambda each: each[0])

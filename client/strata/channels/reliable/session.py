@@ -528,6 +528,7 @@ class ChannelSession:
             self._hub.node,
             self.channel_id,
             self.content_topic,
+            segmentation=engine.segmentation.segmentation,
             open_payload=lambda event: self._payloads.read(event.message.payload),
             is_genuine=engine.is_genuine,
             is_known=engine.sds.knows,

@@ -82,6 +82,31 @@ async def test_large_messages_and_those_that_were_sent_again_are_there_once(limi
         assert sorted(said_in(pages)) == sorted([b"bob 0", big, b"carol 999"])
 
 
+@pytest.mark.parametrize("segmentation", ["auto", "off"])
+@virtually
+async def test_payloads_without_segments_are_there_where_the_channel_takes_them(segmentation: str) -> None:
+    node = at(PagingNode(), 1_000)
+    (looks_like_one,) = segments(b"spoilt")
+    contents = [b"hello", b"hello", looks_like_one[:-1] + b"?"]  # twice, and a segment of another hash
+    for n, content in enumerate(contents):
+        node.keep(said(n, content=content), at=n)
+    if segmentation == "auto":
+        for n, content in enumerate(segments(b"in two parts", size=8), len(contents)):
+            node.keep(said(n, content=content), at=n)
+    async with opened(node, segmentation=segmentation) as (channel, told):
+        handed = told.of(MessageReceived)
+        assert [each.payload for each in handed][:3] == contents
+        for limit in (1, 2, 10):
+            pages = await walk(channel, limit)
+            past = [message for page in reversed(pages) for message in page.messages]
+            assert [(each.request_id, each.payload) for each in past] == [
+                (each.request_id, each.payload) for each in handed
+            ]
+    node.log = node.log[:3]
+    async with opened(node, **QUIETLY, sender_id="dave") as (channel, _):
+        assert said_in(await walk(channel, 10)) == [], "by default a payload without a segment is none"
+
+
 @virtually
 async def test_a_page_says_what_is_missing() -> None:
     node = at(PagingNode(), 1_000)

@@ -15,7 +15,7 @@ from strata.channels.sds.bodies import Archive, Keyframe
 from strata.channels.sds.events import Origin
 from strata.channels.sds.history import History
 from strata.channels.sds.incoming import IncomingBuffer, Missing, Waiting
-from strata.channels.sds.log import LoggedMessage
+from strata.channels.sds.log import NO_HORIZON, LoggedMessage
 from strata.channels.sds.messages import HistoryEntry
 from strata.channels.sds.outgoing import Outgoing, OutgoingBuffer, OutgoingState
 from strata.channels.sds.repair import RepairBuffers
@@ -192,7 +192,7 @@ def restore(
     repair: RepairBuffers,
 ) -> ClockRecord:
     """Fill the empty parts of a participant, and return the numbers it continues from."""
-    clock = next(iter(state.all(ClockRecord)), ClockRecord(0, 0, 0, 0))
+    clock = next(iter(state.all(ClockRecord)), ClockRecord(0, 0, 0, NO_HORIZON))
     keyframes = {each.number: Keyframe(each.number, each.data) for each in state.all(KeyframeRecord)}
     history.log.last_arrival = clock.last_arrival
     history.known.horizon = clock.horizon

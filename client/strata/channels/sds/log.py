@@ -18,10 +18,12 @@ from itertools import islice
 from strata.channels.sds.bodies import Body
 from strata.channels.sds.messages import HistoryEntry
 
-__all__ = ["KnownIds", "LoggedMessage", "MessageLog", "SortedKeys"]
+__all__ = ["NO_HORIZON", "KnownIds", "LoggedMessage", "MessageLog", "SortedKeys"]
 
 Key = tuple[int, str]
 _CHUNK = 512
+NO_HORIZON = -1
+"""Below every Lamport time: nothing is forgotten yet."""
 
 
 class SortedKeys:
@@ -200,7 +202,7 @@ class KnownIds:
     delivered already, so it is refused. It is then not acknowledged either, which tells its sender.
     """
 
-    def __init__(self, capacity: int, horizon: int = 0) -> None:
+    def __init__(self, capacity: int, horizon: int = NO_HORIZON) -> None:
         self._capacity = capacity
         self._known: dict[str, tuple[int, int]] = {}
         self._arrivals: deque[str] = deque()

@@ -495,6 +495,18 @@ def test_what_is_no_longer_waited_for_is_told_once_whatever_dies_in_between(told
     assert [each.entry.message_id for each in lost] == ([] if told else ["m1"])
 
 
+@pytest.mark.req("C-112", "C-117")
+def test_whoever_counts_from_zero_is_heard_before_and_after_a_restart() -> None:
+    bob = join("bob")
+    bob.receive(stranger("first", lamport=0), T)
+    assert [event.message_id for event in of(Delivered, bob.events())] == ["first"]
+    state = SdsState(bob.changes())
+    bob = Participant("room", "bob", QUIET, now_ms=T, random=lambda: 0.5, state=state)
+    bob.receive(stranger("first", lamport=0), T)
+    bob.receive(stranger("other", "first", lamport=0), T)
+    assert [event.message_id for event in of(Delivered, bob.events())] == ["other"]
+
+
 @pytest.mark.req("C-119")
 def test_a_time_from_the_far_future_freezes_nothing() -> None:
     bob = join("bob")

@@ -246,8 +246,8 @@ def is_usable_id(text: str) -> bool:
 
 
 def check_id(name: str, text: str) -> str:
-    """Return an own id. Raises `ValueError` if it is empty or too long (C-002)."""
-    if not is_usable_id(text):
+    """Return an own id. Raises `ValueError` if it is empty, too long, or no Unicode text (C-002)."""
+    if not 0 < len(text.encode()) <= MAX_ID_BYTES:
         raise ValueError(f"{name} must have 1 to {MAX_ID_BYTES} bytes")
     return text
 

@@ -507,6 +507,14 @@ def test_whoever_counts_from_zero_is_heard_before_and_after_a_restart() -> None:
     assert [event.message_id for event in of(Delivered, bob.events())] == ["other"]
 
 
+@pytest.mark.req("C-002")
+@pytest.mark.parametrize("bad", ["", "x" * 257, "\u20ac" * 86, "lone \ud800"])
+def test_ids_that_cannot_travel_are_refused_before_anything_is_sent(bad: str) -> None:
+    for ids in ((bad, "alice"), ("room", bad)):
+        with pytest.raises(ValueError):
+            Participant(*ids, now_ms=T, random=lambda: 0.5)
+
+
 @pytest.mark.req("C-119")
 def test_a_time_from_the_far_future_freezes_nothing() -> None:
     bob = join("bob")

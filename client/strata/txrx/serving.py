@@ -135,7 +135,11 @@ class _Hub(Generic[M]):
 
 
 class _Connection(asyncio.BufferedProtocol, Generic[M]):
-    """One connection. Reading stops while its messages wait for room in the queue."""
+    """One connection.
+
+    Reading stops while its messages wait for room in the queue, and while its peer takes no answers: these
+    would pile up here.
+    """
 
     def __init__(self, hub: _Hub[M]) -> None:
         self._hub = hub
@@ -147,6 +151,8 @@ class _Connection(asyncio.BufferedProtocol, Generic[M]):
         self._transport: asyncio.Transport | None = None
         self._timer = Timer(hub._loop, self._handle_timer)
         self._is_paused = False
+        self._is_unheard = False
+        """Whether the peer takes no answers."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast("asyncio.Transport", transport)
@@ -165,6 +171,14 @@ class _Connection(asyncio.BufferedProtocol, Generic[M]):
 
     def eof_received(self) -> bool:
         return False
+
+    def pause_writing(self) -> None:
+        self._is_unheard = True
+        self._pause_or_resume()
+
+    def resume_writing(self) -> None:
+        self._is_unheard = False
+        self._pause_or_resume()
 
     def connection_lost(self, error: Exception | None) -> None:
         self._timer.cancel()
@@ -192,25 +206,23 @@ class _Connection(asyncio.BufferedProtocol, Generic[M]):
             older, link.superseded = link.superseded, None
             if older in self._hub.connections:
                 self._hub.connections[older].abort()
-        if link.is_blocked != self._is_paused:
-            self._pause_or_resume()
+        if link.is_blocked and queue.closed is None:
+            queue.when_room(self, self._room)
+        self._pause_or_resume()
         self._write()
 
     def _pause_or_resume(self) -> None:
-        transport = self._transport
-        if transport is None:
+        transport, pause = self._transport, self._link.is_blocked or self._is_unheard
+        if transport is None or pause is self._is_paused:
             return
-        self._is_paused = self._link.is_blocked
-        if self._is_paused:
+        self._is_paused = pause
+        if pause:
             transport.pause_reading()
-            self._queue.when_room(self, self._room)
         elif not transport.is_closing():
             transport.resume_reading()
 
     def _room(self) -> None:
         self._step(self._time())
-        if self._is_paused:
-            self._queue.when_room(self, self._room)
 
     def _write(self) -> None:
         transport = self._transport

@@ -1,0 +1,64 @@
+"""How a receiver deals with peers that do not read."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import struct
+from collections.abc import Callable
+
+import pytest
+import uvloop
+from strata.txrx import TcpAddress, dial, serve
+from strata.txrx.framing import frame_of
+from strata.txrx.serving import NetRx
+
+from tests.support.waiting import until
+
+MESSAGE = b"".join(frame_of(struct.pack(">Q", 0) + b"message"))
+
+
+@pytest.mark.req("T-044")
+@pytest.mark.parametrize("new_loop", [asyncio.new_event_loop, uvloop.new_event_loop])
+def test_answers_do_not_pile_up_for_a_peer_that_takes_none(
+    new_loop: Callable[[], asyncio.AbstractEventLoop],
+) -> None:
+    async def exchange() -> None:
+        address, rx = await serve("tcp:127.0.0.1:0", bytes)
+        assert isinstance(address, TcpAddress) and isinstance(rx, NetRx)
+        loop = asyncio.get_running_loop()
+        with socket.socket() as peer:
+            for option in (socket.SO_SNDBUF, socket.SO_RCVBUF):
+                peer.setsockopt(socket.SOL_SOCKET, option, 4096)
+            peer.connect(("127.0.0.1", address.port))
+            peer.setblocking(False)
+            peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            await loop.sock_sendall(peer, struct.pack(">4sQB", b"STRX", 1, 1) + MESSAGE)
+            assert await rx.recv() == b"message"
+            (connection,) = rx._hub.connections.values()
+            transport = connection._transport
+            assert transport is not None
+            for option in (socket.SO_SNDBUF, socket.SO_RCVBUF):  # the system itself keeps megabytes
+                transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, option, 4096)
+            # The same message again and again: each arrives alone, and is acknowledged each time.
+            for _ in range(100_000):
+                try:
+                    peer.send(MESSAGE)
+                except BlockingIOError:
+                    break  # the receiver reads no further
+                await asyncio.sleep(0)
+            else:
+                pytest.fail("the receiver reads on, and keeps an answer for each")
+            assert transport.get_write_buffer_size() < 128 * 1024
+            # Others notice nothing, and once it reads, it is read.
+            async with await dial(address, bytes) as other:
+                await other.send(b"other")
+            assert await rx.recv() == b"other"
+            before = rx.statistics().duplicates
+            while not rx.statistics().duplicates > before:
+                await loop.sock_recv(peer, 1 << 20)
+        await until(lambda: not rx._hub.connections)
+        await rx.join()
+
+    with asyncio.Runner(loop_factory=new_loop) as runner:
+        runner.run(exchange())

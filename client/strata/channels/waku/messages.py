@@ -34,6 +34,7 @@ __all__ = [
 T = TypeVar("T")
 
 _NS = 1_000_000_000
+_HASH_BYTES = 32
 
 
 class _Message(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
@@ -145,8 +146,8 @@ def read_page(body: bytes, pubsub_topic: str | None, sharding: tuple[int, int]) 
         return Page((), None, f"{answer.status_code} {answer.status_desc}".strip()[:200])
     found: list[NodeMessageReceived] = []
     for each in answer.messages:
-        message_hash = _bytes_of(each.message_hash)
-        if each.message is not None and message_hash is not None and len(message_hash) == 32:
+        message_hash = _hash_of(each.message_hash)
+        if each.message is not None and message_hash is not None:
             event = _event(each.message, each.pubsub_topic or pubsub_topic, sharding, message_hash)
             if event is not None:
                 found.append(event)
@@ -195,11 +196,24 @@ def _event(
     return NodeMessageReceived(message_hash, received)
 
 
+def _hash_of(text: str) -> bytes | None:
+    """The 32 bytes of a hash, in hex with `0x` or in base64; None for others."""
+    if len(text) != 2 + 2 * _HASH_BYTES or not text.startswith("0x"):
+        found = _bytes_of(text)
+    else:
+        try:
+            found = bytes.fromhex(text[2:])
+        except ValueError:
+            return None
+    return found if found is not None and len(found) == _HASH_BYTES else None
+
+
 def _bytes_of(text: str) -> bytes | None:
-    """Bytes in hex with `0x`, or in base64 of either alphabet, with its padding or not; None for others."""
+    """Bytes in base64 of either alphabet, with its padding or not; None for others.
+
+    One in 4096 of such texts begins with `0x`.
+    """
     try:
-        if text.startswith("0x"):
-            return bytes.fromhex(text[2:])
         standard = text.rstrip("=").replace("-", "+").replace("_", "/")
         return base64.b64decode(standard + "=" * (-len(standard) % 4), validate=True)
     except (ValueError, binascii.Error):

@@ -118,6 +118,20 @@ def test_an_answer_of_an_older_node_is_read_too() -> None:
     assert read_health(b'{"nodeHealth":"Ready","protocolsHealth":[]}') == "READY"
 
 
+@pytest.mark.parametrize("in_hex", [True, False])
+def test_bytes_whose_base64_looks_like_hex_are_read_as_what_they_are(in_hex: bool) -> None:
+    payload = digest = b"\xd3\x1b" + bytes(range(30))  # as of a hook that begins with a random nonce
+    text = base64.b64encode(payload).decode()
+    assert text.startswith("0x")
+    message = {"payload": text, "meta": text, "contentTopic": TOPIC, "timestamp": 1}
+    stored = {"messageHash": f"0x{digest.hex()}" if in_hex else text, "message": message}
+    answer = {"statusCode": 200, "statusDesc": "", "messages": [stored]}
+    (found,) = read_page(json.dumps(answer).encode(), None, (1, 8)).messages
+    (heard,) = read_messages(json.dumps([message]).encode(), None, (1, 8))
+    assert found.message == heard.message and found.message_hash == digest
+    assert (heard.message.payload, heard.message.meta) == (payload, payload)
+
+
 @pytest.mark.parametrize(
     "junk", [b"", b"[", b"{}", b'[{"payload":1}]', b"\xff", b'{"messages":3}', b"[" * 10_000]
 )

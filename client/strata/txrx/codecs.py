@@ -11,6 +11,7 @@ No codec here can run code that a peer has chosen.
 
 from __future__ import annotations
 
+import datetime
 import functools
 import typing
 from collections.abc import Callable, Sequence
@@ -30,6 +31,8 @@ PART_BYTES = 16 * 1024
 _PART_CODE = 1
 """The extension type that replaces a part in the body; its data is the part's number."""
 _BYTES = (bytes, bytearray, memoryview)
+_KEPT = (*_BYTES, datetime.datetime)
+"""What stays what it is on the way to MessagePack, which has bytes and times of its own."""
 
 
 class MessageCodec(Protocol[T]):
@@ -119,7 +122,7 @@ class MsgpackCodec(Generic[T]):
             raise CodecError(f"no {_name(self._type)}: {error}") from None
 
     def _with_parts(self, message: T, body: bytes | None = None) -> tuple[bytes, Sequence[bytes]]:
-        tree = msgspec.to_builtins(message, builtin_types=_BYTES)
+        tree = msgspec.to_builtins(message, builtin_types=_KEPT)
         parts: list[bytes] = []
         small = _take_parts(tree, parts)
         if not parts and body is not None:

@@ -134,6 +134,14 @@ def test_other_types_come_back(message_type: Any, message: Any) -> None:
     assert came == message and type(came) is type(message)
 
 
+@pytest.mark.req("T-084")
+@pytest.mark.parametrize("beside", [b"small", bytes(PART_BYTES)])
+def test_a_time_whose_type_is_not_told_comes_back_whatever_is_beside_it(beside: bytes) -> None:
+    at = datetime.datetime(2026, 1, 2, tzinfo=datetime.UTC)
+    message: dict[str, Any] = {"at": at, "image": beside}
+    assert round_trip(codec_for(dict[str, Any]), message)[0] == message
+
+
 @pytest.mark.req("T-080")
 def test_large_bytes_are_not_copied() -> None:
     """The very objects: on the way out, and on the way in."""

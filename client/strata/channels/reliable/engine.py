@@ -64,6 +64,8 @@ _AGAIN_MS = 60_000
 """How soon what is missing at the beginning is looked at again."""
 _EDGE_MS = 60_000
 """Those who talked at the end of a gap had heard of one another within this time."""
+_MAX_SECONDS = 2**53 - 1
+"""A store may tell any integer as a time, and not every one can be kept."""
 
 
 class ChannelEngine:
@@ -193,9 +195,8 @@ class ChannelEngine:
             return None
         self._latest_hint = hint
         refused, waited = self.sds.statistics.refused_full, self.sds.is_waiting
-        message = self.sds.receive(
-            data, now_ms, hint, Origin(author, sent_at, meta, stored_at), stored=stored
-        )
+        origin = Origin(author, _no_nonsense(sent_at), meta, _no_nonsense(stored_at))
+        message = self.sds.receive(data, now_ms, hint, origin, stored=stored)
         if self.sds.statistics.refused_full != refused:
             self.catching_up.missed(stored=stored)
             if message is not None and len(self._turned_away) < _MAX_TURNED_AWAY:
@@ -518,3 +519,8 @@ class ChannelEngine:
             meta=origin.meta,
         )
         self.inbox.put(message, digest)
+
+
+def _no_nonsense(seconds: int | None) -> int | None:
+    """A time that others tell, unless it is beyond all measure."""
+    return seconds if seconds is not None and abs(seconds) <= _MAX_SECONDS else None

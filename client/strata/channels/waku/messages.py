@@ -180,6 +180,8 @@ def _event(
     if not payload:
         return None
     timestamp_ns = message.timestamp or 0
+    if not -(2**63) <= timestamp_ns < 2**63:
+        return None
     if message_hash is None:
         try:
             topic = pubsub_topic or shard_of(message.content_topic, *sharding)

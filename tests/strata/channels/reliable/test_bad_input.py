@@ -228,6 +228,23 @@ async def test_unusable_ids_are_dropped(fields: dict[str, Any]) -> None:
 
 
 @pytest.mark.req("C-302")
+@pytest.mark.parametrize("told_at", [2**64, 10**400, -(2**64)])
+@virtually
+async def test_times_beyond_all_measure_harm_no_channel(
+    told_at: int,
+) -> None:
+    async with unharmed() as (node, channel, told):
+        first, second = said(1), said(2, follows=[said(1)])
+        for message in (second, first):
+            packed = node.packed(message)
+            await node.deliver(
+                replace(packed, received_at=told_at, message=replace(packed.message, timestamp=told_at))
+            )
+        assert told.payloads[-2:] == [b"bob 1", b"bob 2"]
+        assert channel.health.error is None
+
+
+@pytest.mark.req("C-302")
 @virtually
 async def test_ids_that_look_like_parts_of_our_own_names_confuse_nothing() -> None:
     async with unharmed(sync_min_interval_ms=2_000) as (node, _, told):

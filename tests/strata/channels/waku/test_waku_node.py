@@ -148,6 +148,7 @@ def test_messages_that_cannot_be_read_do_not_hide_the_others() -> None:
         {"payload": "%%%", "contentTopic": TOPIC},
         {"payload": "", "contentTopic": TOPIC},
         {"payload": "aGk=", "contentTopic": "nowhere"},
+        {"payload": "aGk=", "contentTopic": TOPIC, "timestamp": 10**100},
     ]
     (event,) = read_messages(json.dumps([*bad, good]).encode(), None, (1, 8))
     assert event.message.payload == b"good"

@@ -42,6 +42,8 @@ __all__ = ["Hub"]
 _log = logging.getLogger("strata.reliable")
 
 _BACKOFF_BASE_MS, _BACKOFF_CAP_MS = 250, 10_000
+_AWAY_SECONDS = 1.0
+"""How often a sender that reaches no relay looks for one by itself."""
 _LOOK_SECONDS = 5.0
 """How often the wall clock is looked at: no timer wakes anybody when a laptop does."""
 
@@ -261,8 +263,11 @@ class Hub:
                 await self._dispatch(transmission)
             due = limiter.get_timer()
             wait = None if due is None else (due - self.now_ms()) / 1000
-            # A due transmission that could not go waits for a channel, an answer or a relay to wake us.
-            await self._woken.wait(wait if wait is None or wait > 0 else None)
+            if wait is not None and wait <= 0:
+                # A due transmission that could not go waits for a channel or an answer to wake us, or for a
+                # relay; but nobody tells of one that was away for a moment between two looks.
+                wait = None if self.online else _AWAY_SECONDS
+            await self._woken.wait(wait)
 
     def _next(self, limiter: RateLimiter) -> Transmission | None:
         if self._under_way.is_full or not self.online:

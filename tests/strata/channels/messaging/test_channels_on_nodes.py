@@ -276,6 +276,18 @@ async def test_a_passing_refusal_is_waited_out_and_is_no_error_and_no_attempt(er
         assert alice.channel.statistics.sds.retransmissions == 0
 
 
+@pytest.mark.req("C-088")
+@virtual
+async def test_a_message_sent_while_the_relay_is_away_for_a_moment_waits_for_no_other():
+    async with two(Log(), sync_min_interval_ms=0) as (alice, bob):
+        await asyncio.sleep(10.1)
+        alice.relays.connect(0)
+        await alice.channel.send(b"hello")
+        await asyncio.sleep(0.05)  # the node looks at its relays four times a second, and sees nothing of it
+        alice.relays.connect(1)
+        await until(lambda: bob.taken == [b"hello"], timeout=5)
+
+
 @pytest.mark.req("C-292")
 @virtual
 async def test_a_final_refusal_fails_the_message_and_the_next_one_goes_out():

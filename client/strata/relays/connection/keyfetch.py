@@ -91,6 +91,7 @@ class KeyFetcher:
         if self._task is not None:
             self._task.cancel()
             await asyncio.wait([self._task])
+            self._end()  # a task that is cancelled before its first step runs no `finally`
             if not self._task.cancelled():
                 self._task.result()  # a fault of ours must not pass unseen
 
@@ -123,10 +124,14 @@ class KeyFetcher:
                 else:
                     self._answer(None)
         finally:
-            self._answer(Closed("the relay connection was closed"))
-            for answered in self._wanted.values():
-                answered.set_exception(Closed("the relay connection was closed"))
-            self._wanted.clear()
+            self._end()
+
+    def _end(self) -> None:
+        """Tell everybody who waits that no answer will come."""
+        self._answer(Closed("the relay connection was closed"))
+        for answered in self._wanted.values():
+            answered.set_exception(Closed("the relay connection was closed"))
+        self._wanted.clear()
 
     def _answer(self, failure: StrataError | None) -> None:
         """Tell who waits how the present question has ended."""

@@ -208,6 +208,19 @@ async def test_closing_while_keys_are_fetched_ends_it(extended):
     assert not [task for task in asyncio.all_tasks() if task.get_name().startswith("strata-relay")]
 
 
+async def test_closing_before_the_question_has_begun_ends_it_too(extended):
+    await extended.append(post(OLD, 0))
+    async with connect(extended.url, options=FAST) as relay:
+        subscription = relay.subscribe()
+        await subscription._feed.arrived.wait()
+        waiting = asyncio.create_task(anext(subscription))
+        await asyncio.sleep(0)  # it has asked for the keys, and the task that is to ask has not run yet
+        await relay.close()
+        async with asyncio.timeout(5):
+            with pytest.raises(strata.Closed):
+                await waiting
+
+
 async def test_a_full_queue_does_not_keep_its_own_keys_out(plain):
     """A plain relay without cursors stops the whole connection when a queue is full: not for its own keys."""
     options = replace(FAST, queue_events=4, page_events=4)

@@ -15,7 +15,6 @@ reader cannot notice a revocation by itself, so it asks again from time to time
 
 from __future__ import annotations
 
-import math
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -163,7 +162,8 @@ class KeyRing:
             return False
         self._authors.move_to_end(packet.author_id)
         if arrived_at > author.refresh_at:
-            author.refresh_at = math.inf
+            # Set anew by the answer. The question may come to nothing, and then this is when it is due again.
+            author.refresh_at = arrived_at + self._refresh_interval
             self.stale.add(packet.author_id)
         try:
             self._verify(packet, received_at, author)

@@ -133,6 +133,16 @@ def test_keys_are_asked_for_again_now_and_then():
     assert known.stale == {OLD.did}
 
 
+def test_a_question_that_came_to_nothing_is_asked_again_after_the_next_interval():
+    known = told(ring(refresh_interval=300), asked_at=10)
+    for arrived_at in (311, 612, 913):  # the relay was away each time
+        known.verify(post(OLD), START, arrived_at=arrived_at)
+        assert known.stale == {OLD.did}
+        known.stale.clear()
+        known.verify(post(OLD), START, arrived_at=arrived_at + 299)
+        assert known.stale == set()
+
+
 def test_a_chain_without_end_fails_closed():
     known = ring()
     known.learn(OLD.did, None, 10, is_overgrown=True)

@@ -105,7 +105,7 @@ class Link:
             relay = self._make(self.url, self._changed.set)
             try:
                 await relay.open()
-            except StrataError:
+            except (StrataError, OSError):  # OSError: of the file of pins, or the system has no file to open
                 self._listener.observe(self.url, Aspect.CONNECT, bad=1)
                 self._listener.link_changed(self.url, connected=False)
                 await asyncio.sleep(self._backoff.next_delay())

@@ -49,6 +49,7 @@ class Checks:
             capacity=options.presence_packets,
         )
         self._room = asyncio.Event()
+        self._ended = False
         self._ping_at: dict[str, float] = {}
         self._probe_at = math.inf
         self._busy: set[tuple[str, str]] = set()
@@ -56,10 +57,18 @@ class Checks:
     # Presence.
 
     async def wait_for_room(self) -> None:
-        """Wait until another packet can be watched: publishing goes no faster than checking."""
-        while self._options.presence_delay is not None and self._watch.is_full:
+        """Wait until another packet can be watched: publishing goes no faster than checking.
+
+        After `end` nobody waits.
+        """
+        while self._options.presence_delay is not None and self._watch.is_full and not self._ended:
             self._room.clear()
             await self._room.wait()
+
+    def end(self) -> None:
+        """No check will be made any more. Idempotent."""
+        self._ended = True
+        self._room.set()
 
     def stored(self, packet: Packet, url: str, *, queued: bool = False) -> None:
         """A relay said OK to this packet, or QUEUED (R-190): it will be asked for it."""

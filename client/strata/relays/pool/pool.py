@@ -469,6 +469,7 @@ class PacketPool:
             reading.end(self._failure)
         if self._runner is not None:
             self._publisher.fail(self._failure)
+            self._checks.end()
 
     def _check_open(self) -> None:
         if self._failure is not None:

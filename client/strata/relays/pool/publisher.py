@@ -54,6 +54,11 @@ class _Publication:
             self.timer.cancel()
             self.timer = None
 
+    @property
+    def is_over(self) -> bool:
+        """Whether nothing further will come of it."""
+        return self.waiter.done() and self.timer is None and not self.under_way
+
     def abandon(self) -> None:
         """Send nothing further, and wait for no answer."""
         self.stop_timer()
@@ -75,6 +80,8 @@ class Publisher:
         self._loop = asyncio.get_running_loop()
         self._slots = asyncio.Semaphore(options.max_in_flight)
         self._background: OrderedDict[asyncio.Task[None], _Publication] = OrderedDict()
+        self._publications: set[_Publication] = set()
+        """All that somebody waits for, or that wait for an answer or for their timer."""
         self._failure: StrataError | None = None
 
     def __len__(self) -> int:
@@ -97,9 +104,10 @@ class Publisher:
     def fail(self, error: StrataError) -> None:
         """Nothing further will happen: tell everyone who waits."""
         self._failure = error
-        for publication in list(self._background.values()):
+        for publication in list(self._publications):
             publication.stop_timer()
             publication.settle()
+            self._let_go(publication)
 
     async def _publish(
         self, packet: Packet, deadline: float, on_stored: Callable[[], None] | None
@@ -116,12 +124,14 @@ class Publisher:
             deadline=deadline,
         )
         publication = _Publication(packet, plan, self._loop.create_future(), on_stored)
+        self._publications.add(publication)
         self._send(publication, plan.start(self._relays.targets, self._loop.time()))
         try:
             await publication.waiter
         finally:
             if not plan.is_confirmed:
                 publication.abandon()
+            self._let_go(publication)
         if plan.is_confirmed:
             statistics.published += 1
             return plan.result()
@@ -144,6 +154,7 @@ class Publisher:
     def _on_timer(self, publication: _Publication) -> None:
         publication.timer = None
         self._send(publication, publication.plan.handle_timer(self._relays.targets, self._loop.time()))
+        self._let_go(publication)
 
     async def _copy(self, publication: _Publication, url: str) -> None:
         """One copy to one relay, with the delay the profile asks for (R-405, R-406)."""
@@ -177,8 +188,13 @@ class Publisher:
         publication = self._background.pop(task)
         for url in [url for url, copy in publication.under_way.items() if copy is task]:
             del publication.under_way[url]
+        self._let_go(publication)
         if len(self._background) > self._options.max_background:
             self._trim()
+
+    def _let_go(self, publication: _Publication) -> None:
+        if publication.is_over:
+            self._publications.discard(publication)
 
     def _trim(self) -> None:
         """Give up the oldest copy that nobody waits for; the presence check may still make up for it."""

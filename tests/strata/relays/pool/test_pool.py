@@ -11,9 +11,19 @@ from strata.protocol import packets
 from strata.protocol.errors import Closed, ConnectionFailed, RequestRefused, RequestTimeout, StrataError
 from strata.relays.connection import Options
 from strata.relays.connection.dialing import shown
-from strata.relays.pool import Copy, PoolOptions, Profile, Standing
+from strata.relays.pool import Copy, PacketPool, PoolOptions, Profile, Standing
 
-from tests.support.simulated_relays import ME, START, Character, World, packet, run_virtually, until
+from tests.support.simulated_relays import (
+    ME,
+    START,
+    Character,
+    SimConnection,
+    World,
+    packet,
+    run_virtually,
+    until,
+    wall,
+)
 
 QUIET = PoolOptions(presence_delay=None, sweep_interval=None, ping_interval=None, probe_interval=None)
 """No checks of its own."""
@@ -624,6 +634,27 @@ async def test_opening_needs_one_relay_and_says_so():
 
 
 @virtual
+async def test_a_file_that_cannot_be_read_for_a_while_costs_one_relay_and_not_the_pool():
+    world = World(1, Character(), Character())
+    failing = True
+
+    class Unreadable(SimConnection):
+        async def open(self) -> None:
+            if failing:
+                raise PermissionError(13, "the file of pins cannot be read")
+            await super().open()
+
+    def make(url, changed):
+        return (Unreadable if url == "ws://b" else SimConnection)(world.relays[url], changed)
+
+    async with PacketPool(list(world.relays), options=QUIET, make=make, wall=wall) as pool:
+        await asyncio.sleep(10)
+        assert pool._relays.connected() == ["ws://a"]
+        failing = False
+        await until(lambda: len(pool._relays.connected()) == 2)
+
+
+@virtual
 async def test_closing_ends_everything_that_waits_and_leaves_nothing_behind():
     world = three()
     pool = await world.pool().open()
@@ -642,6 +673,53 @@ async def test_closing_ends_everything_that_waits_and_leaves_nothing_behind():
         pool.subscribe()
     assert all(relay.clients == 0 for relay in world.relays.values())
     assert asyncio.all_tasks() == {asyncio.current_task()}
+
+
+@virtual
+async def test_closing_ends_a_publish_that_has_no_copy_under_way():
+    world = World(1, Character(), Character())
+    pool = await world.pool(replace(QUIET, copies=1)).open()
+    for relay in world.relays.values():
+        relay.kill()
+    await until(lambda: not pool.is_connected)
+    await asyncio.sleep(70)  # the connections are given up
+    waiting = asyncio.create_task(pool.publish(packet(1)))
+    await asyncio.sleep(0.5)
+    assert not waiting.done() and not len(pool._publisher), "it waits to try again"
+    began_at = now()
+    await pool.close()
+    with pytest.raises(Closed):
+        await waiting
+    assert now() - began_at < 1
+    await asyncio.sleep(5)  # and nothing tries again
+
+
+@virtual
+async def test_closing_stops_the_copies_that_were_to_go_out_after_a_confirmed_publish():
+    world = World(1, Character(), Character())
+    pool = await world.pool(QUIET).open()
+    world["b"].kill()
+    await until(lambda: pool._relays.connected() == ["ws://a"])
+    await asyncio.sleep(70)
+    assert (await pool.publish(packet(1))).copies["ws://a"] is Copy.STORED
+    await asyncio.sleep(0.5)
+    await pool.close()
+    await asyncio.sleep(5)
+
+
+@virtual
+async def test_closing_ends_a_publish_that_waits_for_room_in_the_checks():
+    world = World(1, Character(), Character())
+    options = PoolOptions(presence_packets=1, presence_delay=1000.0, sweep_interval=None, publish_timeout=500)
+    pool = await world.pool(options).open()
+    await pool.publish(packet(1))
+    waiting = asyncio.create_task(pool.publish(packet(2)))
+    await asyncio.sleep(0.5)
+    began_at = now()
+    await pool.close()
+    with pytest.raises(Closed):
+        await waiting
+    assert now() - began_at < 1
 
 
 @virtual

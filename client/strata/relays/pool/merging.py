@@ -24,6 +24,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
+from strata.protocol.canonical import MAX_SAFE_INTEGER
 from strata.protocol.packets import MAX_FUTURE_SECONDS
 from strata.relays.connection.values import Delivery
 from strata.relays.pool.values import Position
@@ -92,16 +93,25 @@ class Merging:
         return len(self._queue) + len(self._held) >= self._capacity
 
     def offer(
-        self, url: str, delivery: Delivery, now: float, *, readers: int = 1, in_stream: bool = True
+        self,
+        url: str,
+        delivery: Delivery,
+        now: float,
+        *,
+        unix_now: int = MAX_SAFE_INTEGER,
+        readers: int = 1,
+        in_stream: bool = True,
     ) -> bool:
         """A verified packet from a relay; true if it is the first copy.
 
         `readers` is how many relays may yet bring it. A packet found by a sweep is not `in_stream`: the
-        relay's position stays.
+        relay's position stays. No position is later than `unix_now`, whatever the relay's clock says: another
+        relay may have to go on from there.
         """
         advance: dict[str, Position] = {}
         if in_stream:
-            advance[url] = self.positions[url] = Position(delivery.cursor, delivery.received_at)
+            position = Position(delivery.cursor, min(delivery.received_at, unix_now))
+            advance[url] = self.positions[url] = position
         digest = delivery.packet.digest
         known = self._known.get(digest)
         if known is not None:

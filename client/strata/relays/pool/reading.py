@@ -57,15 +57,18 @@ class Reading:
             hold_back=options.hold_back,
             older_ids=self._older_ids,
         )
+        now = int(wall())
+        # Where an earlier session stood by the relay's clock, which may have been ahead of ours.
+        positions = {url: Position(p.cursor, min(p.received_at, now)) for url, p in positions.items()}
         self.merging.positions |= positions
         self.merging.taken_positions |= positions
         self._sweeps = Sweeps(
             interval=options.sweep_interval if query.live else None,
             overlap=options.overlap,
-            started_at=int(wall()),
+            started_at=now,
         )
         for url, position in positions.items():
-            if position.cursor is not None and position.received_at >= wall() - options.overlap:
+            if position.cursor is not None and position.received_at >= now - options.overlap:
                 # It is as recent as what a sweep begins with, and exact.
                 self._sweeps.begin_at(url, position.cursor)
         self._readers: dict[str, asyncio.Task[None]] = {}
@@ -231,7 +234,12 @@ class Reading:
         statistics, failures = self._relays.statistics, self.merging.older_ids_failures
         try:
             is_first = self.merging.offer(
-                url, delivery, self._loop.time(), readers=len(self._readers), in_stream=in_stream
+                url,
+                delivery,
+                self._loop.time(),
+                unix_now=int(self._wall()),
+                readers=len(self._readers),
+                in_stream=in_stream,
             )
         except OSError as error:
             # Nobody can know any more whether the packet was handed on before: stop rather than guess.

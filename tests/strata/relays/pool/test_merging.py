@@ -56,6 +56,15 @@ def test_one_of_several_copies_is_handed_on_and_the_earliest_time_is_kept(times)
     assert (it.merged, it.dropped) == (1, 1)
 
 
+@pytest.mark.req("R-106", "C-278")
+def test_no_position_lies_in_the_future_whatever_the_relay_says():
+    it = merging()
+    it.offer("a", copy(1, 2**60), 0, unix_now=START + 9)
+    assert it.positions == {"a": Position("1", START + 9)}
+    assert [each.received_at for each in taken(it)] == [2**60], "by the word of the relay"
+    assert it.taken_positions == it.positions
+
+
 @pytest.mark.req("R-106")
 @pytest.mark.parametrize("times", [(START + 7, START + 5), (START + 5, START + 7)])
 def test_held_back_a_packet_carries_the_earliest_time_itself(times):

@@ -278,6 +278,26 @@ async def test_a_spare_takes_over_and_what_came_in_between_is_not_missed():
         assert await take(subscription, 1) == [packet(3).packet_id], "each goes on where it stood"
 
 
+@pytest.mark.req("C-278", "R-369")
+@pytest.mark.parametrize("received_at", [START + 86_400, 2**53 - 1])
+def test_a_relay_whose_clock_is_ahead_leads_no_other_relay_into_the_future(received_at):
+    async def scenario() -> None:
+        world = World(1, Character(), Character())
+        async with world.pool(replace(QUIET, readers=1)) as pool:
+            await until(lambda: len(pool._relays.connected()) == 2)
+            subscription = pool.subscribe()
+            (ahead,) = (world.relays[url] for url in subscription.relays)
+            (other,) = (relay for relay in world.relays.values() if relay is not ahead)
+            ahead.log.append((packet(0), received_at))
+            ahead._tell()
+            assert await take(subscription, 1) == [packet(0).packet_id]
+            ahead.kill()
+            other.store(packet(1))
+            assert await take(subscription, 1) == [packet(1).packet_id]
+
+    run_virtually(scenario())
+
+
 @pytest.mark.req("C-275")
 @virtual
 async def test_a_live_event_withheld_by_all_readers_arrives_all_the_same():

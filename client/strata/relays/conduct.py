@@ -113,7 +113,8 @@ Suspicion = Literal[
 """What is bad here, an outage, a slow link, a gap or a difference of versions may bring about too."""
 
 _REACH = (Aspect.CONNECT, Aspect.PING)
-_INTEGRITY_KINDS = (Aspect.VALIDITY, Aspect.FORM, Aspect.CLOCK, Aspect.PRESENCE, Aspect.CONSISTENCY)
+_FORGIVEN = (Aspect.VALIDITY, Aspect.FORM, Aspect.CLOCK, Aspect.PRESENCE, Aspect.CONSISTENCY, *_REACH)
+"""What a sentence served wipes out."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,6 +209,13 @@ class Conduct:
         for hour, kind, good, bad, weight, total in counts:
             self._counts.setdefault((hour, kind), _Count()).add(good, bad, weight, total)
 
+    def has_forgiven(self, at: float, kind: Aspect) -> bool:
+        """Whether what was seen then is forgotten, with a sentence that was served after it."""
+        until = self._blacklisted_until
+        if until is None or self.standing is Standing.BLACKLISTED:
+            return False
+        return at < until and kind in _FORGIVEN
+
     def score(self, now: float) -> Score:
         """The score by the formula above."""
         totals = self._totals(now)
@@ -270,7 +278,7 @@ class Conduct:
 
     def _forgive(self) -> None:
         """A sentence served: the same offences must not lead to another one."""
-        for key in [k for k in self._counts if k[1] in (*_INTEGRITY_KINDS, *_REACH)]:
+        for key in [k for k in self._counts if k[1] in _FORGIVEN]:
             del self._counts[key]
         self.standing = Standing.BACKUP
 

@@ -9,6 +9,7 @@ different hours of the window in which another relay could, and was reached in n
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from strata.relays.conduct import Aspect, Conduct, Saved, Score, Standing
@@ -41,9 +42,16 @@ class Reputation:
         seen = observation
         self._of(seen.url).record(seen.at, seen.kind, seen.good, seen.bad, seen.value)
 
-    def restore(self, url: str, saved: Saved) -> None:
-        """Go on from what an earlier process kept. Its observations are given to `record` as well."""
-        self._of(url).restore(saved)
+    def restore(self, url: str, saved: Saved, observations: Iterable[Observation] = ()) -> None:
+        """Go on from what an earlier process kept, and from what it observed of this relay.
+
+        The log of observations is never changed, so it still has those that a sentence served has wiped out.
+        """
+        conduct = self._of(url)
+        conduct.restore(saved)
+        for seen in observations:
+            if not conduct.has_forgiven(seen.at, seen.kind):
+                self.record(seen)
 
     def saved(self, url: str) -> Saved:
         """What to keep of a relay."""

@@ -48,10 +48,14 @@ class Scorekeeper:
             return [(url, self._reputation.saved(url), self._reputation.score(url, now)) for url in urls()]
 
         file, known, observations = await asyncio.to_thread(read)
-        for url, saved in known:
-            self._reputation.restore(url, saved)
+        of_relay: dict[str, list[Observation]] = {}
         for observation in observations:
-            self._reputation.record(observation)
+            of_relay.setdefault(observation.url, []).append(observation)
+        for url, saved in known:
+            self._reputation.restore(url, saved, of_relay.pop(url, ()))
+        for others in of_relay.values():  # relays without a row of their own
+            for observation in others:
+                self._reputation.record(observation)
         self._log = ScoreLog(file, scores=scores, wall=self._wall)
         return [url for url, _ in known]
 

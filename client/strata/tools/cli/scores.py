@@ -160,19 +160,11 @@ def _current(file: ScoreFile, url: str) -> tuple[Saved, Score]:
     """The score of a relay now: it changes as observations grow old."""
     now = time.time()
     reputation = Reputation()
-    for observation in file.observations(now - WINDOW_SECONDS):
-        if observation.url == url:
-            reputation.record(observation)
-    last_seen_at = reputation.saved(url).last_seen_at
-    for relay in file.relays():
-        if relay.url == url:
-            reputation.restore(url, relay.saved)
-            last_seen_at = max(filter(None, (last_seen_at, relay.saved.last_seen_at)), default=None)
+    saved = next((relay.saved for relay in file.relays() if relay.url == url), reputation.saved(url))
+    observations = file.observations(now - WINDOW_SECONDS)
+    reputation.restore(url, saved, (one for one in observations if one.url == url))
     reputation.judge(url, now)
-    saved = reputation.saved(url)
-    return Saved(saved.standing, saved.strikes, saved.blacklisted_until, last_seen_at), reputation.score(
-        url, now
-    )
+    return reputation.saved(url), reputation.score(url, now)
 
 
 def _agreed(relay: str, *, yes: bool) -> str:

@@ -66,3 +66,30 @@ def test_relays_are_judged_apart_and_can_be_forgotten():
     assert reputation.standing(R) is Standing.ACTIVE
     reputation.restore(R, saved)
     assert reputation.saved(R) == saved and reputation.judge(R, T + 10) is None
+
+
+@pytest.mark.req("R-340", "R-344")
+def test_offences_whose_sentence_is_served_are_forgotten_by_the_next_session_too():
+    offences = saw(Aspect.VALIDITY, 0, 9)
+    earlier = seen(offences, saw(Aspect.PING, 1, value=0.1))
+    assert earlier.judge(R, T) is Standing.BLACKLISTED
+    assert earlier.judge(R, T + HOUR) is Standing.BACKUP
+    later = Reputation()
+    later.restore(R, earlier.saved(R), [offences, saw(Aspect.PING, 1, value=0.1)])
+    assert later.judge(R, T + HOUR + 1) is not Standing.BLACKLISTED
+    assert later.score(R, T + HOUR + 1).value == earlier.score(R, T + HOUR + 1).value
+    later.record(saw(Aspect.VALIDITY, 0, 9, at=T + HOUR + 2))
+    assert later.judge(R, T + HOUR + 2) is Standing.BLACKLISTED
+    assert later.saved(R).strikes == 2
+
+
+@pytest.mark.req("R-344")
+def test_a_sentence_goes_on_in_the_next_session():
+    offences = saw(Aspect.VALIDITY, 0, 9)
+    earlier = seen(offences)
+    earlier.judge(R, T)
+    later = Reputation()
+    later.restore(R, earlier.saved(R), [offences])
+    assert later.judge(R, T + HOUR - 1) is None and later.standing(R) is Standing.BLACKLISTED
+    assert later.score(R, T).value == earlier.score(R, T).value
+    assert later.judge(R, T + HOUR) is Standing.BACKUP and later.saved(R).strikes == 1

@@ -6,7 +6,7 @@ import json
 from functools import partial
 
 import pytest
-from strata.relays.conduct import Aspect
+from strata.relays.conduct import Aspect, Conduct, Saved, Standing
 from strata.relays.pool.reputation import Observation
 from strata.relays.pool.score_file import ScoreFile
 
@@ -73,6 +73,18 @@ async def test_a_blacklisted_relay_shows_as_such(run, scores):
         file.write([Observation("ws://liar/strata", time.time(), Aspect.VALIDITY, 0, 9)], [], time.time())
     _, out, _ = await run("list", "--json")
     assert json.loads(out)["state"] == "blacklisted"
+
+
+async def test_offences_whose_sentence_is_served_do_not_show_as_another_one(run, scores):
+    import time
+
+    now = time.time()
+    saved = Saved(Standing.BACKUP, 1, now - 3600, now - 7300)
+    with ScoreFile(scores) as file:
+        offences = Observation("ws://mended/strata", now - 7200, Aspect.VALIDITY, 0, 9)
+        file.write([offences], [("ws://mended/strata", saved, Conduct().score(now))], now)
+    _, out, _ = await run("list", "--json")
+    assert json.loads(out)["state"] in ("backup", "active")
 
 
 @pytest.mark.parametrize(

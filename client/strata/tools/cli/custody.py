@@ -1,7 +1,9 @@
 """The work of `strata identity`: key files on this machine, identity packets on the relay.
 
 A key file is written before the relay learns of its key. A power cut in between leaves a file too many; in
-the other order it would cost the identity. The file is removed again only when the relay has refused the key.
+the other order it would cost the identity. The file is removed again only when the relay has refused the key
+for good: a refusal that may pass can be of a second sending, where the relay took the first and its answer
+was lost.
 """
 
 from __future__ import annotations
@@ -22,7 +24,7 @@ from strata.protocol.documents import (
     key_multibase,
     method_id,
 )
-from strata.protocol.errors import RequestRefused, RequestTimeout, StrataError
+from strata.protocol.errors import RequestRefused, RequestTimeout, Retry, StrataError
 from strata.protocol.ids import Identity
 from strata.protocol.keys import (
     IDENTITY_TYPES,
@@ -135,11 +137,13 @@ def rotate(
             save_identity(new, new_path)
             try:
                 published = await _publish(connection, identity, content, timeout)
-            except RequestRefused:
-                await asyncio.to_thread(new_path.unlink)
-                raise
-            except (StrataError, asyncio.CancelledError):
-                output.note(f"{new_path} is kept: see with `strata identity show` whether the relay knows it")
+            except (StrataError, asyncio.CancelledError) as error:
+                if isinstance(error, RequestRefused) and error.retry is Retry.NEVER:
+                    await asyncio.to_thread(new_path.unlink)
+                else:
+                    output.note(
+                        f"{new_path} is kept: see with `strata identity show` whether the relay knows it"
+                    )
                 raise
         next_step = (
             _after_proposal(published, relay)

@@ -126,6 +126,27 @@ async def test_a_refused_rotation_leaves_no_key_file(run, relay, tmp_path):
     assert not (tmp_path / "new.json").exists()
 
 
+async def test_a_refusal_that_may_pass_keeps_the_key_file(run, relay, tmp_path):
+    """The relay has the packet, its OK is lost with the connection, and it refuses the second sending."""
+    await run("create", "-o", "me.json")
+    loop = asyncio.get_running_loop()
+
+    def answer(message):
+        if not relay.model.log:
+            relay.model.append(strata.Packet.parse(message.packet))
+            loop.call_soon(relay.cut)
+            return "silence"
+        return wire.Error(
+            code="rate_limited", reason="no", retry_after=600, client_msg_id=message.client_msg_id
+        )
+
+    relay.model.answer = answer
+    said = await run("rotate", "--identity", "me.json", "-o", "new.json", code=1)
+    assert "rate_limited" in said and "new.json is kept" in said
+    now = int(time.time())
+    assert Identity.load(tmp_path / "new.json").public_key in chain(relay).candidates(now)
+
+
 async def test_a_rotation_without_an_answer_keeps_the_key_file(run, relay, tmp_path):
     await run("create", "-o", "me.json")
     relay.model.answer = lambda message: "silence"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import stat
@@ -22,7 +23,8 @@ class SharedSecret(StrataError):
 def write_secret(path: str | os.PathLike[str], members: Mapping[str, str]) -> None:
     """Write a JSON object to a new file that only its owner can read.
 
-    Raises `FileExistsError` rather than replace a secret, and `OSError` as the file system does.
+    The file is there after a power cut, as far as the file system can promise that. Raises `FileExistsError`
+    rather than replace a secret, and `OSError` as the file system does.
     """
     body = json.dumps(members, indent=2) + "\n"
     # The mode is given at creation: before a later chmod, others could open the file.
@@ -35,6 +37,13 @@ def write_secret(path: str | os.PathLike[str], members: Mapping[str, str]) -> No
     except BaseException:
         os.unlink(path)  # half a secret must not block a whole one
         raise
+    if os.name == "posix":  # the file is durable, and its name is once the folder is
+        with contextlib.suppress(OSError):  # a folder that nobody may list, or of a system that syncs none
+            folder = os.open(Path(path).parent, os.O_RDONLY)
+            try:
+                os.fsync(folder)
+            finally:
+                os.close(folder)
 
 
 def read_secret(path: str | os.PathLike[str]) -> bytes:

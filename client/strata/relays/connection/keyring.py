@@ -17,7 +17,9 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from strata.protocol import ids
 from strata.protocol.documents import DidDocument
@@ -57,6 +59,14 @@ class Anchors:
         return did in self.documents or did in self.keys
 
 
+class _Heard(NamedTuple):
+    """An identity packet that came on a subscription."""
+
+    packet: Packet
+    received_at: int
+    arrived_at: float
+
+
 @dataclass(slots=True)
 class _Author:
     chain: KeyChain | None
@@ -68,6 +78,8 @@ class _Author:
     asked_at: float
     """When the relay was asked; all that it held then is in the chain."""
     refresh_at: float
+    heard: list[_Heard]
+    """What has changed the chain since the relay was asked."""
 
 
 class KeyRing:
@@ -104,8 +116,14 @@ class KeyRing:
 
         `is_whole` says that the relay marked the end of its answer, so that silence was not taken for it.
         """
+        known = self._authors.get(did)
+        # The answer may have been on its way when these came: what they changed stays changed.
+        heard = [] if known is None else [one for one in known.heard if one.arrived_at >= asked_at]
+        for one in heard:
+            with suppress(InvalidPacket):
+                chain = (chain or self._anchors.chain(did)).apply(one.packet, one.received_at)
         refresh_at = asked_at + self._refresh_interval
-        self._authors[did] = _Author(chain, is_overgrown, is_whole, asked_at, refresh_at)
+        self._authors[did] = _Author(chain, is_overgrown, is_whole, asked_at, refresh_at, heard)
         self._authors.move_to_end(did)
         self.stale.discard(did)
         while len(self._authors) > self._max_authors:
@@ -166,14 +184,14 @@ class KeyRing:
             author.refresh_at = arrived_at + self._refresh_interval
             self.stale.add(packet.author_id)
         try:
-            self._verify(packet, received_at, author)
+            self._verify(packet, received_at, arrived_at, author)
         except InvalidPacket as error:
             if author.asked_at < arrived_at and error.code is not ErrorCode.PACKET_EXPIRED:
                 return False
             raise
         return True
 
-    def _verify(self, packet: Packet, received_at: int, author: _Author) -> None:
+    def _verify(self, packet: Packet, received_at: int, arrived_at: float, author: _Author) -> None:
         if author.is_overgrown:
             raise InvalidPacket(
                 ErrorCode.INVALID_SIGNATURE,
@@ -188,6 +206,9 @@ class KeyRing:
             except InvalidPacket:
                 # It held when it was received and does not fit what is known since, as after a conflict.
                 pass
+            else:
+                if author.chain is not chain:
+                    author.heard.append(_Heard(packet, received_at, arrived_at))
         elif author.chain is None:
             packet.verify(now=observed_at(packet, received_at))
             return

@@ -143,6 +143,19 @@ def test_a_question_that_came_to_nothing_is_asked_again_after_the_next_interval(
         assert known.stale == set()
 
 
+@pytest.mark.req("R-075", "R-076")
+@pytest.mark.parametrize("earlier", [(), ((rotation(START - 9), START - 9),)])
+def test_a_revocation_that_comes_while_the_answer_is_read_stands(earlier):
+    known = told(ring(), *earlier, asked_at=10)
+    assert known.verify(revocation(START), START, arrived_at=401)
+    told(known, *earlier, asked_at=400)  # the relay had answered before it took the revocation
+    with pytest.raises(InvalidPacket) as caught:
+        known.verify(post(OLD, START + 5), START + 5, arrived_at=400)
+    assert caught.value.code == "key_revoked"
+    told(known, *earlier, asked_at=402)
+    assert known.verify(post(OLD, START), START, arrived_at=402), "its word counts of what it was asked later"
+
+
 def test_a_chain_without_end_fails_closed():
     known = ring()
     known.learn(OLD.did, None, 10, is_overgrown=True)

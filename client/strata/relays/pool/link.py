@@ -92,6 +92,8 @@ class Link:
     ) -> None:
         self.url = url
         self.relay: PoolRelay | None = None
+        self.is_connected = False
+        """What the listener was last told."""
         self._make = make
         self._options = options
         self._listener = listener
@@ -107,7 +109,7 @@ class Link:
                 await relay.open()
             except (StrataError, OSError):  # OSError: of the file of pins, or the system has no file to open
                 self._listener.observe(self.url, Aspect.CONNECT, bad=1)
-                self._listener.link_changed(self.url, connected=False)
+                self._tell(False)
                 await asyncio.sleep(self._backoff.next_delay())
                 continue
             self._backoff.reset()
@@ -117,25 +119,28 @@ class Link:
             finally:
                 self.report()
                 self.relay = None
-                self._listener.link_changed(self.url, connected=False)
+                self._tell(False)
                 await relay.close()
 
     async def _watch(self, relay: PoolRelay) -> None:
         """Tell of changes until the relay has been gone for `revive_after`."""
         loop = asyncio.get_running_loop()
-        connected = False
         gone_at = loop.time()
         while True:
             self._changed.clear()
-            if relay.is_connected != connected:
-                connected = not connected
+            if relay.is_connected != self.is_connected:
                 gone_at = loop.time()
-                self._listener.link_changed(self.url, connected=connected)
+                self._tell(relay.is_connected)
+            given_up_at = None if self.is_connected else gone_at + self._options.revive_after
             try:
-                async with asyncio.timeout_at(None if connected else gone_at + self._options.revive_after):
+                async with asyncio.timeout_at(given_up_at):
                     await self._changed.wait()
             except TimeoutError:
                 return
+
+    def _tell(self, connected: bool) -> None:
+        self.is_connected = connected
+        self._listener.link_changed(self.url, connected=connected)
 
     def report(self) -> None:
         """Pass on what the relay's counters say has happened since the last report (R-341, R-342)."""

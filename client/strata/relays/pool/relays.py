@@ -178,10 +178,14 @@ class Relays:
             del self._links[url]
             self._link_tasks.pop(url).cancel()
         for url in seats:
-            if url not in self._links:
+            kept = self._links.get(url)
+            if kept is None:
                 link = Link(url, self._make, self._options, self, random=self._random)
                 self._links[url] = link
                 self._link_tasks[url] = self.spawn(link.run(), f"strata-pool-link {shown(url)}")
+            elif kept.is_connected and not self._membership.is_connected(url):
+                # It has lost its seat and got it again since we last looked, so its connection was kept.
+                self._membership.connected(url)
         self.targets = self._membership.targets()
         self._update_profile()
         self.statistics.scores_lost = self._scores.lost

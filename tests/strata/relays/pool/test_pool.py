@@ -635,6 +635,18 @@ async def test_a_profile_falls_back_when_relays_are_lost_to_the_blacklist_and_co
         await until(lambda: pool.profile.profile is Profile.SHIELDED)
 
 
+@virtual
+async def test_a_relay_that_is_removed_and_added_at_once_is_in_use_again():
+    world = World(1, Character(), Character())
+    async with world.pool(QUIET) as pool:
+        await until(lambda: len(pool._relays.connected()) == 2)
+        pool.remove("ws://b")
+        pool.add("ws://b")
+        await until(lambda: pool._relays.connected() == ["ws://a", "ws://b"], timeout=60)
+        assert pool._relays.targets[:2] == ["ws://a", "ws://b"]
+        assert world["b"].clients == 1
+
+
 # Opening and closing.
 
 

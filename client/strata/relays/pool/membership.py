@@ -62,6 +62,9 @@ class Membership:
         for url in urls:
             self.add(url)
 
+    def __contains__(self, url: str) -> bool:
+        return url in self._members
+
     @property
     def urls(self) -> list[str]:
         """Every member, in the order added."""

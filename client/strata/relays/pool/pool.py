@@ -420,7 +420,7 @@ class PacketPool:
         self._relays.add(url)
 
     def remove(self, url: str) -> None:
-        """Leave a relay and forget its score."""
+        """Leave a relay and forget its score, in the scores file too."""
         self._relays.remove(url)
 
     def _connections(self) -> list[PoolRelay]:

@@ -80,7 +80,7 @@ class Relays:
         self.wake()
 
     def remove(self, url: str) -> None:
-        """Leave a relay and forget its score."""
+        """Leave a relay and forget its score, in the scores file too: it would come back from there."""
         self._membership.remove(url)
         self._scores.forget(url)
         self.known.forget(url)
@@ -110,7 +110,9 @@ class Relays:
     def observe(
         self, url: str, kind: Aspect, good: int = 0, bad: int = 0, value: float | None = None
     ) -> None:
-        """Take note of something seen of a relay."""
+        """Take note of something seen of a relay. What is still seen of one that was removed is forgotten."""
+        if url not in self._membership:
+            return
         self._scores.observe(url, kind, good, bad, value)
         if bad:
             self.wake()  # it may have been one offence too many

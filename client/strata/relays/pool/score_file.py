@@ -150,20 +150,29 @@ class ScoreFile:
     def forget(self, url: str) -> bool:
         """Drop a relay and everything observed of it; false if it was not known."""
         with self._translated(), self._database:
-            self._database.execute("DELETE FROM relay_probes WHERE url = ?", (url,))
-            return self._database.execute("DELETE FROM relay_scores WHERE url = ?", (url,)).rowcount == 1
+            return self._forget(url)
 
     def write(
-        self, observations: Iterable[Observation], scores: Iterable[tuple[str, Saved, Score]], now: float
+        self,
+        observations: Iterable[Observation],
+        scores: Iterable[tuple[str, Saved, Score]],
+        now: float,
+        forgotten: Iterable[str] = (),
     ) -> None:
-        """Append observations, replace scores, drop what is too old: one transaction."""
+        """Drop relays, append observations, replace scores, drop what is too old: one transaction."""
         probes = [(o.url, o.at, o.kind.value, o.good, o.bad, o.value) for o in observations]
         with self._translated(), self._database:
+            for url in forgotten:
+                self._forget(url)
             self._database.executemany(
                 "INSERT INTO relay_probes (url, at, kind, good, bad, value) VALUES (?, ?, ?, ?, ?, ?)", probes
             )
             self._database.executemany(_PUT_SCORE, [_score_row(*score, now) for score in scores])
             self._database.execute("DELETE FROM relay_probes WHERE at < ?", (now - KEEP_SECONDS,))
+
+    def _forget(self, url: str) -> bool:
+        self._database.execute("DELETE FROM relay_probes WHERE url = ?", (url,))
+        return self._database.execute("DELETE FROM relay_scores WHERE url = ?", (url,)).rowcount == 1
 
     def _prepare(self) -> None:
         database = self._database
@@ -233,6 +242,7 @@ class ScoreLog:
         self._scores = scores
         self._wall = wall
         self._pending: dict[tuple[str, Aspect], Observation] = {}
+        self._forgotten: set[str] = set()
         self._thread = ThreadPoolExecutor(1, "strata-scores")
         self._hurry = asyncio.Event()
 
@@ -244,6 +254,13 @@ class ScoreLog:
             self.lost += 1
         else:
             self._pending[key] = observation if before is None else _added(before, observation)
+
+    def forget(self, url: str) -> None:
+        """Drop a relay, and all that was observed of it up to now, with the next write."""
+        for key in [key for key in self._pending if key[0] == url]:
+            del self._pending[key]
+        self._forgotten.add(url)
+        self.hurry()
 
     def hurry(self) -> None:
         """Write soon: something happened that should outlive this process."""
@@ -264,24 +281,30 @@ class ScoreLog:
             await asyncio.wait([last])  # `_BUSY_TIMEOUT` at most
 
     async def _flush(self) -> None:
-        observations, scores, now = self._take()
+        taken = observations, _, _, forgotten = self._take()
         loop = asyncio.get_running_loop()
         try:
-            await loop.run_in_executor(self._thread, self._file.write, observations, scores, now)
+            await loop.run_in_executor(self._thread, self._file.write, *taken)
         except OSError as error:
             self.lost += len(observations)
+            self._forgotten |= forgotten
             _log.warning("relay scores were not written: %s", error)
 
-    def _take(self) -> tuple[list[Observation], list[tuple[str, Saved, Score]], float]:
-        observations = list(self._pending.values())
+    def _take(self) -> tuple[list[Observation], list[tuple[str, Saved, Score]], float, set[str]]:
+        observations, forgotten = list(self._pending.values()), self._forgotten
         self._pending.clear()
-        return observations, self._scores(), self._wall()
+        self._forgotten = set()
+        return observations, self._scores(), self._wall(), forgotten
 
     def _write_last(
-        self, observations: list[Observation], scores: list[tuple[str, Saved, Score]], now: float
+        self,
+        observations: list[Observation],
+        scores: list[tuple[str, Saved, Score]],
+        now: float,
+        forgotten: set[str],
     ) -> None:
         try:
-            self._file.write(observations, scores, now)
+            self._file.write(observations, scores, now, forgotten)
         except OSError as error:
             _log.warning("relay scores were not written: %s", error)
         finally:

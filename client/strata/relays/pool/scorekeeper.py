@@ -102,9 +102,11 @@ class Scorekeeper:
         return score.value
 
     def forget(self, url: str) -> None:
-        """Drop everything known about a relay."""
+        """Drop everything known about a relay, in the file too."""
         self._reputation.forget(url)
         self._scores.pop(url, None)
+        if self._log is not None:
+            self._log.forget(url)
 
     def view(self, url: str, *, connected: bool) -> RelayView:
         """What is known about a relay at this moment."""

@@ -6,11 +6,38 @@ import asyncio
 
 import pytest
 from strata.relays.conduct import Aspect, Standing
+from strata.relays.pool import PacketPool, PoolOptions
+from strata.relays.pool.score_file import ScoreFile
 from strata.relays.pool.scorekeeper import Scorekeeper
+
+from tests.support.simulated_relays import Character, SimConnection, World, until
 
 T = 1_760_000_000.0
 HOUR = 3600
 R = "ws://r"
+
+
+async def test_a_relay_that_was_removed_does_not_come_back_from_the_file(tmp_path):
+    options = PoolOptions(scores=tmp_path / "scores.db", sample_interval=None)
+    world = World(1, Character(), Character(), Character())
+
+    def pool_of(urls):
+        return PacketPool(
+            urls, options=options, make=lambda url, changed: SimConnection(world.relays[url], changed)
+        )
+
+    async with pool_of(list(world.relays)) as pool:
+        await until(lambda: len(pool._relays.connected()) == 3, timeout=10)
+        pool.remove("ws://b")
+        pool.remove("ws://c")
+        await until(lambda: pool._relays.connected() == ["ws://a"], timeout=10)
+        pool.add("ws://c")
+        await until(lambda: len(pool._relays.connected()) == 2, timeout=10)
+    with ScoreFile(tmp_path / "scores.db") as file:
+        assert {relay.url for relay in file.relays()} == {"ws://a", "ws://c"}
+        assert {seen.url for seen in file.observations(0)} == {"ws://a", "ws://c"}
+    async with pool_of(["ws://a"]) as pool:
+        assert {view.url for view in pool.relays} == {"ws://a", "ws://c"}
 
 
 @pytest.mark.req("R-340", "R-344")

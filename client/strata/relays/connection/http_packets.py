@@ -8,7 +8,7 @@ import ssl as ssl_module
 import msgspec
 
 from strata.relays.connection.discovery import http_get
-from strata.relays.connection.stream import QueuedEvent
+from strata.relays.connection.stream import QueuedEvent, possible_time
 
 __all__ = ["fetch_packet"]
 
@@ -40,5 +40,5 @@ async def fetch_packet(
     except (ValueError, EOFError, RecursionError, msgspec.MsgspecError, asyncio.LimitOverrunError):
         return None
     arrived_at = asyncio.get_running_loop().time()
-    annotations = found.relay_annotations
-    return QueuedEvent(found.packet, found.received_at, None, None, annotations, arrived_at)
+    received_at, annotations = possible_time(found.received_at), found.relay_annotations
+    return QueuedEvent(found.packet, received_at, None, None, annotations, arrived_at)

@@ -46,7 +46,7 @@ from strata.relays.backoff import MAX_RETRY_AFTER_SECONDS, after_retry_after, fu
 from strata.relays.connection.options import Options
 from strata.relays.connection.values import Announced, LogReset, Query, Statistics
 
-__all__ = ["Phase", "QueuedEvent", "Stream"]
+__all__ = ["Phase", "QueuedEvent", "Stream", "possible_time"]
 
 _RESUME_MARGIN_SECONDS = DEFAULT_MAX_PACKET_AGE_SECONDS + MAX_FUTURE_SECONDS
 """How much older than its arrival a packet's timestamp may be, with both clocks' error (A-042)."""
@@ -79,12 +79,21 @@ class QueuedEvent(NamedTuple):
 
     packet: Raw
     received_at: int
+    """As `possible_time` gives it."""
     cursor: str | None
     live: bool | None
     annotations: dict[str, object] | None = None
     """What the relay says about the packet beside it (R-209)."""
     arrived_at: float = 0.0
     """When it came in, on the connection's clock."""
+
+
+def possible_time(received_at: int) -> int:
+    """The time of an event, as far as a number of JSON can be a time (R-012).
+
+    A relay may send any integer, and what is behind this takes none that has no place in 64 bits.
+    """
+    return min(max(received_at, -canonical.MAX_SAFE_INTEGER), canonical.MAX_SAFE_INTEGER)
 
 
 class Stream:
@@ -455,15 +464,11 @@ class Stream:
 
     def _enqueue(self, message: wire.Event, now: float) -> None:
         live: bool | None = self._caught_up if self._marked or self._caught_up else None
-        event = QueuedEvent(
-            message.packet, message.received_at, message.cursor, live, message.relay_annotations, now
-        )
+        received_at = possible_time(message.received_at)
+        event = QueuedEvent(message.packet, received_at, message.cursor, live, message.relay_annotations, now)
         self._queue.append(event)
         self._queued_bytes += len(message.packet) + _EVENT_OVERHEAD_BYTES
-        # Only as far as it could be asked for: a relay may send any integer.
-        self._newest_received_at = min(
-            max(self._newest_received_at or 0, message.received_at), canonical.MAX_SAFE_INTEGER
-        )
+        self._newest_received_at = max(self._newest_received_at or 0, received_at)
         if message.cursor is None:
             self._without_cursor += 1
         else:

@@ -16,7 +16,7 @@ from strata.relays.connection.core import Core
 from strata.relays.connection.inspection import Inspector
 from strata.relays.connection.options import Options
 from strata.relays.connection.stream import QueuedEvent
-from strata.relays.connection.values import Announced, Query
+from strata.relays.connection.values import Announced, Query, Statistics
 
 OPTIONS = Options(queue_events=8, page_events=4, idle_timeout=1, history_timeout=5, dedup_packets=8)
 IDS = st.sampled_from(["s1.1", "s1.2", "s1.3", "s1.4", "s2.1", "s2.2", "p1", "p2", "a1", "a2", "", "x", None])
@@ -130,6 +130,20 @@ def test_nothing_a_relay_says_does_harm(make, identities, data, extensions, auth
         assert len(core.data_to_send()) <= 8
         assert all(len(state._queue) <= OPTIONS.queue_events or core.must_pause for state in states)
         core.changes()
+
+
+@pytest.mark.parametrize("received_at", [2**70, 2**64, 2**53, -(2**53), -(2**63) - 1])
+def test_a_time_beyond_all_measure_has_a_place_in_64_bits(make, received_at):
+    core = Core(OPTIONS, random=random.Random(0).random)
+    state = core.subscribe(Query(), 0)
+    core.connection_made(Announced(), 0)
+    core.receive_message(
+        spelled(wire.Event(packet=Raw(make(1).canonical), received_at=received_at, subscription_id="s1.1")), 0
+    )
+    event = state.take()
+    assert isinstance(event, QueuedEvent) and abs(event.received_at) == 2**53 - 1
+    delivery = Inspector(Query(), OPTIONS, Statistics()).inspect(event)
+    assert delivery is not None and msgspec.msgpack.encode(delivery.received_at)
 
 
 @pytest.mark.req("R-339")

@@ -111,6 +111,13 @@ async def test_a_relay_that_serves_packets_over_http_alone_is_asked_there(opened
         assert asked_for(fake, "POST") == []
 
 
+async def test_a_time_beyond_all_measure_is_bounded_over_http_too(opened, make):
+    async with opened(*HTTP) as fake, connect(fake.url, options=OPTIONS) as relay:
+        await fake.append(make(0))
+        fake.serve = lambda packet, _: fake.envelope(packet, 2**70)
+        assert [each.received_at async for each in relay.find([make(0).packet_id])] == [2**53 - 1]
+
+
 @pytest.mark.req("C-285")
 async def test_the_history_of_any_other_relay_is_read_newest_first_until_all_have_turned_up(opened, make):
     async with opened() as fake, connect(fake.url, options=SMALL) as relay:

@@ -130,7 +130,9 @@ def relay_hints(url: str, *, ssl: ssl_module.SSLContext | None = None, timeout: 
         try:
             async with asyncio.timeout(timeout):
                 manifest = _MANIFESTS.decode(await http_get(url, MANIFEST_PATH, ssl=tls_context(url, ssl)))
-        except (OSError, EOFError, ValueError, msgspec.MsgspecError, asyncio.LimitOverrunError):
+        except (OSError, EOFError, ValueError, RecursionError):
+            return ()
+        except (msgspec.MsgspecError, asyncio.LimitOverrunError):
             return ()
         return [pointer.did_doc_hash for pointer in manifest.did_docs if pointer.did == did]
 

@@ -152,6 +152,7 @@ async def test_a_manifest_points_to_documents(plain):
         (json.dumps({"did_docs": pointers}).encode(), ["zabc"]),
         (b'{"did_docs": 7}', []),
         (b"no", []),
+        (b'{"more":' + b"[" * 100_000 + b"]" * 100_000 + b"}", []),
         (None, []),
     ]:
         plain.manifest_body = body

@@ -163,8 +163,11 @@ class ChatScreen:
     # Drawing.
 
     def _line(self, who: tuple[str, str], text: str, at: float | None = None) -> Text:
-        when = datetime.now() if at is None else datetime.fromtimestamp(at)
-        return Text.assemble((f"{when:%H:%M} ", "dim"), who, " ", text)
+        try:
+            when = f"{datetime.now() if at is None else datetime.fromtimestamp(at):%H:%M}"
+        except (ValueError, OverflowError, OSError):  # a time of no calendar: it is others who say it
+            when = "--:--"
+        return Text.assemble((f"{when} ", "dim"), who, " ", text)
 
     def _add(self, entry: _Entry) -> None:
         self._entries.append(entry)

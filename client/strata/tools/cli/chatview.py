@@ -137,8 +137,8 @@ class PlainLines(_Lines):
 
     def received(self, message: MessageReceived) -> None:
         """Print when it was sent, by whom, and the text."""
-        at = datetime.fromtimestamp(sent_at(message), UTC)
-        output.write_line(f"{at:%Y-%m-%d %H:%M:%SZ}  {author_of(message)}  {text_of(message.payload)}")
+        at = output.utc(sent_at(message))
+        output.write_line(f"{at}  {author_of(message)}  {text_of(message.payload)}")
 
     def own(self, message: OwnMessage) -> None:
         """Print the time, the number of the input line, the state and the message."""

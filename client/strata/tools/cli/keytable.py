@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
-
 from strata.protocol.documents import key_multibase, method_id, spelled_key
 from strata.protocol.keys import KeyChain, KeyEvent, KeyStanding, KeyState, Use, read_statement
+from strata.tools.cli.output import utc
 
 __all__ = ["chain_lines", "chain_record", "find_key", "full_key_id", "pending_events"]
 
@@ -88,8 +87,8 @@ def chain_lines(chain: KeyChain, at: int) -> list[str]:
             (
                 key.standing(at, skew).value.replace("_", " "),
                 ", ".join(_roles(key)) or "nothing",
-                _day(key.valid_from) if key.valid_from else "always",
-                _day(min(ends)) if ends else "open",
+                utc(key.valid_from) if key.valid_from else "always",
+                utc(min(ends)) if ends else "open",
                 key.key_id.partition("#")[2],
             )
         )
@@ -106,10 +105,3 @@ def chain_lines(chain: KeyChain, at: int) -> list[str]:
     if not any(key.standing(at, skew) is KeyStanding.VALID and key.may(Use.PACKET) for key in chain.keys(at)):
         lines.append("no key can sign at the moment")
     return lines
-
-
-def _day(at: int) -> str:
-    try:
-        return datetime.fromtimestamp(at, UTC).strftime("%Y-%m-%d %H:%M:%SZ")
-    except (ValueError, OverflowError, OSError):
-        return str(at)

@@ -25,6 +25,7 @@ __all__ = [
     "fail",
     "harmless",
     "note",
+    "utc",
     "write_line",
     "write_record",
 ]
@@ -64,6 +65,14 @@ def harmless(text: str) -> str:
     return "".join(c if unicodedata.category(c) not in ("Cc", "Cf", "Cs", "Zl", "Zp") else " " for c in text)
 
 
+def utc(at: float) -> str:
+    """A time in Unix seconds for people, in UTC. Others say what time it is: it may be one of no calendar."""
+    try:
+        return datetime.fromtimestamp(at, UTC).strftime("%Y-%m-%d %H:%M:%SZ")
+    except (ValueError, OverflowError, OSError):
+        return str(at)
+
+
 def delivery_record(delivery: Delivery) -> dict[str, object]:
     """A delivery for programs; the packet is the signed bytes, unchanged."""
     return {
@@ -82,7 +91,7 @@ def delivery_line(delivery: Delivery) -> str:
     if not isinstance(text, str):
         rest = {name: value for name, value in packet.content.items() if name != "type"}
         text = _ENCODER.encode(rest).decode()
-    at = datetime.fromtimestamp(delivery.received_at, UTC).strftime("%Y-%m-%d %H:%M:%SZ")
+    at = utc(delivery.received_at)
     return harmless(f"{at}  {packet.author_id[-8:]}  {packet.content_type}  {text}  {packet.packet_id}")
 
 

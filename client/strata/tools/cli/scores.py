@@ -7,7 +7,6 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from datetime import UTC, datetime
 from pathlib import Path
 
 import typer
@@ -188,7 +187,7 @@ def _write(url: str, saved: Saved, score: Score, *, as_json: bool) -> None:
     uptime = "-" if score.uptime is None else f"{score.uptime:.0%}"
     seen = "never"
     if saved.last_seen_at is not None:
-        seen = datetime.fromtimestamp(saved.last_seen_at, UTC).strftime("%Y-%m-%d %H:%M:%SZ")
+        seen = output.utc(saved.last_seen_at)
     line = f"{saved.standing.value:<12}{score.value:>6.2f}  {latency:>9}  {uptime:>6}  {seen:<20}  {url}"
     output.write_line(output.harmless(line))
 

@@ -225,6 +225,7 @@ def test_a_message_is_shown_with_its_author_and_the_time_of_sending(sender, auth
     PlainLines().received(message)
     assert capsys.readouterr().out == f"2025-09-27 19:06:40Z  {shown}  hi\n"
     PlainLines().received(dataclasses.replace(message, sent_at=None))
+    PlainLines().received(dataclasses.replace(message, sent_at=-(2**62)))
     assert capsys.readouterr().out.startswith("2025-10-09 08:53:20Z")
 
 
@@ -276,6 +277,12 @@ def test_the_screen_keeps_the_order_and_prints_what_is_settled():
     view.own(own)
     shown = out.getvalue()
     assert shown.index("my words  ✓✓ delivered") < shown.index("bob an answer") < shown.index("in full")
+
+
+def test_the_screen_shows_a_message_of_a_time_that_no_calendar_has():
+    view, out = screen()
+    view.received(dataclasses.replace(received(b"hi"), sent_at=-(2**62)))
+    assert "--:-- bob hi" in out.getvalue()
 
 
 def test_the_screen_tells_of_a_message_that_has_scrolled_away():

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 import strata
+from msgspec.structs import replace
 from strata.protocol import wire
 from strata.protocol.packets import Packet
 from strata.tools.cli.arguments import content_of, content_of_line, moment
@@ -163,6 +164,15 @@ async def test_subscribe_prints_json_lines_with_the_signed_bytes(run, extended, 
     ]
     assert make(0).canonical.decode() in out.splitlines()[0]
     Packet.parse(json.dumps(lines[0]["packet"]).encode()).verify()
+
+
+@pytest.mark.parametrize("received_at", [2**62, -(2**40), 2**70])
+async def test_a_time_that_no_calendar_has_is_printed_as_it_is(run, extended, make, received_at):
+    extended.model.disguise = lambda event: replace(event, received_at=received_at)
+    await extended.append(make(0), make(1))
+    code, out, err = await run("subscribe", "--no-live")
+    assert code == 0, err
+    assert [line.split()[-1] for line in out.splitlines()] == [make(0).packet_id, make(1).packet_id]
 
 
 async def test_filters_and_count(run, extended, make, identities):

@@ -138,6 +138,11 @@ class Merging:
         self.taken_positions |= queued.advances
         return queued.delivery
 
+    def drop(self) -> None:
+        """Drop what waits. No position moves: another session brings it."""
+        self._held.clear()
+        self._queue.clear()
+
     def handle_timer(self, now: float) -> None:
         """Release what has been held back long enough."""
         self._release(now, readers=None)

@@ -98,8 +98,7 @@ class Reading:
         self._delivered += 1
         if self._delivered == self.query.limit:
             self.end()
-            while self.merging.take() is not None:
-                pass  # more than was asked for
+            self.merging.drop()  # more than was asked for
         return delivery
 
     def end(self, error: StrataError | None = None) -> None:

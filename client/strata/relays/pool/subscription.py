@@ -94,8 +94,7 @@ class PoolSubscription:
     async def aclose(self) -> None:
         """End at once: iteration stops and what has arrived is dropped. Idempotent; never waits."""
         self._reading.end()
-        while self._reading.merging.take() is not None:
-            pass
+        self._reading.merging.drop()
 
     async def __aenter__(self) -> Self:
         return self

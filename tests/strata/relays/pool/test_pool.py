@@ -805,3 +805,26 @@ def test_options_that_cannot_work_are_refused(wrong):
 
 def test_urls_in_logs_carry_no_secrets():
     assert shown("wss://me:secret@relay/strata?token=x") == "wss://relay/strata"
+
+
+@pytest.mark.parametrize("limit", [None, 3])
+def test_what_was_not_handed_on_comes_in_the_next_session(limit):
+    async def scenario() -> None:
+        world = three()
+        for n in range(10):
+            for name in "abc":
+                world[name].store(packet(n))
+        seen: list[str] = []
+        async with world.pool(replace(QUIET, readers=3)) as pool:
+            async with pool.subscribe(live=False, limit=limit) as subscription:
+                async for delivery in subscription:
+                    seen.append(delivery.packet.packet_id)
+                    await asyncio.sleep(1)  # the others have arrived and wait
+                    if len(seen) == 3:
+                        break
+            positions = subscription.positions
+        async with world.pool(replace(QUIET, readers=3)) as pool:
+            seen += [d.packet.packet_id async for d in pool.fetch(positions=positions)]
+        assert set(seen) == {packet(n).packet_id for n in range(10)}
+
+    run_virtually(scenario())

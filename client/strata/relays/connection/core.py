@@ -46,6 +46,9 @@ Change = PublishSettled | Stream | AuthenticationSettled | ShortChallenge
 """A publish that ended, a subscription that has events to take or has ended, news of authentication."""
 
 _MOST_EXTENSIONS: Final = 256
+_MOST_CODES: Final = 256
+_LONGEST_NAME: Final = 128
+"""Of an extension or a code; what is longer is none of anybody's."""
 
 
 class Core:
@@ -194,7 +197,7 @@ class Core:
             return
         match message:
             case wire.Event():
-                self._receive_event(message, now)
+                self._receive_event(message, now, len(data))
             case wire.Ok():
                 if not self._publishing.receive_ok(message):
                     self.statistics.messages_invalid += not self._was_ours(message.client_msg_id)
@@ -306,7 +309,7 @@ class Core:
 
     # Dispatch.
 
-    def _receive_event(self, message: wire.Event, now: float) -> None:
+    def _receive_event(self, message: wire.Event, now: float, size_bytes: int) -> None:
         self.statistics.events_received += 1
         wire_id = message.subscription_id
         # R-174: nobody takes an unsolicited event, nor an event of a subscription that was left.
@@ -314,13 +317,12 @@ class Core:
         if stream is None:
             self.statistics.events_unclaimed += 1
             return
-        stream.receive_event(message, now)
+        stream.receive_event(message, now, size_bytes)
         self._changed[stream] = None
         self._follow(stream, wire_id)
 
     def _receive_error(self, message: wire.Error, now: float) -> None:
-        refusals = self.statistics.refusals
-        refusals[message.code] = refusals.get(message.code, 0) + 1
+        self._count_refusal(message.code)
         refusal = RequestRefused(
             message.code,
             message.reason,
@@ -348,10 +350,18 @@ class Core:
         elif not self._was_ours(wire_id):
             self.statistics.messages_invalid += 1
 
+    def _count_refusal(self, code: str) -> None:
+        """Under its code, for as many codes as there may be; a hostile relay names new ones for ever."""
+        refusals = self.statistics.refusals
+        if code not in refusals and (len(refusals) >= _MOST_CODES or len(code) > _LONGEST_NAME):
+            code = "other"
+        refusals[code] = refusals.get(code, 0) + 1
+
     def _learn(self, extensions: list[str] | None) -> None:
         """R-139: additions are announced on the connection too. Streams already open stay as they are."""
         if extensions and self.announced is not None:
-            known = self.announced.extensions | frozenset(extensions)
+            named = frozenset(name for name in extensions if len(name) <= _LONGEST_NAME)
+            known = self.announced.extensions | named
             if len(known) > _MOST_EXTENSIONS:  # a hostile relay names new ones for ever
                 return
             self.announced = replace(self.announced, extensions=known)

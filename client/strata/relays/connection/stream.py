@@ -86,6 +86,8 @@ class QueuedEvent(NamedTuple):
     """What the relay says about the packet beside it (R-209)."""
     arrived_at: float = 0.0
     """When it came in, on the connection's clock."""
+    size_bytes: int = 0
+    """How much came: cursor and annotations may be larger than the packet."""
 
 
 def possible_time(received_at: int) -> int:
@@ -156,7 +158,7 @@ class Stream:
             return None
         event = self._queue.popleft()
         if isinstance(event, QueuedEvent):
-            self._queued_bytes -= len(event.packet) + _EVENT_OVERHEAD_BYTES
+            self._queued_bytes -= event.size_bytes + _EVENT_OVERHEAD_BYTES
         return event
 
     def waiting(self) -> Iterator[QueuedEvent]:
@@ -240,8 +242,11 @@ class Stream:
         if self.phase in (Phase.HISTORY, Phase.LIVE):
             self._move(Phase.WAITING)
 
-    def receive_event(self, message: wire.Event, now: float) -> None:
-        """Queue an event that came for `wire_id`, or leave the stream where it does not belong."""
+    def receive_event(self, message: wire.Event, now: float, size_bytes: int) -> None:
+        """Queue an event that came for `wire_id`, or leave the stream where it does not belong.
+
+        `size_bytes` is that of the whole message.
+        """
         self._refusals = self._resets = 0
         cursor = message.cursor
         if self.phase is Phase.LIVE and cursor is not None and not self._gapless and not self._marked:
@@ -261,7 +266,7 @@ class Stream:
                 # More than was asked for: live, or a relay without limits. The next page has it in order.
                 self._end_page(now)
                 return
-        self._enqueue(message, now)
+        self._enqueue(message, now, size_bytes)
         if self.phase is Phase.HISTORY:
             self._page_events += 1
             self._watch(now)
@@ -462,12 +467,14 @@ class Stream:
 
     # The queue.
 
-    def _enqueue(self, message: wire.Event, now: float) -> None:
+    def _enqueue(self, message: wire.Event, now: float, size_bytes: int) -> None:
         live: bool | None = self._caught_up if self._marked or self._caught_up else None
         received_at = possible_time(message.received_at)
-        event = QueuedEvent(message.packet, received_at, message.cursor, live, message.relay_annotations, now)
+        event = QueuedEvent(
+            message.packet, received_at, message.cursor, live, message.relay_annotations, now, size_bytes
+        )
         self._queue.append(event)
-        self._queued_bytes += len(message.packet) + _EVENT_OVERHEAD_BYTES
+        self._queued_bytes += size_bytes + _EVENT_OVERHEAD_BYTES
         self._newest_received_at = max(self._newest_received_at or 0, received_at)
         if message.cursor is None:
             self._without_cursor += 1

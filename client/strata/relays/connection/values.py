@@ -290,4 +290,4 @@ class Statistics:
     subscriptions_deferred: int = 0
     """Times a subscription left the relay's feed because its consumer was slower."""
     refusals: dict[str, int] = field(default_factory=dict)
-    """ERRORs by code."""
+    """ERRORs by code; `other` stands for what is no code, and for what comes after 256 of them."""

@@ -132,6 +132,42 @@ def test_nothing_a_relay_says_does_harm(make, identities, data, extensions, auth
         core.changes()
 
 
+def test_what_a_relay_says_beside_a_packet_has_its_place_in_the_queue_too(make):
+    """A subscription whose consumer is slow holds `queue_bytes`, whatever the bytes are spent on."""
+    options = replace(OPTIONS, queue_events=1000, queue_bytes=100_000)
+    core = Core(options, random=random.Random(0).random)
+    state = core.subscribe(Query(), 0)
+    core.connection_made(Announced(frozenset({"gapless"})), 0)
+    for n, (cursor, beside) in enumerate([("a", "x" * 90_000), ("b" * 90_000, "x"), ("c", "x" * 90_000)]):
+        event = wire.Event(
+            packet=Raw(make(n).canonical),
+            received_at=1,
+            subscription_id="s1.1",
+            cursor=cursor,
+            relay_annotations={"x": beside},
+        )
+        core.receive_message(wire.encode(event), 0)
+    assert len(state._queue) == 2 and core.statistics.subscriptions_deferred == 1
+    while state.take() is not None:
+        core.taken(state, delivered=True, now=0)
+    assert state._queued_bytes == 0
+
+
+def test_codes_and_extensions_without_end_are_not_kept():
+    core = Core(OPTIONS, random=random.Random(0).random)
+    core.connection_made(Announced(), 0)
+    for n in range(2000):
+        core.receive_message(wire.encode(wire.Error(code=f"code_{n}", reason="-")), 0)
+        core.receive_message(wire.encode(wire.Error(code="x" * 1000 + f"{n}", reason="-")), 0)
+    challenge = wire.AuthChallenge(
+        challenge=CHALLENGE, server_id="did:strata:r", expires_at=0, extensions=["gapless", "y" * 100_000]
+    )
+    core.receive_message(wire.encode(challenge), 0)
+    refusals = core.statistics.refusals
+    assert len(refusals) <= 257 and sum(refusals.values()) == 4000 and refusals["code_0"] == 1
+    assert core.announced is not None and core.announced.extensions == {"gapless"}
+
+
 @pytest.mark.parametrize("received_at", [2**70, 2**64, 2**53, -(2**53), -(2**63) - 1])
 def test_a_time_beyond_all_measure_has_a_place_in_64_bits(make, received_at):
     core = Core(OPTIONS, random=random.Random(0).random)

@@ -249,5 +249,5 @@ def _ahead(socket: ClientConnection) -> int | None:
     said = None if socket.response is None else socket.response.headers.get("Date")
     try:
         return None if said is None else round(parsedate_to_datetime(said).timestamp() - time.time())
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         return None

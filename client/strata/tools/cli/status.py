@@ -161,7 +161,7 @@ async def _round_trips(relay: Relay, samples: int, timeout: float) -> list[float
 def _date(text: str | None) -> float | None:
     try:
         return None if text is None else parsedate_to_datetime(text).timestamp()
-    except ValueError:
+    except (TypeError, ValueError, OverflowError):
         return None
 
 

@@ -8,6 +8,7 @@ from functools import partial
 
 import pytest
 from strata.tools.cli.status import Clock, Handshake, clock_of
+from strata.tools.cli.status import _date as date_of
 
 from tests.support.strata_command import run_strata
 
@@ -138,3 +139,10 @@ def test_answers_that_contradict_each_other_leave_the_last():
 def test_without_a_date_the_clock_is_unknown():
     assert clock_of([]) is None
     assert clock_of([at(1, 2, None)]) is None
+
+
+@pytest.mark.parametrize(
+    "text", ["", "soon", "Mon, 01 Jan 99999999999 00:00:00 GMT", "1 Jan 2024 1:2:3 +99999999999999999999"]
+)
+def test_a_date_that_is_none_tells_nothing(text):
+    assert date_of(text) is None

@@ -28,7 +28,7 @@ from msgspec import Raw
 
 from strata.protocol import wire
 from strata.protocol.errors import RequestRefused, RequestTimeout, Retry, StrataError
-from strata.relays.backoff import after_retry_after, full_jitter
+from strata.relays.backoff import MAX_RETRY_AFTER_SECONDS, after_retry_after, full_jitter
 from strata.relays.connection.options import Options
 from strata.relays.connection.values import Published, Statistics
 
@@ -93,6 +93,8 @@ class Publishing:
         self._connected = False
         self._forbidden: StrataError | None = None
         self._hold_until = -math.inf
+        self._held_by: RequestRefused | None = None
+        """The refusal that named this time."""
 
     def __len__(self) -> int:
         return len(self._pending)
@@ -123,8 +125,12 @@ class Publishing:
         self._send_all(now)
 
     def authorize(self, now: float, *, forbidden: StrataError | None) -> None:
-        """The session has been authenticated: packets refused for lack of that go out again."""
+        """The session has been authenticated: packets refused for lack of that go out again.
+
+        It has another budget from now on.
+        """
         self._forbidden = forbidden
+        self._hold_until, self._held_by = -math.inf, None
         for pending in self._pending.values():
             pending.anonymous = pending.in_flight
             if pending.parked:
@@ -201,11 +207,13 @@ class Publishing:
             self._refuse(handle, refusal)
             return True
         delay = self._delay(refusal, pending.attempts)
-        if now + delay >= pending.deadline:
+        in_time = now + delay < pending.deadline
+        # A relay that asks for a longer wait than anybody has time for has refused this packet alone.
+        if retry is Retry.LATER and (in_time or (refusal.retry_after or 0) <= MAX_RETRY_AFTER_SECONDS):
+            self._hold(refusal, now + delay)
+        if not in_time:
             self._refuse(handle, refusal)  # it could not be sent again in time: say why, not merely when
             return True
-        if retry is Retry.LATER:
-            self._hold_until = max(self._hold_until, now + delay)
         pending.attempts += 1
         self._put_off(pending, refusal, now + delay)
         return True
@@ -235,6 +243,10 @@ class Publishing:
         for handle, pending in list(self._pending.items()):
             self._send_if_due(handle, pending, now)
 
+    def _hold(self, refusal: RequestRefused, until: float) -> None:
+        if until > self._hold_until:
+            self._hold_until, self._held_by = until, refusal
+
     def _put_off(self, pending: _Pending, refusal: RequestRefused, due_at: float) -> None:
         pending.in_flight = False
         pending.refusal = refusal
@@ -248,6 +260,9 @@ class Publishing:
                 self.settled.append(PublishSettled(handle, self._forbidden))
                 return
             due_at = max(pending.due_at, self._hold_until)
+            if self._held_by is not None and now < self._hold_until >= pending.deadline:
+                self._refuse(handle, _said_again(self._held_by, self._hold_until - now))
+                return
             if now >= due_at:
                 self._outbox.append(pending.frame)
                 self._statistics.publishes_repeated += pending.sent
@@ -295,6 +310,13 @@ class Publishing:
 
     def _wake_by(self, moment: float) -> None:
         self.wake_at = min(self.wake_at, moment)
+
+
+def _said_again(refusal: RequestRefused, wait: float) -> RequestRefused:
+    """What the relay has said of another packet, and what is left of the wait that it asked for."""
+    return RequestRefused(
+        refusal.code, refusal.reason, detail=refusal.detail, retry_after=max(1, math.ceil(wait))
+    )
 
 
 def _downgrade(annotations: dict[str, object] | None) -> str | None:

@@ -144,6 +144,31 @@ def test_a_refusal_that_cannot_pass_in_time_is_told_at_once(bench):
     assert isinstance(refusal, RequestRefused) and refusal.retry_after == 60
 
 
+@pytest.mark.req("R-338")
+def test_a_relay_that_wants_quiet_for_longer_than_a_publish_has_is_left_in_quiet(bench):
+    a = bench.publish("a", timeout=5)
+    bench.sent()
+    bench.error(a, "rate_limited", now=1, retry_after=60)
+    b, c = bench.publish("b", timeout=5, now=2), bench.publish("c", timeout=100, now=2)
+    assert bench.sent() == [], "nothing goes out before the relay takes it"
+    refusal = bench.settled()[b]
+    assert isinstance(refusal, RequestRefused) and 59 <= refusal.retry_after <= 71
+    bench.core.handle_timer(60.9)
+    assert bench.sent() == []
+    bench.core.handle_timer(74)
+    assert bench.sent() == [c]
+    d = bench.publish("d", timeout=5, now=75)
+    assert bench.sent() == [d]
+
+
+def test_a_wait_that_nobody_has_time_for_holds_up_no_other_packet(bench):
+    a = bench.publish("a", timeout=5)
+    bench.sent()
+    bench.error(a, "rate_limited", now=1, retry_after=10**9)
+    b = bench.publish("b", timeout=5, now=2)
+    assert bench.sent() == [b]
+
+
 def test_an_internal_error_is_tried_again_with_growing_waits(bench):
     handle = bench.publish("a", timeout=1000)
     now = 0.0

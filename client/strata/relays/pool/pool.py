@@ -456,7 +456,7 @@ class PacketPool:
         self._arrival.set()
         self._arrival = asyncio.Event()
         for reading in self._readings:
-            reading.hasten_sweep(url)
+            reading.relay_came(url)
 
     def _reading_ended(self, reading: Reading) -> None:
         self._readings.pop(reading, None)

@@ -272,8 +272,15 @@ class Reading:
 
     # Sweeping.
 
-    def hasten_sweep(self, url: str) -> None:
-        """Sweep this relay soon: it is back after an absence, or took someone's place."""
+    def relay_came(self, url: str) -> None:
+        """This relay is back after an absence, or took someone's place: sweep it soon.
+
+        What it has refused before, it may have refused for want of something that it has now.
+        """
+        self._refused.pop(url, None)
+        self._hasten_sweep(url)
+
+    def _hasten_sweep(self, url: str) -> None:
         self._sweeps.hasten(url, self._loop.time())
 
     def _log_was_reset(self, url: str, reset: LogReset) -> None:
@@ -282,7 +289,7 @@ class Reading:
         _log.warning("%s: the log has lost its end: %s", shown(url), reset)
         for other in self._relays.connected():
             if other != url:
-                self.hasten_sweep(other)
+                self._hasten_sweep(other)
         self._relays.wake()
 
     async def _sweep(self, url: str) -> None:

@@ -636,6 +636,35 @@ async def test_a_profile_falls_back_when_relays_are_lost_to_the_blacklist_and_co
 
 
 @virtual
+async def test_a_relay_that_has_refused_is_asked_again_when_it_has_come_back():
+    world = World(1, Character(), Character())
+    refusing = True
+
+    class Refusing(SimConnection):
+        def subscribe(self, **options):
+            if refusing and self.server.url == "ws://b":
+                raise RequestRefused("unauthenticated", "it was too busy to let us in")
+            return super().subscribe(**options)
+
+    def make(url, changed):
+        return Refusing(world.relays[url], changed)
+
+    async with PacketPool(list(world.relays), options=QUIET, make=make, wall=wall) as pool:
+        await until(lambda: len(pool._relays.connected()) == 2)
+        subscription = pool.subscribe()
+        await asyncio.sleep(5)
+        assert subscription.relays == ["ws://a"]
+        refusing = False
+        await asyncio.sleep(60)
+        assert subscription.relays == ["ws://a"], "it has refused for as long as the connection lasts"
+        world["b"].cut()
+        await until(lambda: len(pool._relays.connected()) == 2)
+        world["b"].store(packet(1))
+        assert await take(subscription, 1) == [packet(1).packet_id]
+        assert sorted(subscription.relays) == ["ws://a", "ws://b"]
+
+
+@virtual
 async def test_a_relay_that_is_removed_and_added_at_once_is_in_use_again():
     world = World(1, Character(), Character())
     async with world.pool(QUIET) as pool:

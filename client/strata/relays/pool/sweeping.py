@@ -54,6 +54,8 @@ class _Swept:
     """The wall clock at the start of the last sweep that succeeded, or of the subscription."""
     cursor: str | None = None
     running: bool = False
+    hastened: bool = False
+    """Whether it was hastened while it ran: then it may have passed what was to be found."""
 
 
 class Sweeps:
@@ -101,20 +103,12 @@ class Sweeps:
 
     def succeeded(self, url: str, position: Position | None, *, began_at: int, now: float) -> None:
         """The sweep came to its end; `position` is that of the last packet, if there was one."""
-        swept = self._relays[url]
-        swept.running = False
-        swept.success_at = began_at
-        if position is not None and position.cursor is not None:
-            swept.cursor = position.cursor
-        swept.due_at = now + (self._interval or math.inf)
+        self._relays[url].success_at = began_at
+        self._ended(url, position, now)
 
     def failed(self, url: str, position: Position | None, now: float) -> None:
         """The sweep broke off: the next one spans the rest, from the last cursor given."""
-        swept = self._relays[url]
-        swept.running = False
-        if position is not None and position.cursor is not None:
-            swept.cursor = position.cursor
-        swept.due_at = now + (self._interval or math.inf)
+        self._ended(url, position, now)
 
     def left_at(self, url: str, position: Position | None) -> None:
         """The subscription stopped reading from this relay at `position`: sweeps find what comes after it."""
@@ -126,8 +120,16 @@ class Sweeps:
 
     def hasten(self, url: str, now: float) -> None:
         """Ask this relay at once: it was away, or another relay was."""
-        if url in self._relays:
-            self._relays[url].due_at = now
+        swept = self._relays.get(url)
+        if swept is not None:
+            swept.due_at, swept.hastened = now, swept.running
+
+    def _ended(self, url: str, position: Position | None, now: float) -> None:
+        swept = self._relays[url]
+        if position is not None and position.cursor is not None:
+            swept.cursor = position.cursor
+        swept.due_at = now if swept.hastened else now + (self._interval or math.inf)
+        swept.running = swept.hastened = False
 
     def get_timer(self) -> float:
         """When `due` has something to say about relays known so far."""

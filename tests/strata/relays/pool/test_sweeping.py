@@ -82,3 +82,20 @@ def test_a_relay_that_is_back_is_asked_at_once():
     it.hasten("a", 5)
     it.hasten("unknown", 5)
     assert it.due(["a"], 5) == ["a"]
+
+
+@pytest.mark.req("C-276")
+@pytest.mark.parametrize("ending", ["failed", "succeeded"])
+def test_a_sweep_that_is_called_for_while_one_runs_follows_it_at_once(ending):
+    it = sweeps()
+    it.due(["a"], 0)
+    assert it.due(["a"], 300) == ["a"]
+    it.hasten("a", 310)  # its connection was cut, and is back
+    assert it.due(["a"], 320) == [], "one at a time"
+    if ending == "failed":
+        it.failed("a", None, 330)
+    else:
+        it.succeeded("a", None, began_at=T + 300, now=330)
+    assert it.due(["a"], 330) == ["a"]
+    it.succeeded("a", None, began_at=T + 330, now=331)
+    assert it.due(["a"], 332) == [], "once"

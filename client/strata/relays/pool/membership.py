@@ -5,7 +5,8 @@ as long as its relay is of use, so that a slightly better score elsewhere moves 
 
 - at once, by a relay that is blacklisted (R-344);
 - after `replace_after` of absence or `ping_failures` missed pings, if another relay waits for a seat (C-272,
-  C-277): the loser goes to the end of the line, and has its turn again when others fail;
+  C-277): the loser goes to the end of the line, and has its turn again when others fail; one that was not
+  reached then has the whole time of an attempt, or relays that are far away would take turns for ever;
 - to a newcomer in a trial that turned out better (R-345).
 
 Readers and publish targets are chosen from the seats, connected ones first, then by standing and score.
@@ -36,6 +37,10 @@ class _Member:
     seated: bool = False
     connected: bool = False
     absent_since: float = -math.inf
+    is_new: bool = True
+    """Not reached since it got its seat."""
+    is_slow: bool = False
+    """It has lost a seat before it was reached, and was not reached since."""
     missed_pings: int = 0
     trial_until: float | None = None
 
@@ -90,6 +95,7 @@ class Membership:
         """There is a connection to this relay."""
         if member := self._members.get(url):
             member.connected, member.missed_pings = True, 0
+            member.is_new = member.is_slow = False
 
     def disconnected(self, url: str, now: float) -> None:
         """The connection is gone, or an attempt failed."""
@@ -186,15 +192,20 @@ class Membership:
         return member.missed_pings >= self._options.ping_failures
 
     def _is_lost(self, member: _Member, now: float) -> bool:
-        gone = not member.connected and now - member.absent_since >= self._options.replace_after
+        options = self._options
+        patience = options.replace_after
+        if member.is_new and member.is_slow:
+            patience = max(patience, min(options.relay.handshake_timeout, options.revive_after))
+        gone = not member.connected and now - member.absent_since >= patience
         return gone or self._is_failing(member)
 
     def _seat(self, member: _Member, now: float) -> None:
-        member.seated, member.connected = True, False
+        member.seated, member.connected, member.is_new = True, False, True
         member.missed_pings, member.absent_since = 0, now
 
     def _swap(self, loser: _Member, successor: _Member, now: float) -> None:
         self._turns += 1
+        loser.is_slow |= loser.is_new
         loser.turn, loser.seated, loser.connected = self._turns, False, False
         loser.trial_until = None
         self._seat(successor, now)

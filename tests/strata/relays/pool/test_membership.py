@@ -46,6 +46,19 @@ def test_the_first_ones_get_the_seats_and_keep_them():
 
 
 @pytest.mark.req("C-272")
+def test_one_that_was_not_reached_in_time_has_longer_the_next_time():
+    it = members("abcd", connections=2)
+    assert it.seats(0) == ["a", "b"]
+    assert it.seats(2) == ["c", "d"], "they have not been reached within `replace_after`"
+    assert it.seats(4) == ["a", "b"]
+    assert it.seats(13.9) == ["a", "b"], "the time of an attempt"
+    it.connected("a")
+    assert it.seats(14) == ["a", "c"]
+    it.disconnected("a", 20)
+    assert it.seats(21.9) == ["a", "c"] and it.seats(22) == ["c", "d"], "it was reached meanwhile"
+
+
+@pytest.mark.req("C-272")
 def test_one_that_is_gone_for_a_while_is_replaced_and_has_its_turn_again():
     it = members()
     connect_all(it, 0)

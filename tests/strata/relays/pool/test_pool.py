@@ -715,6 +715,22 @@ async def test_a_file_that_cannot_be_read_for_a_while_costs_one_relay_and_not_th
         await until(lambda: len(pool._relays.connected()) == 2)
 
 
+@pytest.mark.req("C-272")
+@pytest.mark.parametrize("count, latency", [(10, 3.0), (6, 6.0), (5, 6.0)])
+def test_relays_that_are_far_away_do_not_take_turns_for_ever(count, latency):
+    """Over an anonymising proxy, for instance: connecting takes longer than a dead relay is waited for."""
+
+    async def scenario() -> None:
+        world = World(1, *(Character(latency=latency) for _ in range(count)))
+        async with world.pool(QUIET) as pool:
+            await until(lambda: len(pool._relays.connected()) == QUIET.connections, timeout=60)
+            seated = set(pool._relays.connected())
+            await asyncio.sleep(60)
+            assert set(pool._relays.connected()) == seated
+
+    run_virtually(scenario())
+
+
 @virtual
 async def test_closing_ends_everything_that_waits_and_leaves_nothing_behind():
     world = three()

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Hashable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Hashable, Iterator, Mapping
+from types import MappingProxyType
 from typing import Any, Final, Protocol
 
 import asyncpg
@@ -14,7 +15,7 @@ from relayd.store.hosts import each_server
 from relayd.store.turns import Turn, Turns
 from relayd.store.types import StoreError, StoreTimeout, StoreUnavailable
 
-__all__ = ["Payer", "Pool", "close_quietly", "connect", "translate_errors"]
+__all__ = ["Payer", "Pool", "close_quietly", "connect", "deadline", "translate_errors"]
 
 _LOST = (
     OSError,
@@ -51,16 +52,50 @@ def translate_errors() -> Iterator[None]:
         raise StoreError(f"the database refused a statement: {_first_line(error)}") from error
 
 
+@contextlib.asynccontextmanager
+async def deadline(connection: asyncpg.Connection[Any], seconds: float) -> AsyncIterator[None]:
+    """Translate errors, and end the connection where its work is not done after so many seconds.
+
+    Raises `StoreUnavailable` then. Cancelling the work would not do: a transaction that is cancelled is first
+    rolled back, and a server that has gone without a word does not answer that either.
+    """
+    is_late = False
+
+    def end() -> None:
+        nonlocal is_late
+        is_late = True
+        connection.terminate()
+
+    timer = asyncio.get_running_loop().call_later(seconds, end)
+    try:
+        with translate_errors():
+            yield
+    except StoreError:
+        if not is_late:
+            raise
+        raise StoreUnavailable("the database did not answer in time") from None
+    finally:
+        timer.cancel()
+
+
 def _first_line(error: Exception) -> str:
     # Only the message: the detail of a PostgreSQL error may quote stored values.
     return str(error).partition("\n")[0] or type(error).__name__
 
 
-async def connect(url: str, *, name: str, connect_timeout: float, **settings: str) -> asyncpg.Connection[Any]:
+async def connect(
+    url: str,
+    *,
+    name: str,
+    connect_timeout: float,
+    answer_timeout: float | None = None,
+    settings: Mapping[str, str] = MappingProxyType({}),
+) -> asyncpg.Connection[Any]:
     """Open a connection that pg_stat_activity shows as `name`, with `settings` for its session.
 
     Of several servers in the URL the first that answers as wanted is taken; each has its share of the time.
-    Raises `StoreUnavailable`. Cancelling closes what was opened.
+    `answer_timeout` is for each statement, where nobody can say how long all of them take together (else see
+    `deadline`). Raises `StoreUnavailable`. Cancelling closes what was opened.
     """
     servers = each_server(url)
     said: list[str] = []
@@ -70,6 +105,7 @@ async def connect(url: str, *, name: str, connect_timeout: float, **settings: st
                 return await asyncpg.connect(
                     server,
                     timeout=connect_timeout / len(servers),
+                    command_timeout=answer_timeout,
                     server_settings={"application_name": name, "jit": "off", **settings},
                     max_cached_statement_lifetime=0,
                     # Bodies make statements' arguments large, never their text; every shape we send fits.
@@ -94,7 +130,8 @@ class Pool:
 
     Leaner than asyncpg's pool, which spends more on resetting a connection than our statements take: ours
     leave nothing behind to reset. When all are lent out, `lease` waits: whoever has used least goes first
-    (`Turns`), and those without a payer wait in one line. The holder's statement timeout bounds each turn.
+    (`Turns`), and those without a payer wait in one line. `turn_timeout` bounds each turn: the server ends a
+    slow statement itself, and this is for a server that no longer answers.
 
     While `gives_way` says that others are in a hurry, one connection is lent at a time. One that has been
     lent for long does not count: where a disk is slow, readers do not wait for each other.
@@ -107,6 +144,7 @@ class Pool:
         *,
         name: str,
         connect_timeout: float,
+        turn_timeout: float = 15.0,
         check: Callable[[asyncpg.Connection[Any]], Awaitable[object]] | None = None,
         **settings: str,
     ) -> None:
@@ -115,6 +153,7 @@ class Pool:
         self._url = url
         self._name = name
         self._connect_timeout = connect_timeout
+        self._turn_timeout = turn_timeout
         self._settings = settings
         self._idle: list[asyncpg.Connection[Any]] = []
         self._lent: set[asyncpg.Connection[Any]] = set()
@@ -128,7 +167,10 @@ class Pool:
 
     @contextlib.asynccontextmanager
     async def lease(self, payer: Payer | None = None) -> AsyncIterator[asyncpg.Connection[Any]]:
-        """Lend a connection. Raises `StoreUnavailable`; cancelling while waiting lends nothing."""
+        """Lend a connection, for `turn_timeout` seconds; what is done with it raises the store's errors.
+
+        Raises `StoreUnavailable`; cancelling while waiting lends nothing.
+        """
         turn = self._turns.ask(payer)
         self._waiting[turn] = lent = asyncio.get_running_loop().create_future()
         started: float | None = None
@@ -139,7 +181,8 @@ class Pool:
             connection = await self._take()
             self._lent.add(connection)
             try:
-                yield connection
+                async with deadline(connection, self._turn_timeout):
+                    yield connection
             finally:
                 self._lent.discard(connection)
                 if self._closed:
@@ -186,13 +229,12 @@ class Pool:
             if not connection.is_closed():
                 return connection
         connection = await connect(
-            self._url, name=self._name, connect_timeout=self._connect_timeout, **self._settings
+            self._url, name=self._name, connect_timeout=self._connect_timeout, settings=self._settings
         )
         try:
             if self._check is not None:
-                with translate_errors():
-                    async with asyncio.timeout(self._connect_timeout):
-                        await self._check(connection)
+                async with deadline(connection, self._connect_timeout):
+                    await self._check(connection)
             self._check_is_open()  # `close` does not see what is being opened
         except BaseException:
             connection.terminate()

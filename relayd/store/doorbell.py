@@ -12,7 +12,7 @@ import asyncpg
 
 from relayd import failpoints
 from relayd.pauses import Pauses
-from relayd.store.connection import close_quietly, connect, translate_errors
+from relayd.store.connection import close_quietly, connect, deadline
 from relayd.store.queries import CHANNEL
 from relayd.store.roll import ROLL_CHANNEL, RollCall
 from relayd.store.types import StoreError, StoreUnavailable
@@ -89,18 +89,17 @@ class Doorbell:
             await pauses.wait()
 
     async def _start(self, connection: asyncpg.Connection[Any]) -> None:
-        with translate_errors():
-            async with asyncio.timeout(_PROBE_TIMEOUT):
-                if not self._has_bus:
-                    await connection.add_listener(CHANNEL, self._ring)
-                    for channel in self._others:
-                        await connection.add_listener(channel, self._ring_other)
-                self._hears_questions = False
-                if self._roll is not None:
-                    await self._hear_questions(connection, not self._has_bus)
-                    await self._roll.attend(connection)
-                # Only now: what is committed after this rings, what was before is below this head.
-                head = await self._read_head(connection)
+        async with deadline(connection, _PROBE_TIMEOUT):
+            if not self._has_bus:
+                await connection.add_listener(CHANNEL, self._ring)
+                for channel in self._others:
+                    await connection.add_listener(channel, self._ring_other)
+            self._hears_questions = False
+            if self._roll is not None:
+                await self._hear_questions(connection, not self._has_bus)
+                await self._roll.attend(connection)
+            # Only now: what is committed after this rings, what was before is below this head.
+            head = await self._read_head(connection)
         self._callback(head)
 
     async def _wait_for_loss(self, connection: asyncpg.Connection[Any]) -> None:
@@ -114,11 +113,10 @@ class Doorbell:
                 for other in self._others.values():
                     other()
             # A half-open connection looks idle for ever, so ask now and then; the answer rings as well.
-            with translate_errors():
-                async with asyncio.timeout(_PROBE_TIMEOUT):
-                    head = await self._read_head(connection)
-                    if self._has_bus and self._roll is not None:
-                        await self._hear_questions(connection, await self._roll.is_asking(connection))
+            async with deadline(connection, _PROBE_TIMEOUT):
+                head = await self._read_head(connection)
+                if self._has_bus and self._roll is not None:
+                    await self._hear_questions(connection, await self._roll.is_asking(connection))
             self._callback(head)
         raise StoreUnavailable("the connection was lost")
 

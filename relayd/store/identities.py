@@ -14,7 +14,7 @@ from strata.protocol.lake import HASHED
 from strata.protocol.provenance.manifest import CLIENT_MANIFEST
 
 from relayd.store.columns import string_key
-from relayd.store.connection import Pool, translate_errors
+from relayd.store.connection import Pool
 from relayd.store.types import DAY_SECONDS, StoredPacket, TrustRow
 
 __all__ = ["INDEXED", "AuthorsPage", "IdentityReader"]
@@ -109,15 +109,14 @@ class IdentityReader:
         A page reads so many rows of an index and no more, so that no number of identities makes it slow.
         """
         async with self._lookups.lease() as connection:
-            with translate_errors():
-                rows = await connection.fetch(_AUTHORS, string_key(type_), after, _AUTHORS_PAGE_ROWS)
-                keys = {key for key, _ in rows}
-                names = {key.decode() for key in keys if not key.startswith(HASHED)}
-                for key in keys:
-                    if key.startswith(HASHED):  # a long name: a packet has it in full
-                        body = await connection.fetchval(_ONE_BODY, key)
-                        if body is not None:
-                            names.add(_AUTHOR_DECODER.decode(body).author_id)
+            rows = await connection.fetch(_AUTHORS, string_key(type_), after, _AUTHORS_PAGE_ROWS)
+            keys = {key for key, _ in rows}
+            names = {key.decode() for key in keys if not key.startswith(HASHED)}
+            for key in keys:
+                if key.startswith(HASHED):  # a long name: a packet has it in full
+                    body = await connection.fetchval(_ONE_BODY, key)
+                    if body is not None:
+                        names.add(_AUTHOR_DECODER.decode(body).author_id)
         return AuthorsPage(names, rows[-1][1] if rows else None)
 
     async def packets_of(
@@ -130,11 +129,10 @@ class IdentityReader:
         keys = [string_key(author) for author in authors]
         wanted = set(types)
         async with self._lookups.lease() as connection:
-            with translate_errors():
-                columns = [string_key(type_) for type_ in wanted - {CLIENT_MANIFEST}]
-                rows = await connection.fetch(_PACKETS, keys, columns, after) if columns else []
-                if CLIENT_MANIFEST in wanted:
-                    rows += [row for row in await connection.fetch(_MANIFESTS, keys) if row[0] > after]
+            columns = [string_key(type_) for type_ in wanted - {CLIENT_MANIFEST}]
+            rows = await connection.fetch(_PACKETS, keys, columns, after) if columns else []
+            if CLIENT_MANIFEST in wanted:
+                rows += [row for row in await connection.fetch(_MANIFESTS, keys) if row[0] > after]
         return sorted(StoredPacket(*row) for row in rows)
 
     async def trust_acts(self, author: str, types: Iterable[str], *, after: int, most: int) -> list[TrustRow]:
@@ -143,17 +141,15 @@ class IdentityReader:
         No body is sent, whatever its size: PostgreSQL gives the strength alone.
         """
         async with self._budgets.lease() as connection:
-            with translate_errors():
-                rows = await connection.fetch(
-                    _TRUST, string_key(author), [string_key(type_) for type_ in types], after, most
-                )
+            rows = await connection.fetch(
+                _TRUST, string_key(author), [string_key(type_) for type_ in types], after, most
+            )
         return [TrustRow(row[0], row[1], row[2].decode(), _number(row[3])) for row in rows]
 
     async def by_key(self, key: bytes) -> StoredPacket | None:
         """The stored packet with this equivalence key."""
         async with self._lookups.lease() as connection:
-            with translate_errors():
-                row = await connection.fetchrow(_BY_KEY, key)
+            row = await connection.fetchrow(_BY_KEY, key)
         return None if row is None else StoredPacket(*row)
 
 

@@ -13,7 +13,7 @@ from strata.protocol.keys import IDENTITY_TYPES
 from relayd import failpoints
 from relayd.lineage import Claim, KnownLog, Mark
 from relayd.store.columns import is_storable, string_key
-from relayd.store.connection import close_quietly, connect, translate_errors
+from relayd.store.connection import close_quietly, connect, deadline
 from relayd.store.terms import Reason, Reset, agree, open_term
 from relayd.store.types import (
     Appended,
@@ -83,7 +83,11 @@ class Log:
     async def open(self, claims: Sequence[Claim]) -> None:
         """Open the connection and a term. Raises `StoreUnavailable`, and `LogLost` as `append` does."""
         self._claims += claims
-        await self._alone(self._connected)
+
+        async def nothing(connection: asyncpg.Connection[Any]) -> None:
+            pass
+
+        await self._alone(nothing)
 
     async def begin_epoch(self, reason: Reason, witness: Mark | None = None) -> Reset | None:
         """Begin a new epoch; with a witness, only if the log lacks that place and no epoch says so yet.
@@ -91,8 +95,7 @@ class Log:
         Raises `StoreUnavailable`.
         """
 
-        async def begin() -> Reset | None:
-            connection = await self._connected()
+        async def begin(connection: asyncpg.Connection[Any]) -> Reset | None:
             if witness is None:
                 return await self._open_term(connection, reason)
             return await self._open_term(connection, witness=witness)
@@ -186,8 +189,7 @@ class Log:
                 *([mark[n] for mark in marks] for n in range(len(PeerMark._fields))),
             )
 
-        async def run() -> asyncpg.Record:
-            connection = await self._connected()
+        async def run(connection: asyncpg.Connection[Any]) -> asyncpg.Record:
             if keep:
                 # No explicit transaction: the statement is one, and BEGIN and COMMIT cost 180 µs.
                 return await self._commit(connection, now, columns, peers)
@@ -234,29 +236,31 @@ class Log:
                 await self._open_term(connection)
         raise StoreUnavailable("the terms of the log keep changing")
 
-    async def _alone(self, work: Callable[[], Awaitable[_Result]]) -> _Result:
+    async def _alone(self, work: Callable[[asyncpg.Connection[Any]], Awaitable[_Result]]) -> _Result:
         """Use the connection, one at a time and within `append_timeout`."""
+        loop = asyncio.get_running_loop()
         async with self._turn:
-            try:
-                async with asyncio.timeout(self._append_timeout):
-                    with translate_errors():
-                        return await work()
-            except TimeoutError:
-                if self._connection is not None:
-                    self._connection.terminate()
-                raise StoreUnavailable("the database did not answer in time") from None
+            ends_at = loop.time() + self._append_timeout
+            connection = await self._connected(ends_at)
+            async with deadline(connection, ends_at - loop.time()):
+                return await work(connection)
 
-    async def _connected(self) -> asyncpg.Connection[Any]:
+    async def _connected(self, ends_at: float) -> asyncpg.Connection[Any]:
         if self._closed:
             raise StoreUnavailable("the store is closed")
         if self._known.is_lost:
             raise LogLost("the database has lost packets that were acknowledged")
         if self._connection is None or self._connection.is_closed():
+            loop = asyncio.get_running_loop()
             connection = await connect(
-                self._url, name="relayd writer", connect_timeout=self.connect_timeout, **_SESSION
+                self._url,
+                name="relayd writer",
+                connect_timeout=min(self.connect_timeout, ends_at - loop.time()),
+                settings=_SESSION,
             )
             try:
-                await self._open_term(connection)
+                async with deadline(connection, ends_at - loop.time()):
+                    await self._open_term(connection)
             except BaseException:
                 connection.terminate()
                 raise

@@ -18,7 +18,7 @@ import msgspec
 
 from relayd.moderation import SESSION, Act, Ban, Closed, Kind, Ruled
 from relayd.roll import OpenSession
-from relayd.store.connection import Pool, close_quietly, connect, translate_errors
+from relayd.store.connection import Pool, close_quietly, connect, deadline
 
 __all__ = ["MODERATION_CHANNEL", "Moderation", "Ruling"]
 
@@ -52,6 +52,8 @@ _WRITE: Final = (
 # One at a time, so that numbers become visible in their order; readers go on.
 _TURN: Final = "LOCK TABLE moderation_log IN SHARE ROW EXCLUSIVE MODE"
 _TURN_TIMEOUT: Final = "10s"
+_LONGEST_RULING: Final = 30.0
+"""Seconds, with the wait for a turn."""
 
 
 class Ruling(NamedTuple):
@@ -81,19 +83,17 @@ class Moderation:
     async def last(self) -> int:
         """The number of the last ruling."""
         async with self._lookups.lease() as connection:
-            with translate_errors():
-                number: int = await connection.fetchval(_LAST)
+            number: int = await connection.fetchval(_LAST)
         return number
 
     async def read(self, since: int) -> tuple[int, list[Ban], bool]:
         """Every ban, the expired ones too, with the number of the ruling that this is the state after; and
         whether anything was erased after the ruling `since`."""
         async with self._lookups.lease() as connection:
-            with translate_errors():
-                async with connection.transaction(isolation="repeatable_read", readonly=True):
-                    last = await connection.fetchval(_LAST)
-                    rows = await connection.fetch(_ALL)
-                    erased = await connection.fetchval(_ERASED_SINCE, since)
+            async with connection.transaction(isolation="repeatable_read", readonly=True):
+                last = await connection.fetchval(_LAST)
+                rows = await connection.fetch(_ALL)
+                erased = await connection.fetchval(_ERASED_SINCE, since)
         return last, [_ban(row) for row in rows], erased
 
     async def bans(
@@ -101,22 +101,19 @@ class Moderation:
     ) -> list[Ban]:
         """Bans in force at `now`, ordered by kind and subject, from those behind `after`."""
         async with self._lookups.lease() as connection:
-            with translate_errors():
-                return [_ban(row) for row in await connection.fetch(_PAGE, now, kind, *after, limit)]
+            return [_ban(row) for row in await connection.fetch(_PAGE, now, kind, *after, limit)]
 
     async def log(
         self, *, before: int | None = None, subject: str | None = None, limit: int = 100
     ) -> list[Ruled]:
         """Rulings, the newest first; `before` is a number to go on from, `subject` the only one wanted."""
         async with self._lookups.lease() as connection:
-            with translate_errors():
-                return [_ruled(row) for row in await connection.fetch(_LOG, before, subject, limit)]
+            return [_ruled(row) for row in await connection.fetch(_LOG, before, subject, limit)]
 
     async def closed(self, since: int) -> list[str]:
         """The sessions that were to be closed after the ruling `since`."""
         async with self._lookups.lease() as connection:
-            with translate_errors():
-                return [subject for (subject,) in await connection.fetch(_CLOSED_SINCE, since)]
+            return [subject for (subject,) in await connection.fetch(_CLOSED_SINCE, since)]
 
     async def rule(self, rulings: Sequence[Ruling], now: int) -> list[bool]:
         """Put these into effect, all or none; for each, whether it changed anything.
@@ -141,11 +138,10 @@ class Moderation:
         """A transaction that rules; every process looks once it is committed."""
         connection = await connect(self._url, name="relayd moderation", connect_timeout=self._connect_timeout)
         try:
-            with translate_errors():
-                async with connection.transaction():
-                    await take_turn(connection)
-                    yield connection
-                    await ring(connection)
+            async with deadline(connection, _LONGEST_RULING), connection.transaction():
+                await take_turn(connection)
+                yield connection
+                await ring(connection)
         finally:
             await close_quietly(connection)
 

@@ -14,7 +14,7 @@ from typing import Any, Final, NamedTuple
 
 import asyncpg
 
-from relayd.store.connection import close_quietly, connect, translate_errors
+from relayd.store.connection import close_quietly, connect, deadline
 from relayd.store.types import StoreUnavailable
 
 __all__ = ["PeerComparison", "PeerPlace", "PeerRow", "PeerStore", "register_peers"]
@@ -57,6 +57,10 @@ VALUES ($1, $2::text::jsonb, $3::bigint IS NULL, coalesce($3, 0), $4::bigint)
 ON CONFLICT (peer_id) DO UPDATE SET found = excluded.found, is_running = excluded.is_running,
     done = greatest(old.done, excluded.done), equal_at = coalesce(excluded.equal_at, old.equal_at)
 """
+
+
+_LONGEST: Final = 30.0
+"""Seconds that a statement may take: a server that has gone without a word takes the lead along."""
 
 
 class PeerRow(NamedTuple):
@@ -115,7 +119,7 @@ async def register_peers(
     """
     connection = await connect(url, name="relayd peers", connect_timeout=connect_timeout)
     try:
-        with translate_errors():
+        async with deadline(connection, _LONGEST):
             for relay_id, address in peers:
                 await connection.execute(
                     "INSERT INTO peers (relay_id, url) VALUES ($1, $2)"
@@ -143,7 +147,7 @@ class PeerStore:
         The lead is lost with the connection, and by `close`."""
         async with self._turn:
             connection = await self._connected()
-            with translate_errors():
+            async with deadline(connection, _LONGEST):
                 if not await connection.fetchval("SELECT pg_try_advisory_lock($1)", _LOCK):
                     return False
                 await connection.execute("UPDATE peers SET fence = fence + 1")
@@ -275,7 +279,7 @@ class PeerStore:
     async def _run(self, how: str, statement: str, *arguments: object) -> Any:
         async with self._turn:
             connection = await self._connected()
-            with translate_errors():
+            async with deadline(connection, _LONGEST):
                 return await getattr(connection, how)(statement, *arguments)
 
     async def _connected(self) -> asyncpg.Connection[Any]:

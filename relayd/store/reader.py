@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import time
 from collections import OrderedDict
@@ -15,7 +14,7 @@ import asyncpg
 from relayd import failpoints
 from relayd.lineage import KnownLog, Mark
 from relayd.store.columns import entry
-from relayd.store.connection import Payer, Pool, translate_errors
+from relayd.store.connection import Payer, Pool
 from relayd.store.declined import covers
 from relayd.store.items import ItemPlace, ItemRange, ItemsPage, read_items, read_skips
 from relayd.store.queries import (
@@ -54,7 +53,6 @@ _MAX_SKEW_SECONDS = 300
 
 _LAST_DAY = 99_999
 _CACHED_POSITIONS = 1024
-_GRACE_SECONDS = 5.0
 _REPLICA_AWAY_SECONDS: Final = (1.0, 30.0)
 """For how long a replica that failed is left alone: at first, and at most. A machine that is gone without a
 word costs whoever asks it the whole time that a connection may take."""
@@ -100,14 +98,11 @@ class Reader:
     it is of a log that the primary has left: the terms tell.
     """
 
-    def __init__(
-        self, known: KnownLog, lookups: Pool, pages: Pool, replica: Pool | None, *, read_timeout: float
-    ) -> None:
+    def __init__(self, known: KnownLog, lookups: Pool, pages: Pool, replica: Pool | None) -> None:
         self._known = known
         self._lookups = lookups
         self._pages = pages
         self._replica = replica
-        self._deadline = read_timeout + _GRACE_SECONDS
         self._replica_due_at = 0.0
         self._replica_pause = _REPLICA_AWAY_SECONDS[0]
         self._replayed: WeakKeyDictionary[asyncpg.Connection[Any], int] = WeakKeyDictionary()
@@ -125,17 +120,17 @@ class Reader:
 
     async def head(self) -> int:
         """The last sequence given out. Raises `StoreUnavailable`."""
-        async with self._guarded(self._lookups) as connection:
+        async with self._lookups.lease() as connection:
             return await read_head(connection, self._known)
 
     async def ping(self) -> None:
         """Ask for a sign of life. Nobody's look-ups hold it up. Raises `StoreUnavailable`."""
-        async with self._guarded(self._lookups, _WATCH) as connection:
+        async with self._lookups.lease(_WATCH) as connection:
             await read_head(connection, self._known)
 
     async def resets(self) -> list[Reset]:
         """The epochs of the log but the first. Raises `StoreUnavailable`, `StoreTimeout`."""
-        async with self._guarded(self._lookups) as connection:
+        async with self._lookups.lease() as connection:
             return await read_resets(connection)
 
     async def find(self, ids: Sequence[bytes]) -> dict[bytes, tuple[int, int]]:
@@ -147,13 +142,13 @@ class Reader:
             return {}
         if failpoints.ARMED:
             await failpoints.reached("store.lookup")
-        async with self._guarded(self._lookups) as connection:
+        async with self._lookups.lease() as connection:
             rows = await connection.fetch(FIND, list(ids))
         return {row[0]: (row[1], row[2]) for row in rows}
 
     async def by_id(self, packet_id: bytes, now: int) -> StoredPacket | Gone | None:
         """The packet, `Gone` when it is expired, removed or declined, None when its id is unknown."""
-        async with self._guarded(self._lookups) as connection:
+        async with self._lookups.lease() as connection:
             row = await connection.fetchrow(BY_ID, packet_id)
         if row is None:
             return None
@@ -231,7 +226,7 @@ class Reader:
 
         Raises `StoreUnavailable` and `StoreTimeout`. Cancelling cancels the statement in the database too.
         """
-        async with self._guarded(self._pages, payer) as connection:
+        async with self._pages.lease(payer) as connection:
             start = 0
             if span.since > _MAX_SKEW_SECONDS:
                 start, _ = await self._position(connection, span.since - _MAX_SKEW_SECONDS)
@@ -242,7 +237,7 @@ class Reader:
         self, peer_id: int, span: ItemRange, most: int, payer: Payer | None
     ) -> Sequence[tuple[int, bytes]]:
         """What a peer serves and this relay refused. Raises and cancels as `items` does."""
-        async with self._guarded(self._pages, payer) as connection:
+        async with self._pages.lease(payer) as connection:
             return await read_skips(connection, peer_id, span, most)
 
     async def tombstones(self, ids: Sequence[bytes]) -> dict[bytes, bytes]:
@@ -252,7 +247,7 @@ class Reader:
         """
         if not ids:
             return {}
-        async with self._guarded(self._lookups) as connection:
+        async with self._lookups.lease() as connection:
             return dict(map(tuple, await connection.fetch(TOMBSTONES, list(ids))))
 
     async def types(self, start: bytes, most: int) -> list[bytes]:
@@ -260,12 +255,12 @@ class Reader:
 
         Raises `StoreUnavailable`, `StoreTimeout`.
         """
-        async with self._guarded(self._lookups) as connection:
+        async with self._lookups.lease() as connection:
             return [key for (key,) in await connection.fetch(TYPES, start, most)]
 
     async def abuse(self, now: int) -> list[AbuseEntry]:
         """The rows of the abuse table that are in force. Raises `StoreUnavailable`, `StoreTimeout`."""
-        async with self._guarded(self._lookups) as connection:
+        async with self._lookups.lease() as connection:
             return list(map(AbuseEntry._make, await connection.fetch(ABUSE, now)))
 
     async def tail(self, after: int, up_to: int | None, limit: int, max_bytes: int) -> list[LogEntry]:
@@ -275,7 +270,7 @@ class Reader:
         Only an empty answer is the end. Raises and cancels as `page` does.
         """
         last = LAST_SEQUENCE if up_to is None else up_to
-        async with self._guarded(self._lookups) as connection:
+        async with self._lookups.lease() as connection:
             rows = await connection.fetch(TAIL, after, last, limit, max_bytes)
             if rows and rows[0][-1] != self._known.lineage.current.tag:
                 await agree(connection, self._known)  # before anybody asks for the term of these entries
@@ -324,7 +319,7 @@ class Reader:
         async with contextlib.AsyncExitStack() as stack:
             connection = await self._from_replica(stack, needed, payer)
             if connection is None:
-                yield await stack.enter_async_context(self._guarded(self._pages, payer))
+                yield await stack.enter_async_context(self._pages.lease(payer))
                 return
             try:
                 yield connection
@@ -343,7 +338,7 @@ class Reader:
             return None
         try:
             async with contextlib.AsyncExitStack() as attempt:
-                connection = await attempt.enter_async_context(self._guarded(self._replica, payer))
+                connection = await attempt.enter_async_context(self._replica.lease(payer))
                 has_enough = await self._has_replayed(connection, needed)
                 self._replica_pause = _REPLICA_AWAY_SECONDS[0]
                 if has_enough:
@@ -372,17 +367,3 @@ class Reader:
             shared = lineage.good_to(Mark(head, bytes(tag), 0), max(head, self._known.seen))
             self._replayed[connection] = -1 if shared is None or shared < head else head
         return self._replayed[connection] >= needed
-
-    @contextlib.asynccontextmanager
-    async def _guarded(
-        self, pool: Pool, payer: Payer | None = None
-    ) -> AsyncIterator[asyncpg.Connection[Any]]:
-        async with pool.lease(payer) as connection:
-            try:
-                # The server ends a slow statement itself; this is for a server that no longer answers.
-                async with asyncio.timeout(self._deadline):
-                    with translate_errors():
-                        yield connection
-            except TimeoutError:
-                connection.terminate()
-                raise StoreUnavailable("the database did not answer in time") from None

@@ -21,7 +21,7 @@ import asyncpg
 import msgspec
 
 from relayd.roll import Answers, Question, Roll
-from relayd.store.connection import Pool, close_quietly, connect, translate_errors
+from relayd.store.connection import Pool, close_quietly, connect, deadline
 
 __all__ = ["ROLL_CHANNEL", "RollCall"]
 
@@ -31,6 +31,8 @@ ROLL_CHANNEL: Final = "relayd_roll"
 _THERE: Final = 0x726F6C6C
 _ASKING: Final = 0x61736B73
 _TIMEOUT: Final = 3.0
+_GRACE: Final = 5.0
+"""Seconds that asking may take besides."""
 _ASK_AGAIN_AFTER: Final = 0.3
 _ASKED_AT_ONCE: Final = 200
 """Processes that one notification can name beside the rest of a question; others are named in the next."""
@@ -66,7 +68,7 @@ class RollCall:
         reply = f"{ROLL_CHANNEL}_{secrets.token_hex(8)}"
         connection = await connect(self._url, name="relayd roll", connect_timeout=self._connect_timeout)
         try:
-            with translate_errors():
+            async with deadline(connection, timeout + _GRACE):
                 await connection.execute(_HOLD, _ASKING, 0)
                 there = await connection.fetch(_HOLDERS, _THERE)
                 answers = Answers(question, frozenset(f"{number:08x}" for (number,) in there))
@@ -92,10 +94,9 @@ class RollCall:
     async def answer(self, reply: str, parts: Sequence[bytes]) -> None:
         """Give this process's answer."""
         async with self._lookups.lease() as connection:
-            with translate_errors():
-                async with connection.transaction():
-                    for part in parts:
-                        await _notify(connection, reply, part)
+            async with connection.transaction():
+                for part in parts:
+                    await _notify(connection, reply, part)
 
 
 async def _wait(answers: Answers, came: asyncio.Event) -> None:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Final
 
-from relayd.store.connection import close_quietly, connect, translate_errors
+from relayd.store.connection import close_quietly, connect, deadline
 
 __all__ = ["Replica", "Server", "Sizes", "read_replica", "read_server", "read_sizes"]
 
@@ -29,6 +30,10 @@ SELECT pg_is_in_recovery() AS is_replica,
 """
 
 
+_LONGEST_LOOK: Final = 60.0
+"""Seconds: to add up the sizes of thousands of tables takes a while."""
+
+
 @dataclass(frozen=True, slots=True)
 class Sizes:
     """What one look at the database found."""
@@ -46,7 +51,7 @@ async def read_sizes(url: str, *, connect_timeout: float = 5.0) -> Sizes:
     """Look at the database behind `url`. Raises `StoreError`."""
     connection = await connect(url, name="relayd sizes", connect_timeout=connect_timeout)
     try:
-        with translate_errors():
+        async with deadline(connection, _LONGEST_LOOK):
             return Sizes(**await connection.fetchrow(_SIZES))
     finally:
         await close_quietly(connection)
@@ -66,7 +71,7 @@ async def read_server(url: str, *, connect_timeout: float = 5.0) -> Server:
     """Look at the server behind `url`. Raises `StoreError`."""
     connection = await connect(url, name="relayd doctor", connect_timeout=connect_timeout)
     try:
-        with translate_errors():
+        async with deadline(connection, _LONGEST_LOOK):
             sizes = Sizes(**await connection.fetchrow(_SIZES))
             invalid = tuple(row[0] for row in await connection.fetch(_INVALID))
             # What a session was told must still hold in its next transaction, and the session be the same.
@@ -94,7 +99,7 @@ async def read_replica(url: str, *, connect_timeout: float = 5.0) -> Replica:
     """Look at the server behind `read_database_url`. Raises `StoreError`."""
     connection = await connect(url, name="relayd doctor", connect_timeout=connect_timeout)
     try:
-        with translate_errors():
+        async with deadline(connection, _LONGEST_LOOK):
             return Replica(**await connection.fetchrow(_REPLICA))
     finally:
         await close_quietly(connection)

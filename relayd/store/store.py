@@ -15,7 +15,7 @@ import asyncpg
 from relayd.lineage import Claim, KnownLog, Mark
 from relayd.store.archived import ArchivedDays
 from relayd.store.bus import Bus
-from relayd.store.connection import Payer, Pool, close_quietly, connect, translate_errors
+from relayd.store.connection import Payer, Pool, close_quietly, connect, deadline
 from relayd.store.doorbell import Doorbell
 from relayd.store.identities import IdentityReader
 from relayd.store.items import ItemPlace, ItemRange, ItemsPage
@@ -51,6 +51,11 @@ MAX_PAGE_BYTES = 4 * 2**20
 """Most bytes of bodies in one page, unless its first packet alone is larger."""
 
 _LOOKUP_CONNECTIONS = 2
+_GRACE_SECONDS = 5.0
+"""How much later than the server itself a read that takes too long is given up."""
+_LONGEST_CHECK = 30.0
+_LONGEST_CHORE = 600.0
+"""Seconds that the checks of a start may take, and one statement of maintenance."""
 _WITNESS_INTERVAL = 60.0
 _OTHERS_TELL_TIMEOUT = 5.0
 """Seconds after its start in which a process waits for what others knew of a lost log: they start too."""
@@ -147,6 +152,7 @@ class Store:
                 size,
                 name=name,
                 connect_timeout=connect_timeout,
+                turn_timeout=read_timeout + _GRACE_SECONDS,
                 check=check if target == url else None,  # a replica may lag: see `Reader`
                 statement_timeout=timeout,
                 **_READER,
@@ -169,7 +175,7 @@ class Store:
                 append_timeout=append_timeout,
                 on_backend=on_backend,
             ),
-            Reader(known, lookups, pages, replica, read_timeout=read_timeout),
+            Reader(known, lookups, pages, replica),
             IdentityReader(lookups, budgets),
             [pool for pool in (lookups, pages, budgets, replica) if pool is not None],
             Retention(
@@ -203,7 +209,7 @@ class Store:
     async def _check(self, allow_unsafe: bool) -> None:
         connection = await connect(self._url, name="relayd start", connect_timeout=self._connect_timeout)
         try:
-            with translate_errors():
+            async with deadline(connection, _LONGEST_CHECK):
                 await check_safety(connection, allow_unsafe=allow_unsafe)
                 await check_revision(connection)
                 # The first process decides; all read its decision.
@@ -432,7 +438,10 @@ class Store:
         Where that takes the proof that a day is archived, it takes some seconds for a million packets.
         """
         connection = await connect(
-            self._url, name="relayd maintenance", connect_timeout=self._connect_timeout
+            self._url,
+            name="relayd maintenance",
+            connect_timeout=self._connect_timeout,
+            answer_timeout=_LONGEST_CHORE,
         )
         try:
             return await self._retention.sweep(connection, now)

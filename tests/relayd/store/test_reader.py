@@ -344,8 +344,8 @@ async def test_a_replica_that_is_back_is_asked_again(database, packet):
 
 
 async def test_a_server_that_stops_answering_is_unavailable_in_time(database, locked, sql, monkeypatch):
-    pool = Pool(database, 1, name="relayd pages", connect_timeout=5)
-    reader = Reader(KnownLog(), pool, pool, None, read_timeout=-4.8)  # no statement timeout on the server
+    pool = Pool(database, 1, name="relayd pages", connect_timeout=5, turn_timeout=0.2)
+    reader = Reader(KnownLog(), pool, pool, None)  # no statement timeout on the server
     with pytest.raises(StoreUnavailable, match="in time"):
         await reader.page(LogQuery(), 10, NOW, 1000)
     await pool.close()

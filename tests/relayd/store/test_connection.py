@@ -1,0 +1,191 @@
+"""Connections whose server is gone without a word: whatever is done over one ends in time, and comes back."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any
+from urllib.parse import urlsplit
+
+import asyncpg
+import pytest
+
+from relayd.moderation import Kind
+from relayd.roll import Question
+from relayd.store import LogQuery, NewPacket, Store, StoreUnavailable, moderation, peers, roll, sizes
+from relayd.store import store as store_module
+from relayd.store.items import ItemPlace, ItemRange
+from relayd.store.moderation import Ruling
+from relayd.store.peers import PeerStore, register_peers
+
+NOW = 1_790_000_000
+LONG = 20.0
+"""Seconds within which a busy machine ends what may take a fraction of one."""
+
+
+class Line:
+    """A line to a database server, which goes dead: what is said into it is taken, and nothing comes back."""
+
+    def __init__(self, address: str | tuple[str, int]) -> None:
+        self._address = address
+        self._dies_at: bytes | None = None
+        self.is_dead = False
+
+    def dies_at(self, text: bytes) -> None:
+        """Go dead where a program says this."""
+        self._dies_at = text
+
+    def mend(self) -> None:
+        """Carry what is said over new connections."""
+        self._dies_at, self.is_dead = None, False
+
+    @contextlib.asynccontextmanager
+    async def open(self) -> AsyncIterator[int]:
+        """Yield the port."""
+        carrying: set[asyncio.Task[None]] = set()
+
+        def taken(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            carrying.add(asyncio.create_task(self._carry(reader, writer)))
+
+        server = await asyncio.start_server(taken, "127.0.0.1", 0)
+        try:
+            yield server.sockets[0].getsockname()[1]
+        finally:
+            server.close()
+            for task in carrying:
+                task.cancel()
+            await asyncio.gather(*carrying, return_exceptions=True)
+
+    async def _carry(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if isinstance(self._address, str):
+            back, forth = await asyncio.open_unix_connection(self._address)
+        else:
+            back, forth = await asyncio.open_connection(*self._address)
+        try:
+            await asyncio.gather(self._pass_on(reader, forth, is_program=True), self._pass_on(back, writer))
+        finally:
+            writer.close()
+            forth.close()
+
+    async def _pass_on(
+        self, source: asyncio.StreamReader, target: asyncio.StreamWriter, *, is_program: bool = False
+    ) -> None:
+        with contextlib.suppress(ConnectionError):
+            while data := await source.read(65_536):
+                if is_program and self._dies_at is not None and self._dies_at in data:
+                    self.is_dead = True
+                if self.is_dead:
+                    await asyncio.Event().wait()
+                target.write(data)
+            target.close()
+
+
+@pytest.fixture
+async def line(database: str) -> Line:
+    connection = await asyncpg.connect(database)
+    line = Line(connection._addr)
+    await connection.close()
+    return line
+
+
+@pytest.fixture
+async def url(database: str, line: Line) -> AsyncIterator[str]:
+    """The database, over that line."""
+    parts = urlsplit(database)
+    user = parts.netloc.rpartition("@")[0]
+    async with line.open() as port:
+        yield f"postgresql://{user}@127.0.0.1:{port}{parts.path}?sslmode=disable"
+
+
+@pytest.fixture(autouse=True)
+def short_limits(monkeypatch: pytest.MonkeyPatch) -> None:
+    for module, name in (
+        (store_module, "_GRACE_SECONDS"),
+        (store_module, "_LONGEST_CHECK"),
+        (store_module, "_LONGEST_CHORE"),
+        (moderation, "_LONGEST_RULING"),
+        (peers, "_LONGEST"),
+        (roll, "_GRACE"),
+        (sizes, "_LONGEST_LOOK"),
+    ):
+        monkeypatch.setattr(module, name, 0.5)
+
+
+Call = Callable[[Store, NewPacket], Awaitable[object]]
+SPAN = ItemRange(0, NOW, NOW)
+CALLS: dict[str, tuple[bytes, Call]] = {
+    "append": (b"relay_append", lambda store, packet: store.append([packet], NOW)),
+    "begin": (b"idle_in_transaction", lambda store, packet: store.begin()),
+    "head": (b"last_sequence", lambda store, packet: store.head()),
+    "find": (b"packet_ids", lambda store, packet: store.find([packet.packet_id])),
+    "page": (b"packets", lambda store, packet: store.page(LogQuery(), 9, NOW)),
+    "items": (b"packets", lambda store, packet: store.items(SPAN, ItemPlace())),
+    "tail": (b"packets", lambda store, packet: store.tail(0, None, 9)),
+    "authors": (b"author_id", lambda store, packet: store.identities.authors("KEY_EVENT")),
+    "keys": (b"packets", lambda store, packet: store.identities.packets_of(["did:strata:a"], ["KEY_EVENT"])),
+    "trust": (
+        b"packets",
+        lambda store, packet: store.identities.trust_acts("did:strata:a", ["TRUST_EDGE"], after=0, most=9),
+    ),
+    "last ruling": (b"moderation_log", lambda store, packet: store.moderation.last()),
+    "bans": (b"moderation_log", lambda store, packet: store.moderation.read(0)),
+    "ban": (
+        b"LOCK TABLE",
+        lambda store, packet: store.moderation.rule(
+            [Ruling(Kind.TYPE, "POST", True, "spam", "op", "test")], NOW
+        ),
+    ),
+    "ask": (b"pg_locks", lambda store, packet: store.roll.ask(Question(), 0.5)),
+    "answer": (b"pg_notify", lambda store, packet: store.roll.answer("relayd_roll_1", [b"{}"])),
+    "maintain": (b"relay_add_day", lambda store, packet: store.maintain(NOW)),
+    "sizes": (b"pg_database_size", lambda store, packet: store.sizes()),
+}
+
+
+@pytest.mark.parametrize("name", CALLS)
+async def test_a_server_that_is_gone_without_a_word_holds_nobody_up(name, url, line, packet):
+    """In the midst of a transaction too: no rollback is waited for that nobody will answer."""
+    text, call = CALLS[name]
+    async with await Store.open(url, read_timeout=0.5, append_timeout=1.0, connect_timeout=1.0) as store:
+        line.dies_at(text)
+        async with asyncio.timeout(LONG):
+            with pytest.raises(StoreUnavailable):
+                await call(store, packet(1))
+        assert line.is_dead
+        line.mend()
+        for _ in range(20):  # one for each connection that was idle meanwhile, and has died unseen
+            with contextlib.suppress(StoreUnavailable):
+                async with asyncio.timeout(LONG):
+                    await call(store, packet(1))
+                break
+        else:
+            pytest.fail("it did not come back")
+
+
+@pytest.mark.parametrize("how", ["register", "lead", "rows"])
+async def test_what_is_remembered_of_peers_is_away_in_time(how, url, line):
+    store = PeerStore(url, connect_timeout=1.0)
+    calls: dict[str, Callable[[], Awaitable[Any]]] = {
+        "register": lambda: register_peers(url, [("did:strata:peer", "wss://peer")], connect_timeout=1.0),
+        "lead": store.take_lead,
+        "rows": store.rows,
+    }
+    line.dies_at(
+        {"register": b"INSERT INTO peers", "lead": b"pg_try_advisory_lock", "rows": b"FROM peers"}[how]
+    )
+    async with asyncio.timeout(LONG):
+        with pytest.raises(StoreUnavailable):
+            await calls[how]()
+    line.mend()
+    with contextlib.suppress(StoreUnavailable):  # the lead has gone with the connection
+        await calls[how]()
+    await calls[how]()
+    await store.close()
+
+
+async def test_a_start_is_told_of_it_in_time(url, line):
+    line.dies_at(b"relay_secrets")
+    async with asyncio.timeout(LONG):
+        with pytest.raises(StoreUnavailable):
+            await Store.open(url, connect_timeout=1.0)

@@ -135,6 +135,14 @@ def test_no_handle_of_a_loop_is_asked_for_its_time():
         assert not asked or simulator in path.parents, (path, asked)
 
 
+def test_nothing_is_waited_for_in_a_way_that_forgets_to_end():
+    """Until Python 3.12 `wait_for` forgets a cancelling that comes in the step in which its wait is over."""
+    for path in [*(ROOT / "client").rglob("*.py"), *(ROOT / "relayd").rglob("*.py")]:
+        nodes = [node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Call)]
+        used = [node.lineno for node in nodes if ast.unparse(node.func) == "asyncio.wait_for"]
+        assert not used, (path, used)
+
+
 def test_sql_stays_in_the_store():
     for path in (ROOT / "relayd").rglob("*.py"):
         if "store" not in path.parts:

@@ -86,7 +86,8 @@ class BanFollower:
         """Follow until cancelled."""
         while True:
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._rung.wait(), _LOOK_INTERVAL)
+                async with asyncio.timeout(_LOOK_INTERVAL):
+                    await self._rung.wait()
             self._rung.clear()
             try:
                 await self.look()

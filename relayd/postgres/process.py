@@ -114,7 +114,8 @@ class ServerProcess:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self.pid, sign)
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self.exited.wait(), patience)
+                async with asyncio.timeout(patience):
+                    await self.exited.wait()
 
 
 def is_postgres(pid: int) -> bool:

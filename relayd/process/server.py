@@ -98,7 +98,8 @@ async def serve(
                     raise
                 # Another database stood behind the address a moment ago, and it has been served: wait for it.
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(stop.wait(), _ANEW_PAUSE)
+                async with asyncio.timeout(_ANEW_PAUSE):
+                    await stop.wait()
             if stop.is_set():
                 return
     finally:

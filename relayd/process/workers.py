@@ -346,7 +346,8 @@ def _work(
                         raise
                     _log.warning("worker_waits", problem=logs.problem_of(error))
                 with contextlib.suppress(TimeoutError):
-                    await asyncio.wait_for(stop.wait(), _DATABASE_PAUSE)
+                    async with asyncio.timeout(_DATABASE_PAUSE):
+                        await stop.wait()
 
     try:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:

@@ -107,7 +107,8 @@ class Doorbell:
         interval = _BUS_PROBE_INTERVAL if self._has_bus else _PROBE_INTERVAL
         while not connection.is_closed():
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._wake.wait(), interval)
+                async with asyncio.timeout(interval):
+                    await self._wake.wait()
             self._wake.clear()
             if self._has_bus:
                 for other in self._others.values():

@@ -144,3 +144,18 @@ async def test_it_follows_without_being_told_and_while_the_database_was_away():
         await until(lambda: not rig.follower.bans.authors)
     finally:
         running.cancel()
+
+
+async def test_it_ends_in_whichever_step_of_a_ring_it_is_told_to():
+    """A process that is told to end waits for all that it does."""
+    for steps in range(6):
+        rig = Rig()
+        following = asyncio.create_task(rig.follower.run())
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        rig.follower.ring()
+        for _ in range(steps):
+            await asyncio.sleep(0)
+        following.cancel()
+        await asyncio.wait({following}, timeout=5)
+        assert following.cancelled(), steps

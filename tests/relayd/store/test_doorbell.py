@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from relayd.store import StoreUnavailable
+from relayd.store import Store, StoreUnavailable
 
 NOW = 1_790_000_000
 LISTENING = (
@@ -85,3 +85,17 @@ async def test_closing_ends_it(database, sql, eventually):
         return not await sql.fetch(LISTENING)
 
     await eventually(silent)
+
+
+async def test_a_store_closes_in_whichever_step_of_a_doubt(database):
+    for steps in range(6):
+        store = await Store.open(database)
+        await store.listen(lambda sequence: None)
+        await asyncio.sleep(0.02)  # it waits for what comes
+        assert store._doorbell is not None and store._listener is not None
+        store._doorbell.doubt()
+        for _ in range(steps):
+            await asyncio.sleep(0)
+        async with asyncio.timeout(20):
+            await store.close()
+        assert store._listener.cancelled(), steps

@@ -55,22 +55,14 @@ class Knowledge:
     def is_current(self, packet: Packet, known: Known) -> bool:
         """Whether the keys and manifests of all whom the packet names are still these.
 
-        Asked for each packet that leaves, so the usual answer costs one comparison.
+        Asked for each packet that leaves, so the usual answer costs one comparison. Whether memory still has
+        them makes no difference.
         """
         identities = self._identities
         if known.generation == identities.generation:
             return True
-        author, chain = packet.author_id, known.chain
-        if identities.is_plain(author):
-            if chain is not None and chain.events:
-                return False
-        elif chain is None or identities.chain(author) is not chain:
-            return False
-        return all(
-            identities.manifest(did) is known.manifests.get(did)
-            and (identities.is_plain(did) or identities.chain(did) is known.others.get(did))
-            for did in needed_dids(packet)
-        )
+        dids = (packet.author_id, *needed_dids(packet))
+        return not any(identities.changed_since(did, known.generation) for did in dids)
 
 
 def missing_for(packet: Packet, identities: Identities) -> list[str]:

@@ -61,6 +61,8 @@ _FEW_KEYS = 16
 """A packet that no key has signed is tried with all that its author ever had: so many take a millisecond."""
 _SHORT_TYPES = IDENTITY_TYPES - {"DID_DOCUMENT"}
 """What is judged as quickly where it has many values: nothing of these is canonicalised again."""
+_LOADED_TOGETHER = 64
+"""Packets whose keys are in memory together, whatever these weigh: each needs three chains at most."""
 _LATELY = 0.1
 """Seconds after which a publish that is answered is not felt any more."""
 _DECIDED = (PublishVerdict.PASSED, PublishVerdict.REFUSED)
@@ -304,7 +306,23 @@ class Admission:
         self._on_flush()
 
     async def _load(self, requests: list[PublishRequest]) -> None:
-        """Read the chains and manifests that packets wait for, all in one go."""
+        """Read the chains and manifests that packets wait for, those of many packets in one go.
+
+        What was read for a packet is there until it is used, however large it is: two chains without room for
+        both would else be read in turns, for ever.
+        """
+        refusal: InvalidPacket | None = None
+        for first in range(0, len(requests), _LOADED_TOGETHER):
+            some = requests[first : first + _LOADED_TOGETHER]
+            with self._identities.held():
+                if refusal is not _UNAVAILABLE:  # the others have waited for that as long
+                    refusal = await self._load_for(some)
+                for request in some:
+                    self._step(request, functools.partial(self._loaded, refusal))
+            self._on_flush()
+
+    async def _load_for(self, requests: Sequence[PublishRequest]) -> InvalidPacket | None:
+        """Read all that these need. Why those are refused for whom it could not be read, if it could not."""
         dids: dict[str, None] = {}
 
         def need(request: PublishRequest) -> None:
@@ -312,17 +330,14 @@ class Admission:
 
         for request in requests:
             self._step(request, need)
-        refusal: InvalidPacket | None = None
         try:
             await self._identities.load(dids)
         except StoreError:
-            refusal = _UNAVAILABLE
+            return _UNAVAILABLE
         except Exception as error:
             self._faults.caught("identity", error)
-            refusal = _FAULT
-        for request in requests:
-            self._step(request, functools.partial(self._loaded, refusal))
-        self._on_flush()
+            return _FAULT
+        return None
 
     def _loaded(self, refusal: InvalidPacket | None, request: PublishRequest) -> None:
         # One chain that cannot be read is no reason to refuse the packets of others.

@@ -19,10 +19,11 @@ second whether it was that chain.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
 import itertools
 import random
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Final, NamedTuple, Protocol
 
 import structlog
@@ -246,6 +247,15 @@ class Identities:
                 done.result()
         finally:
             del done, waiting  # see `_Loading.fail`
+
+    @contextlib.contextmanager
+    def held(self) -> Iterator[None]:
+        """Put nothing out of memory meanwhile, so that all that is loaded together can be used together.
+
+        For one who holds at a time, and not for long: else nothing would ever go.
+        """
+        with self._chains.held(), self._manifests.held():
+            yield
 
     def _begin(self, dids: list[str]) -> None:
         """Start one read; whatever comes of it, who waits for it is told."""

@@ -4,8 +4,9 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Generic, TypeVar
 
 __all__ = ["Kept"]
@@ -16,13 +17,14 @@ V = TypeVar("V")
 class Kept(Generic[V]):
     """Values by name, of together at most `max_bytes` as `weigh` says. What was put first goes first.
 
-    The last one put stays, whatever it weighs: somebody is about to use it.
+    The last one put stays, whatever it weighs: somebody is about to use it. While it is `held`, all do.
     """
 
     def __init__(self, max_bytes: int, weigh: Callable[[V], int]) -> None:
         self._max_bytes = max_bytes
         self._weigh = weigh
         self._values: OrderedDict[str, tuple[V, int]] = OrderedDict()
+        self._holders = 0
         self.size_bytes = 0
 
     def __contains__(self, name: str) -> bool:
@@ -46,7 +48,20 @@ class Kept(Generic[V]):
         weight = former + more if is_known and more is not None else self._weigh(value)
         self._values[name] = value, weight
         self.size_bytes += weight - former
-        while self.size_bytes > self._max_bytes and len(self._values) > 1:
+        self._make_room()
+
+    @contextlib.contextmanager
+    def held(self) -> Iterator[None]:
+        """Let nothing go for want of room meanwhile."""
+        self._holders += 1
+        try:
+            yield
+        finally:
+            self._holders -= 1
+            self._make_room()
+
+    def _make_room(self) -> None:
+        while not self._holders and self.size_bytes > self._max_bytes and len(self._values) > 1:
             _, (_, lost) = self._values.popitem(last=False)
             self.size_bytes -= lost
 

@@ -8,13 +8,13 @@ import pytest
 from strata.protocol.documents import method_id
 from strata.protocol.errors import ErrorCode, InvalidPacket
 from strata.protocol.ids import Identity
-from strata.protocol.keys import revoke_content
+from strata.protocol.keys import add_content, revoke_content
 from strata.protocol.packets import Packet
 from strata.protocol.provenance.manifest import ClientKey, manifest_content
 
 from relayd.store.types import LogEntry
 from tests.relayd.admission.admission_rig import NOW, Peer, Rig, made, signed
-from tests.support.made_origins import CLIENT, attested, software_header
+from tests.support.made_origins import AUTHOR, CLIENT, attested, software_header
 
 FIRST, SECOND = Identity(bytes([20]) * 32), Identity(bytes([21]) * 32)
 
@@ -149,3 +149,39 @@ async def test_manifests_of_one_client_are_applied_one_after_the_other(rig):
     await rig.settled()
     assert len(rig.log.queue) == 1
     assert await rig.answers(client, 2) == [("first", "ok"), ("second", "ok")]
+
+
+def lives_on(who: Identity) -> Packet:
+    """An event after which the DID alone does not say which keys count; they are what they were."""
+    return signed(
+        who, add_content(method_id(who.did, "more"), Identity(bytes([22]) * 32).public_key, valid_from=0)
+    )
+
+
+async def test_chains_that_have_no_room_beside_each_other_are_read_once_for_a_packet(rig):
+    """An author's and a client's: of documents that are as large as may be, one fills the memory."""
+    rig.elsewhere(lives_on(AUTHOR), lives_on(CLIENT))
+    rig.identities._chains._max_bytes = 1
+    rig.elsewhere(lives_on(FIRST))
+    assert rig.identities.missing([AUTHOR.did, CLIENT.did]) == [AUTHOR.did, CLIENT.did]
+    peers = [Peer() for _ in range(3)]
+    for n, peer in enumerate(peers):
+        rig.publish(peer, attested(software_header(), {"type": "POST", "text": f"photo {n}"}), "claim")
+    for peer in peers:
+        assert await rig.answers(peer, 1) == [("claim", "ok")]
+    assert len(rig.log.reads) <= 3
+    assert len(rig.identities._chains) == 1, "nothing stays that has no room"
+
+
+async def test_a_chain_that_has_gone_from_memory_has_not_changed(rig):
+    """Keys of others change meanwhile, and that of a packet on its way is not read again."""
+    rig.elsewhere(lives_on(AUTHOR))
+    peer = Peer()
+    rig.publish(peer, made(1), "post")
+    await rig.queued(1)
+    reads = len(rig.log.reads)
+    rig.identities._chains._max_bytes = 1
+    rig.elsewhere(lives_on(FIRST))
+    assert rig.identities.chain(AUTHOR.did) is None
+    assert await rig.answers(peer, 1) == [("post", "ok")]
+    assert len(rig.log.reads) == reads

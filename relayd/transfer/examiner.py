@@ -101,8 +101,9 @@ class Examiner:
     async def _knowledge(self, candidate: Candidate) -> Known:
         packet, received_at = candidate
         plain = Known(self._identities.generation)
-        while (known := known_of(packet, self._identities, received_at, plain)) is None:
-            await self._identities.load(missing_for(packet, self._identities))
+        with self._identities.held():  # chains without room for both would be read in turns, for ever
+            while (known := known_of(packet, self._identities, received_at, plain)) is None:
+                await self._identities.load(missing_for(packet, self._identities))
         return known
 
     def _examined(self, candidate: Candidate, known: Known) -> NewPacket | InvalidPacket:

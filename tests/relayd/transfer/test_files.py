@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import asyncio
+import functools
 import io
 import json
 from collections.abc import Iterable, Mapping, Sequence
@@ -7,6 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 import msgspec
 import pytest
 from strata.protocol import packets
+from strata.protocol.documents import method_id
 from strata.protocol.equivalence import equivalence_key
 from strata.protocol.ids import Identity
 from strata.protocol.keys import IDENTITY_TYPES, add_content, revoke_content
@@ -15,6 +18,7 @@ from strata.protocol.tombstones import Tombstone, read_tombstone, sign_tombstone
 
 from relayd.admission.limits import AdmissionLimits
 from relayd.config import Settings
+from relayd.identity.directory import Identities
 from relayd.store.identities import AuthorsPage
 from relayd.store.types import (
     Appended,
@@ -27,6 +31,7 @@ from relayd.store.types import (
 )
 from relayd.transfer.examiner import Examiner
 from relayd.transfer.files import ExportSummary, ImportSummary, export_log, import_log, resume_point
+from tests.support.made_origins import AUTHOR, CLIENT, attested, software_header
 
 NOW = 1_760_000_000
 
@@ -397,3 +402,18 @@ async def test_a_file_brings_in_nothing_that_a_socket_may_not(identity):
     summary = await bring_in(store, data, settings=Settings(max_packet_bytes=2048))
     assert summary.reasons["packet_too_large"] == 3
     assert summary.duplicates == 1
+
+
+async def test_chains_that_have_no_room_beside_each_other_hold_up_no_import(monkeypatch):
+    small = functools.partial(Identities, max_chain_bytes=1)
+    monkeypatch.setattr("relayd.transfer.examiner.Identities", small)
+    store = MemoryStore()
+    other = Identity(bytes([22]) * 32).public_key
+    events = [
+        packets.build(who, add_content(method_id(who.did, "more"), other, valid_from=0), timestamp=NOW)
+        for who in (AUTHOR, CLIENT)
+    ]
+    claim = attested(software_header(), {"type": "POST", "text": "photo"})
+    async with asyncio.timeout(20):
+        summary = await bring_in(store, b"".join(line(each) for each in (*events, claim)))
+    assert (summary.stored, summary.quarantined) == (3, 0)

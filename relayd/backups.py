@@ -15,6 +15,7 @@ import asyncio
 import contextlib
 import dataclasses
 import os
+import re
 import shutil
 import tempfile
 import time
@@ -59,6 +60,7 @@ _HBA: Final = f"local all all trust\nhost all all 127.0.0.1/32 scram-sha-256\n{_
 _OURS: Final = "relayd@relayd"
 """Role and database of the servers that this program starts itself."""
 _HBA_TRIES: Final = 50
+_VERSION: Final = re.compile(r"\(PostgreSQL\) (\d+)")
 
 
 class BackupFailed(StoreError):
@@ -121,7 +123,7 @@ async def create(url: str, target: Path, *, data_dir: Path | None) -> int:
             if data_dir is None or "pg_hba.conf" not in str(error) or attempt + 1 == _HBA_TRIES:
                 raise
             await asyncio.sleep(0.1)  # the server has not read its file again yet
-    await _run("pg_verifybackup", str(base))
+    await _verify(base, str(log.major))
     owner = _owner(url) if data_dir is None else None
     record = _Record(taken_at, log.head, log.epoch, str(log.major), owner)
     await asyncio.to_thread(_write_record, target, record)
@@ -164,7 +166,7 @@ async def drill(backup: Path, *, live_url: str | None = None) -> Drilled:
     The copy is made in a temporary folder and removed. Raises `BackupFailed`.
     """
     record = _read_record(backup)
-    await _run("pg_verifybackup", str(backup / _BASE))
+    await _verify(backup / _BASE, record.version)
     with tempfile.TemporaryDirectory(prefix="relayd-drill-") as folder:
         os.chmod(folder, 0o711)  # the server's user has to come through
         async with _started(backup, record, Path(folder) / "data") as url:
@@ -184,7 +186,7 @@ async def restore(
     """
     record = _read_record(backup)
     if verify:
-        await _run("pg_verifybackup", str(backup / _BASE))
+        await _verify(backup / _BASE, record.version)
     found: Drilled | None = None
     async with _started(backup, record, data_dir, until) as url:
         if verify:
@@ -296,8 +298,19 @@ def _write_record(target: Path, record: _Record) -> None:
     temporary.rename(target / _RECORD)
 
 
-async def _run(program: str, *arguments: str, password: str | None = None) -> None:
-    """Run one of PostgreSQL's programs. Raises `BackupFailed` with its last words; cancelling ends it."""
+async def _verify(base: Path, version: str) -> None:
+    """Check every file of a base backup against its manifest, and read its WAL. Raises `BackupFailed`.
+
+    The program can read WAL of its own version alone: of another server's it checks the other files.
+    """
+    own = _VERSION.search(await _run("pg_verifybackup", "--version"))
+    reads_wal = own is not None and own[1] == version
+    await _run("pg_verifybackup", *(() if reads_wal else ("--no-parse-wal",)), str(base))
+
+
+async def _run(program: str, *arguments: str, password: str | None = None) -> str:
+    """Run one of PostgreSQL's programs; what it prints. Raises `BackupFailed` with its last words; cancelling
+    ends it."""
     path = await asyncio.to_thread(_find, program)
     environment = os.environ | ({} if password is None else {"PGPASSWORD": password})
     process = await asyncio.create_subprocess_exec(
@@ -305,11 +318,11 @@ async def _run(program: str, *arguments: str, password: str | None = None) -> No
         *arguments,
         env=environment,
         stdin=asyncio.subprocess.DEVNULL,
-        stdout=asyncio.subprocess.DEVNULL,
+        stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,
     )
     try:
-        _, said = await process.communicate()
+        printed, said = await process.communicate()
     except BaseException:
         with contextlib.suppress(ProcessLookupError):
             process.terminate()
@@ -318,6 +331,7 @@ async def _run(program: str, *arguments: str, password: str | None = None) -> No
     if process.returncode:
         lines = said.decode(errors="replace").strip().splitlines()[-3:]
         raise BackupFailed(f"{program} failed: {' | '.join(lines)}")
+    return printed.decode(errors="replace")
 
 
 def _find(program: str) -> str:

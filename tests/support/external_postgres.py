@@ -22,12 +22,15 @@ host replication all 127.0.0.1/32 scram-sha-256
 
 
 class ExternalPostgres:
-    """The server, as a context manager. `url` is the relay's, whose role is no superuser."""
+    """The server, as a context manager. `url` is the relay's, whose role is no superuser.
 
-    def __init__(self) -> None:
+    `binaries` is the folder of another version's programs; by default it is the one that relayd brings along.
+    """
+
+    def __init__(self, binaries: Path | None = None) -> None:
         self._folder = Path(tempfile.mkdtemp(prefix="external-postgres-"))
         self._user = server_owner(self._folder / "data")
-        self._bin = find_binaries(self._user)
+        self._bin = binaries or find_binaries(self._user)
         self.data = self._folder / "data"
         self.port = free_port()
         self.url = f"postgresql://relayd:a%20secret@127.0.0.1:{self.port}/relayd"

@@ -19,6 +19,9 @@ from tests.support.forks import RELAYD, ForkedProcess, run_fork
 from tests.support.made_packets import ids_of, make, new_identity
 from tests.support.relay_process import RelayProcess, environment, running
 
+_OLDER = sorted(path for path in Path("/usr/lib/postgresql").glob("1[567]/bin") if (path / "psql").exists())
+"""Programs of PostgreSQL that are older than those that relayd brings along, and not too old for it."""
+
 
 def relayd(data_dir: Path, *arguments: str | Path, exit_code: int = 0) -> Any:
     """Run a command; what it says as JSON, or its complaint."""
@@ -141,6 +144,47 @@ async def test_a_backup_that_is_followed_can_be_put_back_to_any_moment(tmp_path:
     assert (found["packets"], found["is_whole"]) == (3, True)
     found = relayd(data_dir, "backup", "verify", backup)
     assert (found["packets"], found["is_whole"]) == (6, True)
+
+
+@pytest.mark.req("R-155")
+async def test_of_a_server_of_another_version_all_is_checked_but_what_only_that_can_read(
+    relay: RelayProcess, tmp_path: Path
+):
+    data_dir, backup = Path(str(relay.settings["data_dir"])), tmp_path / "backup"
+    relayd(data_dir, "backup", "create", backup)
+    for path in (backup / "base" / "pg_wal").iterdir():
+        if path.is_file():
+            path.write_bytes(bytes(path.stat().st_size))
+    assert "pg_waldump" in relayd(data_dir, "backup", "verify", backup, exit_code=3)
+    record = json.loads((backup / "relayd.json").read_text())
+    (backup / "relayd.json").write_text(json.dumps({**record, "version": "17"}))
+    assert "is of PostgreSQL 17" in relayd(data_dir, "backup", "verify", backup, exit_code=3)
+    control = backup / "base" / "global" / "pg_control"
+    control.write_bytes(bytes(control.stat().st_size))
+    assert "pg_verifybackup" in relayd(data_dir, "backup", "verify", backup, exit_code=3)
+
+
+@pytest.mark.skipif(not _OLDER, reason="no PostgreSQL of an older version on this machine")
+@pytest.mark.req("R-155")
+async def test_a_server_of_an_older_version_is_backed_up_and_put_back_by_its_own_tools(tmp_path: Path):
+    author, backup = new_identity(), tmp_path / "backup"
+    packets = [make(author, n=n) for n in range(5)]
+    with ExternalPostgres(_OLDER[-1]) as server:
+        settings: dict[str, Any] = {"database_url": server.url, "data_dir": tmp_path}
+        with running(RelayProcess(tmp_path / "relay", **settings)) as relay:
+            async with open_client(relay.ws) as client:
+                await client.publish_all(packets)
+            env = environment({"database_url": server.url})
+            code, _, err = run_fork(RELAYD, ["backup", "create", str(backup)], env=env)
+            assert code == 0, err.decode()
+            assert relay.stop() == 0
+        server.stop()
+        server.put_back(backup / "base")
+        server.start()
+        with running(RelayProcess(tmp_path / "again", **settings)) as again:
+            async with open_client(again.ws) as reader:
+                kept, _ = await reader.subscribe("s", {"authors": [author.did], "order": "asc"})
+                assert ids_of(kept) == [packet.packet_id for packet in packets]
 
 
 @pytest.mark.req("R-155")

@@ -46,6 +46,10 @@ class ConfigurationError(Exception):
         self.problems = tuple(problems)
         super().__init__(*self.problems)
 
+    def __reduce__(self) -> tuple[type[ConfigurationError], tuple[tuple[str, ...]]]:
+        # A worker tells its parent; the default would call the constructor with each problem apart.
+        return type(self), (self.problems,)
+
     def __str__(self) -> str:
         return "\n".join(self.problems)
 

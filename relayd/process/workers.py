@@ -55,7 +55,7 @@ _DATABASE_PAUSE: Final = 1.0
 _RESTART_PAUSE: Final = 1.0
 _CLOSING_SECONDS: Final = 30.0
 """What a worker may take to close its database connections and to end, once it has drained."""
-_BEAT_INTERVAL: Final = 1.0
+_LONGEST_BEAT: Final = 1.0
 _PARENTS_OWN: Final = ("host", "port", "workers", "database_url", "data_dir", "log_format", "log_level")
 """Settings that the parent has acted upon: only a restart of the whole relay changes them."""
 
@@ -74,19 +74,21 @@ async def supervise(settings: Settings, announce: Callable[[dict[str, str]], Non
         async with database(settings, stop) as url:
             count = settings.workers
             places = [Neighbourhood(neighbours, number, count) for number in range(count)]
-            workers = [_Worker(settings, url, port, place) for place in places]
-            crew = _Crew(workers, stop)
+            workers: list[_Worker] = []
             try:
+                for place in places:
+                    workers.append(_Worker(settings, url, port, place))  # noqa: PERF401 - those that began have to end
+                crew = _Crew(workers, stop)
                 addresses = [await worker.ready() for worker in workers]
                 announce(addresses[0])
                 loop = asyncio.get_running_loop()
-                loop.add_signal_handler(signal.SIGHUP, crew.reload)
                 loop.add_signal_handler(signal.SIGUSR2, crew.renewal.set)
+                loop.add_signal_handler(signal.SIGHUP, crew.reload)
+                signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGHUP})
                 await crew.look_after()
             finally:
                 _signal_all(workers, signal.SIGTERM)
-                patience = settings.drain_timeout + _CLOSING_SECONDS
-                await asyncio.gather(*(worker.ended(patience) for worker in workers))
+                await asyncio.gather(*(worker.ended(worker.patience) for worker in workers))
 
 
 @contextlib.contextmanager
@@ -105,6 +107,11 @@ def _reserved(settings: Settings) -> Iterator[int]:
                 f"port {settings.port} on {settings.host} is taken; choose another with --port"
             ) from None
         yield holder.getsockname()[1]
+
+
+def _beat_interval(settings: Settings) -> float:
+    """Seconds between two signs of life of a worker."""
+    return min(_LONGEST_BEAT, settings.worker_timeout / 4)
 
 
 def _signal_all(workers: list[_Worker], number: signal.Signals) -> None:
@@ -142,7 +149,10 @@ class _Crew:
                 _log.error("worker_hung", pid=worker.pid, problem=silence)
                 worker.is_hung = True
                 worker.signal(signal.SIGKILL)
+            due = time.monotonic() + _POLL_INTERVAL
             await asyncio.sleep(_POLL_INTERVAL)
+            if time.monotonic() - due > _beat_interval(worker.settings):
+                worker.excuse()  # this process has stood still, and so may the worker, with the machine
 
     async def _start_again(self, worker: _Worker) -> None:
         forget_process(worker.pid)
@@ -153,7 +163,13 @@ class _Crew:
             self._restarts["hung" if worker.is_hung else "died"].inc()
             _log.error("worker_died", pid=worker.pid, exit_code=worker.exit_code, problem=worker.problem())
             await asyncio.sleep(_RESTART_PAUSE)
-        worker.start(is_revived=True)
+        while True:
+            try:
+                worker.start(is_revived=True)
+                return
+            except OSError as error:  # no memory, process or file is left just now; the others go on
+                _log.error("worker_not_started", problem=logs.problem_of(error))
+            await asyncio.sleep(_RESTART_PAUSE)
 
     async def _renew(self) -> None:
         while True:
@@ -205,26 +221,34 @@ class _Worker:
         self.start()
 
     def start(self, *, is_revived: bool = False) -> None:
-        """Start the process. One that is revived waits for a database that is away: it has been there."""
+        """Start the process. One that is revived waits for a database that is away: it has been there.
+
+        Raises `OSError` where the system has no room for another process; the one before counts then.
+        """
         context = multiprocessing.get_context("spawn")
         self.makes_way = self.is_hung = self._is_ready = False
         self._heard_at = time.monotonic()
+        self._said: Exception | None = None
+        """Why it ends, where it has told: it may take a while over that."""
+        self.patience = self.settings.drain_spread + self.settings.drain_timeout + _CLOSING_SECONDS
+        """How long this process may take to end, once it is told to."""
         self._pipe, theirs = context.Pipe(duplex=False)
         # By name: the program that a new worker imports may know other settings than this one.
         values = {row: getattr(self.settings, row) for row in setting_table()}
         origin = None if self.settings.origin is None else tuple(self.settings.origin)
-        self._process: BaseProcess = context.Process(
+        process: BaseProcess = context.Process(
             target=_work,
             args=(values, origin, self._database_url, self._port, theirs, is_revived, self._place),
             name="relayd-worker",
         )
         # It inherits that SIGHUP waits until it knows what to do with it, see `server`.
-        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGHUP})
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGHUP})
         try:
-            self._process.start()
+            process.start()
         finally:
-            signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGHUP})
-        theirs.close()
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+            theirs.close()
+        self._process = process
 
     async def ready(self) -> dict[str, str]:
         """Wait until the worker accepts connections; raises the exception that kept it from starting."""
@@ -238,38 +262,50 @@ class _Worker:
         said: dict[str, str] | Exception | None = None
         try:
             while said is None:  # a sign of life says nothing else
-                said = self._pipe.recv()
+                said = self._take()
         except EOFError:
             return StoreError("a worker process ended while starting")
         return said
 
+    def _take(self) -> dict[str, str] | Exception | None:
+        """Wait for the next thing that the worker says. Raises `EOFError` and `OSError` where it is gone."""
+        try:
+            said: dict[str, str] | Exception | None = self._pipe.recv()
+        except (EOFError, OSError):
+            raise
+        except Exception as error:  # of a worker of another release, whatever its classes need
+            return StoreError(f"a worker ended, and its reason cannot be read here: {logs.problem_of(error)}")
+        return said
+
     def problem(self) -> str | None:
         """What a worker that has ended said of the reason."""
-        said = self._listen()
-        return str(said) if isinstance(said, Exception) else None
+        self._listen()
+        return None if self._said is None else str(self._said)
 
     def silence(self) -> float:
         """Seconds since its event loop gave a sign of life; one that is being started has not begun to."""
         self._listen()
         return time.monotonic() - self._heard_at if self._is_ready else 0.0
 
+    def excuse(self) -> None:
+        """Count its silence from now on."""
+        self._heard_at = time.monotonic()
+
     def is_ready(self) -> bool:
         """Whether it accepts connections."""
         self._listen()
         return self._is_ready and self.is_alive()
 
-    def _listen(self) -> Exception | None:
-        """Take what the worker has said meanwhile; the last exception."""
-        problem = None
+    def _listen(self) -> None:
+        """Take what the worker has said meanwhile."""
         with contextlib.suppress(EOFError, OSError):
             while self._pipe.poll():
-                said = self._pipe.recv()
+                said = self._take()
                 self._heard_at = time.monotonic()
                 if isinstance(said, dict):
                     self._is_ready = True
                 elif isinstance(said, Exception):
-                    problem = said
-        return problem
+                    self._said = said
 
     async def ended(self, patience: float) -> None:
         """Wait until the process has ended; after `patience` seconds it is killed."""
@@ -315,7 +351,10 @@ def _work(
     signal.signal(signal.SIGINT, signal.SIG_IGN)
 
     async def main() -> None:
-        async with _parent_watched(stop_on_signals(signal.SIGTERM)) as stop, _beating(pipe):
+        async with (
+            _parent_watched(stop_on_signals(signal.SIGTERM)) as stop,
+            _beating(pipe, _beat_interval(settings)),
+        ):
             way = asyncio.Event()
 
             def make_way() -> None:
@@ -358,13 +397,13 @@ def _work(
 
 
 @contextlib.asynccontextmanager
-async def _beating(pipe: Pipe) -> AsyncIterator[None]:
+async def _beating(pipe: Pipe, interval: float) -> AsyncIterator[None]:
     """Give the parent a sign of life from the event loop now and then."""
 
     async def beat() -> None:
         with contextlib.suppress(OSError):  # the parent has gone, or takes nothing: it will be seen
             while True:
-                await asyncio.sleep(_BEAT_INTERVAL)
+                await asyncio.sleep(interval)
                 pipe.send(None)
 
     task = asyncio.create_task(beat(), name="beat")

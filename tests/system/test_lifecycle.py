@@ -324,6 +324,48 @@ async def test_a_reload_reaches_a_worker_that_is_just_being_started(tmp_path: Pa
                 assert (await client.publish(make(author)))["code"] == "blocked_author"
 
 
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_reload_or_a_renewal_asked_for_while_the_relay_starts_does_not_end_it(tmp_path: Path, workers):
+    file = tmp_path / "relayd.toml"
+    file.write_text("")
+    arguments = ("--config", str(file), "--workers", str(workers))
+    relay = RelayProcess(tmp_path, arguments=arguments, failpoints="server.start=delay:2")
+    relay.spawn()
+    try:
+        wait_until(lambda: relay.logged("failpoint") == workers, "the start to be under way", 60)
+        file.write_text("blocked_types = ['X']")
+        os.kill(relay.pid, signal.SIGUSR2)
+        os.kill(relay.pid, signal.SIGHUP)
+        relay.ready = relay.await_ready()
+        wait_until(lambda: relay.logged("reloaded") == workers, "it to be heeded", 60)
+        _, _, manifest = relay.get("/.well-known/strata-relay.json")
+        assert json.loads(manifest)["policy"]["declined_types"] == ["X"]
+        assert relay.stop() == 0
+    finally:
+        relay.kill()
+
+
+def test_a_worker_that_cannot_read_a_file_any_more_takes_no_other_one_with_it(tmp_path: Path):
+    peers = tmp_path / "peers.toml"
+    peers.write_text("")
+    settings = {"peers_file": peers, "retention_days": 0}
+    with running(RelayProcess(tmp_path, arguments=("--workers", "2"), **settings)) as relay:  # type: ignore[arg-type]
+        lost, kept = relay.workers()
+        peers.write_text("[[peer]]\nurl = 'ftp://a'\nrelay_id = 'b'\n")
+        lost.kill()
+        wait_until(lambda: relay.logged("worker_died") >= 2, "its successor to fail", 60)
+        assert relay.is_running() and kept.is_running()
+        assert "b is not a DID" in relay.log.read_text()
+        peers.write_text("")
+        served = relay.logged("serving")
+        wait_until(lambda: relay.logged("serving") > served, "the next one to serve", 60)
+        assert relay.stop() == 0
+    peers.write_text("[[peer]]\nurl = 'ftp://a'\nrelay_id = 'b'\n")
+    again = RelayProcess(tmp_path, arguments=("--workers", "2"), **settings)  # type: ignore[arg-type]
+    again.spawn()
+    assert again.wait() == 2
+
+
 async def test_a_worker_that_is_started_again_begins_with_the_settings_of_the_last_reload(tmp_path: Path):
     author = new_identity()
     file = tmp_path / "relayd.toml"

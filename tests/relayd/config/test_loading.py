@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from pathlib import Path
 
 import pytest
@@ -144,3 +145,9 @@ def test_a_folder_stands_for_the_file_in_it_which_may_be_missing(tmp_path):
     assert load(tmp_path).port == 1234
     (tmp_path / "relayd.toml").write_text("port = 4321")
     assert problems(tmp_path) == [f"{tmp_path / 'relayd.toml'} is not read: the settings file is config.toml"]
+
+
+@pytest.mark.parametrize("problems", [[], ["one"], ["one", "another"]])
+def test_what_is_wrong_can_be_told_to_another_process(problems):
+    error = pickle.loads(pickle.dumps(ConfigurationError(problems)))
+    assert (error.problems, str(error)) == (tuple(problems), "\n".join(problems))

@@ -2,26 +2,141 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import multiprocessing
+import pickle
 import signal
 import time
+from collections.abc import AsyncIterator
+from typing import Any, NoReturn
 
-from relayd.process.workers import _Worker
+import pytest
+
+from relayd.config import ConfigurationError, Settings
+from relayd.process import workers
+from relayd.process.workers import _beat_interval, _Crew, _Worker
+from relayd.store.types import StoreError
+
+
+def made(settings: Settings = Settings(), *, runs_for: float = 600.0) -> tuple[_Worker, Any]:  # noqa: B008 - immutable
+    """A worker that accepts connections, with a process that does nothing, and its end of the pipe."""
+    worker = object.__new__(_Worker)
+    context = multiprocessing.get_context("spawn")
+    process = context.Process(target=time.sleep, args=(runs_for,))
+    process.start()
+    worker.settings, worker._process = settings, process
+    worker.makes_way = worker.is_hung = False
+    worker._is_ready, worker._heard_at, worker._said = True, time.monotonic(), None
+    worker._pipe, its_end = context.Pipe(duplex=False)
+    return worker, its_end
+
+
+@contextlib.asynccontextmanager
+async def kept(worker: _Worker) -> AsyncIterator[asyncio.Task[None]]:
+    """It is looked after meanwhile."""
+    task = asyncio.create_task(_Crew([worker], asyncio.Event())._keep(worker))
+    try:
+        yield task
+    finally:
+        task.cancel()
+        await asyncio.wait([task])
+        worker._process.kill()
+        worker._process.join()
+
+
+class _OfAnotherRelease(Exception):
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _does_not_exist_here, ()
+
+
+def _does_not_exist_here() -> NoReturn:
+    raise ImportError("cannot import name 'NewError'")
 
 
 async def test_a_worker_that_does_not_end_is_killed():
-    worker = object.__new__(_Worker)
-    process = multiprocessing.get_context("spawn").Process(target=time.sleep, args=(600,))
-    process.start()
-    worker._process = process
+    worker, _ = made()
     await worker.ended(patience=0.1)
     assert worker.exit_code == -signal.SIGKILL
 
 
 async def test_a_worker_that_ends_by_itself_is_not():
-    worker = object.__new__(_Worker)
-    process = multiprocessing.get_context("spawn").Process(target=time.sleep, args=(0,))
-    process.start()
-    worker._process = process
+    worker, _ = made(runs_for=0)
     await worker.ended(patience=60.0)
     assert worker.exit_code == 0
+
+
+async def test_a_worker_has_time_for_its_waves_before_it_is_killed(monkeypatch: pytest.MonkeyPatch):
+    class _Process:
+        pid = None
+
+        def __init__(self, **_: object) -> None: ...
+
+        def start(self) -> None: ...
+
+    monkeypatch.setattr(multiprocessing.get_context("spawn"), "Process", _Process)
+    settings = Settings(drain_spread=300.0, drain_timeout=20.0)
+    worker = _Worker(settings, "", 0, None)  # type: ignore[arg-type]
+    assert worker.patience >= 300.0 + 20.0 + 5.0
+    worker.settings = Settings(drain_spread=0.0)
+    assert worker.patience > 300.0, "the process goes on with the settings that it began with"
+
+
+async def test_what_keeps_a_worker_from_starting_reaches_its_parent():
+    worker, pipe = made()
+    try:
+        problems = ["peers.toml: a is not a DID", "peers.toml: b is not a DID"]
+        pipe.send(ConfigurationError(problems))
+        assert worker.silence() < 60.0, "it is looked at while it ends"
+        assert worker.problem() == "\n".join(problems)
+        # A worker of another release may say it in words that this program does not know.
+        pipe.send_bytes(pickle.dumps(_OfAnotherRelease()))
+        assert "NewError" in str(worker.problem())
+        pipe.send(None)
+        pipe.send_bytes(pickle.dumps(_OfAnotherRelease()))
+        with pytest.raises(StoreError, match="NewError"):
+            await worker.ready()
+    finally:
+        worker._process.kill()
+
+
+async def test_one_that_cannot_be_started_again_yet_is_tried_again(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(workers, "_RESTART_PAUSE", 0.01)
+    worker, _ = made(runs_for=0)
+    worker._process.join()
+    tries = 0
+
+    def start(*, is_revived: bool) -> None:
+        nonlocal tries
+        tries += 1
+        if tries < 3:
+            raise BlockingIOError("Resource temporarily unavailable")
+        again, _ = made()
+        worker._process = again._process
+
+    monkeypatch.setattr(worker, "start", start)
+    async with kept(worker) as task:
+        async with asyncio.timeout(60):
+            while not worker.is_alive():
+                assert not task.done(), "the other workers would have to end"
+                await asyncio.sleep(0.01)
+    assert tries == 3
+
+
+async def test_a_worker_is_not_killed_for_the_time_in_which_its_parent_stood_still():
+    worker, pipe = made(Settings(worker_timeout=1.0))
+    async with kept(worker):
+        await asyncio.sleep(0.2)
+        time.sleep(1.5)  # noqa: ASYNC251 - the machine was suspended
+        await asyncio.sleep(0.2)
+        assert worker.is_alive() and not worker.is_hung
+        pipe.send(None)
+        async with asyncio.timeout(60):  # a worker that stands still by itself is killed all the same
+            while worker.is_alive():  # noqa: ASYNC110 - it is another process
+                await asyncio.sleep(0.05)
+        assert worker.is_hung
+
+
+@pytest.mark.parametrize("timeout", [0.1, 1.0, 60.0])
+def test_a_worker_gives_signs_of_life_in_time(timeout):
+    assert _beat_interval(Settings(worker_timeout=timeout)) <= min(1.0, timeout / 3)

@@ -105,6 +105,9 @@ def serve(
     One JSON line on stdout says when it accepts connections.
     """
     given = {name: value for name, value in locals().items() if name != "config"}
+    from relayd.process.signals import hold_reloads
+
+    hold_reloads()  # what is read from here on is read again, if anybody asks
     settings = console.read_settings(config, **given)
     from relayd.process.daemon import run
 

@@ -1,4 +1,4 @@
-"""The signals that end a process."""
+"""The signals that end a process, and those that must not."""
 
 from __future__ import annotations
 
@@ -8,9 +8,19 @@ import signal
 
 import structlog
 
-__all__ = ["stop_on_signals"]
+__all__ = ["hold_reloads", "stop_on_signals"]
 
 _log = structlog.get_logger("relayd.server")
+
+
+def hold_reloads() -> None:
+    """Have SIGHUP wait until somebody takes it; SIGUSR2 does nothing until then. For the start of a process.
+
+    By themselves both end a process, and a process manager takes an end by SIGHUP for one that was wanted.
+    Whoever handles SIGHUP unblocks it. Processes that are begun meanwhile are as new as SIGUSR2 wants them.
+    """
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGHUP})
+    signal.signal(signal.SIGUSR2, signal.SIG_IGN)
 
 
 def stop_on_signals(*numbers: signal.Signals) -> asyncio.Event:

@@ -30,6 +30,14 @@ _LOST = (
     asyncpg.InvalidCatalogNameError,
 )
 
+_VANISHED: Final = {
+    "tcp_keepalives_idle": "30",
+    "tcp_keepalives_interval": "10",
+    "tcp_keepalives_count": "3",
+}
+"""The server finds out within a minute that a machine has gone without a word. Left to itself it takes two
+hours, and holds for so long what that machine held: the lock of the log, or the lead among readers of peers."""
+
 _LONG: Final = 0.02
 """Seconds. A statement that takes longer waits for a disk, and leaves processor and loop to others."""
 
@@ -106,7 +114,7 @@ async def connect(
                     server,
                     timeout=connect_timeout / len(servers),
                     command_timeout=answer_timeout,
-                    server_settings={"application_name": name, "jit": "off", **settings},
+                    server_settings={"application_name": name, "jit": "off", **_VANISHED, **settings},
                     max_cached_statement_lifetime=0,
                     # Bodies make statements' arguments large, never their text; every shape we send fits.
                     statement_cache_size=256,

@@ -8,8 +8,9 @@ count for nothing.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 import asyncpg
@@ -17,8 +18,10 @@ import asyncpg
 from relayd.store.connection import close_quietly, connect, deadline
 from relayd.store.types import StoreUnavailable
 
-__all__ = ["PeerComparison", "PeerPlace", "PeerRow", "PeerStore", "register_peers"]
+__all__ = ["MOST_PROBLEM", "PeerComparison", "PeerPlace", "PeerRow", "PeerStore", "register_peers"]
 
+MOST_PROBLEM: Final = 500
+"""Characters of a peer's problem that are kept."""
 _LOCK: Final = 0x72656C6179_0001
 """The key of the advisory lock under which one process reads from peers."""
 
@@ -134,23 +137,26 @@ async def register_peers(
 
 
 class PeerStore:
-    """The tables of peers, over one connection. Every method raises `StoreUnavailable` where it is lost."""
+    """The tables of peers, over one connection.
 
-    def __init__(self, url: str, *, connect_timeout: float = 5.0) -> None:
+    Every method raises `StoreUnavailable` where the connection is lost, or the database says nothing for
+    `answer_timeout` seconds. From then on they all do until `close`: with the connection went the lead.
+    """
+
+    def __init__(self, url: str, *, connect_timeout: float = 5.0, answer_timeout: float = _LONGEST) -> None:
         self._url = url
         self._connect_timeout = connect_timeout
+        self._answer_timeout = answer_timeout
         self._connection: asyncpg.Connection[Any] | None = None
         self._turn = asyncio.Lock()
 
     async def take_lead(self) -> bool:
         """Become the process that reads from peers, with a fence of its own; False while another process is.
         The lead is lost with the connection, and by `close`."""
-        async with self._turn:
-            connection = await self._connected()
-            async with deadline(connection, _LONGEST):
-                if not await connection.fetchval("SELECT pg_try_advisory_lock($1)", _LOCK):
-                    return False
-                await connection.execute("UPDATE peers SET fence = fence + 1")
+        async with self._connected() as connection:
+            if not await connection.fetchval("SELECT pg_try_advisory_lock($1)", _LOCK):
+                return False
+            await connection.execute("UPDATE peers SET fence = fence + 1")
         return True
 
     async def rows(self) -> list[PeerRow]:
@@ -175,7 +181,7 @@ class PeerStore:
             "UPDATE peers SET state = $2, problem = $3, state_at = $4 WHERE peer_id = $1",
             peer_id,
             state,
-            None if problem is None else problem[:500],
+            None if problem is None else problem[:MOST_PROBLEM],
             now,
         )
 
@@ -277,17 +283,24 @@ class PeerStore:
         return not str(await self._run("execute", statement, *arguments)).endswith(" 0")
 
     async def _run(self, how: str, statement: str, *arguments: object) -> Any:
-        async with self._turn:
-            connection = await self._connected()
-            async with deadline(connection, _LONGEST):
-                return await getattr(connection, how)(statement, *arguments)
+        async with self._connected() as connection:
+            return await getattr(connection, how)(statement, *arguments)
 
-    async def _connected(self) -> asyncpg.Connection[Any]:
-        if self._connection is not None and self._connection.is_closed():
-            self._connection = None  # with it went the lead: the caller must know
-            raise StoreUnavailable("the connection for peers was lost")
-        if self._connection is None:
-            self._connection = await connect(
-                self._url, name="relayd peers", connect_timeout=self._connect_timeout
-            )
-        return self._connection
+    @contextlib.asynccontextmanager
+    async def _connected(self) -> AsyncIterator[asyncpg.Connection[Any]]:
+        """The connection, for one at a time. One that is lost stays lost: a new one would not have the lead,
+        and whoever noticed may not be the one who has to know."""
+        async with self._turn:
+            if self._connection is None:
+                self._connection = await connect(
+                    self._url, name="relayd peers", connect_timeout=self._connect_timeout
+                )
+            connection = self._connection
+            if connection.is_closed():
+                raise StoreUnavailable("the connection for peers was lost")
+            try:
+                async with deadline(connection, self._answer_timeout):
+                    yield connection
+            except StoreUnavailable:
+                connection.terminate()
+                raise

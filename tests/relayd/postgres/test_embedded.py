@@ -19,6 +19,7 @@ import structlog
 from relayd.postgres import EmbeddedPostgres, EmbeddedPostgresError, embedded
 from relayd.postgres.binaries import Owner, is_reachable
 from relayd.store import Store, migrate
+from relayd.store.connection import connect
 from tests.faults.disk import FaultyDisk
 
 NOW = 1_790_000_000
@@ -96,6 +97,16 @@ async def test_it_listens_on_tcp_only_when_asked_and_with_a_password(data_dir, u
         assert await one(server.url) == 1
         with pytest.raises(asyncpg.InvalidPasswordError):
             await asyncpg.connect(server.tcp_url, password="wrong")
+        # A machine that is gone holds its locks no longer than that.
+        connection = await connect(server.tcp_url, name="test", connect_timeout=10.0)
+        try:
+            names = ("idle", "interval", "count")
+            idle, interval, count = [
+                int((await connection.fetchval(f"SHOW tcp_keepalives_{name}")).rstrip("s")) for name in names
+            ]
+            assert idle + interval * count <= 60
+        finally:
+            await connection.close()
 
 
 async def test_a_deep_folder_does_not_make_the_socket_path_too_long(tmp_path):

@@ -8,7 +8,7 @@ from msgspec.structs import replace
 
 from relayd.store import LogQuery, Outcome, Store
 from relayd.store.peers import PeerStore, register_peers
-from relayd.store.types import PeerMark
+from relayd.store.types import PeerMark, StoreUnavailable
 
 NOW = 1_790_000_000
 HERE, THERE = ("did:strata:zA", "wss://a"), ("did:strata:zB", "wss://b")
@@ -86,6 +86,43 @@ async def test_one_process_reads_from_peers_and_the_next_when_it_is_gone(databas
     assert await second.take_lead()
     assert [row.fence for row in await second.rows()] == [fence + 1 for fence in before]
     await second.close()
+
+
+async def test_whoever_has_lost_the_connection_leads_no_more_whoever_notices_first(database, peers):
+    numbers, table = peers
+    assert await table.take_lead()
+    killer = await asyncpg.connect(database)
+    await killer.execute(
+        "SELECT pg_terminate_backend(pid, 10000) FROM pg_stat_activity WHERE application_name = 'relayd peers'"
+    )
+    await killer.close()
+    with pytest.raises(StoreUnavailable):  # a link that says how it stands, and goes on
+        await table.report(numbers[HERE[0]], "disconnected", None, NOW)
+    other = PeerStore(database)
+    assert await other.take_lead()
+    with pytest.raises(StoreUnavailable):
+        await table.rows()
+    await table.close()
+    assert not await table.take_lead()
+    await other.close()
+
+
+async def test_a_database_that_says_nothing_is_lost_in_time(database, peers):
+    numbers, _ = peers
+    table = PeerStore(database, answer_timeout=0.2)
+    assert await table.take_lead()
+    blocker = await asyncpg.connect(database)
+    try:
+        async with blocker.transaction():
+            await blocker.execute("LOCK TABLE peers")
+            for _ in range(2):
+                with pytest.raises(StoreUnavailable):
+                    await table.rows()
+    finally:
+        await blocker.close()
+    await table.close()
+    assert [row.peer_id for row in await table.rows()] == sorted(numbers.values())
+    await table.close()
 
 
 async def test_what_an_operator_does(store, peers):

@@ -107,13 +107,15 @@ class AntiEntropy:
         if link is None or not link.is_connected or (task is not None and not task.done()):
             return
         is_asked = asked is not None and asked.asked > asked.done
-        if not is_asked and not rounds.is_due(now):
+        is_due = rounds.is_due(now)
+        if not is_asked and not is_due:
             return
         whole = rounds.begin(now, whole=is_asked and (asked is None or asked.asked_since is None))
         oldest = self._clock() - self._max_backfill_seconds + _EDGE_SECONDS
         since = oldest if whole else max(oldest, self._clock() - RECENT_SECONDS)
         if is_asked and asked is not None and asked.asked_since is not None:
-            since = max(oldest, asked.asked_since)
+            # Where another one is due as well, this one stands for it.
+            since = max(oldest, min(asked.asked_since, since) if whole or is_due else asked.asked_since)
         self._tasks[peer_id] = asyncio.create_task(
             self._run(peer, peer_id, link, max(0, since), rounds, asked.asked if asked else 0),
             name=f"compare {peer.relay_id}",

@@ -109,8 +109,7 @@ class Judging:
         queued: bool = False,
     ) -> None:
         """The packet is in the log."""
-        if (answer := self._answers.pop(request, None)) is not None:
-            answer.set_result(None)
+        if self._is_answered(request):
             return
         origin = request.origin
         if origin is not None and origin.is_trusted and request.is_parsed and request.witness is None:
@@ -119,8 +118,7 @@ class Judging:
 
     def publish_refused(self, request: PublishRequest, error: InvalidPacket) -> None:
         """The packet is not in the log: passed over, tried again, or an offence."""
-        if (answer := self._answers.pop(request, None)) is not None:
-            answer.set_result(None)
+        if self._is_answered(request):
             return
         intake, item = self._items[request]
         verdict = judge_refusal(item, error)
@@ -159,6 +157,13 @@ class Judging:
         """There is room for publishes again."""
         self._wake()
         self.asking.wake()
+
+    def _is_answered(self, request: PublishRequest) -> bool:
+        """Whether it is a packet with keys; whoever has fetched it goes on, unless it waits no more."""
+        answer = self._answers.pop(request, None)
+        if answer is not None and not answer.done():
+            answer.set_result(None)
+        return answer is not None
 
     def _settle(self, request: PublishRequest, verdict: PeerVerdict) -> None:
         intake, item = self._items.pop(request)

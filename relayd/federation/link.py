@@ -80,6 +80,12 @@ class Link:
         return session is not None and session.allows(REPLICATE)
 
     @property
+    def problem(self) -> str | None:
+        """How the last connection, or try to make one, has ended."""
+        problem = self._driver.last_problem
+        return None if problem is None else str(problem)
+
+    @property
     def statistics(self) -> Statistics:
         """What has happened on the connection; the counters go on counting."""
         return self._driver.statistics

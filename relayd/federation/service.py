@@ -32,7 +32,7 @@ from relayd.federation.standings import KeptConduct, Standings
 from relayd.logs import problem_of
 from relayd.metrics import Metrics
 from relayd.store import Store
-from relayd.store.peers import PeerRow, PeerStore
+from relayd.store.peers import MOST_PROBLEM, PeerRow, PeerStore
 from relayd.store.types import PeerMark, StoreError
 
 __all__ = ["Federation"]
@@ -136,15 +136,24 @@ class Federation:
         if task is not None and (not wanted or (link is not None and link.fence != row.fence)):
             await self._stop(peer_id)
             await self._table.report(peer_id, "paused" if row.paused else "barred", None, self._clock())
-            task = None
+            task = link = None
         if wanted and task is None:
             self._tasks[peer_id] = asyncio.create_task(
                 self._keep(peer, peer_id, row.fence, mesh), name=f"peer {peer.relay_id}"
             )
         is_connected = link is not None and link.is_connected
         self._measure(peer, row, link, is_barred=is_barred, is_connected=is_connected)
-        if is_connected and row.state != "connected":
-            await self._table.report(peer_id, "connected", None, self._clock())
+        if link is not None:
+            await self._tell(row, link)
+
+    async def _tell(self, row: PeerRow, link: Link) -> None:
+        """Write down how a link stands; where it has ended, `_keep` says why."""
+        problem = None if link.problem is None else link.problem[:MOST_PROBLEM]
+        if link.is_connected:
+            if row.state != "connected":
+                await self._table.report(row.peer_id, "connected", None, self._clock())
+        elif row.state == "connected" or problem not in (None, row.problem):
+            await self._table.report(row.peer_id, "disconnected", problem, self._clock())
 
     def _measure(
         self, peer: Upstream, row: PeerRow, link: Link | None, *, is_barred: bool, is_connected: bool

@@ -36,7 +36,8 @@ _VANISHED: Final = {
     "tcp_keepalives_count": "3",
 }
 """The server finds out within a minute that a machine has gone without a word. Left to itself it takes two
-hours, and holds for so long what that machine held: the lock of the log, or the lead among readers of peers."""
+hours, and keeps for so long what that machine held: the lock of the log, or the lead among readers of
+peers."""
 
 _LONG: Final = 0.02
 """Seconds. A statement that takes longer waits for a disk, and leaves processor and loop to others."""

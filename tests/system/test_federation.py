@@ -249,6 +249,20 @@ async def _paused(relays: Federated) -> None:
     await peer_comes_to(relays["a"], lambda peer: peer["state"] == "connected")
 
 
+async def test_a_peer_that_goes_away_is_not_said_to_be_there(pair: Federated):
+    await peer_comes_to(pair["a"], lambda peer: peer["state"] == "connected")
+    pair["b"].kill()
+    try:
+        away = await peer_comes_to(
+            pair["a"], lambda peer: peer["state"] == "disconnected" and peer["problem"]
+        )
+        assert away["problem"]
+    finally:
+        pair["b"].start()
+    back = await peer_comes_to(pair["a"], lambda peer: peer["state"] == "connected")
+    assert back["problem"] is None
+
+
 @pytest.mark.req("R-382", "R-383")
 async def test_a_relay_says_in_packets_where_it_is_and_what_peers_get(pair: Federated):
     did = pair.identities["b"].did

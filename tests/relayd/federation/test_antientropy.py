@@ -197,6 +197,30 @@ def test_nothing_is_compared_over_a_link_that_is_down():
     in_made_time(work)
 
 
+def test_a_request_for_less_does_not_stand_for_what_is_due():
+    async def work() -> None:
+        world = MadeWorld()
+        await world.run(10)
+        world.links[1].is_connected = False
+        world.compares.doubt(1)  # its log has begun anew: everything may be missing
+        world.table.ask(1, since=NOW - 500)
+        await world.run(600)
+        world.links[1].is_connected = True
+        await world.run(10)
+        assert world.table.rows[1].done == 1
+        assert world.peers[1].asked[-1].since == NOW - BACKFILL + 3600
+        # What comes before it is due takes nothing from it.
+        world.compares.doubt(1)
+        world.table.ask(1, since=NOW - 500)
+        await world.run(10)
+        assert world.peers[1].asked[-1].since == NOW - 500
+        await world.run(900)
+        assert NOW - BACKFILL + 3600 in {span.since for span in world.peers[1].asked[4:]}
+        await world.compares.stop_all()
+
+    in_made_time(work)
+
+
 def test_a_silent_peer_holds_up_the_others_for_an_hour_and_then_ever_less():
     async def work() -> None:
         world = MadeWorld()

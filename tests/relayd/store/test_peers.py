@@ -93,7 +93,8 @@ async def test_whoever_has_lost_the_connection_leads_no_more_whoever_notices_fir
     assert await table.take_lead()
     killer = await asyncpg.connect(database)
     await killer.execute(
-        "SELECT pg_terminate_backend(pid, 10000) FROM pg_stat_activity WHERE application_name = 'relayd peers'"
+        "SELECT pg_terminate_backend(pid, 10000) FROM pg_stat_activity"
+        " WHERE application_name = 'relayd peers'"
     )
     await killer.close()
     with pytest.raises(StoreUnavailable):  # a link that says how it stands, and goes on

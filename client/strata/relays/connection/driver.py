@@ -232,6 +232,11 @@ class Driver:
         return self._core.server_id
 
     @property
+    def last_problem(self) -> ConnectionFailed | None:
+        """How the last connection, or try to make one, has ended; None while none has."""
+        return self._last_problem
+
+    @property
     def round_trip(self) -> float | None:
         """Seconds that the last ping took; None before the first one and between connections."""
         return None if self._socket is None else self._socket.latency or None

@@ -52,12 +52,19 @@ _SPARED_BY_ID: Final = (
 )
 _EMPTY: Final = (
     "UPDATE packets SET author_id = '', content_type = '', \"timestamp\" = 0, expires_at = 0, body = '',"
-    " annotation = NULL WHERE sequence = ANY ($1::bigint[]) RETURNING tableoid::regclass::text"
+    " annotation = NULL WHERE sequence = ANY ($1::bigint[])"
 )
 _PUT: Final = (
     "INSERT INTO tombstones (packet_id, sequence, erased_at, body)"
     " SELECT * FROM unnest($1::bytea[], $2::bigint[], $3::bigint[], $4::bytea[]) ON CONFLICT DO NOTHING"
 )
+_ERASED_FROM: Final = (
+    "SELECT DISTINCT p.tableoid::regclass::text FROM tombstones AS t"
+    " JOIN packets AS p ON p.sequence = t.sequence AND p.packet_id = t.packet_id"
+    " WHERE t.erased_at IN (SELECT at FROM moderation_log"
+    f" WHERE act = '{Act.ERASE}' AND kind = $1 AND subject = ANY ($2::text[])) ORDER BY 1"
+)
+"""By what is written down, and not by what this run has done: one before it may have been cut off."""
 
 
 class Erased(NamedTuple):
@@ -93,10 +100,10 @@ class Eraser:
         """Erase these packets, or all that these authors have published until now.
 
         Then the space is cleared (VACUUM), so that the old rows are not left in the tables. Raises
-        `StoreUnavailable`. Cut off or cancelled, some of it is done, and the same call does the rest.
+        `StoreUnavailable`. Cut off or cancelled, some of it is done, and the same call does the rest, which
+        may be the clearing alone.
         """
         connection = await connect(self._url, name="relayd erase", connect_timeout=self._connect_timeout)
-        tables: set[str] = set()
         packets = spared = 0
         try:
             with translate_errors():
@@ -104,21 +111,21 @@ class Eraser:
                     ruling = Ruling(kind, subject, False, reason, actor, via)
                     after = 0
                     while True:
-                        rows = await self._one_batch(connection, ruling, after, now, tables)
+                        rows = await self._one_batch(connection, ruling, after, now)
                         packets += len(rows)
                         progress(packets)
                         if kind is Kind.PACKET or not rows:
                             break  # fewer than a batch may mean that another erasure has some of them
                         after = rows[-1][0]
                     spared += await _spared(connection, kind, subject)
-                for table in sorted(tables):
+                for (table,) in await connection.fetch(_ERASED_FROM, kind, list(subjects)):
                     await connection.execute(f"VACUUM {table}")
         finally:
             await close_quietly(connection)
         return Erased(packets, spared)
 
     async def _one_batch(
-        self, connection: asyncpg.Connection[Any], ruling: Ruling, after: int, now: int, tables: set[str]
+        self, connection: asyncpg.Connection[Any], ruling: Ruling, after: int, now: int
     ) -> list[asyncpg.Record]:
         async with connection.transaction():
             rows: list[asyncpg.Record]
@@ -133,7 +140,7 @@ class Eraser:
             tombstones = [self._tombstone(row, now) for row in rows]
             ids = [row[2] for row in rows]
             await connection.execute(_PUT, ids, sequences, [now] * len(rows), tombstones)
-            emptied = await connection.fetch(_EMPTY, sequences)
+            await connection.execute(_EMPTY, sequences)
             await take_turn(connection)
             await write(connection, ruling, Act.ERASE, now)
             await ring(connection)
@@ -141,7 +148,6 @@ class Eraser:
                 await failpoints.reached("store.erase.before_commit")
         if failpoints.ARMED:
             await failpoints.reached("store.erase.after_commit")
-        tables.update(row[0] for row in emptied)
         return rows
 
     def _tombstone(self, row: asyncpg.Record, now: int) -> bytes:

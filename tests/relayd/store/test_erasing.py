@@ -112,6 +112,28 @@ async def test_an_erasure_that_is_cut_off_is_whole_batches_and_goes_on(
     assert await sql.fetchval("SELECT count(*) FROM tombstones") == 5
 
 
+@pytest.mark.parametrize("kind", [Kind.AUTHOR, Kind.PACKET])
+async def test_an_erasure_that_is_cut_off_before_its_end_clears_the_space_when_it_is_run_again(
+    store: Store, mixed, sql: asyncpg.Connection, monkeypatch: pytest.MonkeyPatch, kind: Kind
+):
+    async def vacuumed() -> int:
+        await sql.execute("SELECT pg_stat_clear_snapshot()")
+        count: int = await sql.fetchval(
+            "SELECT coalesce(sum(vacuum_count), 0) FROM pg_stat_user_tables WHERE relname LIKE 'packets\\_d%'"
+        )
+        return count
+
+    subject = ALICE if kind is Kind.AUTHOR else "0x" + mixed[0].packet_id.hex()
+    monkeypatch.setattr(failpoints, "ARMED", True)
+    monkeypatch.setattr(failpoints, "_armed", failpoints.parse("store.erase.after_commit=raise"))
+    with pytest.raises(FailpointRaised):
+        await erase(store, kind, subject)
+    assert await vacuumed() == 0
+    monkeypatch.undo()
+    assert (await erase(store, kind, subject)).packets == 0
+    assert await vacuumed() == 1
+
+
 async def test_two_erasures_and_appends_at_once_stay_out_of_each_others_way(
     store: Store, second_store: Store, mixed, packet
 ):

@@ -278,7 +278,9 @@ def _allow_replication(data_dir: Path) -> bool:
     text = path.read_text()
     if _HBA_LINE in text:
         return False
-    path.write_text(text + _HBA_LINE)
+    # Added, and not written anew: without its rules the server would not start again.
+    with path.open("a") as file:
+        file.write(_HBA_LINE if text.endswith("\n") else f"\n{_HBA_LINE}")
     return True
 
 

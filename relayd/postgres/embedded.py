@@ -267,8 +267,9 @@ class EmbeddedPostgres:
 
         We hold the folder's lock, so a server still there is going down. One that had given up never comes to
         its end: after a quarter of the time it is told to shut down at once. A pid file naming a process that
-        is no PostgreSQL is left over from before a reboot or from another container; PostgreSQL would refuse
-        to start for as long as an unrelated process has that number.
+        is no server of this folder is left over from before a reboot or from another container, and so is the
+        lock of the socket; PostgreSQL would refuse to start for as long as an unrelated process has that
+        number. (Processes that outlive their server keep the next one away without these files.)
         """
         pid_file = self._cluster / "postmaster.pid"
         deadline = time.monotonic() + self._start_timeout
@@ -276,11 +277,13 @@ class EmbeddedPostgres:
         while True:
             try:
                 pid = int(pid_file.read_text().split("\n", 1)[0])
-            except (FileNotFoundError, ValueError):
-                return
-            if not is_postgres(pid):
+            except FileNotFoundError:
+                break
+            except ValueError:  # half of it was written: PostgreSQL takes that for a server that starts
+                pid = 0
+            if not pid or not is_postgres(pid, self._cluster):
                 pid_file.unlink(missing_ok=True)
-                return
+                break
             if time.monotonic() > deadline:
                 raise EmbeddedPostgresError(
                     f"a PostgreSQL server (process {pid}) still runs on {self._cluster}"
@@ -291,6 +294,8 @@ class EmbeddedPostgres:
                     os.kill(pid, signal.SIGQUIT)
                 patience = deadline
             time.sleep(0.05)
+        for path in self._cluster.glob(".s.PGSQL.*.lock"):
+            path.unlink(missing_ok=True)
 
     def _launch(self, command: list[str]) -> list[str]:
         uid, gid = (self._owner.uid, self._owner.gid) if self._owner is not None else (-1, -1)

@@ -118,8 +118,8 @@ class ServerProcess:
                     await self.exited.wait()
 
 
-def is_postgres(pid: int) -> bool:
-    """Whether a live process is a PostgreSQL server, as far as the system tells."""
+def is_postgres(pid: int, folder: Path) -> bool:
+    """Whether a live process belongs to a PostgreSQL server on this folder, as far as the system tells."""
     try:
         os.kill(pid, 0)
     except ProcessLookupError:
@@ -127,7 +127,7 @@ def is_postgres(pid: int) -> bool:
     except PermissionError:
         pass
     try:
-        return Path(f"/proc/{pid}/comm").read_text().strip() == "postgres"
+        return Path(f"/proc/{pid}/comm").read_text().strip() == "postgres" and _is_at_home(pid, folder)
     except OSError:
         if _LINUX:
             return False
@@ -135,3 +135,15 @@ def is_postgres(pid: int) -> bool:
         ["ps", "-o", "comm=", "-p", str(pid)], capture_output=True, text=True, check=False
     )
     return "postgres" in answer.stdout
+
+
+def _is_at_home(pid: int, folder: Path) -> bool:
+    """Whether a process of some server is one of the server on this folder, which is where all of them are.
+
+    Its number may have been given to another server's since. Raises `OSError`.
+    """
+    try:
+        return os.path.samefile(f"/proc/{pid}/cwd", folder)
+    except (PermissionError, FileNotFoundError):
+        # Somebody else's, or root may not look, as in most containers; or it has ended, and nobody saw that.
+        return os.stat(f"/proc/{pid}").st_uid == folder.stat().st_uid

@@ -42,6 +42,6 @@ def _cluster(data_dir: Path) -> tuple[Path, int] | None:
     for pid_file in data_dir.resolve().glob("postgres-*/postmaster.pid"):
         with contextlib.suppress(OSError, ValueError, IndexError):
             lines = pid_file.read_text().split("\n")
-            if is_postgres(int(lines[0])) and lines[7].strip() == "ready":
+            if is_postgres(int(lines[0]), pid_file.parent) and lines[7].strip() == "ready":
                 return pid_file.parent, int(lines[3])
     return None

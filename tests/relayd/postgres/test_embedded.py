@@ -17,7 +17,8 @@ import pytest
 import structlog
 
 from relayd.postgres import EmbeddedPostgres, EmbeddedPostgresError, embedded
-from relayd.postgres.binaries import Owner, is_reachable
+from relayd.postgres.binaries import Owner, is_reachable, server_owner
+from relayd.postgres.running import running_server
 from relayd.store import Store, migrate
 from relayd.store.connection import connect
 from tests.faults.disk import FaultyDisk
@@ -178,18 +179,42 @@ async def test_killing_both_loses_nothing_and_the_next_start_works(data_dir, pac
         assert len(await store.tail(0, None, 100)) == 50
 
 
+async def test_a_stale_pid_file_with_the_number_of_another_server_harms_neither(data_dir, tmp_path):
+    async with EmbeddedPostgres(data_dir):
+        stale = (data_dir / "postgres-18" / "postmaster.pid").read_text().split("\n")
+    async with EmbeddedPostgres(tmp_path / "other") as other:
+        (data_dir / "postgres-18" / "postmaster.pid").write_text("\n".join([str(other.pid), *stale[1:]]))
+        with running_server(data_dir) as url:
+            assert url is None
+        with running_server(tmp_path / "other") as url:
+            assert url is not None
+        async with EmbeddedPostgres(data_dir, start_timeout=20) as server:
+            assert await one(server.url) == await one(other.url) == 1
+
+
 async def test_a_stale_pid_file_with_somebody_elses_number_is_cleared(data_dir):
     async with EmbeddedPostgres(data_dir):
         stale = (data_dir / "postgres-18" / "postmaster.pid").read_text().split("\n")
-    sleeper = await asyncio.create_subprocess_exec("sleep", "600")
+    # In a container the first numbers are given out again and again, and to processes of the same user.
+    user = server_owner(data_dir / "postgres-18")
+    sleeper = await asyncio.create_subprocess_exec("sleep", "600", user=None if user is None else user.uid)
     try:
         stale[0] = str(sleeper.pid)
-        (data_dir / "postgres-18" / "postmaster.pid").write_text("\n".join(stale))
+        for name in ("postmaster.pid", ".s.PGSQL.5432.lock"):  # a server that is killed leaves both
+            (data_dir / "postgres-18" / name).write_text("\n".join(stale))
         async with EmbeddedPostgres(data_dir) as server:
             assert await one(server.url) == 1
     finally:
         sleeper.kill()
         await sleeper.wait()
+
+
+async def test_a_pid_file_that_is_empty_is_cleared(data_dir):
+    async with EmbeddedPostgres(data_dir):
+        pass
+    (data_dir / "postgres-18" / "postmaster.pid").touch()
+    async with EmbeddedPostgres(data_dir) as server:
+        assert await one(server.url) == 1
 
 
 async def test_a_server_that_dies_is_started_again(data_dir, eventually):

@@ -10,11 +10,13 @@ code pays one dictionary lookup and one addition:
 
 With several worker processes every worker writes to files in one directory and whichever answers a scrape
 adds them up. `share_between_processes` must then have run in the parent, before any process makes its
-`Metrics`; counters outlive a worker that died, gauges do not.
+`Metrics`; counters outlive a worker that died, gauges do not. The counters of all that have died are in one
+file, however many they were.
 """
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 from bisect import bisect_left
@@ -35,6 +37,7 @@ from prometheus_client import (
     values,
 )
 from prometheus_client.metrics_core import Metric
+from prometheus_client.mmap_dict import MmapedDict
 from prometheus_client.registry import Collector
 from strata.protocol.errors import ErrorCode
 
@@ -103,6 +106,10 @@ WORKER_RESTARTS = ("died", "hung", "renewed")
 """Why a worker was started again: it ended by itself, it no longer answered, or it was asked to make way."""
 
 _DIRECTORY_VARIABLE = "PROMETHEUS_MULTIPROC_DIR"
+_COUNTED = ("counter", "histogram")
+_ENDED = "ended"
+"""Stands for the number of a process in the names of files that hold what ended ones have counted."""
+_TRIES = 5
 _LATENCY_BUCKETS = (0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0)
 _STEP_BUCKETS = (0.0025, 0.005, 0.01, 0.02, 0.04, 0.08, 0.16, 0.32, 0.64)
 _BATCH_BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
@@ -541,10 +548,17 @@ class Metrics:
         """The content type and body of one scrape: of this process, or of all workers together."""
         if self._directory is None:
             return CONTENT_TYPE_LATEST, generate_latest(self.registry)
-        registry = CollectorRegistry()
-        multiprocess.MultiProcessCollector(registry, path=self._directory)  # type: ignore[no-untyped-call]
-        registry.register(_WorkerProcesses(Path(self._directory)))
-        return CONTENT_TYPE_LATEST, generate_latest(registry)
+        directory = Path(self._directory)
+        for _ in range(_TRIES):  # another worker may end meanwhile, and would be counted twice or not at all
+            before = _counted(directory)
+            with contextlib.suppress(FileNotFoundError):
+                registry = CollectorRegistry()
+                multiprocess.MultiProcessCollector(registry, path=directory)  # type: ignore[no-untyped-call]
+                registry.register(_WorkerProcesses(directory))
+                text = generate_latest(registry)
+                if _counted(directory) == before:
+                    return CONTENT_TYPE_LATEST, text
+        raise RuntimeError("workers end one after the other: what they count cannot be added up just now")
 
 
 class SupervisorMetrics:
@@ -576,9 +590,49 @@ def share_between_processes(directory: Path) -> None:
 
 
 def forget_process(pid: int) -> None:
-    """Drop the gauges of a worker that ended; its counters stay."""
-    if _DIRECTORY_VARIABLE in os.environ:
+    """Drop the gauges of a worker that ended, and add its counters to those of all that have.
+
+    Raises `OSError`.
+    """
+    directory = os.environ.get(_DIRECTORY_VARIABLE)
+    if directory is not None:
         multiprocess.mark_process_dead(pid)  # type: ignore[no-untyped-call]
+        for kind in _COUNTED:
+            _add_up(Path(directory), kind, pid)
+
+
+def _add_up(directory: Path, kind: str, pid: int) -> None:
+    own, total = directory / f"{kind}_{pid}.db", directory / f"{kind}_{_ENDED}.db"
+    if not own.exists():
+        return
+    fresh = total.with_suffix(".new")
+    _make_room(fresh, max(path.stat().st_size for path in (total, own) if path.exists()))
+    values = MmapedDict(str(fresh))  # type: ignore[no-untyped-call]
+    for path in (total, own):
+        if path.exists():
+            for key, value, at, _ in MmapedDict.read_all_values_from_file(path):  # type: ignore[no-untyped-call]
+                values.write_value(key, values.read_value(key)[0] + value, at)  # type: ignore[no-untyped-call]
+    values.close()  # type: ignore[no-untyped-call]
+    fresh.replace(total)
+    own.unlink()
+
+
+def _make_room(path: Path, size: int) -> None:
+    """A new file, empty, that has its room: in one without, a write to memory ends the process.
+
+    Raises `OSError`.
+    """
+    with path.open("wb") as file:
+        if hasattr(os, "posix_fallocate"):
+            os.posix_fallocate(file.fileno(), 0, size)
+
+
+def _counted(directory: Path) -> tuple[set[str], list[tuple[int, int]]]:
+    """Becomes another when a worker that has ended is added to the others, and when that is done."""
+    totals = [(directory / f"{kind}_{_ENDED}.db") for kind in _COUNTED]
+    states = [path.stat() for path in totals if path.exists()]
+    names = {path.name for kind in _COUNTED for path in directory.glob(f"{kind}_*.db")}
+    return names, [(state.st_ino, state.st_mtime_ns) for state in states]
 
 
 def _gauge(

@@ -155,7 +155,10 @@ class _Crew:
                 worker.excuse()  # this process has stood still, and so may the worker, with the machine
 
     async def _start_again(self, worker: _Worker) -> None:
-        forget_process(worker.pid)
+        try:
+            forget_process(worker.pid)
+        except OSError as error:
+            _log.warning("metrics_not_added_up", problem=logs.problem_of(error))
         if worker.makes_way:
             self._restarts["renewed"].inc()
             _log.info("worker_renewed", pid=worker.pid)

@@ -122,6 +122,7 @@ def worker(waiting):
 if sys.argv[1] == "worker":
     metrics = Metrics()
     metrics.publishes["accepted"].inc()
+    metrics.commit_packets.observe(1)
     metrics.connections.set(2)
     metrics.database_up.set(1)
     metrics.log_sequence.set(7)
@@ -132,6 +133,10 @@ if sys.argv[1] == "worker":
         sys.stdout.flush()
 else:
     share_between_processes(Path(sys.argv[1]))
+    for _ in range(3):  # one that ends again and again
+        ended = worker("0")
+        ended.communicate(b"")
+        forget_process(ended.pid)
     first, second, third = worker("8"), worker("9"), worker("5")
     first.communicate(b"")
     forget_process(first.pid)
@@ -153,7 +158,10 @@ def test_workers_add_up_what_they_count(tmp_path):
         env={"PYTHONPATH": path},
     )
     lines = done.stdout.splitlines()
-    assert 'relayd_publishes_total{outcome="accepted"} 3.0' in lines  # a dead worker's work stays counted
+    assert 'relayd_publishes_total{outcome="accepted"} 6.0' in lines  # a dead worker's work stays counted
+    assert 'relayd_commit_packets_bucket{le="1.0"} 6.0' in lines
+    left = sorted(path.name for path in (tmp_path / "shared").iterdir() if "gauge" not in path.name)
+    assert len(left) == 6, left  # of two workers, and of all before them
     assert "relayd_connections 4.0" in lines  # its connections do not
     assert "relayd_database_up 1.0" in lines
     assert "relayd_log_sequence 7.0" in lines

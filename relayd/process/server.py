@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import dataclasses
 import json
 import time
 from collections.abc import Callable
@@ -31,7 +30,7 @@ from relayd.postgres.scheduling import ask_for_short_turns
 from relayd.process.builder import build_relay, relay_identity
 from relayd.process.machine_reports import MachineReports, machines_of
 from relayd.process.neighbours import Neighbourhood, Neighbours
-from relayd.process.serving import Announce, Serving
+from relayd.process.serving import Announce, CurrentSettings, Serving
 from relayd.store import Store
 from relayd.store.guard import Guard
 from relayd.store.peers import register_peers
@@ -74,27 +73,30 @@ async def serve(
     plugins = Plugins.from_settings(settings, on_verdict=metrics.plugin_said)
     files = make_certificate(settings)
     tls = None if files is None else ServerTls(read_tls_files(files.cert, files.key))
-    served: _Served | None = None
+    claim: Claim | None = None
+    has_served = False
+    current = CurrentSettings(settings)
     ports: dict[str, int] = {}  # those that were chosen stay chosen
     try:
         while True:
             try:
-                served = await _serve(
-                    served.settings if served else settings,
+                claim = await _serve(
+                    current,
                     database_url,
                     metrics=metrics,
                     plugins=plugins,
                     tls=tls,
-                    claim=served.claim if served else None,
-                    announce=announce if served is None else lambda addresses: None,
+                    claim=claim,
+                    announce=(lambda addresses: None) if has_served else announce,
                     stop=stop,
                     shared_port=shared_port,
                     leaves_port=leaves_port,
                     ports=ports,
                     place=place,
                 )
+                has_served = True
             except StoreUnavailable:
-                if served is None:
+                if not has_served:
                     raise
                 # Another database stood behind the address a moment ago, and it has been served: wait for it.
             with contextlib.suppress(TimeoutError):
@@ -106,18 +108,8 @@ async def serve(
         plugins.close()
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class _Served:
-    """What is left of a relay whose database was replaced by an older copy."""
-
-    settings: Settings
-    """The settings of now."""
-    claim: Claim
-    """What the relay knew of the log."""
-
-
 async def _serve(
-    settings: Settings,
+    current: CurrentSettings,
     database_url: str,
     *,
     metrics: Metrics,
@@ -130,9 +122,13 @@ async def _serve(
     leaves_port: Callable[[], bool],
     ports: dict[str, int],
     place: Neighbourhood | None,
-) -> _Served:
-    """Serve until `stop` is set, or until the log has lost its end. All that is kept of it in memory is wrong
-    then, so the caller makes everything anew, in the same process and on the same port."""
+) -> Claim:
+    """Serve until `stop` is set, or until the log has lost its end; returns what is known of the log.
+
+    All that is kept of it in memory is wrong then, so the caller makes everything anew, in the same process
+    and on the same port.
+    """
+    settings = current.settings
     bootstrap = read_bootstrap(settings.bootstrap_file)
     if failpoints.ARMED:
         await failpoints.reached("server.start")
@@ -194,14 +190,16 @@ async def _serve(
                 reconcile_interval=settings.reconcile_interval,
                 reconcile_max_items=settings.reconcile_max_items,
             )
-        serving = Serving(settings, store, relay, metrics, tls, bootstrap, guard, ports, identity, federation)
+        serving = Serving(
+            settings, current, store, relay, metrics, tls, bootstrap, guard, ports, identity, federation
+        )
         if place is not None and ledger is not None:
             serving.neighbours = Neighbours(place, ledger, relay.faults)
         if machines is not None:
             serving.machines = MachineReports(machines, store.report, relay.faults)
         try:
             await serving.run(announce, stop, shared_port, leaves_port)
-            return _Served(serving.settings, store.known.claim)
+            return store.known.claim
         finally:
             await relay.admission.close()
             await relay.identities.close()

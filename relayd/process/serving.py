@@ -45,7 +45,7 @@ from relayd.store import Store
 from relayd.store.guard import Guard
 from relayd.tls import ServerTls, TlsError
 
-__all__ = ["Announce", "Serving"]
+__all__ = ["Announce", "CurrentSettings", "Serving"]
 
 _log = structlog.get_logger("relayd.server")
 
@@ -71,12 +71,20 @@ def _calm_the_collector() -> None:
     gc.set_threshold(*_COLLECTOR_THRESHOLDS)
 
 
+class CurrentSettings:
+    """The settings of now, of a process that may begin anew: a reload counts when nothing is served, too."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+
+
 class Serving:
     """The ports and background tasks of one relay process."""
 
     def __init__(
         self,
         settings: Settings,
+        current: CurrentSettings,
         store: Store,
         relay: Relay,
         metrics: Metrics,
@@ -87,7 +95,9 @@ class Serving:
         identity: Signer,
         federation: Federation | None,
     ) -> None:
+        """`settings` are those that the relay was made with."""
         self._settings = settings
+        self._current = current
         self._federation = federation
         self._announcer = Announcer(lambda: self._settings, identity, relay.admission, relay.clock)
         self.neighbours: Neighbours | None = None
@@ -109,11 +119,6 @@ class Serving:
         self._gauges = Gauges(
             metrics, relay.access, relay.faults, settings=lambda: self._settings, sizes=store.sizes
         )
-
-    @property
-    def settings(self) -> Settings:
-        """The settings of now."""
-        return self._settings
 
     async def run(
         self,
@@ -272,8 +277,10 @@ class Serving:
     def _reload_on_sighup(self) -> None:
         with contextlib.suppress(NotImplementedError, RuntimeError, ValueError):
             asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, self._reload_apart)
-            # One that came while this process was being started has waited, if it is a worker.
+            # One that came while this process was being started has waited.
             signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGHUP})
+        if self._current.settings is not self._settings:  # whoever served before has heard one meanwhile
+            self._take_over(self._current.settings)
 
     def _reload_apart(self) -> None:
         with self._loop_watch.apart("reload"):
@@ -281,7 +288,6 @@ class Serving:
 
     def _reload(self) -> None:
         """SIGHUP: take over certificates and settings as they are now; one fault, and nothing changes."""
-        relay = self._relay
         try:
             if failpoints.ARMED:
                 failpoints.hit("server.reload")
@@ -289,12 +295,17 @@ class Serving:
         except (TlsError, ConfigurationError) as error:
             _log.error("not_reloaded", problem=problem_of(error))
             return
-        self._settings = settings = reread.settings
         if self._tls is not None and reread.tls is not None:
             self._tls.renew(reread.tls)
+        self._current.settings = reread.settings
+        self._take_over(reread.settings)
+        report(reread)
+
+    def _take_over(self, settings: Settings) -> None:
+        relay = self._relay
+        self._settings = settings
         relay.access.reload(settings)
         self._policy.apply()
         relay.admission.trust = dataclasses.replace(
             relay.admission.trust, refused_clients=frozenset(settings.refused_clients)
         )
-        report(reread)

@@ -6,6 +6,8 @@ import asyncio
 import contextlib
 import http.client
 import json
+import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -22,6 +24,7 @@ from tests.support.bare_client import BareClient, open_client
 from tests.support.made_packets import ids_of, make, new_identity
 from tests.support.relay_process import PostgresHost, RelayProcess, environment, running
 from tests.support.standbys import Standby
+from tests.support.waiting import wait_until
 
 
 async def read_all(client: BareClient, cursor: str | None = None) -> tuple[list[str], dict]:
@@ -59,6 +62,33 @@ def open_server() -> Iterator[str]:
 @pytest.fixture
 async def database(shared_database: str) -> Copied:
     return await Copied(shared_database).make()
+
+
+@pytest.mark.req("R-157")
+async def test_a_reload_while_the_relay_begins_anew_is_not_lost(tmp_path: Path, database: Copied):
+    file = tmp_path / "relayd.toml"
+    file.write_text("")
+    relay = RelayProcess(
+        tmp_path,
+        arguments=("--config", str(file)),
+        database_url=database.url,
+        failpoints="server.start=delay:3@2",
+    )
+    with running(relay):
+        async with open_client(relay.ws) as client:
+            await client.publish_all([make(new_identity())])
+            await database.copy()
+        await serving(relay)
+        async with open_client(relay.ws) as client:
+            await client.publish_all([make(new_identity())])
+        await database.put_back()
+        await asyncio.to_thread(wait_until, lambda: relay.logged("failpoint") == 1, "it to begin anew", 60)
+        file.write_text("blocked_types = ['X']")
+        os.kill(relay.pid, signal.SIGHUP)
+        await asyncio.to_thread(wait_until, lambda: relay.logged("reloaded") == 1, "the reload", 60)
+        await asyncio.to_thread(wait_until, lambda: relay.logged("serving") == 2, "it to serve", 60)
+        _, _, manifest = await asyncio.to_thread(relay.get, "/.well-known/strata-relay.json")
+        assert json.loads(manifest)["policy"]["declined_types"] == ["X"]
 
 
 @pytest.mark.req("R-154", "R-157")

@@ -70,7 +70,7 @@ async def test_a_machine_that_is_gone_leaves_time_for_the_next(database: str, si
         "&target_session_attrs=read-write"
     )
     reading = {"default_transaction_read_only": "on"}  # as the relay's own sessions that only read
-    connection = await connect(url, name="test", connect_timeout=6.0, **reading)
+    connection = await connect(url, name="test", connect_timeout=6.0, settings=reading)
     assert await connection.fetchval("SELECT NOT pg_is_in_recovery()")
     await connection.close()
 

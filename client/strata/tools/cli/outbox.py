@@ -36,6 +36,8 @@ class Stage(enum.StrEnum):
 
 
 _ENDS = frozenset({Stage.DELIVERED, Stage.FAILED})
+_MOST_DELIVERED = 4096
+"""About as many delivered messages are remembered, for events that still come: a chat may last for months."""
 
 
 class OwnMessage:
@@ -117,12 +119,15 @@ class ChatOutbox:
         self._messages: list[OwnMessage] = []
         self._by_request: dict[str, OwnMessage] = {}
         self._unbound: OwnMessage | None = None
+        self._forgotten = 0
+        self._look_at = 2 * _MOST_DELIVERED
 
     def __iter__(self) -> Iterator[OwnMessage]:
         return iter(self._messages)
 
     def __len__(self) -> int:
-        return len(self._messages)
+        """How many there were."""
+        return len(self._messages) + self._forgotten
 
     @property
     def unsettled(self) -> int:
@@ -143,6 +148,8 @@ class ChatOutbox:
 
     def begin(self, message_id: str, line: int, text: str) -> OwnMessage:
         """Add a message before it is sent; `bind` or an event gives its request id later."""
+        if len(self._messages) >= self._look_at:
+            self._forget_delivered()
         own = self._unbound = OwnMessage(message_id, line=line, text=text)
         self._messages.append(own)
         return own
@@ -164,3 +171,12 @@ class ChatOutbox:
             if event.message_id == unbound.message_id:  # type: ignore[union-attr]
                 self.bind(request_id)
         return self._by_request.get(request_id)
+
+    def _forget_delivered(self) -> None:
+        """Forget all delivered messages but the last; the others are to be told of at the end."""
+        old = self._messages[:-_MOST_DELIVERED]
+        gone = {each for each in old if each.stage is Stage.DELIVERED}
+        self._forgotten += len(gone)
+        self._messages = [each for each in self._messages if each not in gone]
+        self._by_request = {name: each for name, each in self._by_request.items() if each not in gone}
+        self._look_at = len(self._messages) + _MOST_DELIVERED

@@ -205,6 +205,20 @@ def test_every_event_becomes_an_object_under_its_own_name():
     assert "line" not in event_record(made[0], OwnMessage("m1", line=None, text="x"))
 
 
+def test_a_chat_that_goes_on_for_months_remembers_what_nobody_has_confirmed_and_little_else():
+    outbox = ChatOutbox()
+    for number in range(50_000):
+        own = outbox.begin(f"m{number}", number, "words")
+        outbox.bind(f"r{number}")
+        if number % 10_000:
+            own.apply(ReliableMessageDelivered(request_id=f"r{number}", message_id=f"m{number}"))
+    assert len(list(outbox)) < 10_000 and len(outbox._by_request) < 10_000
+    assert len(outbox) == 50_000 and [each.line for each in outbox.undelivered] == [*range(0, 50_000, 10_000)]
+    assert outbox.unsettled == 5
+    late = ReliableMessageDelivered(request_id="r0", message_id="m0")
+    assert outbox.find(late) is outbox.undelivered[0]
+
+
 PHONE = "did:strata:z6MkAlice00000000000000000000000abcdefgh"
 
 

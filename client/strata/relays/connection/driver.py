@@ -136,6 +136,7 @@ class Driver:
     def stop(self, reason: StrataError) -> None:
         """End every publish and subscription with `reason`, and let go of the socket. Idempotent."""
         self._fail(reason)
+        self._first.set()  # a task that is cancelled before its first step runs no `finally`
         if self._runner is not None:
             self._runner.cancel()
 

@@ -484,6 +484,18 @@ async def test_close_wakes_everyone_who_waits(fake, make):
             await task
 
 
+@pytest.mark.parametrize("turns", [1, 2, 3, 9])
+async def test_close_ends_an_opening_that_has_just_begun(fake, turns):
+    relay = connect(fake.url, options=FAST)
+    opening = asyncio.create_task(relay.open())
+    for _ in range(turns):
+        await asyncio.sleep(0)
+    async with asyncio.timeout(2):
+        await relay.close()
+        with pytest.raises(strata.Closed):
+            await opening
+
+
 async def steps_of(make_coroutine):
     """Run a coroutine many times, cancelled after 1, 2, 3… turns of the loop, until it gets through."""
     for turns in range(2000):

@@ -209,7 +209,8 @@ class Publishing:
         delay = self._delay(refusal, pending.attempts)
         in_time = now + delay < pending.deadline
         # A relay that asks for a longer wait than anybody has time for has refused this packet alone.
-        if retry is Retry.LATER and (in_time or (refusal.retry_after or 0) <= MAX_RETRY_AFTER_SECONDS):
+        is_bearable = in_time or (refusal.retry_after or 0) <= MAX_RETRY_AFTER_SECONDS
+        if retry is Retry.LATER and is_bearable and _is_about_the_session(refusal):
             self._hold(refusal, now + delay)
         if not in_time:
             self._refuse(handle, refusal)  # it could not be sent again in time: say why, not merely when
@@ -310,6 +311,15 @@ class Publishing:
 
     def _wake_by(self, moment: float) -> None:
         self.wake_at = min(self.wake_at, moment)
+
+
+def _is_about_the_session(refusal: RequestRefused) -> bool:
+    """Whether the budget that is used up is that of all publishes, and not of an author or a type alone.
+
+    RFC-0004 has no names for budgets. This project's relay names that of a session, as every limit of one, by
+    a detail that ends so (`publish_limit`), and others otherwise (`trust_budget`).
+    """
+    return refusal.detail is None or refusal.detail.endswith("_limit")
 
 
 def _said_again(refusal: RequestRefused, wait: float) -> RequestRefused:

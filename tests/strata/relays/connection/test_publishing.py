@@ -161,6 +161,24 @@ def test_a_relay_that_wants_quiet_for_longer_than_a_publish_has_is_left_in_quiet
     assert bench.sent() == [d]
 
 
+@pytest.mark.parametrize("timeout", [5, 100])
+def test_a_budget_of_one_kind_of_packets_holds_up_no_others(bench, timeout):
+    a = bench.publish("a", timeout=timeout)
+    bench.sent()
+    bench.error(a, "rate_limited", now=1, detail="trust_budget", retry_after=60)
+    b = bench.publish("b", timeout=5, now=2)
+    assert bench.sent() == [b]
+
+
+@pytest.mark.parametrize("detail", ["publish_limit", "memory_limit"])
+def test_a_limit_of_the_session_holds_up_all(bench, detail):
+    a = bench.publish("a", timeout=5)
+    bench.sent()
+    bench.error(a, "rate_limited", now=1, detail=detail, retry_after=60)
+    bench.publish("b", timeout=5, now=2)
+    assert bench.sent() == []
+
+
 def test_a_wait_that_nobody_has_time_for_holds_up_no_other_packet(bench):
     a = bench.publish("a", timeout=5)
     bench.sent()

@@ -1,6 +1,7 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
 
+import { build, Identity } from "../src/client/index.js";
 import { DidDocument } from "../src/client/protocol/documents.js";
 import { KeyChain } from "../src/client/protocol/keys/chain.js";
 import { Packet } from "../src/client/protocol/packets.js";
@@ -74,7 +75,7 @@ test("identity packets that two subscriptions bring at once both count", async (
     /** What a reader has of both, heard one after the other or at once. */
     const known = async (pair: typeof events, isAtOnce: boolean): Promise<string[]> => {
       const ring = new KeyRing({ documents, rules }, 1024, 1e9);
-      ring.learn(did, await ring.build(did, []), 1);
+      await ring.learn(did, await ring.build(did, []), 1);
       const hear = ([packet, receivedAt]: (typeof pair)[number]) => ring.verify(packet, receivedAt, 0).catch(() => false);
       if (isAtOnce) await Promise.all(pair.map(hear));
       else for (const each of pair) await hear(each);
@@ -89,4 +90,38 @@ test("identity packets that two subscriptions bring at once both count", async (
     }
   }
   assert.ok(pairs >= 5, `${pairs} pairs`);
+});
+
+test("what was heard while a relay's answer about keys was on its way outlasts that answer", async () => {
+  let heard = 0;
+  for (const world of worlds) {
+    const documents = { [did]: world.documents.map((text) => DidDocument.parse(text)) };
+    for (const [at, receivedAt] of world.events.slice(0, 6)) {
+      const ring = new KeyRing({ documents, rules }, 1024, 300);
+      const before = await ring.build(did, []);
+      await ring.learn(did, before, 1);
+      const packet = parsed[at] as Packet;
+      const isNew = await ring.verify(packet, receivedAt, 5).catch(() => false);
+      if (!isNew || ring.chain(did)?.events.length !== 1) continue;
+      await ring.learn(did, before, 4); // asked before it came
+      assert.deepEqual(ring.chain(did)?.events.map((each) => each.packet.packetId), [packet.packetId]);
+      await ring.learn(did, before, 6); // and after: the relay has it no more
+      assert.deepEqual(ring.chain(did)?.events ?? [], []);
+      heard++;
+    }
+  }
+  assert.ok(heard >= 5, `${heard} packets`);
+});
+
+test("keys whose refresh came to nothing are asked for again after the next interval", async () => {
+  const ring = new KeyRing({}, 1024, 300);
+  const author = await Identity.generate();
+  await ring.learn(author.did, undefined, 0);
+  const packet = await build(author, { type: "POST" });
+  const asked: number[] = [];
+  for (const now of [100, 301, 302, 600, 602, 1000]) {
+    await ring.verify(packet, packet.timestamp, now);
+    if (ring.stale.delete(author.did)) asked.push(now); // and nobody answers
+  }
+  assert.deepEqual(asked, [301, 602, 1000]);
 });

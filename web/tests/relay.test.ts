@@ -1,7 +1,7 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
 
-import { build, connect, type Delivery, Identity, type Packet, Relay } from "../src/client/index.js";
+import { build, connect, type Delivery, Identity, type Packet, Relay, RequestRefused } from "../src/client/index.js";
 import type { ConnectOptions } from "../src/client/index.js";
 import { bytes } from "./vectors.js";
 
@@ -262,6 +262,50 @@ test("publishes wait for their turn, can be given up, and know the relay's limit
   const { client_msg_id } = world.sent("PUBLISH").at(-1) as Frame;
   world.last.push({ type: "OK", packet_id: packets[1]?.packetId, status: "ACCEPTED", client_msg_id, duplicate: true });
   assert.equal((await next).duplicate, true);
+  await relay.close();
+});
+
+test("a relay that wants quiet for longer than a publish has is left in quiet", async () => {
+  const world = new World();
+  world.answer = ({ type, client_msg_id }, socket) => {
+    if (type === "PUBLISH") socket.push({ type: "ERROR", code: "rate_limited", reason: "slow", retry_after: 60, client_msg_id });
+  };
+  const relay = await connect(URL, world.options());
+  await assert.rejects(relay.publish(packets[0] as Packet, { timeout: 5 }), { code: "rate_limited", retryAfter: 60 });
+  const second = await relay.publish(packets[1] as Packet, { timeout: 5 }).catch((error: unknown) => error as RequestRefused);
+  assert.ok(second instanceof RequestRefused && (second.retryAfter ?? 0) >= 59);
+  assert.equal(world.sent("PUBLISH").length, 1, "nothing goes out before the relay takes it");
+  await relay.close();
+
+  world.answer = ({ type, client_msg_id }, socket) => {
+    const refusal = { code: "rate_limited", reason: "slow", retry_after: 60, detail: "trust_budget" };
+    if (type === "PUBLISH") socket.push({ type: "ERROR", ...refusal, client_msg_id });
+  };
+  const other = await connect(URL, world.options());
+  for (const packet of packets.slice(0, 2)) await assert.rejects(other.publish(packet, { timeout: 5 }), { retryAfter: 60 });
+  assert.equal(world.sent("PUBLISH").length, 3, "a budget of some packets alone holds up no others");
+  await other.close();
+});
+
+test("what a relay says beside a packet counts in the queue, and its times and codes are bounded", async () => {
+  const world = new World();
+  world.answer = endHistory;
+  const relay = await connect(URL, world.options({ queueBytes: 40_000, resolveKeys: false }));
+  const found = relay.subscribe({ types: "POST" });
+  await until(() => world.sent("SUBSCRIBE").some((frame) => frame["gapless"] === true));
+  for (const [at, packet] of packets.slice(0, 3).entries()) {
+    const id = (world.sent("SUBSCRIBE").at(-1) as Frame).subscription_id;
+    const more = `"cursor":"${at}","relay_annotations":{"x":"${"x".repeat(30_000)}"}`;
+    const receivedAt = at === 0 ? "9999999999999999999999" : `${packet.timestamp}`;
+    world.last.push(`{"type":"EVENT","subscription_id":"${id}","packet":${packet.canonical},"received_at":${receivedAt},${more}}`);
+  }
+  await until(() => world.sent("UNSUBSCRIBE").length > 1);
+  assert.equal((await found.next()).value?.receivedAt, Number.MAX_SAFE_INTEGER);
+  for (let n = 0; n < 300; n++) world.last.push({ type: "ERROR", code: `c${n}`, reason: "" });
+  world.last.push({ type: "ERROR", code: "c".repeat(129), reason: "" });
+  const { refusals } = relay.statistics;
+  assert.equal(Object.keys(refusals).length, 257);
+  assert.equal(refusals["other"], 45);
   await relay.close();
 });
 

@@ -217,7 +217,7 @@ export class Core {
     }
     switch (message.type) {
       case "EVENT":
-        this.receiveEvent(message, now);
+        this.receiveEvent(message, now, frame.length);
         break;
       case "OK":
         if (!this.publishing.receiveOk(message)) this.blameUnlessOurs(message.client_msg_id);
@@ -318,7 +318,7 @@ export class Core {
 
   // Dispatch.
 
-  private receiveEvent(message: Event, now: number): void {
+  private receiveEvent(message: Event, now: number, length: number): void {
     this.statistics.eventsReceived++;
     const wireId = message.subscription_id;
     // nobody takes an unsolicited event, nor an event of a subscription that was left.
@@ -327,16 +327,13 @@ export class Core {
       this.statistics.eventsUnclaimed++;
       return;
     }
-    stream.receiveEvent(message, now);
+    stream.receiveEvent(message, now, length);
     this.changed.add(stream);
     this.follow(stream, wireId);
   }
 
   private receiveError(message: ErrorMessage, now: number): void {
-    const refusals = this.statistics.refusals;
-    if (Object.hasOwn(refusals, message.code) || Object.keys(refusals).length < MAX_CODES) {
-      refusals[message.code] = (Object.hasOwn(refusals, message.code) ? (refusals[message.code] ?? 0) : 0) + 1;
-    }
+    this.countRefusal(message.code);
     const refusal = new RequestRefused(message.code, message.reason, {
       detail: message.detail,
       retryAfter: message.retry_after,
@@ -367,6 +364,15 @@ export class Core {
     this.follow(stream, wireId);
   }
 
+  /** Under its code, for as many codes as there may be; a hostile relay names new ones for ever. */
+  private countRefusal(code: string): void {
+    const refusals = this.statistics.refusals;
+    const isKnown = Object.hasOwn(refusals, code);
+    const isOther = !isKnown && (Object.keys(refusals).length >= MAX_CODES || code.length > LONGEST_NAME);
+    const name = isOther ? "other" : code;
+    refusals[name] = (Object.hasOwn(refusals, name) ? (refusals[name] ?? 0) : 0) + 1;
+  }
+
   private answered(request: string | undefined, outcome: Moderated | StrataError): boolean {
     if (request === undefined || !this.asked.delete(request)) return false;
     this.news.push({ kind: "answered", request, outcome });
@@ -377,7 +383,8 @@ export class Core {
   private learn(extensions: readonly string[] | undefined): void {
     if (extensions === undefined || extensions.length === 0 || this.announced === undefined) return;
     // Bounded: a relay may announce as often as it likes.
-    const known = new Set([...this.announced.extensions, ...extensions].slice(0, MAX_EXTENSIONS));
+    const named = extensions.filter((name) => name.length <= LONGEST_NAME);
+    const known = new Set([...this.announced.extensions, ...named].slice(0, MAX_EXTENSIONS));
     this.announced = { ...this.announced, extensions: known };
     for (const stream of this.streams) stream.learn(this.announced);
   }
@@ -443,3 +450,4 @@ export class Core {
 
 const MAX_CODES = 256;
 const MAX_EXTENSIONS = 256;
+const LONGEST_NAME = 128; // of an extension or a code; what is longer is none of anybody's

@@ -122,9 +122,9 @@ export class KeyFetcher {
     const isWhole = isMarked && this.source.announced() === announced; // over one connection
     for (const [author, found] of events) {
       if ((sizes.get(author) ?? 0) > MAX_BYTES || found.length > MAX_EVENTS) {
-        this.ring.learn(author, undefined, askedAt, { isOvergrown: true });
+        await this.ring.learn(author, undefined, askedAt, { isOvergrown: true });
       } else {
-        this.ring.learn(author, await this.ring.build(author, found), askedAt, { isWhole });
+        await this.ring.learn(author, await this.ring.build(author, found), askedAt, { isWhole });
       }
     }
   }

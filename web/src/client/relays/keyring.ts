@@ -38,6 +38,15 @@ interface Author {
   /** When the relay was asked; all that it held then is in the chain. */
   readonly askedAt: number;
   refreshAt: number;
+  /** What has changed the chain since the relay was asked. */
+  readonly heard: Heard[];
+}
+
+/** An identity packet that came on a subscription. */
+interface Heard {
+  readonly packet: Packet;
+  readonly receivedAt: number;
+  readonly arrivedAt: number;
 }
 
 /** The key chains of the authors met on one relay, the least recently met forgotten first. */
@@ -57,16 +66,40 @@ export class KeyRing {
     return this.authors.has(did);
   }
 
-  /** The relay was asked at `askedAt` and has answered with this chain, or with too much. */
-  learn(
+  /**
+   * The relay was asked at `askedAt` and has answered with this chain, or with too much.
+   *
+   * The answer may have been on its way when identity packets came: what they changed stays changed.
+   */
+  async learn(
     did: string,
     chain: KeyChain | undefined,
     askedAt: number,
     how: { isOvergrown?: boolean; isWhole?: boolean } = {},
+  ): Promise<void> {
+    const heard: Heard[] = [];
+    for (let whole = chain; ; ) {
+      const since = this.authors.get(did)?.heard.filter((one) => one.arrivedAt >= askedAt && !heard.includes(one)) ?? [];
+      if (since.length === 0) {
+        this.set(did, whole, heard, askedAt, how);
+        return;
+      }
+      for (const one of since) whole = await this.withOne(did, whole, one);
+      heard.push(...since);
+    }
+  }
+
+  private set(
+    did: string,
+    chain: KeyChain | undefined,
+    heard: Heard[],
+    askedAt: number,
+    how: { isOvergrown?: boolean; isWhole?: boolean },
   ): void {
     this.authors.delete(did);
     this.authors.set(did, {
       chain,
+      heard,
       isOvergrown: how.isOvergrown ?? false,
       isWhole: how.isWhole ?? false,
       askedAt,
@@ -105,11 +138,12 @@ export class KeyRing {
     this.authors.delete(packet.authorId);
     this.authors.set(packet.authorId, author);
     if (arrivedAt > author.refreshAt) {
-      author.refreshAt = Infinity;
+      // Set anew by the answer. The question may come to nothing, and then this is when it is due again.
+      author.refreshAt = arrivedAt + this.refreshInterval;
       this.stale.add(packet.authorId);
     }
     try {
-      await this.verifyBy(author, packet, receivedAt);
+      await this.verifyBy(author, packet, receivedAt, arrivedAt);
     } catch (error) {
       if (!(error instanceof InvalidPacket)) throw error;
       if (author.askedAt < arrivedAt && error.code !== "packet_expired") return false;
@@ -118,14 +152,14 @@ export class KeyRing {
     return true;
   }
 
-  private async verifyBy(author: Author, packet: Packet, receivedAt: number): Promise<void> {
+  private async verifyBy(author: Author, packet: Packet, receivedAt: number, arrivedAt: number): Promise<void> {
     if (author.isOvergrown) {
       throw new InvalidPacket("invalid_signature", "the author has too many identity packets", "too_many_key_events");
     }
     if (isIdentityType(packet.contentType)) {
       const chain = author.chain ?? KeyChain.genesis(packet.authorId, this.options(packet.authorId));
       await chain.verify(packet, receivedAt, { ingest: false });
-      await this.apply(packet, receivedAt);
+      await this.apply({ packet, receivedAt, arrivedAt });
     } else if (author.chain === undefined) {
       await packet.verify(receivedAt);
       return;
@@ -136,20 +170,26 @@ export class KeyRing {
   }
 
   /** Have a packet count, beside others that are applied meanwhile: each is applied to what the last one left. */
-  private async apply(packet: Packet, receivedAt: number): Promise<void> {
-    const did = packet.authorId;
+  private async apply(one: Heard): Promise<void> {
+    const did = one.packet.authorId;
     for (let author = this.authors.get(did); author !== undefined; author = this.authors.get(did)) {
       const { chain } = author;
-      let next = chain;
-      try {
-        next = await (chain ?? KeyChain.genesis(did, this.options(did))).apply(packet, receivedAt);
-      } catch (error) {
-        // It held when it was received and does not fit what is known since, as after a conflict.
-        if (!(error instanceof InvalidPacket)) throw error;
-      }
+      const next = await this.withOne(did, chain, one);
       if (this.authors.get(did) !== author || author.chain !== chain) continue;
+      if (next !== chain) author.heard.push(one);
       author.chain = next;
       return;
+    }
+  }
+
+  /** A chain with one more packet, if that fits. */
+  private async withOne(did: string, chain: KeyChain | undefined, one: Heard): Promise<KeyChain | undefined> {
+    try {
+      return await (chain ?? KeyChain.genesis(did, this.options(did))).apply(one.packet, one.receivedAt);
+    } catch (error) {
+      // It held when it was received and does not fit what is known since, as after a conflict.
+      if (!(error instanceof InvalidPacket)) throw error;
+      return chain;
     }
   }
 

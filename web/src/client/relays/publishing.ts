@@ -16,11 +16,11 @@
 
 // Core: no I/O, no clock, no randomness (held by tests/layout.test.ts).
 
-import { type RequestRefused, RequestTimeout, type StrataError } from "../protocol/errors.js";
+import { RequestRefused, RequestTimeout, type StrataError } from "../protocol/errors.js";
 import type { JsonObject } from "../protocol/json.js";
 import { isObject, member } from "../protocol/json.js";
 import { type ErrorMessage, type Ok, publishFrame } from "../protocol/wire.js";
-import { afterRetryAfter, fullJitter, type Random } from "./backoff.js";
+import { afterRetryAfter, fullJitter, MAX_RETRY_AFTER_SECONDS, type Random } from "./backoff.js";
 import type { Options } from "./options.js";
 import type { Published, Statistics } from "./values.js";
 
@@ -64,6 +64,7 @@ export class Publishing {
   private connected = false;
   private forbidden: StrataError | undefined;
   private holdUntil = -Infinity;
+  private heldBy: RequestRefused | undefined; // the refusal that named this time
 
   constructor(
     private readonly options: Options,
@@ -112,9 +113,14 @@ export class Publishing {
     this.sendAll(now);
   }
 
-  /** The session has been authenticated: packets refused for lack of that go out again. */
+  /**
+   * The session has been authenticated: packets refused for lack of that go out again. It has another budget from now
+   * on.
+   */
   authorize(now: number, forbidden: StrataError | undefined): void {
     this.forbidden = forbidden;
+    this.holdUntil = -Infinity;
+    this.heldBy = undefined;
     for (const pending of this.pending.values()) {
       pending.anonymous = pending.inFlight;
       if (pending.parked) {
@@ -193,11 +199,18 @@ export class Publishing {
       this.refuse(handle, refusal);
     } else {
       const delay = this.delay(refusal, pending.attempts);
-      if (now + delay >= pending.deadline) {
+      const isInTime = now + delay < pending.deadline;
+      // A relay that asks for a longer wait than anybody has time for has refused this packet alone.
+      const isBearable = isInTime || (refusal.retryAfter ?? 0) <= MAX_RETRY_AFTER_SECONDS;
+      const isForAll = retry === "later" && isBearable && isAboutTheSession(refusal);
+      if (isForAll && now + delay > this.holdUntil) {
+        this.holdUntil = now + delay;
+        this.heldBy = refusal;
+      }
+      if (!isInTime) {
         this.refuse(handle, refusal); // it could not be sent again in time: say why, not merely when
         return true;
       }
-      if (retry === "later") this.holdUntil = Math.max(this.holdUntil, now + delay);
       pending.attempts++;
       this.putOff(pending, refusal, now + delay);
     }
@@ -248,6 +261,10 @@ export class Publishing {
         return;
       }
       const dueAt = Math.max(pending.dueAt, this.holdUntil);
+      if (this.heldBy !== undefined && now < this.holdUntil && this.holdUntil >= pending.deadline) {
+        this.refuse(handle, saidAgain(this.heldBy, this.holdUntil - now));
+        return;
+      }
       if (now < dueAt) {
         this.wakeBy(dueAt);
         return;
@@ -298,6 +315,22 @@ export class Publishing {
   private wakeBy(moment: number): void {
     this.wakeAt = Math.min(this.wakeAt, moment);
   }
+}
+
+/**
+ * Whether the budget that is used up is that of all publishes, and not of an author or a type alone.
+ *
+ * RFC-0004 has no names for budgets. This project's relay names that of a session, as every limit of one, by a detail
+ * that ends so (`publish_limit`), and others otherwise (`trust_budget`).
+ */
+function isAboutTheSession(refusal: RequestRefused): boolean {
+  return refusal.detail === undefined || refusal.detail.endsWith("_limit");
+}
+
+/** What the relay has said of another packet, and what is left of the wait that it asked for. */
+function saidAgain(refusal: RequestRefused, wait: number): RequestRefused {
+  const retryAfter = Math.max(1, Math.ceil(wait));
+  return new RequestRefused(refusal.code, refusal.reason, { detail: refusal.detail, retryAfter });
 }
 
 /** The origin that a relay says it credits a packet with. */

@@ -57,12 +57,15 @@ export interface QueuedEvent {
   readonly kind: "event";
   /** The packet's JSON text. */
   readonly packet: string;
+  /** As far as it could be asked for: a relay may send any integer. */
   readonly receivedAt: number;
   readonly cursor: string | undefined;
   readonly live: boolean | undefined;
   readonly annotations: JsonObject | undefined;
   /** When it came in, on the connection's clock. */
   readonly arrivedAt: number;
+  /** How much came: cursor and annotations may be larger than the packet. */
+  readonly length: number;
 }
 
 /** Word of a reset, between two events. */
@@ -131,7 +134,7 @@ export class Stream {
       this.queue = this.queue.slice(this.first);
       this.first = 0;
     }
-    if (item.kind === "event") this.queuedBytes -= item.packet.length + EVENT_OVERHEAD_BYTES;
+    if (item.kind === "event") this.queuedBytes -= item.length + EVENT_OVERHEAD_BYTES;
     return item;
   }
 
@@ -200,8 +203,11 @@ export class Stream {
     if (this.phase === "history" || this.phase === "live") this.move("waiting");
   }
 
-  /** Queue an event that came for `wireId`, or leave the stream where it does not belong. */
-  receiveEvent(message: Event, now: number): void {
+  /**
+   * Queue an event that came for `wireId`, or leave the stream where it does not belong; `length` is that of the whole
+   * message.
+   */
+  receiveEvent(message: Event, now: number, length: number): void {
     this.refusals = this.resets = 0;
     const cursor = message.cursor;
     if (this.phase === "live" && cursor !== undefined && !this.gapless && !this.marked) {
@@ -225,7 +231,7 @@ export class Stream {
         return;
       }
     }
-    this.enqueue(message, now);
+    this.enqueue(message, now, length);
     if (this.phase === "history") {
       this.pageEvents++;
       this.watch(now);
@@ -411,19 +417,20 @@ export class Stream {
 
   // The queue.
 
-  private enqueue(message: Event, now: number): void {
+  private enqueue(message: Event, now: number, length: number): void {
+    const receivedAt = Math.min(Math.max(message.received_at, -MAX_SAFE_INTEGER), MAX_SAFE_INTEGER);
     this.queue.push({
       kind: "event",
       packet: message.packet,
-      receivedAt: message.received_at,
+      receivedAt,
       cursor: message.cursor,
       live: this.marked || this.caughtUp ? this.caughtUp : undefined,
       annotations: message.relay_annotations,
       arrivedAt: now,
+      length,
     });
-    this.queuedBytes += message.packet.length + EVENT_OVERHEAD_BYTES;
-    // Only as far as it could be asked for: a relay may send any integer.
-    this.newestReceivedAt = Math.min(Math.max(this.newestReceivedAt ?? 0, message.received_at), MAX_SAFE_INTEGER);
+    this.queuedBytes += length + EVENT_OVERHEAD_BYTES;
+    this.newestReceivedAt = Math.max(this.newestReceivedAt ?? 0, receivedAt);
     if (message.cursor === undefined) this.withoutCursor++;
     else this.advance(message.cursor);
   }

@@ -7,8 +7,18 @@ from collections.abc import Sequence
 from datetime import timedelta
 
 import pytest
-from strata.protocol.lake import LakeError, decode_erasure
+from blake3 import blake3
+from msgspec.structs import replace
+from strata.protocol.lake import (
+    LakeError,
+    decode_erasure,
+    encode_generation,
+    generation_name,
+    seal_erasure,
+    seal_generation,
+)
 from strata_pipeline.errors import LakeBusy, LogError, PipelineError
+from strata_pipeline.jobs.audit import Audited, _check_erasures
 from strata_pipeline.jobs.object_days import Run, erase_from_day
 from strata_pipeline.jobs.parts import PartDone, PartWork, rewrite_part
 from strata_pipeline.lake.object_lake import ObjectLake
@@ -322,6 +332,33 @@ def test_a_program_that_knows_no_generations_refuses_the_lake_as_it_opens_it(in_
     [name] = [name for name in store.keys("_erased") if name.endswith(".json")]
     with pytest.raises(LakeError, match="its format is 2 and this program knows 1"):
         decode_erasure(store.get(name), name)
+
+
+@pytest.mark.parametrize("left", [0, 1])
+def test_an_audit_asks_for_a_tombstone_for_each_row_that_was_taken_out(in_memory, left):
+    where = next(in_memory)
+    begun(where)
+    assert erased_all(where) == 2 and erased(where, sequence(3)) == 1
+    lake, audited = ObjectLake.open(where), Audited()
+    _check_erasures(lake, audited)
+    assert audited.holds and audited.erased == 3
+    # Whoever may write there can bind another file of tombstones, and the records after it as well.
+    first, second = lake.generations.records
+    assert first.erasure is not None and second.erasure is not None
+    text = b"".join(lake.erasures.text_of(first.erasure).splitlines(keepends=True)[:left])
+    lake.store.put(f"_erased/{first.attempt}.jsonl", text)
+    false = seal_erasure(replace(first.erasure, tombstones=blake3(text).hexdigest()))
+    after = seal_erasure(replace(second.erasure, previous=false.hash))
+    forged = [seal_generation(replace(first, erasure=false))]
+    forged.append(seal_generation(replace(second, erasure=after, previous=forged[0].hash)))
+    for one in forged:
+        lake.store.put(f"_generations/{generation_name(one.number)}", encode_generation(one))
+    _check_erasures(ObjectLake.open(where), audited := Audited())
+    assert audited.counts == {"erasure: count": 3 - left}
+    told = {one.sequence: one.detail for one in audited.findings}
+    assert f"packets out of batch {lake.manifests[3].span} (m" in str(told[sequence(8)])
+    _check_erasures(ObjectLake.open(where), since := Audited(after=sequence(8)))
+    assert since.counts == {"erasure: count": 1}
 
 
 @pytest.mark.parametrize("act", [compacted, erased_all])

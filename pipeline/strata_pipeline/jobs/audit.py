@@ -10,8 +10,9 @@ log          with a database: the same rows at the same places
 from __future__ import annotations
 
 import contextlib
+from bisect import bisect_right
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -29,7 +30,7 @@ from strata.protocol.tombstones import Tombstone
 from strata_pipeline.datasets import Packets, Quarantine
 from strata_pipeline.errors import LakeError, PipelineError, UsageError, log_too_short
 from strata_pipeline.jobs.failures import translate_failures
-from strata_pipeline.lake.checking import Piece, Unit, batches_faults, pieces, places_faults
+from strata_pipeline.lake.checking import Piece, Unit, batch_name, batches_faults, pieces, places_faults
 from strata_pipeline.lake.contents import UNREADABLE, parquet_files, read_rows
 from strata_pipeline.lake.faults import About, Fault
 from strata_pipeline.lake.kinds import kind_of
@@ -354,11 +355,19 @@ def _check_erasures(lake: AnyLake, audited: Audited) -> None:
     for day, records in by_day.items():
         found: list[Finding] = []
         left: dict[int, Tombstone] = {}
+        # Only a whole audit has read all manifests anyway.
+        manifests = [] if audited.after else lake.chain.of_day(day)
+        held = {one.hash: (one, one.packets) for one in manifests}
         for record in records:
             try:
-                left |= {one.sequence: one for one in lake.erasures.tombstones(record)}
+                stones = {one.sequence: one for one in lake.erasures.tombstones(record)}
             except LakeError as error:
                 found.append(Finding("erasure", "tombstones", detail=str(error)))
+            else:
+                left |= stones
+                found += _miscounted(record, held, sorted(stones))
+            held |= {one.manifest: (held[one.manifest][0], one.packets) for one in record.batches
+                     if one.manifest in held}  # fmt: skip
         # A copy brings a record before the batches that it tells of.
         left = {sequence: one for sequence, one in left.items() if sequence <= lake.reached}
         try:
@@ -376,6 +385,24 @@ def _check_erasures(lake: AnyLake, audited: Audited) -> None:
             for sequence, one in left.items()
         ]
         audited.found(Counter(f"{one.about}: {one.reason}" for one in found), found)
+
+
+def _miscounted(
+    record: Erasure, held: Mapping[str, tuple[Manifest, int]], stones: list[int]
+) -> Iterator[Finding]:
+    """Where a record takes more packets, or fewer, than it has tombstones for: as a whole, and of the batches
+    `held`, with what they had before."""
+    if record.erased != len(stones):
+        why = f"erasure {record.number} takes {record.erased} packets, and has tombstones for {len(stones)}"
+        yield Finding("erasure", "count", detail=why)
+    told = {one.manifest: one.packets for one in record.batches}
+    for name, (manifest, before) in held.items():
+        taken = before - told.get(name, before)
+        there = bisect_right(stones, manifest.up_to) - bisect_right(stones, manifest.after)
+        if taken != there:
+            why = f"erasure {record.number} takes {taken} packets out of {batch_name(manifest)}"
+            why += f", and has tombstones for {there}"
+            yield Finding("erasure", "count", manifest.up_to, detail=why)
 
 
 def _rows_at(lake: AnyLake, day: int, sequences: list[int]) -> Iterator[dict[str, Any]]:

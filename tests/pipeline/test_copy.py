@@ -6,8 +6,9 @@ from pathlib import Path
 from typing import Any
 
 import obstore
+import pyarrow.parquet as pq
 import pytest
-from strata.protocol.lake import LakeError
+from strata.protocol.lake import LakeError, day_text
 from strata_pipeline.cli import app
 from strata_pipeline.errors import LakeBusy
 from strata_pipeline.jobs.copy import copy_lake
@@ -19,7 +20,7 @@ from typer.testing import CliRunner
 
 from tests.support.file_faults import Killed
 from tests.support.object_lakes import NO_GRACE, put_batch, requests, rows, unnamed
-from tests.support.toy_lakes import DAY, compacted, faults, read, write_batch
+from tests.support.toy_lakes import DAY, compacted, faults, read, rows_table, write_batch
 from tests.support.toy_lakes import place as sequence
 
 ALL = [sequence(n) for n in range(1, 7)] + [sequence(n, DAY + 1) for n in (1, 2, 3)]
@@ -129,6 +130,16 @@ def test_what_does_not_hold_is_not_copied(lake, place, tmp_path):
     with pytest.raises(LakeError, match=r"is damaged: .* the batches before it are copied"):
         copy_lake(lake, f"{place}-other")
     assert rows(f"{place}-other") == ALL[:6]
+
+
+@pytest.mark.parametrize("name", ["more.parquet", "_more.parquet"])
+@pytest.mark.parametrize("day", [DAY, DAY + 1], ids=["of format 1", "of format 2"])
+def test_rows_that_are_of_no_batch_are_not_copied(lake, in_memory, tmp_path, name, day):
+    batch = min(lake.glob(f"packets/day={day_text(day)}/batch=*"))
+    pq.write_table(rows_table([sequence(99, day)]), batch / "kind=POST" / name)
+    for where in (tmp_path / "copy", next(in_memory)):
+        with pytest.raises(LakeError, match="has 1 rows that are not its own"):
+            copy_lake(lake, where)
 
 
 def test_the_command_says_what_it_did(lake, place):

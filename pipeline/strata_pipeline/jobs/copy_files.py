@@ -18,7 +18,7 @@ from strata.protocol.lake import Manifest, Span, StoredObject
 
 from strata_pipeline.errors import LakeError
 from strata_pipeline.lake.checking import batch_name, batches_faults
-from strata_pipeline.lake.contents import parquet_files, read_rows
+from strata_pipeline.lake.contents import UNREADABLE, parquet_files, read_rows
 from strata_pipeline.lake.layout import Folders, LakeLayout, batch_path, span_of
 from strata_pipeline.lake.rows import rows_in
 from strata_pipeline.lake.stores.objects import ObjectStore
@@ -47,11 +47,22 @@ def extract(layout: LakeLayout, manifest: Manifest, folder: Path) -> None:
                     _filter(path, manifest, target)
             made[root] = [folder / root] if (folder / root).is_dir() else []
     faults = batches_faults([manifest], made["packets"], made["quarantine"])
-    if faults:
+    why = faults[0].detail if faults else _too_much(manifest, parquet_files([folder]))
+    if why is not None:
         raise LakeError(
-            f"the lake's {batch_name(manifest)} is damaged: {faults[0].detail}. Bring its files back from a "
-            "copy of the lake; the batches before it are copied"
+            f"the lake's {batch_name(manifest)} is damaged: {why}. Bring its files back from a copy of the "
+            "lake; the batches before it are copied"
         )
+
+
+def _too_much(manifest: Manifest, paths: Sequence[Path]) -> str | None:
+    """What files have beside the rows of a batch, all of which are there."""
+    try:
+        rows = sum(pq.read_metadata(path).num_rows for path in paths)
+    except UNREADABLE as error:
+        return str(error)
+    more = rows - manifest.packets - manifest.quarantined
+    return f"it has {more} rows that are not its own" if more else None
 
 
 def put_files(

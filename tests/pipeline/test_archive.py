@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 
 import pyarrow.dataset as pads
 import pytest
-from strata.protocol.lake import LakeError
+from strata.protocol.lake import LakeError, first_of_day
 from strata_pipeline.errors import LakeBusy, LogError, LogUnavailable
 from strata_pipeline.jobs import archive as archiving
 from strata_pipeline.jobs.archive import archive
@@ -68,9 +68,10 @@ def test_days_have_batches_of_their_own_and_an_empty_log_makes_no_lake(spark, lo
     ]  # fmt: skip
 
 
-def test_what_retention_spared_is_archived_though_days_are_gone(spark, log_url, tmp_path):
+def test_what_retention_spared_is_archived_though_days_are_gone(spark, log_url, tmp_path, monkeypatch):
     kept = [relay_logs.make(n, who=n, type="CLIENT_MANIFEST", at=NOON) for n in range(3)]  # one each counts
-    relay_logs.append(log_url, relay_logs.make_many(5, first=100, at=NOON) + kept, NOON)
+    gone = relay_logs.make_many(5, first=100, at=NOON)
+    relay_logs.append(log_url, [kept[0], *gone, *kept[1:]], NOON)
     relay_logs.append(log_url, late := relay_logs.make_many(4, first=200, at=NOON + 9 * DAY), NOON + 9 * DAY)
 
     async def sweep() -> None:
@@ -78,9 +79,13 @@ def test_what_retention_spared_is_archived_though_days_are_gone(spark, log_url, 
             assert (await store.maintain(NOON + 9 * DAY)).days == 1
 
     asyncio.run(sweep())
-    # Between what was spared lie more places than a batch has rows.
-    done = archive(spark, log_url, tmp_path, batch_rows=2)
-    assert (done.batches, done.packets) == (4, 7)
+    # Between what was spared lie more places than a batch has rows. An earlier version cut by places, and was
+    # stopped where there is no row.
+    with monkeypatch.context() as patch:
+        patch.setattr(archiving, "last_of", lambda connection, span, rows: first_of_day(span.day) + 3)
+        assert archive(spark, log_url, tmp_path, stopped=lambda: True).packets == 1
+    done = archive(spark, log_url, tmp_path, batch_rows=1)
+    assert (done.batches, done.packets) == (6, 6)
     assert bodies(tmp_path) == [packet.canonical for packet in [*kept, *late]]
 
 

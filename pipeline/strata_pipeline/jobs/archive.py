@@ -208,15 +208,19 @@ def _check_same_log(lake: AnyLake, connection: adbc.Connection) -> None:
     """Refuse to mix two logs in one lake: the last packet tells them apart.
 
     The lake's last row may be a damaged one, with an id that no log knows. The log has it at its place; if
-    the log was mended since, the last sound packet of the lake tells.
+    the log was mended since, the last sound packet of the lake tells. So it does where the log has the row
+    within the batch and none at its end: in days that retention had removed, earlier versions ended batches
+    between rows.
     """
     last = next(lake.chain.backwards(), None)
     if last is None:
         return
     place = last.up_to, bytes.fromhex(last.last_packet_id)
-    if id_at(connection, place[0]) == place[1]:
+    there = id_at(connection, place[0])
+    if there == place[1]:
         return
-    if last.quarantined:
+    is_within = last.after < (sequence_of(connection, place[1]) or 0) < last.up_to
+    if last.quarantined or (there is None and is_within):
         sound = _last_packet(lake)
         if sound is None or id_at(connection, sound[0]) == sound[1]:
             return

@@ -76,8 +76,10 @@ class Node(RelayNode):
         try:
             await close_channels(self)
         finally:
-            await super().close()
-            await self._pool.close()
+            try:
+                await super().close()
+            finally:
+                await self._pool.close()
 
     async def __aexit__(self, *exception: object) -> None:
         raised = exception[1]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 
 import pytest
@@ -82,3 +83,19 @@ def test_listings_are_json_and_hold_no_key():
     assert config["max_message_size"] == "1 KiB"
     assert config["pool"]["copies"] == 2
     assert ME.seed.hex() not in json.dumps([info, config])
+
+
+async def test_a_node_whose_closing_is_cancelled_closes_its_connections_all_the_same(monkeypatch):
+    mine, closed = node(), asyncio.Event()
+    await mine.subscribe([TOPIC])
+
+    async def close():
+        closed.set()
+
+    monkeypatch.setattr(mine._pool, "close", close)
+    closing = asyncio.create_task(mine.close())
+    await asyncio.sleep(0)
+    closing.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await closing
+    assert closed.is_set()

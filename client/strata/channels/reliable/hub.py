@@ -190,15 +190,17 @@ class Hub:
         self._under_way.stop_listening()
         if self._clock_watch is not None:
             self._clock_watch.cancel()
-        if self._sender is not None:
-            self._sender.cancel()
-            await asyncio.wait([self._sender])
-        self._under_way.give_up()
-        if self._counts is not None:
-            try:
-                await self._counts.close()
-            except PersistenceError as error:
-                _log.error("what was sent in this epoch could not be stored: %s", error)
+        try:
+            if self._sender is not None:
+                self._sender.cancel()
+                await asyncio.wait([self._sender])
+        finally:
+            self._under_way.give_up()
+            if self._counts is not None:
+                try:
+                    await self._counts.close()
+                except PersistenceError as error:
+                    _log.error("what was sent in this epoch could not be stored: %s", error)
 
     async def subscribe(self, topic: str, authors: tuple[str, ...], *, reads: bool) -> None:
         """Hear a topic as long as any channel is started on it; `reads`: what the store has is read.

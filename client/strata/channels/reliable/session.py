@@ -212,13 +212,24 @@ class ChannelSession:
             return self.engine.requests.unsent
 
     async def _halt(self, settle_timeout: float) -> None:
+        # Whoever is cancelled here waits no longer for what is ended, and ends the rest all the same.
         self.started = False
         self._receiving.make_room()
         self._departures.end()
-        await self._end_tasks([*self._tasks, *self._payloads.tasks()])
-        self._tasks = []
-        await self._hub.unsubscribe(self.content_topic)
-        left = await self._hub.settled(self, settle_timeout)
+        left: list[Transmission | Ephemeral] = []
+        try:
+            await self._end_tasks([*self._tasks, *self._payloads.tasks()])
+        finally:
+            self._tasks = []
+            try:
+                await self._hub.unsubscribe(self.content_topic)
+            finally:
+                try:
+                    left = await self._hub.settled(self, settle_timeout)
+                finally:
+                    self._halted(left)
+
+    def _halted(self, left: list[Transmission | Ephemeral]) -> None:
         if self.failure is None:
             for sent in left:
                 if isinstance(sent, Transmission):
@@ -253,14 +264,19 @@ class ChannelSession:
         try:
             await self.writer.close()
         finally:
-            if self._teller is not asyncio.current_task():
-                self._teller.remove_done_callback(self._task_ended)
-                self._teller.cancel()
-                await asyncio.wait([self._teller])
-                if self.failure is None:
-                    await self.handover.drain()
-            self.handover.end(self.failure)
-            await self._hub.leave(self)
+            try:
+                await self._end_teller()
+            finally:  # also when a handler of the last events was cancelled: else the channel would stay open
+                self.handover.end(self.failure)
+                await self._hub.leave(self)
+
+    async def _end_teller(self) -> None:
+        if self._teller is not asyncio.current_task():
+            self._teller.remove_done_callback(self._task_ended)
+            self._teller.cancel()
+            await asyncio.wait([self._teller])
+            if self.failure is None:
+                await self.handover.drain()
 
     # Tasks, and what becomes of a channel when one of them fails.
 

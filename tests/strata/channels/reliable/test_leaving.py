@@ -16,8 +16,10 @@ from strata.channels.reliable import (
     NotSent,
     NotStarted,
     ReliableMessageSendError,
+    SendingMessage,
 )
 from strata.channels.reliable.client import close_channels
+from strata.channels.reliable.hub import Hub
 
 from tests.support.channel_world import (
     SWALLOW,
@@ -350,6 +352,33 @@ async def test_cancelling_a_drain_stops_the_wait_alone() -> None:
     await alice.drain()
     assert out(world.node("alice")) == [b"hello"]
     await alice.close()
+
+
+@pytest.mark.parametrize("seconds", [0.0, 0.05, 1.5, 4.0])
+@pytest.mark.parametrize("times", [1, 2])
+@pytest.mark.parametrize("slow", ["handler", "node"])
+@virtually
+async def test_cancelling_the_closing_wherever_it_waits_leaves_nothing_open(
+    slow: str, times: int, seconds: float
+) -> None:
+    world = World()
+    alice = await world.open("alice")
+    node = world.node("alice")
+    if slow == "handler":  # of the events that are told while the channel closes
+        for name in (SendingMessage.name, MessageSent.name):
+            alice.message_events.on(name, lambda _: asyncio.sleep(3))
+    else:
+        node.send = hold  # type: ignore[assignment]
+    await alice.send(b"hello")
+    closing = asyncio.create_task(alice.close(timeout=0))
+    for _ in range(times):
+        await asyncio.sleep(seconds)
+        closing.cancel()
+    await asyncio.wait([closing])
+    await asyncio.sleep(0)
+    assert own_tasks() == set() and Hub.existing(node) is None
+    assert node.unsubscribed == node.subscribed
+    await (await world.open("alice")).close()
 
 
 @pytest.mark.parametrize("way", ["close", "stop"])

@@ -188,12 +188,17 @@ class RelayTx(SessionTx[M]):
             await self._leave()
 
     async def _leave(self) -> None:
-        if self._carrier is not None:
-            await self._carrier.leave()
-        if self._listening is not None:
-            self._listening.cancel()
-            await asyncio.wait([self._listening])
-        await self._line.close()
+        # Cancelled, it waits for nothing more and closes all the same.
+        try:
+            if self._carrier is not None:
+                await self._carrier.leave()
+        finally:
+            try:
+                if self._listening is not None:
+                    self._listening.cancel()
+                    await asyncio.wait([self._listening])
+            finally:
+                await self._line.close()
 
 
 class _Carrier(Generic[M]):
@@ -237,8 +242,10 @@ class _Carrier(Generic[M]):
     async def leave(self) -> None:
         """Send `Bye` after the pieces that the channel has taken."""
         self.close()
-        await asyncio.wait([self._sending], timeout=_LAST_WORDS_SECONDS)
-        self._sending.cancel()
+        try:
+            await asyncio.wait([self._sending], timeout=_LAST_WORDS_SECONDS)
+        finally:
+            self._sending.cancel()
 
     def heard(self, frames: bytes) -> None:
         """Take answers of the receiver."""

@@ -57,12 +57,15 @@ class Line:
     def __init__(self, *channels: Channel) -> None:
         self.channels = list(channels)
         self.channel: Any = None
+        self.is_open = False
 
     async def open(self) -> None:
         self.channel = self.channels.pop(0)
 
+        self.is_open = True
+
     async def close(self) -> None:
-        self.channel = None if not self.channels else self.channel
+        self.is_open = False
 
 
 def joined(one: Channel, other: Channel) -> None:
@@ -140,4 +143,26 @@ async def test_a_sender_whose_channel_has_failed_opens_another_one() -> None:
         await tx.send(b"two")
         assert [await rx.recv(), await rx.recv()] == [b"one", b"two"]
     await tx.close()
+    await rx.join()
+
+
+@pytest.mark.req("T-026", "T-104")
+async def test_cancelling_the_closing_of_a_sender_closes_its_line_all_the_same(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    ours, theirs = Channel(), Channel()
+    joined(ours, theirs)
+    tx, rx = sender(ours), await receiver(theirs)
+    await tx.send(b"message")
+    monkeypatch.setattr(ours, "send", lambda payload: asyncio.sleep(3600))
+    closing = asyncio.create_task(tx.close())
+    await asyncio.sleep(0.05)
+    assert not closing.done()  # the last word does not go out
+    closing.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await closing
+    await asyncio.sleep(0)
+    assert not tx._line.is_open  # type: ignore[attr-defined]
+    assert tx._carrier is not None and tx._carrier._sending.done()
+    assert tx._listening is not None and tx._listening.done()
     await rx.join()

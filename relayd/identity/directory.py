@@ -73,9 +73,11 @@ class LogOfIdentities(Protocol):
 class _Loading:
     """A read of one DID's packets under way, and what the feed has brought meanwhile."""
 
-    __slots__ = ("done", "observed")
+    __slots__ = ("done", "is_late", "observed")
 
     def __init__(self) -> None:
+        self.is_late = False
+        """What it finds of a manifest may have been erased since."""
         self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.observed: list[tuple[Packet, int]] = []
 
@@ -302,6 +304,16 @@ class Identities:
             self.generation += 1
             self._tell(new.author_id, new.packet_id)
 
+    def forget_manifests(self) -> None:
+        """Let go of all manifests: some may have been erased, and what the log has now is what counts."""
+        self._manifests.clear()
+        for one in self._loading.values():
+            one.is_late = True
+            one.observed = [(packet, at) for packet, at in one.observed if packet.content_type != _MANIFEST]
+        self.generation += 1
+        self._changes.clear()
+        self._forgotten = self.generation  # any verdict may rest on one of them
+
     def _remember(self, did: str) -> None:
         self._changes.pop(did, None)
         self._changes[did] = self.generation
@@ -365,7 +377,7 @@ class Identities:
             try:
                 if isinstance(found, Exception):
                     raise found
-                self._loaded(did, found, one.observed)
+                self._loaded(did, found, one)
             except Exception as error:  # of this one, and the others are read
                 self._faults.caught("identity", error)
                 one.fail(error)
@@ -406,17 +418,17 @@ class Identities:
         chain = KeyChain.replay(did, events, documents=documents, static_key=static_key, rules=self.rules)
         return _Understood(frozenset(packet.packet_id for packet, _ in packets), chain, manifest)
 
-    def _loaded(self, did: str, stored: _Understood, observed: list[tuple[Packet, int]]) -> None:
+    def _loaded(self, did: str, stored: _Understood, one: _Loading) -> None:
         chain, manifest = stored.chain, stored.manifest
-        for packet, received_at in observed:
+        for packet, received_at in one.observed:
             if packet.packet_id in stored.ids:
                 continue
             if packet.content_type == _MANIFEST:
                 manifest = _newer(manifest, _Manifest(received_at, packet))
             else:
                 chain = _applied(chain, packet, received_at)
-        # Also where there is none, or it would be looked for again and again.
-        self._manifests.put(did, _newer(self._manifests.get(did) or _NO_MANIFEST, manifest))
+        if not one.is_late:  # also where there is none, or it would be looked for again and again
+            self._manifests.put(did, _newer(self._manifests.get(did) or _NO_MANIFEST, manifest))
         if chain.events:
             self._special.add(did)
         if not self.is_plain(did):

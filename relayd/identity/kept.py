@@ -65,6 +65,11 @@ class Kept(Generic[V]):
             _, (_, lost) = self._values.popitem(last=False)
             self.size_bytes -= lost
 
+    def clear(self) -> None:
+        """Keep nothing of what there is."""
+        self._values.clear()
+        self.size_bytes = 0
+
     def drop(self, name: str) -> None:
         """Keep the value no longer, if it is kept."""
         _, weight = self._values.pop(name, (None, 0))

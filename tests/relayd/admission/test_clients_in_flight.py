@@ -185,3 +185,17 @@ async def test_a_chain_that_has_gone_from_memory_has_not_changed(rig):
     assert rig.identities.chain(AUTHOR.did) is None
     assert await rig.answers(peer, 1) == [("post", "ok")]
     assert len(rig.log.reads) == reads
+
+
+async def test_what_was_judged_by_a_manifest_that_is_erased_is_judged_again(rig):
+    await known(rig, FIRST)
+    one, two = Peer(), Peer()
+    rig.publish(one, claim(FIRST, "one"), "claim")
+    await rig.queued(1)
+    rig.log.entries = [entry for entry in rig.log.entries if entry.packet.content_type != "CLIENT_MANIFEST"]
+    rig.identities.forget_manifests()
+    assert await rig.answers(one, 1) != [("claim", "ok")], "the keys it was judged by are gone"
+    rig.publish(two, claim(FIRST, "two"), "claim")
+    await rig.queued(1)
+    assert rig.log.queue[0][0].annotation is not None
+    assert await rig.answers(two, 1) == [("claim", "ok")]

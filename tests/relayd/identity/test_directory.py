@@ -355,6 +355,40 @@ async def test_the_newest_client_manifest_counts(log, way):
     assert found is not None and found.packet_id == twins[0].packet_id
 
 
+async def test_a_manifest_that_was_erased_counts_no_more(log):
+    log.add(manifest("old"), NOW - 5)
+    erased = log.add(manifest("new"))
+    identities = directory(log)
+    await identities.open()
+    await identities.load([CLIENT.did])
+    before = identities.generation
+    log.entries.remove(erased)
+    identities.forget_manifests()
+    assert identities.changed_since(CLIENT.did, before) and not identities.changed_since(
+        CLIENT.did, identities.generation
+    )
+    assert identities.missing([], [CLIENT.did]) == [CLIENT.did]
+    await identities.load([CLIENT.did])
+    found = identities.manifest(CLIENT.did)
+    assert found is not None and found.content["name"] == "old"
+
+
+async def test_a_manifest_that_was_read_before_it_was_erased_is_read_again(log):
+    erased = log.add(manifest("new"))
+    identities = directory(log)
+    await identities.open()
+    log.gate.clear()
+    loading = asyncio.create_task(identities.load([CLIENT.did]))
+    await log.asked.wait()
+    log.entries.remove(erased)
+    identities.forget_manifests()
+    log.gate.set()
+    await loading
+    assert identities.missing([], [CLIENT.did]) == [CLIENT.did]
+    await identities.load([CLIENT.did])
+    assert identities.missing([], [CLIENT.did]) == [] and identities.manifest(CLIENT.did) is None
+
+
 async def test_closing_ends_a_read_under_way(log):
     log.add(revocation())
     identities = directory(log)

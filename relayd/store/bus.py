@@ -207,18 +207,24 @@ async def probe_bus(url: str) -> float:
 
 
 async def _connect(nats: Any, url: str, *, closed: Callable[[], Awaitable[None]]) -> Any:
-    async with asyncio.timeout(_CONNECT_SECONDS):
-        return await nats.connect(
-            url,
-            name="relayd",
-            no_echo=True,
-            allow_reconnect=False,
-            connect_timeout=_CONNECT_SECONDS,
-            ping_interval=_PING_SECONDS,
-            max_outstanding_pings=_PINGS_UNANSWERED,
-            error_cb=_ignore,
-            closed_cb=closed,
-        )
+    client = nats.NATS()
+    try:
+        async with asyncio.timeout(_CONNECT_SECONDS):
+            await client.connect(
+                url,
+                name="relayd",
+                no_echo=True,
+                allow_reconnect=False,
+                connect_timeout=_CONNECT_SECONDS,
+                ping_interval=_PING_SECONDS,
+                max_outstanding_pings=_PINGS_UNANSWERED,
+                error_cb=_ignore,
+                closed_cb=closed,
+            )
+    except BaseException:
+        await _close(client)  # one that is cut off leaves its socket open
+        raise
+    return client
 
 
 async def _close(client: Any) -> None:

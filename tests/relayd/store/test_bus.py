@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 from collections import Counter
 from collections.abc import Iterator
 
@@ -211,3 +212,25 @@ async def test_a_bus_is_probed_and_says_why_it_cannot_be_reached(bus):
     bus.kill()
     with pytest.raises(ConnectionError, match=r"."):
         await probe_bus(bus.url)
+
+
+async def test_a_server_that_takes_connections_and_says_nothing_keeps_none(monkeypatch):
+    """Each attempt ends its own: none is left to the collector of cycles, which an idle relay hardly runs."""
+    monkeypatch.setattr("relayd.store.bus._CONNECT_SECONDS", 0.1)
+    gone = asyncio.Event()
+
+    async def taken(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.read()
+        gone.set()
+        writer.close()
+
+    server = await asyncio.start_server(taken, "127.0.0.1", 0)
+    gc.disable()
+    try:
+        with pytest.raises(ConnectionError):
+            await probe_bus(f"nats://127.0.0.1:{server.sockets[0].getsockname()[1]}")
+        async with asyncio.timeout(10):
+            await gone.wait()
+    finally:
+        gc.enable()
+        server.close()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 from collections.abc import Awaitable, Callable, Mapping
 from types import MappingProxyType
 from typing import Any
@@ -18,6 +19,8 @@ from relayd.store.roll import ROLL_CHANNEL, RollCall
 from relayd.store.types import StoreError, StoreUnavailable
 
 __all__ = ["Doorbell"]
+
+_log = logging.getLogger("relayd.store")
 
 _PROBE_INTERVAL = 20.0
 _BUS_PROBE_INTERVAL = 1.0
@@ -86,6 +89,8 @@ class Doorbell:
                     await close_quietly(connection)
             except StoreError:
                 pass
+            except Exception:  # nobody would hear of others' commits any more
+                _log.exception("the doorbell met what it does not know: our bug, or a damaged schema")
             await pauses.wait()
 
     async def _start(self, connection: asyncpg.Connection[Any]) -> None:

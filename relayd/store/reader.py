@@ -24,14 +24,13 @@ from relayd.store.queries import (
     FIND,
     LAST_SEQUENCE,
     POSITION,
-    STATE,
     TAIL,
     TOMBSTONES,
     TYPES,
     page_statement,
     ways,
 )
-from relayd.store.terms import Reset, agree, read_head, read_resets
+from relayd.store.terms import Reset, agree, read_head, read_resets, read_state
 from relayd.store.types import (
     DAY_SECONDS,
     AbuseEntry,
@@ -361,9 +360,9 @@ class Reader:
     async def _has_replayed(self, connection: asyncpg.Connection[Any], needed: int) -> bool:
         # Kept for each connection: behind one address there may be several replicas.
         if self._replayed.get(connection, -1) < needed:
-            head, tag = await connection.fetchrow(STATE)
+            head, tag = await read_state(connection)
             lineage = self._known.lineage
             # A replica that has parted from the primary goes further in a log that is lost.
-            shared = lineage.good_to(Mark(head, bytes(tag), 0), max(head, self._known.seen))
+            shared = lineage.good_to(Mark(head, tag, 0), max(head, self._known.seen))
             self._replayed[connection] = -1 if shared is None or shared < head else head
         return self._replayed[connection] >= needed

@@ -17,7 +17,7 @@ from relayd.lineage import Claim, KnownLog, Lineage, Mark, Term
 from relayd.store.queries import STATE
 from relayd.store.types import LogLost, StoreUnavailable
 
-__all__ = ["Reason", "Reset", "agree", "open_term", "read_head", "read_resets"]
+__all__ = ["Reason", "Reset", "agree", "open_term", "read_head", "read_resets", "read_state"]
 
 _log = structlog.get_logger("relayd.store")
 
@@ -25,6 +25,8 @@ Reason = Literal["start", "rolled_back", "cursor", "moved", "operator"]
 """Why a term is opened. All but `start` begin an epoch: the database lacks what was committed
 (`rolled_back`), a reader proves the same (`cursor`), it may because a dump was restored or another server has
 been promoted (`moved`), or somebody says so (`operator`; `restore` is the pipeline's)."""
+
+_NOT_THERE = "the log has no end: is its database being restored?"
 
 _LINEAGE = """
 SELECT h.last_sequence, t.number, t.tag, t.begins_after, t.epoch, t.good_to
@@ -72,13 +74,21 @@ class Reset:
 async def read_head(connection: asyncpg.Connection[Any], known: KnownLog) -> int:
     """The end of the log. Raises `LogLost` when it contradicts what is known."""
     seen = known.seen
-    head, tag = await connection.fetchrow(STATE)
+    head, tag = await read_state(connection)
     if known.is_lost:
         raise LogLost("the database has lost packets that were acknowledged")
     if tag == known.lineage.current.tag and head >= seen:
         known.saw(head)
         return int(head)
     return await agree(connection, known)
+
+
+async def read_state(connection: asyncpg.Connection[Any]) -> tuple[int, bytes]:
+    """Where the log ends, and under which term. Raises `StoreUnavailable` for a log that has no end yet."""
+    state = await connection.fetchrow(STATE)
+    if state is None:
+        raise StoreUnavailable(_NOT_THERE)
+    return state[0], state[1]
 
 
 async def agree(connection: asyncpg.Connection[Any], known: KnownLog) -> int:
@@ -175,4 +185,6 @@ def _has_moved(place: asyncpg.Record, is_exact: bool) -> bool:
 
 async def _read(connection: asyncpg.Connection[Any]) -> tuple[Lineage, int]:
     rows = await connection.fetch(_LINEAGE)
+    if not rows:
+        raise StoreUnavailable(_NOT_THERE)
     return Lineage(Term(*row[1:]) for row in rows), int(rows[0][0])

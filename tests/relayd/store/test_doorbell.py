@@ -99,3 +99,28 @@ async def test_a_store_closes_in_whichever_step_of_a_doubt(database):
         async with asyncio.timeout(20):
             await store.close()
         assert store._listener.cancelled(), steps
+
+
+async def test_a_log_that_is_being_restored_is_listened_to_again(
+    store, second_store, packet, sql, eventually
+):
+    """For a while its tables are there, and nothing is in them."""
+    rings: list[int] = []
+    await store.append([packet(0)], NOW)
+    await second_store.listen(rings.append)
+    assert second_store._doorbell is not None and second_store._listener is not None
+    pid = await sql.fetchval(LISTENING)
+    await sql.execute("CREATE TEMPORARY TABLE kept AS SELECT * FROM log_head")
+    await sql.execute("DELETE FROM log_head")
+    second_store._doorbell.doubt()
+    with pytest.raises(StoreUnavailable):
+        await second_store.head()
+
+    async def looked() -> bool:
+        return bool(await sql.fetchval(LISTENING) != pid)
+
+    await eventually(looked)
+    await sql.execute("INSERT INTO log_head SELECT * FROM kept")
+    await store.append([packet(1)], NOW)
+    head = await store.head()
+    await eventually(lambda: rings[-1] == head)

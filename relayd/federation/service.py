@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import structlog
 from strata.protocol.ids import Identity
@@ -97,15 +97,18 @@ class Federation:
     async def run(self) -> None:
         """Read from the peers until cancelled; outlasts any loss of the database."""
         while True:
+            rows: list[PeerRow] = []
             try:
                 if await self._table.take_lead():
                     _log.info("reads_from_peers", peers=len(self._peers))
                     await self._lead()
+                rows = await self._table.rows()
             except StoreError as error:
                 _log.warning("peers_not_read", problem=problem_of(error))
             except Exception as error:
                 self._faults.caught("background", error)
             finally:
+                self._measure_others({row.peer_id: row for row in rows})
                 await self._stop_all()
                 await self._table.close()
             await asyncio.sleep(_LEAD_SECONDS)
@@ -168,6 +171,19 @@ class Federation:
             self._note_connects(row.peer_id, link)
             if link.last_witness is not None:
                 metrics.peer_last_witness.labels(did).set(link.last_witness)
+
+    def _measure_others(self, rows: Mapping[int, PeerRow]) -> None:
+        """While another process reads from the peers: what the table says. Nobody is to be woken for a peer
+        that is there."""
+        metrics, now = self._metrics, self._clock()
+        for peer_id, peer in self._peers.items():
+            row, did = rows.get(peer_id), peer.relay_id
+            metrics.peer_connected.labels(did).set(row is not None and row.state == "connected")
+            if row is not None:
+                metrics.peer_paused.labels(did).set(row.paused)
+                metrics.peer_barred.labels(did).set(row.barred_until > now)
+                if row.last_witness is not None:
+                    metrics.peer_last_witness.labels(did).set(row.last_witness)
 
     async def _take_up(self, row: PeerRow) -> None:
         """Go on from the record that is kept, at first and where an operator has forgiven the peer."""
@@ -324,5 +340,3 @@ class Federation:
         await self._antientropy.stop_all()
         for peer_id in list(self._tasks):
             await self._stop(peer_id)
-        for peer in self._peers.values():
-            self._metrics.peer_connected.labels(peer.relay_id).set(0)

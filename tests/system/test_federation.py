@@ -7,6 +7,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ from strata.protocol.ids import Identity
 from strata.protocol.keys import rotate_content
 from strata.protocol.packets import Packet, build
 
+from relayd.postgres.running import running_server
 from tests.support.bare_client import open_client
 from tests.support.federations import (
     Federated,
@@ -27,7 +29,7 @@ from tests.support.federations import (
     peers_command,
 )
 from tests.support.made_packets import ids_of, make, new_identity
-from tests.support.relay_process import http_get
+from tests.support.relay_process import RelayProcess, http_get, running
 from tests.support.strata_command import strata_command
 
 pytestmark = pytest.mark.timeout(400)  # three relays, each with a PostgreSQL of its own
@@ -247,6 +249,26 @@ async def _paused(relays: Federated) -> None:
     assert peers_command(relays["a"], "reset-cursor", did).returncode == 0
     assert peers_command(relays["a"], "forgive", "did:strata:zNobody").returncode == 2
     await peer_comes_to(relays["a"], lambda peer: peer["state"] == "connected")
+
+
+async def test_a_machine_beside_the_one_that_reads_says_the_same_of_peers(pair: Federated, tmp_path: Path):
+    a, did = pair["a"], pair.identities["b"].did
+    await peer_comes_to(a, lambda peer: peer["state"] == "connected")
+
+    def said(relay: RelayProcess, name: str) -> float:
+        try:
+            return relay.metric(f"relayd_peer_{name}", peer=did)
+        except KeyError:  # it has not looked yet
+            return -1
+
+    with running_server(Path(str(a.settings["data_dir"]))) as url:
+        settings = {**a.settings, "database_url": url, "data_dir": tmp_path / "data"}
+        with running(RelayProcess(tmp_path / "beside", **settings)) as beside:  # type: ignore[arg-type]
+            await eventually(lambda: said(beside, "connected") == said(a, "connected") == 1)
+            assert peers_command(a, "pause", did).returncode == 0
+            await eventually(lambda: (said(beside, "connected"), said(beside, "paused")) == (0, 1))
+            assert peers_command(a, "resume", did).returncode == 0
+            await eventually(lambda: (said(beside, "connected"), said(beside, "paused")) == (1, 0))
 
 
 async def test_a_peer_that_goes_away_is_not_said_to_be_there(pair: Federated):

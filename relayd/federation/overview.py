@@ -26,7 +26,15 @@ async def peer_rows(settings: Settings) -> list[dict[str, object]]:
     named = {peer.relay_id for peer in read_peers(settings.peers_file)}
     async with open_table(settings) as table:
         now = time.time()
-        return [shown(row, named, await conduct_kept(table, row, now), now) for row in await table.rows()]
+        return [shown(row, named, await conduct_kept(table, row, now), now) for row in await _rows(table)]
+
+
+async def _rows(table: PeerStore) -> list[PeerRow]:
+    """The table as it holds now: a process that ends, or dies, leaves there what was."""
+    rows = await table.rows()
+    if await table.is_led():
+        return rows
+    return [row._replace(state="disconnected") if row.state == "connected" else row for row in rows]
 
 
 async def conduct_kept(table: PeerStore, row: PeerRow, now: float) -> Conduct:
@@ -97,7 +105,7 @@ async def change_peer(settings: Settings, name: str, action: str) -> str:
 
 async def one_peer(table: PeerStore, name: str) -> PeerRow:
     """The one peer whose DID begins so. Raises `ConfigurationError` where there is none, or several."""
-    found = [row for row in await table.rows() if row.relay_id.startswith(name)]
+    found = [row for row in await _rows(table) if row.relay_id.startswith(name)]
     if len(found) != 1:
         raise ConfigurationError([f"{name} names {len(found) or 'no'} peers: see `relayd peers list`"])
     return found[0]

@@ -25,6 +25,11 @@ MOST_PROBLEM: Final = 500
 _LOCK: Final = 0x72656C6179_0001
 """The key of the advisory lock under which one process reads from peers."""
 
+_IS_LED: Final = """
+SELECT EXISTS (SELECT FROM pg_locks WHERE locktype = 'advisory' AND granted
+    AND database = (SELECT oid FROM pg_database WHERE datname = current_database())
+    AND (classid::bigint << 32 | objid::bigint) = $1 AND objsubid = 1)
+"""
 _ROWS: Final = """
 SELECT p.peer_id, p.relay_id, p.url, p.paused, p.fence, p.offences, p.bars, p.barred_until, p.state,
     p.state_at, p.problem, c.last_witness, (SELECT count(*) FROM peer_skips s WHERE s.peer_id = p.peer_id),
@@ -158,6 +163,10 @@ class PeerStore:
                 return False
             await connection.execute("UPDATE peers SET fence = fence + 1")
         return True
+
+    async def is_led(self) -> bool:
+        """Whether any process reads from peers."""
+        return bool((await self._run("fetch", _IS_LED, _LOCK))[0][0])
 
     async def rows(self) -> list[PeerRow]:
         """All that were ever read from."""

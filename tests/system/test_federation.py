@@ -283,6 +283,12 @@ async def test_a_peer_that_goes_away_is_not_said_to_be_there(pair: Federated):
         pair["b"].start()
     back = await peer_comes_to(pair["a"], lambda peer: peer["state"] == "connected")
     assert back["problem"] is None
+    pair["a"].stop()
+    try:
+        (listed,) = _peers(pair)
+        assert listed["state"] == "disconnected", "nobody is there who would read from it"
+    finally:
+        pair["a"].start()
 
 
 @pytest.mark.req("R-382", "R-383")

@@ -79,8 +79,10 @@ async def test_how_far_a_peer_was_read_is_stored_with_the_packets(store, packet,
 async def test_one_process_reads_from_peers_and_the_next_when_it_is_gone(database, peers):
     _, first = peers
     second = PeerStore(database)
+    assert not await second.is_led()
     assert await first.take_lead()
     assert not await second.take_lead()
+    assert await second.is_led()
     before = [row.fence for row in await first.rows()]
     await first.close()
     assert await second.take_lead()

@@ -40,8 +40,13 @@ __all__ = ["BackupFailed", "Drilled", "create", "drill", "follow", "restore"]
 _WAL: Final = "wal"
 _KEPT_WAL: Final = "restored_wal"
 """Where the WAL lies in a cluster that is being restored: the server enters no other folder for certain."""
-_RECOVERY: Final = """
-restore_command = 'cp {wal}/%f "%p" 2>/dev/null || cp {wal}/%f.partial "%p"'
+_RESTORE: Final = (
+    'for f in {wal}/%f {wal}/%f.partial; do [ ! -e $f ] || {{ cp $f "%p" || exit 255; exit; }}; done; exit 1'
+)
+"""Where it ends with 1, PostgreSQL takes that for the end of all WAL, and serves. So what is there and cannot
+be copied, to a disk that is full for one, ends with 255, which stops it."""
+_RECOVERY: Final = f"""
+restore_command = '{_RESTORE}'
 recovery_target_action = 'promote'
 recovery_target_timeline = 'latest'
 hot_standby = off
@@ -238,6 +243,8 @@ async def _started(
 
     await asyncio.to_thread(copy)
     async with EmbeddedPostgres(data_dir, start_timeout=_RECOVERY_TIMEOUT) as server:
+        if until is None and (cluster / _KEPT_WAL).is_dir():
+            await asyncio.to_thread(_check_replayed, cluster)
         yield server.url
     await asyncio.to_thread(shutil.rmtree, cluster / _KEPT_WAL, True)
 
@@ -265,6 +272,24 @@ def _replay(backup: Path, cluster: Path, until: datetime | None) -> None:
     with (cluster / "postgresql.auto.conf").open("a") as file:
         file.write(lines)
     (cluster / "recovery.signal").touch()
+
+
+def _check_replayed(cluster: Path) -> None:
+    """Whether the replay has come to the end of the WAL that there is: at a file that is missing or damaged
+    PostgreSQL stops as it does at the end. Raises `BackupFailed`."""
+    files = sorted(path for path in (cluster / _KEPT_WAL).iterdir() if len(path.name) == 24)
+    histories = sorted((cluster / "pg_wal").glob("*.history"))
+    if not files or not histories:
+        return
+    last, size = files[-1].name, files[-1].stat().st_size
+    high, low = histories[-1].read_text().strip().splitlines()[-1].split("\t")[1].split("/")
+    reached = (int(high, 16) << 32 | int(low, 16)) // size
+    there = int(last[8:16], 16) * (2**32 // size) + int(last[16:], 16)
+    if reached < there - 1:  # the last record of a file may go on in one that has not come
+        raise BackupFailed(
+            f"the WAL can be read up to {high}/{low} and no further, and there is more, up to {last}: a file"
+            " in between is missing or damaged. With --until a moment before can be had"
+        )
 
 
 async def _count(url: str, record: _Record) -> Drilled:

@@ -147,6 +147,45 @@ async def test_a_backup_that_is_followed_can_be_put_back_to_any_moment(tmp_path:
 
 
 @pytest.mark.req("R-155")
+async def test_wal_that_is_there_and_cannot_be_replayed_ends_a_restore_with_an_error(tmp_path: Path):
+    data_dir, backup = tmp_path / "data", tmp_path / "backup"
+    with running(RelayProcess(tmp_path, data_dir=data_dir)) as relay:
+        async with open_client(relay.ws) as client:
+            assert (await client.publish(make(new_identity())))["type"] == "OK"
+            relayd(data_dir, "backup", "create", backup)
+            follower = ForkedProcess(
+                RELAYD,
+                ["backup", "follow", str(backup)],
+                env=environment({"data_dir": data_dir}),
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+            )
+            with running_server(data_dir) as url:
+                connection = await asyncpg.connect(url)
+                try:
+                    switched = set[str]()
+                    for _ in range(5):
+                        assert (await client.publish(make(new_identity())))["type"] == "OK"
+                        switched.add(await connection.fetchval("SELECT pg_walfile_name(pg_switch_wal() - 1)"))
+                    while not {path.name for path in (backup / "wal").glob("*")} >= switched:
+                        assert follower.poll() is None
+                        await asyncio.sleep(0.05)
+                finally:
+                    await connection.close()
+            follower.send_signal(signal.SIGTERM)
+            assert follower.wait(60) == 0
+        assert relay.stop() == 0
+    found = relayd(tmp_path / "all", "backup", "restore", backup, "--verify")
+    assert (found["packets"], found["is_whole"]) == (6, True)
+    middle = backup / "wal" / sorted(switched)[1]
+    middle.unlink()
+    middle.mkdir()
+    assert "did not start" in relayd(tmp_path / "then", "backup", "restore", backup, exit_code=3)
+    middle.rmdir()
+    assert "is missing or damaged" in relayd(data_dir, "backup", "verify", backup, exit_code=3)
+
+
+@pytest.mark.req("R-155")
 async def test_of_a_server_of_another_version_all_is_checked_but_what_only_that_can_read(
     relay: RelayProcess, tmp_path: Path
 ):

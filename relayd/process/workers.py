@@ -182,9 +182,20 @@ class _Crew:
                 if worker.is_alive():
                     worker.makes_way = True
                     worker.signal(signal.SIGUSR2)
+                    await self._out_of_the_way(worker)
                 while worker.makes_way or not worker.is_ready():  # noqa: ASYNC110 - it is another process
                     await asyncio.sleep(_POLL_INTERVAL)
             _log.info("workers_renewed", workers=len(self._workers))
+
+    async def _out_of_the_way(self, worker: _Worker) -> None:
+        """Wait until it has ended. It has left the port, so it must not stay for ever."""
+        pid, until = worker.pid, time.monotonic() + worker.patience
+        while worker.pid == pid and worker.is_alive():
+            if time.monotonic() > until:
+                _log.error("worker_killed", pid=pid, problem=f"it has not ended in {worker.patience:g} s")
+                worker.signal(signal.SIGKILL)
+                return
+            await asyncio.sleep(_POLL_INTERVAL)
 
     def reload(self) -> None:
         """SIGHUP: tell every worker to reload, once everything has been read and checked.

@@ -82,6 +82,26 @@ async def test_a_worker_has_time_for_its_waves_before_it_is_killed(monkeypatch: 
     assert worker.patience > 300.0, "the process goes on with the settings that it began with"
 
 
+async def test_a_worker_that_is_to_make_way_and_does_not_end_is_killed():
+    before = signal.signal(signal.SIGUSR2, signal.SIG_IGN)  # a process inherits that
+    try:
+        worker, _ = made()
+    finally:
+        signal.signal(signal.SIGUSR2, before)
+    worker.patience = 0.3
+    crew = _Crew([worker], asyncio.Event())
+    renewing = asyncio.create_task(crew._renew())
+    crew.renewal.set()
+    try:
+        async with asyncio.timeout(60):
+            while worker.is_alive():  # noqa: ASYNC110 - it is another process
+                await asyncio.sleep(0.05)
+    finally:
+        renewing.cancel()
+        worker._process.kill()
+    assert worker.exit_code == -signal.SIGKILL
+
+
 async def test_what_keeps_a_worker_from_starting_reaches_its_parent():
     worker, pipe = made()
     try:

@@ -18,6 +18,7 @@ import os
 import re
 import shutil
 import tempfile
+import threading
 import time
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
@@ -221,13 +222,21 @@ async def _started(
     cluster = data_dir / f"postgres-{_MAJOR}"
     fresh = cluster.with_name(f"{cluster.name}.new")
     owner = server_owner(cluster)
+    is_stopped = threading.Event()
+
+    def copy_file(source: str, target: str) -> str:
+        if is_stopped.is_set():
+            raise BackupFailed("the copy was stopped")
+        return shutil.copy2(source, target)
 
     def copy() -> None:
         if cluster.exists():
             raise BackupFailed(f"{cluster} is there already: move it away, or choose another --data-dir")
         data_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
         shutil.rmtree(fresh, ignore_errors=True)
-        shutil.copytree(backup / _BASE, fresh, symlinks=True, ignore=_OF_THE_OTHER_SERVER)
+        shutil.copytree(
+            backup / _BASE, fresh, symlinks=True, ignore=_OF_THE_OTHER_SERVER, copy_function=copy_file
+        )
         if record.owner is not None:
             _adopt(fresh)
         if (backup / _WAL).is_dir():
@@ -241,7 +250,13 @@ async def _started(
                     os.chown(name, owner.uid, owner.gid, follow_symlinks=False)
         fresh.rename(cluster)
 
-    await asyncio.to_thread(copy)
+    copying = asyncio.create_task(asyncio.to_thread(copy), name="backup-copy")
+    try:
+        await asyncio.shield(copying)
+    except asyncio.CancelledError:  # whoever clears the folder away must not meet the thread
+        is_stopped.set()
+        await asyncio.wait([copying])
+        raise
     async with EmbeddedPostgres(data_dir, start_timeout=_RECOVERY_TIMEOUT) as server:
         if until is None and (cluster / _KEPT_WAL).is_dir():
             await asyncio.to_thread(_check_replayed, cluster)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
-import signal
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -158,9 +157,6 @@ async def _follow(settings: Settings, backup: Path) -> None:
     from relayd.backups import BackupFailed, follow
     from relayd.postgres.running import running_server
 
-    task = asyncio.current_task()
-    assert task is not None
-    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
     with contextlib.ExitStack() as stack:
         url = settings.database_url
         if url is None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
+import signal
 from collections.abc import Coroutine
 from pathlib import Path
 from typing import Any, NoReturn
@@ -26,13 +28,16 @@ def read_settings(config: Path | None, **given: object) -> Settings:
 
 
 def run(main: Coroutine[Any, Any, Any]) -> Any:
-    """Run a command's coroutine; an error that an operator can mend becomes a sentence and an exit code."""
+    """Run a command's coroutine; an error that an operator can mend becomes a sentence and an exit code.
+
+    SIGTERM ends it as SIGINT does: what it has begun is cleared away.
+    """
     from relayd import logs
     from relayd.store.types import StoreError
 
     logs.configure("auto", "warning")
     try:
-        return asyncio.run(main)
+        return asyncio.run(_until_told(main))
     except StoreError as error:
         fail(EXIT_DATABASE, str(error))
     except ConfigurationError as error:
@@ -41,6 +46,16 @@ def run(main: Coroutine[Any, Any, Any]) -> Any:
         fail(EXIT_CONFIGURATION, str(error))
     except KeyboardInterrupt:
         fail(130, "stopped; start it again to go on")
+    except asyncio.CancelledError:
+        fail(143, "stopped; start it again to go on")
+
+
+async def _until_told(main: Coroutine[Any, Any, Any]) -> Any:
+    task = asyncio.current_task()
+    assert task is not None
+    with contextlib.suppress(NotImplementedError, RuntimeError, ValueError):  # not the main thread
+        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
+    return await main
 
 
 def fail(code: int, *problems: str) -> NoReturn:

@@ -6,6 +6,7 @@ import asyncio
 import json
 import signal
 import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from tests.support.external_postgres import ExternalPostgres
 from tests.support.forks import RELAYD, ForkedProcess, run_fork
 from tests.support.made_packets import ids_of, make, new_identity
 from tests.support.relay_process import RelayProcess, environment, running
+from tests.support.waiting import wait_until
 
 _OLDER = sorted(path for path in Path("/usr/lib/postgresql").glob("1[567]/bin") if (path / "psql").exists())
 """Programs of PostgreSQL that are older than those that relayd brings along, and not too old for it."""
@@ -183,6 +185,30 @@ async def test_wal_that_is_there_and_cannot_be_replayed_ends_a_restore_with_an_e
     assert "did not start" in relayd(tmp_path / "then", "backup", "restore", backup, exit_code=3)
     middle.rmdir()
     assert "is missing or damaged" in relayd(data_dir, "backup", "verify", backup, exit_code=3)
+
+
+@pytest.mark.req("R-155")
+@pytest.mark.parametrize("moment", ["copying", "started"])
+def test_a_drill_that_is_told_to_stop_leaves_no_copy_of_the_database(
+    relay: RelayProcess, tmp_path: Path, moment: str
+):
+    data_dir = Path(str(relay.settings["data_dir"]))
+    backup, scratch = tmp_path / "backup", tmp_path / "scratch"
+    relayd(data_dir, "backup", "create", backup)
+    scratch.mkdir()
+    env = environment({"data_dir": tmp_path / "none"}) | {"TMPDIR": str(scratch)}
+    drill = subprocess.Popen(
+        [sys.executable, "-m", "relayd", "backup", "verify", str(backup)],
+        env=env,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+    )
+    name = "data/postgres-18.new" if moment == "copying" else "data/postgres-18/postmaster.pid"
+    wait_until(lambda: any(scratch.glob(f"relayd-drill-*/{name}")), "the drill to be under way")
+    drill.terminate()
+    _, said = drill.communicate(timeout=60)
+    assert drill.returncode == 143, said.decode()
+    assert not list(scratch.glob("relayd-drill-*"))
 
 
 @pytest.mark.req("R-155")

@@ -56,6 +56,11 @@ def test_a_wrong_name_is_answered_with_the_nearest(arguments, nearest):
     assert done.exit_code == 2 and nearest in done.stderr
 
 
+def test_whose_tombstones_count_is_said_by_a_did():
+    done = pipeline("audit", "--lake", "nowhere", "--relay", "wss://relay.example")
+    assert done.exit_code == 2 and "--relay takes a DID" in done.stderr
+
+
 def test_a_shell_can_complete_commands():
     asking = {
         "_STRATA_PIPELINE_COMPLETE": "complete_bash",

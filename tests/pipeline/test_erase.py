@@ -11,6 +11,8 @@ from strata_pipeline.cli.app import app
 from strata_pipeline.errors import LogError
 from strata_pipeline.jobs.archive import archive
 from strata_pipeline.jobs.audit import audit
+from strata_pipeline.jobs.audit_erasures import check_erasures
+from strata_pipeline.jobs.audited import Audited
 from strata_pipeline.jobs.compact import compact
 from strata_pipeline.jobs.erase import ErasedFrom, erase
 from strata_pipeline.jobs.restore import restore
@@ -149,6 +151,15 @@ def test_readers_keep_their_files_and_the_day_waits(spark, original, tmp_path, m
 def test_what_the_tombstones_do_not_prove_is_found(spark, original, tmp_path, made):
     erase(spark, original[0], tmp_path)
     lake = Lake.open(tmp_path)
+    # Whoever may write to the lake can sign some: an auditor who knows the relay says whose count.
+    relay = relay_logs.RELAY.did
+    for relays, counts in (
+        ((), {}),
+        ([relay, "did:strata:b"], {}),
+        (["did:strata:b"], {"erasure: foreign": 6}),
+    ):
+        check_erasures(lake, relays, found := Audited())
+        assert found.counts == counts and found.erased_by == {relay: len(ERASED)}
     first = tmp_path / "_erased" / "0000000000.jsonl"
     text = first.read_bytes()
     first.write_bytes(text.replace(b'"erased_at":1', b'"erased_at":2', 1))

@@ -18,7 +18,8 @@ from strata.protocol.lake import (
     seal_generation,
 )
 from strata_pipeline.errors import LakeBusy, LogError, PipelineError
-from strata_pipeline.jobs.audit import Audited, _check_erasures
+from strata_pipeline.jobs.audit_erasures import check_erasures
+from strata_pipeline.jobs.audited import Audited
 from strata_pipeline.jobs.object_days import Run, erase_from_day
 from strata_pipeline.jobs.parts import PartDone, PartWork, rewrite_part
 from strata_pipeline.lake.object_lake import ObjectLake
@@ -340,7 +341,7 @@ def test_an_audit_asks_for_a_tombstone_for_each_row_that_was_taken_out(in_memory
     begun(where)
     assert erased_all(where) == 2 and erased(where, sequence(3)) == 1
     lake, audited = ObjectLake.open(where), Audited()
-    _check_erasures(lake, audited)
+    check_erasures(lake, (), audited)
     assert audited.holds and audited.erased == 3
     # Whoever may write there can bind another file of tombstones, and the records after it as well.
     first, second = lake.generations.records
@@ -353,11 +354,11 @@ def test_an_audit_asks_for_a_tombstone_for_each_row_that_was_taken_out(in_memory
     forged.append(seal_generation(replace(second, erasure=after, previous=forged[0].hash)))
     for one in forged:
         lake.store.put(f"_generations/{generation_name(one.number)}", encode_generation(one))
-    _check_erasures(ObjectLake.open(where), audited := Audited())
+    check_erasures(ObjectLake.open(where), (), audited := Audited())
     assert audited.counts == {"erasure: count": 3 - left}
     told = {one.sequence: one.detail for one in audited.findings}
     assert f"packets out of batch {lake.manifests[3].span} (m" in str(told[sequence(8)])
-    _check_erasures(ObjectLake.open(where), since := Audited(after=sequence(8)))
+    check_erasures(ObjectLake.open(where), (), since := Audited(after=sequence(8)))
     assert since.counts == {"erasure: count": 1}
 
 

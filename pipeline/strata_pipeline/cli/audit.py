@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import msgspec
 import typer
+from strata.protocol.ids import is_did
 from strata.protocol.lake import GENESIS
 
 from strata_pipeline.cli.app import (
@@ -57,6 +58,14 @@ def audit_command(
             help="Read only what was added after this tip of an earlier audit, or this number of a manifest.",
         ),
     ] = None,
+    relay: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="DID",
+            help="Whose tombstones count: what another relay's say was erased is a fault. May be repeated.",
+            show_default=False,
+        ),
+    ] = None,
     tip_file: Annotated[
         Path | None,
         typer.Option(
@@ -83,6 +92,12 @@ def audit_command(
     with failures_told():
         if since is not None and tip_file is not None:
             raise UsageError("--since and --tip-file both say where to begin: leave one out")
+        relays = relay or []
+        for did in relays:
+            if not is_did(did):
+                raise UsageError(
+                    f"--relay takes a DID, and {did!r} is none: a relay's manifest names its own"
+                )
         begin = since if tip_file is None else read_tip(tip_file)
         command = "audit" if begin is None and tip_file is None else "audit-since"
         with (
@@ -101,6 +116,7 @@ def audit_command(
                 url=database_url,
                 bootstrap=bootstrap_file,
                 since=begin or GENESIS,
+                relays=relays,
                 progress=progress,
             )
             _note(metrics, audited)
@@ -131,6 +147,8 @@ def _tell(audited: Audited) -> None:
         print(
             f"{audited.quarantined:,} rows of the log were put aside when they were archived: see quarantine/"
         )
+    for did, count in sorted(audited.erased_by.items()):
+        print(f"{count:,} rows were erased since, by {did}")
     if audited.left_behind:
         left = f"{audited.left_behind:,} objects of interrupted archives"
         print(f"{left} are no part of the lake: archive deletes them")

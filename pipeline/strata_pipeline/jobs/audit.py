@@ -10,28 +10,25 @@ log          with a database: the same rows at the same places
 from __future__ import annotations
 
 import contextlib
-from bisect import bisect_right
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pyarrow as pa
-import pyarrow.compute as pc
 from pyspark import StorageLevel
 from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql import functions as F
 from strata.protocol.keys import IDENTITY_TYPES
-from strata.protocol.lake import GENESIS, Erasure, Manifest, Span, StoredObject
-from strata.protocol.tombstones import Tombstone
+from strata.protocol.lake import GENESIS, Manifest, Span, StoredObject
 
 from strata_pipeline.datasets import Packets, Quarantine
-from strata_pipeline.errors import LakeError, PipelineError, UsageError, log_too_short
+from strata_pipeline.errors import PipelineError, UsageError, log_too_short
+from strata_pipeline.jobs.audit_erasures import check_erasures
+from strata_pipeline.jobs.audited import LISTED, Audited, Finding, add_faults, from_fault
 from strata_pipeline.jobs.failures import translate_failures
-from strata_pipeline.lake.checking import Piece, Unit, batch_name, batches_faults, pieces, places_faults
-from strata_pipeline.lake.contents import UNREADABLE, parquet_files, read_rows
+from strata_pipeline.lake.checking import Piece, Unit, batches_faults, pieces, places_faults
 from strata_pipeline.lake.faults import About, Fault
 from strata_pipeline.lake.kinds import kind_of
 from strata_pipeline.lake.places import AnyLake, open_lake
@@ -45,64 +42,6 @@ from strata_pipeline.transforms.verifying import verify_packets
 __all__ = ["Audited", "Finding", "audit"]
 
 _PORTION = 50_000
-_LISTED = 1000
-"""At most this many findings of a kind are listed."""
-
-
-@dataclass(frozen=True, slots=True)
-class Finding:
-    """One fault that an audit found."""
-
-    about: About
-    """`batch`, `row`, `packet`, `erasure`, `log`, `folder`, or `file`."""
-    reason: str
-    sequence: int | None = None
-    packet_id: str | None = None
-    detail: str | None = None
-    file: str | None = None
-    row: int | None = None
-    """The number of the row in its file, from 0."""
-
-
-@dataclass(slots=True)
-class Audited:
-    """The result of an audit."""
-
-    batches: int = 0
-    packets: int = 0
-    quarantined: int = 0
-    erased: int = 0
-    """Rows that were erased from the lake since they were archived; they count as quarantined."""
-    left_behind: int = 0
-    """In a bucket: objects that interrupted writers have left, or that were replaced and not deleted yet; no
-    part of the lake, and no fault."""
-    after: int = 0
-    """The sequence behind which this audit has read; 0 for a whole one."""
-    reached: int = 0
-    tip: str = ""
-    """The hash of the lake's last manifest: where all of it holds, the next audit can begin there."""
-    compared_up_to: int | None = None
-    """The sequence up to which lake and log were compared; None without a log."""
-    behind: int = 0
-    """Packets that the log had beyond the lake when the audit began."""
-    counts: dict[str, int] = field(default_factory=dict)
-    """The number of findings by `about: reason`."""
-    findings: list[Finding] = field(default_factory=list)
-
-    @property
-    def holds(self) -> bool:
-        """Whether there is no finding."""
-        return not self.counts
-
-    def found(self, counts: Counter[str], listed: list[Finding]) -> None:
-        """Add findings; of those in `listed` as many as may be listed of their kind."""
-        free = {name: _LISTED - self.counts.get(name, 0) for name in counts}
-        for name, count in counts.items():
-            self.counts[name] = self.counts.get(name, 0) + count
-        for one in listed:
-            free[f"{one.about}: {one.reason}"] -= 1
-            if free[f"{one.about}: {one.reason}"] >= 0:
-                self.findings.append(one)
 
 
 def audit(
@@ -112,9 +51,13 @@ def audit(
     url: str | None = None,
     bootstrap: Path | None = None,
     since: str = GENESIS,
+    relays: Collection[str] = (),
     progress: Callable[[str, Audited], None] = lambda step, audited: None,
 ) -> Audited:
     """Check everything; the result has the faults. `progress` is called as each step begins.
+
+    `relays` are the DIDs whose tombstones count. Without any, each tombstone holds that the relay it names
+    has signed, and `Audited.erased_by` tells which these are.
 
     With `since`, the hash or the number of a manifest, only the batches after it are read, and folders: that
     what an earlier audit has found good was not changed since, only a whole audit tells. Raises `LakeError`
@@ -133,7 +76,7 @@ def audit(
             gained = lake.erasures.told(lake.chain.after(since))
             audited, days = _gained(lake, gained), sorted({manifest.span.day for manifest in gained})
         with planned(spark, audited.packets + audited.quarantined):
-            _look(spark, lake, days, audited, url, bootstrap, progress)
+            _look(spark, lake, days, audited, url, bootstrap, relays, progress)
         progress("done", audited)
     return audited
 
@@ -170,12 +113,13 @@ def _look(
     audited: Audited,
     url: str | None,
     bootstrap: Path | None,
+    relays: Collection[str],
     progress: Callable[[str, Audited], None],
 ) -> None:
     progress("batches", audited)
     _check_batches(spark, lake, days, audited)
     _check_names(lake, days, audited)
-    _check_erasures(lake, audited)
+    check_erasures(lake, relays, audited)
     progress("packets", audited)
     with _damage_told(audited), translate_failures("verifying packets"):
         _verify(spark, lake, days, bootstrap, audited)
@@ -203,7 +147,7 @@ def _verify(
             found = verify_packets(spark, lake.shelf, units, span, authors, keys)
             verified += found.packets
             unread |= dict.fromkeys(found.unread)
-            listed = [_from_fault(fault) for fault in sorted(found.listed, key=_place)]
+            listed = [from_fault(fault) for fault in sorted(found.listed, key=_place)]
             counts = {f"packet: {reason}": count for reason, count in found.counts.items()}
             audited.found(Counter(counts), listed)
     if not audited.counts and (unread or verified != audited.packets):
@@ -244,7 +188,7 @@ def _check_batches(spark: SparkSession, lake: AnyLake, days: list[int], audited:
             with translate_failures("reading the lake"):
                 asked = spark.createDataFrame(work, _WORK_DDL).repartition(slices)
                 found = asked.mapInArrow(check, _FAULTS_DDL).collect()
-        _add([*known, *(Fault(*fault) for fault in found)], audited)
+        add_faults([*known, *(Fault(*fault) for fault in found)], audited)
 
 
 _Work = tuple[bytes, list[str], list[str], bytes, int, int]
@@ -318,16 +262,6 @@ def _faults(rows: Iterator[pa.RecordBatch], shelf: Shelf) -> Iterator[pa.RecordB
                 yield pa.RecordBatch.from_pylist(told, schema=_FAULTS)
 
 
-def _add(faults: list[Fault], audited: Audited) -> None:
-    found = [_from_fault(fault) for fault in faults]
-    audited.found(Counter(f"{one.about}: {one.reason}" for one in found), found)
-
-
-def _from_fault(fault: Fault) -> Finding:
-    told = None if fault.packet_id is None else f"0x{fault.packet_id.hex()}"
-    return Finding(fault.about, fault.reason, fault.sequence, told, fault.detail, fault.file, fault.row)
-
-
 def _place(fault: Fault) -> int:
     return -1 if fault.sequence is None else fault.sequence
 
@@ -336,89 +270,7 @@ def _check_names(lake: AnyLake, days: list[int], audited: Audited) -> None:
     """What lies where readers look and belongs to no batch, and summaries that do not fit."""
     found, audited.left_behind = lake.unexpected(days)
     found += [Fault("file", "summary", why, file=path) for path, why in lake.chain.summary_faults()]
-    _add(found, audited)
-
-
-def _check_erasures(lake: AnyLake, audited: Audited) -> None:
-    """Each tombstone holds and has a row of which only the place is left. Those of a day are in memory."""
-    if lake.is_half_copied:
-        why = (
-            "the lake tells of erasures from a day that its chain does not reach the end of: its copy is not "
-            "complete, or manifests are missing. Run strata-pipeline copy again, or bring _manifests back "
-            "from a copy of the lake"
-        )
-        _add([Fault("erasure", "unreached", why)], audited)
-    by_day: dict[int, list[Erasure]] = {}
-    for record in lake.erasures.records:
-        audited.erased += record.erased
-        by_day.setdefault(record.day, []).append(record)
-    for day, records in by_day.items():
-        found: list[Finding] = []
-        left: dict[int, Tombstone] = {}
-        # Only a whole audit has read all manifests anyway.
-        manifests = [] if audited.after else lake.chain.of_day(day)
-        held = {one.hash: (one, one.packets) for one in manifests}
-        for record in records:
-            try:
-                stones = {one.sequence: one for one in lake.erasures.tombstones(record)}
-            except LakeError as error:
-                found.append(Finding("erasure", "tombstones", detail=str(error)))
-            else:
-                left |= stones
-                found += _miscounted(record, held, sorted(stones))
-            held |= {one.manifest: (held[one.manifest][0], one.packets) for one in record.batches
-                     if one.manifest in held}  # fmt: skip
-        # A copy brings a record before the batches that it tells of.
-        left = {sequence: one for sequence, one in left.items() if sequence <= lake.reached}
-        try:
-            for row in _rows_at(lake, day, sorted(left)) if left else ():
-                tombstone = left[row["sequence"]]
-                place = row["received_at"], f"0x{(row['packet_id'] or b'').hex()}"
-                is_empty = not (row["body"] or row["author_id"] or row["annotation"])
-                if is_empty and place == (tombstone.received_at, tombstone.packet_id):
-                    del left[row["sequence"]]
-        except LakeError as error:  # of a bucket's day an object or a listing is lost: a finding by itself
-            found.append(Finding("erasure", "unchecked", detail=str(error)))
-            left = {}
-        found += [
-            Finding("erasure", "row", sequence, one.packet_id, "there is no empty row for this tombstone")
-            for sequence, one in left.items()
-        ]
-        audited.found(Counter(f"{one.about}: {one.reason}" for one in found), found)
-
-
-def _miscounted(
-    record: Erasure, held: Mapping[str, tuple[Manifest, int]], stones: list[int]
-) -> Iterator[Finding]:
-    """Where a record takes more packets, or fewer, than it has tombstones for: as a whole, and of the batches
-    `held`, with what they had before."""
-    if record.erased != len(stones):
-        why = f"erasure {record.number} takes {record.erased} packets, and has tombstones for {len(stones)}"
-        yield Finding("erasure", "count", detail=why)
-    told = {one.manifest: one.packets for one in record.batches}
-    for name, (manifest, before) in held.items():
-        taken = before - told.get(name, before)
-        there = bisect_right(stones, manifest.up_to) - bisect_right(stones, manifest.after)
-        if taken != there:
-            why = f"erasure {record.number} takes {taken} packets out of {batch_name(manifest)}"
-            why += f", and has tombstones for {there}"
-            yield Finding("erasure", "count", manifest.up_to, detail=why)
-
-
-def _rows_at(lake: AnyLake, day: int, sequences: list[int]) -> Iterator[dict[str, Any]]:
-    """The quarantined rows of a day at these places, the first at each; the files are read once."""
-    columns = ["sequence", "received_at", "packet_id", "author_id", "body", "annotation"]
-    wanted = set(sequences)
-    with lake.quarantine_at_hand(day) as layout:
-        folders = layout.folders_of_day(layout.quarantine, day)
-        for path in parquet_files(folders):
-            with contextlib.suppress(*UNREADABLE):  # a finding of its batch
-                for _, _, rows in read_rows([path], columns):
-                    is_wanted = pc.is_in(rows.column("sequence"), pa.array(sequences, pa.int64()))
-                    for row in rows.filter(is_wanted).to_pylist():
-                        if row["sequence"] in wanted:
-                            wanted.remove(row["sequence"])
-                            yield row
+    add_faults(found, audited)
 
 
 def _compare(
@@ -437,7 +289,7 @@ def _compare(
         with translate_failures("comparing with the log"):
             found = differences(packets, quarantine, log.load())
             rows = _first(found)
-            if len(rows) <= _LISTED:
+            if len(rows) <= LISTED:
                 # Rows that retention has removed, even just now, are rightly in the lake alone.
                 gone = log_state(connection).removed_to
                 _list([row for row in rows if row.reason != "surplus" or row.sequence > gone], "log", audited)
@@ -456,17 +308,17 @@ def _compare(
 def _collect(found: DataFrame, about: About, audited: Audited) -> None:
     """Count the findings, and keep the first ones."""
     rows = _first(found)
-    if len(rows) <= _LISTED:
+    if len(rows) <= LISTED:
         _list(rows, about, audited)
         return
     counts = {f"{about}: {row['reason']}": row["count"] for row in found.groupBy("reason").count().collect()}
-    audited.found(Counter(counts), [_finding(about, row.asDict()) for row in rows[:_LISTED]])
+    audited.found(Counter(counts), [_finding(about, row.asDict()) for row in rows[:LISTED]])
 
 
 def _first(found: DataFrame) -> list[Row]:
     """The findings to be listed, and one more where there are more."""
     columns = [column for column in ("sequence", "packet_id", "reason", "detail") if column in found.columns]
-    return found.select(*columns).orderBy("sequence").limit(_LISTED + 1).collect()
+    return found.select(*columns).orderBy("sequence").limit(LISTED + 1).collect()
 
 
 def _list(rows: list[Row], about: About, audited: Audited) -> None:

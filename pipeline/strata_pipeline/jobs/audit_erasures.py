@@ -1,0 +1,118 @@
+"""What an audit looks for where rows were erased: a tombstone for each row, and nothing left of the row."""
+
+from __future__ import annotations
+
+import contextlib
+from bisect import bisect_right
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from strata.protocol.lake import Erasure, Manifest
+from strata.protocol.tombstones import Tombstone
+
+from strata_pipeline.errors import LakeError
+from strata_pipeline.jobs.audited import Audited, Finding, add_faults
+from strata_pipeline.lake.checking import batch_name
+from strata_pipeline.lake.contents import UNREADABLE, parquet_files, read_rows
+from strata_pipeline.lake.faults import Fault
+from strata_pipeline.lake.places import AnyLake
+
+__all__ = ["check_erasures"]
+
+
+def check_erasures(lake: AnyLake, relays: Collection[str], audited: Audited) -> None:
+    """Each tombstone holds and has a row of which only the place is left. Those of a day are in memory.
+
+    Whoever may write to a lake can sign tombstones, as some relay: `relays` are those that count, if any are
+    given.
+    """
+    if lake.is_half_copied:
+        why = (
+            "the lake tells of erasures from a day that its chain does not reach the end of: its copy is not "
+            "complete, or manifests are missing. Run strata-pipeline copy again, or bring _manifests back "
+            "from a copy of the lake"
+        )
+        add_faults([Fault("erasure", "unreached", why)], audited)
+    by_day: dict[int, list[Erasure]] = {}
+    for record in lake.erasures.records:
+        audited.erased += record.erased
+        by_day.setdefault(record.day, []).append(record)
+    for day, records in by_day.items():
+        found: list[Finding] = []
+        left: dict[int, Tombstone] = {}
+        # Only a whole audit has read all manifests anyway.
+        manifests = [] if audited.after else lake.chain.of_day(day)
+        held = {one.hash: (one, one.packets) for one in manifests}
+        for record in records:
+            try:
+                stones = {one.sequence: one for one in lake.erasures.tombstones(record)}
+            except LakeError as error:
+                found.append(Finding("erasure", "tombstones", detail=str(error)))
+            else:
+                left |= stones
+                found += _foreign(stones.values(), relays, audited)
+                found += _miscounted(record, held, sorted(stones))
+            held |= {one.manifest: (held[one.manifest][0], one.packets) for one in record.batches
+                     if one.manifest in held}  # fmt: skip
+        # A copy brings a record before the batches that it tells of.
+        left = {sequence: one for sequence, one in left.items() if sequence <= lake.reached}
+        try:
+            for row in _rows_at(lake, day, sorted(left)) if left else ():
+                tombstone = left[row["sequence"]]
+                place = row["received_at"], f"0x{(row['packet_id'] or b'').hex()}"
+                is_empty = not (row["body"] or row["author_id"] or row["annotation"])
+                if is_empty and place == (tombstone.received_at, tombstone.packet_id):
+                    del left[row["sequence"]]
+        except LakeError as error:  # of a bucket's day an object or a listing is lost: a finding by itself
+            found.append(Finding("erasure", "unchecked", detail=str(error)))
+            left = {}
+        found += [
+            Finding("erasure", "row", sequence, one.packet_id, "there is no empty row for this tombstone")
+            for sequence, one in left.items()
+        ]
+        audited.found(Counter(f"{one.about}: {one.reason}" for one in found), found)
+
+
+def _foreign(stones: Iterable[Tombstone], relays: Collection[str], audited: Audited) -> Iterator[Finding]:
+    """Those of other relays; each is counted under whoever has signed it."""
+    for one in stones:
+        audited.erased_by[one.relay_id] = audited.erased_by.get(one.relay_id, 0) + 1
+        if relays and one.relay_id not in relays:
+            yield Finding("erasure", "foreign", one.sequence, one.packet_id, f"{one.relay_id} has signed it")
+
+
+def _miscounted(
+    record: Erasure, held: Mapping[str, tuple[Manifest, int]], stones: list[int]
+) -> Iterator[Finding]:
+    """Where a record takes more packets, or fewer, than it has tombstones for: as a whole, and of the batches
+    `held`, with what they had before."""
+    if record.erased != len(stones):
+        why = f"erasure {record.number} takes {record.erased} packets, and has tombstones for {len(stones)}"
+        yield Finding("erasure", "count", detail=why)
+    told = {one.manifest: one.packets for one in record.batches}
+    for name, (manifest, before) in held.items():
+        taken = before - told.get(name, before)
+        there = bisect_right(stones, manifest.up_to) - bisect_right(stones, manifest.after)
+        if taken != there:
+            why = f"erasure {record.number} takes {taken} packets out of {batch_name(manifest)}"
+            why += f", and has tombstones for {there}"
+            yield Finding("erasure", "count", manifest.up_to, detail=why)
+
+
+def _rows_at(lake: AnyLake, day: int, sequences: list[int]) -> Iterator[dict[str, Any]]:
+    """The quarantined rows of a day at these places, the first at each; the files are read once."""
+    columns = ["sequence", "received_at", "packet_id", "author_id", "body", "annotation"]
+    wanted = set(sequences)
+    with lake.quarantine_at_hand(day) as layout:
+        folders = layout.folders_of_day(layout.quarantine, day)
+        for path in parquet_files(folders):
+            with contextlib.suppress(*UNREADABLE):  # a finding of its batch
+                for _, _, rows in read_rows([path], columns):
+                    is_wanted = pc.is_in(rows.column("sequence"), pa.array(sequences, pa.int64()))
+                    for row in rows.filter(is_wanted).to_pylist():
+                        if row["sequence"] in wanted:
+                            wanted.remove(row["sequence"])
+                            yield row

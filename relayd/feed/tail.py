@@ -182,6 +182,7 @@ class Tail:
     async def _read(self) -> None:
         if failpoints.ARMED:
             await failpoints.reached("feed.tail.read")
+        target = self._target  # what rings while we read may be in the log by now, and was not found
         entries = await self._store.tail(self._fanout.position, None, _TAIL_ROWS)
         # Our own commits may have moved the feed while we were reading.
         end = self._end
@@ -190,7 +191,7 @@ class Tail:
             self._take(fresh)
         elif not entries and not self._coming:
             # Rung for a sequence the log does not hold: a row that retention has taken meanwhile.
-            self._skip_to(self._target)
+            self._skip_to(target)
 
     def _dispatch(self, entries: Sequence[LogEntry]) -> None:
         delivered, before = 0, self._fanout.position

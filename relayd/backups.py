@@ -31,6 +31,7 @@ import msgspec
 
 from relayd.postgres import EmbeddedPostgres
 from relayd.postgres.binaries import find_binaries, server_owner
+from relayd.postgres.durable import make_durable
 from relayd.store import Store
 from relayd.store.counting import count_log, log_end, packets_beyond, reload_server
 from relayd.store.migrate import migrate
@@ -249,6 +250,7 @@ async def _started(
                 for name in (folder, *(os.path.join(folder, file) for file in files)):
                     os.chown(name, owner.uid, owner.gid, follow_symlinks=False)
         fresh.rename(cluster)
+        make_durable(data_dir, data_dir.parent)  # the server sees to the rest as it recovers
 
     copying = asyncio.create_task(asyncio.to_thread(copy), name="backup-copy")
     try:

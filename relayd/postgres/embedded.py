@@ -29,6 +29,7 @@ from urllib.parse import quote
 from relayd import failpoints
 from relayd.logs import get_logger, problem_of
 from relayd.postgres.binaries import EmbeddedPostgresError, Owner, find_binaries, open_to, server_owner
+from relayd.postgres.durable import make_durable
 from relayd.postgres.process import ServerProcess, is_postgres
 from relayd.store.provision import provision
 
@@ -251,9 +252,13 @@ class EmbeddedPostgres:
         if process.returncode:
             raise EmbeddedPostgresError(f"initdb failed: {process.stdout.decode(errors='replace').strip()}")
         # Only the owner of the folder and root can reach the socket; TCP asks for the password.
-        (fresh / "pg_hba.conf").write_text("local all all trust\nhost all all 127.0.0.1/32 scram-sha-256\n")
-        self._write_private(fresh / "password", secrets.token_urlsafe(24))
+        rules, password = fresh / "pg_hba.conf", fresh / "password"
+        rules.write_text("local all all trust\nhost all all 127.0.0.1/32 scram-sha-256\n")
+        self._write_private(password, secrets.token_urlsafe(24))
+        # A packet that the server has on the disk is lost with the name of the folder that it is in.
+        make_durable(rules, password, fresh)
         fresh.rename(self._cluster)
+        make_durable(self._data_dir, self._data_dir.parent)
 
     def _write_private(self, path: Path, text: str) -> None:
         fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)

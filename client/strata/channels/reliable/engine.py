@@ -49,6 +49,7 @@ from strata.channels.sds import (
 from strata.channels.segmentation.messages import message_hash
 from strata.channels.segmentation.reassembly import Reassembled, Reassembler
 from strata.channels.segmentation.splitting import SegmentationConfig
+from strata.protocol.canonical import MAX_SAFE_INTEGER
 
 __all__ = ["ChannelEngine"]
 
@@ -64,8 +65,6 @@ _AGAIN_MS = 60_000
 """How soon what is missing at the beginning is looked at again."""
 _EDGE_MS = 60_000
 """Those who talked at the end of a gap had heard of one another within this time."""
-_MAX_SECONDS = 2**53 - 1
-"""A store may tell any integer as a time, and not every one can be kept."""
 
 
 class ChannelEngine:
@@ -522,5 +521,5 @@ class ChannelEngine:
 
 
 def _no_nonsense(seconds: int | None) -> int | None:
-    """A time that others tell, unless it is beyond all measure."""
-    return seconds if seconds is not None and abs(seconds) <= _MAX_SECONDS else None
+    """A time that others tell, unless it is beyond all measure: not every integer can be kept."""
+    return seconds if seconds is not None and abs(seconds) <= MAX_SAFE_INTEGER else None

@@ -101,7 +101,7 @@ class Intake:
         self._bytes += len(raw)
         return item
 
-    def settle(self, item: Item) -> None:
+    def settle(self, item: Item, now: int) -> None:
         """The item has its verdict; the cursor follows as far as it may. Idempotent."""
         item.is_settled = True
         items = self._items
@@ -109,7 +109,7 @@ class Intake:
             first = items.popleft()
             self._bytes -= len(first.raw)
             self.cursor = first.cursor or self.cursor
-            self._witness(first)
+            self._witness(first, now)
 
     def cursor_with(self, batch: Collection[Item]) -> str | None:
         """How far the cursor comes once all of `batch` is stored."""
@@ -120,9 +120,10 @@ class Intake:
             cursor = item.cursor or cursor
         return cursor
 
-    def _witness(self, item: Item) -> None:
-        at = item.received_at
-        if 0 <= at < 2**53:  # a peer may send any integer
+    def _witness(self, item: Item, now: int) -> None:
+        # Where a peer's clock is ahead, what it receives once that is set right must not be passed over.
+        at = min(item.received_at, now)
+        if at >= 0:  # a peer may send any integer
             self.oldest_witness = at if self.oldest_witness is None else min(self.oldest_witness, at)
             self.last_witness = at if self.last_witness is None else max(self.last_witness, at)
 

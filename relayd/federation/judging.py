@@ -167,7 +167,7 @@ class Judging:
 
     def _settle(self, request: PublishRequest, verdict: PeerVerdict) -> None:
         intake, item = self._items.pop(request)
-        intake.settle(item)
+        intake.settle(item, self._parts.clock())
         self.asking.settled(intake)
         if verdict is PeerVerdict.STORED:
             self._stored()

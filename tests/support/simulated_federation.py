@@ -245,7 +245,7 @@ class SimulatedRelay:
                 self._store(packet, did, witness)
             elif witness < self.known[packet.packet_id].told_at:
                 self.known[packet.packet_id].told_at = witness
-        intake.settle(item)
+        intake.settle(item, self.clock)
 
     def _admit(self, row: Row) -> int:
         packet = cast(Any, row.packet)

@@ -16,22 +16,24 @@ from relayd.federation.intake import (
 )
 from tests.support.made_packets import make, new_identity
 
+NOW = 1_000
+
 
 @pytest.mark.req("R-364")
 def test_the_cursor_passes_nothing_without_a_verdict():
     intake = Intake("0")
     items = [intake.add(b"%d" % n, 100 + n, str(n)) for n in range(1, 6)]
-    intake.settle(items[1])
-    intake.settle(items[3])
+    intake.settle(items[1], NOW)
+    intake.settle(items[3], NOW)
     assert intake.cursor == "0"
     # With the batch that stores the first it comes to the third, which waits; with both to the end.
     assert intake.cursor_with({items[0]}) == "2"
     assert intake.cursor_with({items[0], items[2]}) == "4"
     assert intake.cursor_with(set(items)) == "5"
-    intake.settle(items[0])
+    intake.settle(items[0], NOW)
     assert (intake.cursor, len(intake)) == ("2", 3)
     assert (intake.oldest_witness, intake.last_witness) == (101, 102)
-    intake.settle(items[0])
+    intake.settle(items[0], NOW)
     assert intake.cursor == "2"
 
 
@@ -40,10 +42,10 @@ def test_an_event_without_a_cursor_moves_none():
     first, second = intake.add(b"", 2**60, None), intake.add(b"", -(2**70), "b")
     cursors = [intake.cursor]
     for item in (first, second):
-        intake.settle(item)
+        intake.settle(item, NOW)
         cursors.append(intake.cursor)
     assert cursors == [None, None, "b"]
-    assert intake.last_witness is None
+    assert (intake.oldest_witness, intake.last_witness) == (NOW, NOW), "and no time is still to come"
 
 
 def test_the_window_is_bounded_by_packets_and_by_bytes():

@@ -89,6 +89,7 @@ class Core:
         self._news: list[AuthenticationSettled | ShortChallenge] = []
         self._decisions = 0
         self._is_open = False
+        self._clock_offset = 0.0
         self._publishing = Publishing(options, self.statistics, random=random, outbox=self._outbox)
         self._streams: dict[Stream, None] = {}
         self._by_wire_id: dict[str, Stream] = {}
@@ -138,7 +139,7 @@ class Core:
         self._streams[stream] = None
         if self.announced is not None and self._is_open:
             forbidden = self._authenticating.obstacle("subscribe")
-            stream.connection_made(self.announced, now, forbidden=forbidden)
+            stream.connection_made(self.announced, now, clock_offset=self._clock_offset, forbidden=forbidden)
             self._follow(stream, None)
         return stream
 
@@ -164,10 +165,12 @@ class Core:
     def connection_made(self, announced: Announced, now: float, *, unix_now: float = 0.0) -> None:
         """A new connection is there: send what has no answer, go on where each subscription stands.
 
-        `unix_now` is the same moment as `now`, in Unix seconds, by which challenges are dated.
+        `unix_now` is the same moment as `now`, in Unix seconds: challenges and what relays tell are dated by
+        it.
         """
         assert self.announced is None
         self.announced = announced
+        self._clock_offset = unix_now - now
         self.statistics.connections += 1
         self._authenticating.connection_made(announced.relay_id, now, unix_now)
         if not self._authenticating.is_pending:
@@ -374,7 +377,7 @@ class Core:
         forbidden = self._authenticating.obstacle("subscribe")
         # Subscriptions first: a program sees the packets it publishes next.
         for stream in list(self._streams):
-            stream.connection_made(announced, now, forbidden=forbidden)
+            stream.connection_made(announced, now, clock_offset=self._clock_offset, forbidden=forbidden)
             self._follow(stream, None)
         self._publishing.connection_made(now, forbidden=self._authenticating.obstacle("publish"))
 

@@ -142,6 +142,7 @@ class Stream:
         self._asked_position: str | None = None
         self._since = query.since
         self._newest_received_at: int | None = None
+        self._clock_offset = 0.0
         self._gapless = self._marked = False
         self._behind = True
         self._page_limit = self._page_events = 0
@@ -204,13 +205,20 @@ class Stream:
     # What the connection brings.
 
     def connection_made(
-        self, announced: Announced, now: float, *, forbidden: StrataError | None = None
+        self,
+        announced: Announced,
+        now: float,
+        *,
+        clock_offset: float = 0.0,
+        forbidden: StrataError | None = None,
     ) -> None:
         """A relay is there: go on after the position.
 
-        `forbidden` says why this session must not subscribe (R-291): then the subscription ends with that.
+        `clock_offset` is by how much Unix time is ahead of `now`. `forbidden` says why this session must not
+        subscribe (R-291): then the subscription ends with that.
         """
         self._announced = announced
+        self._clock_offset = clock_offset
         self._forbidden = forbidden
         self._refusals = 0
         self._subscribe_if_possible(now)
@@ -475,7 +483,9 @@ class Stream:
         )
         self._queue.append(event)
         self._queued_bytes += size_bytes + _EVENT_OVERHEAD_BYTES
-        self._newest_received_at = max(self._newest_received_at or 0, received_at)
+        # Where a relay's clock is ahead, what it receives once that is set right must not be passed over.
+        by_now = min(received_at, int(now + self._clock_offset))
+        self._newest_received_at = max(self._newest_received_at or 0, by_now)
         if message.cursor is None:
             self._without_cursor += 1
         else:

@@ -11,7 +11,7 @@ Not to have it is an offence only where the relay says so itself (`Answer.DENIAL
 holding the packet back (R-190). A packet is sent again on less.
 
 The wait doubles each time; after `attempts` rounds the check gives up, for a packet that waits for an absent
-relay would keep a place that another needs.
+relay would keep a place that another needs. Time without any relay is no round: then no other needs it.
 """
 
 # Core: no I/O, no clock, no randomness (held by tests/test_layout.py).
@@ -114,6 +114,9 @@ class PresenceWatch:
         asked: dict[tuple[str, bool], list[Packet]] = {}
         for watched in self._watched.values():
             if watched.due_at > now or watched.outstanding:
+                continue
+            if not usable:
+                watched.due_at = now + watched.wait
                 continue
             watched.denied.clear()
             watched.outstanding = {url for url in watched.claimed if url in usable}

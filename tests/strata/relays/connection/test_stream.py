@@ -14,13 +14,15 @@ from strata.relays.connection.stream import Phase
 from strata.relays.connection.values import Announced, LogReset, Query
 
 OPTIONS = Options(queue_events=8, page_events=4, idle_timeout=3, history_timeout=30, backoff_base=0.5)
+NOW = 100_000
+"""Unix seconds at the beginning."""
 MARKED = Announced(frozenset({"history_marker"}))
 
 
 class Bench:
     def __init__(self, announced=MARKED, query=None, options=OPTIONS):
         self.core = Core(options, random=random.Random(0).random)
-        self.core.connection_made(announced, 0)
+        self.core.connection_made(announced, 0, unix_now=NOW)
         self.state = self.core.subscribe(query or Query(), 0)
 
     def sent(self):
@@ -29,9 +31,11 @@ class Bench:
     def receive(self, message, now=0.0):
         self.core.receive_message(wire.encode(message), now)
 
-    def event(self, cursor=None, now=0.0, wire_id=None, body=b"{}"):
+    def event(self, cursor=None, now=0.0, wire_id=None, body=b"{}", received_at=NOW):
         wire_id = wire_id or self.state.wire_id
-        message = wire.Event(packet=Raw(body), received_at=100_000, subscription_id=wire_id, cursor=cursor)
+        message = wire.Event(
+            packet=Raw(body), received_at=received_at, subscription_id=wire_id, cursor=cursor
+        )
         self.receive(message, now)
 
     def end(self, cursor, wire_id=None):
@@ -179,7 +183,20 @@ def test_after_events_the_fallback_reaches_back_a_day_and_five_minutes():
     bench.sent()
     bench.receive(wire.Error(code="invalid_cursor", reason="-", subscription_id=bench.state.wire_id), 1)
     (again,) = bench.sent()
-    assert again.filters.since == 100_000 - 86_400 - 300 and again.filters.cursor is None
+    assert again.filters.since == NOW - 86_400 - 300 and again.filters.cursor is None
+
+
+@pytest.mark.req("R-339")
+def test_a_relay_whose_clock_was_ahead_is_read_from_when_its_packets_came():
+    bench = Bench()
+    bench.event("c1", now=7, received_at=NOW + 10 * 86_400)
+    bench.sent()
+    bench.core.connection_lost()
+    bench.core.connection_made(MARKED, 20, unix_now=NOW + 20)
+    bench.sent()
+    bench.receive(wire.Error(code="invalid_cursor", reason="-", subscription_id=bench.state.wire_id), 20)
+    (again,) = bench.sent()
+    assert again.filters.since == NOW + 7 - 86_400 - 300
 
 
 @pytest.mark.req("R-165")

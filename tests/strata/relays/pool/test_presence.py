@@ -128,6 +128,19 @@ def test_it_is_sent_to_another_relay_when_one_copy_never_came():
 def test_a_round_in_which_no_relay_could_be_asked_ends_all_the_same():
     it = watch(attempts=2)
     it.claimed(packet(1), "a", 0)
-    assert it.due(2, []) == [], "the relay that said OK is away"
+    assert it.due(2, ["b"]) == [], "the relay that said OK is away"
     assert it.settle(2.001, ["b"]) == [Resend("b", packet(1))], "time went on between the two calls"
-    assert it.due(7, []) == [] and it.settle(7.001, ["b"]) == [] and it.given_up == 1
+    assert it.due(7, ["b"]) == [] and it.settle(7.001, ["b"]) == [] and it.given_up == 1
+
+
+@pytest.mark.req("C-274")
+def test_time_without_any_relay_is_no_round():
+    it = watch(attempts=2, copies=1)
+    it.claimed(packet(1), "a", 0)
+    for _ in range(100):
+        now = it.get_timer()
+        assert it.due(now, []) == [] and it.settle(now, ["a", "b"]) == []
+    assert (len(it), it.given_up, now) == (1, 0, 200)
+    (lookup,) = it.due(it.get_timer(), ["a"])
+    it.answered(lookup, ids(lookup), Answer.DENIAL)
+    assert it.settle(203, ["a"]) == [] and len(it) == it.given_up == 0

@@ -70,6 +70,7 @@ export class Core {
   private news: (AuthenticationSettled | SignatureWanted | Answered)[] = [];
   private decisions = 0;
   private isOpen = false;
+  private clockOffset = 0; // by how much Unix time is ahead
   // No later than the earliest `wakeAt` of the subscriptions: kept so that a message costs no scan.
   private streamsWakeAt = Infinity;
   private names = 0;
@@ -129,7 +130,12 @@ export class Core {
     const stream = new Stream(name, query, this.options, this.statistics, this.random, this.outbox);
     this.streams.add(stream);
     if (this.announced !== undefined && this.isOpen) {
-      stream.connectionMade(this.announced, now, this.authenticating.obstacle("subscribe"));
+      stream.connectionMade(
+        this.announced,
+        now,
+        this.clockOffset,
+        this.authenticating.obstacle("subscribe"),
+      );
       this.follow(stream, undefined);
     }
     return stream;
@@ -183,6 +189,7 @@ export class Core {
   /** A new connection is there: send what has no answer, go on where each subscription stands. */
   connectionMade(announced: Announced, now: number, unixNow = 0): void {
     this.announced = announced;
+    this.clockOffset = unixNow - now;
     this.statistics.connections++;
     this.authenticating.connectionMade(announced.relayId, now, unixNow);
     this.takeWanted();
@@ -395,7 +402,7 @@ export class Core {
     const forbidden = this.authenticating.obstacle("subscribe");
     // Subscriptions first: a program sees the packets it publishes next.
     for (const stream of [...this.streams]) {
-      stream.connectionMade(announced, now, forbidden);
+      stream.connectionMade(announced, now, this.clockOffset, forbidden);
       this.follow(stream, undefined);
     }
     this.publishing.connectionMade(now, this.authenticating.obstacle("publish"));

@@ -96,6 +96,7 @@ export class Stream {
   private askedPosition: string | undefined;
   private since: number | undefined;
   private newestReceivedAt: number | undefined;
+  private clockOffset = 0;
   private gapless = false;
   private marked = false;
   private behind = true;
@@ -166,9 +167,18 @@ export class Stream {
 
   // What the connection brings.
 
-  /** A relay is there: go on after the position. `forbidden` says why this session must not subscribe. */
-  connectionMade(announced: Announced, now: number, forbidden: StrataError | undefined): void {
+  /**
+   * A relay is there: go on after the position. `clockOffset` is by how much Unix time is ahead of `now`,
+   * `forbidden` says why this session must not subscribe.
+   */
+  connectionMade(
+    announced: Announced,
+    now: number,
+    clockOffset: number,
+    forbidden: StrataError | undefined,
+  ): void {
     this.announced = announced;
+    this.clockOffset = clockOffset;
     this.forbidden = forbidden;
     this.refusals = 0;
     this.subscribeIfPossible(now);
@@ -430,7 +440,9 @@ export class Stream {
       length,
     });
     this.queuedBytes += length + EVENT_OVERHEAD_BYTES;
-    this.newestReceivedAt = Math.max(this.newestReceivedAt ?? 0, receivedAt);
+    // Where a relay's clock is ahead, what it receives once that is set right must not be passed over.
+    const byNow = Math.min(receivedAt, Math.trunc(now + this.clockOffset));
+    this.newestReceivedAt = Math.max(this.newestReceivedAt ?? 0, byNow);
     if (message.cursor === undefined) this.withoutCursor++;
     else this.advance(message.cursor);
   }

@@ -85,6 +85,7 @@ def test_a_day_in_portions_is_all_in_the_lake(spark, tmp_path, monkeypatch, in_t
     said: list[str] = []
     monkeypatch.setattr(pipeline_day, "run", look_and_run)
     monkeypatch.setattr(pipeline_day, "_SMALL", 5)
+    monkeypatch.setattr(pipeline_day, "_BATCHES", 6)
     found = pipeline_day.measure(50, tmp_path, said.append, portion_rows=20)
     assert jobs == ["archive"] * 4 + ["compact", "audit", "traffic"]
     values = {one.name: one.value for one in found}

@@ -29,7 +29,7 @@ from tests.support.publishing import publish
 from tests.support.quick_spark import QUICK_JAVA
 from tests.support.relay_process import PostgresHost, RelayProcess, running
 
-PACKETS = 6_000
+PACKETS = 3_000
 KILLS = int(os.environ.get("STRATA_TEST_ARCHIVE_KILLS", "2"))
 PORTION = 300
 AHEAD = 900

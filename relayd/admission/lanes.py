@@ -100,6 +100,20 @@ class Lanes:
             for lane in self._barred.pop(change, ()):
                 self.let_out(lane)
 
+    @property
+    def is_barring(self) -> bool:
+        """Whether anything bars the way of others."""
+        return bool(self._changing)
+
+    def overdue(self, since: float) -> list[PublishRequest]:
+        """What nothing holds up but a bar, and was begun before `since`: the first of each lane."""
+        firsts = [lane.requests[0] for lanes in self._barred.values() for lane in lanes if lane.requests]
+        return [
+            request
+            for request in dict.fromkeys(firsts)
+            if request.started_at <= since and request.verdict in _MOVABLE
+        ]
+
     def applied(self, author: str, digest: bytes) -> None:
         """The feed has applied an identity packet or a manifest: what waits for it may be judged by it.
 

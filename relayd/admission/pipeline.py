@@ -57,6 +57,8 @@ __all__ = ["Admission"]
 _log = structlog.get_logger("relayd.admission")
 
 _RECENT_IDS = 65_536
+_LOOKS_FOR_OVERDUE = 4
+"""How often one looks for what has waited too long, in the time that it may wait."""
 _FEW_KEYS = 16
 """A packet that no key has signed is tried with all that its author ever had: so many take a millisecond."""
 _SHORT_TYPES = IDENTITY_TYPES - {"DID_DOCUMENT"}
@@ -83,8 +85,9 @@ class Admission:
 
     `enqueue(packet, request)` hands over to the writer; `find(ids)` asks the duplicate index. `policy` and
     `trust` may be replaced while running. `on_refused(request, error)`, which must not raise, is told of each
-    that is not stored. Packets of many values are parsed `apart`, or on a thread where that is None; it is
-    closed with the admission.
+    that is not stored. What waits for an identity packet to be brought by the feed is answered after
+    `publish_timeout` seconds that it could not be judged. Packets of many values are parsed `apart`, or on a
+    thread where that is None; it is closed with the admission.
     """
 
     def __init__(
@@ -104,6 +107,7 @@ class Admission:
         on_flush: Callable[[], None],
         faults: Faults,
         on_refused: Callable[[PublishRequest, InvalidPacket], None] | None = None,
+        publish_timeout: float = 10.0,
         apart: ApartParser | None = None,
         slices: Slices | None = None,
     ) -> None:
@@ -136,6 +140,8 @@ class Admission:
             judge_held=lambda request: self._step(request, self._have_judged),
             lost=self.lost,
         )
+        self._publish_timeout = publish_timeout
+        self._patience: asyncio.TimerHandle | None = None
         self._finishing: set[asyncio.Task[None]] = set()
         self._pool: VerifyPool[PublishRequest] = VerifyPool(
             self._checker.check,
@@ -407,12 +413,31 @@ class Admission:
 
     def _store(self, request: PublishRequest) -> None:
         self._lanes.bar(request)
+        if self._patience is None and self._lanes.is_barring:
+            self._be_patient()
         try:
             self._enqueue(
                 to_store(request.packet, request.downgrade, request.origin, request.witness), request
             )
         except StoreUnavailable:
             self.failed(request, _QUEUE_FULL)
+
+    def _be_patient(self) -> None:
+        pause = self._publish_timeout / _LOOKS_FOR_OVERDUE
+        self._patience = asyncio.get_running_loop().call_later(pause, self._give_overdue_up)
+
+    def _give_overdue_up(self) -> None:
+        """Answer those that have waited for long behind what the feed has not brought: it may be away."""
+        self._patience = None
+        since = time.monotonic() - self._publish_timeout
+        while overdue := self._lanes.overdue(since):
+            for request in overdue:
+                request.lane.forget(request)
+                self.failed(request, _UNAVAILABLE)
+                self._lanes.let_out(request.lane)
+        self._on_flush()
+        if self._lanes.is_barring:
+            self._be_patient()
 
     def _settle(self, request: PublishRequest) -> None:
         """Answer what will not be stored: OK if the log has it already (check 8), else the refusal."""
@@ -530,6 +555,8 @@ class Admission:
 
     async def close(self) -> None:
         """Stop the threads and the tasks; requests still inside get no answer."""
+        if self._patience is not None:
+            self._patience.cancel()
         await asyncio.get_running_loop().run_in_executor(None, self._close_threads)
         for task in self._finishing:
             task.cancel()

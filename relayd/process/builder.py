@@ -144,6 +144,7 @@ def build_relay(
         on_flush=registry.flush,
         faults=faults,
         on_refused=None if traces is None else traces.publishes.refused,
+        publish_timeout=settings.publish_timeout,
         apart=ApartParser(
             max_bytes=settings.max_packet_bytes,
             max_depth=settings.max_json_depth,

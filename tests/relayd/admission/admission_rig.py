@@ -175,6 +175,7 @@ class Rig:
         budgets: Mapping[TrustAct, int] | None = None,
         log: FakeLog | None = None,
         apart: ApartParser | None = None,
+        publish_timeout: float = 10.0,
     ) -> None:
         self.now = NOW
         self.log = log or FakeLog()
@@ -209,6 +210,7 @@ class Rig:
             on_flush=self.flushed,
             faults=self.faults,
             apart=apart,
+            publish_timeout=publish_timeout,
         )
 
     def flushed(self) -> None:

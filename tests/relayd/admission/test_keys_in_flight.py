@@ -86,6 +86,31 @@ async def test_other_sessions_wait_for_the_author_s_event_and_other_authors_do_n
 
 
 @pytest.mark.req("R-074")
+async def test_what_an_event_holds_up_is_answered_in_time_though_the_feed_does_not_bring_the_event():
+    rig = Rig(publish_timeout=0.05)
+    one, two = Peer(), Peer()
+    rig.publish(one, revoked(), "revoke")
+    await rig.queued(1)
+    (packet, request), *_ = rig.log.queue
+    entry = rig.log.append(packet, rig.now)
+    assert entry is not None
+    rig.admission.committed(request, rig.now, duplicate=False)
+    for name in ("first", "second"):
+        rig.publish(two, made(1), name)
+    async with asyncio.timeout(60):
+        while len(two.answers) < 2:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+    assert two.answers == [("first", ErrorCode.INTERNAL_ERROR), ("second", ErrorCode.INTERNAL_ERROR)]
+    assert two.errors["first"].detail == "store_unavailable"
+    assert (rig.admission.pending, rig.admission.pending_bytes) == (0, 0)
+    # The way stays barred until the feed has brought it: nothing is judged by the keys of before.
+    rig.publish(two, made(1), "third")
+    rig.observe([entry])
+    assert (await rig.answers(two, 3))[2] == ("third", ErrorCode.KEY_REVOKED)
+    await rig.close()
+
+
+@pytest.mark.req("R-074")
 async def test_an_event_that_is_not_stored_bars_nobody(rig):
     peer = Peer()
     rig.publish(peer, revoked(), "revoke")

@@ -172,32 +172,32 @@ async def _serve(
             target=target,
             book=Books(*(book for book in (ledger, machines) if book is not None)),
         )
-        await relay.identities.open()
-        relay.types.open()
-        federation = None
-        if upstreams:
-            federation = Federation(
-                upstreams,
-                numbers,
-                url=database_url,
-                identity=identity,
-                store=store,
-                admission=relay.admission,
-                metrics=metrics,
-                faults=relay.faults,
-                clock=relay.clock,
-                max_backfill_seconds=settings.max_backfill_seconds,
-                reconcile_interval=settings.reconcile_interval,
-                reconcile_max_items=settings.reconcile_max_items,
-            )
-        serving = Serving(
-            settings, current, store, relay, metrics, tls, bootstrap, guard, ports, identity, federation
-        )
-        if place is not None and ledger is not None:
-            serving.neighbours = Neighbours(place, ledger, relay.faults)
-        if machines is not None:
-            serving.machines = MachineReports(machines, store.report, relay.faults)
         try:
+            await relay.identities.open()
+            relay.types.open()
+            federation = None
+            if upstreams:
+                federation = Federation(
+                    upstreams,
+                    numbers,
+                    url=database_url,
+                    identity=identity,
+                    store=store,
+                    admission=relay.admission,
+                    metrics=metrics,
+                    faults=relay.faults,
+                    clock=relay.clock,
+                    max_backfill_seconds=settings.max_backfill_seconds,
+                    reconcile_interval=settings.reconcile_interval,
+                    reconcile_max_items=settings.reconcile_max_items,
+                )
+            serving = Serving(
+                settings, current, store, relay, metrics, tls, bootstrap, guard, ports, identity, federation
+            )
+            if place is not None and ledger is not None:
+                serving.neighbours = Neighbours(place, ledger, relay.faults)
+            if machines is not None:
+                serving.machines = MachineReports(machines, store.report, relay.faults)
             await serving.run(announce, stop, shared_port, leaves_port)
             return store.known.claim
         finally:

@@ -21,12 +21,10 @@ import multiprocessing
 import os
 import signal
 import socket
-import tempfile
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from multiprocessing.connection import Connection as Pipe
 from multiprocessing.process import BaseProcess
-from pathlib import Path
 from typing import Any, Final
 
 import structlog
@@ -40,6 +38,7 @@ from relayd.process.listening import PortTaken
 from relayd.process.neighbours import Neighbourhood
 from relayd.process.reloading import read_again
 from relayd.process.server import serve
+from relayd.process.shared_folder import shared_folder
 from relayd.process.signals import stop_on_signals
 from relayd.store.types import StoreError
 from relayd.tls import TlsError
@@ -67,9 +66,9 @@ async def supervise(settings: Settings, announce: Callable[[dict[str, str]], Non
     cannot start at first.
     """
     stop = stop_on_signals()
-    with tempfile.TemporaryDirectory(prefix="relayd-metrics-") as folder, _reserved(settings) as port:
-        share_between_processes(Path(folder))
-        neighbours = Path(folder) / "neighbours"
+    with shared_folder() as folder, _reserved(settings) as port:
+        share_between_processes(folder)
+        neighbours = folder / "neighbours"
         neighbours.mkdir(mode=0o700)
         async with database(settings, stop) as url:
             count = settings.workers

@@ -61,13 +61,12 @@ class HeardTopic:
 
     def begin_again(self) -> None:
         """Subscribe anew, by the clock as it is now."""
-        self.end()
+        self.end().cancel()
         self._begin()
 
     def end(self) -> asyncio.Task[None]:
-        """Hear it no more, and let nobody wait for its beginning. Returns the task, which was cancelled."""
+        """Let nobody wait for its beginning. Returns its task, which the caller has to cancel."""
         self.begun.set()
-        self._task.cancel()
         return self._task
 
     async def _run(self) -> None:

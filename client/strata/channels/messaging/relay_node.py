@@ -14,6 +14,7 @@ from typing import Any, Self
 
 from strata.channels.messaging import binding
 from strata.channels.messaging.emitter import EventEmitter
+from strata.channels.messaging.ending import ending
 from strata.channels.messaging.heard import OVERLAP_SECONDS, HeardTopic, store_time
 from strata.channels.messaging.node import NodeError, check_content_topic
 from strata.channels.messaging.packet_relays import DeliveredPacket, PacketRelays
@@ -119,18 +120,15 @@ class RelayNode:
     async def close(self) -> None:
         """End every task; messages under way may arrive or not. Idempotent; the node can be used again.
 
-        Takes no time: nobody is waited for.
+        Takes no time: nobody is waited for. A handler that closes its node ends at its next wait.
         """
         tasks = [*self._under_way, *(heard.end() for heard in self._topics.values())]
         if self._monitor is not None:
             tasks.append(self._monitor)
             self._monitor = None
         self._topics.clear()
-        for task in tasks:
-            task.cancel()
-        if tasks:
-            await asyncio.wait(tasks)
-        self._status = ConnectionStatus.DISCONNECTED
+        async with ending(tasks):
+            self._status = ConnectionStatus.DISCONNECTED
 
     @property
     def transport_identity(self) -> str:
@@ -313,12 +311,8 @@ class RelayNode:
         for topic in topics:
             if topic not in self._topics:
                 raise NodeError(f"{topic} is not subscribed")
-        tasks = [self._topics.pop(topic).end() for topic in topics]
-        # A handler may unsubscribe: the task that runs it must not wait for itself.
-        others = [task for task in tasks if task is not asyncio.current_task()]
-        if others:
-            await asyncio.wait(others)
-        await self._tell_health()
+        async with ending([self._topics.pop(topic).end() for topic in topics]):
+            await self._tell_health()
 
     async def _hand_on(self, delivery: DeliveredPacket, topic: str) -> None:
         message = await self._read(delivery, topic)

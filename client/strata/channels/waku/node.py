@@ -21,6 +21,7 @@ from urllib.parse import quote, urlencode, urlsplit
 import msgspec
 
 from strata.channels.messaging.emitter import EventEmitter
+from strata.channels.messaging.ending import ending
 from strata.channels.messaging.node import NodeError, check_content_topic
 from strata.channels.messaging.values import (
     HEALTH_EVENTS,
@@ -137,16 +138,16 @@ class WakuNode:
         await self.close()
 
     async def close(self) -> None:
-        """End every task; messages under way may arrive or not. Idempotent; the node can be used again."""
+        """End every task; messages under way may arrive or not. Idempotent; the node can be used again.
+
+        A handler that closes its node ends at its next wait.
+        """
         tasks = [*self._readers.values(), *self._under_way, *([self._monitor] if self._monitor else [])]
         self._monitor = None
         self._readers.clear()
         self._topics.clear()
-        for task in tasks:
-            task.cancel()
-        if tasks:
-            await asyncio.wait(tasks)
-        self._status = ConnectionStatus.DISCONNECTED
+        async with ending(tasks):
+            self._status = ConnectionStatus.DISCONNECTED
 
     @property
     def transport_identity(self) -> str:
@@ -251,18 +252,16 @@ class WakuNode:
         for topic in topics:
             del self._topics[topic]
         wanted = {self._cache_of(topic) for topic in self._topics}
-        for key in [key for key in self._readers if key not in wanted]:
-            task = self._readers.pop(key)
-            task.cancel()
-            if task is not asyncio.current_task():
-                await asyncio.wait([task])
-            try:
-                await self._ask("DELETE", *self._subscription(key))
-            except StrataError as error:
-                _log.info("%s stays subscribed at the Waku node: %s", key, error)
-        for topic in topics:
-            change = ContentTopicHealthChange(topic, TopicHealth.NOT_SUBSCRIBED)
-            await self.health_events.emit(change)
+        gone = [key for key in self._readers if key not in wanted]
+        async with ending([self._readers.pop(key) for key in gone]):
+            for key in gone:
+                try:
+                    await self._ask("DELETE", *self._subscription(key))
+                except StrataError as error:
+                    _log.info("%s stays subscribed at the Waku node: %s", key, error)
+            for topic in topics:
+                change = ContentTopicHealthChange(topic, TopicHealth.NOT_SUBSCRIBED)
+                await self.health_events.emit(change)
 
     def _cache_of(self, topic: str) -> str:
         """What the Waku node keeps messages under: the pubsub topic where one was named, for a relay."""

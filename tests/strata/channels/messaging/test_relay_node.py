@@ -445,6 +445,27 @@ async def test_a_handler_may_unsubscribe_the_topic_it_hears():
         assert payloads(told) == [b"first"] and node.topics == () and relays.reading == 0
 
 
+@virtual
+async def test_a_handler_may_close_its_node():
+    log = Log()
+    relays = MadeRelays(log)
+    node = node_over(relays)
+    told = Told(node)
+    done: list[ConnectionStatus] = []
+
+    async def close(_: NodeMessageReceived) -> None:
+        await node.close()
+        done.append(node.connection_status)
+
+    node.message_events.on("message_received", close)
+    await node.subscribe([TOPIC])
+    log.store(packed(b"first"))
+    log.store(packed(b"second"))
+    await asyncio.sleep(5)
+    assert payloads(told) == [b"first"] and len(done) == 1
+    assert relays.reading == 0 and len(asyncio.all_tasks()) == 1
+
+
 # From now on.
 
 

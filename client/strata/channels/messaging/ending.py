@@ -1,0 +1,29 @@
+"""The end of a node's tasks, which a handler may ask for that one of these tasks has called."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Collection
+from contextlib import asynccontextmanager
+from typing import Any
+
+__all__ = ["ending"]
+
+
+@asynccontextmanager
+async def ending(tasks: Collection[asyncio.Task[Any]]) -> AsyncIterator[None]:
+    """Cancel tasks; in the block they have ended. The one that runs this ends at its next wait.
+
+    It must not wait for itself, and what its handler does in the block is to be done in full.
+    """
+    own = asyncio.current_task()
+    others = [task for task in tasks if task is not own]
+    for task in others:
+        task.cancel()
+    if others:
+        await asyncio.wait(others)
+    try:
+        yield
+    finally:
+        if own is not None and own in tasks:
+            own.cancel()

@@ -16,6 +16,7 @@ import contextlib
 import json
 import os
 import random
+import secrets
 import signal
 import socket
 import subprocess
@@ -43,13 +44,20 @@ class Tally:
     kills: int = 0
 
 
+def free_port() -> int:
+    """A port that nobody listens on, below those that the system gives to connections."""
+    while True:
+        port = 12_000 + secrets.randbelow(20_000)
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port
+
+
 class Relay:
     """`relayd serve` in a folder, on a port that stays the same."""
 
     def __init__(self, folder: Path) -> None:
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            self.port: int = probe.getsockname()[1]
+        self.port = free_port()
         self.url = f"ws://127.0.0.1:{self.port}/strata"
         self._folder = folder
         self._process: subprocess.Popen[bytes] | None = None

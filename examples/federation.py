@@ -15,6 +15,7 @@ import argparse
 import asyncio
 import contextlib
 import json
+import secrets
 import socket
 import subprocess
 import sys
@@ -162,11 +163,12 @@ class Relay:
 
 
 def free_port() -> int:
-    """A port that nobody listens on."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
+    """A port that nobody listens on, below those that the system gives to connections."""
+    while True:
+        port = 12_000 + secrets.randbelow(20_000)
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port
 
 
 async def run(folder: Path, count: int, say: Console) -> dict[str, Any]:

@@ -13,8 +13,10 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import json
 import os
+import secrets
 import signal
 import socket
 import subprocess
@@ -31,13 +33,20 @@ from strata.protocol import packets
 PUBLISHERS = 4
 
 
+def free_port() -> int:
+    """A port that nobody listens on, below those that the system gives to connections."""
+    while True:
+        port = 12_000 + secrets.randbelow(20_000)
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port
+
+
 class Relay:
     """`relayd serve` with two workers, in a folder."""
 
     def __init__(self, folder: Path) -> None:
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            port: int = probe.getsockname()[1]
+        port = free_port()
         self.url = f"ws://127.0.0.1:{port}/strata"
         self.log = folder / "relay.log"
         command = [sys.executable, "-m", "relayd", "serve", "--port", str(port), "--workers", "2"]

@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import dataclasses
 import json
-import socket
 import subprocess
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -18,6 +17,7 @@ from relayd.config import Settings
 from relayd.federation.overview import peer_rows
 from tests.support.bare_client import Message, open_client
 from tests.support.forks import RELAYD, run_fork
+from tests.support.ports import free_port
 from tests.support.relay_process import RelayProcess, environment
 
 __all__ = [
@@ -49,7 +49,7 @@ class Federated:
         **settings: Any,
     ) -> None:
         self.identities = {name: Identity.from_seed(bytes([n + 50]) * 32) for n, name in enumerate(names)}
-        ports = dict(zip(names, _free_ports(len(names)), strict=True))
+        ports = {name: free_port() for name in names}
         links = list(links)
         self.relays: dict[str, RelayProcess] = {}
         for n, name in enumerate(names):
@@ -170,14 +170,6 @@ def noted(relay: RelayProcess, relay_id: str, kind: str) -> tuple[int, int]:
     found = json.loads(peers_command(relay, "show", relay_id, "--json").stdout)["noted"]
     good, bad = found.get(kind, "0 good, 0 bad").split(", ")
     return int(good.split()[0]), int(bad.split()[0])
-
-
-def _free_ports(count: int) -> list[int]:
-    with contextlib.ExitStack() as stack:
-        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for each in sockets:
-            each.bind(("127.0.0.1", 0))
-        return [each.getsockname()[1] for each in sockets]
 
 
 def peers_command(relay: RelayProcess, *arguments: str) -> subprocess.CompletedProcess[str]:

@@ -10,6 +10,8 @@ import sys
 import time
 from pathlib import Path
 
+from tests.support.ports import free_port
+
 __all__ = ["NatsServer"]
 
 
@@ -22,9 +24,7 @@ class NatsServer:
         )
         assert found is not None, "nats-server is not installed"
         self._program = found
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            self._port = free.getsockname()[1]
+        self._port = free_port()
         self.url = f"nats://127.0.0.1:{self._port}"
         self._process: subprocess.Popen[bytes] | None = None
 

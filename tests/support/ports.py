@@ -1,15 +1,21 @@
-"""Free TCP ports."""
+"""Free TCP ports, for servers whose port is known before they start, or that start again on the same one."""
 
 from __future__ import annotations
 
+import contextlib
+import secrets
 import socket
 
 __all__ = ["free_port"]
 
+_FIRST, _COUNT = 12_000, 20_000
+"""Below the ports that the system gives to connections, one of which may take what was free a moment ago."""
+
 
 def free_port() -> int:
     """A port of 127.0.0.1 on which nothing listens now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
+    while True:
+        port = _FIRST + secrets.randbelow(_COUNT)
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port

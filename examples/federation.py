@@ -15,8 +15,6 @@ import argparse
 import asyncio
 import contextlib
 import json
-import secrets
-import socket
 import subprocess
 import sys
 import tempfile
@@ -26,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 import strata
+from demo import free_port
 from rich.console import Console
 from rich.table import Table
 from strata.protocol import packets
@@ -160,15 +159,6 @@ class Relay:
         with urllib.request.urlopen(f"http://127.0.0.1:{self.metrics_port}/metrics") as answer:
             lines = answer.read().decode().splitlines()
         return [line for line in lines if line.startswith(name + "{")]
-
-
-def free_port() -> int:
-    """A port that nobody listens on, below those that the system gives to connections."""
-    while True:
-        port = 12_000 + secrets.randbelow(20_000)
-        with socket.socket() as probe, contextlib.suppress(OSError):
-            probe.bind(("127.0.0.1", port))
-            return port
 
 
 async def run(folder: Path, count: int, say: Console) -> dict[str, Any]:

@@ -13,12 +13,9 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import contextlib
 import json
 import os
-import secrets
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -26,20 +23,11 @@ import time
 from pathlib import Path
 
 import strata
-from demo import Tally, read
+from demo import Tally, free_port, read
 from rich.console import Console
 from strata.protocol import packets
 
 PUBLISHERS = 4
-
-
-def free_port() -> int:
-    """A port that nobody listens on, below those that the system gives to connections."""
-    while True:
-        port = 12_000 + secrets.randbelow(20_000)
-        with socket.socket() as probe, contextlib.suppress(OSError):
-            probe.bind(("127.0.0.1", port))
-            return port
 
 
 class Relay:

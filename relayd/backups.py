@@ -49,11 +49,17 @@ _RESTORE: Final = (
 be copied, to a disk that is full for one, ends with 255, which stops it."""
 _RECOVERY: Final = f"""
 restore_command = '{_RESTORE}'
+recovery_target = ''
+recovery_target_lsn = ''
+recovery_target_name = ''
+recovery_target_xid = ''
+recovery_target_time = '{{until}}'
 recovery_target_action = 'promote'
 recovery_target_timeline = 'latest'
 hot_standby = off
 """
-"""Without `hot_standby` nobody comes in, to count or to write, before the replay has ended."""
+"""Without `hot_standby` nobody comes in, to count or to write, before the replay has ended. Each target is
+said: a server that was put back to a moment itself has that one in its settings, and so has its backup."""
 _RECORD: Final = "relayd.json"
 _BASE: Final = "base"
 _RECOVERY_TIMEOUT: Final = 3600.0
@@ -283,9 +289,8 @@ def _owner(url: str) -> str:
 def _replay(backup: Path, cluster: Path, until: datetime | None) -> None:
     """Have the server replay the WAL of the backup when it starts, and then be a primary."""
     shutil.copytree(backup / _WAL, cluster / _KEPT_WAL)
-    lines = _RECOVERY.format(wal=_KEPT_WAL)
-    if until is not None:
-        lines += f"recovery_target_time = '{until.astimezone(UTC):%Y-%m-%d %H:%M:%S.%f+00}'\n"
+    moment = "" if until is None else f"{until.astimezone(UTC):%Y-%m-%d %H:%M:%S.%f+00}"
+    lines = _RECOVERY.format(wal=_KEPT_WAL, until=moment)
     with (cluster / "postgresql.auto.conf").open("a") as file:
         file.write(lines)
     (cluster / "recovery.signal").touch()

@@ -111,6 +111,9 @@ async def test_a_backup_that_lacks_something_says_what(relay: RelayProcess, tmp_
 async def test_a_backup_that_is_followed_can_be_put_back_to_any_moment(tmp_path: Path):
     data_dir, backup = tmp_path / "data", tmp_path / "backup"
     with running(RelayProcess(tmp_path, data_dir=data_dir)) as relay:
+        # What a restore to a moment has left in the settings of the server that is copied now.
+        with (data_dir / "postgres-18" / "postgresql.auto.conf").open("a") as file:
+            file.write("recovery_target_time = '2026-01-01 00:00:00+00'\n")
         async with open_client(relay.ws) as client:
             assert (await client.publish(make(new_identity())))["type"] == "OK"
             relayd(data_dir, "backup", "create", backup)

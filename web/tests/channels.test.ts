@@ -16,7 +16,7 @@ import {
 } from "../src/client/channels/index.js";
 import { messageContent, readEnvelope } from "../src/client/channels/envelope.js";
 import { decodeSegment, encodeSegment, Reassembly } from "../src/client/channels/segments.js";
-import { build, type Delivery, type FetchOptions, Identity, type Packet } from "../src/client/index.js";
+import { build, Closed, type Delivery, type FetchOptions, Identity, type Packet } from "../src/client/index.js";
 
 const TOPIC = "/test/1/room/proto";
 const QUICK = { resendAfter: 0.2, acknowledgeWithin: 0.04, syncEvery: 0.3 };
@@ -317,4 +317,22 @@ test("the oldest are forgotten, and are not handed over again", async (context) 
   await until(() => one.handed.includes("end"), "it goes on");
   assert.deepEqual(later.handed, ["end"], "though it reads the whole topic again");
   assert.equal(later.channel.status.missing, 0);
+});
+
+test("what no relay has yet is not forgotten, however much it is", async (context) => {
+  const world = new World();
+  const store = memoryChannelStore();
+  const publish: ChannelRelay["publish"] = (_packet, { signal } = {}) =>
+    new Promise((_resolve, reject) => signal?.addEventListener("abort", () => reject(new Closed("the relay is away"))));
+  const away = await participant(context, { ...world.relay(), announced: undefined, publish }, { store, maxMessages: 20 });
+  const said = Array.from({ length: 40 }, (_, number) => `${number}`);
+  for (const each of said) await away.channel.send(utf8(each));
+  await away.channel.close();
+  const other = await participant(context, world.relay());
+  const back = await participant(context, world.relay(), { store, identity: away.identity, maxMessages: 20 });
+  await until(() => other.handed.length === 40, "all are sent");
+  assert.deepEqual(other.handed, said);
+  await until(() => back.channel.status.unacknowledged === 0, "all are acknowledged");
+  await back.channel.send(utf8("end"));
+  assert.ok(back.channel.messages.length <= 22, "and then there are too many");
 });

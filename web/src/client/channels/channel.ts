@@ -404,12 +404,15 @@ export class ReliableChannel {
     if (entry.payload !== undefined && !this.isRestoring) this.options.onMessage?.(asMessage(entry));
   }
 
-  /** Forget the oldest, a tenth at a time, once there are too many or they are too large. */
+  /** Forget the oldest, a tenth at a time, once there are too many or they are too large; none that no relay has yet. */
   private prune(): void {
     const { maxMessages } = this.options;
     if (this.entries.size <= 1.1 * maxMessages && this.bytes <= MAX_KEPT_BYTES) return;
-    const released = [...this.entries.values()].filter((each) => each.isReleased);
-    const over = Math.max(this.entries.size - maxMessages, Math.ceil(released.length / 10));
+    const known = [...this.entries.values()].filter((each) => each.state !== "sending");
+    const bytes = known.reduce((sum, { wire }) => sum + wire.length, 0);
+    if (known.length <= 1.1 * maxMessages && bytes <= MAX_KEPT_BYTES) return;
+    const released = known.filter((each) => each.isReleased);
+    const over = Math.max(known.length - maxMessages, Math.ceil(released.length / 10));
     const ids = released.slice(0, over).map((each) => each.id);
     for (const { wire } of released.slice(0, over)) this.bytes -= wire.length;
     for (const id of ids) {

@@ -38,7 +38,7 @@ export interface ChannelOptions {
   readonly syncEvery?: number;
   /** How long a missing message is looked for, while there is a connection. */
   readonly giveUpAfter?: number;
-  /** Most messages kept; the oldest are forgotten, but for their ids. */
+  /** Most messages kept; the oldest are forgotten, but for their ids. Those that no relay has yet are kept besides. */
   readonly maxMessages?: number;
 }
 

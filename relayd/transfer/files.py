@@ -42,6 +42,8 @@ _PAGE_ROWS = 500
 _BATCH_LINES = 256
 _MAX_LINE_BYTES = 4 * 2**20  # a packet of the hard limit, its escapes, and some
 _CLOCK_TOLERANCE_SECONDS = 300
+_BEGINNINGS = (b'{"packet":', b'{"tombstone":')
+"""What a line of an export begins with."""
 
 
 class _Log(Protocol):
@@ -139,20 +141,24 @@ async def open_store(settings: Settings) -> AsyncIterator[Store]:
 async def resume_point(path: Path, store: _Log) -> int:
     """The sequence an export into `path` goes on behind, once a torn last line is cut off; 0 for a new file.
 
-    Raises ValueError if the file's last packet is not in this store, so that two logs never mix.
+    Raises ValueError if the file's last packet is not in this store, so that two logs never mix. Then, and
+    where it is no export at all, the file stays as it is.
     """
-    last_line = _last_whole_line(path)
-    if last_line is None:
-        return 0
-    try:
-        last = _DECODER.decode(last_line)
-        packet_id = _erased_id(last) or Packet.read(last.packet).digest
-    except (msgspec.MsgspecError, InvalidInput):
-        raise ValueError(f"{path}: its last line is not one of an export") from None
-    place = (await store.find([packet_id])).get(packet_id)
-    if place is None:
-        raise ValueError(f"{path}: its last packet is not in this database; export into another file")
-    return place[0]
+    last_line, end = _last_whole_line(path)
+    after = 0
+    if last_line is not None:
+        try:
+            last = _DECODER.decode(last_line)
+            packet_id = _erased_id(last) or Packet.read(last.packet).digest
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError, InvalidInput):
+            raise ValueError(f"{path}: its last line is not one of an export") from None
+        place = (await store.find([packet_id])).get(packet_id)
+        if place is None:
+            raise ValueError(f"{path}: its last packet is not in this database; export into another file")
+        after = place[0]
+    with contextlib.suppress(FileNotFoundError):
+        os.truncate(path, end)
+    return after
 
 
 async def export_log(
@@ -225,19 +231,24 @@ def _line_of(entry: LogEntry, tombstone: bytes) -> bytes:
     return b'{"packet":%b,"received_at":%d%b}\n' % (entry.packet.body, entry.received_at, found)
 
 
-def _last_whole_line(path: Path) -> bytes | None:
-    """Cut what follows the last newline, and return the line before it, None for an empty file or none."""
+def _last_whole_line(path: Path) -> tuple[bytes | None, int]:
+    """The line before the last newline, None for no line, and where it ends. What follows may be torn.
+
+    Raises ValueError for a file that is no export, as far as a file without any newline tells.
+    """
     try:
-        with path.open("r+b") as file:
+        with path.open("rb") as file:
             start = max(0, file.seek(0, os.SEEK_END) - 2 * _MAX_LINE_BYTES)
             file.seek(start)
             tail = file.read()
-            end = tail.rfind(b"\n") + 1
-            file.truncate(start + end)
     except FileNotFoundError:
-        return None
-    whole = tail[:end].splitlines()
-    return whole[-1] if whole else None
+        return None, 0
+    end = tail.rfind(b"\n") + 1
+    if end:
+        return tail[:end].splitlines()[-1], start + end
+    if start or not any(begins.startswith(tail[: len(begins)]) for begins in _BEGINNINGS):
+        raise ValueError(f"{path} is no export")
+    return None, 0
 
 
 def _lines(source: BinaryIO) -> Iterator[_Line]:

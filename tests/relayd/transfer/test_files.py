@@ -373,6 +373,32 @@ async def test_two_logs_never_mix_in_one_file(identity, tmp_path):
         await resume_point(path, store)
 
 
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"no newline at all",
+        b"a line\nand half a one",
+        b"\xff\n\xfe",
+        b"\x89PNG" + bytes(9 * 2**20),
+        b'{"packet":%b}\n{"pa' % (b"[" * 100_000),
+    ],
+)
+async def test_a_file_that_is_no_export_stays_as_it_is(tmp_path, body):
+    path = tmp_path / "another"
+    path.write_bytes(body)
+    with pytest.raises(ValueError, match=r"not one of an export|is no export"):
+        await resume_point(path, MemoryStore())
+    assert path.read_bytes() == body
+
+
+@pytest.mark.parametrize("torn", [b'{"pa', b'{"packet":{"id":', b'{"tomb'])
+async def test_an_export_that_was_killed_in_its_first_line_begins_anew(tmp_path, torn):
+    path = tmp_path / "log.jsonl"
+    path.write_bytes(torn)
+    assert await resume_point(path, MemoryStore()) == 0
+    assert path.read_bytes() == b""
+
+
 async def test_progress_is_told(identity):
     store, seen = MemoryStore(page_rows=2), []
     await bring_in(store, exported(identity, 5), progress=lambda summary: seen.append(summary.lines))

@@ -60,13 +60,18 @@ hot_standby = off
 """
 """Without `hot_standby` nobody comes in, to count or to write, before the replay has ended. Each target is
 said: a server that was put back to a moment itself has that one in its settings, and so has its backup."""
+_SIGNAL: Final = "recovery.signal"
+"""PostgreSQL removes this file once it has replayed all."""
 _RECORD: Final = "relayd.json"
 _BASE: Final = "base"
 _RECOVERY_TIMEOUT: Final = 3600.0
 _MAJOR: Final = "18"
 """The PostgreSQL that this program can start itself."""
-_OF_THE_OTHER_SERVER: Final = shutil.ignore_patterns(".s.PGSQL.*", "postmaster.pid", "postmaster.opts")
-"""The socket of the server that was copied, and its signs of life: its folder of sockets is the cluster."""
+_OF_THE_OTHER_SERVER: Final = shutil.ignore_patterns(
+    ".s.PGSQL.*", "postmaster.pid", "postmaster.opts", _KEPT_WAL
+)
+"""The socket of the server that was copied, and its signs of life: its folder of sockets is the cluster. And
+the WAL that it was put back with itself, where that was cut off."""
 _HBA_LINE: Final = "local replication all trust\n"
 """Only the owner of the folder and root can reach the socket, and they may do everything as it is."""
 _HBA: Final = f"local all all trust\nhost all all 127.0.0.1/32 scram-sha-256\n{_HBA_LINE}"
@@ -265,11 +270,14 @@ async def _started(
         is_stopped.set()
         await asyncio.wait([copying])
         raise
-    async with EmbeddedPostgres(data_dir, start_timeout=_RECOVERY_TIMEOUT) as server:
-        if until is None and (cluster / _KEPT_WAL).is_dir():
-            await asyncio.to_thread(_check_replayed, cluster)
-        yield server.url
-    await asyncio.to_thread(shutil.rmtree, cluster / _KEPT_WAL, True)
+    try:
+        async with EmbeddedPostgres(data_dir, start_timeout=_RECOVERY_TIMEOUT) as server:
+            if until is None and (cluster / _KEPT_WAL).is_dir():
+                await asyncio.to_thread(_check_replayed, cluster)
+            yield server.url
+    finally:
+        if not (cluster / _SIGNAL).exists():  # else the server goes on with it when it is started next
+            await asyncio.to_thread(shutil.rmtree, cluster / _KEPT_WAL, True)
 
 
 def _adopt(cluster: Path) -> None:
@@ -293,7 +301,7 @@ def _replay(backup: Path, cluster: Path, until: datetime | None) -> None:
     lines = _RECOVERY.format(wal=_KEPT_WAL, until=moment)
     with (cluster / "postgresql.auto.conf").open("a") as file:
         file.write(lines)
-    (cluster / "recovery.signal").touch()
+    (cluster / _SIGNAL).touch()
 
 
 def _check_replayed(cluster: Path) -> None:

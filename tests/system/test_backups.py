@@ -111,9 +111,10 @@ async def test_a_backup_that_lacks_something_says_what(relay: RelayProcess, tmp_
 async def test_a_backup_that_is_followed_can_be_put_back_to_any_moment(tmp_path: Path):
     data_dir, backup = tmp_path / "data", tmp_path / "backup"
     with running(RelayProcess(tmp_path, data_dir=data_dir)) as relay:
-        # What a restore to a moment has left in the settings of the server that is copied now.
+        # What a restore to a moment, cut off after its replay, has left in the server that is copied now.
         with (data_dir / "postgres-18" / "postgresql.auto.conf").open("a") as file:
             file.write("recovery_target_time = '2026-01-01 00:00:00+00'\n")
+        (data_dir / "postgres-18" / "restored_wal").mkdir()
         async with open_client(relay.ws) as client:
             assert (await client.publish(make(new_identity())))["type"] == "OK"
             relayd(data_dir, "backup", "create", backup)
@@ -147,6 +148,7 @@ async def test_a_backup_that_is_followed_can_be_put_back_to_any_moment(tmp_path:
     until = moment.strftime("%Y-%m-%dT%H:%M:%S.%fZ")
     found = relayd(tmp_path / "then", "backup", "restore", backup, "--verify", "--until", until)
     assert (found["packets"], found["is_whole"]) == (3, True)
+    assert not (tmp_path / "then" / "postgres-18" / "restored_wal").exists()
     found = relayd(data_dir, "backup", "verify", backup)
     assert (found["packets"], found["is_whole"]) == (6, True)
 

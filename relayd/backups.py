@@ -18,9 +18,8 @@ import os
 import re
 import shutil
 import tempfile
-import threading
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -31,7 +30,6 @@ import msgspec
 
 from relayd.postgres import EmbeddedPostgres
 from relayd.postgres.binaries import find_binaries, server_owner
-from relayd.postgres.durable import make_durable
 from relayd.store import Store
 from relayd.store.counting import count_log, log_end, packets_beyond, reload_server
 from relayd.store.migrate import migrate
@@ -231,52 +229,43 @@ async def _started(
             f"the backup has the log of {record.owner}, and a server of this program has that of {_OURS}:"
             f" copy {backup / _BASE} to your server's data folder and start that"
         )
+    if until is not None and not (backup / _WAL).is_dir():
+        raise BackupFailed(f"{backup} was not followed: it has no moments to choose from")
     cluster = data_dir / f"postgres-{_MAJOR}"
-    fresh = cluster.with_name(f"{cluster.name}.new")
     owner = server_owner(cluster)
-    is_stopped = threading.Event()
+    is_copied = False
 
-    def copy_file(source: str, target: str) -> str:
-        if is_stopped.is_set():
-            raise BackupFailed("the copy was stopped")
-        return shutil.copy2(source, target)
+    def copy(fresh: Path, is_stopped: Callable[[], bool]) -> None:
+        nonlocal is_copied
 
-    def copy() -> None:
-        if cluster.exists():
-            raise BackupFailed(f"{cluster} is there already: move it away, or choose another --data-dir")
-        data_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
-        shutil.rmtree(fresh, ignore_errors=True)
+        def copy_file(source: str, target: str) -> str:
+            if is_stopped():
+                raise BackupFailed("the copy was stopped")
+            return shutil.copy2(source, target)
+
         shutil.copytree(
             backup / _BASE, fresh, symlinks=True, ignore=_OF_THE_OTHER_SERVER, copy_function=copy_file
         )
         if record.owner is not None:
             _adopt(fresh)
         if (backup / _WAL).is_dir():
-            _replay(backup, fresh, until)
-        elif until is not None:
-            raise BackupFailed(f"{backup} was not followed: it has no moments to choose from")
+            shutil.copytree(backup / _WAL, fresh / _KEPT_WAL, copy_function=copy_file)
+            _replay(fresh, until)
         for folder, _, files in os.walk(fresh):
             os.chmod(folder, 0o700)
             if owner is not None:
                 for name in (folder, *(os.path.join(folder, file) for file in files)):
                     os.chown(name, owner.uid, owner.gid, follow_symlinks=False)
-        fresh.rename(cluster)
-        make_durable(data_dir, data_dir.parent)  # the server sees to the rest as it recovers
+        is_copied = True  # the server sees to it that all this is on the disk as it recovers
 
-    copying = asyncio.create_task(asyncio.to_thread(copy), name="backup-copy")
     try:
-        await asyncio.shield(copying)
-    except asyncio.CancelledError:  # whoever clears the folder away must not meet the thread
-        is_stopped.set()
-        await asyncio.wait([copying])
-        raise
-    try:
-        async with EmbeddedPostgres(data_dir, start_timeout=_RECOVERY_TIMEOUT) as server:
+        async with EmbeddedPostgres(data_dir, start_timeout=_RECOVERY_TIMEOUT, fill=copy) as server:
             if until is None and (cluster / _KEPT_WAL).is_dir():
                 await asyncio.to_thread(_check_replayed, cluster)
             yield server.url
     finally:
-        if not (cluster / _SIGNAL).exists():  # else the server goes on with it when it is started next
+        # Where the signal is left, the server goes on with that WAL when it is started next.
+        if is_copied and not (cluster / _SIGNAL).exists():
             await asyncio.to_thread(shutil.rmtree, cluster / _KEPT_WAL, True)
 
 
@@ -294,9 +283,8 @@ def _owner(url: str) -> str:
     return f"{role}@{unquote(parts.path.lstrip('/')) or role}"
 
 
-def _replay(backup: Path, cluster: Path, until: datetime | None) -> None:
+def _replay(cluster: Path, until: datetime | None) -> None:
     """Have the server replay the WAL of the backup when it starts, and then be a primary."""
-    shutil.copytree(backup / _WAL, cluster / _KEPT_WAL)
     moment = "" if until is None else f"{until.astimezone(UTC):%Y-%m-%d %H:%M:%S.%f+00}"
     lines = _RECOVERY.format(wal=_KEPT_WAL, until=moment)
     with (cluster / "postgresql.auto.conf").open("a") as file:

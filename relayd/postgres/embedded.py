@@ -22,6 +22,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
 from urllib.parse import quote
@@ -74,10 +75,18 @@ class EmbeddedPostgres:
 
     `tcp_port` makes it listen on 127.0.0.1 as well (0 is not accepted: choose one), with the password that
     `tcp_url` contains; Spark and JDBC need that. Children of this process may use `url` too.
+
+    `fill` is called in a thread, with a folder that is not there yet and with a function that says whether to
+    stop, to make a cluster in place of `initdb`. Then `start` refuses a folder that has one.
     """
 
     def __init__(
-        self, data_dir: Path | str, *, tcp_port: int | None = None, start_timeout: float = 120.0
+        self,
+        data_dir: Path | str,
+        *,
+        tcp_port: int | None = None,
+        start_timeout: float = 120.0,
+        fill: Callable[[Path, Callable[[], bool]], None] | None = None,
     ) -> None:
         self._data_dir = Path(data_dir).resolve()
         self._cluster = self._data_dir / f"postgres-{_MAJOR}"
@@ -85,6 +94,7 @@ class EmbeddedPostgres:
         self._tcp_port = tcp_port
         self._port = tcp_port or _PORT  # it names the socket even where nothing listens on TCP
         self._start_timeout = start_timeout
+        self._fill = fill
         self._owner: Owner | None = None
         self._lock_fd: int | None = None
         self._alias: Path | None = None
@@ -126,11 +136,11 @@ class EmbeddedPostgres:
         """Make the cluster where there is none, and start the server.
 
         Raises `EmbeddedPostgresError`: the folder is in use, belongs to another version, or the server does
-        not start. Cancelling stops what was started.
+        not start; and what `fill` raises. Cancelling stops what was started.
         """
         self._stopping = False
         try:
-            await asyncio.to_thread(self._prepare)
+            await self._prepared()
             await self._start_server()
             # `initdb` makes neither our database nor the password that TCP asks for.
             password = None if self._tcp_port is None else self._password()
@@ -180,6 +190,16 @@ class EmbeddedPostgres:
                 _logger.error("embedded_postgres_gave_up", problem=self._last_words())
                 await server.stop(timeout=1.0)
 
+    async def _prepared(self) -> None:
+        preparing = asyncio.ensure_future(asyncio.to_thread(self._prepare))
+        try:
+            await asyncio.shield(preparing)
+        except asyncio.CancelledError:
+            # The thread is at work in the folder: neither its lock nor its contents may go before it ends.
+            self._stopping = True
+            await asyncio.gather(preparing, return_exceptions=True)
+            raise
+
     def _prepare(self) -> None:
         self._data_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._lock()
@@ -191,7 +211,11 @@ class EmbeddedPostgres:
                     f"{others[0]} was written by another version of PostgreSQL than {_MAJOR}; "
                     "move its data with pg_upgrade or relayd export, or choose another folder"
                 )
-            self._initialise()
+            self._make_cluster()
+        elif self._fill is not None:
+            raise EmbeddedPostgresError(
+                f"{self._cluster} is there already: move it away, or choose another --data-dir"
+            )
         version = (self._cluster / "PG_VERSION").read_text().strip()
         if version != str(_MAJOR):
             raise EmbeddedPostgresError(f"{self._cluster} holds data of PostgreSQL {version}, not {_MAJOR}")
@@ -224,10 +248,19 @@ class EmbeddedPostgres:
                 "or give both a --database-url"
             ) from None
 
-    def _initialise(self) -> None:
+    def _make_cluster(self) -> None:
         """Make the cluster under another name, and rename it when complete: no half of one is ever used."""
         fresh = self._cluster.with_name(f"{self._cluster.name}.new")
         shutil.rmtree(fresh, ignore_errors=True)
+        if self._fill is None:
+            self._initialise(fresh)
+        else:
+            self._fill(fresh, lambda: self._stopping)
+        fresh.rename(self._cluster)
+        # Whoever has made the folders above may not have had their names put on the disk.
+        make_durable(self._data_dir, *self._data_dir.parents)
+
+    def _initialise(self, fresh: Path) -> None:
         fresh.mkdir(mode=0o700)
         if self._owner is not None:
             os.chown(fresh, self._owner.uid, self._owner.gid)
@@ -257,8 +290,6 @@ class EmbeddedPostgres:
         self._write_private(password, secrets.token_urlsafe(24))
         # A packet that the server has on the disk is lost with the name of the folder that it is in.
         make_durable(rules, password, fresh)
-        fresh.rename(self._cluster)
-        make_durable(self._data_dir, self._data_dir.parent)
 
     def _write_private(self, path: Path, text: str) -> None:
         fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
@@ -289,7 +320,7 @@ class EmbeddedPostgres:
             if not pid or not is_postgres(pid, self._cluster):
                 pid_file.unlink(missing_ok=True)
                 break
-            if time.monotonic() > deadline:
+            if self._stopping or time.monotonic() > deadline:
                 raise EmbeddedPostgresError(
                     f"a PostgreSQL server (process {pid}) still runs on {self._cluster}"
                 )

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
+import os
+import shutil
+import threading
 from pathlib import Path
 
 import pytest
 
-from relayd.backups import _allow_replication
+from relayd.backups import _allow_replication, restore
+from relayd.postgres import EmbeddedPostgres, EmbeddedPostgresError
 
 RULES = "local all all trust\nhost all all 127.0.0.1/32 scram-sha-256"
 
@@ -33,3 +38,32 @@ def test_the_rules_of_a_server_are_never_away_while_one_is_added(
     assert {found.decode() for found in seen} == {RULES + end}
     assert path.read_text() == f"{RULES}\nlocal replication all trust\n"
     assert not _allow_replication(tmp_path)
+
+
+async def test_where_a_backup_is_being_put_back_nobody_begins_a_new_database(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    backup, data_dir = tmp_path / "backup", tmp_path / "data"
+    (backup / "base").mkdir(parents=True)
+    for name in ("PG_VERSION", "postgresql.conf"):
+        (backup / "base" / name).write_text("18\n")
+    (backup / "relayd.json").write_text('{"taken_at":1,"head":0,"epoch":1,"version":"18"}')
+    begun, go_on = threading.Event(), threading.Event()
+    copied = shutil.copy2
+
+    def slowly(source: str, target: str) -> str:
+        begun.set()
+        go_on.wait(30)
+        return copied(source, target)
+
+    monkeypatch.setattr(shutil, "copy2", slowly)
+    restoring = asyncio.create_task(restore(backup, data_dir, verify=False))
+    assert await asyncio.to_thread(begun.wait, 30)
+    with pytest.raises(EmbeddedPostgresError, match="another relay uses"):
+        await EmbeddedPostgres(data_dir).start()
+    restoring.cancel()
+    await asyncio.sleep(0)
+    go_on.set()
+    with pytest.raises(asyncio.CancelledError):
+        await restoring
+    assert sorted(os.listdir(data_dir)) == ["postgres-18.new", "relayd.lock"]

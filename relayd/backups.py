@@ -30,6 +30,7 @@ import msgspec
 
 from relayd.postgres import EmbeddedPostgres
 from relayd.postgres.binaries import find_binaries, server_owner
+from relayd.postgres.durable import make_durable
 from relayd.store import Store
 from relayd.store.counting import count_log, log_end, packets_beyond, reload_server
 from relayd.store.migrate import migrate
@@ -172,8 +173,10 @@ def _begin_wal(backup: Path) -> None:
         fresh.mkdir(mode=0o700)
         for path in sorted((backup / _BASE / "pg_wal").iterdir()):
             if len(path.name) == 24:
-                shutil.copyfile(path, fresh / path.name)
+                make_durable(Path(shutil.copyfile(path, fresh / path.name)))
+        make_durable(fresh)
         fresh.rename(wal)
+        make_durable(backup)
 
 
 async def drill(backup: Path, *, live_url: str | None = None) -> Drilled:
@@ -341,6 +344,8 @@ def _write_record(target: Path, record: _Record) -> None:
         file.flush()
         os.fsync(file.fileno())
     temporary.rename(target / _RECORD)
+    # pg_basebackup has flushed what is in `base`.
+    make_durable(target.resolve(), *target.resolve().parents)
 
 
 async def _verify(base: Path, version: str) -> None:

@@ -20,6 +20,7 @@ import trustme
 from cryptography import x509
 
 from relayd.config import Settings
+from relayd.postgres.durable import make_durable
 
 __all__ = [
     "CertificateFacts",
@@ -113,7 +114,9 @@ def make_certificate(settings: Settings) -> TlsFiles | None:
         with tempfile.TemporaryDirectory(prefix=".tls-", dir=settings.data_dir) as folder:
             made = Path(folder) / "tls"
             write_dev_certificates(made, () if host is None else (host,))
+            make_durable(*made.iterdir(), made)  # a relay that finds half a certificate does not start
             made.rename(files.cert.parent)  # all of it at once
+        make_durable(settings.data_dir)
     except (OSError, ValueError) as error:
         if files.cert.exists():  # another process was first
             return files

@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 import os
 import shutil
+import sys
 import threading
 from pathlib import Path
 
 import pytest
 
-from relayd.backups import _allow_replication, restore
+from relayd.backups import _allow_replication, _begin_wal, _Record, _write_record, restore
 from relayd.postgres import EmbeddedPostgres, EmbeddedPostgresError
 
 RULES = "local all all trust\nhost all all 127.0.0.1/32 scram-sha-256"
@@ -67,3 +68,25 @@ async def test_where_a_backup_is_being_put_back_nobody_begins_a_new_database(
     with pytest.raises(asyncio.CancelledError):
         await restoring
     assert sorted(os.listdir(data_dir)) == ["postgres-18.new", "relayd.lock"]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells what is synced")
+def test_what_a_backup_promises_is_on_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    backup = tmp_path / "new" / "backup"
+    (backup / "base" / "pg_wal" / "archive_status").mkdir(parents=True)
+    segment = "000000010000000000000001"
+    (backup / "base" / "pg_wal" / segment).write_text("WAL")
+    synced: list[str] = []
+    sync = os.fsync
+
+    def fsync(fd: int) -> None:
+        synced.append(os.path.relpath(os.readlink(f"/proc/self/fd/{fd}"), tmp_path))
+        sync(fd)
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    _write_record(backup, _Record(1, 2, 3, "18"))
+    assert synced[:4] == ["new/backup/relayd.json.new", "new/backup", "new", "."]
+    synced.clear()
+    _begin_wal(backup)
+    assert synced == [f"new/backup/wal.new/{segment}", "new/backup/wal.new", "new/backup"]
+    assert [path.name for path in (backup / "wal").iterdir()] == [segment]

@@ -4,6 +4,7 @@ import os
 import shutil
 import ssl
 import stat
+import sys
 from pathlib import Path
 
 import pytest
@@ -105,6 +106,21 @@ def test_a_certificate_tells_its_names_and_times(made):
     facts = read_certificate(made.cert)
     assert {"localhost", "relay.test", "10.0.0.1"} <= set(facts.names)
     assert facts.not_before < facts.not_after
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells what is synced")
+def test_a_certificate_of_the_relays_own_is_on_the_disk_before_it_is_in_place(tmp_path, monkeypatch):
+    synced: dict[str, bool] = {}
+    sync = os.fsync
+
+    def fsync(fd: int) -> None:
+        synced[Path(os.readlink(f"/proc/self/fd/{fd}")).name] = (tmp_path / "tls").exists()
+        sync(fd)
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    make_certificate(Settings(data_dir=tmp_path, tls_self_made=True))
+    in_place = {"ca.pem": False, "cert.pem": False, "key.pem": False, "tls": False, tmp_path.name: True}
+    assert synced == in_place
 
 
 def test_a_relay_makes_its_own_certificate_once_and_all_of_it(tmp_path):

@@ -408,5 +408,5 @@ def _without_password(url: str) -> tuple[str, str | None]:
 def _read_record(backup: Path) -> _Record:
     try:
         return msgspec.json.decode((backup / _RECORD).read_bytes(), type=_Record)
-    except (OSError, msgspec.MsgspecError):
+    except (OSError, msgspec.MsgspecError, UnicodeDecodeError):
         raise BackupFailed(f"{backup} is no backup that `relayd backup create` has finished") from None

@@ -11,7 +11,15 @@ from pathlib import Path
 
 import pytest
 
-from relayd.backups import _allow_replication, _begin_wal, _Record, _write_record, restore
+from relayd.backups import (
+    BackupFailed,
+    _allow_replication,
+    _begin_wal,
+    _read_record,
+    _Record,
+    _write_record,
+    restore,
+)
 from relayd.postgres import EmbeddedPostgres, EmbeddedPostgresError
 
 RULES = "local all all trust\nhost all all 127.0.0.1/32 scram-sha-256"
@@ -90,3 +98,9 @@ def test_what_a_backup_promises_is_on_the_disk(tmp_path: Path, monkeypatch: pyte
     _begin_wal(backup)
     assert synced == [f"new/backup/wal.new/{segment}", "new/backup/wal.new", "new/backup"]
     assert [path.name for path in (backup / "wal").iterdir()] == [segment]
+
+
+def test_a_record_that_is_damaged_makes_no_backup(tmp_path: Path):
+    (tmp_path / "relayd.json").write_bytes(b'{"taken_at":1,"head":0,"epoch":1,"version":"\xff"}')
+    with pytest.raises(BackupFailed, match="is no backup"):
+        _read_record(tmp_path)

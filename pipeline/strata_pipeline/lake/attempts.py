@@ -123,7 +123,7 @@ def records(
     for match in filter(None, map(pattern.fullmatch, store.keys(ATTEMPTS))):
         try:
             told = msgspec.json.decode(store.get(match[0]), type=kind)
-        except (FileNotFoundError, msgspec.DecodeError):
+        except (FileNotFoundError, msgspec.DecodeError, UnicodeDecodeError):
             continue  # it has just been forgotten, or is none of ours
         yield match, told
 

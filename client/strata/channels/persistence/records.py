@@ -249,5 +249,5 @@ def read_records(kind: type[_Kind], stored: Mapping[str, bytes]) -> dict[str, _K
     decode = _decoder(kind).decode
     try:
         return {key: decode(value) for key, value in stored.items()}
-    except msgspec.MsgspecError as error:
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise CorruptStore(f"a record of kind {kind.KIND!r} cannot be read: {error}") from None

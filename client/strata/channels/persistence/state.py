@@ -120,5 +120,5 @@ def _read_sds(kind: str, stored: Mapping[str, bytes]) -> dict[str, Any]:
     decode = _decoder(kind).decode
     try:
         return {key: decode(value) for key, value in stored.items()}
-    except msgspec.MsgspecError as error:
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise CorruptStore(f"a record of kind {_SDS_PREFIX}{kind} cannot be read: {error}") from None

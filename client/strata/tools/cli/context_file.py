@@ -63,7 +63,7 @@ class ContextFile:
             return cls(path, _DECODER.decode(path.read_bytes()))
         except FileNotFoundError:
             return cls(path, _Contents())
-        except msgspec.MsgspecError as error:
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
             raise ValueError(f"{path} holds no contexts ({error}); mend or remove it") from None
 
     @classmethod

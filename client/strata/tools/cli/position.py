@@ -38,7 +38,7 @@ class PositionFile:
             return _DECODER.decode(self._path.read_bytes())
         except FileNotFoundError:
             return None
-        except msgspec.MsgspecError:
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
             raise ValueError(f"{self._path} holds no position; remove it to start anew") from None
 
     def advance(self, position: SavedPosition) -> None:

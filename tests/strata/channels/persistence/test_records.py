@@ -119,7 +119,14 @@ def test_records_of_other_kinds_pass_through() -> None:
 
 @pytest.mark.parametrize("kind", ["sent_chunk", "sds.clock"])
 @pytest.mark.parametrize(
-    "value", [b"", b"\xc1", msgspec.msgpack.encode(["m1"]), msgspec.msgpack.encode([1, 2, 3, 4])]
+    "value",
+    [
+        b"",
+        b"\xc1",
+        msgspec.msgpack.encode(["m1"]),
+        msgspec.msgpack.encode([1, 2, 3, 4]),
+        msgspec.msgpack.encode(["m?", "r1", b"", 0, 1]).replace(b"?", b"\xff"),
+    ],
 )
 def test_a_damaged_record_is_a_typed_error(kind: str, value: bytes) -> None:
     state = StoredState()

@@ -306,6 +306,7 @@ def test_a_position_is_replaced_whole(tmp_path):
         file.save()
         assert file.load() == position
     assert [path.name for path in tmp_path.iterdir()] == ["p"]
-    (tmp_path / "p").write_text("{")
-    with pytest.raises(ValueError, match="remove it"):
-        file.load()
+    for damaged in (b"{", b'{"relay":"\xff","cursor":"c","received_at":1}'):
+        (tmp_path / "p").write_bytes(damaged)
+        with pytest.raises(ValueError, match="remove it"):
+            file.load()

@@ -93,9 +93,10 @@ def test_misuse_is_exit_code_2_and_changes_nothing(file, arguments, told):
     assert file.read_bytes() == before and "secret" not in done.output
 
 
-def test_a_file_of_something_else_is_named(file):
+@pytest.mark.parametrize("body", [b'{"contexts": {"home": {"relay": 1}}}', b'{"current": "\xff"}'])
+def test_a_file_of_something_else_is_named(file, body):
     file.parent.mkdir(parents=True)
-    file.write_text('{"contexts": {"home": {"relay": 1}}}')
+    file.write_bytes(body)
     done = strata("publish", "--text", "x")
     assert done.exit_code == 2 and str(file) in done.stderr and "mend or remove it" in done.stderr
 

@@ -21,12 +21,20 @@ __all__ = ["Counted", "LogEnd", "count_log", "log_end", "packets_beyond", "reloa
 _PAGE: Final = 2000
 
 _HEAD: Final = "SELECT last_sequence, last_received_at, epoch FROM log_head"
-_MISSING: Final = """
-SELECT coalesce(sum(last - places), 0)::bigint FROM (
-    SELECT count(*) AS places, max(sequence & 4294967295) AS last FROM packets
-    WHERE tableoid <> 'packets_kept'::regclass GROUP BY sequence >> 32) AS days
+_MISSING: Final = r"""
+WITH kept AS (
+    SELECT coalesce(substring(pg_get_expr(relpartbound, oid) FROM 'TO \(''?([0-9]+)')::bigint, 0) AS up_to
+    FROM pg_class WHERE oid = 'packets_kept'::regclass),
+found AS (
+    SELECT sequence >> 32 AS day, count(*) AS places, max(sequence) AS last
+    FROM packets WHERE tableoid <> 'packets_kept'::regclass GROUP BY 1
+    UNION ALL SELECT sequence >> 32, 0, max(sequence) FROM packet_ids, kept WHERE sequence >= up_to GROUP BY 1
+    UNION ALL SELECT last_sequence >> 32, 0, last_sequence FROM log_head, kept WHERE last_sequence >= up_to),
+days AS (SELECT sum(places) AS places, max(last & 4294967295) AS last FROM found GROUP BY day)
+SELECT coalesce(sum(last - places), 0)::bigint FROM days
 """
-# A day leaves no place out and begins with 1. What retention has spared of older days stands apart.
+# A day leaves no place out and begins with 1. What retention has spared of older days stands apart. Where a
+# day ends, its rows alone do not tell: the duplicate index does as well, and of the last day the head.
 _ROWS: Final = "SELECT sequence, packet_id, body FROM packets WHERE sequence > $1 ORDER BY sequence LIMIT $2"
 _BURIED: Final = "SELECT count(*) FROM tombstones WHERE packet_id = ANY ($1::bytea[])"
 _BEYOND: Final = "SELECT count(*) FROM packets WHERE sequence > $1"

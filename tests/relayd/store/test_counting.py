@@ -43,3 +43,30 @@ async def test_each_kind_of_loss_is_counted_as_what_it_is(store: Store, sql: asy
     counted = await count_log(store.url)
     assert (counted.packets, counted.erased, counted.missing, counted.damaged) == (8, 1, 1, 2)
     assert await packets_beyond(store.url, head - 2) == 2
+
+
+async def test_what_is_missing_at_the_end_of_a_day_or_with_all_of_it_is_counted(
+    store: Store, sql: asyncpg.Connection
+):
+    author = new_identity()
+    made = [make(author, str(n)) for n in range(9)]
+    for day in range(3):
+        await store.append(
+            [row_of(packet) for packet in made[3 * day : 3 * day + 3]], NOW - (2 - day) * 86_400
+        )
+    await sql.execute("DELETE FROM packets WHERE packet_id = ANY ($1)", [made[2].digest, made[8].digest])
+    assert (await count_log(store.url)).missing == 2
+    await sql.execute("DELETE FROM packets WHERE packet_id = ANY ($1)", [one.digest for one in made[3:6]])
+    assert (await count_log(store.url)).missing == 5
+    await sql.execute("DELETE FROM packet_ids")  # what is gone here as well, the head still tells of the last
+    assert (await count_log(store.url)).missing == 1
+
+
+async def test_days_that_retention_has_removed_are_not_missing(database: str):
+    async with await Store.open(database, retention_days=1, dedup_window_seconds=10 * 86_400) as store:
+        author = new_identity()
+        await store.append([row_of(make(author, str(n))) for n in range(3)], NOW - 5 * 86_400)
+        await store.append([row_of(make(author, "last"))], NOW)
+        assert (await store.maintain(NOW)).days
+        counted = await count_log(store.url)
+    assert (counted.packets, counted.missing) == (1, 0)

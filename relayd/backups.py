@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
+import itertools
 import os
 import re
 import shutil
@@ -77,6 +78,7 @@ _HBA: Final = f"local all all trust\nhost all all 127.0.0.1/32 scram-sha-256\n{_
 _OURS: Final = "relayd@relayd"
 """Role and database of the servers that this program starts itself."""
 _HBA_TRIES: Final = 50
+_SEGMENT: Final = re.compile(r"[0-9A-F]{24}(\.partial)?")
 _VERSION: Final = re.compile(r"\(PostgreSQL\) (\d+)")
 
 
@@ -298,18 +300,20 @@ def _replay(cluster: Path, until: datetime | None) -> None:
 def _check_replayed(cluster: Path) -> None:
     """Whether the replay has come to the end of the WAL that there is: at a file that is missing or damaged
     PostgreSQL stops as it does at the end. Raises `BackupFailed`."""
-    files = sorted(path for path in (cluster / _KEPT_WAL).iterdir() if len(path.name) == 24)
+    names = sorted(path.name for path in (cluster / _KEPT_WAL).iterdir() if _SEGMENT.fullmatch(path.name))
     histories = sorted((cluster / "pg_wal").glob("*.history"))
-    if not files or not histories:
+    whole = [name for name in names if len(name) == 24]
+    if not whole or not histories:
         return
-    last, size = files[-1].name, files[-1].stat().st_size
+    size = (cluster / _KEPT_WAL / whole[-1]).stat().st_size
     high, low = histories[-1].read_text().strip().splitlines()[-1].split("\t")[1].split("/")
     reached = (int(high, 16) << 32 | int(low, 16)) // size
-    there = int(last[8:16], 16) * (2**32 // size) + int(last[16:], 16)
-    if reached < there - 1:  # the last record of a file may go on in one that has not come
+    there = [int(name[8:16], 16) * (2**32 // size) + int(name[16:24], 16) for name in names]
+    # Within the last one that is whole it may end: its last record may go on in one that has not come.
+    if reached < there[names.index(whole[-1])] or any(b > a + 1 for a, b in itertools.pairwise(there)):
         raise BackupFailed(
-            f"the WAL can be read up to {high}/{low} and no further, and there is more, up to {last}: a file"
-            " in between is missing or damaged. With --until a moment before can be had"
+            f"the WAL can be read up to {high}/{low} and no further, and there is more, up to {names[-1]}: a"
+            " file in between is missing or damaged. With --until a moment before can be had"
         )
 
 

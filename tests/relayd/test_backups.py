@@ -15,6 +15,7 @@ from relayd.backups import (
     BackupFailed,
     _allow_replication,
     _begin_wal,
+    _check_replayed,
     _read_record,
     _Record,
     _write_record,
@@ -104,3 +105,40 @@ def test_a_record_that_is_damaged_makes_no_backup(tmp_path: Path):
     (tmp_path / "relayd.json").write_bytes(b'{"taken_at":1,"head":0,"epoch":1,"version":"\xff"}')
     with pytest.raises(BackupFailed, match="is no backup"):
         _read_record(tmp_path)
+
+
+MEGABYTE = 2**20
+
+
+@pytest.mark.parametrize(
+    ("segments", "end", "is_whole"),
+    [
+        (["1", "2", "3"], 4 * MEGABYTE, True),
+        (["1", "2", "3"], 4 * MEGABYTE - 100, True),  # a record goes on in what has not come
+        (["1", "2", "3", "4.partial"], 4 * MEGABYTE + 100, True),
+        (["1", "2", "3"], 3 * MEGABYTE - 100, False),  # the second or the third is damaged
+        (["1", "3"], 2 * MEGABYTE, False),
+        (["1", "2", "4.partial"], 3 * MEGABYTE, False),
+        (["FFF", "1000"], 0x1001 * MEGABYTE, True),  # from one of the logs of 4 GiB to the next
+        (["FFF", "1001"], 0x1000 * MEGABYTE, False),
+    ],
+)
+def test_wal_that_lacks_something_is_not_taken_for_replayed(
+    tmp_path: Path, segments: list[str], end: int, is_whole: bool
+):
+    kept, own = tmp_path / "restored_wal", tmp_path / "pg_wal"
+    kept.mkdir()
+    own.mkdir()
+    for segment in segments:
+        number, _, partial = segment.partition(".")
+        log, within = divmod(int(number, 16), 4096)
+        name = f"00000001{log:08X}{within:08X}" + (f".{partial}" if partial else "")
+        with (kept / name).open("wb") as file:
+            file.truncate(MEGABYTE)
+    (kept / "00000001.history").touch()
+    (own / "00000002.history").write_text(f"1\t{end >> 32:X}/{end & 0xFFFFFFFF:08X}\tno recovery target\n")
+    if is_whole:
+        _check_replayed(tmp_path)
+    else:
+        with pytest.raises(BackupFailed, match="missing or damaged"):
+            _check_replayed(tmp_path)

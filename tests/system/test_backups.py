@@ -184,7 +184,7 @@ async def test_wal_that_is_there_and_cannot_be_replayed_ends_a_restore_with_an_e
         assert relay.stop() == 0
     found = relayd(tmp_path / "all", "backup", "restore", backup, "--verify")
     assert (found["packets"], found["is_whole"]) == (6, True)
-    middle = backup / "wal" / sorted(switched)[1]
+    middle = backup / "wal" / sorted(switched)[-2]
     middle.unlink()
     middle.mkdir()
     assert "did not start" in relayd(tmp_path / "then", "backup", "restore", backup, exit_code=3)

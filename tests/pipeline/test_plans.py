@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import os
 import re
 from pathlib import Path
 
@@ -12,7 +13,8 @@ from pyspark.sql import functions as F
 from strata_pipeline.datasets.channels import ChannelPackets
 from strata_pipeline.datasets.traffic import Abuse, Texts
 from strata_pipeline.errors import UsageError
-from strata_pipeline.jobs.tables import write_tables
+from strata_pipeline.jobs.tables import write_tables, writing
+from strata_pipeline.lake import files
 from strata_pipeline.planning import parallelism, planned
 from strata_pipeline.transforms.near_duplicates import find_meetings, find_near_duplicates
 from strata_pipeline.transforms.reliability import find_gaps
@@ -119,3 +121,14 @@ def caught(block: ast.AST) -> list[ast.stmt]:
         ):
             return block.body
     return []
+
+
+def test_drafts_of_killed_jobs_go_and_those_of_others_stay(tmp_path: Path) -> None:
+    killed, busy, new = (tmp_path / f"_writing.{name}" for name in ("1", "2", "3"))
+    for folder in (killed, busy, new):
+        (folder / "table").mkdir(parents=True)
+    for folder in (killed, busy):
+        os.utime(folder, (0, 0))
+    with files.occupied(busy), writing(tmp_path) as draft:
+        assert sorted(tmp_path.iterdir()) == sorted([busy, new, draft])
+    assert sorted(tmp_path.iterdir()) == [busy, new]

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import os
+import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
@@ -29,6 +30,9 @@ __all__ = [
     "write_tables",
     "writing",
 ]
+
+_DRAFTS: Final = "_writing."
+_NEW_SECONDS: Final = 3600
 
 
 class DayWindow:
@@ -103,14 +107,28 @@ def write_tables(output: Path, tables: Mapping[str, Dataset]) -> None:
 
 @contextlib.contextmanager
 def writing(output: Path) -> Iterator[Path]:
-    """A folder for drafts of folders of `output`, gone after the block. Raises `UsageError`."""
-    draft = output / f"_writing.{os.getpid()}"
+    """A folder for drafts of folders of `output`, gone after the block. Raises `UsageError`.
+
+    What jobs that were killed have left there goes as well.
+    """
+    draft = output / f"{_DRAFTS}{os.getpid()}"
     with writable(output):
         files.make_folder(draft)
         try:
-            yield draft
+            with files.occupied(draft):
+                _remove_abandoned(output)
+                yield draft
         finally:
             files.remove(draft)
+
+
+def _remove_abandoned(output: Path) -> None:
+    for folder in output.glob(f"{_DRAFTS}*"):
+        with contextlib.suppress(FileNotFoundError):  # somebody else removes it as well
+            # One that somebody has just made is not occupied yet.
+            is_new = time.time() - folder.stat().st_mtime < _NEW_SECONDS
+            if not is_new and not files.is_occupied(folder):
+                files.remove(folder)
 
 
 def put(draft: Path, target: Path) -> None:

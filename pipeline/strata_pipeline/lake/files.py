@@ -24,10 +24,12 @@ __all__ = [
     "awaited",
     "count",
     "exchange",
+    "is_occupied",
     "locked",
     "make_durable",
     "make_folder",
     "move",
+    "occupied",
     "place",
     "remove",
     "remove_if_empty",
@@ -98,6 +100,33 @@ def unread(path: Path, patience: float) -> Iterator[None]:
                     raise LakeBusy(f"jobs are reading {path.parent}; run this again later") from None
                 time.sleep(min(left, _LOOK_SECONDS))
         yield
+
+
+@contextlib.contextmanager
+def occupied(folder: Path) -> Iterator[None]:
+    """Have `is_occupied` say so of a folder, until the end of the block or of this process."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        with contextlib.suppress(OSError):
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def is_occupied(folder: Path) -> bool:
+    """Whether a folder is somebody's; so is each where nobody can tell."""
+    try:
+        descriptor = os.open(folder, os.O_RDONLY)
+    except OSError:
+        return True
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return True
+    finally:
+        os.close(descriptor)
+    return False
 
 
 def write_new(path: Path, content: bytes) -> None:

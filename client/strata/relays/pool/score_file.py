@@ -176,11 +176,11 @@ class ScoreFile:
 
     def _prepare(self) -> None:
         database = self._database
+        self._require_ours(is_new_too=True)  # before anything of it is changed: it may be somebody else's
         database.execute("PRAGMA journal_mode = WAL")
         # A crash may lose the last minute of observations, never the file.
         database.execute("PRAGMA synchronous = NORMAL")
-        version = database.execute("PRAGMA user_version").fetchone()[0]
-        if version == 0 and not database.execute("SELECT 1 FROM sqlite_master").fetchone():
+        if not database.execute("SELECT 1 FROM sqlite_master").fetchone():
             database.execute("BEGIN IMMEDIATE")  # two programs may come to a new file at once
             try:
                 if database.execute("PRAGMA user_version").fetchone()[0] == 0:
@@ -191,8 +191,20 @@ class ScoreFile:
             except BaseException:
                 database.rollback()
                 raise
-            version = database.execute("PRAGMA user_version").fetchone()[0]
-        if version != SCHEMA_VERSION:
+            self._require_ours()
+
+    def _require_ours(self, *, is_new_too: bool = False) -> None:
+        """Raise `ScoreFileError` unless the file is one of scores, of this version, or a new one."""
+        query = "SELECT count(*), count(*) FILTER (WHERE name = 'relay_scores') FROM sqlite_master"
+        self._database.execute("BEGIN")  # another program may be making the file, and do it between the two
+        try:
+            version = self._database.execute("PRAGMA user_version").fetchone()[0]
+            tables, ours = self._database.execute(query).fetchone()
+        finally:
+            self._database.rollback()
+        if is_new_too and (version, tables) == (0, 0):
+            return
+        if version != SCHEMA_VERSION or not ours:
             raise ScoreFileError(
                 f"{self.path} is no relay scores file of version {SCHEMA_VERSION} (it says {version});"
                 " move it away or use another one"

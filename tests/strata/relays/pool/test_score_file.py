@@ -63,18 +63,39 @@ def test_the_documented_schema(tmp_path):
     }
 
 
-@pytest.mark.parametrize("statement", ["PRAGMA user_version = 2", "CREATE TABLE mine (x)"])
+@pytest.mark.parametrize(
+    "statement",
+    ["PRAGMA user_version = 2", "CREATE TABLE mine (x)", "CREATE TABLE mine (x); PRAGMA user_version = 1"],
+)
 def test_a_file_of_another_version_or_purpose_is_refused_and_left_as_it_is(tmp_path, statement):
     path = tmp_path / "s.db"
     database = sqlite3.connect(path)
-    database.execute(statement)
-    database.commit()
+    database.executescript(statement)
     database.close()
+    before = path.read_bytes()
     with pytest.raises(ScoreFileError, match="version 1"):
         ScoreFile(path)
-    database = sqlite3.connect(path)
-    assert not database.execute("SELECT 1 FROM sqlite_master WHERE name = 'relay_scores'").fetchone()
-    database.close()
+    assert path.read_bytes() == before
+
+
+@pytest.mark.parametrize("made_before", range(1, 9))
+def test_a_file_that_another_program_makes_meanwhile_is_used(tmp_path, monkeypatch, made_before):
+    path, moments = tmp_path / "s.db", []
+    connect = sqlite3.connect
+
+    class Watched(sqlite3.Connection):
+        def execute(self, statement, *values):
+            moments.append(statement)
+            if len(moments) == made_before and not self.in_transaction:  # else the other one waits
+                ScoreFile(path).close()
+            return super().execute(statement, *values)
+
+    def opened(*arguments, **options):
+        return connect(*arguments, **options, factory=sqlite3.Connection if moments else Watched)
+
+    monkeypatch.setattr(sqlite3, "connect", opened)
+    with ScoreFile(path) as file:
+        assert file.relays() == []
 
 
 def test_what_is_no_database_at_all_is_refused(tmp_path):

@@ -203,7 +203,8 @@ async def restore(
     """Put a backup into a data folder that has no database yet, and begin an epoch of the log there.
 
     Where the backup was followed, all the WAL there is is replayed, or up to the commits of `until`. With
-    `verify` its files are checked and its log is counted first. Raises `BackupFailed`.
+    `verify` its files are checked and its log is counted first. Raises `BackupFailed`. Cut off anywhere, or
+    failed, it leaves a folder that no relay takes for a database, nor for the place of a new one.
     """
     record = _read_record(backup)
     if verify:
@@ -268,6 +269,7 @@ async def _started(
             if until is None and (cluster / _KEPT_WAL).is_dir():
                 await asyncio.to_thread(_check_replayed, cluster)
             yield server.url
+            server.accept()
     finally:
         # Where the signal is left, the server goes on with that WAL when it is started next.
         if is_copied and not (cluster / _SIGNAL).exists():

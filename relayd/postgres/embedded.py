@@ -3,6 +3,7 @@
     <data_dir>/relayd.lock            held while a relay uses the folder
     <data_dir>/relayd.link            where the short link to a cluster with a long path is, meanwhile
     <data_dir>/postgres.log           the log of the server
+    <data_dir>/relayd.restoring       there until a backup has been put back to its end
     <data_dir>/postgres-18/           the cluster, mode 0700; its socket is inside, so only its owner connects
 
 The server is a child that the kernel (or a watchdog, see `launcher`) shuts down when we die, in
@@ -43,6 +44,7 @@ _USER = "relayd"
 _PORT = 5432
 _MAX_SOCKET_BYTES = 100
 _LINK_NOTE = "relayd.link"
+_UNFINISHED = "relayd.restoring"
 _MAX_LOG_BYTES = 16 * 2**20
 _POLL_INTERVAL = 0.01
 _BACKOFF_SECONDS = (0.1, 5.0)
@@ -77,7 +79,8 @@ class EmbeddedPostgres:
     `tcp_url` contains; Spark and JDBC need that. Children of this process may use `url` too.
 
     `fill` is called in a thread, with a folder that is not there yet and with a function that says whether to
-    stop, to make a cluster in place of `initdb`. Then `start` refuses a folder that has one.
+    stop, to make a cluster in place of `initdb`. Then `start` refuses a folder that has one; and until
+    `accept` is called, however this ends, the folder is refused to whoever comes without `fill`.
     """
 
     def __init__(
@@ -156,6 +159,11 @@ class EmbeddedPostgres:
             await self._server.stop()
         self._release()
 
+    def accept(self) -> None:
+        """What `fill` has made is what it should be."""
+        (self._data_dir / _UNFINISHED).unlink(missing_ok=True)
+        make_durable(self._data_dir)
+
     async def supervise(self) -> None:
         """Start the server again whenever it dies or gives up, until `stop` or cancellation.
 
@@ -203,6 +211,13 @@ class EmbeddedPostgres:
     def _prepare(self) -> None:
         self._data_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._lock()
+        unfinished = self._data_dir / _UNFINISHED
+        if self._fill is None and unfinished.exists():
+            raise EmbeddedPostgresError(
+                f"a backup was being put back into {self._data_dir}, and not to the end: remove"
+                f" {self._cluster}, if it is there, and put it back again; or remove {unfinished} to use what"
+                " is there, as it is"
+            )
         self._owner = server_owner(self._cluster)
         others = [path for path in self._data_dir.glob("postgres-*") if path.name[9:].isdecimal()]
         if not self._cluster.exists():
@@ -255,6 +270,8 @@ class EmbeddedPostgres:
         if self._fill is None:
             self._initialise(fresh)
         else:
+            (self._data_dir / _UNFINISHED).touch()
+            make_durable(self._data_dir)
             self._fill(fresh, lambda: self._stopping)
         fresh.rename(self._cluster)
         # Whoever has made the folders above may not have had their names put on the disk.

@@ -76,7 +76,9 @@ async def test_where_a_backup_is_being_put_back_nobody_begins_a_new_database(
     go_on.set()
     with pytest.raises(asyncio.CancelledError):
         await restoring
-    assert sorted(os.listdir(data_dir)) == ["postgres-18.new", "relayd.lock"]
+    assert sorted(os.listdir(data_dir)) == ["postgres-18.new", "relayd.lock", "relayd.restoring"]
+    with pytest.raises(EmbeddedPostgresError, match="put it back again"):
+        await EmbeddedPostgres(data_dir).start()
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells what is synced")

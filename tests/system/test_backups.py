@@ -149,6 +149,7 @@ async def test_a_backup_that_is_followed_can_be_put_back_to_any_moment(tmp_path:
     found = relayd(tmp_path / "then", "backup", "restore", backup, "--verify", "--until", until)
     assert (found["packets"], found["is_whole"]) == (3, True)
     assert not (tmp_path / "then" / "postgres-18" / "restored_wal").exists()
+    assert not (tmp_path / "then" / "relayd.restoring").exists()
     found = relayd(data_dir, "backup", "verify", backup)
     assert (found["packets"], found["is_whole"]) == (6, True)
 
@@ -188,6 +189,7 @@ async def test_wal_that_is_there_and_cannot_be_replayed_ends_a_restore_with_an_e
     middle.unlink()
     middle.mkdir()
     assert "did not start" in relayd(tmp_path / "then", "backup", "restore", backup, exit_code=3)
+    assert "put it back again" in relayd(tmp_path / "then", "export", "--output", "log", exit_code=3)
     middle.rmdir()
     assert "is missing or damaged" in relayd(data_dir, "backup", "verify", backup, exit_code=3)
 

@@ -1,5 +1,5 @@
 import assert from "node:assert/strict";
-import { mkdtemp, readdir, readFile, rm, stat, writeFile } from "node:fs/promises";
+import { mkdtemp, readdir, readFile, rm, stat, utimes, writeFile } from "node:fs/promises";
 import { tmpdir } from "node:os";
 import { join } from "node:path";
 import { after, test } from "node:test";
@@ -220,13 +220,16 @@ test("files of a killed program are whole or none, and private", async () => {
   await store.add(entries[0] as never);
   const [name] = (await readdir(place)) as [string];
   assert.equal((await stat(join(place, name))).mode & 0o077, 0);
-  await writeFile(join(place, ".0123.part"), '{"packetId":"0x');
+  const [left, busy] = [".0123456789abcdef.part", ".fedcba9876543210.part"];
+  for (const draft of [left, busy]) await writeFile(join(place, draft), '{"packetId":"0x');
+  await utimes(join(place, left), 0, 0);
   await writeFile(join(place, "notes.txt"), "x");
   const again = fileOutbox(place);
   assert.deepEqual(
     (await again.list()).map((entry) => entry.packetId),
     [entries[0]?.packetId],
   );
+  assert.deepEqual((await readdir(place)).sort(), [name, "notes.txt", busy].sort(), "what may be at work stays");
   await again.add(entries[1] as never);
   assert.deepEqual((await store.list()).length, 2, "two programs share a folder");
   await writeFile(join(place, name), "{}");

@@ -1,28 +1,37 @@
 /** An outbox in a folder, for Node: durable over kills of the program. */
 
 import { randomBytes } from "node:crypto";
-import { type FileHandle, mkdir, open, readdir, readFile, rename, rm, unlink } from "node:fs/promises";
+import { type FileHandle, mkdir, open, readdir, readFile, rename, rm, stat, unlink } from "node:fs/promises";
 import { join } from "node:path";
 
 import { OutboxError } from "../protocol/errors.js";
 import type { OutboxStore, Refusal, StoredEntry } from "./store.js";
 
 const NAME = /^(\d{16})-([0-9a-f]{64})\.json$/;
+const DRAFT = /^\.[0-9a-f]{16}\.part$/;
+const ABANDONED_MS = 3_600_000;
 const POLL_MS = 1_000;
 
 /**
  * Keep packets in a folder, one file each. The folder is made if it is missing.
  *
  * A file is written under another name, flushed to the disk and renamed, so that a kill leaves a whole packet or none.
+ * What it leaves of the other name goes with the next program.
  * Several programs may share the folder: each sends what waits, which is harmless, for a relay keeps a packet once.
  */
 export function fileOutbox(folder: string): OutboxStore {
   let last = 0;
+  let isTidy = false;
   const known = new Map<string, StoredEntry>();
 
   async function names(): Promise<string[]> {
     await mkdir(folder, { recursive: true, mode: 0o700 });
-    return (await readdir(folder)).filter((name) => NAME.test(name)).sort();
+    const all = await readdir(folder);
+    if (!isTidy) {
+      isTidy = true;
+      for (const name of all) if (DRAFT.test(name)) await removeAbandoned(join(folder, name));
+    }
+    return all.filter((name) => NAME.test(name)).sort();
   }
 
   async function nameOf(packetId: string): Promise<string | undefined> {
@@ -96,6 +105,15 @@ async function flushed(path: string, flags: string, act?: (file: FileHandle) => 
     await file.sync();
   } finally {
     await file.close();
+  }
+}
+
+/** Remove a draft, unless another program may be writing it just now. */
+async function removeAbandoned(path: string): Promise<void> {
+  try {
+    if (Date.now() - (await stat(path)).mtimeMs > ABANDONED_MS) await rm(path);
+  } catch (error) {
+    ignoreMissing(error);
   }
 }
 

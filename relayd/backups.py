@@ -18,6 +18,7 @@ import itertools
 import os
 import re
 import shutil
+import stat
 import tempfile
 import time
 from collections.abc import AsyncIterator, Callable
@@ -32,6 +33,7 @@ import msgspec
 from relayd.postgres import EmbeddedPostgres
 from relayd.postgres.binaries import find_binaries, server_owner
 from relayd.postgres.durable import make_durable
+from relayd.postgres.embedded import is_abandoned
 from relayd.store import Store
 from relayd.store.counting import count_log, log_end, packets_beyond, reload_server
 from relayd.store.migrate import migrate
@@ -64,6 +66,8 @@ _SIGNAL: Final = "recovery.signal"
 """PostgreSQL removes this file once it has replayed all."""
 _RECORD: Final = "relayd.json"
 _BASE: Final = "base"
+_DRILL: Final = "relayd-drill-"
+_DATA: Final = "data"
 _RECOVERY_TIMEOUT: Final = 3600.0
 _MAJOR: Final = "18"
 """The PostgreSQL that this program can start itself."""
@@ -184,17 +188,28 @@ def _begin_wal(backup: Path) -> None:
 async def drill(backup: Path, *, live_url: str | None = None) -> Drilled:
     """Check the files of a backup, start a copy of it, and count what is in its log.
 
-    The copy is made in a temporary folder and removed. Raises `BackupFailed`.
+    The copy is made in a temporary folder and removed, and so is that of a drill that was killed. Raises
+    `BackupFailed`.
     """
     record = _read_record(backup)
     await _verify(backup / _BASE, record.version)
-    with tempfile.TemporaryDirectory(prefix="relayd-drill-") as folder:
+    await asyncio.to_thread(_remove_abandoned_drills)
+    with tempfile.TemporaryDirectory(prefix=_DRILL) as folder:
         os.chmod(folder, 0o711)  # the server's user has to come through
-        async with _started(backup, record, Path(folder) / "data") as url:
+        async with _started(backup, record, Path(folder) / _DATA) as url:
             found = await _count(url, record)
     if live_url is None:
         return found
     return dataclasses.replace(found, behind=await packets_beyond(live_url, found.head))
+
+
+def _remove_abandoned_drills() -> None:
+    """Remove what drills of this user that were killed have left: each is a copy of a whole database."""
+    for folder in Path(tempfile.gettempdir()).glob(f"{_DRILL}*"):
+        with contextlib.suppress(OSError):  # somebody else's, or gone meanwhile
+            found = folder.lstat()
+            if stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid() and is_abandoned(folder / _DATA):
+                shutil.rmtree(folder)
 
 
 async def restore(

@@ -35,7 +35,7 @@ from relayd.postgres.durable import make_durable
 from relayd.postgres.process import ServerProcess, is_postgres
 from relayd.store.provision import provision
 
-__all__ = ["EmbeddedPostgres", "EmbeddedPostgresError"]
+__all__ = ["EmbeddedPostgres", "EmbeddedPostgresError", "is_abandoned"]
 
 _logger = get_logger(__name__)
 
@@ -43,6 +43,7 @@ _MAJOR = 18
 _USER = "relayd"
 _PORT = 5432
 _MAX_SOCKET_BYTES = 100
+_LOCK = "relayd.lock"
 _LINK_NOTE = "relayd.link"
 _UNFINISHED = "relayd.restoring"
 _MAX_LOG_BYTES = 16 * 2**20
@@ -254,7 +255,7 @@ class EmbeddedPostgres:
         return link
 
     def _lock(self) -> None:
-        self._lock_fd = os.open(self._data_dir / "relayd.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        self._lock_fd = os.open(self._data_dir / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             fcntl.flock(self._lock_fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
@@ -415,3 +416,20 @@ class EmbeddedPostgres:
         if self._lock_fd is not None:
             os.close(self._lock_fd)
             self._lock_fd = None
+
+
+def is_abandoned(data_dir: Path) -> bool:
+    """Whether somebody has used this folder who is gone, with the server. Raises `OSError`, for one that
+    nobody has used yet as well."""
+    descriptor = os.open(data_dir / _LOCK, os.O_RDWR | os.O_CLOEXEC)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    finally:
+        os.close(descriptor)
+    cluster = data_dir / f"postgres-{_MAJOR}"
+    try:
+        return not is_postgres(int((cluster / "postmaster.pid").read_text().split("\n", 1)[0]), cluster)
+    except (FileNotFoundError, ValueError):
+        return True

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import os
 import shutil
 import sys
+import tempfile
 import threading
 from pathlib import Path
 
@@ -18,6 +20,7 @@ from relayd.backups import (
     _check_replayed,
     _read_record,
     _Record,
+    _remove_abandoned_drills,
     _write_record,
     restore,
 )
@@ -144,3 +147,21 @@ def test_wal_that_lacks_something_is_not_taken_for_replayed(
     else:
         with pytest.raises(BackupFailed, match="missing or damaged"):
             _check_replayed(tmp_path)
+
+
+def test_only_the_copies_of_drills_that_were_killed_are_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    killed, busy, new, link = (tmp_path / f"relayd-drill-{name}" for name in ("1", "2", "3", "4"))
+    for folder in (killed, busy):
+        (folder / "data" / "postgres-18").mkdir(parents=True)
+        (folder / "data" / "relayd.lock").touch()
+    new.mkdir()
+    link.symlink_to(killed)
+    # The number of a process that is no server of this folder.
+    (killed / "data" / "postgres-18" / "postmaster.pid").write_text(f"{os.getpid()}\n")
+    with (busy / "data" / "relayd.lock").open() as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        _remove_abandoned_drills()
+    assert sorted(tmp_path.iterdir()) == [busy, new, link]

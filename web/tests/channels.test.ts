@@ -16,7 +16,16 @@ import {
 } from "../src/client/channels/index.js";
 import { messageContent, readEnvelope } from "../src/client/channels/envelope.js";
 import { decodeSegment, encodeSegment, Reassembly } from "../src/client/channels/segments.js";
-import { build, Closed, type Delivery, type FetchOptions, Identity, type Packet } from "../src/client/index.js";
+import {
+  build,
+  Closed,
+  type Delivery,
+  type FetchOptions,
+  Identity,
+  type Packet,
+  RequestRefused,
+  RequestTimeout,
+} from "../src/client/index.js";
 
 const TOPIC = "/test/1/room/proto";
 const QUICK = { resendAfter: 0.2, acknowledgeWithin: 0.04, syncEvery: 0.3 };
@@ -277,6 +286,89 @@ test("a clock that is put back by an hour delays nothing", async (context) => {
   assert.equal(one.channel.status.unacknowledged, 0);
   assert.deepEqual(other.handed, ["lost at first"]);
   assert.ok(one.channel.status.resent > 0);
+});
+
+test("after a reload with a clock that was put back, what is said comes behind what was said", async (context) => {
+  const world = new World();
+  const store = memoryChannelStore();
+  const before = await participant(context, world.relay(), { store });
+  await before.channel.send(utf8("first"));
+  await until(() => before.channel.status.sending === 0, "it is published");
+  await before.channel.close();
+  const now = Date.now;
+  context.mock.method(Date, "now", () => now() - 3_600_000);
+  const after = await participant(context, world.relay(), { store, identity: before.identity });
+  await after.channel.send(utf8("second"));
+  await after.channel.send(utf8("third"));
+  assert.deepEqual(after.channel.messages.map(text), ["first", "second", "third"]);
+  const other = await participant(context, world.relay());
+  await until(() => other.handed.length === 3, "all come");
+  assert.deepEqual(other.channel.messages.map(text), ["first", "second", "third"]);
+});
+
+test("a relay that knows the place no more is read from the beginning, and nothing is handed over again", async (context) => {
+  const world = new World();
+  const one = await participant(context, world.relay());
+  const store = memoryChannelStore();
+  const before = await participant(context, world.relay(), { store });
+  await one.channel.send(utf8("old"));
+  await until(() => before.handed.length === 1, "it comes");
+  await before.channel.close();
+  const relay = world.relay();
+  const anew: ChannelRelay = {
+    ...relay,
+    subscribe(options) {
+      if (options.cursor === undefined) return relay.subscribe(options);
+      const refused = new RequestRefused("invalid_cursor", "of another log");
+      return { close: () => undefined, [Symbol.asyncIterator]: () => ({ next: () => Promise.reject(refused) }) };
+    },
+  };
+  context.mock.method(console, "warn", () => undefined);
+  const later = await participant(context, anew, { store, identity: before.identity });
+  await one.channel.send(utf8("new"));
+  await until(() => later.handed.length === 1, "it is read");
+  assert.deepEqual(later.handed, ["new"]);
+  assert.deepEqual(later.channel.messages.map(text), ["old", "new"]);
+});
+
+test("what no relay has yet is not forgotten, however much is said", async (context) => {
+  const world = new World();
+  const store = memoryChannelStore();
+  const away: ChannelRelay = { ...world.relay(), announced: undefined, publish: () => Promise.reject(new RequestTimeout("PUBLISH", 1)) };
+  const before = await participant(context, away, { store, maxMessages: 5 });
+  for (let number = 0; number < 10; number++) await before.channel.send(utf8(`${number}`));
+  await before.channel.close();
+  const after = await participant(context, world.relay(), { store, identity: before.identity, maxMessages: 5 });
+  await until(() => after.channel.status.sending === 0, "all are published");
+  const other = await participant(context, world.relay());
+  await until(() => other.handed.length === 10, "all come");
+  assert.ok(after.channel.messages.length <= 10);
+});
+
+test("a handler that fails disturbs no message, and the program has the channel before one is called", async (context) => {
+  const world = new World();
+  const said = context.mock.method(console, "error", () => undefined);
+  const identity = await Identity.generate();
+  const other = await participant(context, world.relay());
+  const options: ChannelOptions = { id: "room", topic: TOPIC, identity, ...QUICK, onChange: () => void channel.messages };
+  const onMessage = () => {
+    throw new Error("a fault of the page's");
+  };
+  const channel = await openChannel(world.relay(), { ...options, onMessage });
+  context.after(() => channel.close());
+  await channel.send(utf8("mine"));
+  await other.channel.send(utf8("theirs"));
+  await until(() => channel.messages.length === 2 && other.handed.length === 2, "both are there");
+  assert.equal(said.mock.callCount(), 2);
+});
+
+test("a channel that cannot be opened gives its store back", async () => {
+  const world = new World();
+  let closed = 0;
+  const store = { ...memoryChannelStore(), close: () => void closed++ };
+  const identity = undefined as never; // a mistake that the compiler would find
+  await assert.rejects(openChannel(world.relay(), { id: "room", topic: TOPIC, identity, store }), TypeError);
+  assert.equal(closed, 1);
 });
 
 test("hostile messages are refused, and move no clock", async (context) => {

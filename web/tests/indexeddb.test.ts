@@ -3,7 +3,7 @@ import { test } from "node:test";
 
 import { forceCloseDatabase, IDBFactory } from "fake-indexeddb";
 
-import { indexedDbChannelStore, type StoredMessage } from "../src/client/channels/index.js";
+import { indexedDbChannelStore, memoryChannelStore, type StoredMessage } from "../src/client/channels/index.js";
 import { indexedDbOutbox } from "../src/client/index.js";
 import { Database } from "../src/client/indexeddb.js";
 
@@ -84,6 +84,21 @@ test("what raises amid a transaction changes nothing", async () => {
   await assert.rejects(change, { message: "failed: no more" });
   const found = await database.within(["all"], { mode: "readonly", failed }, (store) => store("all").count());
   assert.equal(found.result, 0);
+  browser.closeAll(false);
+});
+
+test("a message that a channel's store has already is kept once, and the place beside it moves", async () => {
+  const browser = new Browser();
+  for (const store of [indexedDbChannelStore("test"), memoryChannelStore()]) {
+    await store.open(never);
+    await store.add(message("a"), ["1"]);
+    await store.setState("a", "sent");
+    await store.add(message("a"), ["2"]); // as where a second page without locks uses the store
+    store.close();
+    const { messages, places } = await store.open(never);
+    assert.deepEqual([places, messages.map(({ id, state }) => `${id} ${state}`)], [["2"], ["a sent"]]);
+    store.close();
+  }
   browser.closeAll(false);
 });
 

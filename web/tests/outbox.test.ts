@@ -214,6 +214,15 @@ test("an outbox is bounded", async () => {
   await assert.rejects(outbox.add(packets[0] as never), { name: "OutboxError" });
 });
 
+test("whoever adds a packet that was refused is told so again", async () => {
+  const outbox = new Outbox(memoryOutbox(), () => Promise.reject(new RequestRefused("timestamp_too_old", "too old")));
+  outbox.start();
+  for (let time = 0; time < 2; time++) {
+    await assert.rejects((await outbox.add(packets[0] as never)).sent, { code: "timestamp_too_old" });
+  }
+  await outbox.stop();
+});
+
 test("files of a killed program are whole or none, and private", async () => {
   const place = await folder();
   const store = fileOutbox(place);

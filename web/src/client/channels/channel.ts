@@ -22,11 +22,12 @@ import type { JsonObject } from "../protocol/json.js";
 import type { Packet } from "../protocol/packets.js";
 import type { Delivery, FetchOptions } from "../relays/values.js";
 import { Acknowledging } from "./acknowledging.js";
-import { asMessage, type Entry, inOrder, makeEntry, stored } from "./entry.js";
+import { asMessage, type Entry, inOrder, lastOwnTime, makeEntry, stored } from "./entry.js";
 import { messageContent, readEnvelope, readMessage, repairContent } from "./envelope.js";
 import { History } from "./history.js";
 import { Search, withPlace } from "./search.js";
 import { encodeSegment, Reassembly } from "./segments.js";
+import { Telling } from "./telling.js";
 import { pause, until } from "./waiting.js";
 import type { Kept, MessageState, StoredMessage } from "./store.js";
 import {
@@ -60,10 +61,10 @@ export class ReliableChannel {
   private readonly closing = new AbortController();
   private readonly counts = { repeated: 0, refused: 0, resent: 0, repaired: 0 };
   private readonly acknowledging: Acknowledging;
+  private readonly telling: Telling;
   private places: string[];
   private placesChanged = false;
   private bytes = 0;
-  private isRestoring = false;
   private isTicking = false;
   private lastTick = clock();
   private turn: Promise<unknown> = Promise.resolve();
@@ -81,6 +82,7 @@ export class ReliableChannel {
     this.history = new History(options.maxMessages);
     this.search = new Search(options.topic, options.giveUpAfter, 500 * options.acknowledgeWithin);
     for (const id of [...kept.forgotten, ...kept.givenUp]) this.history.settle(id);
+    this.telling = new Telling(options);
     this.acknowledging = new Acknowledging(1000 * options.acknowledgeWithin, 1000 * options.syncEvery, Math.random);
     const tMin = 1000 * options.resendAfter;
     this.sds = new MessageChannel(
@@ -166,10 +168,9 @@ export class ReliableChannel {
 
   /** @internal Take up what the store has, and begin. */
   async start(messages: readonly StoredMessage[]): Promise<void> {
-    this.isRestoring = true;
     for (const each of messages) await this.restore(each);
     await this.settleDown();
-    this.isRestoring = false;
+    this.telling.isOn = true;
     this.acknowledging.said(clock());
     void this.read();
     for (const entry of this.entries.values()) if (entry.state === "sending") void this.deliver(entry);
@@ -185,6 +186,9 @@ export class ReliableChannel {
   // Own messages.
 
   private async keepOwn(message: ContentMessage): Promise<Entry> {
+    // The package keeps no time over a reload and takes the clock's, which may have been put back meanwhile.
+    const last = lastOwnTime(this.entries.values());
+    if (message.lamportTimestamp <= last) message.lamportTimestamp = last + 1n;
     const wire = message.encode();
     const packet = await build(this.options.identity, messageContent(this.options.topic, wire));
     const entry = makeEntry(message, {
@@ -259,6 +263,8 @@ export class ReliableChannel {
         }
       } catch (error) {
         if (error instanceof Closed || error instanceof ConnectionFailed) return;
+        // The places are of another log than the relay has now: what is here already is known by its id.
+        if (error instanceof RequestRefused && error.code === "invalid_cursor") this.places = [];
         console.warn("the channel cannot be read", error);
       }
       await pause(RETRY_SECONDS, this.closing.signal);
@@ -379,7 +385,7 @@ export class ReliableChannel {
     await this.sds.processTasks();
     this.search.note(this.sds.sweepIncomingBuffer(), clock());
     this.releaseAll();
-    this.options.onChange?.();
+    this.telling.changed();
   }
 
   /** Hand on what waits for nothing, each after those that it follows. */
@@ -401,7 +407,7 @@ export class ReliableChannel {
     entry.isReleased = true;
     this.history.release(entry.id);
     entry.payload = this.reassembly.take(entry.message.senderId, entry.message.content);
-    if (entry.payload !== undefined && !this.isRestoring) this.options.onMessage?.(asMessage(entry));
+    if (entry.payload !== undefined) this.telling.message(asMessage(entry));
   }
 
   /** Forget the oldest, a tenth at a time, once there are too many or they are too large; none that no relay has yet. */
@@ -490,7 +496,7 @@ export class ReliableChannel {
     if (entry === undefined || entry.state === state || entry.state === "acknowledged") return;
     entry.state = state;
     this.keep(this.options.store.setState(id, state));
-    this.options.onChange?.();
+    this.telling.changed();
   }
 
   private async savePlaces(): Promise<void> {

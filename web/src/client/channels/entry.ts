@@ -46,3 +46,10 @@ export function inOrder(one: Entry, other: Entry): number {
     { lamport: other.message.lamportTimestamp, id: other.id },
   );
 }
+
+/** The latest Lamport time of an own message; 0 if there is none. */
+export function lastOwnTime(entries: Iterable<Entry>): bigint {
+  let last = 0n;
+  for (const { isOwn, message } of entries) if (isOwn && message.lamportTimestamp > last) last = message.lamportTimestamp;
+  return last;
+}

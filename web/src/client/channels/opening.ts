@@ -28,7 +28,12 @@ export async function openChannel(
     if (!(whole[name] > 0)) throw new RangeError(`${name} must be above 0`);
   }
   const kept = await whole.store.open(signal ?? new AbortController().signal);
-  const channel = new ReliableChannel(relay, whole, kept);
-  await channel.start(kept.messages);
-  return channel;
+  try {
+    const channel = new ReliableChannel(relay, whole, kept);
+    await channel.start(kept.messages);
+    return channel;
+  } catch (error) {
+    whole.store.close();
+    throw error;
+  }
 }

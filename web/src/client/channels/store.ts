@@ -36,7 +36,7 @@ export interface Kept {
 export interface ChannelStore {
   /** Wait until nobody else uses the store, and read it. */
   open(signal: AbortSignal): Promise<Kept>;
-  /** Keep a message behind all others, and with it the places, if given: both or neither. */
+  /** Keep a message behind all others, if it is not there yet, and with it the places, if given: both or neither. */
   add(message: StoredMessage, places?: readonly string[]): Promise<void>;
   setState(id: string, state: MessageState): Promise<void>;
   setPlaces(places: readonly string[]): Promise<void>;
@@ -69,7 +69,7 @@ export function memoryChannelStore(): ChannelStore {
       return Promise.resolve({ device, places, messages: copies, forgotten, givenUp });
     },
     add(message, newPlaces = places) {
-      messages.set(message.id, { ...message });
+      if (!messages.has(message.id)) messages.set(message.id, { ...message });
       places = newPlaces;
       return Promise.resolve();
     },
@@ -178,7 +178,10 @@ export function indexedDbChannelStore(name: string): ChannelStore {
     },
     async add(message, places) {
       await within((store) => {
-        store(MESSAGES).add(message);
+        const known = store(MESSAGES).index("id").getKey(message.id);
+        known.onsuccess = () => {
+          if (known.result === undefined) store(MESSAGES).add(message);
+        };
         if (places !== undefined) store(REST).put(places, "places");
       }, message.isOwn);
     },

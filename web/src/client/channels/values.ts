@@ -26,9 +26,12 @@ export interface ChannelOptions {
   readonly identity: Signer;
   /** What survives a reload; memory unless given. */
   readonly store?: ChannelStore;
-  /** Called with each message, own ones too, once and never before those that it follows. Not for restored ones. */
+  /**
+   * Called with each message, own ones too, once and never before those that it follows. Not for restored ones. What a
+   * handler throws is logged.
+   */
   readonly onMessage?: (message: ChannelMessage) => void;
-  /** Called when `messages`, a state or `status` may have changed. */
+  /** Called when `messages`, a state or `status` may have changed, and not while the channel opens. */
   readonly onChange?: () => void;
   /** After how long an own message that nobody has acknowledged is sent again; doubled each time, up to 16 times that. */
   readonly resendAfter?: number;

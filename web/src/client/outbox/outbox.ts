@@ -151,10 +151,14 @@ export class Outbox {
   private async sendAll(): Promise<number> {
     const durable = [...this.awaited].filter(([, { isStored }]) => isStored);
     const entries = await this.store.list();
-    const ids = new Set(entries.map((entry) => entry.packetId));
+    const found = new Map(entries.map((entry) => [entry.packetId, entry]));
     for (const [packetId] of durable) {
-      if (ids.has(packetId)) continue;
-      this.settle(packetId)?.reject(new OutboxError("another program has sent the packet, or removed it"));
+      const entry = found.get(packetId);
+      if (entry === undefined) {
+        this.settle(packetId)?.reject(new OutboxError("another program has sent the packet, or removed it"));
+      } else if (entry.refusal !== undefined) {
+        this.settle(packetId)?.reject(new RequestRefused(entry.refusal.code, entry.refusal.reason)); // before it was added
+      }
     }
     const waiting = entries.filter((entry) => entry.refusal === undefined);
     let left = 0;

@@ -223,6 +223,30 @@ test("whoever adds a packet that was refused is told so again", async () => {
   await outbox.stop();
 });
 
+test("a packet whose author a relay wants to hear later is sent no sooner, and holds up no other", async (context) => {
+  const sent: string[] = [];
+  const [budgeted, other] = packets;
+  const outbox = new Outbox(memoryOutbox(), async ({ packetId }) => {
+    sent.push(packetId);
+    const isOver = packetId === budgeted?.packetId && sent.length < 3;
+    if (isOver) throw new RequestRefused("rate_limited", "later", { detail: "trust_budget", retryAfter: 3600 });
+    return published(packetId);
+  });
+  outbox.start();
+  const first = await outbox.add(budgeted as never);
+  await (await outbox.add(other as never)).sent;
+  for (let time = 0; time < 5; time++) {
+    outbox.wake();
+    await new Promise((done) => setTimeout(done, 1));
+  }
+  assert.deepEqual(sent, [budgeted?.packetId, other?.packetId]);
+  const now = performance.now.bind(performance);
+  context.mock.method(performance, "now", () => now() + 1.2 * 3_600_000);
+  outbox.wake();
+  assert.equal((await first.sent).packetId, budgeted?.packetId);
+  await outbox.stop();
+});
+
 test("files of a killed program are whole or none, and private", async () => {
   const place = await folder();
   const store = fileOutbox(place);

@@ -9,6 +9,7 @@
 
 import { Closed, InvalidPacket, OutboxError, RequestRefused } from "../protocol/errors.js";
 import { DEFAULT_MAX_PACKET_AGE_SECONDS, Packet } from "../protocol/packets.js";
+import { afterRetryAfter, isAboutTheSession, MAX_RETRY_AFTER_SECONDS } from "../relays/backoff.js";
 import type { Published, PublishOptions } from "../relays/values.js";
 import { after } from "../timers.js";
 import type { OutboxNews, OutboxStore, Refusal, StoredEntry } from "./store.js";
@@ -60,6 +61,8 @@ export class Outbox {
   private stopWatching: (() => void) | undefined;
   private bell: () => void = () => undefined;
   private hasRung = false;
+  /** When a relay wants to hear of a packet again, where it has asked for quiet about that one alone. */
+  private readonly quietUntil = new Map<string, number>();
 
   /** @internal Made by `Relay`. */
   constructor(
@@ -143,7 +146,7 @@ export class Outbox {
         this.warn(error);
         left = 1; // a store that fails now may be read later, as when a browser has closed a database
       }
-      if (!signal.aborted) await this.pause(left > 0 ? RETRY_SECONDS : undefined);
+      if (!signal.aborted) await this.pause(left > 0 ? RETRY_SECONDS : Math.min(...this.quietUntil.values()) - now());
     }
   }
 
@@ -160,7 +163,8 @@ export class Outbox {
         this.settle(packetId)?.reject(new RequestRefused(entry.refusal.code, entry.refusal.reason)); // before it was added
       }
     }
-    const waiting = entries.filter((entry) => entry.refusal === undefined);
+    for (const packetId of this.quietUntil.keys()) if (!found.has(packetId)) this.quietUntil.delete(packetId);
+    const waiting = entries.filter((entry) => entry.refusal === undefined && this.isDue(entry));
     let left = 0;
     for (let at = 0; at < waiting.length && !this.stopping.signal.aborted; at += AT_ONCE) {
       // Handed over in their order, which is the order of sending.
@@ -170,16 +174,29 @@ export class Outbox {
     return left;
   }
 
-  /** Whether the packet has left the queue. */
+  private isDue({ packetId }: StoredEntry): boolean {
+    return now() >= (this.quietUntil.get(packetId) ?? -Infinity);
+  }
+
+  /** R-338: ask no sooner than the relay says. Where it speaks of all publishes, `send` sees to it. */
+  private heed(packetId: string, refusal: RequestRefused): void {
+    const { retryAfter } = refusal;
+    if (retryAfter === undefined || (isAboutTheSession(refusal) && retryAfter <= MAX_RETRY_AFTER_SECONDS)) return;
+    this.quietUntil.set(packetId, now() + Math.max(RETRY_SECONDS, afterRetryAfter(retryAfter, Math.random)));
+  }
+
+  /** Whether there is nothing to be done about the packet now: it has left the queue, or waits for a time. */
   private async sendOne({ packetId, canonical }: StoredEntry): Promise<boolean> {
     const { signal } = this.stopping;
+    this.quietUntil.delete(packetId);
     try {
       const published = await this.send(Packet.read(canonical), { timeout: ATTEMPT_SECONDS, signal });
       await this.store.remove(packetId, published);
       this.settle(packetId)?.resolve(published);
     } catch (error) {
       const isFinal = error instanceof InvalidPacket || (error instanceof RequestRefused && isForGood(error));
-      if (signal.aborted || !isFinal) return false;
+      if (error instanceof RequestRefused) this.heed(packetId, error);
+      if (signal.aborted || !isFinal) return this.quietUntil.has(packetId);
       return this.refuse(packetId, error);
     }
     return true;
@@ -216,7 +233,7 @@ export class Outbox {
   }
 
   /** Wait for something to do, or for a while. */
-  private async pause(seconds = Infinity): Promise<void> {
+  private async pause(seconds: number): Promise<void> {
     if (this.hasRung) return;
     await new Promise<void>((resolve) => {
       const timer = after(seconds, resolve);
@@ -242,6 +259,11 @@ export class Outbox {
     this.awaited.set(packetId, promised);
     return promised;
   }
+}
+
+/** Seconds on a clock that never goes back. */
+function now(): number {
+  return performance.now() / 1000;
 }
 
 /** Whether the same packet will be refused again: not for want of a session, nor for a limit that passes. */

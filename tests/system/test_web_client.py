@@ -12,7 +12,7 @@ import shutil
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import strata
@@ -198,6 +198,17 @@ async def test_a_reader_resumes_at_its_cursor(package: Path, fragile: RelayProce
         rest = agent.take(7)
         assert "statistics" in agent.next(), "reading that is not live ends"
     assert [event["id"] for event in first + rest] == sent
+
+
+async def test_a_quiet_relay_is_not_taken_for_a_silent_one(package: Path, fragile: RelayProcess) -> None:
+    author = Identity.generate()
+    more = {"pingInterval": 0.2, "pingTimeout": 0.4}
+    with Agent(package, "read", url=fragile.ws, query={"authors": author.did}, stop=1, more=more) as agent:
+        await asyncio.sleep(2)
+        async with strata.connect(fragile.ws, identity=author, options=OPTIONS) as relay:
+            await relay.post({"type": "POST", "text": "at last"})
+        _, ended = await asyncio.to_thread(agent.take, 2)
+    assert cast(dict[str, int], ended["statistics"])["connections"] == 1
 
 
 async def test_an_outbox_survives_the_kill_of_its_program(package: Path, tmp_path: Path) -> None:

@@ -138,11 +138,18 @@ test("an address that is none, and one where nobody answers", async () => {
 
 test("a relay that has fallen silent is probed, left, and found again", async () => {
   const world = new World();
-  world.answer = endHistory;
+  const open = new Set<string>();
+  world.answer = (frame, socket) => {
+    if (frame.type === "UNSUBSCRIBE") open.delete(frame.subscription_id);
+    if (frame.type !== "SUBSCRIBE") return;
+    open.add(frame.subscription_id);
+    setTimeout(() => open.has(frame.subscription_id) && endHistory(frame, socket), 5); // what is taken back gets no answer
+  };
   const relay = await connect(URL, world.options({ pingInterval: 0.05, pingTimeout: 0.1 }));
   relay.subscribe();
-  await until(() => world.sent("SUBSCRIBE").some((frame) => frame.subscription_id === "k1"));
-  assert.equal(world.sockets.length, 1, "it answers the probe");
+  await until(() => world.sent("SUBSCRIBE").some((frame) => frame.subscription_id === "k3"));
+  assert.equal(world.sockets.length, 1, "it answers the probes");
+  assert.deepEqual([...open].filter((id) => id.startsWith("k")).length, 1, "and holds none that is answered");
   world.last.isDeaf = true;
   await until(() => world.sockets.length === 2 && relay.isConnected);
   assert.equal(relay.statistics.connectionsLost, 1);

@@ -75,6 +75,7 @@ export class Core {
   private streamsWakeAt = Infinity;
   private names = 0;
   private probes = 0;
+  private readonly probing = new Set<string>();
 
   constructor({ options, random, did, address, met }: CoreOptions) {
     this.options = options;
@@ -176,11 +177,9 @@ export class Core {
   probe(): boolean {
     if (this.announced?.extensions.has("history_marker") !== true) return false;
     const id = `k${++this.probes}`;
+    this.probing.add(id);
     const filters = { packet_ids: [`0x${"0".repeat(64)}`], limit: 1, until: 0 };
-    this.outbox.push(
-      encode({ type: "SUBSCRIBE", subscription_id: id, filters, history_marker: true, client_msg_id: id }),
-      encode({ type: "UNSUBSCRIBE", subscription_id: id }),
-    );
+    this.outbox.push(encode({ type: "SUBSCRIBE", subscription_id: id, filters, history_marker: true, client_msg_id: id }));
     return true;
   }
 
@@ -204,6 +203,7 @@ export class Core {
     this.statistics.connectionsLost++;
     this.authenticating.connectionLost();
     this.outbox.length = 0;
+    this.probing.clear();
     this.byWireId.clear();
     for (const stream of this.streams) stream.connectionLost();
     this.publishing.connectionLost();
@@ -234,7 +234,12 @@ export class Core {
         break;
       case "END_OF_HISTORY": {
         const stream = this.byWireId.get(message.subscription_id);
-        if (stream === undefined) break;
+        if (stream === undefined) {
+          // UNSUBSCRIBE right behind the question would take it back, and a relay says nothing more then.
+          const { subscription_id } = message;
+          if (this.probing.delete(subscription_id)) this.outbox.push(encode({ type: "UNSUBSCRIBE", subscription_id }));
+          break;
+        }
         const before = stream.wireId;
         stream.receiveEndOfHistory(message, now);
         this.follow(stream, before);

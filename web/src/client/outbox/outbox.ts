@@ -9,7 +9,7 @@
 
 import { Closed, InvalidPacket, OutboxError, RequestRefused } from "../protocol/errors.js";
 import { DEFAULT_MAX_PACKET_AGE_SECONDS, Packet } from "../protocol/packets.js";
-import { afterRetryAfter, isAboutTheSession, MAX_RETRY_AFTER_SECONDS } from "../relays/backoff.js";
+import { afterRetryAfter } from "../relays/backoff.js";
 import type { Published, PublishOptions } from "../relays/values.js";
 import { after } from "../timers.js";
 import type { OutboxNews, OutboxStore, Refusal, StoredEntry } from "./store.js";
@@ -61,7 +61,7 @@ export class Outbox {
   private stopWatching: (() => void) | undefined;
   private bell: () => void = () => undefined;
   private hasRung = false;
-  /** When a relay wants to hear of a packet again, where it has asked for quiet about that one alone. */
+  /** When a relay wants to hear of a packet again, where it has asked for quiet (R-338). */
   private readonly quietUntil = new Map<string, number>();
 
   /** @internal Made by `Relay`. */
@@ -88,7 +88,7 @@ export class Outbox {
     }
     promised.isStored = true;
     if (this.stopping.signal.aborted) promised.reject(new Closed("the relay connection was closed"));
-    this.wake();
+    this.ring();
     return { packetId: packet.packetId, sent: promised.promise };
   }
 
@@ -108,8 +108,13 @@ export class Outbox {
     this.settle(packetId)?.reject(new OutboxError("the packet was removed"));
   }
 
-  /** Look for work: a packet was added, or a connection came. */
+  /** Look for work: a connection came, or a session that has another budget. */
   wake(): void {
+    this.quietUntil.clear();
+    this.ring();
+  }
+
+  private ring(): void {
     this.hasRung = true;
     this.bell();
   }
@@ -163,8 +168,8 @@ export class Outbox {
         this.settle(packetId)?.reject(new RequestRefused(entry.refusal.code, entry.refusal.reason)); // before it was added
       }
     }
-    for (const packetId of this.quietUntil.keys()) if (!found.has(packetId)) this.quietUntil.delete(packetId);
-    const waiting = entries.filter((entry) => entry.refusal === undefined && this.isDue(entry));
+    for (const [name, until] of this.quietUntil) if (now() >= until) this.quietUntil.delete(name);
+    const waiting = entries.filter((entry) => entry.refusal === undefined && !this.quietUntil.has(entry.packetId));
     let left = 0;
     for (let at = 0; at < waiting.length && !this.stopping.signal.aborted; at += AT_ONCE) {
       // Handed over in their order, which is the order of sending.
@@ -174,29 +179,18 @@ export class Outbox {
     return left;
   }
 
-  private isDue({ packetId }: StoredEntry): boolean {
-    return now() >= (this.quietUntil.get(packetId) ?? -Infinity);
-  }
-
-  /** R-338: ask no sooner than the relay says. Where it speaks of all publishes, `send` sees to it. */
-  private heed(packetId: string, refusal: RequestRefused): void {
-    const { retryAfter } = refusal;
-    if (retryAfter === undefined || (isAboutTheSession(refusal) && retryAfter <= MAX_RETRY_AFTER_SECONDS)) return;
-    this.quietUntil.set(packetId, now() + Math.max(RETRY_SECONDS, afterRetryAfter(retryAfter, Math.random)));
-  }
-
   /** Whether there is nothing to be done about the packet now: it has left the queue, or waits for a time. */
   private async sendOne({ packetId, canonical }: StoredEntry): Promise<boolean> {
     const { signal } = this.stopping;
-    this.quietUntil.delete(packetId);
     try {
       const published = await this.send(Packet.read(canonical), { timeout: ATTEMPT_SECONDS, signal });
       await this.store.remove(packetId, published);
       this.settle(packetId)?.resolve(published);
     } catch (error) {
       const isFinal = error instanceof InvalidPacket || (error instanceof RequestRefused && isForGood(error));
-      if (error instanceof RequestRefused) this.heed(packetId, error);
-      if (signal.aborted || !isFinal) return this.quietUntil.has(packetId);
+      const wait = (error as Partial<RequestRefused>).retryAfter ?? 0;
+      if (wait > 0) this.quietUntil.set(packetId, now() + afterRetryAfter(wait, Math.random));
+      if (signal.aborted || !isFinal) return wait > 0;
       return this.refuse(packetId, error);
     }
     return true;
@@ -219,7 +213,7 @@ export class Outbox {
 
   /** Another tab has done something. */
   private hear(news: OutboxNews): void {
-    if (news.kind === "added") this.wake();
+    if (news.kind === "added") this.ring();
     else if (news.kind === "sent") this.settle(news.published.packetId)?.resolve(news.published);
     else if (news.kind === "removed") this.settle(news.packetId)?.reject(new OutboxError("the packet was removed"));
     else this.settle(news.packetId)?.reject(new RequestRefused(news.refusal.code, news.refusal.reason));

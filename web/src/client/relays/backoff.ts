@@ -22,16 +22,6 @@ export function afterRetryAfter(retryAfter: number, random: Random): number {
   return Math.min(Math.max(retryAfter, 0), FOREVER_SECONDS) * (1 + SPREAD * random());
 }
 
-/**
- * Whether the budget that is used up is that of all publishes, and not of an author or a type alone.
- *
- * RFC-0004 has no names for budgets. This project's relay names that of a session, as every limit of one, by a detail
- * that ends so (`publish_limit`), and others otherwise (`trust_budget`).
- */
-export function isAboutTheSession({ detail }: { readonly detail: string | undefined }): boolean {
-  return detail === undefined || detail.endsWith("_limit");
-}
-
 /** Successive waits between attempts to connect. */
 export class Backoff {
   private attempt = 0;

@@ -20,7 +20,7 @@ import { RequestRefused, RequestTimeout, type StrataError } from "../protocol/er
 import type { JsonObject } from "../protocol/json.js";
 import { isObject, member } from "../protocol/json.js";
 import { type ErrorMessage, type Ok, publishFrame } from "../protocol/wire.js";
-import { afterRetryAfter, fullJitter, isAboutTheSession, MAX_RETRY_AFTER_SECONDS, type Random } from "./backoff.js";
+import { afterRetryAfter, fullJitter, MAX_RETRY_AFTER_SECONDS, type Random } from "./backoff.js";
 import type { Options } from "./options.js";
 import type { Published, Statistics } from "./values.js";
 
@@ -315,6 +315,16 @@ export class Publishing {
   private wakeBy(moment: number): void {
     this.wakeAt = Math.min(this.wakeAt, moment);
   }
+}
+
+/**
+ * Whether the budget that is used up is that of all publishes, and not of an author or a type alone.
+ *
+ * RFC-0004 has no names for budgets. This project's relay names that of a session, as every limit of one, by a detail
+ * that ends so (`publish_limit`), and others otherwise (`trust_budget`).
+ */
+function isAboutTheSession(refusal: RequestRefused): boolean {
+  return refusal.detail === undefined || refusal.detail.endsWith("_limit");
 }
 
 /** What the relay has said of another packet, and what is left of the wait that it asked for. */

@@ -6,7 +6,7 @@ import { useEffect, useRef, useState } from "preact/hooks";
 import { Note } from "../parts/bits.js";
 import { PacketList } from "../parts/list.js";
 import { go, route, to } from "../route.js";
-import { connections, page, RequestFailed } from "../state/link.js";
+import { page, RequestFailed } from "../state/link.js";
 import { type PacketRow, rowOf } from "../state/rows.js";
 import { understand } from "../state/searching.js";
 import { count, line } from "../text.js";
@@ -54,8 +54,6 @@ export function Search(): JSX.Element {
     else void read(NOTHING, null);
     return () => void round.current++;
   }, [query]);
-  // A search that began without a connection is begun again with one.
-  useEffect(() => connections.subscribe((times) => void (times > 0 && found.failed !== null && read(NOTHING, null))), []);
 
   return (
     <section class="page search">

@@ -45,7 +45,7 @@ export interface Taker {
   /** All stored packets that were asked for have come. */
   end?(complete: boolean, cursor: string | null): void;
   refused?(refusal: Refusal): void;
-  /** The connection was lost: what has no cursor yet comes again. */
+  /** The connection was lost: what has come comes again, but for what goes on by cursor. */
   again?(): void;
 }
 
@@ -54,6 +54,7 @@ export class RequestFailed extends Error {
     readonly code: string,
     readonly reason: string,
     readonly detail?: string,
+    readonly retryAfter?: number,
   ) {
     super(reason);
   }
@@ -74,6 +75,10 @@ interface Asked {
 const SHORTEST_PAUSE = 500;
 const LONGEST_PAUSE = 15_000;
 const ANSWER_TIMEOUT = 15_000;
+/** How long a relay may be silent before it is asked something, and how long that answer may take. */
+const SILENCE = 30_000;
+const PATIENCE = 15_000;
+const BEAT = 20_000;
 
 export const phase = signal<Phase>("connecting");
 /** When the relay was last heard, in milliseconds; 0 for never. */
@@ -114,12 +119,21 @@ export function begin(): void {
   document.addEventListener("visibilitychange", () => {
     if (!document.hidden && phase.value !== "online") hurry();
   });
+  setInterval(listen, BEAT);
+}
+
+/** A browser says nothing when its relay is gone without a word: after a silence, ask; without an answer, connect anew. */
+function listen(): void {
+  const last = heardAt.value;
+  // A clock that was set is no silence, but worth a question. Who may not read awaits nothing.
+  if (phase.value !== "online" || wantsAuth.value || Math.abs(Date.now() - last) < SILENCE) return;
+  page({ types: ["-"], limit: 1 }).catch(() => undefined);
+  setTimeout(() => phase.value === "online" && heardAt.value === last && reconnect(), PATIENCE);
 }
 
 /** Try now rather than later. */
 export function hurry(): void {
   if (socket !== null && socket.readyState <= WebSocket.OPEN) return;
-  clearTimeout(retry);
   pause = SHORTEST_PAUSE;
   open();
 }
@@ -127,7 +141,6 @@ export function hurry(): void {
 /** Begin anew on another connection: a session speaks for one identity. */
 export function reconnect(): void {
   socket?.close();
-  clearTimeout(retry);
   pause = SHORTEST_PAUSE;
   socket = null;
   forgetRequests();
@@ -171,14 +184,14 @@ function ended(code: number): void {
 function forgetRequests(): void {
   for (const each of requests.values()) each.reject(new RequestFailed("lost", "the connection was lost before the answer came"));
   requests.clear();
-  for (const each of subscriptions.values()) if (each.filters.cursor === undefined) each.taker.again?.();
+  for (const { gapless, filters, taker } of subscriptions.values()) if (!gapless || !filters.cursor) taker.again?.();
 }
 
 function received(text: string): void {
   const message = readMessage(text);
   if (message === null) return;
   const now = Date.now();
-  if (now - heardAt.peek() > 1000) heardAt.value = now;
+  if (Math.abs(now - heardAt.peek()) > 1000) heardAt.value = now;
   const subscription = subscriptions.get(message.subscription_id ?? "");
   switch (message.type) {
     case "EVENT":
@@ -213,14 +226,16 @@ function settle(message: Message): void {
   const asked = requests.get(id);
   if (asked === undefined) return;
   requests.delete(id);
-  if (message.type === "ERROR") asked.reject(new RequestFailed(message.code ?? "", message.reason ?? "", message.detail));
+  if (message.type === "ERROR") asked.reject(new RequestFailed(message.code ?? "", message.reason ?? "", message.detail, message.retry_after));
   else asked.resolve(message);
 }
 
 function refusedSubscription(subscription: Open, error: Message): void {
-  if (error.code === "rate_limited") {
-    const wait = 1000 * Math.min(Math.max(error.retry_after ?? 1, 1), 3600);
-    limitedUntil.value = Date.now() + wait;
+  const isLimit = error.code === "rate_limited";
+  // For what goes on nobody else would ask again.
+  if (isLimit || (subscription.gapless && error.code === "internal_error")) {
+    const wait = 1000 * Math.min(error.retry_after || 1, 3600);
+    if (isLimit) limitedUntil.value = Date.now() + wait;
     waiting.add(subscription.id);
     setTimeout(() => {
       const still = subscriptions.get(subscription.id);

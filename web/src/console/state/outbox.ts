@@ -37,16 +37,17 @@ export function beginOutbox(): void {
   void look();
 }
 
+/** Show what there is; as it was, where the browser cannot say. Never rejects. */
 async function look(): Promise<void> {
-  const waiting = (await outbox.list()).map(({ packet, state, refusal, isStale }): Item => {
+  const waiting = (await outbox.list().catch(() => undefined))?.map(({ packet, state, refusal, isStale }): Item => {
     const stale = isStale ? "More than a day old: relays refuse it unless they already have it. It is never signed again. " : "";
     const why = refusal === undefined ? "" : `${refusal.reason} (${refusal.code})`;
     return { id: packet.packetId, type: packet.contentType, state, note: stale + why };
   });
-  items.value = [...waiting.reverse(), ...stored];
+  if (waiting) items.value = [...waiting.reverse(), ...stored];
   // Another tab may be the one that sends.
   clearTimeout(timer);
-  if (waiting.length > 0) timer = setTimeout(() => void look(), INTERVAL);
+  if (waiting?.length !== 0) timer = setTimeout(() => void look(), INTERVAL);
 }
 
 /** Keep a signed packet and send it. Rejects if it cannot be kept; then it was not sent either. */
@@ -80,6 +81,6 @@ async function send(packet: Packet): Promise<Published> {
     if (!(error instanceof RequestFailed) || ["lost", "timeout", "offline"].includes(error.code)) throw error;
     if (error.code === "unauthenticated" && chosen.value !== null) await authenticate();
     setTimeout(() => void look());
-    throw new RequestRefused(error.code, error.reason, { detail: error.detail });
+    throw new RequestRefused(error.code, error.reason, error);
   }
 }

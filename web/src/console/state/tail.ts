@@ -6,7 +6,7 @@
 import { batch, computed, effect, signal } from "@preact/signals";
 
 import { check, checked, forgetKeys, IDENTITY_TYPES } from "./checking.js";
-import { type Event, page, phase, relayNow, subscribe } from "./link.js";
+import { type Event, type Filters, page, phase, relayNow, subscribe } from "./link.js";
 import { type GapRow, type PacketRow, type Row, rowOf } from "./rows.js";
 
 const FIRST = 100;
@@ -16,6 +16,7 @@ const INTERVAL = 120;
 const TALLY_INTERVAL = 400;
 const ANNOUNCE_INTERVAL = 10_000;
 const BEHIND_SECONDS = 5;
+const AGAIN = 5000;
 /** How many of the newest are checked each time, whether they are in view or not. */
 const SAMPLE = 6;
 
@@ -85,29 +86,30 @@ async function start(): Promise<void> {
     const { events } = await page({ limit: FIRST });
     if (mine !== round) return;
     const first = events.map(rowOf);
-    const newest = first[0]?.receivedAt;
-    overlap = new Set(first.filter(({ receivedAt }) => receivedAt === newest).map(({ id }) => id));
+    lastAt = first[0]?.receivedAt ?? 0;
+    overlap = new Set(first.filter(({ receivedAt }) => receivedAt === lastAt).map(({ id }) => id));
     batch(() => {
       rows.value = [...first, ...rows.value.filter(({ kind }) => kind === "gap")];
       ready.value = true;
     });
-    tailFrom(newest);
+    tailFrom(lastAt > 0 ? { received_since: lastAt } : {});
   } catch {
-    // Refused or lost: the states of the connection tell of it, and the next connection begins anew.
+    // Refused, of which the states of the connection tell: the next connection begins anew, or this one in a while.
+    setTimeout(() => mine === round && start(), AGAIN);
   }
 }
 
-function tailFrom(second: number | undefined): void {
+function tailFrom(filters: Filters): void {
   close?.();
   close = subscribe(
-    second === undefined ? {} : { received_since: second },
+    filters,
     {
       event: take,
       refused: ({ code, detail, cursor }) => {
         if (code !== "invalid_cursor") return;
         addGap({ from: lastAt, to: relayNow(), packets: null, why: detail === "log_reset" ? "the relay's log was put back to an older copy" : "the relay no longer knows this place" });
         if (cursor === undefined) jump();
-        else close = subscribe({ cursor }, { event: take }, { gapless: true });
+        else tailFrom({ cursor });
       },
     },
     { gapless: true },
@@ -190,5 +192,5 @@ export function jump(): void {
     behind.value = 0;
     addGap({ from, to: relayNow(), packets: null, why: "jumped to now" });
   });
-  tailFrom(relayNow());
+  tailFrom({ received_since: relayNow() });
 }

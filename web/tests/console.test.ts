@@ -1,0 +1,138 @@
+import assert from "node:assert/strict";
+import { beforeEach, test } from "node:test";
+
+import * as link from "../src/console/state/link.js";
+import * as tail from "../src/console/state/tail.js";
+
+type Frame = Record<string, unknown> & { type: string; subscription_id: string; filters: Record<string, unknown>; gapless?: boolean };
+
+/** What the page speaks through: the relay is the test. */
+class Socket {
+  static readonly OPEN = 1;
+  static readonly made: Socket[] = [];
+  readyState = 0;
+  readonly seen: Frame[] = [];
+  onopen = (): void => undefined;
+  onmessage = (_: { data: string }): void => undefined;
+  onclose = (_: { code: number }): void => undefined;
+
+  constructor() {
+    Socket.made.push(this);
+  }
+
+  static get last(): Socket {
+    return Socket.made.at(-1) as Socket;
+  }
+
+  open(): Socket {
+    this.readyState = 1;
+    this.onopen();
+    return this;
+  }
+
+  send(text: string): void {
+    this.seen.push(JSON.parse(text) as Frame);
+  }
+
+  /** The subscriptions that were asked for, without those of the tail's unless it is meant. */
+  asked(isGapless = false): Frame[] {
+    return this.seen.filter(({ type, gapless }) => type === "SUBSCRIBE" && (gapless ?? false) === isGapless);
+  }
+
+  says(message: object): void {
+    this.onmessage({ data: JSON.stringify(message) });
+  }
+
+  close(): void {
+    this.readyState = 2; // and no more, as where nobody is there
+  }
+}
+
+Object.assign(globalThis, {
+  WebSocket: Socket,
+  addEventListener: () => undefined,
+  document: { addEventListener: () => undefined, querySelector: () => null, hidden: false },
+  location: new URL("http://127.0.0.1:7447/"),
+});
+
+const settle = () => new Promise((done) => setImmediate(done));
+const id = (number: number) => `0x${String(number).padStart(64, "0")}`;
+let begun = false;
+
+/** A page that is connected, whose tail is not begun, on a clock of the test's. */
+function connected(mock: { timers: { enable(options: { apis: ("setTimeout" | "setInterval" | "Date")[]; now: number }): void } }): Socket {
+  mock.timers.enable({ apis: ["setTimeout", "setInterval", "Date"], now: 1_760_000_000_000 });
+  link.reconnect();
+  if (!begun) link.begin();
+  begun = true;
+  return Socket.last.open();
+}
+
+/** Time goes by, second by second: a mock's clock jumps to the end of what it is told. */
+function pass(timers: { tick(milliseconds: number): void }, seconds: number): void {
+  for (let each = 0; each < seconds; each++) timers.tick(1000);
+}
+
+beforeEach(() => Socket.made.splice(0));
+
+test("a relay that is gone without a word is asked, and left where it does not answer", async (context) => {
+  const socket = connected(context.mock);
+  const { timers } = context.mock;
+  pass(timers, 40);
+  const [question] = socket.asked();
+  assert.ok(question !== undefined);
+  socket.says({ type: "END_OF_HISTORY", subscription_id: question.subscription_id, complete: true, cursor: null });
+  await settle();
+  assert.equal(socket.seen.at(-1)?.type, "UNSUBSCRIBE");
+  pass(timers, 16);
+  assert.equal(Socket.last, socket, "it has answered");
+  pass(timers, 60);
+  assert.equal(link.phase.value, "offline");
+  assert.notEqual(Socket.last, socket, "it has not");
+});
+
+test("what a page has read of a history before a cut is read again and not doubled, behind a cursor too", async (context) => {
+  const socket = connected(context.mock);
+  const found = link.page({ cursor: "c" });
+  const event = { type: "EVENT", packet: { packet_id: id(1) }, received_at: 1, cursor: "d" };
+  const { subscription_id } = socket.asked().at(-1) as Frame;
+  socket.says({ ...event, subscription_id });
+  link.reconnect();
+  Socket.last.open();
+  Socket.last.says({ ...event, subscription_id });
+  Socket.last.says({ type: "END_OF_HISTORY", subscription_id, complete: true, cursor: "d" });
+  assert.equal((await found).events.length, 1);
+});
+
+test("the live page outlasts what a relay refuses for a while, and each loss of its log", async (context) => {
+  const socket = connected(context.mock);
+  const { timers } = context.mock;
+  tail.follow();
+  await settle();
+  const first = socket.asked().at(-1) as Frame;
+  socket.says({ type: "ERROR", code: "internal_error", reason: "not now", subscription_id: first.subscription_id });
+  await settle();
+  pass(timers, 5);
+  const again = socket.asked().at(-1) as Frame;
+  assert.notEqual(again, first);
+  const packet = (number: number) => ({ packet_id: id(number), author_id: "did:x:y", content: { type: "POST" } });
+  // More came within the newest second than the page has read: what it has read comes again behind the rest.
+  socket.says({ type: "EVENT", subscription_id: again.subscription_id, packet: packet(2), received_at: 1_760_000_000 });
+  socket.says({ type: "END_OF_HISTORY", subscription_id: again.subscription_id, complete: false, cursor: "p" });
+  await settle();
+  const live = () => (socket.asked(true).at(-1) as Frame).subscription_id;
+  const say = (number: number) =>
+    socket.says({ type: "EVENT", subscription_id: live(), packet: packet(number), received_at: 1_760_000_000, cursor: `c${number}` });
+  for (const number of [1, 2, 3]) say(number);
+  socket.says({ type: "ERROR", code: "internal_error", reason: "too slow", detail: "read_timeout", subscription_id: live() });
+  pass(timers, 1);
+  assert.deepEqual((socket.asked(true).at(-1) as Frame).filters, { cursor: "c3" });
+  for (const cursor of ["r1", "r2"]) {
+    socket.says({ type: "ERROR", code: "invalid_cursor", reason: "lost", detail: "log_reset", cursor, subscription_id: live() });
+    assert.deepEqual((socket.asked(true).at(-1) as Frame).filters, { cursor });
+  }
+  say(4);
+  pass(timers, 1);
+  const shown = tail.rows.value.filter((row) => row.kind === "packet").map((row) => row.id);
+  assert.deepEqual(shown, [id(4), id(3), id(1), id(2)]);
+});

@@ -14,7 +14,7 @@ import {
   type Reading,
   type ReliableChannel,
 } from "../src/client/channels/index.js";
-import { messageContent, readEnvelope } from "../src/client/channels/envelope.js";
+import { decodeMessage, messageContent, readEnvelope } from "../src/client/channels/envelope.js";
 import { decodeSegment, encodeSegment, Reassembly } from "../src/client/channels/segments.js";
 import {
   build,
@@ -343,6 +343,28 @@ test("what no relay has yet is not forgotten, however much is said", async (cont
   const other = await participant(context, world.relay());
   await until(() => other.handed.length === 10, "all come");
   assert.ok(after.channel.messages.length <= 10);
+});
+
+test("a message with a filter of another size is a message like any other, from the store too", async (context) => {
+  const world = new World();
+  const store = memoryChannelStore();
+  const { channel, handed, identity } = await participant(context, world.relay(), { store });
+  const now = BigInt(Date.now());
+  for (const [at, size] of [0, 2_000, 40_000].entries()) {
+    const follows = at === 0 ? [] : [{ messageId: `m${at - 1}` }];
+    const filter = new Uint8Array(size).fill(255);
+    const message = new Message(`m${at}`, "room", "x", follows, now + BigInt(at), filter, utf8(`${size}`));
+    world.add(await build(identity, messageContent(TOPIC, message.encode())));
+  }
+  await channel.send(utf8("mine"));
+  await until(() => handed.length === 4, "all come");
+  assert.deepEqual([...handed].sort(), ["0", "2000", "40000", "mine"]);
+  assert.equal(channel.status.heldBack, 0);
+  await channel.close();
+  const later = await participant(context, world.relay(), { store, identity });
+  assert.equal(later.channel.messages.length, 4);
+  const wires = world.log.map((packet) => readEnvelope(packet, TOPIC)?.wire as Uint8Array);
+  assert.ok(wires.some((wire) => decodeMessage(wire)?.bloomFilter !== undefined), "the package's own filters are read");
 });
 
 test("a handler that fails disturbs no message, and the program has the channel before one is called", async (context) => {

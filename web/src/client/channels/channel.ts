@@ -10,7 +10,7 @@ import {
   type ContentMessage,
   isContentMessage,
   isSyncMessage,
-  Message,
+  type Message,
   MessageChannel,
   MessageChannelEvent,
 } from "@waku/sds";
@@ -23,7 +23,7 @@ import type { Packet } from "../protocol/packets.js";
 import type { Delivery, FetchOptions } from "../relays/values.js";
 import { Acknowledging } from "./acknowledging.js";
 import { asMessage, type Entry, inOrder, lastOwnTime, makeEntry, stored } from "./entry.js";
-import { messageContent, readEnvelope, readMessage, repairContent } from "./envelope.js";
+import { decodeMessage, messageContent, readEnvelope, readMessage, repairContent } from "./envelope.js";
 import { History } from "./history.js";
 import { Search, withPlace } from "./search.js";
 import { encodeSegment, Reassembly } from "./segments.js";
@@ -353,7 +353,7 @@ export class ReliableChannel {
 
   /** Give a message of the store to the package. */
   private async restore(kept: StoredMessage): Promise<void> {
-    const message = Message.decode(kept.wire);
+    const message = decodeMessage(kept.wire);
     if (message === undefined || !isContentMessage(message)) return;
     await this.learn(makeEntry(message, { ...kept }));
   }

@@ -19,6 +19,7 @@ import { encode } from "../protocol/canonical.js";
 const MAX_MESSAGE_BYTES = 1 << 20;
 const MAX_ENTRIES = 1_000;
 const FAR_AHEAD_MS = 86_400_000;
+const FILTER_BYTES = 18_752; // of 10 000 ids, of which one in a thousand is taken for another
 
 /** Tells packets of channels from others of the same type. */
 export const PROFILE = "reliable-channel/1";
@@ -80,7 +81,19 @@ function unwrap(carrier: Packet, original: Packet | undefined): Envelope | undef
  */
 export function readMessage(wire: Uint8Array, now: number): ContentMessage | SyncMessage | EphemeralMessage | undefined {
   if (wire.length > MAX_MESSAGE_BYTES) return undefined;
-  const message = Message.decode(wire);
+  const message = decodeMessage(wire);
   if (message === undefined || (message.lamportTimestamp ?? 0n) > BigInt(now + FAR_AHEAD_MS)) return undefined;
   return Math.max(message.causalHistory.length, message.repairRequest.length) > MAX_ENTRIES ? undefined : message;
+}
+
+/**
+ * The SDS message in these bytes, as the package can take it; undefined for bytes that are none.
+ *
+ * A filter of another size was made with other parameters and says nothing here. The package reads it as one of its own,
+ * and drops the message where the filter is shorter.
+ */
+export function decodeMessage(wire: Uint8Array): ContentMessage | SyncMessage | EphemeralMessage | undefined {
+  const message = Message.decode(wire);
+  if (message !== undefined && message.bloomFilter?.length !== FILTER_BYTES) message.bloomFilter = undefined;
+  return message;
 }

@@ -114,6 +114,24 @@ test("without a manifest the first challenge tells what the relay can", async ()
   await assert.rejects(relay.publish(packets[0] as Packet), { name: "Closed" });
 });
 
+test("onChange tells of connections and sessions, and harms nothing where it fails", async (context) => {
+  const world = new World();
+  const said = context.mock.method(console, "error", () => undefined);
+  const identity = await Identity.generate();
+  world.answer = (frame, socket) => {
+    if (frame.type === "AUTH") setTimeout(() => socket.push({ type: "AUTH_OK", author_id: identity.did, capabilities: [] }));
+  };
+  const seen: (string | undefined)[] = [];
+  const onChange = () => void seen.push(relay.session?.authorId);
+  const relay = await connect(URL, world.options({ identity, onChange })); // which is called before there is a `relay`
+  await relay.authenticate();
+  assert.deepEqual(seen, [identity.did]);
+  assert.equal(said.mock.callCount(), 1);
+  world.last.drop(1006);
+  await until(() => world.sockets.length === 2 && relay.isConnected);
+  await relay.close();
+});
+
 test("a relay that will not have us is not asked again", async () => {
   const world = new World();
   const relay = await connect(URL, world.options());

@@ -30,7 +30,7 @@ export interface DriverOptions {
   readonly signer: Signer | undefined;
   readonly pins: Pins | undefined;
   readonly webSocket: WebSocketConstructor | undefined;
-  /** Called when a connection came or went. */
+  /** Called when a connection came or went, or authentication was decided. Never throws. */
   readonly changed: () => void;
 }
 
@@ -372,6 +372,7 @@ export class Driver {
   // After every step.
 
   private deliver(): void {
+    let isDecided = false;
     for (const change of this.core.changes()) {
       switch (change.kind) {
         case "signature":
@@ -380,6 +381,7 @@ export class Driver {
         case "authenticated":
           for (const waiter of [...this.authentications]) settle(waiter, change.outcome);
           if (!(change.outcome instanceof Error)) this.pin();
+          isDecided = true;
           break;
         case "published": {
           const waiter = this.publishes.get(change.handle);
@@ -402,6 +404,7 @@ export class Driver {
     }
     for (const frame of this.core.dataToSend()) this.socket?.send(frame);
     this.arm();
+    if (isDecided) this.more.changed();
   }
 
   private async sign(request: string, message: Uint8Array): Promise<void> {
@@ -412,7 +415,6 @@ export class Driver {
       outcome = error instanceof Error ? error : new Error(String(error));
     }
     this.step((core) => core.signed(request, outcome, this.now()));
-    this.more.changed();
   }
 
   /** Write down which relay this is, beside everything else: a store that fails harms no message. */

@@ -43,7 +43,7 @@ export interface ConnectOptions extends Partial<Options> {
   readonly outbox?: OutboxStore;
   /** The WebSocket to use where the program has none of its own. */
   readonly webSocket?: WebSocketConstructor;
-  /** Called when a connection came or went, or a session was authenticated. */
+  /** Called when a connection came or went, or a session was authenticated or not. What it throws is logged. */
   readonly onChange?: () => void;
 }
 
@@ -80,7 +80,11 @@ export class Relay {
     this.identity = identity;
     const changed = () => {
       if (this.isConnected) this.outbox.wake();
-      onChange?.();
+      try {
+        onChange?.();
+      } catch (error) {
+        console.error("a handler of the relay connection failed", error); // and harms none of the connection
+      }
     };
     this.driver = new Driver(url, this.options, { signer: identity, pins, webSocket, changed });
     const ring = new KeyRing(anchors ?? {}, this.options.keyAuthors, this.options.keyRefreshInterval);

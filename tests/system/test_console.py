@@ -394,6 +394,24 @@ def publishes(page: Page) -> list[str]:
     return sent
 
 
+async def test_a_draft_that_the_browser_cannot_keep_is_sent_as_it_is_now(house: House, chromium: Browser):
+    async with console(house, chromium, "publish") as (page, _):
+        await page.get_by_role("button", name="Make a new identity").click()
+        await page.locator(".card .did").wait_for()
+        full = "() => { throw new DOMException('no room', 'QuotaExceededError') }"
+        await page.evaluate(f"void (Storage.prototype.setItem = {full})")
+        text = page.get_by_label("Text", exact=True)
+        show = page.get_by_role("button", name="Show what will be sent")
+        await text.fill("before")
+        await show.click()
+        preview = page.get_by_label("The packet's bytes")
+        assert "before" in await preview.inner_text()
+        await text.fill("after")
+        await preview.wait_for(state="detached")
+        await show.click()
+        assert "after" in await preview.inner_text()
+
+
 async def test_two_tabs_have_one_outbox_and_send_each_packet_once(house: House, chromium: Browser):
     relay = house.relay
     async with console(house, chromium, "live") as (one, watch):

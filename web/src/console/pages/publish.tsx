@@ -49,10 +49,13 @@ export function Publish(): JSX.Element {
   const identity = chosen.value;
 
   useEffect(() => {
-    localStorage.setItem(DRAFT, JSON.stringify(written));
     setReady(null);
-  }, [written]);
-  useEffect(() => setReady(null), [identity]);
+    try {
+      localStorage.setItem(DRAFT, JSON.stringify(written));
+    } catch {
+      // No room, or none for this page: a draft that is not kept can be sent all the same.
+    }
+  }, [written, identity]);
 
   const prepare = async (): Promise<void> => {
     if (identity === null) return setWrong("Choose an identity first.");

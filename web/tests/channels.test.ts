@@ -24,7 +24,6 @@ import {
   Identity,
   type Packet,
   RequestRefused,
-  RequestTimeout,
 } from "../src/client/index.js";
 
 const TOPIC = "/test/1/room/proto";
@@ -329,20 +328,6 @@ test("a relay that knows the place no more is read from the beginning, and nothi
   await until(() => later.handed.length === 1, "it is read");
   assert.deepEqual(later.handed, ["new"]);
   assert.deepEqual(later.channel.messages.map(text), ["old", "new"]);
-});
-
-test("what no relay has yet is not forgotten, however much is said", async (context) => {
-  const world = new World();
-  const store = memoryChannelStore();
-  const away: ChannelRelay = { ...world.relay(), announced: undefined, publish: () => Promise.reject(new RequestTimeout("PUBLISH", 1)) };
-  const before = await participant(context, away, { store, maxMessages: 5 });
-  for (let number = 0; number < 10; number++) await before.channel.send(utf8(`${number}`));
-  await before.channel.close();
-  const after = await participant(context, world.relay(), { store, identity: before.identity, maxMessages: 5 });
-  await until(() => after.channel.status.sending === 0, "all are published");
-  const other = await participant(context, world.relay());
-  await until(() => other.handed.length === 10, "all come");
-  assert.ok(after.channel.messages.length <= 10);
 });
 
 test("a message with a filter of another size is a message like any other, from the store too", async (context) => {

@@ -22,7 +22,7 @@ import type { JsonObject } from "../protocol/json.js";
 import type { Packet } from "../protocol/packets.js";
 import type { Delivery, FetchOptions } from "../relays/values.js";
 import { Acknowledging } from "./acknowledging.js";
-import { asMessage, type Entry, inOrder, lastOwnTime, makeEntry, stored } from "./entry.js";
+import { asMessage, beyond, type Entry, inOrder, lastOwnTime, makeEntry, stored } from "./entry.js";
 import { decodeMessage, messageContent, readEnvelope, readMessage, repairContent } from "./envelope.js";
 import { History } from "./history.js";
 import { Search, withPlace } from "./search.js";
@@ -410,17 +410,14 @@ export class ReliableChannel {
     if (entry.payload !== undefined) this.telling.message(asMessage(entry));
   }
 
-  /** Forget the oldest, a tenth at a time, once there are too many or they are too large; none that no relay has yet. */
+  /** Forget the oldest, once there are too many or they are too large. */
   private prune(): void {
     const { maxMessages } = this.options;
     if (this.entries.size <= 1.1 * maxMessages && this.bytes <= MAX_KEPT_BYTES) return;
-    const known = [...this.entries.values()].filter((each) => each.state !== "sending");
-    const bytes = known.reduce((sum, { wire }) => sum + wire.length, 0);
-    if (known.length <= 1.1 * maxMessages && bytes <= MAX_KEPT_BYTES) return;
-    const released = known.filter((each) => each.isReleased);
-    const over = Math.max(known.length - maxMessages, Math.ceil(released.length / 10));
-    const ids = released.slice(0, over).map((each) => each.id);
-    for (const { wire } of released.slice(0, over)) this.bytes -= wire.length;
+    const oldest = beyond(this.entries.values(), maxMessages, MAX_KEPT_BYTES);
+    if (oldest.length === 0) return;
+    for (const { wire } of oldest) this.bytes -= wire.length;
+    const ids = oldest.map((each) => each.id);
     for (const id of ids) {
       this.entries.delete(id);
       this.forgotten.add(id);

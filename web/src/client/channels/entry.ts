@@ -53,3 +53,12 @@ export function lastOwnTime(entries: Iterable<Entry>): bigint {
   for (const { isOwn, message } of entries) if (isOwn && message.lamportTimestamp > last) last = message.lamportTimestamp;
   return last;
 }
+
+/** What to forget of these where it is too much: the oldest, a tenth at least, and nothing that no relay has yet. */
+export function beyond(entries: Iterable<Entry>, mostMessages: number, mostBytes: number): Entry[] {
+  const known = [...entries].filter((each) => each.state !== "sending");
+  const bytes = known.reduce((sum, { wire }) => sum + wire.length, 0);
+  if (known.length <= 1.1 * mostMessages && bytes <= mostBytes) return [];
+  const released = known.filter((each) => each.isReleased);
+  return released.slice(0, Math.max(known.length - mostMessages, Math.ceil(released.length / 10)));
+}

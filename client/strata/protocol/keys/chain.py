@@ -31,6 +31,15 @@ class _Window:
     keys: tuple[bytes, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class _Settled:
+    """The state that counts from `since` up to, not including, `until`, unless a packet comes."""
+
+    since: float
+    until: float
+    ledger: KeyLedger
+
+
 class KeyChain:
     """Everything known about the keys of one DID. Immutable; threads may share it.
 
@@ -38,7 +47,7 @@ class KeyChain:
     count. Made by `genesis` and `replay`; `apply` makes the next one.
     """
 
-    __slots__ = ("_before", "_cache", "_genesis", "_held", "_ledger", "_second", "did", "rules")
+    __slots__ = ("_before", "_cache", "_genesis", "_held", "_ledger", "_second", "_settled", "did", "rules")
 
     def __init__(
         self,
@@ -56,6 +65,8 @@ class KeyChain:
         self._held = held
         self._second = second  # all accepted in the last second, held or not
         self._cache: dict[tuple[Use, bool], tuple[_Window, ...]] = {}
+        self._settled: _Settled | None = None
+        """The last one asked for: an event may wait for approvals for ever, and is not judged each time."""
 
     @classmethod
     def genesis(
@@ -190,7 +201,11 @@ class KeyChain:
 
     def is_pending(self, packet_id: str, at: int) -> bool:
         """Whether this event waits for approvals or for its delay to pass (R-084…R-088)."""
-        return self._state_at(at, ingest=True).is_pending(packet_id)
+        return packet_id in self.pending(at)
+
+    def pending(self, at: int) -> frozenset[str]:
+        """The ids of all events that do."""
+        return self._state_at(at, ingest=True).pending
 
     def keys(self, at: int) -> tuple[KeyState, ...]:
         """Every key of the chain as it stands at `at`, in order of introduction; for people and `/did/`."""
@@ -208,7 +223,7 @@ class KeyChain:
 
     def _admit(self, entry: Entry) -> KeyLedger:
         """The state after one packet more, if that comes last. Raises `InvalidPacket`."""
-        ledger = self._ledger.copy()
+        ledger = self._state_at(entry.received_at, ingest=True).copy()
         ledger.receive(entry)
         return ledger
 
@@ -244,10 +259,12 @@ class KeyChain:
                 at = self._last  # what has been applied counts, even if a clock went back
             else:
                 ledger = self._replayed(e for e in self._held if e.received_at <= at)[0]._ledger
-        if ledger.next_due_at is not None and ledger.next_due_at <= at:
-            ledger = ledger.copy()
-            ledger.settle(at)
-        return ledger
+        if ledger is not self._ledger:
+            return _settled(ledger, at).ledger
+        known = self._settled
+        if known is None or not known.since <= at < known.until:
+            known = self._settled = _settled(ledger, at)
+        return known.ledger
 
     # Judging
 
@@ -319,6 +336,15 @@ class KeyChain:
         _, refusals = self._replayed([*known, Entry(packet, at)])
         if (refusal := refusals.get(packet.packet_id)) is not None:
             raise refusal
+
+
+def _settled(ledger: KeyLedger, at: int) -> _Settled:
+    """What time has made of a state by `at`. Events that have waited long enough and lack approvals stay."""
+    if ledger.has_due(at):
+        ledger = ledger.copy()
+        ledger.settle(at)
+    due_at = ledger.next_due_after(at)
+    return _Settled(at, float("inf") if due_at is None else due_at, ledger)
 
 
 _Refusals = dict[str, InvalidPacket]

@@ -13,10 +13,10 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from strata.protocol import ids
-from strata.protocol.documents import MAX_METHODS, DidDocument, RecoveryPolicy, method_id, spelled_key
+from strata.protocol.documents import MAX_METHODS, DidDocument, method_id, spelled_key
 from strata.protocol.errors import ErrorCode, InvalidPacket
 from strata.protocol.keys.entries import Entry
-from strata.protocol.keys.recovery import PendingEvent, eligible_keys, threshold
+from strata.protocol.keys.recovery import Electors, PendingEvent
 from strata.protocol.keys.roles import earlier, under_document
 from strata.protocol.keys.statements import KeyEvent, PublishedDocument, RecoveryApproval
 from strata.protocol.keys.states import KeyRules, KeyStanding, KeyState, Use, explain, newest_first, refused
@@ -100,13 +100,17 @@ class KeyLedger:
         return self.documents[-1] if self.documents and self.conflict is None else None
 
     @property
-    def next_due_at(self) -> int | None:
-        """When the next pending event has waited long enough."""
-        return min((pending.due_at for pending in self._pending.values()), default=None)
+    def pending(self) -> frozenset[str]:
+        """The ids of the events that are yet to take effect."""
+        return frozenset(self._pending)
 
-    def is_pending(self, packet_id: str) -> bool:
-        """Whether this event is yet to take effect."""
-        return packet_id in self._pending
+    def next_due_after(self, at: int) -> int | None:
+        """When the next pending event that is not due at `at` will have waited long enough."""
+        return min((due for pending in self._pending.values() if (due := pending.due_at) > at), default=None)
+
+    def has_due(self, at: int) -> bool:
+        """Whether a pending event has waited long enough at `at`."""
+        return any(pending.due_at <= at for pending in self._pending.values())
 
     def named(self, key_id: str) -> KeyState | None:
         """The key with this id; `<did>#<multibase>` always names the key it spells (R-060)."""
@@ -149,13 +153,16 @@ class KeyLedger:
         Each is judged as of the moment it fell due, or of the last packet, whichever is later. Those are the
         moments at which it can become complete: with time alone approvals are only lost.
         """
-        for pending in sorted(self._pending.values(), key=lambda one: (one.due_at, one.packet_id)):
-            if pending.due_at > until:
-                break
+        due = [pending for pending in self._pending.values() if pending.due_at <= until]
+        electors: Electors | None = None
+        for pending in sorted(due, key=lambda one: (one.due_at, one.packet_id)):
+            if electors is None:
+                electors = self._electors()
             moment = max(pending.due_at, self._at)
-            if pending.is_approved(self.keys.values(), self._policy(), moment):
+            if pending.is_approved(electors.at(moment)):
                 del self._pending[pending.packet_id]
                 self._fulfil(pending, moment)
+                electors = None
 
     # Who may speak
 
@@ -266,7 +273,7 @@ class KeyLedger:
         if not signer.recovery:
             raise refused("an approval is signed by a recovery key", "recovery_key_required")
         self._require_policy(at)
-        if signer.public_key not in eligible_keys(self.keys.values(), self._policy(), at):
+        if signer.public_key not in self._electors().at(at).eligible:
             raise refused("this recovery key has no say in the policy", "recovery_key_not_eligible")
         if approval.target_event not in self._events:
             refuse("target_event names no valid KEY_EVENT of this DID", "unknown_target")
@@ -274,12 +281,12 @@ class KeyLedger:
         if pending is not None:
             self._pending[pending.packet_id] = pending.approve(signer.public_key)
 
-    def _policy(self) -> RecoveryPolicy | None:
-        return self.documents[-1].recovery_policy if self.documents else None
+    def _electors(self) -> Electors:
+        policy = self.documents[-1].recovery_policy if self.documents else None
+        return Electors(self.keys.values(), policy)
 
     def _require_policy(self, at: int) -> None:
-        policy = self._policy()
-        if threshold(policy, eligible_keys(self.keys.values(), policy, at)) is None:  # R-085
+        if self._electors().at(at).needed is None:  # R-085
             raise refused("the document's recovery policy cannot be met", "recovery_policy_invalid")
 
     def _overridden_by(self, event: KeyEvent) -> list[PendingEvent]:

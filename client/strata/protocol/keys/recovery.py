@@ -7,11 +7,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
-from strata.protocol.documents import RecoveryPolicy, spelled_key
+from strata.protocol.documents import RecoveryPolicy, key_multibase
 from strata.protocol.keys.statements import KeyEvent
 from strata.protocol.keys.states import KeyStanding, KeyState
 
-__all__ = ["PendingEvent", "eligible_keys", "threshold"]
+__all__ = ["Electorate", "Electors", "PendingEvent"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,33 +30,57 @@ class PendingEvent:
         """The same with one approval more; a second one by the same key changes nothing (R-082)."""
         return replace(self, approved_by=self.approved_by | {public_key})
 
-    def is_approved(self, keys: Iterable[KeyState], policy: RecoveryPolicy | None, at: int) -> bool:
-        """Whether enough keys agree at `at`; those revoked by then no longer do (R-079)."""
-        keys = list(keys)
+    def is_approved(self, electorate: Electorate) -> bool:
+        """Whether enough keys agree at that moment; those revoked by then no longer do (R-079)."""
+        needed = electorate.needed
         # The signer stands for the event, whatever its part in the policy.
-        if self.signer not in eligible_keys(keys, None, at):
+        if needed is None or len(self.approved_by) < needed or self.signer not in electorate.unrevoked:
             return False
-        eligible = eligible_keys(keys, policy, at)
-        needed = threshold(policy, eligible)
-        return needed is not None and len(eligible & self.approved_by) >= needed
+        return len(electorate.eligible & self.approved_by) >= needed
 
 
-def eligible_keys(keys: Iterable[KeyState], policy: RecoveryPolicy | None, at: int) -> set[bytes]:
-    """The declared, unrevoked recovery keys, or those of them that the policy names."""
-    eligible = {
-        key.public_key: key for key in keys if key.recovery and key.standing(at, 0) is not KeyStanding.REVOKED
-    }
-    if policy is None or not policy.key_ids:
-        return set(eligible)
-    named = set(policy.key_ids)
-    spelled = {spelled_key(key_id) for key_id in named}
-    return {key for key, state in eligible.items() if state.key_id in named or key in spelled}
+@dataclass(frozen=True, slots=True)
+class Electorate:
+    """Whose approvals count at one moment."""
+
+    unrevoked: frozenset[bytes]
+    """The declared recovery keys that are not revoked."""
+    eligible: frozenset[bytes]
+    """Those of them that the policy names; without names all of them."""
+    needed: int | None
+    """How many of these must agree, without a policy one; None if that cannot be met (R-085)."""
 
 
-def threshold(policy: RecoveryPolicy | None, eligible: set[bytes]) -> int | None:
-    """How many eligible keys must agree, without a policy one; None if that cannot be met (R-085)."""
-    if policy is None:
-        return 1
-    if policy.threshold is None or not 1 <= policy.threshold <= len(eligible):
-        return None
-    return policy.threshold
+class Electors:
+    """The recovery keys of one state, and what its policy says of them, for a thousand events in one go."""
+
+    def __init__(self, keys: Iterable[KeyState], policy: RecoveryPolicy | None) -> None:
+        self._keys = [key for key in keys if key.recovery]
+        self._named = frozenset(key.public_key for key in self._keys)
+        self._threshold = 1 if policy is None else policy.threshold
+        self._has_policy = policy is not None
+        self._moment: tuple[int, Electorate] | None = None
+        if policy is not None and policy.key_ids:
+            # A policy may hold a thousand names, and there are few keys: rather spell these than read those.
+            named = set(policy.key_ids)
+            spelled = {key_id.partition("#")[2] for key_id in named}
+            self._named = frozenset(
+                key.public_key
+                for key in self._keys
+                if key.key_id in named or key_multibase(key.public_key) in spelled
+            )
+
+    def at(self, moment: int) -> Electorate:
+        """The electorate of this moment; asked for again, it costs nothing."""
+        if self._moment is not None and self._moment[0] == moment:
+            return self._moment[1]
+        unrevoked = frozenset(
+            key.public_key for key in self._keys if key.standing(moment, 0) is not KeyStanding.REVOKED
+        )
+        eligible = unrevoked & self._named
+        needed = self._threshold
+        if self._has_policy and (needed is None or not 1 <= needed <= len(eligible)):
+            needed = None
+        electorate = Electorate(unrevoked, eligible, needed)
+        self._moment = moment, electorate
+        return electorate

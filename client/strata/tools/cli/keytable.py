@@ -24,9 +24,9 @@ def full_key_id(did: str, name: str) -> str:
 
 def pending_events(chain: KeyChain, at: int) -> dict[str, KeyEvent]:
     """The events that have not taken effect yet, by packet id."""
-    found = {}
+    found, pending = {}, chain.pending(at)
     for packet, _ in chain.events:
-        if chain.is_pending(packet.packet_id, at):
+        if packet.packet_id in pending:
             statement = read_statement(packet)
             assert isinstance(statement, KeyEvent), "nothing else is ever pending"
             found[packet.packet_id] = statement
@@ -42,7 +42,7 @@ def _roles(key: KeyState) -> list[str]:
 
 def chain_record(chain: KeyChain, at: int) -> dict[str, object]:
     """Everything known about a DID, for programs."""
-    skew = chain.rules.clock_skew_seconds
+    skew, pending = chain.rules.clock_skew_seconds, chain.pending(at)
     return {
         "did": chain.did,
         "at": at,
@@ -64,7 +64,7 @@ def chain_record(chain: KeyChain, at: int) -> dict[str, object]:
         ],
         "events": [
             {"packet_id": packet.packet_id, "type": packet.content_type, "received_at": received_at}
-            | ({"pending": True} if chain.is_pending(packet.packet_id, at) else {})
+            | ({"pending": True} if packet.packet_id in pending else {})
             for packet, received_at in chain.events
         ],
     }

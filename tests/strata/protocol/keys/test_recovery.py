@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import sys
+from types import FrameType
+
 import pytest
-from strata.protocol.documents import RecoveryPolicy
+from strata.protocol.documents import RecoveryPolicy, key_multibase
 from strata.protocol.errors import InvalidPacket
-from strata.protocol.keys import KeyRules, Use, approval_content
+from strata.protocol.keys import KeyChain, KeyRules, Use, approval_content
+from strata.protocol.keys.recovery import PendingEvent
 
 from tests.support.alice import (
     ALICE,
     DAY,
+    RULES,
     T,
     add,
     alive,
@@ -265,3 +270,48 @@ def test_an_unknown_event_by_a_recovery_key_is_not_pending():
 def test_two_keys_with_one_public_key_are_no_document():
     with pytest.raises(InvalidPacket, match="one key"):
         document(method(0), method(1), type(method(0))(key_id(11), key(1).public_key, T, recovery=True))
+
+
+def test_events_that_wait_for_ever_cost_no_more_than_others():
+    """Whoever asks for a chain hears of each event; to judge all of them for each one froze a relay."""
+    events = [(revoke(11, 0, revoked_at=T + n), T + n) for n in range(60)]
+    made = KeyChain.replay(ALICE, events, documents=TWO_OF_THREE, rules=RULES)
+    at = T + 2 * DAY
+    assert made.pending(at) == {packet.packet_id for packet, _ in events}
+    judged = 0
+
+    def count(frame: FrameType, event: str, argument: object) -> None:
+        nonlocal judged
+        judged += event == "call" and frame.f_code is PendingEvent.is_approved.__code__
+
+    sys.setprofile(count)
+    try:
+        assert all(made.is_pending(packet.packet_id, at + n) for n, (packet, _) in enumerate(events))
+        assert len(made.keys(at)) == 4
+    finally:
+        sys.setprofile(None)
+    assert judged == 0
+
+
+def test_what_is_pending_follows_the_time_however_it_is_asked():
+    """The last answer is kept, and must not be given where it does not hold."""
+    events = [(rotate(11, 0, 1, valid_from=T), T), (revoke(12, 0, revoked_at=T), T + 10)]
+    made = KeyChain.replay(ALICE, events, documents=[with_recovery(threshold=1)], rules=RULES)
+    first, second = (packet.packet_id for packet, _ in events)
+    for at, waiting in [
+        (T + DAY - 1, {first, second}),
+        (T + DAY, {second}),
+        (T + DAY + 9, {second}),
+        (T + DAY + 10, set()),
+        (T + DAY + 5, {second}),
+        (T + 20, {first, second}),
+    ]:
+        assert made.pending(at) == waiting, at
+
+
+def test_a_policy_names_keys_by_their_spelling_too():
+    spelled = f"{ALICE}#{key_multibase(key(12).public_key)}"
+    policy = RecoveryPolicy(2, (key_id(11), spelled, f"{ALICE}#nobody"))
+    made = chain((RECOVER, T), documents=[with_recovery(recovery_policy=policy)])
+    assert refused(made, approve(13, RECOVER), T + 1) == ("invalid_signature", "recovery_key_not_eligible")
+    assert not made.apply(approve(12, RECOVER), T + 1).is_pending(RECOVER.packet_id, T + DAY)

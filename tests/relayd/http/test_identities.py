@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import sys
+from types import FrameType
 
 import pytest
 from strata.protocol import canonical, packets
@@ -195,3 +197,36 @@ async def test_nothing_of_a_blocked_author_is_served(api, declined):
 async def test_a_store_that_does_not_answer(api, log):
     log.down = True
     assert (await get(api, "/did-docs/" + document_of(BOB, BOB.did).hash))[0] == 503
+
+
+async def test_whether_the_current_document_is_served_is_not_worked_out_by_writing_all_of_them(log):
+    """Documents that have expired stay in their chain, and anybody may ask for it."""
+    identities = Identities(log, Bootstrap(), KeyRules())
+    before: DidDocument | None = None
+    method = VerificationMethod(method_id(ALICE.did), ALICE.public_key, 0)
+    for n in range(6):
+        document = build_document(
+            ALICE.did, [method], created_at=n, previous=before, extra={"x": [2e-6] * 2000}
+        )
+        expires_at = None if n == 5 else NOW
+        packet = packets.build(ALICE, document_content(document), timestamp=NOW, expires_at=expires_at)
+        new = NewPacket(packet.digest, ALICE.did, "DID_DOCUMENT", NOW, expires_at, packet.canonical)
+        identities.observe([LogEntry(n + 1, NOW - 100 + n, new)])
+        before = document
+    assert before is not None
+    api = IdentityApi(identities, Bootstrap(), by_key=log.find, declined=Declined, clock=lambda: NOW + 1)
+    chain = await identities.resolve(ALICE.did)
+    calls = 0
+
+    def count(frame: FrameType, event: str, argument: object) -> None:
+        nonlocal calls
+        calls += event == "call"
+
+    sys.setprofile(count)
+    try:
+        assert api._head(chain) == before
+    finally:
+        sys.setprofile(None)
+    assert calls < 200  # to write a document anew takes one for each of its numbers
+    status, answer = await get(api, f"/did/{ALICE.did}")
+    assert (status, answer["did_doc_hash"], len(answer["events"])) == (200, before.hash, 1)

@@ -26,6 +26,7 @@ __all__ = [
     "Intake",
     "Item",
     "PeerVerdict",
+    "is_keepable",
     "is_suspicious",
     "judge_refusal",
     "retry_delay",
@@ -36,6 +37,7 @@ MAX_ATTEMPTS = 5
 _WINDOW_PACKETS = 256
 """Half of what the writer commits at once: local publishers keep the other half."""
 _WINDOW_BYTES = 8 * 2**20
+_LONGEST_CURSOR = 4096
 _RETRY_SECONDS = 0.5
 _LONGEST_WAIT_SECONDS = 2 * 3600
 
@@ -159,6 +161,14 @@ def judge_refusal(item: Item, error: InvalidPacket) -> PeerVerdict:
             return PeerVerdict.FORGED
         case _:
             return PeerVerdict.SKIPPED
+
+
+def is_keepable(cursor: str | None) -> bool:
+    """Whether the database can keep it: a peer may send any text, and PostgreSQL has none with a NUL.
+
+    It is stored in one commit with packets, those of local publishers among them.
+    """
+    return cursor is None or (len(cursor) <= _LONGEST_CURSOR and "\0" not in cursor)
 
 
 def is_suspicious(error: InvalidPacket) -> bool:

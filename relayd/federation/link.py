@@ -23,6 +23,7 @@ from strata.relays.connection.values import Statistics
 
 from relayd.access.auth import REPLICATE
 from relayd.federation.comparing import Fetched
+from relayd.federation.intake import is_keepable
 from relayd.federation.judging import Judging
 from relayd.federation.link_parts import LinkEnded, LinkParts, NotListed
 from relayd.federation.marking import Marking
@@ -192,6 +193,8 @@ class Link:
                 wait.cancel()
 
     def _receive(self, event: QueuedEvent) -> None:
+        if not is_keepable(event.cursor):
+            raise LinkEnded("the peer gives a cursor that cannot be kept")
         intake = self._marking.intake
         item = intake.add(bytes(event.packet), event.received_at, event.cursor)
         self._taken = event.cursor or self._taken

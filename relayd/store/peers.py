@@ -190,7 +190,7 @@ class PeerStore:
             "UPDATE peers SET state = $2, problem = $3, state_at = $4 WHERE peer_id = $1",
             peer_id,
             state,
-            None if problem is None else problem[:MOST_PROBLEM],
+            None if problem is None else _without_nul(problem[:MOST_PROBLEM]),
             now,
         )
 
@@ -272,7 +272,8 @@ class PeerStore:
         self, peer_id: int, found: Mapping[str, object], *, done: int | None, equal_at: int | None
     ) -> None:
         """Write down how a comparison stands; with `done`, that it has ended and met so many requests."""
-        await self._run("execute", _COMPARED, peer_id, json.dumps(found), done, equal_at)
+        plain = {name: _without_nul(value) if type(value) is str else value for name, value in found.items()}
+        await self._run("execute", _COMPARED, peer_id, json.dumps(plain), done, equal_at)
 
     async def skip_reasons(self, peer_id: int) -> dict[str, int]:
         """Why packets of this peer were refused, of those that are remembered, and how many for each."""
@@ -313,3 +314,8 @@ class PeerStore:
             except StoreUnavailable:
                 connection.terminate()
                 raise
+
+
+def _without_nul(text: str) -> str:
+    """What PostgreSQL can keep of a text that may be a peer's own words."""
+    return text.replace("\0", "\ufffd")

@@ -10,6 +10,7 @@ from relayd.federation.intake import (
     Intake,
     Item,
     PeerVerdict,
+    is_keepable,
     is_suspicious,
     judge_refusal,
     retry_delay,
@@ -123,3 +124,11 @@ def test_what_may_be_the_authors_doing_is_suspicious_and_what_this_relay_decline
     suspicious = [ErrorCode.INVALID_SCHEMA, ErrorCode.KEY_REVOKED, ErrorCode.INVALID_SIGNATURE]
     ours = [ErrorCode.POLICY_REJECTED, ErrorCode.TIMESTAMP_TOO_OLD, ErrorCode.PACKET_EXPIRED]
     assert [is_suspicious(refusal(code)) for code in (*suspicious, *ours)] == [True] * 3 + [False] * 3
+
+
+@pytest.mark.parametrize(
+    ("cursor", "keepable"),
+    [(None, True), ("", True), ("1:2", True), ("x" * 4096, True), ("x" * 4097, False), ("a\0", False)],
+)
+def test_a_cursor_that_the_database_cannot_keep(cursor, keepable):
+    assert is_keepable(cursor) is keepable

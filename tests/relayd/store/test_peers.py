@@ -177,3 +177,13 @@ async def test_a_program_of_the_revision_before_goes_on_beside_this_one(database
     finally:
         await connection.close()
     assert [at for _, at in await told(store)] == [NOW - 9, NOW]
+
+
+async def test_a_peers_own_words_are_kept_without_what_no_text_here_may_have(peers):
+    """Otherwise they could not be written down, and reading from all peers would end with that."""
+    numbers, table = peers
+    peer = numbers[HERE[0]]
+    await table.report(peer, "disconnected", "no\0thing", NOW)
+    assert next(row.problem for row in await table.rows() if row.peer_id == peer) == "no\ufffdthing"
+    await table.compared(peer, {"problem": "no\0thing", "brought": 0}, done=None, equal_at=None)
+    assert (await table.comparisons())[peer].found == {"problem": "no\ufffdthing", "brought": 0}

@@ -56,7 +56,7 @@ def configure(
     ]
     rendering: list[Processor] = [structlog.stdlib.ProcessorFormatter.remove_processors_meta]
     if console:
-        rendering.append(structlog.dev.ConsoleRenderer(colors=stream.isatty()))
+        rendering += [_escape, structlog.dev.ConsoleRenderer(colors=stream.isatty())]
     else:
         rendering += [structlog.processors.format_exc_info, structlog.processors.JSONRenderer()]
     handler = _Handler(stream)
@@ -108,7 +108,17 @@ def _withhold(logger: object, method_name: str, event: MutableMapping[str, Any])
     for name in event.keys() & _NEVER_LOGGED:
         event[name] = "[withheld]"
     for name in event.keys() & _ADDRESS_FIELDS:
-        event[name] = truncated_address(str(event[name]))
+        if not str(event[name]).startswith("did:"):  # the name of a relay, which is public
+            event[name] = truncated_address(str(event[name]))
+    return event
+
+
+def _escape(logger: object, method_name: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
+    """What others have said may stand in the text of a library's line: it steers no terminal, and makes no
+    line of its own. The renderer sees to the other fields."""
+    text = str(event.get("event", ""))
+    if not text.isprintable():
+        event["event"] = repr(text)[1:-1]
     return event
 
 

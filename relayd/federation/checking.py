@@ -16,7 +16,7 @@ from strata.relays.reconciling import PeerSession
 from relayd.config import ConfigurationError, Settings
 from relayd.federation.overview import conduct_kept, one_peer, open_table, shown
 from relayd.federation.peers_file import Upstream, read_peers
-from relayd.store.peers import PeerRow, PeerStore
+from relayd.store.peers import PeerRow, PeerStore, printable
 
 __all__ = ["ask_comparison", "check_peers", "peer_details"]
 
@@ -67,7 +67,7 @@ async def _check(peer: Upstream, own: Identity, row: PeerRow | None) -> dict[str
             if newest is not None and row is not None and row.last_witness is not None:
                 found["behind_seconds"] = max(0, newest - row.last_witness)
     except StrataError as error:
-        found["problem"] = str(error)
+        found["problem"] = printable(str(error))
     return found
 
 

@@ -18,7 +18,15 @@ import asyncpg
 from relayd.store.connection import close_quietly, connect, deadline
 from relayd.store.types import StoreUnavailable
 
-__all__ = ["MOST_PROBLEM", "PeerComparison", "PeerPlace", "PeerRow", "PeerStore", "register_peers"]
+__all__ = [
+    "MOST_PROBLEM",
+    "PeerComparison",
+    "PeerPlace",
+    "PeerRow",
+    "PeerStore",
+    "printable",
+    "register_peers",
+]
 
 MOST_PROBLEM: Final = 500
 """Characters of a peer's problem that are kept."""
@@ -190,7 +198,7 @@ class PeerStore:
             "UPDATE peers SET state = $2, problem = $3, state_at = $4 WHERE peer_id = $1",
             peer_id,
             state,
-            None if problem is None else _without_nul(problem[:MOST_PROBLEM]),
+            None if problem is None else printable(problem[:MOST_PROBLEM]),
             now,
         )
 
@@ -272,7 +280,7 @@ class PeerStore:
         self, peer_id: int, found: Mapping[str, object], *, done: int | None, equal_at: int | None
     ) -> None:
         """Write down how a comparison stands; with `done`, that it has ended and met so many requests."""
-        plain = {name: _without_nul(value) if type(value) is str else value for name, value in found.items()}
+        plain = {name: printable(value) if type(value) is str else value for name, value in found.items()}
         await self._run("execute", _COMPARED, peer_id, json.dumps(plain), done, equal_at)
 
     async def skip_reasons(self, peer_id: int) -> dict[str, int]:
@@ -316,6 +324,6 @@ class PeerStore:
                 raise
 
 
-def _without_nul(text: str) -> str:
-    """What PostgreSQL can keep of a text that may be a peer's own words."""
-    return text.replace("\0", "\ufffd")
+def printable(text: str) -> str:
+    """What PostgreSQL can keep, and an operator's terminal show, of a text that may be a peer's own words."""
+    return "".join(character if character.isprintable() else "\ufffd" for character in text)

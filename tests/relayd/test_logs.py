@@ -120,3 +120,19 @@ def test_a_stream_that_takes_nothing_costs_the_line_and_nothing_else(stream, mon
     logs.get_logger("relayd.test").info("kept")
     assert [line["event"] for line in lines(stream)] == ["kept"]
     assert capsys.readouterr().err == ""
+
+
+def test_a_relay_is_named(stream):
+    """The field that may hold an address holds the DID of a peer elsewhere."""
+    logs.configure("json", "info", stream)
+    logs.get_logger("relayd.test").info("peer_not_read", peer="did:strata:zA")
+    assert lines(stream)[0]["peer"] == "did:strata:zA"
+
+
+def test_what_others_say_steers_no_terminal_and_makes_no_line(stream):
+    logs.configure("console", "info", stream)
+    logs.get_logger("relayd.test").info("peer_not_read", problem="no\x1b[2J\nlevel=error")
+    logging.getLogger("strata.relay").warning("refused: %s", "no\x1b[2J\nlevel=error")
+    ours, theirs = stream.getvalue().splitlines()
+    for line in ours, theirs:
+        assert "[2J" in line and "level=error" in line and "\x1b" not in line

@@ -183,7 +183,8 @@ async def test_a_peers_own_words_are_kept_without_what_no_text_here_may_have(pee
     """Otherwise they could not be written down, and reading from all peers would end with that."""
     numbers, table = peers
     peer = numbers[HERE[0]]
-    await table.report(peer, "disconnected", "no\0thing", NOW)
-    assert next(row.problem for row in await table.rows() if row.peer_id == peer) == "no\ufffdthing"
+    await table.report(peer, "disconnected", "no\0thing \x1b[2J", NOW)
+    told = next(row.problem for row in await table.rows() if row.peer_id == peer)
+    assert told == "no\ufffdthing \ufffd[2J"  # nor does it steer the terminal that shows it
     await table.compared(peer, {"problem": "no\0thing", "brought": 0}, done=None, equal_at=None)
     assert (await table.comparisons())[peer].found == {"problem": "no\ufffdthing", "brought": 0}

@@ -1,4 +1,4 @@
-"""What the commands print: results to stdout, the rest to stderr; a packet cannot steer the terminal."""
+"""What the commands print: results to stdout, the rest to stderr; nobody else steers the terminal."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ _SHOW_AFTER = 1.0
 
 
 def write_line(text: str) -> None:
-    """Write one line to stdout at once. Raises `BrokenPipeError` when the reader has gone."""
-    write_bytes(text.encode("utf-8", "replace"))
+    """Write lines to stdout at once. Raises `BrokenPipeError` when the reader has gone."""
+    write_bytes(_harmless_lines(text).encode("utf-8", "replace"))
 
 
 def write_record(record: Mapping[str, object]) -> None:
@@ -50,8 +50,8 @@ def write_bytes(line: bytes) -> None:
 
 
 def note(text: str) -> None:
-    """Write a line to stderr, for the user."""
-    print(text, file=sys.stderr)
+    """Write lines to stderr, for the user."""
+    print(_harmless_lines(text), file=sys.stderr)
 
 
 def fail(problem: str, *, code: int = 1) -> NoReturn:
@@ -63,6 +63,11 @@ def fail(problem: str, *, code: int = 1) -> NoReturn:
 def harmless(text: str) -> str:
     """Text on one line, with blanks for control, format and surrogate characters: none steers a terminal."""
     return "".join(c if unicodedata.category(c) not in ("Cc", "Cf", "Cs", "Zl", "Zp") else " " for c in text)
+
+
+def _harmless_lines(text: str) -> str:
+    """What a relay says of a refusal stands in errors, and what somebody calls a key in a chain."""
+    return text if text.isprintable() else "\n".join(map(harmless, text.split("\n")))
 
 
 def utc(at: float) -> str:

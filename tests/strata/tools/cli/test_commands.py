@@ -16,7 +16,7 @@ from msgspec.structs import replace
 from strata.protocol import wire
 from strata.protocol.packets import Packet
 from strata.tools.cli.arguments import content_of, content_of_line, moment
-from strata.tools.cli.output import harmless
+from strata.tools.cli.output import harmless, note, write_line
 from strata.tools.cli.position import PositionFile, SavedPosition
 
 from tests.support.strata_command import run_strata
@@ -262,6 +262,14 @@ async def test_get(run, extended, make):
 
 def test_a_packet_cannot_steer_the_terminal():
     assert harmless("a\x1b[2J\r\nb\u202ec\x07d\u2028") == "a [2J  b c d "
+
+
+def test_nor_can_what_a_relay_says_of_a_refusal_or_somebody_calls_a_key(capfdbinary):
+    note("error: refused: \x1b]0;title\x07 no\nnext: é")
+    write_line("did:strata:zA#\x1b[2J\nkey file: x")
+    said = capfdbinary.readouterr()
+    assert said.err.decode() == "error: refused:  ]0;title  no\nnext: é\n"
+    assert said.out.decode() == "did:strata:zA# [2J\nkey file: x\n"
 
 
 @pytest.mark.parametrize(

@@ -6,17 +6,18 @@ hash. Such a packet has an **equivalence key**, which goes into the duplicate in
 beside its id: the second one with the same key is answered OK, `duplicate_of` the first. The author is part
 of the key, so nobody can block another's attestation by using its id first (R-115).
 
-relayd computes it when it stores a packet, and the pipeline when it restores one.
+relayd computes it when it stores a packet, and the pipeline when it restores one. It costs little, whatever
+the packet holds: the rules compare texts and numbers, and a document is hashed as it stands in the packet.
 """
 
 # Core: no I/O, no clock, no randomness (held by tests/test_layout.py).
 
 from __future__ import annotations
 
+import msgspec
 from blake3 import blake3
 
 from strata.protocol import canonical
-from strata.protocol.canonical import DEEPEST
 from strata.protocol.packets import Packet
 
 __all__ = ["EQUIVALENT_TYPES", "document_key", "equivalence_key"]
@@ -24,8 +25,21 @@ __all__ = ["EQUIVALENT_TYPES", "document_key", "equivalence_key"]
 EQUIVALENT_TYPES = frozenset({"ATTESTATION", "CONSENSUS_METRIC", "DID_DOCUMENT"})
 """The only content types with such a rule."""
 
+_SIMPLE = frozenset({str, int, float, bool})
+
 _DOMAIN = b"relayd equivalence 1\n"
 """No canonical packet begins so, so no key can be taken for a packet id. Databases hold keys, so it stays."""
+
+
+class _Content(msgspec.Struct):
+    document: msgspec.Raw = msgspec.Raw(b"null")
+
+
+class _Packet(msgspec.Struct):
+    content: _Content
+
+
+_PACKET = msgspec.json.Decoder(_Packet)
 
 
 def equivalence_key(packet: Packet) -> bytes | None:
@@ -35,15 +49,14 @@ def equivalence_key(packet: Packet) -> bytes | None:
     elif packet.content_type == "CONSENSUS_METRIC":
         parts = [packet.content.get("target_packet"), packet.content.get("observed_at")]
     elif packet.content_type == "DID_DOCUMENT":
-        return document_key(
-            blake3(canonical.encode(packet.content.get("document"), max_depth=DEEPEST)).digest()
-        )
+        # What stands in a canonical text is canonical.
+        return document_key(blake3(bytes(_PACKET.decode(packet.canonical).content.document)).digest())
     else:
         return None
-    if parts is None or None in parts:
+    if parts is None or not all(type(part) in _SIMPLE for part in parts):
         return None  # not of the shape the rule speaks of: then only its id is its identity
     members = [packet.content_type, packet.author_id, *parts]
-    return blake3(_DOMAIN + canonical.encode(members, max_depth=DEEPEST)).digest()
+    return blake3(_DOMAIN + canonical.encode(members)).digest()
 
 
 def document_key(digest: bytes) -> bytes:

@@ -1,8 +1,12 @@
 """Which packets repeat another: the keys alone; the log that acts on them is tested with the store."""
 
+import sys
+from types import FrameType
+
 import pytest
-from strata.protocol import packets
-from strata.protocol.equivalence import equivalence_key
+from blake3 import blake3
+from strata.protocol import canonical, packets
+from strata.protocol.equivalence import document_key, equivalence_key
 from strata.protocol.ids import Identity
 
 A, B = Identity.from_seed(bytes(32)), Identity.from_seed(bytes([1]) * 32)
@@ -50,7 +54,39 @@ def test_a_metric_repeats_one_of_the_same_moment_only():
         {"type": "ATTESTATION", "target_packet": TARGET, "attestation": []},
         {"type": "ATTESTATION", "attestation": {"attestation_id": "0x01"}},
         {"type": "CONSENSUS_METRIC", "target_packet": TARGET},
+        {"type": "CONSENSUS_METRIC", "target_packet": TARGET, "observed_at": [5]},
+        {"type": "ATTESTATION", "target_packet": TARGET, "attestation": {"attestation_id": {"a": 1}}},
     ],
 )
 def test_what_the_rule_does_not_speak_of_has_no_key(content):
     assert equivalence_key(packets.build(A, content, timestamp=1000)) is None
+
+
+def test_a_document_is_known_by_its_canonical_form():
+    document = {"b": [1e-6, "\u20ac", {"y": None, "x": -0.0}], "a": 2.0}
+    packet = packets.build(A, {"type": "DID_DOCUMENT", "document": document}, timestamp=1000)
+    assert equivalence_key(packet) == document_key(blake3(canonical.encode(document)).digest())
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        {"type": "CONSENSUS_METRIC", "target_packet": TARGET, "observed_at": [2e-6] * 2000},
+        {"type": "DID_DOCUMENT", "document": {"x": [2e-6] * 2000}},
+    ],
+)
+def test_a_key_is_made_without_a_step_for_each_value(content):
+    """The event loop makes it, of packets with tens of thousands of them."""
+    packet = packets.build(A, content, timestamp=1000)
+    calls = 0
+
+    def count(frame: FrameType, event: str, argument: object) -> None:
+        nonlocal calls
+        calls += event == "call"
+
+    sys.setprofile(count)
+    try:
+        equivalence_key(packet)
+    finally:
+        sys.setprofile(None)
+    assert calls < 50

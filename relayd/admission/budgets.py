@@ -17,16 +17,15 @@ import functools
 import math
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, Final, Protocol
+from typing import Final, Protocol
 
 import msgspec
-from strata.protocol import fields
 from strata.protocol.errors import ErrorCode, InvalidPacket
 from strata.protocol.packets import Packet
 from strata.protocol.typed import trust_strength
 
 from relayd.faults import Faults
-from relayd.store.types import DAY_SECONDS, LogEntry, TrustRow, first_sequence_of_day
+from relayd.store.types import DAY_SECONDS, LogEntry, NewPacket, TrustRow, first_sequence_of_day
 
 __all__ = ["BUDGETED_TYPES", "TrustAct", "TrustBudgets"]
 
@@ -70,7 +69,8 @@ class _Acts:
 
 
 class _Content(msgspec.Struct):
-    strength: Any = None
+    strength: msgspec.Raw = msgspec.Raw(b"null")
+    """Only edges are held to a number here: to decode whatever stands in a revocation may take a second."""
 
 
 class _Edge(msgspec.Struct):
@@ -78,6 +78,7 @@ class _Edge(msgspec.Struct):
 
 
 _EDGE_DECODER = msgspec.json.Decoder(_Edge)
+_BEGINS_NUMBER = frozenset(bytes([character]) for character in b"-0123456789")
 
 
 class TrustBudgets:
@@ -150,8 +151,8 @@ class TrustBudgets:
 
     def _observe(self, entry: LogEntry) -> None:
         new = entry.packet
-        strength = fields.number(_EDGE_DECODER.decode(new.body).content.strength)
-        self._count(new.author_id, new.packet_id, entry.told_at, _act(new.content_type, strength))
+        act = _act(new.content_type, _strength(new) if new.content_type == "TRUST_EDGE" else None)
+        self._count(new.author_id, new.packet_id, entry.told_at, act)
 
     async def close(self) -> None:
         """End the reads under way."""
@@ -212,6 +213,15 @@ class TrustBudgets:
     def _make_room(self) -> None:
         while len(self._known) > _MAX_AUTHORS:
             self._known.popitem(last=False)
+
+
+def _strength(edge: NewPacket) -> float | None:
+    """How strong an edge of the log is; None where it says so by no number."""
+    text = bytes(_EDGE_DECODER.decode(edge.body).content.strength)
+    try:
+        return float(text) if text[:1] in _BEGINS_NUMBER else None
+    except ValueError:
+        return None
 
 
 def _act(content_type: str, strength: float | None) -> TrustAct:

@@ -286,8 +286,10 @@ ClientMessage = Subscribe | Unsubscribe | Publish | Auth | Moderate | Reconcile
 RelayMessage = Event | Ok | Error | AuthChallenge | AuthOk | EndOfHistory
 
 _CLIENT_DECODER: msgspec.json.Decoder[ClientMessage] = msgspec.json.Decoder(ClientMessage)
-# Python reads the floats of an annotation: one such as `1.5e300` takes msgspec a hundred times as long.
-_MODERATED_DECODER: msgspec.json.Decoder[Moderated | Error] = msgspec.json.Decoder(Moderated | Error)
+# Python reads the floats of what may be anything: one as `1.5e300` takes msgspec a hundred times as long.
+_MODERATED_DECODER: msgspec.json.Decoder[Moderated | Error] = msgspec.json.Decoder(
+    Moderated | Error, float_hook=float
+)
 _RECONCILED_DECODER: msgspec.json.Decoder[Reconciled | Error] = msgspec.json.Decoder(Reconciled | Error)
 _RELAY_DECODER: msgspec.json.Decoder[RelayMessage] = msgspec.json.Decoder(RelayMessage, float_hook=float)
 _ENCODER = msgspec.json.Encoder()

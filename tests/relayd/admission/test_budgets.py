@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 from strata.protocol.errors import ErrorCode, InvalidPacket
 from strata.protocol.ids import Identity
 
 from relayd.admission.budgets import TrustAct, TrustBudgets
-from relayd.store.types import TrustRow
+from relayd.store.types import LogEntry, NewPacket, TrustRow
 from tests.relayd.admission.admission_rig import ALICE, NOW, Peer, Rig, signed
 
 BOB = Identity(bytes(32))
@@ -190,3 +192,26 @@ async def test_junk_for_the_strength_of_a_revocation_is_a_revocation(rig, junk):
     again = Rig(log=rig.log, budgets=LIMITS)
     assert (await outcomes(again, bad(9)))[0] == [ErrorCode.RATE_LIMITED]
     await again.close()
+
+
+async def test_what_the_log_says_of_a_revocation_is_not_decoded(rig):
+    """Its `strength` may be any JSON, and the loop looks at what everybody's packets say."""
+    assert (await outcomes(rig, revocation(1)))[0] == ["ok"]  # from now on the feed is followed
+    content = {"type": "TRUST_REVOCATION", "from": ALICE.did, "strength": [1.5e300] * 20_000}
+    junk = signed(ALICE, content, timestamp=NOW)
+    new = NewPacket(junk.digest, ALICE.did, "TRUST_REVOCATION", NOW, None, junk.canonical)
+    began = time.process_time()
+    rig.budgets.observe([LogEntry(99, NOW, new)])
+    assert time.process_time() - began < 0.1  # all of it takes half a second
+    assert (await outcomes(rig, revocation(2)))[0] == [ErrorCode.RATE_LIMITED]
+
+
+@pytest.mark.parametrize(("text", "strong"), [("1", True), ("0.6", True), ("0.5", False), ("-1", False)])
+async def test_what_the_log_says_of_an_edge_counts_by_its_strength(rig, text, strong):
+    assert (await outcomes(rig, edge(0, 0.1)))[0] == ["ok"]
+    for number in range(3):
+        body = b'{"content":{"strength":%b,"n":%d}}' % (text.encode(), number)
+        new = NewPacket(bytes([number]) * 32, ALICE.did, "TRUST_EDGE", NOW, None, body)
+        rig.budgets.observe([LogEntry(90 + number, NOW, new)])
+    refused = (await outcomes(rig, edge(1, 0.7)))[0] == [ErrorCode.RATE_LIMITED]
+    assert refused is strong

@@ -21,7 +21,7 @@ class _Found(msgspec.Struct):
     relay_annotations: dict[str, object] | None = None
 
 
-_DECODER = msgspec.json.Decoder(_Found)
+_DECODER = msgspec.json.Decoder(_Found, float_hook=float)
 
 
 async def fetch_packet(

@@ -8,12 +8,12 @@
 // Core: no I/O, no clock, no randomness (held by tests/layout.test.ts).
 
 import { hex } from "../bytes.js";
-import { type DidDocument, type KeyHex, MAX_METHODS, methodId, type RecoveryPolicy, spelledKey } from "../documents.js";
+import { type DidDocument, type KeyHex, MAX_METHODS, methodId, spelledKey } from "../documents.js";
 import { InvalidPacket } from "../errors.js";
 import { publicKeyFromDid } from "../ids.js";
 import { refuse } from "../json.js";
 import type { Entry } from "./entries.js";
-import { eligibleKeys, isApproved, type PendingEvent, threshold } from "./recovery.js";
+import { Electors, isApproved, type PendingEvent } from "./recovery.js";
 import { earlier, underDocument } from "./roles.js";
 import type { KeyEvent, RecoveryApproval } from "./statements.js";
 import { explain, isOver, type KeyRules, type KeyState, may, newestFirst, newKey, refused, standing } from "./states.js";
@@ -80,6 +80,11 @@ export class KeyLedger {
     return this.conflict === undefined ? this.documents.at(-1) : undefined;
   }
 
+  /** When the next pending event that is not due at `at` will have waited long enough. */
+  nextDueAfter(at: number): number {
+    return Math.min(...[...this.pending.values()].map((one) => one.dueAt).filter((due) => due > at));
+  }
+
   /** When the next pending event has waited long enough. */
   get nextDueAt(): number | undefined {
     return this.pending.size === 0 ? undefined : Math.min(...[...this.pending.values()].map((one) => one.dueAt));
@@ -133,15 +138,16 @@ export class KeyLedger {
    * Each is judged as of the moment it fell due, or of the last packet, whichever is later.
    */
   settle(until: number): void {
-    const waiting = [...this.pending.values()].sort(
-      (one, other) => one.dueAt - other.dueAt || (one.packetId < other.packetId ? -1 : 1),
-    );
-    for (const pending of waiting) {
-      if (pending.dueAt > until) break;
+    const due = [...this.pending.values()].filter((pending) => pending.dueAt <= until);
+    due.sort((one, other) => one.dueAt - other.dueAt || (one.packetId < other.packetId ? -1 : 1));
+    let electors: Electors | undefined;
+    for (const pending of due) {
+      electors ??= this.electors();
       const moment = Math.max(pending.dueAt, this.at);
-      if (isApproved(pending, [...this.keys.values()], this.policy, moment)) {
+      if (isApproved(pending, electors.at(moment))) {
         this.pending.delete(pending.packetId);
         this.fulfil(pending, moment);
+        electors = undefined;
       }
     }
   }
@@ -263,7 +269,7 @@ export class KeyLedger {
   private approve(approval: RecoveryApproval, signer: KeyState, at: number): void {
     if (!signer.recovery) throw refused("an approval is signed by a recovery key", "recovery_key_required");
     this.requirePolicy(at);
-    if (!eligibleKeys(this.keys.values(), this.policy, at).has(signer.publicKey)) {
+    if (!this.electors().at(at).eligible.has(signer.publicKey)) {
       throw refused("this recovery key has no say in the policy", "recovery_key_not_eligible");
     }
     if (!this.events.has(approval.targetEvent)) {
@@ -276,12 +282,12 @@ export class KeyLedger {
     }
   }
 
-  private get policy(): RecoveryPolicy | undefined {
-    return this.documents.at(-1)?.recoveryPolicy;
+  private electors(): Electors {
+    return new Electors(this.keys.values(), this.documents.at(-1)?.recoveryPolicy);
   }
 
   private requirePolicy(at: number): void {
-    if (threshold(this.policy, eligibleKeys(this.keys.values(), this.policy, at)) === undefined) {
+    if (this.electors().at(at).needed === undefined) {
       throw refused("the document's recovery policy cannot be met", "recovery_policy_invalid"); // R-085
     }
   }

@@ -17,36 +17,56 @@ export interface PendingEvent {
   readonly approvedBy: ReadonlySet<KeyHex>;
 }
 
-/** Whether enough keys agree at `at`; those revoked by then no longer do. */
-export function isApproved(
-  pending: PendingEvent,
-  keys: readonly KeyState[],
-  policy: RecoveryPolicy | undefined,
-  at: number,
-): boolean {
+/** Whose approvals count at one moment. */
+export interface Electorate {
+  /** The declared recovery keys that are not revoked. */
+  readonly unrevoked: ReadonlySet<KeyHex>;
+  /** Those of them that the policy names; without names all of them. */
+  readonly eligible: ReadonlySet<KeyHex>;
+  /** How many of these must agree, without a policy one; undefined if that cannot be met (R-085). */
+  readonly needed: number | undefined;
+}
+
+/** Whether enough keys agree at that moment; those revoked by then no longer do. */
+export function isApproved(pending: PendingEvent, electorate: Electorate): boolean {
+  const { unrevoked, eligible, needed } = electorate;
   // The signer stands for the event, whatever its part in the policy.
-  if (!eligibleKeys(keys, undefined, at).has(pending.signer)) return false;
-  const eligible = eligibleKeys(keys, policy, at);
-  const needed = threshold(policy, eligible);
-  return needed !== undefined && [...eligible].filter((key) => pending.approvedBy.has(key)).length >= needed;
+  if (needed === undefined || pending.approvedBy.size < needed || !unrevoked.has(pending.signer)) return false;
+  return [...pending.approvedBy].filter((key) => eligible.has(key)).length >= needed;
 }
 
-/** The declared, unrevoked recovery keys, or those of them that the policy names. */
-export function eligibleKeys(
-  keys: Iterable<KeyState>,
-  policy: RecoveryPolicy | undefined,
-  at: number,
-): Set<KeyHex> {
-  const eligible = [...keys].filter((key) => key.recovery && standing(key, at, 0) !== "revoked");
-  const named = new Set(policy?.keyIds);
-  const spelled = new Set([...named].map(spelledKey));
-  const counted =
-    named.size === 0 ? eligible : eligible.filter((key) => named.has(key.keyId) || spelled.has(key.publicKey));
-  return new Set(counted.map((key) => key.publicKey));
+/** The recovery keys of one state, and what its policy says of them, for a thousand events in one go. */
+export class Electors {
+  private readonly keys: readonly KeyState[];
+  private readonly named: ReadonlySet<KeyHex>;
+  private last: [number, Electorate] | undefined;
+
+  constructor(
+    keys: Iterable<KeyState>,
+    private readonly policy: RecoveryPolicy | undefined,
+  ) {
+    this.keys = [...keys].filter((key) => key.recovery);
+    const names = new Set(policy?.keyIds);
+    const spelled = new Set([...names].map(spelledKey));
+    const named = this.keys.filter(
+      (key) => names.size === 0 || names.has(key.keyId) || spelled.has(key.publicKey),
+    );
+    this.named = new Set(named.map((key) => key.publicKey));
+  }
+
+  /** The electorate of this moment; asked for again, it costs nothing. */
+  at(moment: number): Electorate {
+    if (this.last?.[0] === moment) return this.last[1];
+    const unrevoked = this.keys.filter((key) => standing(key, moment, 0) !== "revoked").map((key) => key.publicKey);
+    const eligible = new Set(unrevoked.filter((key) => this.named.has(key)));
+    const electorate = { unrevoked: new Set(unrevoked), eligible, needed: threshold(this.policy, eligible) };
+    this.last = [moment, electorate];
+    return electorate;
+  }
 }
 
-/** How many eligible keys must agree, without a policy one; undefined if that cannot be met (R-085). */
-export function threshold(policy: RecoveryPolicy | undefined, eligible: ReadonlySet<KeyHex>): number | undefined {
+/** How many eligible keys must agree; undefined if that cannot be met (R-085). */
+function threshold(policy: RecoveryPolicy | undefined, eligible: ReadonlySet<KeyHex>): number | undefined {
   if (policy === undefined) return 1;
   const wanted = policy.threshold;
   return wanted === undefined || wanted < 1 || wanted > eligible.size ? undefined : wanted;

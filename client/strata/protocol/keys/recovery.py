@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
@@ -59,7 +60,7 @@ class Electors:
         self._named = frozenset(key.public_key for key in self._keys)
         self._threshold = 1 if policy is None else policy.threshold
         self._has_policy = policy is not None
-        self._moment: tuple[int, Electorate] | None = None
+        self._known: tuple[int, float, Electorate] | None = None
         if policy is not None and policy.key_ids:
             # A policy may hold a thousand names, and there are few keys: rather spell these than read those.
             named = set(policy.key_ids)
@@ -71,9 +72,9 @@ class Electors:
             )
 
     def at(self, moment: int) -> Electorate:
-        """The electorate of this moment; asked for again, it costs nothing."""
-        if self._moment is not None and self._moment[0] == moment:
-            return self._moment[1]
+        """The electorate of this moment. It is worked out anew only where a revocation lies in between."""
+        if self._known is not None and self._known[0] <= moment <= self._known[1]:
+            return self._known[2]
         unrevoked = frozenset(
             key.public_key for key in self._keys if key.standing(moment, 0) is not KeyStanding.REVOKED
         )
@@ -82,5 +83,6 @@ class Electors:
         if self._has_policy and (needed is None or not 1 <= needed <= len(eligible)):
             needed = None
         electorate = Electorate(unrevoked, eligible, needed)
-        self._moment = moment, electorate
+        ends = (key.revoked_at for key in self._keys if key.revoked_at is not None)
+        self._known = moment, min((end for end in ends if end >= moment), default=math.inf), electorate
         return electorate

@@ -9,7 +9,7 @@ import pytest
 from strata.protocol.documents import RecoveryPolicy, key_multibase
 from strata.protocol.errors import InvalidPacket
 from strata.protocol.keys import KeyChain, KeyRules, Use, approval_content
-from strata.protocol.keys.recovery import PendingEvent
+from strata.protocol.keys.recovery import Electors, PendingEvent
 
 from tests.support.alice import (
     ALICE,
@@ -315,3 +315,12 @@ def test_a_policy_names_keys_by_their_spelling_too():
     made = chain((RECOVER, T), documents=[with_recovery(recovery_policy=policy)])
     assert refused(made, approve(13, RECOVER), T + 1) == ("invalid_signature", "recovery_key_not_eligible")
     assert not made.apply(approve(12, RECOVER), T + 1).is_pending(RECOVER.packet_id, T + DAY)
+
+
+def test_an_electorate_changes_with_a_revocation_and_not_before():
+    keys = chain((revoke(0, 12, revoked_at=T + 10), T), documents=TWO_OF_THREE).keys(T)
+    electors = Electors(keys, TWO_OF_THREE[0].recovery_policy)
+    for moment, count in [(T, 3), (T + 10, 3), (T + 11, 2), (T + 99, 2), (T + 5, 3)]:
+        fresh = Electors(keys, TWO_OF_THREE[0].recovery_policy).at(moment)
+        assert electors.at(moment) == fresh
+        assert len(fresh.eligible) == count

@@ -39,7 +39,7 @@ export function isApproved(pending: PendingEvent, electorate: Electorate): boole
 export class Electors {
   private readonly keys: readonly KeyState[];
   private readonly named: ReadonlySet<KeyHex>;
-  private last: [number, Electorate] | undefined;
+  private known: { readonly since: number; readonly until: number; readonly electorate: Electorate } | undefined;
 
   constructor(
     keys: Iterable<KeyState>,
@@ -54,13 +54,15 @@ export class Electors {
     this.named = new Set(named.map((key) => key.publicKey));
   }
 
-  /** The electorate of this moment; asked for again, it costs nothing. */
+  /** The electorate of this moment. It is worked out anew only where a revocation lies in between. */
   at(moment: number): Electorate {
-    if (this.last?.[0] === moment) return this.last[1];
+    const known = this.known;
+    if (known !== undefined && known.since <= moment && moment <= known.until) return known.electorate;
     const unrevoked = this.keys.filter((key) => standing(key, moment, 0) !== "revoked").map((key) => key.publicKey);
     const eligible = new Set(unrevoked.filter((key) => this.named.has(key)));
     const electorate = { unrevoked: new Set(unrevoked), eligible, needed: threshold(this.policy, eligible) };
-    this.last = [moment, electorate];
+    const ends = this.keys.map((key) => key.revokedAt ?? Number.POSITIVE_INFINITY).filter((end) => end >= moment);
+    this.known = { since: moment, until: Math.min(...ends), electorate };
     return electorate;
   }
 }

@@ -48,8 +48,6 @@ type Refusals = Map<string, InvalidPacket>;
  */
 export class KeyChain {
   private readonly cache = new Map<string, readonly KeyHex[]>();
-  /** The last state asked for after something fell due: events wait for approvals, for ever perhaps. */
-  private settled: { readonly since: number; readonly until: number; readonly ledger: KeyLedger } | undefined;
 
   private constructor(
     private readonly beginning: KeyLedger,
@@ -237,14 +235,11 @@ export class KeyChain {
       else ledger = (await this.replayed(this.held.filter((entry) => entry.receivedAt <= at)))[0].ledger;
     }
     const due = ledger.nextDueAt;
-    if (due === undefined || due > moment) return ledger;
-    const known = ledger === this.ledger ? this.settled : undefined;
-    if (known !== undefined && known.since <= moment && moment < known.until) return known.ledger;
-    const until = ledger.nextDueAfter(moment);
-    const settled = ledger.copy();
-    settled.settle(moment);
-    if (ledger === this.ledger) this.settled = { since: moment, until, ledger: settled };
-    return settled;
+    if (due !== undefined && due <= moment) {
+      ledger = ledger.copy();
+      ledger.settle(moment);
+    }
+    return ledger;
   }
 
   // Judging

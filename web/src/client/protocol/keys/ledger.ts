@@ -13,7 +13,7 @@ import { InvalidPacket } from "../errors.js";
 import { publicKeyFromDid } from "../ids.js";
 import { refuse } from "../json.js";
 import type { Entry } from "./entries.js";
-import { Electors, isApproved, type PendingEvent } from "./recovery.js";
+import { type Electorate, electorates, isApproved, type PendingEvent } from "./recovery.js";
 import { earlier, underDocument } from "./roles.js";
 import type { KeyEvent, RecoveryApproval } from "./statements.js";
 import { explain, isOver, type KeyRules, type KeyState, may, newestFirst, newKey, refused, standing } from "./states.js";
@@ -80,11 +80,6 @@ export class KeyLedger {
     return this.conflict === undefined ? this.documents.at(-1) : undefined;
   }
 
-  /** When the next pending event that is not due at `at` will have waited long enough. */
-  nextDueAfter(at: number): number {
-    return Math.min(...[...this.pending.values()].map((one) => one.dueAt).filter((due) => due > at));
-  }
-
   /** When the next pending event has waited long enough. */
   get nextDueAt(): number | undefined {
     return this.pending.size === 0 ? undefined : Math.min(...[...this.pending.values()].map((one) => one.dueAt));
@@ -139,15 +134,15 @@ export class KeyLedger {
    */
   settle(until: number): void {
     const due = [...this.pending.values()].filter((pending) => pending.dueAt <= until);
+    if (due.length === 0) return;
     due.sort((one, other) => one.dueAt - other.dueAt || (one.packetId < other.packetId ? -1 : 1));
-    let electors: Electors | undefined;
+    let electorate = this.electorates();
     for (const pending of due) {
-      electors ??= this.electors();
       const moment = Math.max(pending.dueAt, this.at);
-      if (isApproved(pending, electors.at(moment))) {
+      if (isApproved(pending, electorate(moment))) {
         this.pending.delete(pending.packetId);
         this.fulfil(pending, moment);
-        electors = undefined;
+        electorate = this.electorates();
       }
     }
   }
@@ -269,7 +264,7 @@ export class KeyLedger {
   private approve(approval: RecoveryApproval, signer: KeyState, at: number): void {
     if (!signer.recovery) throw refused("an approval is signed by a recovery key", "recovery_key_required");
     this.requirePolicy(at);
-    if (!this.electors().at(at).eligible.has(signer.publicKey)) {
+    if (!this.electorates()(at).eligible.has(signer.publicKey)) {
       throw refused("this recovery key has no say in the policy", "recovery_key_not_eligible");
     }
     if (!this.events.has(approval.targetEvent)) {
@@ -282,12 +277,12 @@ export class KeyLedger {
     }
   }
 
-  private electors(): Electors {
-    return new Electors(this.keys.values(), this.documents.at(-1)?.recoveryPolicy);
+  private electorates(): (moment: number) => Electorate {
+    return electorates(this.keys.values(), this.documents.at(-1)?.recoveryPolicy);
   }
 
   private requirePolicy(at: number): void {
-    if (this.electors().at(at).needed === undefined) {
+    if (this.electorates()(at).needed === undefined) {
       throw refused("the document's recovery policy cannot be met", "recovery_policy_invalid"); // R-085
     }
   }

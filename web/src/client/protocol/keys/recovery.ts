@@ -35,41 +35,21 @@ export function isApproved(pending: PendingEvent, electorate: Electorate): boole
   return [...pending.approvedBy].filter((key) => eligible.has(key)).length >= needed;
 }
 
-/** The recovery keys of one state, and what its policy says of them, for a thousand events in one go. */
-export class Electors {
-  private readonly keys: readonly KeyState[];
-  private readonly named: ReadonlySet<KeyHex>;
-  private known: { readonly since: number; readonly until: number; readonly electorate: Electorate } | undefined;
-
-  constructor(
-    keys: Iterable<KeyState>,
-    private readonly policy: RecoveryPolicy | undefined,
-  ) {
-    this.keys = [...keys].filter((key) => key.recovery);
-    const names = new Set(policy?.keyIds);
-    const spelled = new Set([...names].map(spelledKey));
-    const named = this.keys.filter(
-      (key) => names.size === 0 || names.has(key.keyId) || spelled.has(key.publicKey),
-    );
-    this.named = new Set(named.map((key) => key.publicKey));
-  }
-
-  /** The electorate of this moment. It is worked out anew only where a revocation lies in between. */
-  at(moment: number): Electorate {
-    const known = this.known;
-    if (known !== undefined && known.since <= moment && moment <= known.until) return known.electorate;
-    const unrevoked = this.keys.filter((key) => standing(key, moment, 0) !== "revoked").map((key) => key.publicKey);
-    const eligible = new Set(unrevoked.filter((key) => this.named.has(key)));
-    const electorate = { unrevoked: new Set(unrevoked), eligible, needed: threshold(this.policy, eligible) };
-    const ends = this.keys.map((key) => key.revokedAt ?? Number.POSITIVE_INFINITY).filter((end) => end >= moment);
-    this.known = { since: moment, until: Math.min(...ends), electorate };
-    return electorate;
-  }
-}
-
-/** How many eligible keys must agree; undefined if that cannot be met. */
-function threshold(policy: RecoveryPolicy | undefined, eligible: ReadonlySet<KeyHex>): number | undefined {
-  if (policy === undefined) return 1;
-  const wanted = policy.threshold;
-  return wanted === undefined || wanted < 1 || wanted > eligible.size ? undefined : wanted;
+/** The electorates of one state, moment by moment: what the policy says of its keys is read once for them all. */
+export function electorates(
+  keys: Iterable<KeyState>,
+  policy: RecoveryPolicy | undefined,
+): (moment: number) => Electorate {
+  const recovery = [...keys].filter((key) => key.recovery);
+  const names = new Set(policy?.keyIds);
+  const spelled = new Set([...names].map(spelledKey));
+  const named = recovery.filter((key) => names.size === 0 || names.has(key.keyId) || spelled.has(key.publicKey));
+  return (moment) => {
+    const at = (some: KeyState[]) =>
+      new Set(some.filter((key) => standing(key, moment, 0) !== "revoked").map((key) => key.publicKey));
+    const eligible = at(named);
+    const wanted = policy === undefined ? 1 : policy.threshold;
+    const isMet = policy === undefined || (wanted !== undefined && wanted >= 1 && wanted <= eligible.size);
+    return { unrevoked: at(recovery), eligible, needed: isMet ? wanted : undefined };
+  };
 }

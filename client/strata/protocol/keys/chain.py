@@ -21,6 +21,10 @@ __all__ = ["KeyChain"]
 _MAX_WINDOWS = 4
 """Spans of time remembered; a reader of history moves on from one to the next."""
 
+_BEFORE_ALL = float("-inf")
+_STEP = 64
+"""A past state is kept for every so many packets, and the last one asked for."""
+
 
 @dataclass(frozen=True, slots=True)
 class _Window:
@@ -29,6 +33,10 @@ class _Window:
     since: float
     until: float
     keys: tuple[bytes, ...]
+
+
+_Mark = tuple[float, KeyLedger]
+"""The state after the packets that were received by some second."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +55,18 @@ class KeyChain:
     count. Made by `genesis` and `replay`; `apply` makes the next one.
     """
 
-    __slots__ = ("_before", "_cache", "_genesis", "_held", "_ledger", "_second", "_settled", "did", "rules")
+    __slots__ = (
+        "_before",
+        "_cache",
+        "_genesis",
+        "_held",
+        "_ledger",
+        "_past",
+        "_second",
+        "_settled",
+        "did",
+        "rules",
+    )
 
     def __init__(
         self,
@@ -65,6 +84,7 @@ class KeyChain:
         self._held = held
         self._second = second  # all accepted in the last second, held or not
         self._cache: dict[tuple[Use, bool], tuple[_Window, ...]] = {}
+        self._past: tuple[tuple[_Mark, ...], _Mark] = (), (_BEFORE_ALL, genesis)
         self._settled: _Settled | None = None
         """The last one asked for: an event may wait for approvals for ever, and is not judged each time."""
 
@@ -258,13 +278,33 @@ class KeyChain:
             if ingest:
                 at = self._last  # what has been applied counts, even if a clock went back
             else:
-                ledger = self._replayed(e for e in self._held if e.received_at <= at)[0]._ledger
+                ledger = self._past_state(at)
         if ledger is not self._ledger:
             return _settled(ledger, at).ledger
         known = self._settled
         if known is None or not known.since <= at < known.until:
             known = self._settled = _settled(ledger, at)
         return known.ledger
+
+    def _past_state(self, at: int) -> KeyLedger:
+        """The state after the packets that were received by `at`.
+
+        It goes on from the latest one that is known: whoever reads a history asks for one moment after the
+        other, and all of a long chain for each of them is too much.
+        """
+        marks, last = self._past
+        since, ledger = _BEFORE_ALL, self._genesis
+        for known in (*marks, last):
+            if since < known[0] <= at:
+                since, ledger = known
+        count, marked = 0, marks[-1][0] if marks else _BEFORE_ALL
+        for second in in_seconds(entry for entry in self._held if since < entry.received_at <= at):
+            since, ledger = second[0].received_at, _receive_second(ledger, second)[0]
+            count += len(second)
+            if count >= _STEP and since > marked:
+                marks, count = (*marks, (since, ledger)), 0
+        self._past = marks, (since, ledger)
+        return ledger
 
     # Judging
 
@@ -316,7 +356,7 @@ class KeyChain:
         within = [entry for entry in self._held if entry.received_at == at]
         if not within:
             return
-        ledger = self._replayed(e for e in self._held if e.received_at < at)[0]._ledger.copy()
+        ledger = self._past_state(at - 1).copy()
         ledger.settle(at)
         skew = self.rules.clock_skew_seconds
         for entry in within:

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import random
+import sys
+from types import FrameType
+
 import pytest
 from strata.protocol import packets
 from strata.protocol.documents import implicit_genesis, key_multibase
 from strata.protocol.errors import InvalidPacket
 from strata.protocol.ids import Identity, base58_encode
 from strata.protocol.keys import KeyChain, KeyStanding, Use
+from strata.protocol.keys.ledger import KeyLedger
+from strata.protocol.packets import Packet
 
 from tests.support.alice import (
     ALICE,
@@ -30,6 +36,11 @@ from tests.support.alice import (
 )
 
 NAMED = "did:strata:relay_1"
+
+
+def freeze(n: int) -> Packet:
+    """An event without effect."""
+    return sign(0, {"type": "KEY_EVENT", "event": "FREEZE", "key_id": key_id(0), "n": n})
 
 
 @pytest.mark.req("R-060")
@@ -368,3 +379,38 @@ def test_a_key_that_authenticated_once_is_asked_about_by_itself():
     assert replaced.holds_until(T + 100, Use.AUTH) == T + 101 + SKEW
     unlisted = chain(documents=[document(method(0), method(1), authentication=[key_id(1)])])
     assert state(unlisted, 0, T) == "key_use_not_allowed"
+
+
+def test_the_past_is_the_same_in_whatever_order_it_is_asked_for():
+    """States on the way are kept; each must be that of its moment."""
+    events = [(add(0, n + 1, valid_from=T), T + 2 * n) for n in range(12)]
+    events += [(freeze(n), T + 30 + n // 3) for n in range(90)]
+    events += [(revoke(0, n + 1, revoked_at=T), T + 90 + 2 * n) for n in range(12)]
+    asked = KeyChain.replay(ALICE, events, rules=RULES)
+    moments = list(range(T - 1, T + 120, 15))
+    alone = {
+        at: KeyChain.replay(ALICE, [each for each in events if each[1] <= at], rules=RULES) for at in moments
+    }
+    for order in (moments, moments[::-1], random.Random(5).sample(moments, len(moments))):
+        for at in order:
+            assert asked._past_state(at).keys == alone[at]._ledger.keys, at
+
+
+@pytest.mark.parametrize("order", [1, -1])
+def test_a_history_is_read_without_a_chain_for_each_moment(order):
+    events = [(freeze(n), T + 2 * n) for n in range(500)]
+    made = KeyChain.replay(ALICE, events, rules=RULES)
+    judged = 0
+
+    def count(frame: FrameType, event: str, argument: object) -> None:
+        nonlocal judged
+        judged += event == "call" and frame.f_code is KeyLedger.receive.__code__
+
+    packet = post(0)
+    sys.setprofile(count)
+    try:
+        for n in range(0, 500, 10)[::order]:
+            made.verify(packet, T + 2 * n + 1, ingest=False)
+    finally:
+        sys.setprofile(None)
+    assert judged < 3000  # it was 12,500

@@ -72,10 +72,11 @@ _RECOVERY_TIMEOUT: Final = 3600.0
 _MAJOR: Final = "18"
 """The PostgreSQL that this program can start itself."""
 _OF_THE_OTHER_SERVER: Final = shutil.ignore_patterns(
-    ".s.PGSQL.*", "postmaster.pid", "postmaster.opts", _KEPT_WAL
+    ".s.PGSQL.*", "postmaster.pid", "postmaster.opts", "standby.signal", _SIGNAL, _KEPT_WAL
 )
-"""The socket of the server that was copied, and its signs of life: its folder of sockets is the cluster. And
-the WAL that it was put back with itself, where that was cut off."""
+"""The socket of the server that was copied, and its signs of life: its folder of sockets is the cluster. What
+made it a standby: it would wait for its primary for ever. And the WAL that it was put back with itself, where
+that was cut off."""
 _HBA_LINE: Final = "local replication all trust\n"
 """Only the owner of the folder and root can reach the socket, and they may do everything as it is."""
 _HBA: Final = f"local all all trust\nhost all all 127.0.0.1/32 scram-sha-256\n{_HBA_LINE}"
@@ -171,15 +172,19 @@ async def follow(url: str, backup: Path) -> None:
 
 
 def _begin_wal(backup: Path) -> None:
-    """Put the WAL of the base backup first, so that what is received goes on behind it without a gap."""
+    """Put the WAL of the base backup first, so that what is received goes on behind it without a gap.
+
+    Its last file is received once more: a standby ends a backup within one, and not with it.
+    """
     wal = backup / _WAL
     if not wal.is_dir():
         fresh = backup / f"{_WAL}.new"
         shutil.rmtree(fresh, ignore_errors=True)
         fresh.mkdir(mode=0o700)
-        for path in sorted((backup / _BASE / "pg_wal").iterdir()):
-            if len(path.name) == 24:
-                make_durable(Path(shutil.copyfile(path, fresh / path.name)))
+        files = sorted(path for path in (backup / _BASE / "pg_wal").iterdir() if len(path.name) == 24)
+        for path in files:
+            name = f"{path.name}.partial" if path is files[-1] else path.name
+            make_durable(Path(shutil.copyfile(path, fresh / name)))
         make_durable(fresh)
         fresh.rename(wal)
         make_durable(backup)

@@ -88,8 +88,9 @@ async def test_where_a_backup_is_being_put_back_nobody_begins_a_new_database(
 def test_what_a_backup_promises_is_on_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     backup = tmp_path / "new" / "backup"
     (backup / "base" / "pg_wal" / "archive_status").mkdir(parents=True)
-    segment = "000000010000000000000001"
-    (backup / "base" / "pg_wal" / segment).write_text("WAL")
+    segment, following = "000000010000000000000001", "000000010000000000000002"
+    for name in (segment, following):
+        (backup / "base" / "pg_wal" / name).write_text("WAL")
     synced: list[str] = []
     sync = os.fsync
 
@@ -102,8 +103,10 @@ def test_what_a_backup_promises_is_on_the_disk(tmp_path: Path, monkeypatch: pyte
     assert synced[:4] == ["new/backup/relayd.json.new", "new/backup", "new", "."]
     synced.clear()
     _begin_wal(backup)
-    assert synced == [f"new/backup/wal.new/{segment}", "new/backup/wal.new", "new/backup"]
-    assert [path.name for path in (backup / "wal").iterdir()] == [segment]
+    first, last = segment, f"{following}.partial"  # the last one is received once more
+    copied = [f"new/backup/wal.new/{name}" for name in (first, last)]
+    assert synced == [*copied, "new/backup/wal.new", "new/backup"]
+    assert sorted(path.name for path in (backup / "wal").iterdir()) == [first, last]
 
 
 def test_a_record_that_is_damaged_makes_no_backup(tmp_path: Path):

@@ -7,18 +7,23 @@ import json
 import signal
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 from typing import Any
 
 import asyncpg
 import pytest
 
+from relayd import backups
+from relayd.postgres import EmbeddedPostgres
 from relayd.postgres.running import running_server
+from relayd.store.migrate import migrate
 from tests.support.bare_client import open_client
 from tests.support.external_postgres import ExternalPostgres
 from tests.support.forks import RELAYD, ForkedProcess, run_fork
 from tests.support.made_packets import ids_of, make, new_identity
 from tests.support.relay_process import RelayProcess, environment, running
+from tests.support.standbys import Standby
 from tests.support.waiting import wait_until
 
 _OLDER = sorted(path for path in Path("/usr/lib/postgresql").glob("1[567]/bin") if (path / "psql").exists())
@@ -152,6 +157,45 @@ async def test_a_backup_that_is_followed_can_be_put_back_to_any_moment(tmp_path:
     assert not (tmp_path / "then" / "relayd.restoring").exists()
     found = relayd(data_dir, "backup", "verify", backup)
     assert (found["packets"], found["is_whole"]) == (6, True)
+
+
+@pytest.mark.req("R-155")
+async def test_a_backup_of_a_standby_is_put_back_with_all_that_the_standby_was_told_since(tmp_path: Path):
+    async def execute(url: str, statement: str) -> Any:
+        connection = await asyncpg.connect(url)
+        try:
+            return await connection.fetchval(statement)
+        finally:
+            await connection.close()
+
+    backup = tmp_path / "backup"
+    with tempfile.TemporaryDirectory(prefix="relayd-primary-") as folder:
+        Path(folder).chmod(0o755)  # noqa: ASYNC240 - a folder of our own
+        async with EmbeddedPostgres(folder) as server, Standby(server.url) as standby:
+            await migrate(server.url)
+            await execute(server.url, "CREATE TABLE marks (n int)")
+            await wait_for_table(standby)
+            # It ends amid a file of WAL: only a primary begins another one with the end of a backup.
+            await backups.create(standby.url, backup, data_dir=None)
+            following = asyncio.create_task(backups.follow(standby.url, backup))
+            for n in range(3):
+                await execute(server.url, f"INSERT INTO marks VALUES ({n})")
+                await execute(server.url, "SELECT pg_switch_wal()")
+            async with asyncio.timeout(60):
+                while len([*backup.glob("wal/*")]) < 4:  # noqa: ASYNC110 - another process
+                    await asyncio.sleep(0.1)
+            following.cancel()
+            await asyncio.wait([following])
+    await backups.restore(backup, tmp_path / "again", verify=False)
+    async with EmbeddedPostgres(tmp_path / "again") as server:
+        assert await execute(server.url, "SELECT array_agg(n ORDER BY n) FROM marks") == [0, 1, 2]
+
+
+async def wait_for_table(standby: Standby) -> None:
+    """Until the standby has been told of it."""
+    async with asyncio.timeout(60):
+        while await standby.execute("SELECT to_regclass('marks')") is None:  # noqa: ASYNC110
+            await asyncio.sleep(0.05)
 
 
 @pytest.mark.req("R-155")

@@ -8,11 +8,13 @@ answer at once.
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
 
+from strata.protocol.streams import forget_stdout, open_standard_streams
 from strata.tools.cli import contexts, moderate, relays
 from strata.tools.cli import identity as identities
 from strata.tools.cli.options import (
@@ -29,6 +31,7 @@ from strata.tools.cli.options import (
     TimeoutOption,
     UrlArgument,
     YesOption,
+    expanded,
 )
 
 __all__ = ["app", "main"]
@@ -78,7 +81,7 @@ def keygen(
     """
     from strata.tools.cli import commands
 
-    commands.keygen(output.expanduser(), as_json=json)
+    commands.keygen(expanded(output), as_json=json)
 
 
 @app.command(epilog=_EPILOG)
@@ -113,7 +116,7 @@ def publish(
 
     if (text is not None) + (content is not None) + stdin != 1:
         raise typer.BadParameter("give one of --text, --content and --stdin")
-    signer = load_identity(identity.expanduser())
+    signer = load_identity(expanded(identity))
     commands.publish(
         Target.choose(relay, authenticate=authenticate, identity=signer, pins=pins, yes=yes),
         type=type,
@@ -173,7 +176,7 @@ def subscribe(
     from strata.tools.cli import commands
     from strata.tools.cli.target import Target, load_identity
 
-    reader = None if identity is None else load_identity(identity.expanduser())
+    reader = None if identity is None else load_identity(expanded(identity))
     commands.subscribe(
         Target.choose(relay, authenticate=authenticate, identity=reader, pins=pins, yes=yes),
         authors=tuple(author or ()),
@@ -206,7 +209,7 @@ def get(
     from strata.tools.cli import commands
     from strata.tools.cli.target import Target, load_identity
 
-    reader = None if identity is None else load_identity(identity.expanduser())
+    reader = None if identity is None else load_identity(expanded(identity))
     target = Target.choose(relay, authenticate=authenticate, identity=reader, pins=pins, yes=yes)
     commands.get(target, packet_id, timeout=timeout, as_json=json)
 
@@ -233,7 +236,7 @@ def look_at_relay(
     from strata.tools.cli.status import status
     from strata.tools.cli.target import Target, load_identity
 
-    reader = None if identity is None else load_identity(identity.expanduser())
+    reader = None if identity is None else load_identity(expanded(identity))
     target = Target.choose(url, authenticate="when_needed", identity=reader, pins=pins, yes=yes)
     status(target, samples=samples, timeout=timeout, as_json=json)
 
@@ -441,10 +444,10 @@ def join_channel(
             name=name,
             topic=topic,
             relays=tuple(relay or (DEFAULT_RELAY,)),
-            identity=identity.expanduser(),
-            store=None if store is None else store.expanduser(),
+            identity=expanded(identity),
+            store=None if store is None else expanded(store),
             sender=sender,
-            keys=tuple(path.expanduser() for path in key or ()),
+            keys=tuple(expanded(path) for path in key or ()),
             timeout=timeout,
             listen=listen,
             join=join,
@@ -467,7 +470,7 @@ def make_channel_key(
     """
     from strata.tools.cli import channel
 
-    channel.channel_key(file.expanduser(), as_json=json)
+    channel.channel_key(expanded(file), as_json=json)
 
 
 app.add_typer(identities.app)
@@ -478,4 +481,12 @@ app.add_typer(moderate.app)
 
 def main() -> None:
     """The entry point of the `strata` command."""
-    app(prog_name="strata")
+    open_standard_streams()
+    try:
+        app(prog_name="strata")
+    except OSError as error:  # a full disk below stdout: what else may fail, the commands tell themselves
+        from strata.tools.cli import output
+
+        forget_stdout()
+        output.note(f"error: {error}")
+        sys.exit(1)

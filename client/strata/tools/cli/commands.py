@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-import os
-import sys
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
 from pathlib import Path
@@ -18,6 +16,7 @@ from strata.channels.connecting import Relay
 from strata.protocol import packets
 from strata.protocol.errors import Closed, ConnectionFailed, RequestRefused, Retry, StrataError
 from strata.protocol.ids import Identity
+from strata.protocol.streams import forget_stdout
 from strata.relays.connection import Delivery, LogReset, Options, Published, Subscription
 from strata.tools.cli import output
 from strata.tools.cli.arguments import content_of, content_of_line, moment
@@ -46,8 +45,7 @@ def run(work: Coroutine[object, object, int]) -> None:
     except KeyboardInterrupt:
         code = _INTERRUPTED
     except BrokenPipeError:
-        # The interpreter flushes stdout once more as it ends, and would complain then.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        forget_stdout()
         code = _BROKEN_PIPE
     except (StrataError, ValueError, OSError) as error:
         output.fail(f"{error}{_advice(error)}")

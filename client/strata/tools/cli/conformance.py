@@ -21,6 +21,7 @@ from strata.protocol.ids import Identity
 from strata.relays.connection.dialing import check_url, describe, shown, tls_context
 from strata.tools.cli import output
 from strata.tools.cli.commands import run
+from strata.tools.cli.options import expanded
 from strata.tools.cli.target import is_on_this_machine
 from strata.tools.conformance import report
 from strata.tools.conformance.checks import all_checks
@@ -137,7 +138,7 @@ def _load_identity(path: Path | None) -> Identity | None:
     if path is None:
         return None
     try:
-        return Identity.load(path.expanduser())
+        return Identity.load(expanded(path))
     except (StrataError, OSError) as error:
         output.fail(str(error), code=_USAGE)
 

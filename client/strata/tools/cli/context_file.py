@@ -7,6 +7,7 @@ key files and never holds a key. Only its owner can read it, since a relay's URL
 from __future__ import annotations
 
 import difflib
+import errno
 import os
 import re
 from pathlib import Path
@@ -59,6 +60,8 @@ class ContextFile:
         Raises `OSError`, and `ValueError` for a file that holds something else.
         """
         path = _configuration_folder() / "strata" / "contexts.json"
+        if not path.is_absolute():
+            return cls(path, _Contents())
         try:
             return cls(path, _DECODER.decode(path.read_bytes()))
         except FileNotFoundError:
@@ -125,12 +128,17 @@ class ContextFile:
 
     def save(self) -> None:
         """Replace the file. Raises `OSError`."""
+        if not self._path.is_absolute():
+            raise FileNotFoundError(errno.ENOENT, "this user has no home folder; set HOME", str(self._path))
         self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         body = msgspec.json.format(msgspec.json.encode(self._contents), indent=2)
         replace_file(self._path, body + b"\n", mode=0o600)
 
 
 def _configuration_folder() -> Path:
-    """As the XDG Base Directory Specification has it: a relative path counts as none."""
+    """As the XDG Base Directory Specification has it: a relative path counts as none.
+
+    It is relative itself where the user has no home folder.
+    """
     given = Path(os.environ.get("XDG_CONFIG_HOME", ""))
-    return given if given.is_absolute() else Path("~/.config").expanduser()
+    return given if given.is_absolute() else Path(os.path.expanduser("~/.config"))

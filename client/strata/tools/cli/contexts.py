@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from strata.tools.cli.options import CONTEXT_SETTINGS, JsonOption, YesOption
+from strata.tools.cli.options import CONTEXT_SETTINGS, JsonOption, YesOption, expanded
 
 if TYPE_CHECKING:
     from strata.tools.cli.context_file import ContextFile
@@ -18,8 +18,9 @@ app = typer.Typer(
     name="context",
     help="Save relays and identities under names.\n\n"
     "A command takes its relay, identity and pins from the first of these that gives them: the option, the "
-    "environment (STRATA_RELAY, STRATA_IDENTITY, STRATA_PINS), the context named by --context or "
-    "STRATA_CONTEXT, the context in use, the default.",
+    "context of --context, the environment (STRATA_RELAY, STRATA_IDENTITY, STRATA_PINS), the context named "
+    "by STRATA_CONTEXT, the context in use, the default. STRATA_IDENTITY is for commands that sign: "
+    "those that read take no identity from the environment.",
     no_args_is_help=True,
     context_settings=CONTEXT_SETTINGS,
 )
@@ -157,7 +158,7 @@ def remove(
 
 def _absolute(path: Path | None) -> str | None:
     """A context is used from every folder."""
-    return None if path is None else str(path.expanduser().absolute())
+    return None if path is None else str(expanded(path).absolute())
 
 
 def _save(file: ContextFile) -> None:

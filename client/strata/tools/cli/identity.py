@@ -19,6 +19,7 @@ from strata.tools.cli.options import (
     JsonOption,
     RelayOption,
     TimeoutOption,
+    expanded,
 )
 
 __all__ = ["app"]
@@ -81,7 +82,7 @@ def create(
         raise typer.BadParameter("recovery keys count once a relay has the document naming them: add --relay")
     if threshold is not None and threshold > recovery:
         raise typer.BadParameter("--threshold exceeds the number of recovery keys")
-    custody.create(output.expanduser(), recovery, threshold, relay=relay or "", timeout=timeout, as_json=json)
+    custody.create(expanded(output), recovery, threshold, relay=relay or "", timeout=timeout, as_json=json)
 
 
 @app.command()
@@ -105,8 +106,8 @@ def document(
     if threshold is not None and threshold > len(recovery_key):
         raise typer.BadParameter("--threshold exceeds the number of recovery keys")
     custody.document(
-        identity.expanduser(),
-        [path.expanduser() for path in recovery_key],
+        expanded(identity),
+        [expanded(path) for path in recovery_key],
         threshold,
         relay=relay,
         timeout=timeout,
@@ -139,8 +140,8 @@ def rotate(
     from strata.tools.cli import custody
 
     custody.rotate(
-        identity.expanduser(),
-        output.expanduser(),
+        expanded(identity),
+        expanded(output),
         replaces,
         reason=reason,
         relay=relay,
@@ -177,7 +178,7 @@ def revoke(
     from strata.tools.cli import custody
 
     custody.revoke(
-        identity.expanduser(), key_id, at, reason=reason, yes=yes, relay=relay, timeout=timeout, as_json=json
+        expanded(identity), key_id, at, reason=reason, yes=yes, relay=relay, timeout=timeout, as_json=json
     )
 
 
@@ -198,7 +199,7 @@ def approve(
     from strata.tools.cli import custody
 
     custody.approve(
-        identity.expanduser(),
+        expanded(identity),
         event,
         note=note,
         recovery_delay=recovery_delay,
@@ -228,7 +229,7 @@ def show(
 
     custody.show(
         did,
-        identity.expanduser(),
+        expanded(identity),
         recovery_delay=recovery_delay,
         relay=relay,
         timeout=timeout,

@@ -20,6 +20,7 @@ from strata.tools.cli.options import (
     RelayOption,
     TimeoutOption,
     YesOption,
+    expanded,
 )
 
 __all__ = ["app"]
@@ -168,7 +169,7 @@ def _rule(
     from strata.tools.cli.target import load_identity, relay_url
 
     which = "session" if action == "close" else _kind(kind, subject)
-    signer, url = load_identity(identity.expanduser()), relay_url(relay, yes=yes)
+    signer, url = load_identity(expanded(identity)), relay_url(relay, yes=yes)
 
     async def work() -> int:
         async with Moderator(url, signer, timeout=timeout) as moderator:
@@ -207,7 +208,7 @@ def _print(
     from strata.tools.cli.target import load_identity, relay_url
 
     which = None if kind is None else cast("ModeratedKind", _kind(kind, ""))
-    signer, url = load_identity(identity.expanduser()), relay_url(relay, yes=yes)
+    signer, url = load_identity(expanded(identity)), relay_url(relay, yes=yes)
 
     async def work() -> int:
         async with Moderator(url, signer, timeout=timeout) as moderator:

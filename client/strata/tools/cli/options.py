@@ -27,11 +27,22 @@ __all__ = [
     "TimeoutOption",
     "UrlArgument",
     "YesOption",
+    "expanded",
 ]
 
 DEFAULT_RELAY = "ws://127.0.0.1:7447/strata"
 DEFAULT_IDENTITY = Path("~/.config/strata/identity.json")
 CONTEXT_SETTINGS = {"help_option_names": ["-h", "--help"]}
+
+
+def expanded(path: Path) -> Path:
+    """A path with the user's home folder for ~. Ends the command with exit code 2 where there is none."""
+    try:
+        return path.expanduser()
+    except RuntimeError:  # no HOME, and a user without an entry, as containers have them
+        from strata.tools.cli import output
+
+        output.fail(f"{path}: this user has no home folder; set HOME, or name another file", code=2)
 
 
 def _take_defaults_from_context(command: typer.Context, name: str | None) -> str | None:
@@ -81,7 +92,9 @@ RelayOption = Annotated[
         help="The relay: a ws or wss URL, or a strata:// URI.",
     ),
 ]
-UrlArgument = Annotated[str, typer.Argument(metavar="URL", help="The relay's ws or wss URL.")]
+UrlArgument = Annotated[
+    str, typer.Argument(envvar="STRATA_RELAY", metavar="URL", help="The relay's ws or wss URL.")
+]
 IdentityOption = Annotated[
     Path,
     typer.Option("--identity", envvar="STRATA_IDENTITY", metavar="FILE", help="The key file to sign with."),

@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from strata.tools.cli.options import CONTEXT_SETTINGS, JsonOption
+from strata.tools.cli.options import CONTEXT_SETTINGS, JsonOption, expanded
 
 __all__ = ["DEFAULT_SCORES", "app"]
 
@@ -35,7 +35,7 @@ def show(scores: ScoresOption = DEFAULT_SCORES, json: JsonOption = False) -> Non
     """Show every known relay, the best first."""
     from strata.tools.cli import scores as work
 
-    work.show(scores.expanduser(), as_json=json)
+    work.show(expanded(scores), as_json=json)
 
 
 @app.command()
@@ -59,7 +59,7 @@ def probe(
     """
     from strata.tools.cli import scores as work
 
-    work.probe(scores.expanduser(), tuple(urls or ()), count=count, timeout=timeout, as_json=json)
+    work.probe(expanded(scores), tuple(urls or ()), count=count, timeout=timeout, as_json=json)
 
 
 @app.command()
@@ -82,7 +82,7 @@ def add(
     """Add relays to the list."""
     from strata.tools.cli import scores as work
 
-    work.add(scores.expanduser(), tuple(relays or ()), list_file, yes=yes, as_json=json)
+    work.add(expanded(scores), tuple(relays or ()), list_file, yes=yes, as_json=json)
 
 
 @app.command()
@@ -98,7 +98,7 @@ def export(scores: ScoresOption = DEFAULT_SCORES) -> None:
     from strata.tools.cli import output
 
     try:
-        with ScoreFile(scores.expanduser()) as file:
+        with ScoreFile(expanded(scores)) as file:
             for observation in file.observations(since=0.0):
                 output.write_record(msgspec.to_builtins(observation))
     except OSError as error:
@@ -117,4 +117,4 @@ def forget(
     """
     from strata.tools.cli import scores as work
 
-    work.forget(scores.expanduser(), tuple(urls), as_json=json)
+    work.forget(expanded(scores), tuple(urls), as_json=json)

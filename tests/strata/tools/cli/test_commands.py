@@ -247,6 +247,15 @@ async def test_a_reader_that_goes_away_is_no_error(run, extended, make):
     assert (process.returncode, err) == (141, b"")
 
 
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no full device here")
+async def test_a_full_disk_below_stdout_is_a_sentence(run):
+    full = os.open("/dev/full", os.O_WRONLY)
+    process = await run.start("notice", stdout=full)
+    os.close(full)
+    _, err = await process.communicate()
+    assert process.returncode == 1 and err.startswith(b"error: ") and err.count(b"\n") == 1
+
+
 async def test_get(run, extended, make):
     await extended.append(*map(make, range(3)))
     code, out, _ = await run("get", make(1).packet_id, "--json")

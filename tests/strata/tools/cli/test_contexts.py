@@ -120,6 +120,31 @@ def test_option_then_context_then_environment_then_the_one_in_use_then_the_defau
     assert "ws://127.0.0.1:7447/strata" in default
 
 
+@pytest.mark.parametrize("command", ["status", "bench", "conformance"])
+def test_a_relay_named_as_an_argument_comes_from_the_environment_too(file, unused_tcp_port, command):
+    """Else `strata conformance` would write to the relay of the context in use."""
+    url = f"ws://127.0.0.1:{unused_tcp_port}/environment"
+    strata("context", "add", "used", "--relay", NOWHERE)
+    strata("context", "use", "used")
+    done = strata(command, STRATA_RELAY=url)
+    assert url in done.stderr and NOWHERE not in done.stderr
+
+
+def test_a_user_without_a_home_has_no_contexts(file, monkeypatch):
+    for name in ("HOME", "XDG_CONFIG_HOME"):
+        monkeypatch.delenv(name, raising=False)
+
+    def nobody(uid):
+        raise KeyError(uid)
+
+    monkeypatch.setattr("pwd.getpwuid", nobody)
+    assert strata("context", "list", "--json").stdout == ""
+    done = strata("context", "add", "home", "--relay", NOWHERE)
+    assert done.exit_code == 1 and "set HOME" in done.stderr
+    done = strata("keygen")
+    assert done.exit_code == 2 and "set HOME" in done.stderr and done.stdout == ""
+
+
 def test_an_unknown_context_is_a_usage_error_with_the_nearest_name(file):
     strata("context", "add", "home", "--relay", NOWHERE)
     for done in (

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Any, BinaryIO
 
 import msgspec
 import typer
+from strata.protocol.streams import forget_stdout, open_standard_streams
 
 from relayd.cli import console
 from relayd.cli.arguments import ConfigFile, DatabaseUrl, DataDir, Json
@@ -47,8 +48,13 @@ app = typer.Typer(
 
 def main() -> None:
     """Entry point of the command."""
+    open_standard_streams()
     try:
         app(prog_name="relayd")
+    except OSError as error:  # a full disk below stdout: what else may fail, the commands tell themselves
+        forget_stdout()
+        console.say(str(error))
+        sys.exit(EXIT_INCOMPLETE)
     except ModuleNotFoundError as error:
         if (error.name or "").partition(".")[0] in {"relayd", "strata"}:
             raise
@@ -189,7 +195,7 @@ def top(
     url: Annotated[
         str | None, typer.Option(metavar="URL", help="The relay's /metrics; by default that of the settings.")
     ] = None,
-    interval: Annotated[float, typer.Option(min=0.5, help="Seconds between two looks.")] = 2.0,
+    interval: Annotated[float, typer.Option(min=0.5, max=86_400, help="Seconds between two looks.")] = 2.0,
     json: Json = False,
 ) -> None:
     """Show what a running relay does, again and again.
@@ -354,7 +360,10 @@ def import_(
                 examiner = Examiner.from_settings(settings, store)
                 return await import_log(store, file, examiner, now=time.time, quarantine=kept, progress=show)
 
-    size = source.stat().st_size if source is not None and source.exists() else None
+    size = None
+    if source is not None:
+        with contextlib.suppress(OSError):  # opening it tells
+            size = source.stat().st_size
     with _progress("import", size) as (bar, task):
         summary = console.run(
             run(lambda now: bar.update(task, description=f"{now.lines} lines", completed=now.bytes_read))

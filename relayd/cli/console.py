@@ -42,6 +42,8 @@ def run(main: Coroutine[Any, Any, Any]) -> Any:
         fail(EXIT_DATABASE, str(error))
     except ConfigurationError as error:
         fail(EXIT_CONFIGURATION, *error.problems)
+    except BrokenPipeError:
+        raise  # whoever read stdout has gone, and is not told
     except (OSError, ValueError) as error:
         fail(EXIT_CONFIGURATION, str(error))
     except KeyboardInterrupt:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import http.client
 import re
 import ssl
 import urllib.request
@@ -59,8 +60,11 @@ def scrape(url: str) -> Scraped:
     """Read `/metrics`. Raises OSError where nobody answers, and ValueError for any other answer."""
     # A relay's certificate names its public address, not this one, and there is nobody in between.
     context = ssl._create_unverified_context() if url.startswith("https:") else None
-    with urllib.request.urlopen(url, timeout=_TIMEOUT, context=context) as answer:
-        said = answer.read(_LONGEST).decode(errors="replace")
+    try:
+        with urllib.request.urlopen(url, timeout=_TIMEOUT, context=context) as answer:
+            said = answer.read(_LONGEST).decode(errors="replace")
+    except http.client.HTTPException as error:  # a URL that is none, or somebody who speaks no HTTP
+        raise ValueError(f"{type(error).__name__}: {error}") from None
     samples = tuple(
         (name, dict(_LABEL.findall(labels)), float(value)) for name, labels, value in _SAMPLE.findall(said)
     )

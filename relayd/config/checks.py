@@ -59,6 +59,10 @@ def contradictions(settings: Settings) -> list[str]:
         url = getattr(settings, name)
         if url is not None and not url.startswith(("postgresql://", "postgres://")):
             problems.append(f"{name}: expected a postgresql:// URL")
+        elif url is not None and not _can_be_taken_apart(url):
+            problems.append(  # without the URL, which holds a password
+                f"{name}: not a URL; write characters of a password such as / # ? [ as %2F %23 %3F %5B"
+            )
     if settings.read_database_url is not None and settings.database_url is None:
         problems.append("read_database_url needs database_url: the embedded server has no replica")
     if settings.bus_url is not None:
@@ -160,6 +164,17 @@ def _is_url(text: str, schemes: set[str]) -> bool:
         return parts.scheme in schemes and bool(parts.hostname) and (parts.port is None or parts.port > 0)
     except ValueError:
         return False
+
+
+def _can_be_taken_apart(url: str) -> bool:
+    """Whether a URL of PostgreSQL has hosts and ports where they belong."""
+    try:
+        parts = urlsplit(url)
+    except ValueError:
+        return False
+    hosts = parts.netloc.rpartition("@")[2].split(",")
+    ports = [re.sub(r"^(\[[^]]*\]|[^:]*):?", "", host) for host in hosts]
+    return not parts.fragment and all(not port or port.isdecimal() for port in ports)
 
 
 def _is_main_port(settings: Settings) -> bool:

@@ -83,21 +83,24 @@ def load(
 
 
 def _from_file(path: Path | None, problems: list[str]) -> dict[str, Any]:
-    if path is not None and path.is_dir():
-        path = _in_folder(path, problems)
-    if path is None:
-        return {}
     try:
+        if path is not None and path.is_dir():
+            path = _in_folder(path, problems)
+        if path is None:
+            return {}
         raw = tomllib.loads(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+    except (OSError, ValueError, RecursionError) as error:  # of TOML, and of what a number or a list may be
         problems.append(f"{path}: {error.strerror if isinstance(error, OSError) else error}")
         return {}
     return _convert(raw, problems, lambda row: f"{path}: {row.name}", lax=False, source=f"{path}: ")
 
 
 def _in_folder(folder: Path, problems: list[str]) -> Path | None:
-    """The settings file of a folder. Another file beside it would reach nobody, so it is a fault."""
-    found = sorted(path.name for path in folder.glob("*.toml"))
+    """The settings file of a folder. Another file beside it would reach nobody, so it is a fault.
+
+    Raises `OSError`: a folder that may not be read is no empty one.
+    """
+    found = sorted(path.name for path in folder.iterdir() if path.suffix == ".toml")
     problems += [
         f"{folder / name} is not read: the settings file is {CONFIG_NAME}"
         for name in found

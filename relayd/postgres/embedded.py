@@ -139,8 +139,9 @@ class EmbeddedPostgres:
     async def start(self) -> None:
         """Make the cluster where there is none, and start the server.
 
-        Raises `EmbeddedPostgresError`: the folder is in use, belongs to another version, or the server does
-        not start; and what `fill` raises. Cancelling stops what was started.
+        Raises `EmbeddedPostgresError`: the folder is in use, belongs to another version or cannot be written,
+        or the server does not start; and what `fill` raises, but for an `OSError`. Cancelling stops what was
+        started.
         """
         self._stopping = False
         try:
@@ -149,8 +150,11 @@ class EmbeddedPostgres:
             # `initdb` makes neither our database nor the password that TCP asks for.
             password = None if self._tcp_port is None else self._password()
             await provision(self.url, _USER, password=password, timeout=self._start_timeout)
-        except BaseException:
+        except BaseException as error:
             await asyncio.shield(self.stop())
+            if isinstance(error, OSError):
+                problem = f"the data folder {self._data_dir} cannot be used: {error}"
+                raise EmbeddedPostgresError(problem) from error
             raise
 
     async def stop(self) -> None:

@@ -16,6 +16,7 @@ from collections.abc import Callable
 from typing import Final
 
 import structlog
+from strata.protocol.streams import forget_stdout
 
 from relayd import failpoints
 from relayd.access.ledger import Books, Ledger
@@ -24,6 +25,7 @@ from relayd.federation.peers_file import read_peers
 from relayd.federation.service import Federation
 from relayd.identity.bootstrap import read_bootstrap, trust_of
 from relayd.lineage import Claim
+from relayd.logs import problem_of
 from relayd.metrics import Metrics
 from relayd.policy import Plugins
 from relayd.postgres.scheduling import ask_for_short_turns
@@ -46,8 +48,12 @@ _ANEW_PAUSE: Final = 0.5
 
 
 def print_ready(addresses: dict[str, str]) -> None:
-    """Print the one line on stdout that says where the relay is."""
-    print(json.dumps({"event": "ready", **addresses}, separators=(",", ":")), flush=True)
+    """Print the one line on stdout that says where the relay is. Where nobody takes it, the relay serves too."""
+    try:
+        print(json.dumps({"event": "ready", **addresses}, separators=(",", ":")), flush=True)
+    except OSError as error:  # whoever started it has gone, or the disk is full
+        forget_stdout()
+        _log.warning("ready_not_told", problem=problem_of(error))
 
 
 async def serve(

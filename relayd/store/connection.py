@@ -120,6 +120,8 @@ async def connect(
                     # Bodies make statements' arguments large, never their text; every shape we send fits.
                     statement_cache_size=256,
                 )
+        except ValueError:  # of the driver, about a part of the URL: that part may be one of a password
+            raise StoreError("the database URL cannot be used: a host or a port is none") from None
         except StoreUnavailable as error:
             if len(servers) == 1:
                 raise

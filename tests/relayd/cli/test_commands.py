@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import subprocess
@@ -223,6 +224,44 @@ def test_a_whole_log_moves_from_one_database_to_another(tmp_path):
     done = relayd("export", *data)
     assert done.stdout_bytes.splitlines() == lines
     assert "packets 3" in done.stderr
+
+
+def test_a_file_that_may_not_be_looked_at_is_a_sentence(monkeypatch, tmp_path):
+    def refuse(path, **_):
+        raise PermissionError(errno.EACCES, "Permission denied", str(path))
+
+    monkeypatch.setattr(Path, "stat", refuse)
+    done = relayd("import", tmp_path / "none" / "log.jsonl", "--data-dir", tmp_path)
+    assert done.exit_code == 2 and "log.jsonl" in done.stderr
+
+
+@pytest.mark.parametrize("number", [0, 1, 2])
+def test_a_relay_without_a_standard_stream_gives_its_number_to_no_socket(tmp_path, number):
+    """uvloop ends the whole process when it is to close such a socket."""
+    opened = tmp_path / "opened"
+    program = (
+        "import relayd.cli.commands as commands\n"
+        "def app(prog_name):\n"
+        f"    with open({str(opened)!r}, 'w') as file: file.write(str(file.fileno()))\n"
+        "commands.app = app\n"
+        "commands.main()"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True, preexec_fn=lambda: os.close(number))
+    assert int(opened.read_text()) > 2
+
+
+def test_a_relay_that_cannot_tell_where_it_is_serves_all_the_same(monkeypatch):
+    from relayd.process.server import print_ready
+
+    forgotten = []
+    monkeypatch.setattr("relayd.process.server.forget_stdout", lambda: forgotten.append(True))
+
+    def full(*_, **__):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("relayd.process.server.print", full, raising=False)
+    print_ready({"ws": "ws://h/strata"})
+    assert forgotten == [True]
 
 
 def test_migrate_is_idempotent(tmp_path):

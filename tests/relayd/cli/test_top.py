@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
-from relayd.cli.scraped import Scraped, metrics_url
+import socket
+import threading
+
+import pytest
+
+from relayd.cli.scraped import Scraped, metrics_url, scrape
 from relayd.cli.top import Look, figures, table
 from relayd.config import Settings
 
@@ -42,3 +47,21 @@ def test_where_the_metrics_are():
     assert metrics_url(Settings()) == "http://127.0.0.1:7447/metrics"
     assert metrics_url(Settings(host="::", metrics_listen="[::1]:9")) == "http://[::1]:9/metrics"
     assert metrics_url(Settings(host="0.0.0.0", port=1)) == "http://127.0.0.1:1/metrics"
+
+
+def test_somebody_who_speaks_no_http_is_no_relay():
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def answer():
+            peer, _ = server.accept()
+            with peer:
+                peer.recv(4096)
+                peer.sendall(b"SSH-2.0-x\r\n")
+
+        thread = threading.Thread(target=answer)
+        thread.start()
+        with pytest.raises(ValueError, match="BadStatusLine"):
+            scrape(f"http://127.0.0.1:{server.getsockname()[1]}/metrics")
+        thread.join()
+    with pytest.raises(ValueError, match="InvalidURL"):
+        scrape("http://127.0.0.1:1/a b")

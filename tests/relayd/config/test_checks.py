@@ -20,6 +20,10 @@ from tests.relayd.settings_files import problems
         ({"RELAYD_PUBLIC_URL": "ws://"}, "public_url: expected a ws://"),
         ({"RELAYD_PUBLIC_URL": "ws://[bad"}, "public_url: expected a ws://"),
         ({"RELAYD_DATABASE_URL": "mysql://h/d"}, "database_url: expected a postgresql://"),
+        ({"RELAYD_DATABASE_URL": "postgresql://u:se/cret@h/d"}, "database_url: not a URL; write characters"),
+        ({"RELAYD_DATABASE_URL": "postgresql://u:1#cret@h/d"}, "database_url: not a URL; write characters"),
+        ({"RELAYD_DATABASE_URL": "postgresql://u:se[cret@h/d"}, "database_url: not a URL; write characters"),
+        ({"RELAYD_DATABASE_URL": "postgresql://u@one,two:x/d"}, "database_url: not a URL; write characters"),
         ({"RELAYD_READ_DATABASE_URL": "postgresql://h/d"}, "read_database_url needs database_url"),
         ({"RELAYD_BUS_URL": "http://h:4222"}, "bus_url: expected a nats:// or tls:// URL"),
         ({"RELAYD_TRACING_URL": "grpc://h:4317"}, "tracing_url: expected an http:// or https:// URL"),
@@ -40,6 +44,19 @@ from tests.relayd.settings_files import problems
 def test_what_cannot_be_used_is_refused(environ, problem):
     (found,) = problems(None, environ)
     assert found.startswith(problem)
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "postgresql://",
+        "postgres://u:p@x:y@h:5432/d?sslmode=require",
+        "postgresql://u:%2F%23@[::1]:5432,[fe80::1%25eth0],other:1/d",
+        "postgresql://relayd@/relayd?host=/run/postgres&port=5432",
+    ],
+)
+def test_every_form_of_a_database_url_is_taken(url):
+    assert load(None, {"RELAYD_DATABASE_URL": url}).database_url == url
 
 
 def test_an_id_is_never_forgotten_while_its_packet_could_be_taken_again():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import pickle
 from pathlib import Path
 
@@ -63,13 +64,31 @@ def test_all_problems_are_reported_at_once_each_with_its_place(toml):
 
 @pytest.mark.parametrize(
     ("path_text", "problem"),
-    [(None, "No such file"), ("port = ", "Invalid value"), ("port = '1'", "port: expected")],
+    [
+        (None, "No such file"),
+        ("port = ", "Invalid value"),
+        ("port = '1'", "port: expected"),
+        ("port = " + "[" * 5000, "recursion"),
+        ("port = " + "1" * 5000, "digits"),
+    ],
 )
 def test_a_file_that_cannot_be_read_is_named(toml, tmp_path, path_text, problem):
     path = tmp_path / "missing.toml" if path_text is None else toml(path_text)
     (found,) = problems(path)
     assert found.startswith(f"{path}: ")
     assert problem in found
+
+
+@pytest.mark.parametrize("asked", ["is_dir", "iterdir"])
+def test_a_folder_that_may_not_be_read_is_no_empty_one(tmp_path, monkeypatch, asked):
+    """With the defaults, everybody would be let in whom the file keeps out."""
+    (tmp_path / "config.toml").write_text("require_auth = ['subscribe']")
+
+    def refuse(path):
+        raise PermissionError(errno.EACCES, "Permission denied", str(path))
+
+    monkeypatch.setattr(Path, asked, refuse)
+    assert problems(tmp_path) == [f"{tmp_path}: Permission denied"]
 
 
 def test_an_empty_variable_counts_as_absent_and_foreign_ones_are_ignored():

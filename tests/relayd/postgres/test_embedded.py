@@ -138,6 +138,12 @@ async def test_two_on_one_folder_is_refused_at_once(data_dir):
         assert await one(server.url) == 1
 
 
+async def test_a_data_folder_that_is_none_is_a_sentence(tmp_path):
+    (tmp_path / "file").touch()
+    with pytest.raises(EmbeddedPostgresError, match=r"the data folder .* cannot be used: .*File exists"):
+        await EmbeddedPostgres(tmp_path / "file").start()
+
+
 async def test_a_folder_of_another_version_is_not_touched(data_dir):
     (data_dir / "postgres-17").mkdir(parents=True)
     with pytest.raises(EmbeddedPostgresError, match="another version"):

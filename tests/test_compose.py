@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import subprocess
 from pathlib import Path
+from urllib.parse import unquote, urlsplit
 
 import pytest
 
@@ -84,6 +85,19 @@ def test_a_password_of_the_operator_s_comes_first(tmp_path):
     given = _passwords(tmp_path, POSTGRES_PASSWORD="chosen", STRATA_READER_PASSWORD="mine")
     assert (given["passwords/postgres"], given["reader/password"]) == ("chosen", "mine")
     assert ":mine@" in given["reader/url"]
+
+
+@pytest.mark.parametrize(
+    "password", ["a/b#c?d@e:f[g]h", "100%41", " 'blank\"$HOME`\\", "schlüssel-€-🔑", "-n", "*"]
+)
+def test_a_password_may_have_any_character(tmp_path, password):
+    given = _passwords(tmp_path, POSTGRES_PASSWORD=password, STRATA_READER_PASSWORD=password)
+    assert (given["passwords/postgres"], given["reader/password"]) == (password, password)
+    for name, user in (("passwords/database-url", "relayd"), ("reader/url", "strata_reader")):
+        parts = urlsplit(given[name])
+        assert (parts.username, parts.hostname, parts.path) == (user, "postgres", "/relayd")
+        assert unquote(parts.password or "") == password
+        assert load(None, {"RELAYD_DATABASE_URL": given[name]}).database_url == given[name]
 
 
 @pytest.mark.parametrize("version", ["17\n", ""])

@@ -15,6 +15,17 @@ keep() { # FILE VALUE: at once, so that nobody reads half of it
     mv "$1.new" "$1"
 }
 
+in_url() { # TEXT: as a URL spells it, byte by byte
+    local LC_ALL=C i each
+    for ((i = 0; i < ${#1}; i++)); do
+        each=${1:i:1}
+        case $each in
+        [A-Za-z0-9._~-]) printf '%s' "$each" ;;
+        *) printf '%%%02X' "$(($(printf '%d' "'$each") & 255))" ;;
+        esac
+    done
+}
+
 if [ -n "${POSTGRES_PASSWORD:-}" ]; then
     keep "$folder/postgres" "$POSTGRES_PASSWORD"
 elif [ ! -s "$folder/postgres" ]; then
@@ -25,11 +36,11 @@ elif [ ! -s "$folder/postgres" ]; then
         keep "$folder/postgres" "$(made)"
     fi
 fi
-keep "$folder/database-url" "postgresql://relayd:$(cat "$folder/postgres")@postgres:5432/relayd"
+keep "$folder/database-url" "postgresql://relayd:$(in_url "$(cat "$folder/postgres")")@postgres:5432/relayd"
 
 if [ -n "${STRATA_READER_PASSWORD:-}" ]; then
     keep "$reader/password" "$STRATA_READER_PASSWORD"
 elif [ ! -s "$reader/password" ]; then
     keep "$reader/password" "$(made)"
 fi
-keep "$reader/url" "postgresql://strata_reader:$(cat "$reader/password")@postgres:5432/relayd"
+keep "$reader/url" "postgresql://strata_reader:$(in_url "$(cat "$reader/password")")@postgres:5432/relayd"

@@ -48,7 +48,7 @@ _ANEW_PAUSE: Final = 0.5
 
 
 def print_ready(addresses: dict[str, str]) -> None:
-    """Print the one line on stdout that says where the relay is. Where nobody takes it, the relay serves too."""
+    """Print the one line on stdout that says where the relay is; where nobody takes it, it serves too."""
     try:
         print(json.dumps({"event": "ready", **addresses}, separators=(",", ":")), flush=True)
     except OSError as error:  # whoever started it has gone, or the disk is full

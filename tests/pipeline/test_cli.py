@@ -90,3 +90,17 @@ def test_without_its_packages_the_command_says_what_to_install():
         [sys.executable, "-c", code, "audit", "--lake", "nowhere"], capture_output=True, text=True, timeout=60
     )
     assert done.returncode == 2 and "make pipeline" in done.stderr and "Traceback" not in done.stderr
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no full device here")
+def test_a_full_disk_below_stdout_is_a_sentence():
+    with open("/dev/full", "wb") as full:
+        done = subprocess.run(
+            [sys.executable, "-c", "from strata_pipeline.cli import main; main()", "--version"],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            check=False,
+        )
+    assert done.returncode == 1
+    assert done.stderr == "strata-pipeline: [Errno 28] No space left on device\n"

@@ -23,6 +23,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 from strata.protocol.lake import LakeError
+from strata.protocol.streams import forget_stdout, open_standard_streams
 
 from strata_pipeline.errors import LogUnavailable, PipelineError, UsageError
 from strata_pipeline.lake.stores.schemes import is_object_place, not_on_a_disk
@@ -223,8 +224,13 @@ def _end(why: object, code: int) -> None:
 
 def main() -> None:
     """The entry point of the `strata-pipeline` command."""
+    open_standard_streams()
     try:
         app(prog_name="strata-pipeline")
+    except OSError as error:  # a full disk below stdout: any other has become a sentence already
+        forget_stdout()
+        print(f"strata-pipeline: {error}", file=sys.stderr)
+        sys.exit(1)
     except ModuleNotFoundError as error:
         if (error.name or "").partition(".")[0] in {"strata", "strata_pipeline"}:
             raise

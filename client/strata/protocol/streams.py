@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import sys
 
@@ -21,7 +22,9 @@ def open_standard_streams() -> None:
     os.close(descriptor)
     for name, mode in _STREAMS:
         if getattr(sys, name) is None:
-            setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # open to the end
+            setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # for good
+    if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
+        sys.stdout.reconfigure(errors="backslashreplace")  # as stderr: not every locale has each character
 
 
 def forget_stdout() -> None:

@@ -31,6 +31,12 @@ def test_no_file_takes_the_place_of_a_stream_that_is_missing(closed):
     assert (done.returncode, done.stdout) == (1, b"") and not done.stderr
 
 
+def test_a_locale_that_lacks_a_character_ends_no_program(monkeypatch):
+    monkeypatch.setenv("PYTHONIOENCODING", "latin-1")
+    done = run("print('\u2713 \xe9')")
+    assert (done.returncode, done.stdout) == (0, b"\\u2713 \xe9\n")
+
+
 def test_a_program_that_forgets_a_full_stdout_ends_in_peace():
     program = (
         "import sys; from strata.protocol.streams import forget_stdout\n"

@@ -10,7 +10,7 @@ import random
 import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager
-from typing import Protocol
+from typing import Final, Protocol
 
 import msgspec
 import structlog
@@ -27,7 +27,7 @@ from relayd.store import Store
 from relayd.store.peers import PeerComparison
 from relayd.store.types import StoreError
 
-__all__ = ["AntiEntropy"]
+__all__ = ["DIFFERENCES", "AntiEntropy"]
 
 _log = structlog.get_logger("relayd.federation")
 
@@ -50,6 +50,10 @@ class ComparisonTable(Protocol):
     async def compared(
         self, peer_id: int, found: dict[str, object], *, done: int | None, equal_at: int | None
     ) -> None: ...
+
+
+DIFFERENCES: Final = ("brought", "known", "refused", "withheld", "have")
+"""What a comparison counts, as `Compared` and the metric name it."""
 
 
 class AntiEntropy:
@@ -186,7 +190,7 @@ class AntiEntropy:
         did, metrics = peer.relay_id, self._metrics
         outcome = "problem" if found.problem else "equal" if found.is_equal else "different"
         metrics.peer_comparisons.labels(did, outcome).inc()
-        for name in ("brought", "known", "refused", "withheld", "have"):
+        for name in DIFFERENCES:
             metrics.peer_differences.labels(did, name).inc(getattr(found, name))
         metrics.peer_comparison_bytes.labels(did).inc(found.bytes)
         if found.problem or found.brought or found.withheld:

@@ -20,7 +20,7 @@ from strata.relays.reconciling import PeerSession
 
 from relayd.admission.pipeline import Admission
 from relayd.faults import Faults
-from relayd.federation.antientropy import AntiEntropy
+from relayd.federation.antientropy import DIFFERENCES, AntiEntropy
 from relayd.federation.comparing import MOST_SKIPS
 from relayd.federation.intake import PeerVerdict
 from relayd.federation.link import Link
@@ -85,6 +85,9 @@ class Federation:
             max_backfill_seconds=max_backfill_seconds,
             noted=self._compared,
         )
+        for peer in peers:
+            for name in DIFFERENCES:  # Prometheus sees no growth in a counter that begins above zero
+                metrics.peer_differences.labels(peer.relay_id, name)
         self._links: dict[int, Link] = {}
         self._tasks: dict[int, asyncio.Task[None]] = {}
         self._standings = Standings()

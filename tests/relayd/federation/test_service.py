@@ -13,7 +13,8 @@ from relayd.metrics import Metrics
 
 def test_what_comparisons_find_is_counted_from_zero():
     """The first packets that a peer withholds are growth to the alert RelayPeerWithholds."""
-    metrics, nothing = Metrics(), Any
+    metrics = Metrics()
+    nothing: Any = None
     Federation(
         [Upstream("wss://peer", "did:strata:zPeer")],
         {"did:strata:zPeer": 1},

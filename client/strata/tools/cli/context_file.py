@@ -10,6 +10,9 @@ import difflib
 import errno
 import os
 import re
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Self
 
@@ -77,6 +80,25 @@ class ContextFile:
         except (OSError, ValueError) as error:
             output.fail(str(error), code=_USAGE)
 
+    @classmethod
+    @contextmanager
+    def changed_or_exit(cls) -> Iterator[Self]:
+        """The user's contexts, to be changed inside the block and saved at its end.
+
+        Who changes them meanwhile waits. Ends the command with a sentence where the file is unusable.
+        """
+        path = _configuration_folder() / "strata" / "contexts.json"
+        try:
+            if not path.is_absolute():
+                raise FileNotFoundError(errno.ENOENT, "this user has no home folder; set HOME")
+            path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            with _alone_in(path.parent):
+                file = cls.read_or_exit()
+                yield file
+                file.save()
+        except OSError as error:
+            output.fail(f"cannot write {path}: {error.strerror}")
+
     @property
     def path(self) -> Path:
         """Where the contexts are kept."""
@@ -127,12 +149,26 @@ class ContextFile:
             self._contents.current = None
 
     def save(self) -> None:
-        """Replace the file. Raises `OSError`."""
-        if not self._path.is_absolute():
-            raise FileNotFoundError(errno.ENOENT, "this user has no home folder; set HOME", str(self._path))
+        """Replace the file; see `changed_or_exit`. Raises `OSError`."""
         self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         body = msgspec.json.format(msgspec.json.encode(self._contents), indent=2)
         replace_file(self._path, body + b"\n", mode=0o600)
+
+
+@contextmanager
+def _alone_in(folder: Path) -> Iterator[None]:
+    """Wait until no other process is in such a block for this folder. Raises `OSError`."""
+    if sys.platform == "win32":  # which locks no folder
+        yield
+        return
+    import fcntl
+
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
 
 
 def _configuration_folder() -> Path:

@@ -53,12 +53,11 @@ def add(
 
     url = relay_url(relay, yes=yes)
     context = SavedContext(relay=url, identity=_absolute(identity), pins=_absolute(pins))
-    file = ContextFile.read_or_exit()
-    try:
-        file.add(name, context)
-    except ValueError as error:
-        output.fail(str(error), code=2)
-    _save(file)
+    with ContextFile.changed_or_exit() as file:
+        try:
+            file.add(name, context)
+        except ValueError as error:
+            output.fail(str(error), code=2)
     _print(file, name, as_json=json)
     if context.identity is not None and not Path(context.identity).exists():
         output.note(f"there is no key file yet; make one with: strata keygen --output {context.identity}")
@@ -117,11 +116,10 @@ def use(
     from strata.tools.cli import output
     from strata.tools.cli.context_file import ContextFile
 
-    file = ContextFile.read_or_exit()
-    if name is not None:
-        file.find(name)
-    file.use(name)
-    _save(file)
+    with ContextFile.changed_or_exit() as file:
+        if name is not None:
+            file.find(name)
+        file.use(name)
     if name is not None:
         _print(file, name, as_json=json)
     elif json:
@@ -142,13 +140,12 @@ def remove(
     from strata.tools.cli import output
     from strata.tools.cli.context_file import ContextFile
 
-    file = ContextFile.read_or_exit()
     names = list(dict.fromkeys(names))
-    for name in names:
-        file.find(name)
-    for name in names:
-        file.remove(name)
-    _save(file)
+    with ContextFile.changed_or_exit() as file:
+        for name in names:
+            file.find(name)
+        for name in names:
+            file.remove(name)
     for name in names:
         if json:
             output.write_record({"name": name, "removed": True})
@@ -159,15 +156,6 @@ def remove(
 def _absolute(path: Path | None) -> str | None:
     """A context is used from every folder."""
     return None if path is None else str(expanded(path).absolute())
-
-
-def _save(file: ContextFile) -> None:
-    from strata.tools.cli import output
-
-    try:
-        file.save()
-    except OSError as error:
-        output.fail(f"cannot write {file.path}: {error.strerror}")
 
 
 def _print(file: ContextFile, name: str, *, as_json: bool) -> None:

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import json
 import stat
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from strata.relays.connection import Options
@@ -143,6 +146,21 @@ def test_a_user_without_a_home_has_no_contexts(file, monkeypatch):
     assert done.exit_code == 1 and "set HOME" in done.stderr
     done = strata("keygen")
     assert done.exit_code == 2 and "set HOME" in done.stderr and done.stdout == ""
+
+
+def test_of_two_that_save_a_context_at_once_the_second_waits(file):
+    """Each has read the file before it writes it: the first one's context would be gone."""
+    both_began = threading.Barrier(2, timeout=5)
+
+    def add(name):
+        both_began.wait()
+        with ContextFile.changed_or_exit() as contexts:
+            time.sleep(0.05)
+            contexts.add(name, SavedContext(relay=NOWHERE))
+
+    with ThreadPoolExecutor() as pool:
+        list(pool.map(add, ["one", "two"]))
+    assert set(ContextFile.read().contexts) == {"one", "two"}
 
 
 def test_an_unknown_context_is_a_usage_error_with_the_nearest_name(file):

@@ -28,6 +28,7 @@ __all__ = [
     "Networks",
     "address_key",
     "client_address",
+    "host_from_here",
     "is_network",
     "parse_address",
     "parse_network",
@@ -40,6 +41,7 @@ Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 FORWARDING_HEADERS: Final = ("x-forwarded-for", "forwarded")
 """The headers in which a proxy may name the client it speaks for."""
 
+_EVERY_INTERFACE: Final = {"": "127.0.0.1", "0.0.0.0": "127.0.0.1", "::": "::1"}
 _MAX_HOPS: Final = 32
 """A longer list is no chain of proxies."""
 _BRACKETED = re.compile(r"\[([^\]]*)\](?::\w+)?")
@@ -75,6 +77,12 @@ def wider_keys(address: Address) -> tuple[str, ...]:
     if address.version == 4:
         return ()
     return tuple(str(ipaddress.ip_network((address, length), strict=False)) for length in (48, 32))
+
+
+def host_from_here(host: str) -> str:
+    """The host of a URL at which this machine meets whoever listens at `host`."""
+    host = _EVERY_INTERFACE.get(host, host)
+    return f"[{host}]" if ":" in host else host
 
 
 def is_network(text: str) -> bool:

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import re
+import socket
 import subprocess
+import sys
+import threading
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
@@ -98,6 +101,25 @@ def test_a_password_may_have_any_character(tmp_path, password):
         assert (parts.username, parts.hostname, parts.path) == (user, "postgres", "/relayd")
         assert unquote(parts.password or "") == password
         assert load(None, {"RELAYD_DATABASE_URL": given[name]}).database_url == given[name]
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::"])
+def test_the_health_check_asks_where_the_relay_listens(host):
+    """On `::` nobody listens at 127.0.0.1."""
+    with socket.create_server((host, 0), family=socket.AF_INET6 if ":" in host else socket.AF_INET) as server:
+
+        def answer() -> None:
+            peer, _ = server.accept()
+            with peer:
+                peer.recv(4096)
+                peer.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\nConnection: close\r\n\r\n")
+
+        threading.Thread(target=answer, daemon=True).start()
+        environ = {"PATH": "/usr/bin:/bin", "RELAYD_HOST": host, "RELAYD_PORT": str(server.getsockname()[1])}
+        done = subprocess.run(
+            [sys.executable, ROOT / "deploy" / "docker" / "healthcheck.py"], env=environ, check=False
+        )
+    assert done.returncode == 0
 
 
 @pytest.mark.parametrize("version", ["17\n", ""])

@@ -8,15 +8,19 @@ import urllib.error
 import urllib.request
 from pathlib import Path
 
-from relayd.config import load
+from relayd.addresses import host_from_here
+from relayd.config import ConfigurationError, load
 
 
 def main() -> None:
     config = os.environ.get("RELAYD_CONFIG")
-    settings = load(Path(config) if config else None, os.environ)
+    try:
+        settings = load(Path(config) if config else None, os.environ)
+    except ConfigurationError as error:
+        sys.exit(str(error))
     # The relay's own certificate names its public address, not this one, and there is nobody in between.
     context = ssl._create_unverified_context() if settings.tls_cert else None
-    url = f"http{'s' if context else ''}://127.0.0.1:{settings.port}/readyz"
+    url = f"http{'s' if context else ''}://{host_from_here(settings.host)}:{settings.port}/readyz"
     try:
         urllib.request.urlopen(url, timeout=4, context=context).close()
     except urllib.error.HTTPError as error:

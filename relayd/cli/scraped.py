@@ -9,6 +9,7 @@ import urllib.request
 from dataclasses import dataclass
 from typing import Final
 
+from relayd.addresses import host_from_here
 from relayd.config import Settings
 
 __all__ = ["Scraped", "metrics_url", "scrape"]
@@ -17,7 +18,6 @@ _TIMEOUT: Final = 3.0
 _LONGEST: Final = 2**23
 _SAMPLE: Final = re.compile(r"^(\w+)(?:{(.*)})? (\S+)$", re.MULTILINE)
 _LABEL: Final = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
-_EVERY_INTERFACE: Final = {"": "127.0.0.1", "0.0.0.0": "127.0.0.1", "::": "::1"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,8 +52,8 @@ def metrics_url(settings: Settings) -> str:
     """Where the relay of these settings has its metrics, on this machine."""
     if settings.metrics_listen:
         host, _, port = settings.metrics_listen.rpartition(":")
-        return f"http://{_here(host.strip('[]'))}:{port}/metrics"
-    return f"http{'s' if settings.tls_cert else ''}://{_here(settings.host)}:{settings.port}/metrics"
+        return f"http://{host_from_here(host.strip('[]'))}:{port}/metrics"
+    return f"http{'s' if settings.tls_cert else ''}://{host_from_here(settings.host)}:{settings.port}/metrics"
 
 
 def scrape(url: str) -> Scraped:
@@ -71,8 +71,3 @@ def scrape(url: str) -> Scraped:
     if not any(name == "relayd_build_info" for name, _, _ in samples):
         raise ValueError(f"{url} is not a relay's")
     return Scraped(samples)
-
-
-def _here(host: str) -> str:
-    host = _EVERY_INTERFACE.get(host, host)
-    return f"[{host}]" if ":" in host else host

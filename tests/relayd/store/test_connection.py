@@ -15,9 +15,11 @@ from relayd.moderation import Kind
 from relayd.roll import Question
 from relayd.store import LogQuery, NewPacket, Store, StoreUnavailable, moderation, peers, roll, sizes
 from relayd.store import store as store_module
+from relayd.store.connection import connect
 from relayd.store.items import ItemPlace, ItemRange
 from relayd.store.moderation import Ruling
 from relayd.store.peers import PeerStore, register_peers
+from relayd.store.types import StoreError
 
 NOW = 1_790_000_000
 LONG = 20.0
@@ -188,3 +190,11 @@ async def test_a_start_is_told_of_it_in_time(url, line):
     async with asyncio.timeout(LONG):
         with pytest.raises(StoreUnavailable):
             await Store.open(url, connect_timeout=1.0)
+
+
+@pytest.mark.parametrize("url", ["postgresql:///d?host=/tmp&port=hunter2", "postgresql://u:hunter2/x@h/d"])
+async def test_a_url_that_is_none_is_said_without_its_parts(url):
+    """What stands where a port belongs may be a part of a password."""
+    with pytest.raises(StoreError, match="the database URL cannot be used") as raised:
+        await connect(url, name="test", connect_timeout=1)
+    assert "hunter2" not in str(raised.value)

@@ -6,6 +6,7 @@ It changes nothing: it starts no embedded server, migrates nothing, and makes no
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import ctypes
 import enum
 import importlib.util
@@ -66,7 +67,12 @@ async def examine(settings: Settings, now: Callable[[], float] = time.time) -> l
     checks += [Check("settings", Verdict.WARNING, text, "change the setting") for text in settings.warnings]
     if settings.database_url is None:
         checks += [_embedded(settings.data_dir), _disk(settings.data_dir)]
-        with running_server(settings.data_dir) as url:
+        with contextlib.ExitStack() as stack:
+            try:
+                url = stack.enter_context(running_server(settings.data_dir))
+            except OSError as error:  # a folder of another user: everything else can still be examined
+                checks.append(Check("database", Verdict.PROBLEM, str(error), "run this as the relay's user"))
+                url = None
             if url is not None:
                 checks += await _database(settings, url, now())
     else:
@@ -259,7 +265,7 @@ def _embedded(data_dir: Path) -> Check:
     folder = _nearest_existing(data_dir)
     if not os.access(folder, os.W_OK | os.X_OK):
         return Check("database", Verdict.PROBLEM, f"{folder} cannot be written", "choose another data_dir")
-    state = "there" if data_dir.exists() else "made at the first start"
+    state = "there" if os.path.exists(data_dir) else "made at the first start"
     return Check("database", Verdict.OK, f"embedded, in {data_dir} ({state})")
 
 
@@ -272,7 +278,7 @@ def _disk(data_dir: Path) -> Check:
 
 
 def _nearest_existing(path: Path) -> Path:
-    return next(folder for folder in (path.absolute(), *path.absolute().parents) if folder.exists())
+    return next(folder for folder in (path.absolute(), *path.absolute().parents) if os.path.exists(folder))
 
 
 def _clock(now: float) -> Check:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import resource
 import shutil
@@ -134,6 +135,19 @@ async def test_an_embedded_server_that_runs_is_looked_at_like_any_other(store, t
 async def test_a_folder_that_cannot_be_written_is_a_problem(tmp_path):
     tmp_path.chmod(0o500)
     assert (await check(Settings(data_dir=tmp_path / "data"), "database")).verdict is Verdict.PROBLEM
+
+
+async def test_a_folder_of_another_user_keeps_nothing_else_from_being_examined(tmp_path, monkeypatch):
+    @contextlib.contextmanager
+    def closed(folder):
+        raise PermissionError(errno.EACCES, "Permission denied", str(folder))
+        yield
+
+    monkeypatch.setattr(doctor, "running_server", closed)
+    checks = await examine(Settings(data_dir=tmp_path), lambda: NOW)
+    (found,) = [each for each in checks if each.verdict is Verdict.PROBLEM]
+    assert found.name == "database" and "relay's user" in found.advice
+    assert {"clock", "tls", "open files"} <= {each.name for each in checks}
 
 
 async def test_little_room_is_a_warning(tmp_path, monkeypatch):

@@ -138,10 +138,8 @@ async def test_a_folder_that_cannot_be_written_is_a_problem(tmp_path):
 
 
 async def test_a_folder_of_another_user_keeps_nothing_else_from_being_examined(tmp_path, monkeypatch):
-    @contextlib.contextmanager
     def closed(folder):
         raise PermissionError(errno.EACCES, "Permission denied", str(folder))
-        yield
 
     monkeypatch.setattr(doctor, "running_server", closed)
     checks = await examine(Settings(data_dir=tmp_path), lambda: NOW)

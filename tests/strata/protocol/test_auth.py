@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from strata.protocol import auth, ids, wire
-from strata.protocol.errors import InvalidMessage
+from strata.protocol.errors import ErrorCode, InvalidMessage
 from strata.protocol.ids import Identity
 
 RELAY = "did:strata:z6MkvDqGT54cXesYGvABpF1UapVNwjCqRcafi4Px6Thv5T3Z"
@@ -91,6 +91,7 @@ def test_only_the_relay_expected_is_signed_for():
     with pytest.raises(InvalidMessage) as caught:
         auth.check_challenge(challenge(server_id="did:strata:relay_1"), RELAY)
     assert caught.value.detail == "server_id_unexpected"
+    assert caught.value.code == ErrorCode.UNAUTHENTICATED
     assert CHALLENGE not in str(caught.value)
 
 

@@ -59,7 +59,7 @@ def test_base64url_with_padding_and_without(data: bytes, padded: bool) -> None:
     text = fields.unpadded_base64url(data)
     assert text == base64.urlsafe_b64encode(data).decode().rstrip("=")
     assert fields.base64url(text + "=" * (-len(text) % 4) * padded, 40) == data
-    assert fields.base64url(text, len(data) - 1) is None
+    assert fields.base64url(text, len(data)) == data and fields.base64url(text, len(data) - 1) is None
 
 
 @pytest.mark.parametrize(

@@ -25,12 +25,38 @@ def test_what_was_signed_is_read_again():
 def test_whoever_changes_a_member_needs_the_relays_key():
     members, _ = canonical.parse(sign_tombstone(GONE, RELAY))
     assert isinstance(members, dict)
-    for name in ("packet_id", "sequence", "received_at", "erased_at", "relay_id"):
+    for name in ("type", "packet_id", "sequence", "received_at", "erased_at", "relay_id"):
         other = {"packet_id": "0x" + "cd" * 32, "relay_id": OTHER.did}.get(name, 7)
         with pytest.raises(InvalidInput):
             read_tombstone(canonical.encode(members | {name: other}))
     with pytest.raises(InvalidInput, match="signature"):
         read_tombstone(canonical.encode(members), public_key=bytes(32))
+
+
+@pytest.mark.parametrize(
+    ("name", "wrong"),
+    [
+        ("type", "POST"),
+        ("signature", None),
+        ("signature", "0x00"),
+        ("packet_id", None),
+        ("packet_id", "0x" + "AB" * 32),
+        ("relay_id", 7),
+        ("sequence", "1"),
+        ("received_at", True),
+        ("erased_at", None),
+    ],
+)
+def test_a_member_of_another_shape_is_told_apart_from_a_wrong_signature(name, wrong):
+    members, _ = canonical.parse(sign_tombstone(GONE, RELAY))
+    assert isinstance(members, dict)
+    with pytest.raises(InvalidInput, match="not a tombstone"):
+        read_tombstone(canonical.encode(members | {name: wrong}))
+
+
+def test_times_before_1970_and_zero_are_read():
+    early = dataclasses.replace(GONE, sequence=0, received_at=0, erased_at=-1)
+    assert read_tombstone(sign_tombstone(early, RELAY)) == early
 
 
 @pytest.mark.parametrize("raw", [b"", b"null", b"[]", b"{}", b'{"type":"TOMBSTONE"}', b"\xff"])

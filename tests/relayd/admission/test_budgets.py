@@ -160,6 +160,24 @@ async def test_the_log_is_read_once_for_an_identity_and_the_feed_brings_the_rest
     assert len(rig.log.reads) == reads
 
 
+async def test_of_many_identities_the_ones_that_were_quiet_longest_are_read_again(rig, monkeypatch):
+    monkeypatch.setattr("relayd.admission.budgets._MAX_AUTHORS", 2)
+    authors = [Identity(bytes([n]) * 32) for n in range(1, 5)]
+    for author in authors:
+        assert (await outcomes(rig, edge(1, 0.6, author=author)))[0] == ["ok"]
+    assert list(rig.budgets._known) == [author.did for author in authors[2:]]
+    strong, _ = await outcomes(rig, *(edge(n, 0.6, author=authors[0]) for n in range(2, 6)))
+    assert strong.count("ok") == 2, "the first one counts still"
+
+
+async def test_of_one_identity_no_more_acts_are_kept_than_can_count(rig, monkeypatch):
+    monkeypatch.setattr(rig.budgets, "_max_acts", 20)
+    await outcomes(rig, edge(0, 0.6))
+    rig.elsewhere(*(edge(n, 0.6) for n in range(1, 30)))
+    assert ALICE.did not in rig.budgets._known, "an import, say, has brought too many: they are read again"
+    assert (await outcomes(rig, edge(99, 0.6)))[0] == [ErrorCode.RATE_LIMITED]
+
+
 async def test_many_at_once_share_one_read_and_each_hears_of_its_failure(rig):
     rig.log.down = True
     results, _ = await outcomes(rig, *(edge(n, 0.1) for n in range(20)))

@@ -27,6 +27,7 @@ from relayd.store.types import StoreError
 __all__ = ["Desk"]
 
 _PAGE: Final = 100
+_NUL: Final = "no text here has a NUL"
 _CURSOR: Final[msgspec.json.Decoder[tuple[str, str]]] = msgspec.json.Decoder(tuple[str, str])
 
 
@@ -87,7 +88,7 @@ class Desk:
 
     async def _answer(self, message: Moderate) -> Moderated:
         if "\x00" in (message.subject or "") + (message.after or ""):
-            raise _refused(message, "no text here has a NUL")
+            raise _refused(message, _NUL)
         match message.action:
             case "ban" | "unban":
                 return await self._rule(message)
@@ -127,6 +128,8 @@ class Desk:
                 after = _CURSOR.decode(message.after)
             except msgspec.MsgspecError:
                 raise _refused(message, "after is no `next` of a list") from None
+            if "\x00" in "".join(after):  # JSON may spell it otherwise
+                raise _refused(message, _NUL)
         kind = None if message.kind is None else Kind(message.kind)
         found = await self._relay.store.moderation.bans(
             self._relay.clock(), kind=kind, after=after, limit=limit

@@ -416,6 +416,9 @@ async def test_sessions_come_in_pages_and_no_operator_closes_another(moderated: 
             (entry,) = page["entries"]
             close = {"type": "MODERATE", "action": "close", "subject": entry["id"], "reason": "rivalry"}
             assert (await client.ask(close))["code"] == "policy_rejected"
+            for wrong in ("x", "[]", '["a"]', '["a","b\\u0000"]', "a\0"):
+                page = await client.ask({"type": "MODERATE", "action": "list", "after": wrong})
+                assert page["code"] == "invalid_schema", wrong
         assert relay.stop() == 0
 
 

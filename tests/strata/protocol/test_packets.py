@@ -250,6 +250,8 @@ def test_packet_id_has_one_spelling(respell: Callable[[str], str]) -> None:
         lambda text: text[:-1] + " ",
         lambda text: text[:-2] + "  ",
         lambda text: text[:60] + "\t\n" + text[62:],
+        lambda text: text[:60] + " " + text[60:],
+        lambda text: "0x" + " ".join(text[2:][at : at + 2] for at in range(0, 128, 2)),
         lambda text: text[:-1] + "\u0661",
     ],
 )
@@ -277,6 +279,13 @@ def test_other_versions_are_refused_by_name(version: int) -> None:
     error = refusal(sealed(valid(version=version)))
     assert error.code is ErrorCode.INVALID_SCHEMA
     assert str(version) in error.reason
+
+
+@pytest.mark.req("R-013")
+@pytest.mark.parametrize("number", [1e21, -1e21, 0.5])
+@pytest.mark.parametrize("name", ["timestamp", "expires_at", "version"])
+def test_a_number_that_is_no_safe_integer_is_no_time(name: str, number: float) -> None:
+    assert refusal(sealed(valid(**{name: number}))).code is ErrorCode.INVALID_SCHEMA
 
 
 @pytest.mark.req("R-013")

@@ -38,7 +38,7 @@ lint: $(DEV) ## Check style and formatting
 	$(BIN)/ruff format --check .
 
 types: $(DEV) ## Check the types
-	$(BIN)/mypy
+	$(BIN)/mypy --num-workers auto
 
 # Most system tests wait for something, so six at a time suit a machine with two cores.
 WORKERS ?= 6

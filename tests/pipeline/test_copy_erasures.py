@@ -228,8 +228,8 @@ def test_killed_at_every_step_a_copy_holds_and_the_next_run_ends_it(world, kind,
 
 
 def steps_of(count: int, case: str) -> range:
-    """One of ten, from another one on in each case; all of them by option."""
-    stride = int(os.environ.get("STRATA_TEST_COPY_STRIDE", "10"))
+    """One of twenty, from another one on in each case; all of them by option."""
+    stride = int(os.environ.get("STRATA_TEST_COPY_STRIDE", "20"))
     return range(zlib.crc32(case.encode()) % stride, count, stride)
 
 

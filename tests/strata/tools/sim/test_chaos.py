@@ -1,4 +1,4 @@
-"""Hundreds of worlds in which everything goes wrong: nothing is lost, nothing doubled, all agree."""
+"""Many worlds in which everything goes wrong: nothing is lost, nothing doubled, all agree."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import sys
 import pytest
 from strata.tools.sim import KINDS
 
-RUNS = int(os.environ.get("STRATA_TEST_SIM_RUNS", "250"))
+RUNS = int(os.environ.get("STRATA_TEST_SIM_RUNS", "125"))
 CHUNK = 125
 
 

@@ -204,3 +204,36 @@ async def test_what_is_committed_while_a_reading_finds_nothing_is_not_passed_ove
     feed.tail.ring(1)
     await until_through(feed)
     assert feed.heard == [2]
+
+
+@pytest.mark.req("R-167")
+async def test_who_waits_for_what_retention_has_taken_waits_no_longer_than_for_a_reading(feed: Feed):
+    feed.log.append(2)
+    feed.log.gone |= {1, 2}
+    async with asyncio.timeout(10):
+        await feed.tail.reach(2)
+        await feed.tail.reach(1)  # passed already
+    assert feed.fanout.position == 2
+
+
+@pytest.mark.req("R-155")
+async def test_the_lag_is_that_of_what_subscribers_lack(feed: Feed, monkeypatch: pytest.MonkeyPatch):
+    clock = SimpleNamespace(now=100.0)
+    monkeypatch.setattr("relayd.feed.tail.time", SimpleNamespace(monotonic=lambda: clock.now))
+    assert feed.tail.lag(100.0) == 0
+
+    def happens() -> None:  # amid the reading of the first two, which takes five seconds
+        assert feed.tail.lag(105.0) == 5
+        clock.now = 105.0
+        feed.log.append(1)
+        feed.tail.ring(3)
+        assert feed.tail.lag(105.0) == 5, "the first two are still lacking"
+        feed.log.meanwhile = lambda: lags.append(feed.tail.lag(107.0))
+
+    lags: list[float] = []
+    feed.log.append(2)
+    feed.log.meanwhile = happens
+    feed.tail.ring(2)
+    await until_through(feed)
+    assert lags == [2], "the third has been lacking since it came"
+    assert feed.tail.lag(200.0) == 0

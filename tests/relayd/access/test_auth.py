@@ -20,6 +20,7 @@ from relayd.access.auth import (
     Authentication,
     AuthKeys,
     Grants,
+    Proof,
     verify_attempt,
 )
 
@@ -223,7 +224,17 @@ def test_success_starts_the_count_again(session):
     assert session.identity == ALICE.did
 
 
-PEER = "did:strata:peer"
+@pytest.mark.req("R-277")
+def test_a_session_ends_with_its_key_and_says_why():
+    proof = Proof(ALICE.public_key)
+    assert proof.broken(chain_of(ALICE), NOW) is None
+    for keys, detail in ((chain_of(BOB), None), (Keys("key_revoked"), "key_revoked")):
+        ended = proof.broken(keys, NOW)
+        assert ended is not None
+        assert (ended.code, ended.detail) == (ErrorCode.UNAUTHENTICATED, detail)
+
+
+PEER, OPERATOR = "did:strata:peer", "did:strata:operator"
 ALL = ["publish", "subscribe", "replicate"]
 
 
@@ -241,10 +252,17 @@ ALL = ["publish", "subscribe", "replicate"]
         (PEER, None, ALL),
         (PEER, ["replicate"], ["replicate"]),
         (PEER, ["subscribe"], ["subscribe"]),
+        (ALICE.did, ["operate"], []),
+        (PEER, ["operate"], []),
+        (OPERATOR, None, ["publish", "subscribe", "operate"]),
+        (OPERATOR, ["operate"], ["operate"]),
+        (OPERATOR, ["publish"], ["publish"]),
+        (OPERATOR, ALL, ["publish", "subscribe"]),
     ],
 )
 def test_effective_is_what_is_asked_for_and_granted(did, requested, effective):
-    assert list(Grants(peers=frozenset({PEER})).effective(did, requested)) == effective
+    grants = Grants(peers=frozenset({PEER}), operators=frozenset({OPERATOR}))
+    assert list(grants.effective(did, requested)) == effective
 
 
 @pytest.mark.req("R-292")
@@ -265,7 +283,13 @@ def test_what_an_anonymous_session_may_do(require_auth, anonymous):
 
 @pytest.mark.req("R-290", "R-292")
 def test_with_members_others_gain_nothing_by_authenticating():
-    grants = Grants(frozenset({"publish"}), members=frozenset({ALICE.did}), peers=frozenset({PEER}))
+    grants = Grants(
+        frozenset({"publish"}),
+        members=frozenset({ALICE.did}),
+        peers=frozenset({PEER}),
+        operators=frozenset({OPERATOR}),
+    )
+    assert grants.of(OPERATOR) == {"publish", "subscribe", "operate"}
     assert grants.of(ALICE.did) == {"publish", "subscribe"}
     assert grants.of(BOB.did) == {"subscribe"}
     assert grants.of(PEER) == set(CAPABILITIES)

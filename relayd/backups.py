@@ -18,7 +18,6 @@ import itertools
 import os
 import re
 import shutil
-import stat
 import tempfile
 import time
 from collections.abc import AsyncIterator, Callable
@@ -30,6 +29,7 @@ from urllib.parse import unquote, urlsplit, urlunsplit
 
 import msgspec
 
+from relayd.left_folders import remove_left
 from relayd.postgres import EmbeddedPostgres
 from relayd.postgres.binaries import find_binaries, server_owner
 from relayd.postgres.durable import make_durable
@@ -210,11 +210,7 @@ async def drill(backup: Path, *, live_url: str | None = None) -> Drilled:
 
 def _remove_abandoned_drills() -> None:
     """Remove what drills of this user that were killed have left: each is a copy of a whole database."""
-    for folder in Path(tempfile.gettempdir()).glob(f"{_DRILL}*"):
-        with contextlib.suppress(OSError):  # somebody else's, or gone meanwhile
-            found = folder.lstat()
-            if stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid() and is_abandoned(folder / _DATA):
-                shutil.rmtree(folder)
+    remove_left(_DRILL, lambda folder: is_abandoned(folder / _DATA))
 
 
 async def restore(

@@ -29,6 +29,7 @@ from types import TracebackType
 from urllib.parse import quote
 
 from relayd import failpoints
+from relayd.left_folders import is_held
 from relayd.logs import get_logger, problem_of
 from relayd.postgres.binaries import EmbeddedPostgresError, Owner, find_binaries, open_to, server_owner
 from relayd.postgres.durable import make_durable
@@ -425,13 +426,8 @@ class EmbeddedPostgres:
 def is_abandoned(data_dir: Path) -> bool:
     """Whether somebody has used this folder who is gone, with the server. Raises `OSError`, for one that
     nobody has used yet as well."""
-    descriptor = os.open(data_dir / _LOCK, os.O_RDWR | os.O_CLOEXEC)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
+    if is_held(data_dir / _LOCK):
         return False
-    finally:
-        os.close(descriptor)
     cluster = data_dir / f"postgres-{_MAJOR}"
     try:
         return not is_postgres(int((cluster / "postmaster.pid").read_text().split("\n", 1)[0]), cluster)

@@ -9,11 +9,12 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
-import shutil
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
+
+from relayd.left_folders import is_held, remove_left
 
 __all__ = ["shared_folder"]
 
@@ -24,7 +25,7 @@ _OWNER: Final = "owner"
 @contextlib.contextmanager
 def shared_folder() -> Iterator[Path]:
     """A new folder for this process and its children, until the end of the block."""
-    _remove_ownerless(Path(tempfile.gettempdir()))
+    remove_left(_PREFIX, lambda folder: not is_held(folder / _OWNER))
     with tempfile.TemporaryDirectory(prefix=_PREFIX) as name:
         folder = Path(name)
         # Locked before it has its name: nobody sees it without its lock.
@@ -35,16 +36,3 @@ def shared_folder() -> Iterator[Path]:
             yield folder
         finally:
             os.close(held)
-
-
-def _remove_ownerless(root: Path) -> None:
-    for folder in root.glob(f"{_PREFIX}*"):
-        with contextlib.suppress(OSError):  # somebody else's, or being removed by somebody else
-            if folder.stat().st_uid != os.getuid() or folder.is_symlink():
-                continue
-            held = os.open(folder / _OWNER, os.O_RDWR | os.O_NOFOLLOW)
-            try:
-                fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                shutil.rmtree(folder)
-            finally:
-                os.close(held)

@@ -17,7 +17,7 @@ from typing import Final
 from urllib.parse import unquote
 
 import msgspec
-from strata.protocol.documents import DidDocument, document_hash, is_document_hash
+from strata.protocol.documents import DidDocument, document_hash, is_document_hash, published_document
 from strata.protocol.equivalence import document_key
 from strata.protocol.ids import base58_decode, is_did
 from strata.protocol.keys import KeyChain, KeyState
@@ -91,9 +91,9 @@ class IdentityApi:
         row = await self._by_key(document_key(digest))
         if row is None:
             return error_response(404, "not_found", "no document with this hash is known here")
-        stored, document = _stored_document(row.body)
-        if not self._is_served(stored):
+        if not self._is_served(_stored(row.body)):
             return error_response(410, "gone", "the document has expired or was removed")
+        document = published_document(row.body)
         assert document_hash(document) == text
         return Response(200, JSON, document, _A_MINUTE)
 
@@ -136,13 +136,12 @@ def _as_stored(packet: Packet) -> NewPacket:
 
 def _brought(packet: Packet, document: DidDocument) -> bool:
     return (
-        packet.content_type == "DID_DOCUMENT" and _stored_document(packet.canonical)[1] == document.canonical
+        packet.content_type == "DID_DOCUMENT" and published_document(packet.canonical) == document.canonical
     )
 
 
 class _Content(msgspec.Struct):
     type: str
-    document: msgspec.Raw
 
 
 class _Packet(msgspec.Struct):
@@ -156,14 +155,10 @@ class _Packet(msgspec.Struct):
 _PACKET: Final = msgspec.json.Decoder(_Packet)
 
 
-def _stored_document(body: bytes) -> tuple[NewPacket, bytes]:
-    """A stored DID_DOCUMENT and the document in it.
-
-    What is inside a canonical text is canonical as it stands. To decode it and write it again takes a hundred
-    times as long, and anybody may ask for it.
-    """
+def _stored(body: bytes) -> NewPacket:
+    """A stored packet, by what decides whether it is served."""
     packet = _PACKET.decode(body)
-    stored = NewPacket(
+    return NewPacket(
         bytes.fromhex(packet.packet_id[2:]),
         packet.author_id,
         packet.content.type,
@@ -171,7 +166,6 @@ def _stored_document(body: bytes) -> tuple[NewPacket, bytes]:
         packet.expires_at,
         body,
     )
-    return stored, bytes(packet.content.document)
 
 
 def _described(

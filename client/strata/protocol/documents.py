@@ -14,6 +14,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, cast
 
+import msgspec
 from blake3 import blake3
 
 from strata.protocol import canonical, fields, ids
@@ -36,6 +37,7 @@ __all__ = [
     "is_document_hash",
     "key_multibase",
     "method_id",
+    "published_document",
     "spelled_key",
 ]
 
@@ -216,6 +218,26 @@ def build_document(
 def document_hash(canonical_document: bytes) -> str:
     """The multibase multihash of a document's canonical bytes (R-052)."""
     return "z" + ids.base58_encode(_MULTIHASH_BLAKE3 + blake3(canonical_document).digest())
+
+
+class _Content(msgspec.Struct):
+    document: msgspec.Raw = msgspec.Raw(b"null")
+
+
+class _Packet(msgspec.Struct):
+    content: _Content
+
+
+_PACKET = msgspec.json.Decoder(_Packet)
+
+
+def published_document(packet_text: bytes) -> bytes:
+    """The document in the canonical text of a DID_DOCUMENT packet; `null` where it has none.
+
+    What is inside a canonical text is canonical as it stands. To decode it and write it again takes a hundred
+    times as long, and strangers may ask for it.
+    """
+    return bytes(_PACKET.decode(packet_text).content.document)
 
 
 def is_document_hash(text: str) -> bool:

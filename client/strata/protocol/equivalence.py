@@ -14,10 +14,10 @@ the packet holds: the rules compare texts and numbers, and a document is hashed 
 
 from __future__ import annotations
 
-import msgspec
 from blake3 import blake3
 
 from strata.protocol import canonical
+from strata.protocol.documents import published_document
 from strata.protocol.packets import Packet
 
 __all__ = ["EQUIVALENT_TYPES", "document_key", "equivalence_key"]
@@ -31,17 +31,6 @@ _DOMAIN = b"relayd equivalence 1\n"
 """No canonical packet begins so, so no key can be taken for a packet id. Databases hold keys, so it stays."""
 
 
-class _Content(msgspec.Struct):
-    document: msgspec.Raw = msgspec.Raw(b"null")
-
-
-class _Packet(msgspec.Struct):
-    content: _Content
-
-
-_PACKET = msgspec.json.Decoder(_Packet)
-
-
 def equivalence_key(packet: Packet) -> bytes | None:
     """32 bytes that two packets share when one repeats the other; None for a packet without such a rule."""
     if packet.content_type == "ATTESTATION":
@@ -49,8 +38,7 @@ def equivalence_key(packet: Packet) -> bytes | None:
     elif packet.content_type == "CONSENSUS_METRIC":
         parts = [packet.content.get("target_packet"), packet.content.get("observed_at")]
     elif packet.content_type == "DID_DOCUMENT":
-        # What stands in a canonical text is canonical.
-        return document_key(blake3(bytes(_PACKET.decode(packet.canonical).content.document)).digest())
+        return document_key(blake3(published_document(packet.canonical)).digest())
     else:
         return None
     if parts is None or not all(type(part) in _SIMPLE for part in parts):

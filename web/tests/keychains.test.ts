@@ -4,6 +4,7 @@ import { test } from "node:test";
 import { build, Identity } from "../src/client/index.js";
 import { DidDocument } from "../src/client/protocol/documents.js";
 import { KeyChain } from "../src/client/protocol/keys/chain.js";
+import { KeyLedger } from "../src/client/protocol/keys/ledger.js";
 import { Packet } from "../src/client/protocol/packets.js";
 import { KeyRing } from "../src/client/relays/keyring.js";
 import { vectors, verdict } from "./vectors.js";
@@ -124,4 +125,36 @@ test("keys whose refresh came to nothing are asked for again after the next inte
     if (ring.stale.delete(author.did)) asked.push(now); // and nobody answers
   }
   assert.deepEqual(asked, [301, 602, 1000]);
+});
+
+test("a past state of an author's keys goes on from what is known, whatever order it is asked for in", async () => {
+  const longest = worlds.reduce((one, other) => (other.held.length > one.held.length ? other : one));
+  const documents = longest.documents.map((text) => DidDocument.parse(text));
+  const events = longest.events.map(([at, receivedAt]) => ({ packet: parsed[at] as Packet, receivedAt }));
+  const moments = [...new Set(events.map(({ receivedAt }) => receivedAt))].sort((one, other) => one - other);
+  const alone = new Map<number, string>();
+  for (const at of moments) {
+    const known = await KeyChain.replay(did, events.filter(({ receivedAt }) => receivedAt <= at), { documents, rules });
+    alone.set(at, JSON.stringify(await known.keys(at)));
+  }
+  const chain = await KeyChain.replay(did, events, { documents, rules });
+  const pastOf = chain as unknown as { pastState(at: number): Promise<{ copy(): KeyLedger }> };
+  const received = KeyLedger.prototype.receive;
+  let count = 0;
+  KeyLedger.prototype.receive = function (entry) {
+    count++;
+    return received.call(this, entry);
+  };
+  try {
+    for (const order of [moments, moments.toReversed()]) {
+      for (const at of order) {
+        const ledger = (await pastOf.pastState(at)).copy();
+        ledger.settle(at);
+        assert.equal(JSON.stringify([...ledger.keys.values()]), alone.get(at), `at ${at}`);
+      }
+      if (order === moments) assert.ok(count <= chain.events.length * 2, `${count} for ${chain.events.length} packets`);
+    }
+  } finally {
+    KeyLedger.prototype.receive = received;
+  }
 });

@@ -42,12 +42,17 @@ export interface ChainOptions {
 /** Why packets do not hold, by packet id. */
 type Refusals = Map<string, InvalidPacket>;
 
+/** The state after the packets that were received by some second. */
+type Mark = readonly [second: number, ledger: KeyLedger];
+
 /**
  * Everything known about the keys of one DID, as an immutable value. Made by `genesis` and `replay`; `apply`
  * makes the next one.
  */
 export class KeyChain {
   private readonly cache = new Map<string, readonly KeyHex[]>();
+  /** Past states: one for every so many packets, and at the end the last one asked for. */
+  private past: readonly Mark[] = [];
 
   private constructor(
     private readonly beginning: KeyLedger,
@@ -228,18 +233,37 @@ export class KeyChain {
 
   /** The state that counts at `at`. A reader does not know later packets yet. */
   private async stateAt(at: number, ingest: boolean): Promise<KeyLedger> {
-    let ledger = this.ledger;
-    let moment = at;
-    if (at < this.last) {
-      if (ingest) moment = this.last; // what has been applied counts, even if a clock went back
-      else ledger = (await this.replayed(this.held.filter((entry) => entry.receivedAt <= at)))[0].ledger;
-    }
-    const due = ledger.nextDueAt;
-    if (due !== undefined && due <= moment) {
+    const moment = Math.max(at, ingest ? this.last : at); // what has been applied counts, even if a clock went back
+    let ledger = moment < this.last ? await this.pastState(at) : this.ledger;
+    if (ledger.nextDueAt <= moment) {
       ledger = ledger.copy();
       ledger.settle(moment);
     }
     return ledger;
+  }
+
+  /**
+   * The state after the packets that were received by `at`.
+   *
+   * It goes on from the latest one that is known: whoever reads a history asks for one moment after the other,
+   * and all of a long chain for each of them is too much.
+   */
+  private async pastState(at: number): Promise<KeyLedger> {
+    const marks = this.past.slice(0, -1);
+    let mark: Mark = [-1, this.beginning];
+    for (const known of this.past) if (mark[0] < known[0] && known[0] <= at) mark = known;
+    const lacking = this.held.filter(({ receivedAt }) => mark[0] < receivedAt && receivedAt <= at);
+    let count = 0;
+    for (const arrived of inSeconds(lacking)) {
+      mark = [(arrived[0] as Entry).receivedAt, (await receiveSecond(mark[1], arrived))[0]];
+      count += arrived.length;
+      if (count >= REMEMBERED && mark[0] > (marks.at(-1)?.[0] ?? -1)) {
+        marks.push(mark);
+        count = 0;
+      }
+    }
+    this.past = [...marks, mark];
+    return mark[1];
   }
 
   // Judging
@@ -249,7 +273,7 @@ export class KeyChain {
     const known = this.cache.get(name);
     if (known !== undefined) return known;
     const keys = validKeys(await this.stateAt(at, ingest), at, use, this.rules);
-    if (this.cache.size >= MAX_REMEMBERED) this.cache.clear();
+    if (this.cache.size >= REMEMBERED) this.cache.clear();
     this.cache.set(name, keys);
     return keys;
   }
@@ -270,7 +294,7 @@ export class KeyChain {
   private async signedWithin(signedBy: SignedBy, at: number, use: Use): Promise<boolean> {
     const within = this.held.filter((entry) => entry.receivedAt === at);
     if (within.length === 0) return false;
-    const ledger = (await this.replayed(this.held.filter((entry) => entry.receivedAt < at)))[0].ledger.copy();
+    const ledger = (await this.pastState(at - 1)).copy();
     ledger.settle(at);
     for (const entry of within) {
       for (const key of validKeys(ledger, at, use, this.rules)) if (await signedBy(key)) return true;
@@ -292,7 +316,8 @@ export class KeyChain {
   }
 }
 
-const MAX_REMEMBERED = 64;
+/** So many answers are remembered, and a past state for every so many packets. */
+const REMEMBERED = 64;
 
 function validKeys(state: KeyLedger, at: number, use: Use, rules: KeyRules): readonly KeyHex[] {
   if (state.conflict !== undefined) return [];

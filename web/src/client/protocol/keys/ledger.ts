@@ -80,9 +80,9 @@ export class KeyLedger {
     return this.conflict === undefined ? this.documents.at(-1) : undefined;
   }
 
-  /** When the next pending event has waited long enough. */
-  get nextDueAt(): number | undefined {
-    return this.pending.size === 0 ? undefined : Math.min(...[...this.pending.values()].map((one) => one.dueAt));
+  /** When the next pending event has waited long enough; never, if there is none. */
+  get nextDueAt(): number {
+    return Math.min(...[...this.pending.values()].map((one) => one.dueAt));
   }
 
   /** Whether this event is yet to take effect. */

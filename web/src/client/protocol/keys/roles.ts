@@ -4,7 +4,7 @@
 
 import { fromHex } from "../bytes.js";
 import { type DidDocument, type KeyHex, keyMultibase, methodId, type VerificationMethod } from "../documents.js";
-import { type KeyState, newKey } from "./states.js";
+import type { KeyState } from "./states.js";
 
 /** Keys by public key, in order of introduction. */
 export type Keys = ReadonlyMap<KeyHex, KeyState>;
@@ -49,16 +49,8 @@ function introduced(
   document: DidDocument,
   introducedBy: string | undefined,
 ): KeyState {
-  const { validUntil, revokedAt, recovery, custody } = method;
-  return newKey(method.keyId, method.publicKey, method.validFrom, {
-    validUntil,
-    revokedAt,
-    recovery,
-    custody,
-    authentication: document.mayAuthenticate(method),
-    assertion: document.mayAssert(method),
-    introducedBy,
-  });
+  const authentication = document.mayAuthenticate(method);
+  return { ...method, authentication, assertion: document.mayAssert(method), introducedBy };
 }
 
 /** A key that a new head does not list: not the DID's any more, but kept to explain old signatures. */
@@ -71,14 +63,9 @@ function unlisted(key: KeyState, did: string, given: ReadonlySet<string>): KeySt
 /** A known key as a new head lists it: its part is the document's, its window only shrinks. */
 function merged(key: KeyState, method: VerificationMethod, document: DidDocument): KeyState {
   return {
-    ...key,
-    keyId: method.keyId,
+    ...introduced(method, document, key.introducedBy),
     validFrom: Math.max(key.validFrom, method.validFrom),
     validUntil: earlier(key.validUntil, method.validUntil),
     revokedAt: earlier(key.revokedAt, method.revokedAt),
-    recovery: method.recovery,
-    custody: method.custody,
-    authentication: document.mayAuthenticate(method),
-    assertion: document.mayAssert(method),
   };
 }

@@ -183,6 +183,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--seconds", type=float, help="hostile: how long each attack goes on (default: 3, with --brief none)"
     )
+    parser.add_argument(
+        "--rounds",
+        type=int,
+        default=1,
+        help="hostile: how often each attack is made; the calmest go counts (default: 1)",
+    )
     parser.add_argument("--identities", type=int, metavar="N", help="opening: how many the log has")
     options = parser.parse_args(arguments)
     if unknown := set(options.names) - set(NAMES):
@@ -208,6 +214,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
                     _progress,
                     serve=options.serve,
                     stored=plan.catchup_packets,
+                    rounds=options.rounds,
                 )
             )
     except BenchError as error:

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from benches.attacks import ATTACKS, PROXIES, TLS_ATTACKS, Attack, Gang
-from benches.besieged import Cost, Summary, summary
+from benches.besieged import Cost, Summary, calmest, summary
 from benches.honest import Service
 from relayd.tls import write_dev_certificates
 from tests.support.bare_client import open_client
@@ -115,13 +115,32 @@ async def test_an_attack_that_does_nothing_is_found_out(attacked: RelayProcess):
             await until(lambda: gang.ledger.deeds["idle"], "it has reached the relay", 0.1)
 
 
+def service(*seconds: float, lost: int = 0) -> Service:
+    return Service(sorted(seconds), sorted(seconds), lost, 0)
+
+
+def cost(attack: str, alone: Service, beside: Service, recovered: bool = True) -> Cost:
+    return Cost(attack, 1, 1, 1, 1, 1.0, 1.0, 1.0, (0, 0, 0), alone, beside, recovered)
+
+
 def test_the_summary_holds_each_kind_against_the_median_alone():
-    def service(*seconds: float) -> Service:
-        return Service(sorted(seconds), sorted(seconds), 0, 0)
+    def one(attack: str, alone: float, beside: float) -> Cost:
+        return cost(attack, service(alone), service(beside))
 
-    def cost(attack: str, alone: float, beside: float) -> Cost:
-        return Cost(attack, 1, 1, 1, 1, 1.0, 1.0, 1.0, (0, 0, 0), service(alone), service(beside), True)
-
-    found = summary([cost("a", 0.004, 0.009), cost("a", 0.005, 0.006), cost("b", 0.080, 0.010)])
+    found = summary([one("a", 0.004, 0.009), one("a", 0.005, 0.006), one("b", 0.080, 0.010)])
     assert found == Summary(alone=5.0, beside=9.0, worst=10.0, kinds=2, held=2)
-    assert summary([cost("a", 0.005, 0.006), cost("a", 0.005, 0.011)]).held == 0
+    assert summary([one("a", 0.005, 0.006), one("a", 0.005, 0.011)]).held == 0
+
+
+def test_of_several_goes_the_calmest_counts_and_nothing_lost_is_hidden():
+    goes = [
+        cost("a", service(0.004), service(0.050)),
+        cost("a", service(0.030), service(0.009)),
+        cost("a", service(0.008), service(0.020, lost=2), recovered=False),
+        cost("a", service(0.008), service(lost=1)),
+    ]
+    found = calmest(goes)
+    assert (found.alone.answers, found.beside.answers) == ([0.004], [0.009])
+    assert found.beside.unanswered == 2
+    assert not found.recovered
+    assert calmest(goes[:2]).recovered

@@ -55,6 +55,39 @@ def test_a_line_that_reaches_nobody_is_an_error_by_name():
     ]
 
 
+def _relay_environment(**env: str) -> dict[str, str]:
+    """What reaches the relay of a `.env` with these lines, its folder of settings aside."""
+    named = re.findall(r"^      (RELAYD_[A-Z_]+): (.*)$", _service("relay"), re.MULTILINE)
+    named = [(name, text) for name, text in named if not name.endswith(("_CONFIG", "_FILE"))]
+
+    def filled(text: str) -> str:
+        while (found := re.search(r"\$\{([A-Z_]+):?-([^${}]*)\}", text)) is not None:  # from within
+            text = text.replace(found[0], env.get(found[1]) or found[2])
+        return text
+
+    return {name: text for name, text in env.items() if name.startswith("RELAYD_")} | {
+        name: filled(text) for name, text in named
+    }
+
+
+def test_what_the_settings_file_says_holds_unless_compose_needs_another_value(tmp_path):
+    assert _relay_environment(RELAY_PORT="1")["RELAYD_PUBLIC_URL"] == "wss://127.0.0.1:1/strata"
+    lines = ["workers = 4", "retention_days = 0", "log_level = 'warning'", "log_format = 'console'"]
+    lines += ["metrics_listen = '0.0.0.0:9464'", "require_auth = ['publish']"]
+    (tmp_path / "config.toml").write_text(
+        "\n".join([*lines, "public_url = 'wss://relay.example.net/strata'"])
+    )
+    example = {name: text for name, text in _example().items() if not name.endswith("_CONFIG")}
+    for env in ({}, example):
+        settings = load(tmp_path, _relay_environment(**env))
+        assert (settings.workers, settings.retention_days, settings.log_level) == (4, 0, "warning")
+        assert (settings.log_format, settings.metrics_listen) == ("console", "0.0.0.0:9464")
+        assert settings.require_auth == ("publish",)
+        (warning,) = settings.warnings
+        assert warning.startswith("public_url in ") and "RELAYD_PUBLIC_URL" in warning
+    assert load(tmp_path, _relay_environment(RELAYD_WORKERS="2")).workers == 2
+
+
 def _passwords(folder: Path, **environ: str) -> dict[str, str]:
     """What the service `passwords` leaves behind on its volumes."""
     places = {"PASSWORDS": folder / "passwords", "READER": folder / "reader", "PGDATA": folder / "data"}

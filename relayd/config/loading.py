@@ -67,7 +67,9 @@ def load(
     problems: list[str] = []
     given = {name: value for name, value in (cli_overrides or {}).items() if value is not None}
     values = _from_file(config_file, problems)
-    values |= _from_environment(environ or {}, problems)
+    from_environment = _from_environment(environ or {}, problems)
+    put_aside = [name for name, value in values.items() if from_environment.get(name, value) != value]
+    values |= from_environment
     if "data_dir" in given and "database_url" not in given:
         values.pop("database_url", None)
     elif "data_dir" in given:
@@ -79,7 +81,13 @@ def load(
         raise ConfigurationError(problems)
     ours = {name: text for name, text in (environ or {}).items() if name.startswith(ENV_PREFIX)}
     origin = Origin(config_file, ours, given)
-    return _clamped(dataclasses.replace(settings, origin=origin, warnings=advice(settings, values)))
+    # Who changes a line that counts for nothing would look for the effect in vain.
+    ignored = tuple(
+        f"{row.name} in {config_file} counts for nothing: the environment has another ({row.variable})"
+        for row in map(setting_table().__getitem__, put_aside)
+        if row.name not in given
+    )
+    return _clamped(dataclasses.replace(settings, origin=origin, warnings=ignored + advice(settings, values)))
 
 
 def _from_file(path: Path | None, problems: list[str]) -> dict[str, Any]:

@@ -19,6 +19,16 @@ def test_command_line_beats_environment_beats_file_beats_default(toml):
     assert (settings.port, settings.host, settings.path, settings.workers) == (3, "env", "/file", 1)
 
 
+def test_a_line_of_the_file_that_the_environment_puts_aside_is_told(toml):
+    path = toml("port = 1\nworkers = 2\nmax_limit = 400\nidentity_seed = '" + "0" * 64 + "'")
+    environ = {"RELAYD_PORT": "2", "RELAYD_WORKERS": "2", "RELAYD_IDENTITY_SEED": SECRET, "RELAYD_HOST": "::"}
+    assert load(path, environ).warnings == (
+        f"port in {path} counts for nothing: the environment has another (RELAYD_PORT)",
+        f"identity_seed in {path} counts for nothing: the environment has another (RELAYD_IDENTITY_SEED)",
+    )
+    assert load(path, {"RELAYD_PORT": "2"}, {"port": 3}).warnings == (), "somebody has said what counts"
+
+
 def test_every_setting_can_be_given_in_each_way(toml):
     given = {
         "public_url": "wss://relay.example/strata",

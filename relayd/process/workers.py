@@ -214,12 +214,14 @@ class _Crew:
             )
         for worker in self._workers:
             worker.settings = settings
+        # A renewal takes its time, and who is blocked is not to be served by those whose turn is last. They
+        # tell what has changed, too, and what waits for a restart of all.
+        _signal_all(self._workers, signal.SIGHUP)
         installed = installed_version()
         if waiting or installed != self._version:
             self._version = installed
+            _log.info("workers_make_way", version=installed, settings=sorted(waiting))
             self.renewal.set()
-        else:
-            _signal_all(self._workers, signal.SIGHUP)
 
 
 class _Worker:

@@ -9,11 +9,13 @@ import pickle
 import signal
 import time
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any, NoReturn
 
 import pytest
+import structlog
 
-from relayd.config import ConfigurationError, Settings
+from relayd.config import ConfigurationError, Settings, load
 from relayd.process import workers
 from relayd.process.workers import _beat_interval, _Crew, _Worker
 from relayd.store.types import StoreError
@@ -118,6 +120,30 @@ async def test_what_keeps_a_worker_from_starting_reaches_its_parent():
             await worker.ready()
     finally:
         worker._process.kill()
+
+
+async def test_a_reload_reaches_workers_that_are_to_be_renewed_before_their_turn_comes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """The last of many makes way minutes later, and would serve until then what is blocked."""
+    file = tmp_path / "relayd.toml"
+    file.write_text("workers = 2")
+    crew_of = [made(load(file))[0] for _ in range(2)]
+    heard: list[signal.Signals] = []
+    try:
+        for worker in crew_of:
+            monkeypatch.setattr(worker, "signal", heard.append)
+        crew = _Crew(crew_of, asyncio.Event())
+        file.write_text("workers = 2\nport = 1\nmax_limit = 499\nblocked_types = ['X']")
+        with structlog.testing.capture_logs() as lines:
+            crew.reload()
+    finally:
+        for worker in crew_of:
+            worker._process.kill()
+            worker._process.join()
+    assert heard == [signal.SIGHUP] * 2 and crew.renewal.is_set()
+    assert [line["settings"] for line in lines if line["event"] == "workers_make_way"] == [["max_limit"]]
+    assert {(each.settings.max_limit, each.settings.blocked_types) for each in crew_of} == {(499, ("X",))}
 
 
 async def test_one_that_cannot_be_started_again_yet_is_tried_again(monkeypatch: pytest.MonkeyPatch):

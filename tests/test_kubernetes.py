@@ -101,6 +101,25 @@ def test_whatever_is_set_the_chart_makes_what_kubernetes_takes(values, more):
 
 
 @needs_helm
+def test_another_database_means_other_pods():
+    """Those that went on with the old URL would serve another log than those that are started later."""
+    pods = [
+        rendered(**{"database.url": f"postgresql://relayd:x@{host}/relayd"})["Deployment"]["spec"]["template"]
+        for host in ("old", "old", "new")
+    ]
+    assert pods[0] == pods[1] != pods[2]
+
+
+@needs_helm
+@pytest.mark.parametrize("kind", ["NodePort", "LoadBalancer"])
+def test_the_world_reaches_no_metrics_and_its_addresses_are_its_own(kind):
+    service = rendered(**SECRET, **{"service.type": kind})["Service"]["spec"]
+    assert [port["name"] for port in service["ports"]] == ["relay"]
+    assert service["externalTrafficPolicy"] == "Local"
+    assert "externalTrafficPolicy" not in rendered(**SECRET)["Service"]["spec"]
+
+
+@needs_helm
 def test_helm_finds_no_fault_with_the_chart():
     done = helm("lint", "--strict", str(CHART), **SECRET)
     assert done.returncode == 0, done.stdout
@@ -116,11 +135,23 @@ def test_helm_finds_no_fault_with_the_chart():
         ({"database.url": "mysql://x/y"}, "database.url: Does not match"),
         ({**SECRET, "replicas": "1"}, "no node could ever be emptied"),
         ({**SECRET, "replica": "3"}, "replica"),
+        ({**SECRET, "database.key": "a/b"}, "database.key: Does not match"),
+        ({**SECRET, "podAnnotations.a": "1"}, "podAnnotations.a: Invalid type"),
+        ({**SECRET, "nodeSelector.disk": "1"}, "nodeSelector.disk: Invalid type"),
+        ({**SECRET, "env[0].name": "A", "env[0].value": "1"}, "value: Invalid type"),
+        ({**SECRET, "service": "null"}, "service is required"),
     ],
 )
 def test_what_cannot_work_is_refused_before_anything_is_installed(values, complaint):
     done = helm("template", "relayd", str(CHART), **values)
     assert done.returncode != 0 and complaint in done.stderr
+
+
+@needs_helm
+@pytest.mark.parametrize("release", ["1relay", "my.relay"])
+def test_a_release_whose_name_no_service_can_have_is_refused(release):
+    done = helm("template", release, str(CHART), **SECRET)
+    assert done.returncode != 0 and "a Service has its name" in done.stderr
 
 
 @needs_helm

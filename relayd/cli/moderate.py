@@ -30,6 +30,8 @@ __all__ = ["actor_of", "add_commands", "opened_store", "time_text"]
 _UNITS: Final = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
 _DURATION = re.compile(r"(\d{1,9})([smhdw])")
 _PAGE: Final = 1000
+_SHOWN: Final = 50
+"""Rulings that a person is shown without asking for more."""
 _TOLD: Final = 78
 """Characters of a reason that a line shows."""
 
@@ -205,7 +207,12 @@ def add_commands(app: typer.Typer) -> None:
         subject: Annotated[
             str | None, typer.Argument(metavar="SUBJECT", help="Only what was ruled about this.")
         ] = None,
-        limit: Annotated[int, typer.Option("--limit", min=1, max=100_000, help="So many, the newest.")] = 50,
+        limit: Annotated[
+            int | None,
+            typer.Option(
+                "--limit", min=1, max=100_000, help="So many, the newest. Default: 50, and all with --json."
+            ),
+        ] = None,
         config: ConfigFile = None,
         database_url: DatabaseUrl = None,
         data_dir: DataDirInUse = None,
@@ -216,16 +223,20 @@ def add_commands(app: typer.Typer) -> None:
         The newest comes first. --json tells how it was before and after.
         """
         settings = console.read_settings(config, database_url=database_url, data_dir=data_dir)
-        lines: list[Ruled] = console.run(_ruled(settings, subject, limit))
         if json:
+            lines: list[Ruled] = console.run(_ruled(settings, subject, limit))
             console.print_json([_ruled_plain(line) for line in lines])
             return
-        for line in lines:
+        shown = limit or _SHOWN
+        lines = console.run(_ruled(settings, subject, shown + 1))
+        for line in lines[:shown]:
             until = "" if line.after is None else _until(line.after.expires_at)
             typer.echo(
                 f"{line.number}  {time_text(line.at)}  {line.actor} ({line.via})"
                 f"  {_word(line.act, line.kind)} {line.kind} {line.subject}{until}: {_short(line.reason)}"
             )
+        if lines[shown:]:
+            typer.echo("older rulings are left out: --limit N shows more", err=True)
 
 
 def _rule(
@@ -327,10 +338,18 @@ async def _erase(settings: Settings, kind: Kind, wanted: list[str], reason: str,
         )
 
 
-async def _ruled(settings: Settings, subject: str | None, limit: int) -> list[Ruled]:
+async def _ruled(settings: Settings, subject: str | None, limit: int | None) -> list[Ruled]:
+    """So many, the newest, or all of them: a log without its end would not tell what was erased."""
+    lines = list[Ruled]()
     async with opened_store(settings) as store:
-        lines: list[Ruled] = await store.moderation.log(subject=subject, limit=limit)
-        return lines
+        while limit is None or len(lines) < limit:
+            size = _PAGE if limit is None else min(_PAGE, limit - len(lines))
+            before = lines[-1].number if lines else None
+            page = await store.moderation.log(before=before, subject=subject, limit=size)
+            lines += page
+            if len(page) < size:
+                break
+    return lines
 
 
 def actor_of(by: str | None) -> str:

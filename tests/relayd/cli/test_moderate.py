@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
+from collections.abc import AsyncIterator
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
 from typer.testing import CliRunner
 
 from relayd import cli
+from relayd.cli import moderate
+from relayd.moderation import Ruled
 
 DID, HASH = "did:strata:zAlice", "0x" + "ab" * 32
 NOWHERE = ("--database-url", "postgresql://127.0.0.1:1/none")
@@ -49,3 +57,45 @@ def test_what_cannot_be_meant_is_refused_with_2(arguments: list[str], problem: s
 )
 def test_a_database_that_cannot_be_reached_is_3(arguments: list[str]):
     assert CliRunner().invoke(cli.app, [*arguments, *NOWHERE], prog_name="relayd").exit_code == 3
+
+
+class _Rulings:
+    """A log of rulings, the newest with the number `newest`."""
+
+    def __init__(self, newest: int) -> None:
+        self._newest = newest
+
+    async def log(self, *, before: int | None, subject: str | None, limit: int) -> list[Ruled]:
+        last = self._newest if before is None else before - 1
+        row = (0, "root", "command", "erase", "packet", HASH, "x", None, None)
+        return [Ruled(number, *row) for number in range(last, max(0, last - limit), -1)]
+
+
+@pytest.mark.parametrize(
+    ("rulings", "arguments", "told", "is_cut"),
+    [
+        (2500, ["--json"], 2500, False),
+        (2000, ["--json"], 2000, False),
+        (2500, ["--json", "--limit", "1200"], 1200, False),
+        (51, [], 50, True),
+        (50, [], 50, False),
+        (0, [], 0, False),
+        (2500, ["--limit", "1200"], 1200, True),
+    ],
+)
+def test_the_log_has_each_ruling_or_says_that_it_lacks_some(
+    monkeypatch: pytest.MonkeyPatch, rulings: int, arguments: list[str], told: int, is_cut: bool
+):
+    @contextlib.asynccontextmanager
+    async def opened_store(settings: object) -> AsyncIterator[Any]:
+        yield SimpleNamespace(moderation=_Rulings(rulings))
+
+    monkeypatch.setattr(moderate, "opened_store", opened_store)
+    result = CliRunner().invoke(cli.app, ["log", *arguments, *NOWHERE], prog_name="relayd")
+    assert result.exit_code == 0
+    if "--json" in arguments:
+        numbers = [line["number"] for line in json.loads(result.stdout)]
+    else:
+        numbers = [int(line.split()[0]) for line in result.stdout.splitlines()]
+    assert numbers == list(range(rulings, rulings - told, -1))
+    assert ("--limit" in result.stderr) is is_cut

@@ -137,8 +137,8 @@ def test_a_password_may_have_any_character(tmp_path, password):
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::"])
-def test_the_health_check_asks_where_the_relay_listens(host):
-    """On `::` nobody listens at 127.0.0.1."""
+def test_the_health_check_asks_where_the_relay_listens_and_no_proxy(host):
+    """On `::` nobody listens at 127.0.0.1; and engines put a proxy for the way out into every environment."""
     with socket.create_server((host, 0), family=socket.AF_INET6 if ":" in host else socket.AF_INET) as server:
 
         def answer() -> None:
@@ -149,6 +149,7 @@ def test_the_health_check_asks_where_the_relay_listens(host):
 
         threading.Thread(target=answer, daemon=True).start()
         environ = {"PATH": "/usr/bin:/bin", "RELAYD_HOST": host, "RELAYD_PORT": str(server.getsockname()[1])}
+        environ["http_proxy"] = "http://127.0.0.1:1"
         done = subprocess.run(
             [sys.executable, ROOT / "deploy" / "docker" / "healthcheck.py"], env=environ, check=False
         )

@@ -18,11 +18,15 @@ def main() -> None:
         settings = load(Path(config) if config else None, os.environ)
     except ConfigurationError as error:
         sys.exit(str(error))
-    # The relay's own certificate names its public address, not this one, and there is nobody in between.
-    context = ssl._create_unverified_context() if settings.tls_cert else None
-    url = f"http{'s' if context else ''}://{host_from_here(settings.host)}:{settings.port}/readyz"
+    # The relay's own certificate names its public address, not this one, and there is nobody in between:
+    # no proxy either, which the engine may have put into the environment.
+    opener = urllib.request.build_opener(
+        urllib.request.ProxyHandler({}),
+        urllib.request.HTTPSHandler(context=ssl._create_unverified_context()),
+    )
+    scheme = "https" if settings.tls_cert else "http"
     try:
-        urllib.request.urlopen(url, timeout=4, context=context).close()
+        opener.open(f"{scheme}://{host_from_here(settings.host)}:{settings.port}/readyz", timeout=4).close()
     except urllib.error.HTTPError as error:
         sys.exit(f"{error.code} {error.read(200).decode(errors='replace')}")
     except OSError as error:

@@ -58,10 +58,14 @@ def metrics_url(settings: Settings) -> str:
 
 def scrape(url: str) -> Scraped:
     """Read `/metrics`. Raises OSError where nobody answers, and ValueError for any other answer."""
-    # A relay's certificate names its public address, not this one, and there is nobody in between.
-    context = ssl._create_unverified_context() if url.startswith("https:") else None
+    # A relay's certificate names its public address, not this one, and there is nobody in between: no
+    # proxy of the environment either, for which this machine would be itself.
+    opener = urllib.request.build_opener(
+        urllib.request.ProxyHandler({}),
+        urllib.request.HTTPSHandler(context=ssl._create_unverified_context()),
+    )
     try:
-        with urllib.request.urlopen(url, timeout=_TIMEOUT, context=context) as answer:
+        with opener.open(url, timeout=_TIMEOUT) as answer:
             said = answer.read(_LONGEST).decode(errors="replace")
     except http.client.HTTPException as error:  # a URL that is none, or somebody who speaks no HTTP
         raise ValueError(f"{type(error).__name__}: {error}") from None

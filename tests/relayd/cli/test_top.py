@@ -49,6 +49,23 @@ def test_where_the_metrics_are():
     assert metrics_url(Settings(host="0.0.0.0", port=1)) == "http://127.0.0.1:1/metrics"
 
 
+def test_the_relay_is_asked_and_no_proxy(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("http_proxy", "http://127.0.0.1:1")
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def answer():
+            peer, _ = server.accept()
+            with peer:
+                peer.recv(4096)
+                peer.sendall(
+                    b'HTTP/1.1 200 OK\r\nConnection: close\r\n\r\nrelayd_build_info{version="1"} 1\n'
+                )
+
+        threading.Thread(target=answer, daemon=True).start()
+        found = scrape(f"http://127.0.0.1:{server.getsockname()[1]}/metrics")
+    assert found.by("relayd_build_info", "version") == {"1": 1.0}
+
+
 def test_somebody_who_speaks_no_http_is_no_relay():
     with socket.create_server(("127.0.0.1", 0)) as server:
 

@@ -341,7 +341,7 @@ class Settings:
     )
     max_connections_per_address: _Limit = _setting(
         256,
-        "Sessions open at once from one IPv4 address or IPv6 /64, at all workers together.",
+        "Sessions open at once from one IPv4 address or IPv6 /64, at all workers together; 0 means no limit.",
         unit="connections",
     )
     unlimited_addresses: tuple[str, ...] = _setting(

@@ -277,8 +277,8 @@ class Metrics:
         self.tls_not_after = _gauge(
             registry,
             "relayd_tls_not_after_timestamp_seconds",
-            "When the certificate ends, in Unix seconds; 0 without TLS.",
-            "livemax",
+            "When the certificate that is shown ends, in Unix seconds; 0 without TLS.",
+            "livemin",
         )
         self.bytes_received = Counter(
             "relayd_received_bytes_total", "Bytes read from connections.", registry=registry

@@ -28,6 +28,7 @@ __all__ = [
     "ServerTls",
     "TlsError",
     "TlsFiles",
+    "ends_at",
     "lacks_name",
     "make_certificate",
     "read_certificate",
@@ -168,6 +169,16 @@ def read_certificate(path: Path) -> CertificateFacts:
     except x509.ExtensionNotFound:
         names = ()
     return CertificateFacts(names, certificate.not_valid_before_utc, certificate.not_valid_after_utc)
+
+
+def ends_at(files: TlsFiles | None) -> float:
+    """When the certificate in these files ends, in Unix seconds; 0 without one, or where it cannot be read.
+
+    For whoever takes it into use: what is in the files later is not what a relay shows.
+    """
+    with contextlib.suppress(TlsError):
+        return 0.0 if files is None else read_certificate(files.cert).not_after.timestamp()
+    return 0.0
 
 
 def write_dev_certificates(directory: Path, names: tuple[str, ...] = ()) -> DevCertificates:

@@ -1,4 +1,4 @@
-"""What a relay looks at now and then, not when it happens: sizes, room, files, the end of a certificate."""
+"""What a relay looks at now and then, not when it happens: sizes, room, files."""
 
 from __future__ import annotations
 
@@ -19,7 +19,6 @@ from relayd.faults import Faults
 from relayd.metrics import Metrics
 from relayd.store.sizes import Sizes
 from relayd.store.types import StoreError
-from relayd.tls import TlsError, read_certificate, tls_files
 
 __all__ = ["Gauges", "open_files_share"]
 
@@ -97,10 +96,6 @@ class Gauges:
         self._metrics.open_files_share.set(open_files_share())
         with contextlib.suppress(OSError):
             self._metrics.disk_free_bytes.set(shutil.disk_usage(_nearest(settings.data_dir)).free)
-        files = tls_files(settings)
-        if files is not None:
-            with contextlib.suppress(TlsError):
-                self._metrics.tls_not_after.set(read_certificate(files.cert).not_after.timestamp())
 
 
 def _nearest(path: Path) -> Path:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import structlog
 
 from relayd.config import Reloaded, Settings, reloaded
-from relayd.tls import read_tls_files, tls_files
+from relayd.tls import ends_at, read_tls_files, tls_files
 
 __all__ = ["Reread", "read_again", "report"]
 
@@ -25,6 +25,8 @@ class Reread:
     settings: Settings
     tls: ssl.SSLContext | None
     """What new handshakes are to show; None without TLS."""
+    tls_ends_at: float
+    """When that ends, in Unix seconds; 0 without TLS."""
     changes: Reloaded
 
 
@@ -37,7 +39,7 @@ def read_again(running: Settings) -> Reread:
     settings = changes.settings
     files = tls_files(settings)
     tls = None if files is None else read_tls_files(files.cert, files.key)
-    return Reread(settings, tls, changes)
+    return Reread(settings, tls, ends_at(files), changes)
 
 
 def report(reread: Reread) -> None:

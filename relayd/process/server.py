@@ -37,7 +37,7 @@ from relayd.store import Store
 from relayd.store.guard import Guard
 from relayd.store.peers import register_peers
 from relayd.store.types import StoreUnavailable
-from relayd.tls import ServerTls, make_certificate, read_tls_files
+from relayd.tls import ServerTls, ends_at, make_certificate, read_tls_files
 from relayd.tracing.traces import open_target
 
 __all__ = ["print_ready", "serve"]
@@ -79,6 +79,7 @@ async def serve(
     plugins = Plugins.from_settings(settings, on_verdict=metrics.plugin_said)
     files = make_certificate(settings)
     tls = None if files is None else ServerTls(read_tls_files(files.cert, files.key))
+    metrics.tls_not_after.set(ends_at(files))
     claim: Claim | None = None
     has_served = False
     current = CurrentSettings(settings)

@@ -297,6 +297,7 @@ class Serving:
             return
         if self._tls is not None and reread.tls is not None:
             self._tls.renew(reread.tls)
+            self._metrics.tls_not_after.set(reread.tls_ends_at)
         self._current.settings = reread.settings
         self._take_over(reread.settings)
         report(reread)

@@ -10,13 +10,15 @@ import re
 import signal
 import socket
 import ssl
+from datetime import UTC, datetime
 from pathlib import Path
 
 import psutil
 import pytest
+import trustme
 from websockets.exceptions import ConnectionClosed, ConnectionClosedOK
 
-from relayd.tls import DevCertificates, write_dev_certificates
+from relayd.tls import DevCertificates, read_certificate, write_dev_certificates
 from tests.support.backups import Copied
 from tests.support.bare_client import open_client, publish_text
 from tests.support.made_packets import ids_of, make, new_identity
@@ -233,7 +235,10 @@ async def test_a_reload_changes_everything_or_nothing_and_names_what_waits_for_a
         )
 
     write("old")
-    with running(RelayProcess(tmp_path, arguments=("--config", str(file)))) as relay:
+    ends = datetime(2031, 1, 1, tzinfo=UTC)
+    renewed = trustme.CA().issue_cert("localhost", not_after=ends)
+    arguments = ("--config", str(file))
+    with running(RelayProcess(tmp_path, arguments=arguments, metrics_listen="127.0.0.1:0")) as relay:
 
         def reload(said: str) -> dict[str, object]:
             before = relay.log.read_text().count(said)
@@ -262,6 +267,14 @@ async def test_a_reload_changes_everything_or_nothing_and_names_what_waits_for_a
         with pytest.raises(ssl.SSLCertVerificationError):
             await answer(old)
         assert reload('"restart_needed"')["settings"] == ["max_limit"]
+        # The end of the certificate in use: one that is renewed and not taken over would end unnoticed.
+        shown = relay.metric("relayd_tls_not_after_timestamp_seconds")
+        assert shown == read_certificate(new.cert).not_after.timestamp()
+        new.key.write_bytes(renewed.private_key_pem.bytes())
+        new.cert.write_bytes(renewed.cert_chain_pems[0].bytes())
+        assert relay.metric("relayd_tls_not_after_timestamp_seconds") == shown
+        reload('"reloaded"')
+        assert relay.metric("relayd_tls_not_after_timestamp_seconds") == ends.timestamp()
 
 
 @pytest.mark.timeout(400)

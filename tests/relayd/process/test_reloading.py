@@ -12,7 +12,7 @@ from relayd.config import ConfigurationError, Settings, load
 from relayd.moderation import Bans
 from relayd.policy import Policy
 from relayd.process.reloading import read_again, report
-from relayd.tls import TlsError, write_dev_certificates
+from relayd.tls import TlsError, read_certificate, write_dev_certificates
 
 
 @pytest.fixture
@@ -40,6 +40,7 @@ def test_certificates_are_read_from_the_paths_of_now(files, tmp_path):
     assert reread.settings.tls_cert == tmp_path / "new" / "cert.pem"
     assert reread.changes.changed == ("tls_cert", "tls_key")
     assert reread.tls is not None
+    assert reread.tls_ends_at == read_certificate(tmp_path / "new" / "cert.pem").not_after.timestamp()
 
 
 def test_nothing_is_kept_of_the_settings_before(files):
@@ -81,7 +82,8 @@ def test_one_thing_that_is_wrong_is_enough_for_nothing_to_be_taken_over(files):
 
 
 def test_a_relay_without_tls_reads_no_certificate():
-    assert read_again(load()).tls is None
+    reread = read_again(load())
+    assert (reread.tls, reread.tls_ends_at) == (None, 0.0)
 
 
 def test_the_log_names_what_changed_and_what_waits_for_a_restart(files):

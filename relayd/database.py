@@ -8,11 +8,12 @@ import dataclasses
 from collections.abc import AsyncIterator
 
 from relayd.config import Settings
-from relayd.postgres import EmbeddedPostgres
+from relayd.postgres import EmbeddedPostgres, EmbeddedPostgresError
+from relayd.postgres.embedded import is_used
 from relayd.postgres.running import running_server
 from relayd.store.migrate import migrate
 
-__all__ = ["database", "database_beside"]
+__all__ = ["database", "database_beside", "require_database"]
 
 
 @contextlib.asynccontextmanager
@@ -40,9 +41,26 @@ async def database(settings: Settings, stop: asyncio.Event | None = None) -> Asy
             await asyncio.gather(supervisor, return_exceptions=True)
 
 
+def require_database(settings: Settings) -> None:
+    """For a command that is about a relay's log: raises `StoreError` where there has never been one.
+
+    The embedded server would make an empty one in whatever folder the command was given in, and the command
+    would say that all is well, of a database that no relay serves.
+    """
+    if settings.database_url is None and not is_used(settings.data_dir):
+        raise EmbeddedPostgresError(
+            f"there is no database in {settings.data_dir}: name the relay's settings with --config, or its"
+            " --data-dir or --database-url"
+        )
+
+
 @contextlib.asynccontextmanager
 async def database_beside(settings: Settings) -> AsyncIterator[str]:
-    """As `database`, for a command: where a relay runs on an embedded server, the command joins it."""
+    """As `database`, for a command: where a relay runs on an embedded server, the command joins it.
+
+    Raises `StoreError` as `require_database` does, too.
+    """
+    require_database(settings)
     with contextlib.ExitStack() as stack:
         if settings.database_url is None:
             url = await asyncio.to_thread(stack.enter_context, running_server(settings.data_dir))

@@ -140,9 +140,11 @@ def _tell(found: Drilled, json: bool) -> None:
 
 async def _create(settings: Settings, backup: Path) -> int:
     from relayd.backups import create
+    from relayd.database import require_database
     from relayd.postgres import EmbeddedPostgres
     from relayd.postgres.running import running_server
 
+    require_database(settings)
     if settings.database_url is not None:
         return await create(settings.database_url, backup, data_dir=None)
     with contextlib.ExitStack() as stack:

@@ -284,8 +284,9 @@ def new_epoch(
     from relayd.store.terms import Reset
 
     async def run() -> Reset:
-        from relayd.database import database
+        from relayd.database import database, require_database
 
+        require_database(settings)
         async with database(settings) as url, await Store.open(url, allow_unsafe=True) as store:
             reset = await store.begin_epoch("operator")
             assert reset is not None
@@ -316,9 +317,11 @@ def export_(
     With --output, a second run on the same file goes on where the first one stopped.
     """
     settings = console.read_settings(config, database_url=database_url, data_dir=data_dir)
+    from relayd.database import require_database
     from relayd.transfer.files import ExportSummary, export_log, open_store, resume_point
 
     async def run(show: Callable[[ExportSummary], None]) -> ExportSummary:
+        require_database(settings)
         async with open_store(settings) as store:
             after = await resume_point(output, store) if output is not None else 0
             with _opened(output, "ab", sys.stdout.buffer) as file:

@@ -307,9 +307,11 @@ def _subjects(texts: list[str], kind: Kind | None) -> list[tuple[Kind, str]]:
 @contextlib.asynccontextmanager
 async def opened_store(settings: Settings) -> AsyncIterator[Any]:
     """The store, also while a relay runs on its own PostgreSQL. Raises `StoreError`."""
+    from relayd.database import require_database
     from relayd.postgres.running import running_server
     from relayd.transfer.files import open_store
 
+    require_database(settings)
     with contextlib.ExitStack() as stack:
         if settings.database_url is None:
             url = await asyncio.to_thread(stack.enter_context, running_server(settings.data_dir))

@@ -56,7 +56,9 @@ def _setting(default: _T, doc: str, *, unit: str = "", reload: bool = False, sec
 class Settings:
     """Everything an operator can decide. `load` checks what it builds; the constructor checks nothing."""
 
-    host: str = _setting("127.0.0.1", "Address to listen on; `0.0.0.0` or `::` for every interface.")
+    host: str = _setting(
+        "127.0.0.1", "Address to listen on; for every interface `0.0.0.0`, or `::` by IPv6 alone."
+    )
     port: Annotated[int, Meta(ge=0, le=65_535)] = _setting(7447, "Port to listen on; 0 takes a free one.")
     path: Annotated[str, Meta(pattern=r"^/[A-Za-z0-9._~/-]*$")] = _setting(
         "/strata", "Path of the WebSocket endpoint."

@@ -36,7 +36,7 @@ from relayd.postgres.durable import make_durable
 from relayd.postgres.process import ServerProcess, is_postgres
 from relayd.store.provision import provision
 
-__all__ = ["EmbeddedPostgres", "EmbeddedPostgresError", "is_abandoned"]
+__all__ = ["EmbeddedPostgres", "EmbeddedPostgresError", "is_abandoned", "is_used"]
 
 _logger = get_logger(__name__)
 
@@ -421,6 +421,18 @@ class EmbeddedPostgres:
         if self._lock_fd is not None:
             os.close(self._lock_fd)
             self._lock_fd = None
+
+
+def is_used(data_dir: Path) -> bool:
+    """Whether there is a server's data in this folder, of whatever version and state, or may be: one that
+    may not be looked into tells whoever opens it."""
+    try:
+        names = os.listdir(data_dir)
+    except FileNotFoundError:
+        return False
+    except OSError:
+        return True
+    return _UNFINISHED in names or any(name.startswith("postgres-") for name in names)
 
 
 def is_abandoned(data_dir: Path) -> bool:

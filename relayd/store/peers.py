@@ -16,7 +16,7 @@ from typing import Any, Final, NamedTuple
 import asyncpg
 
 from relayd.store.connection import close_quietly, connect, deadline
-from relayd.store.types import StoreUnavailable
+from relayd.store.types import StoreError, StoreUnavailable
 
 __all__ = [
     "MOST_PROBLEM",
@@ -288,8 +288,11 @@ class PeerStore:
         return dict(map(tuple, await self._run("fetch", _SKIP_REASONS, peer_id)))
 
     async def identity_seed(self) -> bytes:
-        """The seed of the relay's DID that the database keeps."""
-        return bytes((await self._run("fetch", "SELECT identity_seed FROM relay_secrets"))[0][0])
+        """The seed of the relay's DID that the database keeps. Raises `StoreError` where none has served."""
+        rows = await self._run("fetch", "SELECT identity_seed FROM relay_secrets")
+        if not rows:
+            raise StoreError("no relay has served on this database yet: it has no DID that a peer could know")
+        return bytes(rows[0][0])
 
     async def close(self) -> None:
         """End the connection, and the lead with it. Idempotent."""

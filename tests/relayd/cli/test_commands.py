@@ -26,6 +26,7 @@ from relayd.store.types import StoreUnavailable
 from relayd.version import VERSION
 
 SEED = "ab" * 32
+DID = "did:strata:zAlice"
 
 
 @pytest.fixture(autouse=True)
@@ -78,6 +79,37 @@ def test_help_is_whole_and_looks_alike_everywhere():
     for command in group.commands:
         shown = relayd(command, "-h").stdout
         assert "  -h, --help" in shown and "[[" not in shown
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["ban", DID, "--reason", "spam"],
+        ["unban", DID, "--reason", "spam"],
+        ["remove", "0x" + "ab" * 32, "--reason", "spam"],
+        ["restore", "0x" + "ab" * 32, "--reason", "spam"],
+        ["erase", "--author", DID, "--reason", "spam"],
+        ["list"],
+        ["log"],
+        ["sessions", "list"],
+        ["sessions", "close", "5f3a91c2-17", "--reason", "spam"],
+        ["peers", "list"],
+        ["peers", "pause", DID],
+        ["explain", "{}"],
+        ["export"],
+        ["new-epoch"],
+        ["backup", "create", "copy"],
+    ],
+    ids=" ".join,
+)
+def test_a_command_about_a_log_makes_no_database_where_there_is_none(tmp_path, arguments):
+    """From a folder that is not the relay's, a ban would be said to be in force that no relay knows of."""
+    result = relayd(*arguments)
+    assert result.exit_code == 3, result.output
+    assert "there is no database in .relayd" in result.stderr and "--config" in result.stderr
+    assert not list(tmp_path.iterdir())
+    (tmp_path / ".relayd").mkdir()
+    assert relayd(*arguments).exit_code == 3
 
 
 @pytest.mark.parametrize(

@@ -9,13 +9,17 @@ from relayd.store.connection import close_quietly, connect, deadline
 
 __all__ = ["Replica", "Server", "Sizes", "read_replica", "read_server", "read_sizes"]
 
+# Of the sessions of others a role without pg_read_all_stats is told who they are, and not what; those without
+# a user or a database are the server's own.
 _SIZES = """
 SELECT pg_database_size(current_database()) AS database_bytes,
        (SELECT coalesce(sum(pg_total_relation_size(relid)), 0)::bigint
             FROM pg_partition_tree('packets')) AS log_bytes,
-       (SELECT count(*) FROM pg_stat_activity WHERE backend_type = 'client backend') AS connections,
+       (SELECT count(*) FROM pg_stat_activity WHERE backend_type = 'client backend'
+            OR backend_type IS NULL AND usesysid IS NOT NULL AND datid IS NOT NULL) AS connections,
        current_setting('max_connections')::int
-           - current_setting('superuser_reserved_connections')::int AS max_connections
+           - current_setting('superuser_reserved_connections')::int
+           - coalesce(current_setting('reserved_connections', true), '0')::int AS max_connections
 """
 
 

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import os
+
 import pytest
 
 from relayd.cli.explain import explain, read_filter
 from relayd.config import Settings
+from relayd.store.connection import connect
 from relayd.store.sizes import read_replica, read_server, read_sizes
 
 NOW = 1_790_000_000
@@ -17,6 +20,22 @@ async def test_sizes_and_connections_are_read(database, store, packet):
     assert 0 < before.connections < before.max_connections
     await store.append([packet(number) for number in range(100)], NOW)
     assert (await store.sizes()).log_bytes > before.log_bytes
+
+
+async def test_connections_of_everybody_count_for_a_role_that_may_not_look_into_them(database, sql):
+    role = f"plain_{os.getpid()}"
+    await sql.execute(f"CREATE ROLE {role}")
+    plain = f"{database}{'&' if '?' in database else '?'}role={role}"
+    others = [await connect(database, name="others", connect_timeout=5) for _ in range(3)]
+    try:
+        seen = await read_sizes(plain)
+        assert seen.connections >= len(others) + 2, "theirs, the test's and its own"
+        assert seen.connections <= await sql.fetchval("SELECT count(*) FROM pg_stat_activity")
+        assert seen.max_connections == (await read_sizes(database)).max_connections
+    finally:
+        for each in others:
+            await each.close()
+        await sql.execute(f"DROP ROLE {role}")
 
 
 async def test_a_server_without_a_pooler_and_with_whole_indexes(database, sql):

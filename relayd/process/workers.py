@@ -143,14 +143,14 @@ class _Crew:
         while True:
             if not worker.is_alive():
                 await self._start_again(worker)
-            elif worker.silence() > worker.settings.worker_timeout and not worker.is_hung:
-                silence = f"nothing heard of it for {worker.settings.worker_timeout:g} s"
+            elif worker.silence() > worker.timeout and not worker.is_hung:
+                silence = f"nothing heard of it for {worker.timeout:g} s"
                 _log.error("worker_hung", pid=worker.pid, problem=silence)
                 worker.is_hung = True
                 worker.signal(signal.SIGKILL)
             due = time.monotonic() + _POLL_INTERVAL
             await asyncio.sleep(_POLL_INTERVAL)
-            if time.monotonic() - due > _beat_interval(worker.settings):
+            if time.monotonic() - due > worker.beat_interval:
                 worker.excuse()  # this process has stood still, and so may the worker, with the machine
 
     async def _start_again(self, worker: _Worker) -> None:
@@ -245,6 +245,8 @@ class _Worker:
         self._heard_at = time.monotonic()
         self._said: Exception | None = None
         """Why it ends, where it has told: it may take a while over that."""
+        # By what it begins with: a reload changes the settings of its successor, of which it has not heard.
+        self.timeout, self.beat_interval = self.settings.worker_timeout, _beat_interval(self.settings)
         self.patience = self.settings.drain_spread + self.settings.drain_timeout + _CLOSING_SECONDS
         """How long this process may take to end, once it is told to."""
         self._pipe, theirs = context.Pipe(duplex=False)

@@ -29,6 +29,7 @@ def made(settings: Settings = Settings(), *, runs_for: float = 600.0) -> tuple[_
     process.start()
     worker.settings, worker._process = settings, process
     worker.makes_way = worker.is_hung = False
+    worker.timeout, worker.beat_interval = settings.worker_timeout, _beat_interval(settings)
     worker._is_ready, worker._heard_at, worker._said = True, time.monotonic(), None
     worker._pipe, its_end = context.Pipe(duplex=False)
     return worker, its_end
@@ -181,6 +182,15 @@ async def test_a_worker_is_not_killed_for_the_time_in_which_its_parent_stood_sti
             while worker.is_alive():  # noqa: ASYNC110 - it is another process
                 await asyncio.sleep(0.05)
         assert worker.is_hung
+
+
+async def test_a_worker_is_judged_by_the_timeout_that_it_began_with():
+    """It gives signs of life as often as that one asks for, until its successor begins with another."""
+    worker, _ = made(Settings(worker_timeout=60))
+    worker.settings = Settings(worker_timeout=0.01)
+    async with kept(worker):
+        await asyncio.sleep(0.3)
+        assert worker.is_alive() and not worker.is_hung
 
 
 @pytest.mark.parametrize("timeout", [0.1, 1.0, 60.0])

@@ -40,6 +40,7 @@ from relayd.process.reloading import read_again
 from relayd.process.server import serve
 from relayd.process.shared_folder import shared_folder
 from relayd.process.signals import stop_on_signals
+from relayd.references import check_references
 from relayd.store.types import StoreError
 from relayd.tls import TlsError
 from relayd.version import VERSION, installed_version
@@ -177,6 +178,11 @@ class _Crew:
         while True:
             await self.renewal.wait()
             self.renewal.clear()
+            try:
+                self._check(self._workers[0].settings)
+            except ConfigurationError as error:
+                _log.error("not_renewed", problem=logs.problem_of(error))
+                continue
             for worker in self._workers:
                 if worker.is_alive():
                     worker.makes_way = True
@@ -196,6 +202,12 @@ class _Crew:
                 return
             await asyncio.sleep(_POLL_INTERVAL)
 
+    def _check(self, settings: Settings) -> None:
+        """Whether workers could begin with them: one that makes way for one that cannot is missing until
+        somebody looks. Raises `ConfigurationError`. What another version can use, it alone knows."""
+        if installed_version() == VERSION:
+            check_references(settings)
+
     def reload(self) -> None:
         """SIGHUP: tell every worker to reload, once everything has been read and checked.
 
@@ -203,11 +215,13 @@ class _Crew:
         """
         try:
             reread = read_again(self._workers[0].settings)
+            waiting = set(reread.changes.restart_needed) - set(_PARENTS_OWN)
+            if waiting and reread.changes.fresh is not None:
+                self._check(reread.changes.fresh)
         except (TlsError, ConfigurationError) as error:
             _log.error("not_reloaded", problem=logs.problem_of(error))
             return
         settings = reread.settings
-        waiting = set(reread.changes.restart_needed) - set(_PARENTS_OWN)
         if waiting:
             settings = dataclasses.replace(
                 settings, **{name: getattr(reread.changes.fresh, name) for name in sorted(waiting)}

@@ -147,6 +147,46 @@ async def test_a_reload_reaches_workers_that_are_to_be_renewed_before_their_turn
     assert {(each.settings.max_limit, each.settings.blocked_types) for each in crew_of} == {(499, ("X",))}
 
 
+@pytest.mark.parametrize(
+    "line", ["peers_file = 'none.toml'", "bootstrap_file = 'none.json'", "policy_plugins = ['none']"]
+)
+async def test_a_reload_after_which_no_worker_could_start_changes_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, line: str
+):
+    file = tmp_path / "relayd.toml"
+    file.write_text("workers = 2")
+    worker, _ = made(load(file))
+    try:
+        monkeypatch.setattr(worker, "signal", lambda number: pytest.fail("nothing is to change"))
+        crew, before = _Crew([worker], asyncio.Event()), worker.settings
+        file.write_text(f"workers = 2\nblocked_types = ['X']\n{line}")
+        with structlog.testing.capture_logs() as lines:
+            crew.reload()
+    finally:
+        worker._process.kill()
+        worker._process.join()
+    assert [(each["event"], "none" in each["problem"] or "No such" in each["problem"]) for each in lines] == [
+        ("not_reloaded", True)
+    ]
+    assert worker.settings is before and not crew.renewal.is_set()
+
+
+async def test_no_worker_makes_way_where_its_successor_could_not_start(tmp_path: Path):
+    worker, _ = made(Settings(peers_file=tmp_path / "gone.toml"))
+    crew = _Crew([worker], asyncio.Event())
+    crew.renewal.set()
+    with structlog.testing.capture_logs() as lines:
+        task = asyncio.create_task(crew._renew())
+        while not lines:  # noqa: ASYNC110 - it says so to a log
+            await asyncio.sleep(0.01)
+        task.cancel()
+        await asyncio.wait([task])
+    assert worker.is_alive() and not worker.makes_way
+    assert [each["event"] for each in lines] == ["not_renewed"]
+    worker._process.kill()
+    worker._process.join()
+
+
 async def test_one_that_cannot_be_started_again_yet_is_tried_again(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(workers, "_RESTART_PAUSE", 0.01)
     worker, _ = made(runs_for=0)

@@ -17,7 +17,6 @@ former one knows; for the first see the channel's `sender_binding`, for the seco
 
 from __future__ import annotations
 
-import inspect
 import json
 import os
 import secrets
@@ -29,6 +28,7 @@ import blake3
 import nacl.bindings
 import nacl.exceptions
 
+from strata.channels.awaiting import answer_of
 from strata.protocol import secret_files
 from strata.protocol.errors import StrataError
 
@@ -125,9 +125,7 @@ def _function(hook: object, name: str) -> _Function:
 
 
 async def _run(function: _Function, data: bytes) -> bytes:
-    result = function(data)
-    if inspect.isawaitable(result):
-        result = await result
+    result = await answer_of(function, data)
     if not isinstance(result, bytes):
         raise TypeError(f"the hook returned {type(result).__name__} instead of bytes")
     return result

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
-import inspect
 import logging
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import Any, Protocol
+
+from strata.channels.awaiting import answer_of
 
 __all__ = ["EventEmitter", "Handler", "NamedEvent"]
 
@@ -80,18 +80,9 @@ class EventEmitter:
             if only is not None and handler not in only:
                 continue
             try:
-                answer = handler(event)
-                if answer is not None and inspect.isawaitable(answer):
-                    await answer
+                await answer_of(handler, event)
             except Exception:
                 _log.exception("a handler of %s raised", event.name)
-                raised.append(handler)
-            except asyncio.CancelledError:
-                task = asyncio.current_task()
-                if task is None or task.cancelling():
-                    raise
-                # Something that the handler waited for was cancelled, and not the task that calls it.
-                _log.exception("a handler of %s was cancelled", event.name)
                 raised.append(handler)
         return raised
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable
 
+from strata.channels.awaiting import answer_of
 from strata.channels.messaging.node import MessagingNode
 from strata.channels.messaging.values import NodeMessageError, NodeMessageSent
 
@@ -48,7 +49,7 @@ class Outcomes:
         self._waiting[request_id] = outcome
         outcome.add_done_callback(lambda _: self._forget(request_id, outcome))
         try:
-            await sending
+            await answer_of(lambda: sending)
         except BaseException:
             outcome.cancel()
             raise

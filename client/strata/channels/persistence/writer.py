@@ -14,6 +14,7 @@ from collections import deque
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
 
+from strata.channels.awaiting import answer_of
 from strata.channels.persistence.interface import (
     Change,
     ParticipantKey,
@@ -140,10 +141,13 @@ class ChangeWriter:
         self._pending.append(tuple(changes))
         self._pending_changes += len(changes)
         if self._task is None:
-            self._task = asyncio.create_task(
-                self._write(), name=f"strata-writer {self._participant.channel_id}"
-            )
+            self._begin()
         return self.submitted
+
+    def _begin(self) -> None:
+        name = f"strata-writer {self._participant.channel_id}"
+        self._task = asyncio.create_task(self._write(), name=name)
+        self._task.add_done_callback(self._ended)
 
     async def written(self) -> None:
         """Wait until everything submitted so far is durable, however long the store is out of order.
@@ -168,6 +172,8 @@ class ChangeWriter:
         self._closed = True
         if self._pause is not None:
             self._pause.cancel()
+        if self._pending and self._task is None and self._error is None:
+            self._begin()  # the task was cancelled, as by a program that cancels all of its tasks
         if self._task is not None:
             await asyncio.shield(self._task)
         if self._pending and self._error is not None:
@@ -178,9 +184,8 @@ class ChangeWriter:
             while self._pending:
                 batch = self._next_batch()
                 try:
-                    await self._persistence.apply(
-                        self._participant, [c for changes in batch for c in changes]
-                    )
+                    changes = [change for submitted in batch for change in submitted]
+                    await answer_of(self._persistence.apply, self._participant, changes)
                 except Exception as error:
                     if not await self._again(error):
                         return
@@ -192,6 +197,11 @@ class ChangeWriter:
             if self._on_fault is not None:
                 self._on_fault(error)
         finally:
+            self._ended(self._task)
+
+    def _ended(self, task: asyncio.Task[None] | None) -> None:
+        """The task ends, or it was cancelled before its first step and ran no `finally`."""
+        if task is self._task:
             self._task = None
             self.release(self._error or PersistenceClosed("the writer was stopped"))
 

@@ -191,3 +191,52 @@ async def test_an_error_that_a_custom_store_should_not_raise_is_retried_too() ->
         await writer.written()
     assert "a disk of its own kind" in str(heard[0].error)
     assert (await store.load(ALICE)).records == {"log": {"a": b""}}
+
+
+class Cut(MemoryPersistence):
+    """A store of which something is cancelled the first time, as a pool of connections that ends."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.cuts = 1
+
+    async def apply(self, participant: ParticipantKey, changes: Sequence[Change]) -> None:
+        if self.cuts:
+            self.cuts -= 1
+            gone = asyncio.get_running_loop().create_future()
+            gone.cancel()
+            await gone
+        await super().apply(participant, changes)
+
+
+async def test_a_store_in_which_something_is_cancelled_is_tried_again() -> None:
+    store = Cut()
+    heard: list[WriterHealth] = []
+    async with ChangeWriter(store, ALICE, sleep=Pauses(), on_health=heard.append) as writer:
+        writer.submit([Put("log", "a", b"")])
+        await writer.written()
+    assert [health.failures for health in heard] == [1, 0]
+    assert (await store.load(ALICE)).records == {"log": {"a": b""}}
+
+
+@pytest.mark.parametrize("turns", [0, 1, 2, 3])
+async def test_closing_writes_what_a_cancelled_task_has_left(turns: int) -> None:
+    class Slow(MemoryPersistence):
+        async def apply(self, participant: ParticipantKey, changes: Sequence[Change]) -> None:
+            for _ in range(5):
+                await asyncio.sleep(0)
+            await super().apply(participant, changes)
+
+    store = Slow()
+    writer = ChangeWriter(store, ALICE)
+    before = asyncio.all_tasks()
+    writer.submit([Put("log", "a", b"")])
+    (task,) = asyncio.all_tasks() - before
+    waiting = asyncio.ensure_future(writer.written())
+    for _ in range(turns):
+        await asyncio.sleep(0)
+    task.cancel()  # as by a program that ends and cancels all of its tasks
+    with pytest.raises(PersistenceClosed):
+        await waiting
+    await writer.close()
+    assert (await store.load(ALICE)).records == {"log": {"a": b""}} and writer.pending == 0

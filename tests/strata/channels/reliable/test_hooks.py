@@ -196,8 +196,15 @@ def raises() -> None:
     raise RuntimeError("no key")
 
 
+async def is_cut() -> None:
+    """Waits for something that is cancelled, as for the task of a key server's connection."""
+    gone = asyncio.get_running_loop().create_future()
+    gone.cancel()
+    await gone
+
+
 @pytest.mark.req("C-244", "C-044", "C-045")
-@pytest.mark.parametrize("failure", [raises, lambda: None, lambda: "text", lambda: 5])
+@pytest.mark.parametrize("failure", [raises, is_cut, lambda: None, lambda: "text", lambda: 5])
 @virtually
 async def test_what_cannot_be_encrypted_fails_for_good_and_harms_nothing_else(
     failure: Callable[[], Any],
@@ -231,7 +238,7 @@ async def test_an_ephemeral_message_that_cannot_be_encrypted_is_refused() -> Non
 
 
 @pytest.mark.req("C-244", "C-073")
-@pytest.mark.parametrize("wrong", [raises, lambda: None, lambda: "text"])
+@pytest.mark.parametrize("wrong", [raises, is_cut, lambda: None, lambda: "text"])
 @virtually
 async def test_what_cannot_be_decrypted_is_dropped_in_silence(wrong: Callable[[], Any]) -> None:
     node = ScriptedNode()

@@ -7,7 +7,7 @@ import logging
 import math
 import secrets
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Iterable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Coroutine, Iterable, Sequence
 from contextlib import aclosing
 from dataclasses import replace
 from typing import Any, Self
@@ -106,6 +106,8 @@ class RelayNode:
         self._topics: dict[str, HeardTopic] = {}
         self._health: dict[str, TopicHealth] = {}
         self._under_way: set[asyncio.Task[None]] = set()
+        self._telling: set[asyncio.Task[None]] = set()
+        """Tell that a message is stored, while it may still be under way to other relays."""
         self._slots = asyncio.Semaphore(_MAX_UNDER_WAY)
         self._clock_ahead = -math.inf
         """The wall clock above the loop's, when it was last looked at."""
@@ -122,7 +124,7 @@ class RelayNode:
 
         Takes no time: nobody is waited for. A handler that closes its node ends at its next wait.
         """
-        tasks = [*self._under_way, *(heard.end() for heard in self._topics.values())]
+        tasks = [*self._under_way, *self._telling, *(heard.end() for heard in self._topics.values())]
         if self._monitor is not None:
             tasks.append(self._monitor)
             self._monitor = None
@@ -227,7 +229,10 @@ class RelayNode:
         def stored() -> None:
             if not propagated:
                 event = NodeMessagePropagated(request_id, packet.digest)
-                propagated.append(asyncio.create_task(self.message_events.emit(event)))
+                task = asyncio.create_task(self.message_events.emit(event), name=f"strata-told {request_id}")
+                propagated.append(task)
+                self._telling.add(task)
+                task.add_done_callback(self._telling.discard)
 
         try:
             await self._relays.publish(packet, timeout=self._timeout, on_stored=stored)
@@ -235,13 +240,11 @@ class RelayNode:
             # Whatever it is, the channel that waits for the outcome has to hear of it.
             if not isinstance(error, StrataError | OSError):
                 _log.exception("a message could not be published")
-            for task in propagated:
-                await task
+            await _all_told(propagated)
             await self.message_events.emit(_failure(request_id, packet.digest, error))
             return
         stored()
-        for task in propagated:
-            await task
+        await _all_told(propagated)
         await self.message_events.emit(NodeMessageSent(request_id, packet.digest))
 
     async def _repair(
@@ -454,6 +457,12 @@ class RelayNode:
         if not connected or self._topics[topic].failures:
             return TopicHealth.UNHEALTHY
         return TopicHealth.MINIMALLY_HEALTHY if connected < wanted else TopicHealth.SUFFICIENTLY_HEALTHY
+
+
+async def _all_told(tasks: Collection[asyncio.Task[None]]) -> None:
+    """Wait for tasks that call handlers. Cancelling does not cancel them: one may be what asked for it."""
+    if tasks:
+        await asyncio.wait(tasks)
 
 
 def _failure(request_id: str, message_hash: bytes | None, error: Exception) -> NodeMessageError:

@@ -466,6 +466,45 @@ async def test_a_handler_may_close_its_node():
     assert relays.reading == 0 and len(asyncio.all_tasks()) == 1
 
 
+@virtual
+async def test_a_handler_that_hears_of_a_sent_message_may_close_its_node():
+    relays = MadeRelays(Log())
+    node = node_over(relays)
+    done: list[ConnectionStatus] = []
+
+    async def close(_: NodeMessagePropagated) -> None:
+        await asyncio.sleep(1)  # meanwhile the message has its answer
+        await node.close()
+        done.append(node._status)
+
+    node.message_events.on("message_propagated", close)
+    await node.send(MessageEnvelope(content_topic=TOPIC, payload=b"x"))
+    await asyncio.sleep(5)
+    assert done == [ConnectionStatus.DISCONNECTED]
+    assert relays.reading == 0 and len(asyncio.all_tasks()) == 1
+
+
+@virtual
+async def test_closing_ends_the_handler_of_a_message_that_is_stored_and_still_under_way():
+    relays = MadeRelays(Log())
+    relays.answers = [10.0]  # one relay has it, and others take their time
+    node = node_over(relays)
+    told: list[str] = []
+
+    async def slow(_: NodeMessagePropagated) -> None:
+        told.append("begun")
+        await asyncio.sleep(5)
+        told.append("ended")
+
+    node.message_events.on("message_propagated", slow)
+    await node.send(MessageEnvelope(content_topic=TOPIC, payload=b"x"))
+    await until(lambda: told)
+    await node.close()
+    assert len(asyncio.all_tasks()) == 1
+    await asyncio.sleep(20)
+    assert told == ["begun"]
+
+
 # From now on.
 
 

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any, Protocol
 
 from strata.channels.awaiting import answer_of
 
-__all__ = ["EventEmitter", "Handler", "NamedEvent"]
+__all__ = ["EventEmitter", "Handler", "NamedEvent", "callers"]
 
 _log = logging.getLogger("strata.events")
 
@@ -23,6 +26,40 @@ class NamedEvent(Protocol):
     def name(self) -> str:
         """The exact name of the documents."""
         ...
+
+
+class _Call:
+    """Handlers that are being called, by a task that waits for them."""
+
+    __slots__ = ("task",)
+
+    def __init__(self, task: asyncio.Task[Any] | None) -> None:
+        self.task = task
+        """None once they have ended."""
+
+
+_calls: ContextVar[tuple[_Call, ...]] = ContextVar("strata_handlers", default=())
+"""The calls that led here. Tasks that a handler begins know them too: they may be what it waits for."""
+
+
+def callers() -> set[asyncio.Task[Any]]:
+    """The tasks that call a handler which has led here, by itself or through tasks that it has begun.
+
+    Nothing that a handler asks for may wait for them, nor cancel them: they wait for the handler.
+    """
+    return {call.task for call in _calls.get() if call.task is not None}
+
+
+@contextmanager
+def _calling() -> Iterator[None]:
+    before = tuple(call for call in _calls.get() if call.task is not None)
+    call = _Call(asyncio.current_task())
+    _calls.set((*before, call))
+    try:
+        yield
+    finally:
+        call.task = None
+        _calls.set(before)
 
 
 class EventEmitter:
@@ -76,14 +113,15 @@ class EventEmitter:
     async def call(self, event: NamedEvent, *, only: Sequence[Handler] | None = None) -> list[Handler]:
         """Call the handlers as `emit` does, or `only` these of them. Returns those that raised."""
         raised: list[Handler] = []
-        for handler in tuple(self._of(event.name)):
-            if only is not None and handler not in only:
-                continue
-            try:
-                await answer_of(handler, event)
-            except Exception:
-                _log.exception("a handler of %s raised", event.name)
-                raised.append(handler)
+        with _calling():
+            for handler in tuple(self._of(event.name)):
+                if only is not None and handler not in only:
+                    continue
+                try:
+                    await answer_of(handler, event)
+                except Exception:
+                    _log.exception("a handler of %s raised", event.name)
+                    raised.append(handler)
         return raised
 
     def _of(self, name: str) -> list[Handler]:

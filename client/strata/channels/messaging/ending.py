@@ -7,6 +7,8 @@ from collections.abc import AsyncIterator, Collection
 from contextlib import asynccontextmanager
 from typing import Any
 
+from strata.channels.messaging.emitter import callers
+
 __all__ = ["ending"]
 
 
@@ -14,10 +16,12 @@ __all__ = ["ending"]
 async def ending(tasks: Collection[asyncio.Task[Any]]) -> AsyncIterator[None]:
     """Cancel tasks; in the block they have ended. The one that runs this ends at its next wait.
 
-    It must not wait for itself, and what its handler does in the block is to be done in full.
+    It must not wait for itself, and what its handler does in the block is to be done in full. So it is for
+    one whose handler runs this in another task: it has to end by itself, once its handler has.
     """
     own = asyncio.current_task()
-    others = [task for task in tasks if task is not own]
+    callers_too = {own, *callers()}
+    others = [task for task in tasks if task not in callers_too]
     for task in others:
         task.cancel()
     if others:

@@ -52,6 +52,7 @@ class HeardTopic:
         self._from_head = from_head
         self._hand_on = hand_on
         self._wall = wall
+        self._is_over = False
         self._cursor: str | None = None
         self._positions: Mapping[str, Position] = {}
         self._begin()
@@ -62,10 +63,12 @@ class HeardTopic:
     def begin_again(self) -> None:
         """Subscribe anew, by the clock as it is now."""
         self.end().cancel()
+        self._is_over = False
         self._begin()
 
     def end(self) -> asyncio.Task[None]:
         """Let nobody wait for its beginning. Returns its task, which the caller has to cancel."""
+        self._is_over = True
         self.begun.set()
         return self._task
 
@@ -101,6 +104,8 @@ class HeardTopic:
                 async for delivery in subscription:
                     self.failures = 0
                     await self._hand_on(delivery, self.topic)
+                    if self._is_over:  # its handler has asked for that
+                        return
                     self._cursor = getattr(delivery, "cursor", None) or self._cursor
                     self._positions = getattr(subscription, "positions", self._positions)
         finally:

@@ -414,7 +414,7 @@ class RelayNode:
 
     async def _monitor_health(self) -> None:
         # Relays reconnect by themselves; this task only observes them.
-        while True:
+        while self._monitor is asyncio.current_task():
             pause = _HEALTH_INTERVAL
             try:
                 await self._look_at_health()

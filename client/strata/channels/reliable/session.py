@@ -15,7 +15,7 @@ from collections.abc import Coroutine
 from typing import Any
 
 from strata.channels.encryption import EncryptionHook
-from strata.channels.messaging.emitter import EventEmitter
+from strata.channels.messaging.emitter import EventEmitter, callers
 from strata.channels.messaging.values import MessageEnvelope, NodeMessageError, NodeMessageReceived
 from strata.channels.persistence.interface import Change, ParticipantKey, Persistence, PersistenceError
 from strata.channels.persistence.state import ChannelState
@@ -271,7 +271,7 @@ class ChannelSession:
                 await self._hub.leave(self)
 
     async def _end_teller(self) -> None:
-        if self._teller is not asyncio.current_task():
+        if self._teller not in callers():  # else it ends by itself, once its handler has
             self._teller.remove_done_callback(self._task_ended)
             self._teller.cancel()
             await asyncio.wait([self._teller])

@@ -285,7 +285,7 @@ class WakuNode:
     async def _read(self, key: str) -> None:
         """Fetch what comes in under a key, for as long as it is subscribed."""
         subscribed = False
-        while True:
+        while self._readers.get(key) is asyncio.current_task():
             try:
                 if not subscribed:
                     await self._ask("POST", *self._subscription(key))
@@ -359,7 +359,7 @@ class WakuNode:
             self._monitor = asyncio.create_task(self._monitor_health(), name="strata-waku-health")
 
     async def _monitor_health(self) -> None:
-        while True:
+        while self._monitor is asyncio.current_task():
             try:
                 ready = read_health((await self._ask("GET", "/health")).body) in _READY
             except WakuUnreachable:

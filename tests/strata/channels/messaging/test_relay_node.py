@@ -50,6 +50,7 @@ from tests.support.made_relays import (
 )
 
 OTHER = "/chat/1/other/proto"
+HEALTH = {"topic_health": ContentTopicHealthChange.name, "connection_status": ConnectionStatusChange.name}
 
 
 def node_over(
@@ -443,6 +444,29 @@ async def test_a_handler_may_unsubscribe_the_topic_it_hears():
         log.store(packed(b"second"))
         await asyncio.sleep(5)
         assert payloads(told) == [b"first"] and node.topics == () and relays.reading == 0
+
+
+@pytest.mark.parametrize("event", ["message_received", "topic_health", "connection_status"])
+@virtual
+async def test_a_handler_may_close_its_node_by_a_task_that_it_waits_for(event: str):
+    log = Log()
+    relays = MadeRelays(log)
+    node = node_over(relays)
+    done: list[str] = []
+
+    async def close(_: object) -> None:
+        await asyncio.create_task(node.close())  # as `asyncio.wait_for` does in Python 3.11
+        done.append(event)
+
+    if event == "message_received":
+        node.message_events.on(event, close)
+    else:
+        node.health_events.on(HEALTH[event], close)
+    await node.subscribe([TOPIC])
+    log.store(packed(b"first"))
+    log.store(packed(b"second"))
+    await asyncio.sleep(10)
+    assert done == [event] and relays.reading == 0 and len(asyncio.all_tasks()) == 1
 
 
 @virtual

@@ -381,7 +381,7 @@ async def test_cancelling_the_closing_wherever_it_waits_leaves_nothing_open(
     await (await world.open("alice")).close()
 
 
-@pytest.mark.parametrize("way", ["close", "stop"])
+@pytest.mark.parametrize("way", ["close", "stop", "all", "task"])
 @virtually
 async def test_a_handler_may_leave(way: str) -> None:
     world = World()
@@ -389,7 +389,12 @@ async def test_a_handler_may_leave(way: str) -> None:
     left = asyncio.Event()
 
     async def leave(_: Any) -> None:
-        await (alice.close() if way == "close" else alice.stop())
+        if way == "stop":
+            await alice.stop()
+        elif way == "all":  # as closing the relay does
+            await close_channels(world.node("alice"))
+        else:
+            await (alice.close() if way == "close" else asyncio.create_task(alice.close()))
         left.set()
 
     alice.message_events.on("sending-message", leave)
@@ -397,8 +402,10 @@ async def test_a_handler_may_leave(way: str) -> None:
     async with asyncio.timeout(60):
         await left.wait()
     assert out(world.node("alice")) == [b"hello"]
-    if way == "stop":
+    if way in ("stop", "all"):
         await alice.close()
+    await asyncio.sleep(0)
+    assert own_tasks() == set()
 
 
 @virtually

@@ -169,7 +169,8 @@ class PacketRelay:
     ) -> Published:
         """Hand a packet to the relay; returns once the relay has stored it durably.
 
-        `on_stored` is called then too: what a pool has to tell earlier than it returns.
+        `on_stored` is called then too: what a pool has to tell earlier than it returns. What it raises, this
+        raises, though the packet is stored.
 
         It is sent as often as it takes, over as many connections as it takes, within `timeout` seconds
         (default `Options.publish_timeout`). With `Options.max_in_flight` in progress, the next waits first.

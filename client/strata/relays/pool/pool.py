@@ -110,9 +110,11 @@ class PacketPool:
             random=random,
         )
         self._readings: dict[Reading, None] = {}
+        self._is_opened = False
         self._runner: asyncio.Task[None] | None = None
         self._failure: StrataError | None = None
         self._first = asyncio.Event()
+        """Set once opening has succeeded, or can no more."""
         self._arrival = asyncio.Event()
         """Set, and replaced, when a relay has connected."""
 
@@ -121,15 +123,23 @@ class PacketPool:
     async def open(self) -> Self:
         """Connect to the first relays; returns as soon as one is there. Cancelling closes everything again.
 
-        Raises `ConnectionFailed` if no relay could be reached in time, `OSError` for an unusable scores file.
+        Raises `ConnectionFailed` if no relay could be reached in time, `OSError` for an unusable scores file,
+        and `Closed` if the pool was closed before or meanwhile.
         """
-        if self._runner is not None:
+        if self._is_opened:
             raise RuntimeError("a pool can be opened once")
         if not self._relays.urls:
             raise ConnectionFailed("a pool needs the URL of at least one relay")
+        self._is_opened = True
         self._loop = asyncio.get_running_loop()
-        if self._options.scores is not None:
-            await self._relays.load(self._options.scores)
+        try:
+            if self._options.scores is not None:
+                await self._relays.load(self._options.scores)
+            self._check_failure()  # it may have been closed meanwhile
+        except BaseException:
+            self._is_opened = False
+            self._relays.close_scores()
+            raise
         relays, options, profile = self._relays, self._options, self._relays.profile
         copies = max(options.copies, profile.min_relays)
         self._checks = Checks(relays, options, copies=copies, random=self._random, wall=self._wall)
@@ -140,6 +150,7 @@ class PacketPool:
         try:
             async with asyncio.timeout(self._options.relay.connect_timeout):
                 await self._first.wait()
+            self._check_failure()
         except TimeoutError:
             await self.close()
             raise ConnectionFailed("none of the pool's relays can be reached") from None
@@ -158,6 +169,7 @@ class PacketPool:
         if self._runner is not None:
             self._runner.cancel()
             await asyncio.wait([self._runner])
+            self._relays.close_scores()  # a task that is cancelled before its first step runs no `finally`
             if not self._runner.cancelled():
                 self._runner.result()  # a fault of ours must not pass unseen
 
@@ -183,7 +195,8 @@ class PacketPool:
     ) -> PoolPublished:
         """Hand a packet to several relays; returns once `PoolOptions.confirmations` of them have stored it.
 
-        `on_stored` is called once the first of them has.
+        `on_stored` is called once the first of them has. What it raises, this raises in the end, though the
+        packet is stored.
 
         The other copies go on in the background, and every relay that said OK is asked later whether it has
         the packet (`presence_delay`). Nobody waits for a relay that does not answer.
@@ -465,14 +478,18 @@ class PacketPool:
         """Nothing further will happen: tell everyone who waits."""
         if self._failure is None:
             self._failure = error
+        self._first.set()
         for reading in list(self._readings):
             reading.end(self._failure)
         if self._runner is not None:
             self._publisher.fail(self._failure)
             self._checks.end()
 
-    def _check_open(self) -> None:
+    def _check_failure(self) -> None:
         if self._failure is not None:
             raise self._failure
+
+    def _check_open(self) -> None:
+        self._check_failure()
         if self._runner is None:
             raise RuntimeError("the pool is not open: use `async with`")

@@ -33,6 +33,8 @@ class _Publication:
     ) -> None:
         self.packet = packet
         self._on_stored = on_stored
+        self.error: Exception | None = None
+        """What `on_stored` raised."""
         self.plan = plan
         self.waiter = waiter
         self.timer: asyncio.TimerHandle | None = None
@@ -42,7 +44,10 @@ class _Publication:
         """A relay has said OK: the first time, that is told."""
         if self._on_stored is not None:
             tell, self._on_stored = self._on_stored, None
-            tell()
+            try:
+                tell()
+            except Exception as error:  # the caller's, to be raised there: no copy fails for it
+                self.error = error
 
     def settle(self) -> None:
         """Wake the caller: enough relays have said OK, or no better answer will come."""
@@ -134,6 +139,8 @@ class Publisher:
             self._let_go(publication)
         if plan.is_confirmed:
             statistics.published += 1
+            if publication.error is not None:
+                raise publication.error
             return plan.result()
         statistics.publish_failures += 1
         raise self._failure or plan.last_error

@@ -153,6 +153,10 @@ class Relays:
         """Write what is observed to the scores file, if there is one, until cancelled."""
         await self._scores.run()
 
+    def close_scores(self) -> None:
+        """Close the file if `write_scores` has not begun, which closes it otherwise. Idempotent."""
+        self._scores.close()
+
     def spawn(self, work: Coroutine[object, object, None], name: str) -> asyncio.Task[None]:
         """A task that ends with the pool at the latest."""
         return self.tasks.create_task(work, name=name)

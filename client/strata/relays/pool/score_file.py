@@ -257,6 +257,7 @@ class ScoreLog:
         self._forgotten: set[str] = set()
         self._thread = ThreadPoolExecutor(1, "strata-scores")
         self._hurry = asyncio.Event()
+        self._has_begun = False
 
     def put(self, observation: Observation) -> None:
         """Keep this with the next write."""
@@ -280,6 +281,7 @@ class ScoreLog:
 
     async def run(self) -> None:
         """Write from time to time, until cancelled; then write once more and close the file."""
+        self._has_begun = True
         try:
             while True:
                 with contextlib.suppress(TimeoutError):
@@ -291,6 +293,11 @@ class ScoreLog:
             last = asyncio.get_running_loop().run_in_executor(self._thread, self._write_last, *self._take())
             self._thread.shutdown(wait=False)
             await asyncio.wait([last])  # `_BUSY_TIMEOUT` at most
+
+    def close(self) -> None:
+        """Close the file if `run` has not begun, which closes it otherwise. Idempotent."""
+        if not self._has_begun:
+            self._file.close()
 
     async def _flush(self) -> None:
         taken = observations, _, _, forgotten = self._take()

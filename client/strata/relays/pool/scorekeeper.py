@@ -64,6 +64,11 @@ class Scorekeeper:
         if self._log is not None:
             await self._log.run()
 
+    def close(self) -> None:
+        """Close the file if `run` has not begun, which closes it otherwise. Idempotent."""
+        if self._log is not None:
+            self._log.close()
+
     @property
     def lost(self) -> int:
         """Observations that could not be written."""

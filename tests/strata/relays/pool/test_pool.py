@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sqlite3
 from dataclasses import replace
 from functools import wraps
 
@@ -149,6 +150,20 @@ async def test_a_relay_that_is_away_is_tried_again_after_longer_and_longer_until
         asyncio.get_running_loop().call_later(10, world["a"].start)
         published = await pool.publish(packet(1))
         assert published.copies == {"ws://a": "stored"} and 10 <= now() < 15
+
+
+@virtual
+async def test_what_a_callback_raises_is_its_callers_and_the_pool_goes_on():
+    def fails() -> None:
+        raise LookupError("the program's own")
+
+    world = three()
+    async with world.pool(QUIET) as pool:
+        with pytest.raises(LookupError):
+            await pool.publish(packet(0), on_stored=fails)
+        await until(lambda: sum(packet(0).packet_id in world[name].ids for name in "abc") == 2)
+        assert (await pool.publish(packet(1))).packet_id == packet(1).packet_id
+        assert pool.statistics.published == 2
 
 
 @virtual
@@ -729,6 +744,56 @@ def test_relays_that_are_far_away_do_not_take_turns_for_ever(count, latency):
             assert set(pool._relays.connected()) == seated
 
     run_virtually(scenario())
+
+
+@pytest.mark.parametrize("moment", [0.0, 0.01, 1.0])
+@virtual
+async def test_closing_ends_an_opening_at_once(moment):
+    world = three()
+    for name in "abc":
+        world[name].kill()
+    pool = world.pool(QUIET)
+    opening = asyncio.create_task(pool.open())
+    await asyncio.sleep(moment)
+    await pool.close()
+    closed_at = now()
+    with pytest.raises(Closed):
+        await opening
+    assert now() == closed_at and len(asyncio.all_tasks()) == 1
+
+
+@virtual
+async def test_a_pool_that_was_closed_cannot_be_opened():
+    pool = three().pool(QUIET)
+    await pool.close()
+    with pytest.raises(Closed):
+        await pool.open()
+    assert now() == 0 and len(asyncio.all_tasks()) == 1
+
+
+async def test_a_pool_that_is_closed_while_it_reads_its_scores_connects_to_nothing(tmp_path, monkeypatch):
+    loads = asyncio.Event()
+    pool = PacketPool(["ws://127.0.0.1:1/strata"], options=replace(QUIET, scores=tmp_path / "scores.db"))
+    load = pool._relays.load
+
+    async def slow(path):
+        await load(path)
+        await loads.wait()
+
+    monkeypatch.setattr(pool._relays, "load", slow)
+    first = asyncio.create_task(pool.open())
+    await asyncio.sleep(0)
+    with pytest.raises(RuntimeError, match="once"):
+        await pool.open()
+    await pool.close()
+    loads.set()
+    with pytest.raises(Closed):
+        await first
+    assert len(asyncio.all_tasks()) == 1
+    log = pool._relays._scores._log
+    assert log is not None
+    with pytest.raises(sqlite3.ProgrammingError, match="closed"):
+        log._file._database.execute("SELECT 1")
 
 
 @virtual

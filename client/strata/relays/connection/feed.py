@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+
 from strata.protocol.errors import StrataError
 from strata.relays.connection.driver import Driver
 from strata.relays.connection.inspection import Candidate, author_of
@@ -19,6 +21,7 @@ class Feed:
         self.query = query
         self._driver = driver
         self._keys = keys
+        self._given_up: asyncio.Future[None] | None = None
         self._stream, self.arrived = driver.subscribe(query)
 
     @property
@@ -58,15 +61,27 @@ class Feed:
     async def fetch_keys(self, candidate: Candidate) -> None:
         """Ask the relay for the keys of the candidate's author, and of the authors waiting behind it.
 
-        Raises `RequestTimeout` and what the relay's refusal is. Cancelling leaves the question under way.
+        Raises `RequestTimeout` and what the relay's refusal is. Cancelling leaves the question under way, and
+        so does `give_up_keys`, which ends the wait.
         """
         waiting = {author for event in self._stream.waiting() if (author := author_of(event)) is not None}
         others = [author for author in waiting if author not in self._keys.ring][:MAX_AUTHORS]
+        self._given_up = self._driver.loop.create_future()
         self._await_keys(True)
         try:
-            await self._keys.fetch(candidate.packet.author_id, others, since=candidate.event.arrived_at)
+            await self._keys.fetch(
+                candidate.packet.author_id,
+                others,
+                since=candidate.event.arrived_at,
+                given_up=self._given_up,
+            )
         finally:
             self._await_keys(False)
+
+    def give_up_keys(self) -> None:
+        """Wait no longer for keys, if that is done."""
+        if self._given_up is not None and not self._given_up.done():
+            self._given_up.set_result(None)
 
     def _await_keys(self, awaits: bool) -> None:
         with self._driver.step as core:

@@ -62,8 +62,17 @@ class KeyFetcher:
         self._asking: dict[str, _Question] = {}
         self._task: asyncio.Task[None] | None = None
 
-    async def fetch(self, author: str, others: Collection[str], *, since: float) -> None:
+    async def fetch(
+        self,
+        author: str,
+        others: Collection[str],
+        *,
+        since: float,
+        given_up: asyncio.Future[None] | None = None,
+    ) -> None:
         """Have the ring learn `author`, by a question made no earlier than `since`.
+
+        Once `given_up` is done, this waits no longer, with the question under way.
 
         `others` are asked for along the way. Raises `RequestTimeout` and what the relay's refusal is.
         Cancelling leaves the question under way, for others may wait for it.
@@ -72,8 +81,10 @@ class KeyFetcher:
         for other in others:
             if other not in self._wanted and other not in self._asking:
                 self._want(other, since)
-        await asyncio.wait([answered])
-        answered.result()
+        ends = [answered] if given_up is None else [answered, given_up]
+        await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+        if answered.done():
+            answered.result()
 
     def refresh_stale(self) -> None:
         """Ask again for the authors that the ring calls stale, without anyone waiting.
@@ -91,7 +102,6 @@ class KeyFetcher:
         if self._task is not None:
             self._task.cancel()
             await asyncio.wait([self._task])
-            self._end()  # a task that is cancelled before its first step runs no `finally`
             if not self._task.cancelled():
                 self._task.result()  # a fault of ours must not pass unseen
 
@@ -105,7 +115,13 @@ class KeyFetcher:
             answered.add_done_callback(_seen)
         if self._task is None or self._task.done():
             self._task = asyncio.create_task(self._work(), name=self._name)
+            # A task that is cancelled before its first step runs no `finally`.
+            self._task.add_done_callback(self._ended)
         return answered
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        if task is self._task:  # else another one asks already
+            self._end()
 
     async def _work(self) -> None:
         """Ask until no author is wanted any more."""

@@ -120,6 +120,7 @@ class Subscription:
         self._closed = True
         self._feed.end()
         self._feed.arrived.set()
+        self._feed.give_up_keys()
 
     async def __aenter__(self) -> Self:
         return self

@@ -94,6 +94,7 @@ class PoolSubscription:
     async def aclose(self) -> None:
         """End at once: iteration stops and what has arrived is dropped. Idempotent; never waits."""
         self._reading.end()
+        self._reading.error = None
         self._reading.merging.drop()
 
     async def __aenter__(self) -> Self:

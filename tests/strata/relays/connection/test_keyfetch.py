@@ -259,3 +259,36 @@ async def test_keys_are_refreshed_in_the_background(extended):
             pass
         while not asks_for_keys(await extended.next(wire.Subscribe)):
             pass
+
+
+async def test_ending_a_subscription_that_waits_for_keys_ends_the_iteration_at_once(extended):
+    extended.model.answer_subscribe = lambda m: (
+        wire.Ok(packet_id="-", status="-") if asks_for_keys(m) else None
+    )
+    await extended.append(post(OLD, 0))
+    async with connect(extended.url, options=FAST) as relay:
+        subscription = relay.subscribe()
+        waiting = asyncio.create_task(anext(subscription, None))
+        while not asks_for_keys(await extended.next(wire.Subscribe)):
+            pass
+        await subscription.aclose()
+        async with asyncio.timeout(1):
+            assert await waiting is None
+
+
+@pytest.mark.parametrize("turns", range(1, 5))
+async def test_a_closing_that_is_cancelled_leaves_nobody_waiting_for_keys(extended, turns):
+    await extended.append(post(OLD, 0))
+    async with connect(extended.url, options=FAST) as relay:
+        subscription = relay.subscribe()
+        await subscription._feed.arrived.wait()
+        waiting = asyncio.create_task(anext(subscription))
+        await asyncio.sleep(0)  # it has asked for the keys, and the task that is to ask has not run yet
+        closing = asyncio.create_task(relay.close())
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        closing.cancel()
+        await asyncio.wait([closing])  # and it goes on by itself
+        async with asyncio.timeout(1):
+            with pytest.raises(strata.Closed):
+                await waiting

@@ -763,6 +763,14 @@ async def test_closing_ends_an_opening_at_once(moment):
 
 
 @virtual
+async def test_a_subscription_that_is_left_after_its_pool_stops():
+    async with three().pool(QUIET) as pool:
+        subscription = pool.subscribe()
+    await subscription.aclose()
+    assert await anext(subscription, None) is None
+
+
+@virtual
 async def test_a_pool_that_was_closed_cannot_be_opened():
     pool = three().pool(QUIET)
     await pool.close()

@@ -256,20 +256,27 @@ class ReliableChannel:
         if session is None:
             if self._closed_with_node:
                 self._closed_with_node = False
+                if purge:
+                    await self._purge()
                 return
             raise ChannelNotOpen
         self._closed = True
-        left = await session.close(self._drain_seconds(timeout))
-        if purge:
-            await self._store.purge(ParticipantKey(self._channel_id, self.sender_id))
+        try:
+            left = await session.close(self._drain_seconds(timeout))
+        finally:
+            if purge:
+                await self._purge()
         if left is None:
             return
         if left.refused or purge or self.config.persistence is None:
             raise left
         _log.info("%s: %d messages wait in the store", self._channel_id, len(left.requests))
 
+    async def _purge(self) -> None:
+        await self._store.purge(ParticipantKey(self._channel_id, self.sender_id))
+
     async def close_with_node(self) -> None:
-        """Close, as the connection below is closed. A `close` that follows does nothing."""
+        """Close, as the connection below is closed. A `close` that follows at most purges."""
         if self._session is not None:
             self._closed_with_node = True
             await self.close()

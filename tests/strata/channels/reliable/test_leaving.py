@@ -11,6 +11,7 @@ from strata.channels.encryption import GroupKey, GroupKeyEncryption
 from strata.channels.messaging.node import NodeError
 from strata.channels.persistence import CorruptStore, MemoryPersistence
 from strata.channels.reliable import (
+    ChannelFailed,
     ChannelNotOpen,
     MessageSent,
     NotSent,
@@ -352,6 +353,28 @@ async def test_cancelling_a_drain_stops_the_wait_alone() -> None:
     await alice.drain()
     assert out(world.node("alice")) == [b"hello"]
     await alice.close()
+
+
+@pytest.mark.parametrize("trouble", ["cancelled", "failed", "with its node"])
+@virtually
+async def test_what_is_to_be_purged_is_purged_however_the_closing_ends(trouble: str) -> None:
+    world, store = World(), MemoryPersistence()
+    cut_off(world)
+    alice = await world.open("alice", persistence=store)
+    await alice.send(b"hello")
+    if trouble == "cancelled":
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(1):
+                await alice.close(purge=True)
+    elif trouble == "failed":
+        assert alice._session is not None
+        alice._session.fail("a test", RuntimeError("of its own"))
+        with pytest.raises(ChannelFailed):
+            await alice.close(purge=True)
+    else:
+        await close_channels(world.node("alice"))
+        await alice.close(purge=True)
+    assert await store.participants() == [] and own_tasks() == set()
 
 
 @pytest.mark.parametrize("seconds", [0.0, 0.05, 1.5, 4.0])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any, Protocol
@@ -110,13 +110,22 @@ class EventEmitter:
         """Call the handlers, and wait for those that are asynchronous. Cancelling cancels the one awaited."""
         await self.call(event)
 
-    async def call(self, event: NamedEvent, *, only: Sequence[Handler] | None = None) -> list[Handler]:
-        """Call the handlers as `emit` does, or `only` these of them. Returns those that raised."""
+    def handlers(self, name: str) -> list[Handler]:
+        """The handlers of an event, in their order."""
+        return list(self._of(name))
+
+    async def call(self, event: NamedEvent, *, only: list[Handler] | None = None) -> list[Handler]:
+        """Call the handlers as `emit` does, or `only` these of them. Returns those that raised.
+
+        Each is taken out of `only` as it is called: after cancelling, the others are left there.
+        """
         raised: list[Handler] = []
         with _calling():
             for handler in tuple(self._of(event.name)):
-                if only is not None and handler not in only:
-                    continue
+                if only is not None:
+                    if handler not in only:
+                        continue
+                    only.remove(handler)
                 try:
                     await answer_of(handler, event)
                 except Exception:

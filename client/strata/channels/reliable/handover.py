@@ -18,7 +18,7 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from heapq import heappop, heappush
 
-from strata.channels.messaging.emitter import EventEmitter
+from strata.channels.messaging.emitter import EventEmitter, Handler
 from strata.channels.messaging.values import MessageEnvelope
 from strata.channels.persistence.writer import ChangeWriter
 from strata.channels.reliable.alarm import Alarm
@@ -241,7 +241,7 @@ class Handover:
             return 0
         await self._announce(received)
         self._hand(received)
-        if not received.refused_by:
+        if not received.untold:
             await self._acknowledge_processed()
         elif not received.acknowledged:
             # Handlers that raise hear of the message again, and keep no other message from anybody (C-026).
@@ -338,23 +338,27 @@ class Handover:
     # Handlers.
 
     async def _announce(self, received: Received) -> None:
-        """Tell the handlers once, even if the wait for a slow handler is cancelled. Those that raised hear of
-        it again with the next call."""
-        refused, received.refused_by = received.refused_by, {}
-        if (received.announced and not refused) or not any(map(self._emitter.count, _RECEIVED)):
+        """Tell each handler once.
+
+        With the next call those hear of it whose turn had not come when this was cancelled in the wait for a
+        slow one, and those that raised hear of it again.
+        """
+        if not received.announced:
+            received.untold = {name: self._emitter.handlers(name) for name in _RECEIVED}
+        if not any(received.untold.values()):
             return
-        again = received.announced
         received.announced = True
         events: list[MessageReceived | ReliableMessageReceived] = [received.message]
         if self._emitter.count(ReliableMessageReceived.name):
             events.append(self._envelope(received))
+        refused: dict[str, list[Handler]] = {}
         for event in events:
             if not self._at_most_once:
                 self._unacknowledged[id(event)] = received
-            only = refused.get(event.name, []) if again else None
-            raised = await self._emitter.call(event, only=only)
+            raised = await self._emitter.call(event, only=received.untold.get(event.name, []))
             if raised and not self._at_most_once and not self._iterated:
-                received.refused_by[event.name] = raised
+                refused[event.name] = raised
+        received.untold = refused
 
     def _envelope(self, received: Received) -> ReliableMessageReceived:
         if received.envelope is None:

@@ -23,18 +23,18 @@ __all__ = ["MessageInbox", "Received"]
 class Received:
     """A message and its place in the order of delivery."""
 
-    __slots__ = ("acknowledged", "announced", "envelope", "message", "message_hash", "position", "refused_by")
+    __slots__ = ("acknowledged", "announced", "envelope", "message", "message_hash", "position", "untold")
 
     def __init__(self, position: int, message: MessageReceived, message_hash: bytes) -> None:
         self.position = position
         self.message_hash = message_hash
         self.message = message
         self.announced = False
-        """Whether handlers have heard of it."""
+        """Whether handlers have begun to hear of it."""
         self.envelope: ReliableMessageReceived | None = None
         """The second form in which handlers hear of it."""
-        self.refused_by: dict[str, list[Handler]] = {}
-        """The handlers that raised, by the name of the event: they hear of it again."""
+        self.untold: dict[str, list[Handler]] = {}
+        """The handlers that have yet to hear of it, or raised and hear of it again, by the event."""
         self.acknowledged = False
 
 

@@ -192,6 +192,30 @@ async def test_cancelling_an_iterator_loses_nothing_and_repeats_nothing(mode: An
 
 @MODES
 @virtually
+async def test_cancelling_an_iterator_keeps_a_message_from_no_handler(mode: Any) -> None:
+    world = World()
+    alice, bob = await world.pair(hand_over=mode)
+    heard: list[str] = []
+
+    async def slow(_: MessageReceived) -> None:
+        heard.append("slow")
+        await asyncio.sleep(1)
+
+    receiving = asyncio.create_task(anext(bob))  # who iterates takes: handlers look on
+    await asyncio.sleep(0)
+    bob.message_events.on(MessageReceived.name, slow)
+    bob.message_events.on(MessageReceived.name, lambda _: heard.append("second"))
+    bob.message_events.on(ReliableMessageReceived.name, lambda _: heard.append("envelope"))
+    await alice.send(b"hello")
+    await until(lambda: heard)
+    receiving.cancel()
+    await asyncio.wait([receiving])
+    assert (await anext(bob)).payload == b"hello"
+    assert heard == ["slow", "second", "envelope"]
+
+
+@MODES
+@virtually
 async def test_a_message_that_a_cancelled_iterator_was_about_to_get_outlives_closing(mode: Any) -> None:
     world = World()
     disk = Disk()

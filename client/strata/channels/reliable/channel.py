@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import random
 from collections.abc import AsyncIterator
@@ -273,7 +274,8 @@ class ReliableChannel:
         _log.info("%s: %d messages wait in the store", self._channel_id, len(left.requests))
 
     async def _purge(self) -> None:
-        await self._store.purge(ParticipantKey(self._channel_id, self.sender_id))
+        # Whoever is cancelled here has no second chance to ask for it: it goes on by itself.
+        await asyncio.shield(self._store.purge(ParticipantKey(self._channel_id, self.sender_id)))
 
     async def close_with_node(self) -> None:
         """Close, as the connection below is closed. A `close` that follows at most purges."""

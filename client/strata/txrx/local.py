@@ -6,6 +6,7 @@ A message is passed on as the same object; only its class is checked.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 import weakref
 from typing import Any, TypeVar
@@ -41,23 +42,45 @@ class LocalRx(Rx[M]):
         self, address: LocalAddress, message_type: type[M] | MessageCodec[M], capacity: int | None
     ) -> None:
         super().__init__(address, RxQueue(capacity))
+        self._served_at = address
         self._loop = asyncio.get_running_loop()
         self._type: type[object] = message_type if isinstance(message_type, type) else object
         self._senders: set[LocalTx[M]] = set()
         self._counters = ReceiverCounters()
         # Senders refer to the queue and not to this end, so that an end that is forgotten closes itself.
-        self._finalizer = weakref.finalize(self, _close, address, self._queue, self._senders)
+        self._finalizer = weakref.finalize(
+            self, _close_where_it_belongs, self._loop, address, self._queue, self._senders
+        )
         self._finalizer.atexit = False
         _served[address.id] = self
 
     def close(self) -> None:
-        self._finalizer()
+        if self._finalizer.detach() is not None:
+            _close(self._served_at, self._queue, self._senders)
 
     async def join(self) -> None:
         self.close()
 
     def statistics(self) -> ReceiverCounters:
         return self._counters
+
+
+def _close_where_it_belongs(
+    loop: asyncio.AbstractEventLoop,
+    address: LocalAddress,
+    queue: RxQueue[Any],
+    senders: set[LocalTx[Any]],
+) -> None:
+    # Garbage collection runs on any thread, perhaps after the loop is closed.
+    try:
+        running = asyncio.get_running_loop()
+    except RuntimeError:
+        running = None
+    if running is loop:
+        _close(address, queue, senders)
+        return
+    with contextlib.suppress(RuntimeError):
+        loop.call_soon_threadsafe(_close, address, queue, senders)
 
 
 def _close(address: LocalAddress, queue: RxQueue[Any], senders: set[LocalTx[Any]]) -> None:

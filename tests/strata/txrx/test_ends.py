@@ -7,6 +7,7 @@ import gc
 import inspect
 import logging
 import socket
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -183,3 +184,20 @@ async def test_watchers_all_wake_and_late_ones_see_the_end() -> None:
     rx.close()
     assert (await waiting[1]).closed and (await anext(following)).closed
     assert (await watch.wait_for(lambda status: status.closed)).reason == f"{address} is closed"
+
+
+async def test_a_local_end_that_is_forgotten_closes_wherever_the_collector_runs() -> None:
+    address, rx = serve_local(str)
+    tx = await dial(address, str)
+    ended = asyncio.create_task(tx.status().changed())
+    await asyncio.sleep(0)
+    circle: list[object] = [rx]
+    circle.append(circle)  # so that only the collector of cycles finds it
+    del rx, circle
+    collector = threading.Timer(0.01, gc.collect)
+    collector.start()
+    async with asyncio.timeout(5):
+        assert (await ended).closed
+    collector.join()
+    with pytest.raises(TxRxClosed):
+        await dial(address, str)

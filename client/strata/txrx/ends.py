@@ -184,7 +184,10 @@ class Rx(ABC, Generic[M]):
 
     @abstractmethod
     def close(self) -> None:
-        """Acknowledge the accepted messages, tell the senders, and free the address. Does not wait."""
+        """Acknowledge the accepted messages, tell the senders, and free the address. Does not wait.
+
+        A sender that does not read is left after a few seconds.
+        """
 
     @abstractmethod
     async def join(self) -> None:

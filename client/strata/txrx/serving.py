@@ -114,7 +114,10 @@ class _Hub(Generic[M]):
         self._timer.cancel()
         for connection in list(self.connections.values()):
             connection.close(reason)
-        if not self.connections:
+        if self.connections:
+            # A peer that reads nothing would keep its socket open for as long as it likes.
+            self._loop.call_later(_LAST_WORDS_SECONDS, self.abort)
+        else:
             self.gone.set()
 
     def abort(self) -> None:

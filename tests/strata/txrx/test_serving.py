@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 import pytest
 import uvloop
-from strata.txrx import TcpAddress, dial, serve
+from strata.txrx import TcpAddress, dial, serve, serving
 from strata.txrx.framing import frame_of
 from strata.txrx.serving import NetRx
 
@@ -62,3 +62,24 @@ def test_answers_do_not_pile_up_for_a_peer_that_takes_none(
 
     with asyncio.Runner(loop_factory=new_loop) as runner:
         runner.run(exchange())
+
+
+@pytest.mark.parametrize("way", ["close", "a join that is cancelled"])
+async def test_closing_leaves_a_peer_that_takes_no_answer(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(serving, "_LAST_WORDS_SECONDS", 0.2)
+    address, rx = await serve("tcp:127.0.0.1:0", bytes)
+    assert isinstance(address, TcpAddress) and isinstance(rx, NetRx)
+    with socket.socket() as peer:
+        peer.connect(("127.0.0.1", address.port))
+        await until(lambda: rx._hub.connections)
+        (connection,) = rx._hub.connections.values()
+        assert connection._transport is not None
+        connection._transport.write(bytes(16 << 20))  # stands for answers that it has not taken
+        if way == "close":
+            rx.close()
+        else:
+            joining = asyncio.create_task(rx.join())
+            await asyncio.sleep(0.01)
+            joining.cancel()
+            await asyncio.wait([joining])
+        await until(lambda: not rx._hub.connections)

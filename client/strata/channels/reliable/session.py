@@ -26,7 +26,7 @@ from strata.channels.reliable.config import ReliableChannelConfig
 from strata.channels.reliable.departures import Departures
 from strata.channels.reliable.engine import ChannelEngine
 from strata.channels.reliable.ephemerals import Ephemeral
-from strata.channels.reliable.errors import ChannelFailed, NotSent
+from strata.channels.reliable.errors import ChannelFailed, ChannelNotOpen, NotSent
 from strata.channels.reliable.events import (
     ReliableMessageSendError,
     SendingMessageIrrecoverableError,
@@ -173,6 +173,7 @@ class ChannelSession:
 
     async def start(self) -> None:
         async with self._lifecycle:
+            self._check_not_closed()
             if self.started:
                 return
             self.started = True
@@ -186,6 +187,10 @@ class ChannelSession:
                 self.started = False
                 raise
             self.check()
+            if self._closed:  # by a call that was cancelled, and did not wait for its turn
+                self.started = False
+                await self._hub.unsubscribe(self.content_topic)
+                raise ChannelNotOpen
             self.accepting = True
             self._tasks = [
                 self._begin("timers", self._keep_time(), "the task of the timers"),
@@ -193,6 +198,10 @@ class ChannelSession:
             ]
             self.status_changed(self._hub.online)
             self._hub.wake()
+
+    def _check_not_closed(self) -> None:
+        if self._closed:
+            raise ChannelNotOpen
 
     async def drain(self, timeout: float | None) -> None:
         """Wait until all messages are out: see `ReliableChannel.drain`."""
@@ -261,6 +270,7 @@ class ChannelSession:
 
     async def _let_go(self) -> None:
         self._closed = True
+        self._departures.end()
         try:
             await self.writer.close()
         finally:

@@ -404,6 +404,34 @@ async def test_cancelling_the_closing_wherever_it_waits_leaves_nothing_open(
     await (await world.open("alice")).close()
 
 
+@pytest.mark.parametrize("busy", ["starting", "stopping"])
+@virtually
+async def test_a_closing_that_is_cancelled_before_its_turn_leaves_nothing_open(busy: str) -> None:
+    world = World()
+    alice = await world.open("alice", persistence=MemoryPersistence())
+    node = world.node("alice")
+    if busy == "starting":
+        await alice.stop()
+        node.subscribe_gate.clear()
+        other: asyncio.Task[Any] = asyncio.create_task(alice.start())
+    else:
+        cut_off(world)
+        await alice.send(b"hello")
+        other = asyncio.create_task(alice.stop(timeout=10))
+    await asyncio.sleep(1)
+    draining = asyncio.create_task(alice.drain())
+    closing = asyncio.create_task(alice.close())
+    await asyncio.sleep(1)
+    closing.cancel()
+    await asyncio.gather(closing, draining, return_exceptions=True)
+    node.subscribe_gate.set()
+    await asyncio.wait([other])
+    assert isinstance(other.exception(), ChannelNotOpen) == (busy == "starting")
+    await asyncio.sleep(0)
+    assert own_tasks() == set() and Hub.existing(node) is None
+    assert node.unsubscribed == node.subscribed
+
+
 @pytest.mark.parametrize("way", ["close", "stop", "all", "task"])
 @virtually
 async def test_a_handler_may_leave(way: str) -> None:

@@ -151,10 +151,23 @@ async def close_channel(channel: ReliableChannel, *, purge: bool = False) -> Non
 async def close_channels(node: MessagingNode) -> None:
     """Close all channels that are open on a node, at once, as `ReliableChannel.close`.
 
-    Raises what one of them raises, when all are closed; the `NotSent` of several are one.
+    Raises what one of them raises, when all are closed; the `NotSent` of several are one. Cancelling ends
+    their wait for messages, and not the closing.
     """
-    closing = [each.close_with_node() for each in ReliableClient(node).channels]
-    errors = [each for each in await asyncio.gather(*closing, return_exceptions=True) if each is not None]
+    closing = [asyncio.create_task(each.close_with_node()) for each in ReliableClient(node).channels]
+    interrupted: asyncio.CancelledError | None = None
+    while not all(each.done() for each in closing):
+        try:
+            await asyncio.wait(closing)
+        except asyncio.CancelledError as cancelling:
+            interrupted = cancelling
+            for each in closing:
+                # In the next turn: one that is cancelled before its first step would close nothing.
+                asyncio.get_running_loop().call_soon(each.cancel)
+    ends = [asyncio.CancelledError() if each.cancelled() else each.exception() for each in closing]
+    if interrupted is not None:
+        raise interrupted
+    errors = [each for each in ends if each is not None]
     unsent = [each for each in errors if isinstance(each, NotSent)]
     for error in errors:
         if not isinstance(error, NotSent):

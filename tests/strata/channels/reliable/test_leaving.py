@@ -404,6 +404,22 @@ async def test_cancelling_the_closing_wherever_it_waits_leaves_nothing_open(
     await (await world.open("alice")).close()
 
 
+@pytest.mark.parametrize("turns", [1, 2, 3, 10])
+@virtually
+async def test_cancelling_the_closing_of_all_channels_closes_them(turns: int) -> None:
+    world = World()
+    cut_off(world)
+    alice = await world.open("alice")
+    await alice.send(b"hello")
+    closing = asyncio.create_task(close_channels(world.node("alice")))
+    for _ in range(turns):
+        await asyncio.sleep(0)
+    closing.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await closing
+    assert own_tasks() == set() and Hub.existing(world.node("alice")) is None
+
+
 @pytest.mark.parametrize("busy", ["starting", "stopping"])
 @virtually
 async def test_a_closing_that_is_cancelled_before_its_turn_leaves_nothing_open(busy: str) -> None:

@@ -159,7 +159,8 @@ class ReliableChannel:
         """Load the stored state and, with `auto_start`, `start`. Cancelling leaves the channel closed.
 
         Raises `AlreadyOpen`, `SegmentDoesNotFit`, `PersistenceError`, `InvalidConfiguration` for
-        settings that contradict those of the node's other channels, and what `start` raises.
+        settings that contradict those of the node's other channels, what `start` raises, and `RuntimeError`
+        for a channel that is open or was closed: make a new one.
         """
         if self._closed or self._session is not None:
             raise RuntimeError("a channel is opened once; make a new one")
@@ -476,7 +477,7 @@ class ReliableChannel:
 
     @property
     def statistics(self) -> ChannelStatistics:
-        """What was counted since the channel was session. Raises `ChannelNotOpen`."""
+        """What was counted since the channel was opened. Raises `ChannelNotOpen`."""
         return self._open_session().statistics()
 
     def at_risk(self) -> AtRisk:

@@ -54,7 +54,8 @@ class PacketRelay:
 
     After a cut it connects again: packets without an answer are published again, and subscriptions go on
     where they stood. Once the relay refuses for good (an absence is no refusal), every call raises
-    `ConnectionFailed`. `changed` is called when a connection came or went.
+    `ConnectionFailed`. `changed` is called when a connection came or went. It is opened once: calls before
+    that, and opening it again, raise `RuntimeError`.
 
     Connections that share `met` (DIDs of relays and their addresses) answer no challenge of one among them
     that another one passes on.
@@ -151,7 +152,8 @@ class PacketRelay:
 
         Raises `RequestRefused` if the relay refuses, `RequestTimeout` if it does not answer within `timeout`
         seconds (default `Options.connect_timeout`), `InvalidMessage` if it is not the relay expected or its
-        challenge must not be signed, `ValueError` without an identity, `Closed`, `ConnectionFailed`.
+        challenge must not be signed, `IdentityError` if the identity cannot sign, `ValueError` without an
+        identity, `Closed`, `ConnectionFailed`.
         """
         self._driver.check_open()
         if self._identity is None or self._options.authenticate == "never":

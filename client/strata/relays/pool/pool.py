@@ -60,6 +60,7 @@ class PacketPool:
     A packet is published to several relays at once, and a relay that does not answer delays nobody; a
     subscription reads from several relays and hands each packet on once; a relay that fails is replaced, and
     one that lies is left. `make` replaces how connections are made, `wall` the clock, `random` the chance.
+    It is opened once: calls before that, and opening it again, raise `RuntimeError`.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""Calling what a program gave: its handlers, store, hook, node. Something in there may be cancelled."""
+"""What tasks wait for: their own time to come, and the stores, hooks and nodes that a program gave."""
 
 from __future__ import annotations
 
@@ -7,9 +7,43 @@ import inspect
 from collections.abc import Callable
 from typing import Any, ParamSpec
 
-__all__ = ["answer_of"]
+__all__ = ["Alarm", "answer_of", "end_of"]
 
 P = ParamSpec("P")
+
+
+class Alarm:
+    """An event with one waiting task and a deadline, without the cost of a timeout that cancels."""
+
+    __slots__ = ("_is_set", "_waiter")
+
+    def __init__(self) -> None:
+        self._is_set = False
+        self._waiter: asyncio.Future[None] | None = None
+
+    def set(self) -> None:
+        """Wake the task, now or as soon as it waits."""
+        self._is_set = True
+        if self._waiter is not None:
+            _end(self._waiter)
+
+    def clear(self) -> None:
+        """Forget that it was set."""
+        self._is_set = False
+
+    async def wait(self, seconds: float | None = None) -> None:
+        """Wait until it is set, at most so many seconds. Cancelling changes nothing."""
+        if self._is_set:
+            return
+        loop = asyncio.get_running_loop()
+        waiter = self._waiter = loop.create_future()
+        timer = None if seconds is None else loop.call_later(seconds, _end, waiter)
+        try:
+            await waiter
+        finally:
+            self._waiter = None
+            if timer is not None:
+                timer.cancel()
 
 
 async def answer_of(function: Callable[P, object], *arguments: P.args, **named: P.kwargs) -> Any:
@@ -26,3 +60,20 @@ async def answer_of(function: Callable[P, object], *arguments: P.args, **named: 
         if task is None or task.cancelling():
             raise
         raise RuntimeError("something that it waited for was cancelled") from error
+
+
+def end_of(task: asyncio.Task[None]) -> BaseException | None:
+    """The error with which a task has ended; None if it came to its end.
+
+    It is a `CancelledError` if somebody cancelled the task, as `asyncio.run` does at the end.
+    """
+    if not task.cancelled():
+        return task.exception()
+    if task.cancelling():
+        return asyncio.CancelledError()
+    return RuntimeError("something that it waited for was cancelled")
+
+
+def _end(waiter: asyncio.Future[None]) -> None:
+    if not waiter.done():
+        waiter.set_result(None)

@@ -18,10 +18,10 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from heapq import heappop, heappush
 
+from strata.channels.awaiting import Alarm
 from strata.channels.messaging.emitter import EventEmitter, Handler
 from strata.channels.messaging.values import MessageEnvelope
 from strata.channels.persistence.writer import ChangeWriter
-from strata.channels.reliable.alarm import Alarm
 from strata.channels.reliable.errors import ChannelFailed, ChannelNotOpen
 from strata.channels.reliable.event_iterator import Events
 from strata.channels.reliable.events import (

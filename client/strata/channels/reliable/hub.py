@@ -13,6 +13,7 @@ import logging
 from collections import Counter
 from collections.abc import Awaitable
 
+from strata.channels.awaiting import Alarm, end_of
 from strata.channels.messaging.node import MessagingNode, NodeError
 from strata.channels.messaging.outcomes import Outcome
 from strata.channels.messaging.values import (
@@ -28,7 +29,6 @@ from strata.channels.persistence.records import EpochCount, read_records
 from strata.channels.persistence.writer import ChangeWriter
 from strata.channels.rate_limit.limiter import RateLimiter
 from strata.channels.rate_limit.values import EphemeralDropReason, RateLimitConfig, Transmission
-from strata.channels.reliable.alarm import Alarm, end_of
 from strata.channels.reliable.clock import ChannelClock
 from strata.channels.reliable.ephemerals import Ephemeral
 from strata.channels.reliable.errors import ChannelFailed, InvalidConfiguration

@@ -9,10 +9,10 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
+from strata.channels.awaiting import end_of
 from strata.channels.encryption import DecryptionFailed, EncryptionFailed, EncryptionHook
 from strata.channels.rate_limit.proof import ProofFailed, ProofProvider, obtain_proof
 from strata.channels.rate_limit.values import Transmission
-from strata.channels.reliable.alarm import end_of
 from strata.channels.reliable.codec import Decoder, Encoder
 from strata.channels.reliable.engine import ChannelEngine
 from strata.channels.reliable.errors import EncodingFailed

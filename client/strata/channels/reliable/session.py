@@ -14,6 +14,7 @@ import secrets
 from collections.abc import Coroutine
 from typing import Any
 
+from strata.channels.awaiting import Alarm, end_of
 from strata.channels.encryption import EncryptionHook
 from strata.channels.messaging.emitter import EventEmitter, callers
 from strata.channels.messaging.values import MessageEnvelope, NodeMessageError, NodeMessageReceived
@@ -21,7 +22,6 @@ from strata.channels.persistence.interface import Change, ParticipantKey, Persis
 from strata.channels.persistence.state import ChannelState
 from strata.channels.persistence.writer import ChangeWriter, WriterHealth
 from strata.channels.rate_limit.values import Transmission
-from strata.channels.reliable.alarm import Alarm, end_of
 from strata.channels.reliable.config import ReliableChannelConfig
 from strata.channels.reliable.departures import Departures
 from strata.channels.reliable.engine import ChannelEngine

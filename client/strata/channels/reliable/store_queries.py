@@ -21,10 +21,10 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Ite
 from contextlib import aclosing
 from typing import TypeVar
 
+from strata.channels.awaiting import Alarm
 from strata.channels.messaging.node import MessagingNode
 from strata.channels.messaging.reading import HistoryPage, read_pages
 from strata.channels.messaging.values import ConnectionStatus, NodeMessageReceived
-from strata.channels.reliable.alarm import Alarm
 from strata.channels.reliable.catching_up import ReadRange
 from strata.channels.reliable.engine import ChannelEngine
 from strata.channels.reliable.retrieval import ByHash, RetrievalPlan, has_hint, hinted

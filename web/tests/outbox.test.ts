@@ -207,6 +207,22 @@ test("of two programs that share a folder, the other one's work is noticed", asy
   await outbox.stop();
 });
 
+test("what another program puts into a folder is heard of, where as much has gone meanwhile too", async (context) => {
+  context.mock.timers.enable({ apis: ["setInterval"] });
+  const place = await folder();
+  const [mine, other] = [fileOutbox(place), fileOutbox(place)];
+  let heard = 0;
+  const stop = mine.watch(() => heard++);
+  for (const [number, entry] of entries.slice(0, 3).entries()) {
+    await other.add(entry);
+    context.mock.timers.tick(1000);
+    for (let waits = 0; heard === number && waits < 500; waits++) await new Promise((done) => setTimeout(done, 1));
+    assert.equal(heard, number + 1);
+    await mine.remove(entry.packetId);
+  }
+  stop();
+});
+
 test("an outbox is bounded", async () => {
   const store = memoryOutbox();
   for (let n = 0; n < MAX_OUTBOX_PACKETS; n++) await store.add({ packetId: `${n}`, canonical: "" });

@@ -85,11 +85,12 @@ export function fileOutbox(folder: string): OutboxStore {
     },
     exclusively: (drain) => drain(),
     watch(heard) {
-      let seen = -1;
+      let seen = new Set<string>();
       const poll = async () => {
-        const count = (await names()).length;
-        if (count > seen && seen !== -1) heard({ kind: "added" });
-        seen = count;
+        const present = await names();
+        // By name: as many may have gone as have come.
+        if (present.some((name) => !seen.has(name))) heard({ kind: "added" });
+        seen = new Set(present);
       };
       const timer = setInterval(() => void poll().catch(() => undefined), POLL_MS);
       timer.unref();

@@ -401,6 +401,23 @@ test("hostile messages are refused, and move no clock", async (context) => {
   assert.deepEqual(channel.messages.map(({ author }) => author), [mallory.did, identity.did]);
 });
 
+test("a message that a relay wants to hear of later is sent no sooner", async (context) => {
+  const waits: number[] = [];
+  const inner = globalThis.setTimeout;
+  context.mock.method(globalThis, "setTimeout", (act: () => void, ms: number) => (waits.push(ms), inner(act, Math.min(ms, 20))));
+  const world = new World();
+  let refusals = 0;
+  const publish: ChannelRelay["publish"] = (packet, options) => {
+    const isOver = readEnvelope(packet, TOPIC) !== undefined && refusals++ === 0;
+    if (!isOver) return world.relay().publish(packet, options);
+    return Promise.reject(new RequestRefused("rate_limited", "later", { detail: "trust_budget", retryAfter: 600 }));
+  };
+  const { channel } = await participant(context, { ...world.relay(), publish }, { syncEvery: 1000, resendAfter: 1000 });
+  await channel.send(utf8("budgeted"));
+  await until(() => world.log.length === 1, "it is sent again");
+  assert.ok(Math.max(...waits) >= 600_000, `after ${Math.max(...waits)} ms`);
+});
+
 test("the oldest are forgotten, and are not handed over again", async (context) => {
   const world = new World();
   const one = await participant(context, world.relay());

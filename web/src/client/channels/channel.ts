@@ -28,7 +28,7 @@ import { History } from "./history.js";
 import { Search, withPlace } from "./search.js";
 import { encodeSegment, Reassembly } from "./segments.js";
 import { Telling } from "./telling.js";
-import { pause, until } from "./waiting.js";
+import { pause, retryIn, until } from "./waiting.js";
 import type { Kept, MessageState, StoredMessage } from "./store.js";
 import {
   type ChannelMessage,
@@ -42,7 +42,6 @@ const MAX_KEPT_BYTES = 64 << 20;
 const MAX_HELD_BACK = 1_000;
 const SYNC_EXPIRES_SECONDS = 3_600;
 const NAMED = 10; // messages that each message names, of which one is enough to find the others
-const RETRY_SECONDS = 2;
 
 /** Milliseconds by which waits are measured: the clock on the wall may be put back. */
 const clock = (): number => performance.now();
@@ -224,8 +223,8 @@ export class ReliableChannel {
           this.first.delete(entry.id); // a packet that is too old by now; the next one has another time
           if (++entry.attempts > 3) return this.stateOf(entry.id, "failed");
         }
+        await pause(retryIn(error), this.closing.signal);
       }
-      await pause(RETRY_SECONDS, this.closing.signal);
     }
   }
 
@@ -267,7 +266,7 @@ export class ReliableChannel {
         if (error instanceof RequestRefused && error.code === "invalid_cursor") this.places = [];
         console.warn("the channel cannot be read", error);
       }
-      await pause(RETRY_SECONDS, this.closing.signal);
+      await pause(retryIn(), this.closing.signal);
     }
   }
 

@@ -1,8 +1,18 @@
 /** Waiting that ends when a channel is closed. */
 
+import { RequestRefused } from "../protocol/errors.js";
+import { afterRetryAfter, MAX_RETRY_AFTER_SECONDS } from "../relays/backoff.js";
 import type { Delivery } from "../relays/values.js";
 import { after } from "../timers.js";
 import type { Reading } from "./values.js";
+
+const RETRY_SECONDS = 2;
+
+/** After how many seconds to try again what came to this error: no sooner than the relay has asked for, within reason. */
+export function retryIn(error?: unknown): number {
+  const asked = error instanceof RequestRefused ? (error.retryAfter ?? 0) : 0;
+  return Math.max(RETRY_SECONDS, afterRetryAfter(Math.min(asked, MAX_RETRY_AFTER_SECONDS), Math.random));
+}
 
 /** Wait so many seconds, or until `signal` aborts. */
 export function pause(seconds: number, signal: AbortSignal): Promise<void> {

@@ -1,7 +1,11 @@
 import assert from "node:assert/strict";
 import { beforeEach, test } from "node:test";
 
+import { Identity } from "../src/client/index.js";
+import * as checking from "../src/console/state/checking.js";
+import { chosen } from "../src/console/state/keys.js";
 import * as link from "../src/console/state/link.js";
+import * as session from "../src/console/state/session.js";
 import * as tail from "../src/console/state/tail.js";
 
 type Frame = Record<string, unknown> & { type: string; subscription_id: string; filters: Record<string, unknown>; gapless?: boolean };
@@ -48,11 +52,22 @@ class Socket {
   }
 }
 
+/** What checks packets, and knows of no key. */
+class Checker {
+  onmessage = (_: { data: object }): void => undefined;
+
+  postMessage({ number }: { number: number }): void {
+    queueMicrotask(() => this.onmessage({ data: { number } }));
+  }
+}
+
 Object.assign(globalThis, {
   WebSocket: Socket,
+  Worker: Checker,
   addEventListener: () => undefined,
   document: { addEventListener: () => undefined, querySelector: () => null, hidden: false },
   location: new URL("http://127.0.0.1:7447/"),
+  localStorage: { getItem: () => null, setItem: () => undefined, removeItem: () => undefined },
 });
 
 const settle = () => new Promise((done) => setImmediate(done));
@@ -104,6 +119,21 @@ test("what a page has read of a history before a cut is read again and not doubl
   assert.equal((await found).events.length, 1);
 });
 
+test("keys are known when the relay was asked after what their author last published about them", async (context) => {
+  const socket = connected(context.mock);
+  const did = "did:x:author";
+  let isKnown = false;
+  void checking.keysOf(did).then(() => (isKnown = true));
+  for (const known of [false, true]) {
+    pass(context.mock.timers, 2);
+    const { subscription_id } = socket.asked().at(-1) as Frame;
+    if (!known) checking.forgetKeys(did); // as the tail does, with a key event that the answer may lack
+    socket.says({ type: "END_OF_HISTORY", subscription_id, complete: true, cursor: null });
+    await settle();
+    assert.equal(isKnown, known);
+  }
+});
+
 test("the live page outlasts what a relay refuses for a while, and each loss of its log", async (context) => {
   const socket = connected(context.mock);
   const { timers } = context.mock;
@@ -135,4 +165,29 @@ test("the live page outlasts what a relay refuses for a while, and each loss of 
   pass(timers, 1);
   const shown = tail.rows.value.filter((row) => row.kind === "packet").map((row) => row.id);
   assert.deepEqual(shown, [id(4), id(3), id(1), id(2)]);
+});
+
+test("a challenge is answered once, whoever wants the session authenticated", async (context) => {
+  const identity = await Identity.generate();
+  chosen.value = identity;
+  const socket = connected(context.mock);
+  session.keepAuthenticated();
+  const server_id = (await Identity.generate()).did;
+  const challenge = Buffer.alloc(32, 7).toString("base64");
+  link.subscribe({}, { event: () => undefined });
+  socket.says({ type: "AUTH_CHALLENGE", challenge, server_id, expires_at: 1_760_000_300 });
+  const mine = session.authenticate();
+  socket.says({ type: "ERROR", code: "unauthenticated", reason: "who?", subscription_id: (socket.asked().at(-1) as Frame).subscription_id });
+  const another = session.authenticate(); // a packet of the outbox was refused too
+  const answers = () => socket.seen.filter(({ type }) => type === "AUTH");
+  while (answers().length === 0) await settle();
+  for (let turns = 0; turns < 20; turns++) await settle();
+  const [first, ...more] = answers() as [Frame, ...Frame[]];
+  socket.says({ type: "AUTH_OK", author_id: identity.did, client_msg_id: first["client_msg_id"] });
+  for (const { client_msg_id } of more) {
+    socket.says({ type: "ERROR", code: "unauthenticated", reason: "used", detail: "challenge_unknown", client_msg_id });
+  }
+  assert.deepEqual(await Promise.all([mine, another]), [true, true]);
+  assert.equal(session.speaksFor.value, identity.did);
+  assert.equal(answers().length, 1);
 });

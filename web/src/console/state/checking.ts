@@ -72,6 +72,8 @@ let numbers = 0;
 const asked = new Map<number, (answer: Answer) => void>();
 /** Authors whose keys the worker has, and the second in which the relay was asked for them. */
 const known = new Map<string, number>();
+/** Authors who have published something about keys since the relay was last asked: its answer may lack that. */
+const outdated = new Set<string>();
 let askedRelayAt = 0;
 const wanted = new Map<string, (() => void)[]>();
 let timer: ReturnType<typeof setTimeout> | undefined;
@@ -118,6 +120,7 @@ export function keysOf(did: string): Promise<void> {
 /** The author has published something about keys: they are asked for again when they are next needed. */
 export function forgetKeys(did: string): void {
   known.delete(did);
+  if (wanted.has(did)) outdated.add(did);
 }
 
 async function askRelay(): Promise<void> {
@@ -129,11 +132,13 @@ async function askRelay(): Promise<void> {
   const authors = [...wanted.keys()].slice(0, AUTHORS_AT_ONCE);
   const askedAt = relayNow();
   askedRelayAt = Date.now();
+  outdated.clear();
   try {
     const events = await identityPackets(authors);
     for (const did of authors) {
       if (known.size >= MOST_AUTHORS) known.clear();
       await learn(did, events.get(did) ?? []);
+      if (outdated.has(did)) continue;
       known.set(did, askedAt);
       for (const done of wanted.get(did) ?? []) done();
       wanted.delete(did);
@@ -185,7 +190,7 @@ export async function examine(text: string, author: string, receivedAt: number):
   await keysOf(author);
   const answer = await ask({ kind: "packet", text, receivedAt });
   if (answer.verdict === "valid" || (known.get(author) ?? 0) > receivedAt) return answer;
-  forgetKeys(author);
+  known.delete(author);
   await keysOf(author);
   return ask({ kind: "packet", text, receivedAt });
 }

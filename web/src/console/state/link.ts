@@ -141,10 +141,9 @@ export function hurry(): void {
 /** Begin anew on another connection: a session speaks for one identity. */
 export function reconnect(): void {
   socket?.close();
-  pause = SHORTEST_PAUSE;
   socket = null;
   forgetRequests();
-  open();
+  hurry();
 }
 
 function open(): void {
@@ -292,17 +291,10 @@ export function subscribe(filters: Filters, taker: Taker, { gapless = false } = 
 export function request(message: object | ((id: string) => string)): Promise<Message> {
   const id = `console-${++numbers}`;
   return new Promise((resolve, reject) => {
-    const timer = setTimeout(() => {
+    requests.set(id, { resolve, reject });
+    setTimeout(() => {
       if (requests.delete(id)) reject(new RequestFailed("timeout", "the relay did not answer in time"));
     }, ANSWER_TIMEOUT);
-    const done = (then: () => void): void => {
-      clearTimeout(timer);
-      then();
-    };
-    requests.set(id, {
-      resolve: (answer) => done(() => resolve(answer)),
-      reject: (error) => done(() => reject(error)),
-    });
     if (!send(typeof message === "function" ? message(id) : { ...message, client_msg_id: id })) {
       requests.get(id)?.reject(new RequestFailed("offline", "there is no connection to the relay"));
       requests.delete(id);

@@ -10,7 +10,7 @@ import { RequestRefused } from "../../client/protocol/errors.js";
 import type { Packet } from "../../client/protocol/packets.js";
 import { publishFrame } from "../../client/protocol/wire.js";
 import type { Published } from "../../client/relays/values.js";
-import { chosen, keepsKeys } from "./keys.js";
+import { keepsKeys } from "./keys.js";
 import { phase, request, RequestFailed } from "./link.js";
 import { authenticate } from "./session.js";
 
@@ -79,7 +79,7 @@ async function send(packet: Packet): Promise<Published> {
   } catch (error) {
     // Without an answer it is sent again.
     if (!(error instanceof RequestFailed) || ["lost", "timeout", "offline"].includes(error.code)) throw error;
-    if (error.code === "unauthenticated" && chosen.value !== null) await authenticate();
+    if (error.code === "unauthenticated") await authenticate();
     setTimeout(() => void look());
     throw new RequestRefused(error.code, error.reason, error);
   }

@@ -19,6 +19,7 @@ export const authFailed = signal("");
 export const changedRelay = signal<{ known: string; shown: string } | null>(null);
 
 let wanted = false;
+let trying: Promise<boolean> | null = null;
 
 function pin(): string | undefined {
   return localStorage.getItem(PIN) ?? undefined;
@@ -31,7 +32,12 @@ export function acceptRelay(): void {
 }
 
 /** Prove the chosen identity, now and after each reconnect. Resolves to whether the relay took it. */
-export async function authenticate(): Promise<boolean> {
+export function authenticate(): Promise<boolean> {
+  // A challenge can be answered once, and more than one may want the session authenticated.
+  return (trying ??= attempt().finally(() => (trying = null)));
+}
+
+async function attempt(): Promise<boolean> {
   const identity = chosen.value;
   if (identity === null) return false;
   wanted = true;
@@ -76,18 +82,13 @@ function fail(error: unknown): void {
 /** The challenge of this connection; a relay that sends none for ten seconds asks nobody to authenticate. */
 function nextChallenge(): Promise<AuthChallenge> {
   return new Promise((resolve, reject) => {
-    const timer = setTimeout(() => {
-      stop();
-      reject(new Error("the relay has sent nothing to sign"));
-    }, 10_000);
-    let stop = (): void => undefined;
-    stop = effect(() => {
-      const message = challenge.value;
-      if (message === null) return;
-      clearTimeout(timer);
-      setTimeout(() => stop());
-      resolve(message as unknown as AuthChallenge);
+    const stop = effect(() => {
+      if (challenge.value !== null) resolve(challenge.value as unknown as AuthChallenge);
     });
+    setTimeout(() => {
+      stop();
+      reject(new Error("the relay has sent nothing to sign")); // unless it has
+    }, 10_000);
   });
 }
 
@@ -97,9 +98,9 @@ export function keepAuthenticated(): void {
     const isConnected = connections.value > 0;
     speaksFor.value = null;
     capabilities.value = [];
-    if (wanted && isConnected) queueMicrotask(() => void authenticate());
+    if (wanted && isConnected) queueMicrotask(authenticate);
   });
   effect(() => {
-    if (wantsAuth.value && chosen.value !== null && changedRelay.peek() === null) queueMicrotask(() => void authenticate());
+    if (wantsAuth.value && chosen.value !== null && changedRelay.peek() === null) queueMicrotask(authenticate);
   });
 }

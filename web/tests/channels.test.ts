@@ -2,7 +2,7 @@ import assert from "node:assert/strict";
 import { test } from "node:test";
 import { setTimeout as sleep } from "node:timers/promises";
 
-import { MessageChannel, MessageChannelEvent, Message } from "@waku/sds";
+import { type ContentMessage, MessageChannel, MessageChannelEvent, Message } from "@waku/sds";
 
 import { lossy } from "../examples/chat/lossy.js";
 import {
@@ -15,6 +15,7 @@ import {
   type ReliableChannel,
 } from "../src/client/channels/index.js";
 import { decodeMessage, messageContent, readEnvelope } from "../src/client/channels/envelope.js";
+import { Forgotten, MAX_FORGOTTEN } from "../src/client/channels/forgotten.js";
 import { decodeSegment, encodeSegment, Reassembly } from "../src/client/channels/segments.js";
 import {
   build,
@@ -433,6 +434,39 @@ test("the oldest are forgotten, and are not handed over again", async (context) 
   await until(() => one.handed.includes("end"), "it goes on");
   assert.deepEqual(later.handed, ["end"], "though it reads the whole topic again");
   assert.equal(later.channel.status.missing, 0);
+});
+
+test("what was forgotten, its id too, is not handed over again, and nothing waits for it", async (context) => {
+  const said = (number: number) => ({ messageId: `id-${number}`, lamportTimestamp: BigInt(number) }) as ContentMessage;
+  let forgotten = new Forgotten({ forgotten: [] });
+  for (let first = 0; first < MAX_FORGOTTEN + 1000; first += 200) {
+    forgotten.add([...Array.from({ length: 199 }, (_, at) => said(first + at)), said(10 ** 9 + first)], 10 ** 6);
+    if (first % 3000 === 0) {
+      forgotten = new Forgotten({ forgotten: [...forgotten["ids"]].slice(-MAX_FORGOTTEN), horizon: forgotten.horizon });
+    }
+  }
+  assert.ok(forgotten["ids"].size <= MAX_FORGOTTEN);
+  const { past, runs } = forgotten.horizon;
+  assert.ok(past >= 1000 && past < 1600 && runs.length < 200, `${past}, ${runs.length}`);
+  for (const number of [0, 500, 1400, MAX_FORGOTTEN]) assert.ok(forgotten.has(said(number)), `${number}`);
+  assert.ok(!forgotten.has(said(MAX_FORGOTTEN + 1300)), "what comes late is heard");
+
+  const world = new World();
+  const one = await participant(context, world.relay());
+  const store = memoryChannelStore();
+  const other = await participant(context, world.relay(), { store });
+  for (const words of ["first", "second"]) await one.channel.send(utf8(words));
+  await until(() => other.handed.length === 2, "both come");
+  const lamports = other.channel.messages.map(({ lamport }) => Number(lamport));
+  await other.channel.close();
+  // As after twenty thousand others.
+  const kept = await store.open(new AbortController().signal);
+  await store.setPlaces([]);
+  const without = { ...store, open: async () => ({ ...kept, places: [], messages: [], horizon: { past: Math.max(...lamports), runs: [] } }) };
+  const later = await participant(context, world.relay(), { store: without, identity: other.identity });
+  await one.channel.send(utf8("third"));
+  await until(() => later.handed.length > 0, "it goes on");
+  assert.deepEqual(later.handed, ["third"]);
 });
 
 test("what no relay has yet is not forgotten, however much it is", async (context) => {

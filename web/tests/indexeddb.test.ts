@@ -102,6 +102,20 @@ test("a message that a channel's store has already is kept once, and the place b
   browser.closeAll(false);
 });
 
+test("a channel's store keeps the horizon of what it has forgotten", async () => {
+  const browser = new Browser();
+  for (const store of [indexedDbChannelStore("test"), memoryChannelStore()]) {
+    const { horizon: before } = await store.open(never);
+    await store.add(message("a"));
+    await store.forget(["a"], { past: 7, runs: [[1, 9]] });
+    store.close();
+    const { forgotten, horizon, messages } = await store.open(never);
+    assert.deepEqual([before, forgotten, horizon, messages], [undefined, ["a"], { past: 7, runs: [[1, 9]] }, []]);
+    store.close();
+  }
+  browser.closeAll(false);
+});
+
 test("a channel's store goes on in the same database, and not in another one", async () => {
   const browser = new Browser();
   const store = indexedDbChannelStore("test");

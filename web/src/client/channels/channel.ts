@@ -24,11 +24,12 @@ import type { Delivery, FetchOptions } from "../relays/values.js";
 import { Acknowledging } from "./acknowledging.js";
 import { asMessage, beyond, type Entry, inOrder, lastOwnTime, makeEntry, stored } from "./entry.js";
 import { decodeMessage, messageContent, readEnvelope, readMessage, repairContent } from "./envelope.js";
+import { Forgotten } from "./forgotten.js";
 import { History } from "./history.js";
 import { Search, withPlace } from "./search.js";
 import { encodeSegment, Reassembly } from "./segments.js";
 import { Telling } from "./telling.js";
-import { pause, retryIn, until } from "./waiting.js";
+import { clock, pause, retryIn, until } from "./waiting.js";
 import type { Kept, MessageState, StoredMessage } from "./store.js";
 import {
   type ChannelMessage,
@@ -43,9 +44,6 @@ const MAX_HELD_BACK = 1_000;
 const SYNC_EXPIRES_SECONDS = 3_600;
 const NAMED = 10; // messages that each message names, of which one is enough to find the others
 
-/** Milliseconds by which waits are measured: the clock on the wall may be put back. */
-const clock = (): number => performance.now();
-
 /** An open channel; `openChannel` makes it. */
 export class ReliableChannel {
   /** This participant's name. */
@@ -54,7 +52,7 @@ export class ReliableChannel {
   private readonly history: History;
   private readonly entries = new Map<string, Entry>();
   private readonly first = new Map<string, Packet>(); // of own messages that no relay has yet
-  private readonly forgotten: Set<string>;
+  private readonly forgotten: Forgotten;
   private readonly reassembly = new Reassembly();
   private readonly search: Search;
   private readonly closing = new AbortController();
@@ -77,7 +75,7 @@ export class ReliableChannel {
   ) {
     this.sender = `${options.identity.did}#${kept.device}`;
     this.places = [...kept.places];
-    this.forgotten = new Set(kept.forgotten);
+    this.forgotten = new Forgotten(kept);
     this.history = new History(options.maxMessages);
     this.search = new Search(options.topic, options.giveUpAfter, 500 * options.acknowledgeWithin);
     for (const id of [...kept.forgotten, ...kept.givenUp]) this.history.settle(id);
@@ -289,11 +287,13 @@ export class ReliableChannel {
       }
       return false;
     }
-    if (this.entries.has(message.messageId) || this.forgotten.has(message.messageId)) {
+    const known = this.entries.get(message.messageId);
+    if (known !== undefined || this.forgotten.has(message)) {
+      if (known === undefined) this.history.settle(message.messageId); // nothing waits for it
       if (message.senderId === this.sender) return false;
       this.counts.repeated++;
       // Its sender has heard no acknowledgement: say it again.
-      if (this.entries.get(message.messageId)?.isReleased === true) this.acknowledging.owe(message, now);
+      if (known?.isReleased === true) this.acknowledging.owe(message, now);
       return false;
     }
     if (this.status.heldBack >= MAX_HELD_BACK && !this.search.wants(message.messageId)) return this.refuse();
@@ -415,14 +415,13 @@ export class ReliableChannel {
     if (this.entries.size <= 1.1 * maxMessages && this.bytes <= MAX_KEPT_BYTES) return;
     const oldest = beyond(this.entries.values(), maxMessages, MAX_KEPT_BYTES);
     if (oldest.length === 0) return;
-    for (const { wire } of oldest) this.bytes -= wire.length;
-    const ids = oldest.map((each) => each.id);
-    for (const id of ids) {
+    this.forgotten.add(oldest.map(({ message }) => message), Date.now());
+    for (const { id, wire } of oldest) {
+      this.bytes -= wire.length;
       this.entries.delete(id);
-      this.forgotten.add(id);
       this.history.settle(id);
     }
-    this.keep(this.options.store.forget(ids));
+    this.keep(this.options.store.forget(oldest.map(({ id }) => id), this.forgotten.horizon));
   }
 
   // Acknowledging, syncs and repairs.

@@ -7,6 +7,7 @@
  */
 
 export { ReliableChannel } from "./channel.js";
+export type { Horizon } from "./forgotten.js";
 export { openChannel } from "./opening.js";
 export {
   type ChannelStore,

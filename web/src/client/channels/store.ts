@@ -2,6 +2,7 @@
 
 import { Database, type Stores } from "../indexeddb.js";
 import { OutboxError } from "../protocol/errors.js";
+import { type Horizon, MAX_FORGOTTEN } from "./forgotten.js";
 
 /** Where a message stands. Own messages: `sending` until a relay has it, `acknowledged` once another participant has. */
 export type MessageState = "received" | "sending" | "sent" | "acknowledged" | "failed";
@@ -28,6 +29,8 @@ export interface Kept {
   readonly messages: readonly StoredMessage[];
   /** The ids of messages that are kept no more, and must not be handed over again. */
   readonly forgotten: readonly string[];
+  /** What `forget` was last given beside the ids. */
+  readonly horizon?: Horizon | undefined;
   /** The ids of messages that nothing waits for any more; one that comes late is handed over all the same. */
   readonly givenUp: readonly string[];
 }
@@ -40,16 +43,13 @@ export interface ChannelStore {
   add(message: StoredMessage, places?: readonly string[]): Promise<void>;
   setState(id: string, state: MessageState): Promise<void>;
   setPlaces(places: readonly string[]): Promise<void>;
-  /** Keep the ids of these messages and nothing else. */
-  forget(ids: readonly string[]): Promise<void>;
+  /** Keep the ids of these messages and nothing else, and the horizon with them. */
+  forget(ids: readonly string[], horizon: Horizon): Promise<void>;
   /** Remember that nothing waits for these messages any more. */
   giveUp(ids: readonly string[]): Promise<void>;
   /** Let others use the store. */
   close(): void;
 }
-
-/** Most ids kept of messages that are kept no more. */
-const MAX_FORGOTTEN = 20_000;
 
 /** A name for a device: 16 random hex digits. */
 function makeDevice(): string {
@@ -63,10 +63,11 @@ export function memoryChannelStore(): ChannelStore {
   const forgotten: string[] = [];
   let givenUp: readonly string[] = [];
   let places: readonly string[] = [];
+  let horizon: Horizon | undefined;
   return {
     open() {
       const copies = [...messages.values()].map((each) => ({ ...each }));
-      return Promise.resolve({ device, places, messages: copies, forgotten, givenUp });
+      return Promise.resolve({ device, places, messages: copies, forgotten, horizon, givenUp });
     },
     add(message, newPlaces = places) {
       if (!messages.has(message.id)) messages.set(message.id, { ...message });
@@ -82,7 +83,8 @@ export function memoryChannelStore(): ChannelStore {
       places = newPlaces;
       return Promise.resolve();
     },
-    forget(ids) {
+    forget(ids, newHorizon) {
+      horizon = newHorizon;
       for (const id of ids) if (messages.delete(id)) forgotten.push(id);
       forgotten.splice(0, Math.max(0, forgotten.length - MAX_FORGOTTEN));
       return Promise.resolve();
@@ -159,6 +161,7 @@ export function indexedDbChannelStore(name: string): ChannelStore {
         return {
           device: known,
           places: store(REST).get("places") as IDBRequest<string[] | undefined>,
+          horizon: store(REST).get("horizon") as IDBRequest<Horizon | undefined>,
           givenUp: store(REST).get("givenUp") as IDBRequest<string[] | undefined>,
           messages: store(MESSAGES).getAll() as IDBRequest<StoredMessage[]>,
           forgotten: store(FORGOTTEN).getAll() as IDBRequest<string[]>,
@@ -173,6 +176,7 @@ export function indexedDbChannelStore(name: string): ChannelStore {
         places: found.places.result ?? [],
         messages: found.messages.result,
         forgotten: found.forgotten.result,
+        horizon: found.horizon.result,
         givenUp: found.givenUp.result ?? [],
       };
     },
@@ -194,8 +198,9 @@ export function indexedDbChannelStore(name: string): ChannelStore {
     async setPlaces(places) {
       await within((store) => void store(REST).put(places, "places"));
     },
-    async forget(ids) {
+    async forget(ids, horizon) {
       await within((store) => {
+        store(REST).put(horizon, "horizon");
         for (const id of ids) {
           const found = store(MESSAGES).index("id").openCursor(id);
           found.onsuccess = () => found.result?.delete();

@@ -8,6 +8,9 @@ import type { Reading } from "./values.js";
 
 const RETRY_SECONDS = 2;
 
+/** Milliseconds by which waits are measured: the clock on the wall may be put back. */
+export const clock = (): number => performance.now();
+
 /** After how many seconds to try again what came to this error: no sooner than the relay has asked for, within reason. */
 export function retryIn(error?: unknown): number {
   const asked = error instanceof RequestRefused ? (error.retryAfter ?? 0) : 0;

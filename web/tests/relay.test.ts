@@ -260,6 +260,26 @@ test("two receivers of one subscription are told so, and closing wakes the first
   await relay.close();
 });
 
+test("a search and a loop end in time, though the keys do not come", async (context) => {
+  const world = new World();
+  world.answer = (frame, socket) => {
+    const filters = frame["filters"] as { authors?: string[] } | undefined;
+    if (filters === undefined || filters.authors !== undefined) return; // it says nothing of keys
+    socket.event(packets[0] as Packet, 0, "c", frame.subscription_id);
+    endHistory(frame, socket);
+  };
+  const relay = await connect(URL, world.options({ keyTimeout: 2 }));
+  context.after(() => relay.close());
+  const startedAt = performance.now();
+  await assert.rejects(relay.get(packets[0]?.packetId as string, { timeout: 0.05 }), { name: "RequestTimeout", timeout: 0.05 });
+  const subscription = relay.subscribe();
+  const next = subscription.next();
+  await until(() => world.sent("SUBSCRIBE").length >= 3);
+  setTimeout(() => subscription.close(), 20);
+  assert.deepEqual(await next, { done: true, value: undefined });
+  assert.ok(performance.now() - startedAt < 1500);
+});
+
 test("a signer that fails is said, and nothing hangs", async () => {
   const world = new World();
   const identity = { did: me.did, sign: () => Promise.reject(new Error("the device is gone")) };

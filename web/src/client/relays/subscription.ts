@@ -23,6 +23,7 @@ export class Subscription implements AsyncIterableIterator<Delivery> {
   private isReceiving = false;
   private isClosed = false;
   private arrived: () => void = () => undefined;
+  private closed: () => void = () => undefined;
   private turnEndsAt = 0;
 
   /** @internal Made by `Relay.subscribe`. */
@@ -66,6 +67,7 @@ export class Subscription implements AsyncIterableIterator<Delivery> {
     this.isClosed = true;
     this.end();
     this.arrived();
+    this.closed();
   }
 
   /** Ask the relay for nothing more; what has arrived can still be taken, then iteration stops. */
@@ -88,7 +90,10 @@ export class Subscription implements AsyncIterableIterator<Delivery> {
         this.candidate = candidate;
         const verdict = await this.inspector.judge(candidate);
         if (verdict === KEYS_WANTED) {
-          await this.fetchKeys(candidate);
+          await new Promise<void>((resolve, reject) => {
+            this.closed = resolve; // keys may take long, and then nobody waits for them
+            this.fetchKeys(candidate).then(resolve, reject);
+          });
         } else if (!this.isClosed) {
           this.candidate = undefined;
           this.taken(verdict !== undefined);

@@ -21,6 +21,7 @@ from strata.protocol.lake import (
     seal,
     summarise,
 )
+from strata.protocol.lake.sealing import with_hash
 from strata_pipeline.jobs.audit import Audited, _check_names
 from strata_pipeline.lake import chain as chain_module
 from strata_pipeline.lake.chain import manifest_name
@@ -133,8 +134,10 @@ def test_summaries_that_do_not_fit_are_left_aside_and_told_of_and_made_again(ori
     forged = summarise(
         whole.manifests[3:5], decode_summary(summaries(lake)[0].read_bytes(), "2024-10-04.json").hash
     )
+    no_day = with_hash(msgspec.structs.replace(forged, day=2**40))
     for harm in (
         lambda path: path.write_bytes(path.read_bytes().replace(b'"packets": 6', b'"packets": 7')),
+        lambda path: path.write_bytes(encode_summary(no_day)),
         lambda path: path.write_bytes(b"{"),
         lambda path: path.write_bytes(b""),
         lambda path: path.write_bytes(encode_summary(forged)),

@@ -17,6 +17,7 @@ import msgspec
 
 from strata.protocol.lake.manifest import GENESIS, LakeError, Manifest
 from strata.protocol.lake.sealing import read_sealed, text_of, with_hash
+from strata.protocol.lake.sequences import is_day
 
 __all__ = [
     "ErasedBatch",
@@ -76,7 +77,10 @@ def encode_erasure(erasure: Erasure) -> bytes:
 
 def decode_erasure(text: bytes, name: str) -> Erasure:
     """Read one record. Raises `LakeError`, by `name`, for one that is damaged or of another version."""
-    return read_sealed(text, Erasure, _FORMAT, functools.partial(_refuse, name))
+    erasure = read_sealed(text, Erasure, _FORMAT, functools.partial(_refuse, name))
+    if not is_day(erasure.day):
+        _refuse(name, f"{erasure.day} is no day")
+    return erasure
 
 
 def check_erasures(erasures: Iterable[Erasure]) -> None:

@@ -25,7 +25,7 @@ from strata.protocol.lake.erasure import Erasure, check_erasures
 from strata.protocol.lake.listing import StoredObject, misnamed, misplaced
 from strata.protocol.lake.manifest import GENESIS, LakeError, Manifest
 from strata.protocol.lake.sealing import hash_of, read_sealed, text_of, with_hash
-from strata.protocol.lake.sequences import Span, day_text
+from strata.protocol.lake.sequences import Span, day_text, is_day
 
 __all__ = [
     "DAY_LISTINGS",
@@ -148,6 +148,8 @@ def decode_generation(text: bytes, name: str) -> Generation:
     generation = read_sealed(text, Generation, _FORMAT, refuse)
     if _is_attempt(generation.attempt) is None:
         refuse(f"{generation.attempt!r} is no name of an attempt")
+    if not is_day(generation.day):
+        refuse(f"{generation.day} is no day")
     erasure = generation.erasure
     if erasure is not None and (
         erasure.day != generation.day or erasure.hash != hash_of(msgspec.to_builtins(erasure))

@@ -8,11 +8,12 @@ from __future__ import annotations
 import datetime
 from typing import NamedTuple
 
-__all__ = ["DAY_SECONDS", "Span", "day_of", "day_text", "first_of_day", "parse_day"]
+__all__ = ["DAY_SECONDS", "Span", "day_of", "day_text", "first_of_day", "is_day", "parse_day"]
 
 DAY_SECONDS = 86_400
 _ORDINAL_BITS = 32
 _EPOCH = datetime.date(1970, 1, 1)
+_LAST_DAY = (datetime.date.max - _EPOCH).days
 
 
 class Span(NamedTuple):
@@ -47,6 +48,11 @@ def first_of_day(day: int) -> int:
 def day_of(sequence: int) -> int:
     """The day in which the packet at this sequence was received."""
     return sequence >> _ORDINAL_BITS
+
+
+def is_day(day: int) -> bool:
+    """Whether a log can have this day, and `day_text` a text for it."""
+    return 0 <= day <= _LAST_DAY
 
 
 def day_text(day: int) -> str:

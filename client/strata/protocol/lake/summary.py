@@ -15,7 +15,7 @@ from blake3 import blake3
 from strata.protocol.errors import InvalidInput
 from strata.protocol.lake.manifest import GENESIS, ChainEnd, LakeError, Manifest, check_chain
 from strata.protocol.lake.sealing import hash_of, text_of, with_hash
-from strata.protocol.lake.sequences import Span, day_of, day_text
+from strata.protocol.lake.sequences import Span, day_of, day_text, is_day
 
 __all__ = [
     "SUMMARIES",
@@ -108,7 +108,8 @@ def decode_summary(text: bytes, name: str) -> DaySummary:
         recomputed = hash_of(msgspec.to_builtins(summary))
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, InvalidInput) as error:
         raise LakeError(f"the lake's summary {name} is damaged: {error}") from None
-    if summary.format != _FORMAT or summary.hash != recomputed or summary.name != name:
+    is_whole = summary.format == _FORMAT and summary.hash == recomputed and is_day(summary.day)
+    if not is_whole or summary.name != name:
         raise LakeError(f"the lake's summary {name} was changed, or is of another version")
     return summary
 

@@ -69,6 +69,13 @@ def test_what_is_written_reads_back_and_what_was_changed_does_not():
             decode_erasure(written.replace(old, new), "it")
 
 
+def test_a_record_of_a_day_that_is_none_is_refused():
+    for day in (-1, 2**40):
+        written = encode_erasure(seal_erasure(msgspec.structs.replace(record(), day=day)))
+        with pytest.raises(LakeError, match="is no day"):
+            decode_erasure(written, "it")
+
+
 def test_records_follow_each_other_without_a_gap():
     first = record()
     second = record(1, first.hash, packets=6, quarantined=4)

@@ -98,6 +98,8 @@ def test_what_was_changed_is_refused(change, why):
 def test_a_generation_that_names_what_is_none_is_refused():
     for made, why in (
         (msgspec.structs.replace(generation(), attempt="../../x"), "no name of an attempt"),
+        (msgspec.structs.replace(generation(), day=-1), "-1 is no day"),
+        (msgspec.structs.replace(generation(), day=2**53 - 1), "is no day"),
         (generation(erasure=erasure(DAY + 1)), "erasure is that of another day"),
         (generation(erasure=msgspec.structs.replace(erasure(), erased=2)), "or was changed"),
     ):

@@ -243,7 +243,8 @@ class Unreferenced:
 
     def _note_lacked(self, message_id: str) -> None:
         logged = self._log.get(message_id)
-        if logged is not None and logged.dispatched:
+        # Whoever sends no syncs never takes what is noted.
+        if logged is not None and logged.dispatched and len(self._lacked) < _MAX_UNREFERENCED:
             self._lacked[message_id] = None
 
     @property

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right, insort
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from itertools import islice
 
 from strata.channels.sds.bodies import Body
@@ -167,6 +167,7 @@ class MessageLog:
         message = self._messages.pop(message_id, None)
         if message is not None:
             self._keys.remove((message.lamport, message_id))
+            _sweep(self._arrivals, self._messages)
         return message
 
     def first_logged(self) -> LoggedMessage:
@@ -231,6 +232,7 @@ class KnownIds:
     def discard(self, message_id: str) -> None:
         """Forget the id of a message that never went out."""
         self._known.pop(message_id, None)
+        _sweep(self._arrivals, self._known)
 
     def trim(self, clock: int) -> list[str]:
         """Forget the oldest ids beyond the capacity, and return them. Times after `clock` set no horizon."""
@@ -242,3 +244,12 @@ class KnownIds:
                 self.horizon = max(self.horizon, lamport)
             forgotten.append(message_id)
         return forgotten
+
+
+def _sweep(arrivals: deque[str], there: Mapping[str, object]) -> None:
+    """Drop the arrivals that are gone, once they are the most: what leaves from the middle would stay until
+    all before it has left, which in a quiet channel is never."""
+    if len(arrivals) > 2 * len(there) + _CHUNK:
+        kept = [message_id for message_id in arrivals if message_id in there]
+        arrivals.clear()
+        arrivals.extend(kept)

@@ -97,6 +97,25 @@ def test_what_does_not_fit_is_refused_and_so_not_acknowledged() -> None:
     assert delivered(bob) == ["free"]
 
 
+@pytest.mark.req("C-095", "C-302")
+def test_what_is_held_is_bounded_in_bytes_and_twice_that_for_what_others_wait_for() -> None:
+    bob = victim(replace(TIGHT, max_waiting_bytes=1_000))
+    big = b"x" * 400
+    for number in range(3):
+        bob.receive(forged(f"m{number}", "gap", content=big), T)
+    assert (len(bob.waiting()), bob.statistics.refused_full) == (2, 1)
+    bob.receive(forged("m3", "wanted", content=b"x"), T)
+    for number in range(3):
+        bob.receive(forged("wanted", "gap", content=big if number else b"x" * 1_200), T)
+    assert [each.message_id for each in bob.waiting()] == ["m0", "m1", "m3", "wanted"]
+    bob.receive(forged("gap", lamport=T - 1), T)
+    assert sorted(delivered(bob)) == ["gap", "m0", "m1", "m3", "wanted"]
+    # What was let go has made room for as much again.
+    for number in range(5, 8):
+        bob.receive(forged(f"m{number}", "hole", content=big), T)
+    assert len(bob.waiting()) == 2
+
+
 @pytest.mark.req("C-116", "C-152")
 def test_what_is_held_waits_for_nothing_that_nobody_looks_for() -> None:
     bob = victim(replace(TIGHT, max_missing=2))

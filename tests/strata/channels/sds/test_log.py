@@ -140,3 +140,16 @@ def test_the_first_to_leave_is_the_first_that_is_still_there() -> None:
     log.remove("001")
     assert log.first_logged().message_id == "002"
     assert (log.remove("000"), len(log)) == (None, 2)
+
+
+def test_what_leaves_before_its_turn_leaves_nothing_behind() -> None:
+    """A program whose messages are all refused withdraws each, in a log that is never full."""
+    log, known = MessageLog(), KnownIds(100_000)
+    for number in range(3_000):
+        log.add(entry(number, number))
+        known.add(f"{number:03}", number, number)
+        if number != 7:
+            log.remove(f"{number:03}")
+            known.discard(f"{number:03}")
+    assert len(log._arrivals) < 600 and len(known._arrivals) < 600
+    assert (log.first_logged().message_id, known.trim(0)) == ("007", [])

@@ -10,6 +10,7 @@ from strata.channels.messaging.values import MessageEnvelope
 from strata.channels.sds import (
     AckedBy,
     Acknowledged,
+    BloomParameters,
     Delivered,
     HistoryEntry,
     Kind,
@@ -20,6 +21,9 @@ from strata.channels.sds import (
     SdsMessage,
     SendSync,
 )
+from strata.channels.sds.bodies import Body
+from strata.channels.sds.history import Unreferenced
+from strata.channels.sds.log import LoggedMessage, MessageLog
 from strata.channels.sds.receipts import Debts, read_receipts, receipt, write_receipts
 from strata.protocol.ids import Identity
 
@@ -153,6 +157,20 @@ def test_a_list_shows_what_a_peer_lacks_as_a_filter_does() -> None:
     bob.receive(next_sync(carol).encode(), now)
     named = [entry.message_id for entry in next_sync(bob, now=now).causal_history]
     assert named == ["m1", "m2", "m3"]
+
+
+def test_what_peers_lack_is_bounded_for_whoever_sends_no_syncs() -> None:
+    log = MessageLog()
+    lacking = Unreferenced(log, BloomParameters(10_000, 0.001), 0, limit=8, mark=lambda kind, key: None)
+    for number in range(2_000):
+        named = [] if not number else [str(number - 1)]
+        log.add(LoggedMessage(str(number), "alice", number, Body(b""), arrival=number))
+        lacking.logged(str(number), named, number)
+        lacking.compare_receipts(frozenset(), number)
+    assert len(lacking._lacked) == 1_024
+    assert lacking.take_lacked([]) == [str(number) for number in range(8)]
+    lacking.compare_receipts(frozenset(), 2_000)
+    assert lacking.take_lacked([]) == ["1999"]
 
 
 def stranger(message_id: str, lamport: int = T, receipts: bytes | None = b"") -> bytes:

@@ -92,6 +92,9 @@ def test_a_segment_of_a_wrong_hash_is_a_payload_of_its_own() -> None:
     assert received([lookalike], AUTO) == [lookalike]
     assert whole_payload(lookalike, "id", AUTO) == (lookalike, "id")
     assert whole_payload(lookalike, "id", SegmentationConfig()) is None
+    assert whole_payload(in_a_segment(b"inside"), "id", OFF) == (in_a_segment(b"inside"), "id")
+    assert whole_payload(in_a_segment(b"inside"), "id", AUTO) == (b"inside", None)
+    assert whole_payload(b"no segment", "id", SegmentationConfig()) is None
 
 
 def test_two_equal_payloads_without_segments_are_two_messages() -> None:

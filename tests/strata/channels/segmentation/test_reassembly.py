@@ -500,3 +500,93 @@ def test_what_was_given_up_is_taken_up_again_when_the_rest_comes():
     assert isinstance(whole, Reassembled) and whole.payload == b"abcdefghij"
     assert not ChannelState.read(store).segments_given_up
     assert again.statistics.partial_messages == again.statistics.partial_bytes == 0
+
+
+@pytest.mark.req("C-209")
+def test_each_message_is_given_up_in_its_own_time_and_the_longest_untouched_first(wire: Wire) -> None:
+    one, two, three = cut(), cut(b"0123456789AB"), cut(b"another one")
+    wire.send([one[0]], now=0)
+    wire.send([two[0]], now=100)
+    wire.send([one[1]], now=600)
+    assert wire.reassembler.get_timer() == 1100
+    wire.reassembler.handle_timer(1100)
+    (lost,) = wire.reassembler.events_received()
+    assert (lost.message_hash, wire.reassembler.get_timer()) == (two[0].entire_message_hash, 1600)
+
+    few = Wire(Reassembler(dataclasses.replace(CONFIG, max_partial_messages_per_sender=2)))
+    (lost,) = few.send([one[0], two[0], one[1], three[0]])
+    assert lost.message_hash == two[0].entire_message_hash
+
+
+def test_whatever_became_of_a_message_its_sender_and_its_hash_are_forgotten(wire: Wire) -> None:
+    reassembler = wire.reassembler
+    for number in range(3):
+        wire.send(cut(b"whole %4d" % number), sender=f"whole {number}")
+        assert wire.send(cut(b"lost %5d" % number)[:2], sender=f"lost {number}") == []
+    reassembler.handle_timer(1000)
+    assert len(reassembler.events_received()) == 3
+    assert (reassembler.statistics.reassembled, reassembler.statistics.partial_messages) == (3, 0)
+    assert not (reassembler._instances or reassembler._by_message or reassembler._senders)
+    # What was given up does not catch what is sent anew.
+    assert payloads(wire.send(cut(b"lost %5d" % 0), sender="lost 0", now=2000)) == [b"lost     0"]
+    assert wire.reassembler.statistics.partial_bytes == 0
+
+
+def test_what_was_given_up_is_taken_up_again_in_the_same_run_and_no_segment_counts_twice() -> None:
+    contents: dict[str, bytes] = {}
+    reassembler = Reassembler(CONFIG, fetch=contents.get)
+
+    def receive(message_id: str, segment: Segment, now: int) -> list[Reassembled | Abandoned]:
+        contents[message_id] = encode_segment(segment)
+        reassembler.receive("bob", message_id, contents[message_id], now)
+        return reassembler.events_received()
+
+    a, b, c = cut(request_id="r")
+    receive("m0", a, 0)
+    receive("m1", b, 0)
+    reassembler.handle_timer(1000)
+    reassembler.events_received()
+    assert receive("again", a, 2000) == []
+    assert (reassembler.statistics.partial_bytes, reassembler.statistics.partial_messages) == (8, 1)
+    (whole,) = receive("m2", c, 2000)
+    assert isinstance(whole, Reassembled) and whole.payload == PAYLOAD and "m1" in whole.message_ids
+    assert reassembler.statistics.partial_bytes == 0
+
+
+def test_few_messages_that_were_given_up_are_remembered_and_their_records_go_with_them() -> None:
+    reassembler, store = Reassembler(CONFIG, fetch=lambda message_id: None), StoredState()
+    wire = Wire(reassembler)
+    for number in range(300):
+        wire.send(cut(b"%9d" % number)[:1], now=number)
+    reassembler.handle_timer(5000)
+    store.apply(reassembler.changes_to_store())
+    kept = ChannelState.read(store).segments_given_up
+    assert len(kept) == len(reassembler._given_up) == 256
+    assert {each.message_hash for each in kept.values()} == {key[1] for key in reassembler._given_up}
+
+
+@pytest.mark.req("C-209", "C-211")
+def test_after_a_restart_what_was_stored_counts_once_and_has_its_whole_time_again() -> None:
+    state, before = StoredState(), Wire(Reassembler(CONFIG))
+    a, b, c = cut(request_id="r")
+    before.send([a, b], now=0)
+    state.apply(before.reassembler.changes_to_store())
+    known = ChannelState.read(state)
+    after = Reassembler(CONFIG, segments=known.segments.values(), now=90_000)
+    assert after.statistics.partial_bytes == 8
+    assert after.get_timer() == 91_000
+    after.receive("bob", "m2", encode_segment(b), 90_000)
+    assert after.statistics.dropped[DropReason.REPEATED] == 1
+    after.receive("bob", "m3", encode_segment(c), 90_000)
+    assert payloads(after.events_received()) == [PAYLOAD]
+    assert after.statistics.partial_messages == after.statistics.partial_bytes == 0
+
+
+@needs_codec
+def test_a_finished_message_is_forgotten_with_its_last_late_segment(wire: Wire) -> None:
+    segments = with_parity(bytes(range(200)))
+    wire.send(segments[1:5], now=10)
+    wire.send([segments[0]], now=20)
+    assert wire.reassembler.statistics.partial_messages == 1
+    wire.send([segments[5]], now=30)
+    assert (wire.reassembler.statistics.partial_messages, wire.reassembler.get_timer()) == (0, None)

@@ -590,3 +590,75 @@ def test_a_finished_message_is_forgotten_with_its_last_late_segment(wire: Wire) 
     assert wire.reassembler.statistics.partial_messages == 1
     wire.send([segments[5]], now=30)
     assert (wire.reassembler.statistics.partial_messages, wire.reassembler.get_timer()) == (0, None)
+
+
+def test_records_of_what_was_given_up_before_and_after_a_restart_stay_apart() -> None:
+    state = StoredState()
+    for number, payload in enumerate((b"the first!", b"the second", b"the third!")):
+        known = ChannelState.read(state)
+        wire = Wire(Reassembler(CONFIG, given_up=known.segments_given_up.values(), fetch=lambda _: None))
+        wire.send(cut(payload)[:1], now=0)
+        wire.reassembler.handle_timer(1000)
+        state.apply(wire.reassembler.changes_to_store())
+        assert len(ChannelState.read(state).segments_given_up) == number + 1
+    # The log has forgotten what it held of them: the rest comes to nothing, and harms nobody.
+    wire.reassembler.events_received()
+    assert wire.send(cut(b"the first!")[1:]) == []
+    assert wire.reassembler.statistics.partial_bytes == 6
+
+
+def test_what_was_corrupt_is_not_looked_for_again() -> None:
+    reassembler = Reassembler(CONFIG, fetch=lambda message_id: None)
+    a, b, c = cut()
+    (lost,) = Wire(reassembler).send([a, b, dataclasses.replace(c, payload=b"XX")])
+    assert isinstance(lost, Abandoned) and lost.reason is AbandonReason.CORRUPT
+    assert not reassembler._given_up
+
+
+def test_partial_messages_are_kept_as_long_when_the_clock_is_set(wire: Wire) -> None:
+    wire.send(cut()[:1], now=100)
+    wire.reassembler.clock_stepped(-90)
+    assert wire.reassembler.get_timer() == 1010
+    wire.reassembler.clock_stepped(5000)
+    assert wire.reassembler.get_timer() == 6010
+
+
+@pytest.mark.req("C-208")
+def test_the_last_ids_are_remembered_and_no_more(wire: Wire) -> None:
+    content = encode_segment(cut(b"hi")[0])
+    for number in range(5000):
+        wire.reassembler.receive("bob", str(number), content, 0)
+    for known in ("4999", "904"):
+        wire.reassembler.receive("bob", known, content, 0)
+    assert wire.reassembler.statistics.dropped == {DropReason.REPEATED: 2}
+    assert (len(wire.reassembler._seen), wire.reassembler.statistics.reassembled) == (4096, 5000)
+
+
+@needs_codec
+@pytest.mark.req("C-215")
+def test_a_length_that_is_told_takes_no_zeros_for_padding_however_many() -> None:
+    payload = bytes(range(1, 201)) * 50 + bytes(9_000)
+    segments = cut(payload, segment_size_bytes=10_000, enable_reed_solomon=True)
+    assert [segment.is_parity for segment in segments] == [False, False, True]
+    assert payloads(Wire(Reassembler(CONFIG)).send([segments[0], segments[2]])) == [payload]
+
+
+@needs_codec
+def test_parity_that_is_no_help_is_tried_once() -> None:
+    class Counting:
+        def __init__(self) -> None:
+            self.tries = 0
+
+        def encode(self, data: list[bytes], parity_count: int) -> list[bytes]:
+            raise AssertionError
+
+        def recover(self, *args: object) -> dict[int, bytes]:
+            self.tries += 1
+            raise ValueError
+
+    codec = Counting()
+    segments = cut(bytes(range(200)), segment_size_bytes=40, enable_reed_solomon=True, parity_rate=1.0)
+    wire = Wire(Reassembler(CONFIG, codec=codec))  # type: ignore[arg-type]
+    assert wire.send(segments[1:]) == []
+    assert codec.tries == 1
+    assert payloads(wire.send(segments[:1])) == [bytes(range(200))]

@@ -93,6 +93,7 @@ def test_a_manifest_tells_what_its_batch_holds_now_and_keeps_its_hash():
     assert told([BATCH, other], []) == [BATCH, other]
     now, untouched = told([BATCH, other], [first, second])
     assert (now.packets, now.quarantined, now.contents) == (6, 4, "9" * 64)
+    assert (now.body_bytes, now.kinds) == (700, {"POST": 7})
     assert (now.hash, now.rows, now.up_to) == (BATCH.hash, BATCH.rows, BATCH.up_to) and untouched is other
 
 

@@ -110,6 +110,14 @@ def test_a_generation_that_names_what_is_none_is_refused():
         decode_day_listing(encode_day_listing(listing), "name")
 
 
+def test_a_listing_without_parts_is_of_no_day():
+    empty = seal_day_listing(DAY, WRITER, [])
+    made = seal_generation(msgspec.structs.replace(generation(), listing=empty.hash))
+    for ahead in (False, True):
+        with pytest.raises(LakeError, match="its parts are not the batches"):
+            check_day_listing(empty, made, [], ahead=ahead)
+
+
 def test_generations_follow_each_other_and_so_do_their_erasures():
     first = generation(erasure=erasure())
     second = generation(1, first.hash)

@@ -13,6 +13,7 @@ from strata.protocol.lake import (
     HASHED,
     NOTHING,
     OTHERS,
+    ChainEnd,
     ContentsDigest,
     LakeError,
     Manifest,
@@ -146,6 +147,27 @@ def test_what_a_migration_made_proves_what_was_noted_before():
     for manifest, was in zip(new, old, strict=True):
         assert as_format_1(manifest, previous) == was
         previous = was.hash
+
+
+def test_a_chain_is_looked_at_in_parts_and_tells_where_each_ends():
+    made = chain(BORDER + 10, BORDER + 20, BORDER + 30)
+    end = check_chain(made)
+    assert end == ChainEnd(3, made[2].hash, BORDER + 30, 2)
+    assert check_chain(made[1:], check_chain(made[:1])) == end
+    assert check_chain([], end) == end and check_chain([]) == ChainEnd()
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        ({"number": 2}, "manifest 1 cannot be used: it is missing"),
+        ({"up_to": BORDER + 10}, "it begins behind"),
+    ],
+)
+def test_a_manifest_that_is_sealed_and_bound_has_the_next_number_and_sequences(change, why):
+    made = chain(BORDER + 10, BORDER + 20)
+    with pytest.raises(LakeError, match=why):
+        check_chain([made[0], seal(msgspec.structs.replace(made[1], **change))])
 
 
 def test_a_chain_with_a_manifest_missing_swapped_or_resealed_is_refused():

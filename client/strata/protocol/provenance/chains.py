@@ -142,7 +142,7 @@ def _follow_statements(
     root_keys = frozenset(issuers)
     for below, link in reversed(list(enumerate(links))):
         key, path_length = _check_statement(link, issuers, now, clock_skew_seconds)
-        if below and key not in root_keys and below > path_length + 1:
+        if key not in root_keys and below > path_length + 1:
             refuse_chain("an issuer is not an authority for this path", "not_an_authority")
         issuers = (key,)
         keys.append(key)

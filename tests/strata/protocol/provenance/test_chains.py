@@ -19,6 +19,7 @@ from strata.protocol.provenance import Root, VerifyingKey
 from strata.protocol.provenance.chains import MAX_CHAIN_LENGTH, follow_chain, statement
 from strata.protocol.provenance.judgement import claim_bytes
 from strata.protocol.provenance.p256 import verify_p256
+from strata.protocol.provenance.x509 import MAX_PATH_LENGTH, validate_path
 
 from tests.support.made_origins import (
     DEVICE,
@@ -122,6 +123,21 @@ def test_windows_are_judged_now_and_widened_by_the_skew() -> None:
     assert fault([link(ROOT, DEVICE, valid_until=0)], now=NOW + 100 * YEAR) is None
     expired_maker = [link(MAKER, DEVICE), link(ROOT, MAKER, valid_until=NOW - 1)]
     assert fault(expired_maker) == "outside_validity"
+
+
+@pytest.mark.req("R-220")
+@pytest.mark.parametrize("until", ["soon", str(NOW + YEAR), True, 1.5, [], {}])
+def test_an_end_that_is_no_time_is_no_open_end(until: Any) -> None:
+    """Signed by the root all the same: what cannot be read must not hold for ever."""
+    assert fault([link(ROOT, DEVICE, valid_until=until)]) == "malformed_statement"
+    assert fault([link(ROOT, DEVICE, valid_until=None)], now=NOW + 100 * YEAR) is None  # type: ignore[arg-type]
+
+
+@pytest.mark.req("R-220")
+@pytest.mark.parametrize("member", ["subject", "issuer"])
+@pytest.mark.parametrize("value", [None, 5, ["x"], {}])
+def test_a_link_names_whom_it_speaks_of_in_text(member: str, value: Any) -> None:
+    assert fault([link(ROOT, DEVICE) | {member: value}]) == "malformed_chain"
 
 
 @pytest.mark.req("R-220")
@@ -330,6 +346,32 @@ def test_issuers_are_authorities_for_the_path_below_them() -> None:
     assert fault(chain_of(X_DEVICE, X_MAKER), (Root(certificate=expired.der),)) == "outside_validity"
 
 
+@pytest.mark.req("R-220")
+@pytest.mark.parametrize("constraints", [(), ((x509.BasicConstraints(False, None), True),)])
+def test_a_device_under_a_root_without_limits_is_no_authority(constraints: Any) -> None:
+    device = Authority.make("x", X_ROOT, ca=False, extensions=constraints)
+    other = Authority.make("y", device, ca=False)
+    assert fault(chain_of(device), X_ROOTS) is None
+    assert fault(chain_of(other, device), X_ROOTS) == "not_an_authority"
+    assert fault(chain_of(other, device, X_ROOT), X_ROOTS) == "not_an_authority"
+
+
+@pytest.mark.req("R-220")
+def test_a_root_counts_those_below_it_and_may_be_any_certificate_of_the_path() -> None:
+    for allowed, expected in ((1, None), (0, "not_an_authority")):
+        root = Authority.make("Root", key=X_ROOT.key, path_length=allowed)
+        assert fault(chain_of(X_DEVICE, X_MAKER), (Root(certificate=root.der),)) == expected
+    assert fault(chain_of(X_DEVICE, X_MAKER), (Root(certificate=X_MAKER.der),)) is None
+    assert fault(chain_of(X_DEVICE), (Root(certificate=X_MAKER.der),)) is None
+    path = [Authority.make("0")]
+    for number in range(1, MAX_PATH_LENGTH + 1):
+        path.insert(0, Authority.make(str(number), path[0]))
+    roots = (Root(certificate=path[-1].der),)
+    validate_path([each.der for each in path[:MAX_PATH_LENGTH]], roots, now=NOW)
+    with pytest.raises(InvalidPacket, match="chain_too_long"):
+        validate_path([each.der for each in path], roots, now=NOW)
+
+
 def test_what_is_critical_must_be_understood() -> None:
     strange = x509.UnrecognizedExtension(x509.ObjectIdentifier("1.2.3.4"), b"\x05\x00")
     for critical, expected in ((True, "not_understood"), (False, None)):
@@ -338,11 +380,29 @@ def test_what_is_critical_must_be_understood() -> None:
 
 
 def test_weak_keys_and_foreign_ones_are_refused() -> None:
+    sound = Authority.make("Sound", key=rsa.generate_private_key(65537, 2048))
+    assert fault(chain_of(Authority.make("x", sound, ca=False)), (Root(certificate=sound.der),)) is None
     small = Authority.make("Small", key=rsa.generate_private_key(65537, 1024))
     device = Authority.make("x", small, ca=False)
     assert fault(chain_of(device), (Root(certificate=small.der),)) == "unrooted"
     big = Authority.make("Big", X_MAKER, ca=False, key=ec.generate_private_key(ec.SECP384R1()))
     assert fault(chain_of(big, X_MAKER), X_ROOTS) == "unsupported_key"
+
+
+@pytest.mark.req("R-220")
+def test_a_certificate_signed_over_a_weak_hash_proves_nothing() -> None:
+    weak = hashes.SHA224()
+    assert fault(chain_of(Authority.make("x", X_MAKER, ca=False, digest=weak), X_MAKER), X_ROOTS) == (
+        "link_signature"
+    )
+    assert fault(chain_of(Authority.make("x", X_ROOT, ca=False, digest=weak)), X_ROOTS) == "unrooted"
+
+
+@pytest.mark.req("R-220")
+def test_windows_of_certificates_are_widened_by_the_skew() -> None:
+    for window in ({"ends_at": NOW - 60}, {"begins_at": NOW + 60}):
+        chain = chain_of(Authority.make("x", X_MAKER, ca=False, **window), X_MAKER)
+        assert [fault(chain, X_ROOTS, skew=skew) for skew in (59, 60)] == ["outside_validity", None]
 
 
 def test_a_root_may_be_a_bare_key() -> None:

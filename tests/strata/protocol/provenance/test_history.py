@@ -83,6 +83,20 @@ def test_a_history_without_a_genesis_holds_nothing() -> None:
     orphan = post(header(HARDWARE, [], genesis_media_hash=None))
     assert level_of(orphan, HARDWARE) == Level.UNKNOWN
     assert not history_holds({"edit_history": SOUND}, HELLO)
+    # An edit that names nothing before it is not bound to the nothing at the beginning.
+    first = {"action": "CROP", "timestamp": NOW, "resulting_media_hash": HELLO}
+    for beginning in ({}, {"genesis_media_hash": None}):
+        for edit in (first, first | {"prev_edit_hash": None}):
+            assert not history_holds(beginning | {"edit_history": [edit]}, HELLO)
+
+
+@pytest.mark.req("R-226")
+def test_without_a_medium_the_links_alone_must_hold_and_each_result_be_a_hash() -> None:
+    assert history_holds(header(HARDWARE, []), None)
+    assert history_holds(header(HARDWARE, SOUND), None)
+    assert not history_holds(header(HARDWARE, SOUND[1:]), None)
+    for result in ("half way", "", 5, None, MIDDLE.upper()):
+        assert not history_holds(header(HARDWARE, edits(result)), None)  # type: ignore[arg-type]
 
 
 @given(st.integers(0, 2), st.sampled_from(["action", "timestamp", "prev_edit_hash", "resulting_media_hash"]))

@@ -447,3 +447,30 @@ def test_deep_and_wide_members_change_nothing(member: str) -> None:
             verdict(post(hardware_header(**{member: hostile})))
         except InvalidPacket as error:
             assert error.detail
+
+
+@pytest.mark.parametrize("origin", [None, "UNKNOWN", "SATELLITE", 5, ["SOFTWARE"], {}])
+def test_no_keys_are_looked_for_where_nothing_is_claimed(origin: Any) -> None:
+    header = software_header() | {"origin_type": origin, "device_id": DEVICE.did}
+    assert needed_dids(post(header)) == ()
+
+
+@pytest.mark.parametrize("device", [None, 5, "camera-1", [DEVICE.did]])
+def test_keys_are_looked_for_under_dids_alone_and_those_of_a_device_for_hardware_alone(device: Any) -> None:
+    assert needed_dids(attested(hardware_header() | {"device_id": device})) == (CLIENT.did,)
+    assert needed_dids(attested(software_header() | {"device_id": DEVICE.did})) == (CLIENT.did,)
+    assert needed_dids(post(hardware_header())) == (DEVICE.did,)
+
+
+@pytest.mark.req("R-219", "R-220")
+def test_chains_are_judged_with_the_skew_of_the_settings() -> None:
+    chain = [link(ROOT, MODEL, valid_until=NOW - 100)]
+    header = signed_claim(MODEL, "issuer_signature", model_header(issuer_chain=chain))
+    for skew, expected in ((99, True), (100, False)):
+        trust = dataclasses.replace(TRUST, clock_skew_seconds=skew)
+        try:
+            verdict(attested(header), trust)
+            is_refused = False
+        except InvalidPacket as error:
+            is_refused = error.detail == "outside_validity"
+        assert is_refused is expected

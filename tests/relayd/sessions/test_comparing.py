@@ -282,3 +282,39 @@ def test_the_borders_of_ranges_are_others_each_time():
         assert len(answers) > 3
 
     in_made_time(work)
+
+
+def test_a_request_under_way_ends_with_its_session_and_nothing_is_answered_after_it():
+    async def work() -> None:
+        relay = MadeRelay()
+        peer = MadeSession(relay)
+        peer.writes.clear()
+        peer.comparer.receive(Reconcile(message=FIRST, until=NOW, client_msg_id="r"))
+        await asyncio.sleep(1)
+        assert [task.get_name() for task in asyncio.all_tasks()].count("reconcile-1") == 1
+        peer.comparer.close()
+        peer.writes.set()
+        await asyncio.sleep(61)
+        assert "reconcile-1" not in [task.get_name() for task in asyncio.all_tasks()]
+        assert (peer.answers, peer.closed, relay.caught, len(relay.comparisons)) == ([], [], [], 0)
+
+    in_made_time(work)
+
+
+def test_each_answer_waits_for_the_socket_and_is_paid_for():
+    async def work() -> None:
+        relay = MadeRelay()
+        peer = MadeSession(relay)
+        await peer.ask()
+        first = peer.spent
+        assert first > 40 * 20, "the ids that were read, and the answer"
+        peer.writes.clear()
+        peer.comparer.receive(Reconcile(message=FIRST, until=None, client_msg_id="r"))
+        await asyncio.sleep(30)
+        assert (len(peer.answers), peer.spent) == (1, first)
+        peer.writes.set()
+        await asyncio.sleep(1)
+        assert len(peer.answers) == 2
+        assert peer.spent == first + (first - 40 * 20), "the same answer, and no ids"
+
+    in_made_time(work)

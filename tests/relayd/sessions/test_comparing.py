@@ -15,6 +15,7 @@ from strata.tools.sim.loop import run_virtually
 
 from relayd.sessions.comparing import Comparer
 from relayd.sessions.comparisons import Comparisons
+from relayd.store.items import ItemRange
 from relayd.store.types import StoreUnavailable
 from tests.support.made_sets import MadeLog, made
 
@@ -316,5 +317,29 @@ def test_each_answer_waits_for_the_socket_and_is_paid_for():
         await asyncio.sleep(1)
         assert len(peer.answers) == 2
         assert peer.spent == first + (first - 40 * 20), "the same answer, and no ids"
+
+    in_made_time(work)
+
+
+def test_a_range_is_what_was_asked_for_and_what_has_expired_here_is_in_none():
+    async def work() -> None:
+        relay = MadeRelay()
+        peer, spans = MadeSession(relay), set[ItemRange]()
+        original = relay.store.items
+
+        async def seen(span: ItemRange, *more: Any, **options: Any) -> Any:
+            spans.add(span)
+            return await original(span, *more, **options)
+
+        cast(Any, relay.store).items = seen
+        await peer.ask(until=NOW - 5, since=NOW - 9990, unexpired_at=NOW + 300, types=["POST"], authors=["a"])
+        assert spans == {ItemRange(NOW - 9990, NOW - 5, NOW + 300, ("POST",), ("a",))}
+        spans.clear()
+        await peer.ask(until=NOW, unexpired_at=NOW - 300)
+        assert spans == {ItemRange(0, NOW, NOW, (), ())}
+        spans.clear()
+        many = await peer.ask(types=[str(n) for n in range(40)], authors=[str(n) for n in range(25)])
+        assert (many["code"], spans, len(relay.comparisons)) == ("invalid_schema", set(), 0)
+        assert (await peer.ask("not hex", until=None))["code"] == "invalid_schema"
 
     in_made_time(work)

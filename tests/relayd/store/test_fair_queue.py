@@ -107,3 +107,24 @@ def test_of_two_that_would_end_together_the_group_ends_with_the_second():
     assert queue.take() == "first"
     queue.put("last of it", 100, "three", "group", behind_group=True)
     assert taken(queue)[:2] == ["second", "last of it"]
+
+
+def test_whoever_has_nothing_left_is_forgotten_however_its_items_went():
+    """Owners and groups are connections and identities: they come and go for months."""
+    queue: FairQueue[int] = FairQueue()
+    for number in range(6):
+        queue.put(number, 100, f"owner {number % 3}", f"group {number % 2}")
+    assert queue.drop(lambda item: item >= 4) == [4, 5]
+    assert sorted(queue.take() for _ in range(4)) == [0, 1, 2, 3]
+    assert (len(queue), queue._ends, queue._last_of_groups) == (0, {}, {})
+    queue.put(7, 100, "owner 0", "group 0")
+    assert queue.drop(lambda item: True) == [7]
+    assert (len(queue), queue._ends, queue._last_of_groups) == (0, {}, {})
+
+
+def test_an_item_behind_a_group_stays_behind_those_of_its_owner_too():
+    queue: FairQueue[str] = FairQueue()
+    queue.put("large", 100_000, "owner", "one")
+    queue.put("behind", 1, "owner", "another", behind_group=True)
+    queue.put("other", 1, "somebody")
+    assert [queue.take() for _ in range(3)] == ["other", "large", "behind"]

@@ -79,3 +79,10 @@ async def test_where_none_is_as_wanted_the_database_is_unavailable(database: str
     join = "&" if "?" in database else "?"
     with pytest.raises(StoreUnavailable):
         await connect(f"{database}{join}target_session_attrs=standby", name="test", connect_timeout=5.0)
+
+
+def test_members_without_a_value_stay():
+    assert each_server("postgresql://a,b/relay?options=&user=x") == (
+        "postgresql://a/relay?options=&user=x",
+        "postgresql://b/relay?options=&user=x",
+    )

@@ -93,6 +93,22 @@ def test_an_idle_reader_saves_nothing_up():
     assert abs(got["busy"] - got["idle"]) <= 4
 
 
+def test_whoever_has_had_much_and_comes_back_gets_no_credit_for_its_pause():
+    turns = Turns(1)
+    for payer, cost in (("a", 10.0), *[("b", 1.0)] * 100):
+        turn = turns.ask(payer)
+        assert turns.begin() is turn
+        turns.end(turn, cost)
+    waiting = {turns.ask(payer): payer for payer in ("a", "b") * 10}
+    got: Counter[str] = Counter()
+    for _ in range(10):
+        turn = turns.begin()
+        assert turn is not None
+        got[waiting[turn]] += 1
+        turns.end(turn, 1.0)
+    assert 4 <= got["a"] <= 6
+
+
 def test_who_is_remembered_is_bounded(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(turns_module, "_MAX_IDLE", 10)
     turns = Turns(1)

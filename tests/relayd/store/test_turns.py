@@ -102,10 +102,10 @@ def test_whoever_has_had_much_and_comes_back_gets_no_credit_for_its_pause():
     waiting = {turns.ask(payer): payer for payer in ("a", "b") * 10}
     got: Counter[str] = Counter()
     for _ in range(10):
-        turn = turns.begin()
-        assert turn is not None
-        got[waiting[turn]] += 1
-        turns.end(turn, 1.0)
+        begun = turns.begin()
+        assert begun is not None
+        got[waiting[begun]] += 1
+        turns.end(begun, 1.0)
     assert 4 <= got["a"] <= 6
 
 

@@ -74,6 +74,16 @@ def test_a_line_through_days_goes_on_and_says_how_sure_it_is():
     assert falling is not None and falling.expected == 0
 
 
+def test_days_without_packets_count_in_what_is_to_come():
+    mondays = calendar("2026-08-03", "2026-11-09")[::7]
+    days = [figures(day, kinds={"POST": Kind(1, 7 * 2**20)}) for day in mondays]
+    note = LakeNote("ab" * 32, days[0].day, days[-1].day, len(days))
+    kinds = render_site(SiteFigures(note, days, {}))["kinds.html"]
+    # A mebibyte a day, and not seven.
+    for row in ("30 days</bdi></td><td><bdi>30 MiB<", "365 days</bdi></td><td><bdi>365 MiB<"):
+        assert row in kinds
+
+
 def test_a_day_is_kept_for_as_long_as_it_does_not_grow(tmp_path):
     day = figures("2026-11-21")
     keep_days(tmp_path / "days", [day])

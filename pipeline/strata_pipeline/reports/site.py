@@ -219,8 +219,10 @@ def _kinds(figures: SiteFigures) -> list[str]:
 
 
 def _growth(figures: SiteFigures) -> str:
-    # The last day may not be over.
-    sizes = [float(day.size) for day in figures.days[:-1]][-_TREND_DAYS:]
+    # A day without packets has no figures, and counts as none; the last day may not be over.
+    sizes_by_day = {day.day: float(day.size) for day in figures.days}
+    finished = calendar(figures.days[0].day, figures.days[-1].day)[:-1]
+    sizes = [sizes_by_day.get(day, 0.0) for day in finished[-_TREND_DAYS:]]
     found = [forecast(sizes, days) for days in _HORIZONS]
     rows = [_growth_row(one) for one in found if one is not None]
     about = (

@@ -72,6 +72,9 @@ def test_a_line_through_days_goes_on_and_says_how_sure_it_is():
     assert shaky is not None and shaky.low < shaky.expected == 1500 < shaky.high
     falling = forecast([float(90 - 10 * n) for n in range(10)], 365)
     assert falling is not None and falling.expected == 0
+    sinking = [forecast([float(1000 - 10 * n) for n in range(28)], days) for days in (30, 90, 365)]
+    # 720, 710, …, 10 is 26,280 after 72 days, and nothing comes after.
+    assert [one and round(one.expected) for one in sinking] == [17_250, 26_280, 26_280]
 
 
 def test_days_without_packets_count_in_what_is_to_come():

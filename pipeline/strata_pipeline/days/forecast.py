@@ -44,6 +44,7 @@ def forecast(values: Sequence[float], days: int) -> Forecast | None:
         slope, rest = 0.0, sum((value - mean) ** 2 for value in values)
     variance = rest / (count - 2)
     reach = days * (count - 1 + (days + 1) / 2 - middle) if slope else 0.0
-    expected = days * mean + slope * reach
+    # No day takes back what others have brought: a line that falls ends at zero.
+    expected = sum(max(0.0, mean + slope * (place - middle)) for place in range(count, count + days))
     doubt = _USUAL * math.sqrt(variance * (days + days**2 / count + reach**2 / spread))
-    return Forecast(days, max(0.0, expected), max(0.0, expected - doubt), max(0.0, expected + doubt))
+    return Forecast(days, expected, max(0.0, expected - doubt), expected + doubt)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Awaitable, Callable
 
-from strata.channels.awaiting import answer_of
 from strata.protocol.errors import StrataError
 
 __all__ = ["ProofFailed", "ProofProvider", "obtain_proof"]
@@ -29,7 +29,9 @@ async def obtain_proof(provider: ProofProvider | None, message: bytes) -> bytes 
     if provider is None:
         return None
     try:
-        proof = await answer_of(provider, message)
+        proof = provider(message)
+        if inspect.isawaitable(proof):
+            proof = await proof
     except Exception as error:
         raise ProofFailed from error
     if not isinstance(proof, bytes):

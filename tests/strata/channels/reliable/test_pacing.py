@@ -361,13 +361,15 @@ async def test_a_proof_is_kept_for_what_has_to_wait_though_others_overtake_it() 
 
 
 @pytest.mark.req("C-236", "C-044")
+@pytest.mark.parametrize("is_cut", [False, True])
 @virtually
-async def test_a_proof_that_cannot_be_made_fails_that_message_alone() -> None:
+async def test_a_proof_that_cannot_be_made_fails_that_message_alone(is_cut: bool) -> None:
+    """Nor can it where something that its maker waits for was cancelled."""
     node = ScriptedNode()
 
-    def prove(message: bytes) -> bytes:
+    async def prove(message: bytes) -> bytes:
         if b"unprovable" in message:
-            raise RuntimeError("no proof")
+            raise asyncio.CancelledError if is_cut else RuntimeError("no proof")
         return b"proof"
 
     async with opened(node, proof_provider=prove) as (channel, told):

@@ -167,7 +167,10 @@ class Link:
                 raise LinkEnded(str(stream.error))
             self._check_session()
             self._check_cursors()
-            if stream.phase is Phase.LIVE and not any(stream.waiting()):
+            is_waiting = any(stream.waiting())
+            if self.is_connected and (is_waiting or stream.phase is Phase.LIVE):
+                mesh.heard(did)
+            if stream.phase is Phase.LIVE and not is_waiting:
                 mesh.caught_up(did)
             if self._has_room and (event := stream.take()) is not None:
                 if isinstance(event, QueuedEvent):
@@ -207,11 +210,9 @@ class Link:
     # Whether there is something to read from.
 
     def _changed(self) -> None:
-        """A connection came or went."""
+        """A connection came or went. One that came is no sign that the peer lets itself be read."""
         if self._driver.announced is None:
             self._parts.mesh.lost(self.peer.relay_id, time.monotonic())
-        else:
-            self._parts.mesh.connected(self.peer.relay_id)
         self._wake.set()
 
     def _check_cursors(self) -> None:

@@ -43,7 +43,7 @@ class Reading:
 class _Peer:
     group: str
     silent_since: float
-    """When it fell silent; infinity while it is connected."""
+    """When it fell silent; infinity while it sends its log."""
     doubtful_since: float = -math.inf
     """Since when it may have what was not read from it; infinity while all of its log has been read."""
     left_out: frozenset[str] = frozenset()
@@ -64,8 +64,9 @@ class Mesh:
         """Reading begins here, with what was stored."""
         self._peers[did].checkpoints = deque([(now, cursor)])
 
-    def connected(self, did: str) -> None:
-        """The peer is there."""
+    def heard(self, did: str) -> None:
+        """The peer sends its log. Being reached is not enough: one that refuses each time it is tried would
+        never be silent for long, and what the others have of it would come from nobody."""
         self._peers[did].silent_since = math.inf
 
     def caught_up(self, did: str) -> None:

@@ -197,7 +197,7 @@ class SimulatedRelay:
             return
         if not reader.is_connected:
             reader.is_connected = True
-            mesh.connected(did)
+            mesh.heard(did)
             reader.not_via = ()
         if mesh.is_due(did, world.now) or not reader.not_via:
             reading = mesh.read(did, world.now)

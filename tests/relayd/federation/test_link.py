@@ -11,7 +11,8 @@ from strata.protocol.ids import Identity
 from strata.relays.connection.stream import QueuedEvent
 
 from relayd.federation.link import Link
-from relayd.federation.link_parts import LinkEnded, LinkParts
+from relayd.federation.link_parts import LinkEnded, LinkParts, NotListed
+from relayd.federation.mesh import DOWN_SECONDS, Mesh
 from relayd.federation.peers_file import Upstream
 from relayd.store.peers import PeerPlace
 
@@ -40,3 +41,58 @@ async def test_a_cursor_that_cannot_be_kept_ends_the_link_before_its_packet_is_o
     with pytest.raises(LinkEnded, match="cursor"):
         link._receive(event("1:\0"))
     assert len(submitted) == 1
+
+
+class Unwilling:
+    """Stands for the driver to a peer that can be reached and lets nobody replicate."""
+
+    def __init__(self) -> None:
+        self.announced: object | None = None
+        self.session = SimpleNamespace(allows=lambda capability: False)
+        self.link: Link | None = None
+
+    def prepare(self) -> None:
+        pass
+
+    async def open(self) -> None:
+        assert self.link is not None
+        self.announced = object()
+        self.link._changed()
+
+    async def authenticate(self, timeout: float) -> object:
+        return self.session
+
+    def stop(self, error: Exception) -> None:
+        pass
+
+    async def stopped(self) -> None:
+        pass
+
+
+async def test_a_peer_that_is_reached_and_never_read_is_silent_however_often_it_is_tried(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    """What it has sent to the others of its group comes from nobody else."""
+    now, other = 0.0, "did:strata:zB"
+    monkeypatch.setattr("relayd.federation.link.time", SimpleNamespace(monotonic=lambda: now))
+    mesh = Mesh("did:strata:zMe", {PEER.relay_id: "g", other: "g"}, now)
+    mesh.start(other, None, now)
+    assert PEER.relay_id in mesh.read(other, now).not_via
+    parts = SimpleNamespace(
+        identity=Identity.generate(),
+        admission=SimpleNamespace(release=lambda publisher: None),
+        mesh=mesh,
+        store_mark=None,
+        told=None,
+        clock=lambda: 0,
+        max_backfill_seconds=60,
+    )
+    while now < DOWN_SECONDS:
+        link = Link(PEER, 1, 1, PeerPlace(None, None, None), cast(LinkParts, parts))
+        link._driver = driver = cast(Any, Unwilling())
+        driver.link = link
+        with pytest.raises(NotListed):
+            await link.run()
+        now += DOWN_SECONDS / 3
+    assert mesh.is_due(other, now)
+    assert PEER.relay_id not in mesh.read(other, now).not_via

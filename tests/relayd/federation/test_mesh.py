@@ -11,7 +11,7 @@ def mesh() -> Mesh:
     made = Mesh("did:me", {A: "g", B: "g", C: ""}, 0.0)
     for did in (A, B, C):
         made.start(did, "start", 0.0)
-        made.connected(did)
+        made.heard(did)
         made.read(did, 0.0)
         made.caught_up(did)
     return made
@@ -43,7 +43,7 @@ def test_a_peer_that_comes_back_is_left_out_again_and_trusted_once_it_has_caught
     made.to_store(A, "before", 50.0)
     made.lost(B, 130.0)
     made.read(A, 200.0)
-    made.connected(B)
+    made.heard(B)
     assert made.is_due(A, 201.0)
     assert made.read(A, 201.0).not_via == ("did:me", B)
     made.to_store(A, "later", 202.0)
@@ -55,7 +55,7 @@ def test_a_peer_that_comes_back_is_left_out_again_and_trusted_once_it_has_caught
 def test_a_restart_goes_back_to_where_nothing_was_withheld():
     made = Mesh("did:me", {A: "g", B: "g"}, 0.0)
     made.start(A, None, 0.0)
-    made.connected(A)
+    made.heard(A)
     made.read(A, 0.0)
     made.caught_up(A)
     assert made.to_store(A, "far", 10.0) is None  # B was presumed to be there, and nobody has heard of it

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 from collections.abc import Callable, Sequence
 from typing import Final, Protocol
 
@@ -56,6 +57,8 @@ class BanFollower:
         self._faults = faults
         self._rows: Sequence[Ban] = ()
         self._last = -1
+        self._is_half_told = False
+        """`on_change` has failed on the bans of now: it is called again at the next look."""
         self._unread = False
         self._rung = asyncio.Event()
 
@@ -65,22 +68,24 @@ class BanFollower:
 
     async def look(self) -> None:
         """Read what there is to read, and follow. Raises `StoreError`."""
-        erased = False
-        if await self._rulings.last() != self._last:
+        last, rows = await self._rulings.last(), self._rows
+        erased, closed = False, list[str]()
+        if last != self._last:
             last, rows, erased = await self._rulings.read(self._last)
             # Older ones were for processes of their own time. What is read here twice is closed already.
             closed = await self._rulings.closed(self._last) if self._last >= 0 else []
-            self._last, self._rows = last, rows
-            if closed:
-                self._on_close(closed)
-            bans = Bans.at(self._clock(), self._rows)
-        elif self.bans.changes_at is not None and self._clock() >= self.bans.changes_at:
-            bans = Bans.at(self._clock(), self._rows)
+            bans = Bans.at(self._clock(), rows)
+        elif self._is_half_told or (self.bans.changes_at or math.inf) <= self._clock():
+            bans = Bans.at(self._clock(), rows)
         else:
             return
-        if bans != self.bans or erased:
-            self.bans = bans
+        if bans != self.bans or erased or self._is_half_told:
+            self.bans, self._is_half_told = bans, True
             self._on_change(erased)
+            self._is_half_told = False
+        if closed:
+            self._on_close(closed)
+        self._last, self._rows = last, rows
 
     async def run(self) -> None:
         """Follow until cancelled."""

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 
+import pytest
+
 from relayd.faults import Faults
 from relayd.moderation import Ban, Bans, Kind
 from relayd.policy import BanFollower
@@ -92,6 +94,42 @@ async def test_sessions_are_to_be_closed_once_and_none_of_the_time_before():
     await rig.follower.look()
     assert rig.closed == [["one-1", "one-2"], ["one-3"]]
     assert rig.changes == []
+
+
+async def test_what_could_not_be_put_into_force_is_put_into_force_at_the_next_look():
+    rig = Rig()
+    await rig.follower.look()
+    tries: list[tuple[set[str], bool]] = []
+
+    def fails_once(erased: bool) -> None:
+        tries.append((set(rig.follower.bans.authors), erased))
+        if len(tries) == 1:
+            raise RuntimeError("in the midst of it")
+
+    rig.follower._on_change = fails_once
+    rig.rulings.rule(ban("a"))
+    rig.rulings.erased_at = rig.rulings.number
+    rig.rulings.close("one-1")
+    with pytest.raises(RuntimeError):
+        await rig.follower.look()
+    assert rig.follower.bans.authors == {"a"}  # for whatever else asks meanwhile
+    await rig.follower.look()
+    await rig.follower.look()
+    assert tries == [({"a"}, True)] * 2
+    assert rig.closed == [["one-1"]]
+    # An end by time is no other.
+    tries.clear()
+    rig.rulings.rule(ban("b", NOW + 5))
+    rig.rulings.erased_at = -1
+    rig.follower._on_change = lambda erased: None
+    await rig.follower.look()
+    rig.follower._on_change = fails_once
+    rig.now = NOW + 6
+    with pytest.raises(RuntimeError):
+        await rig.follower.look()
+    await rig.follower.look()
+    await rig.follower.look()
+    assert tries == [(set(), False)] * 2
 
 
 async def test_a_ban_ends_by_time_without_any_reading():

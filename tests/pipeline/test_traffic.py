@@ -191,16 +191,27 @@ def test_verdicts(spark):
         ("copying", 98 * hour, 900, 1, 700, 700),
         ("flooding", 80 * hour, 7000, 9, 7000, 6500),
         ("long ago", 70 * hour, 7000, 9, 7000, 6500),
+        ("worse once", 70 * hour, 7000, 9, 7000, 6500),
+        ("worse once", 98 * hour, 700, 1, 700, 650),
+        ("bursting", 70 * hour, 7000, 9, 7000, 6500),
         ("jumped", 10**6 * hour, 7000, 9, 7000, 6500),
     )
     bursts = [("twice", n * hour, 90, 90, 50.0) for n in (97, 98)]
     bursts += [("thrice", n * hour, 90 + n, 90 + n, 50.0) for n in (96, 97, 98)]
-    bursts += [("flooding", n * hour, 90, 90, 50.0) for n in (97, 98, 99)]
+    bursts += [(who, n * hour, 90, 90, 50.0) for who in ("flooding", "bursting") for n in (97, 98, 99)]
     found = judge(hours, Bursts(spark.createDataFrame(bursts, schema("bursts"))), Thresholds(), now)
     assert {tuple(r) for r in found.frame.collect()} == {
         ("copying", "limit", "pipeline: 700 near-duplicates within an hour", (99 + 24) * hour),
         ("flooding", "block", "pipeline: 6500 near-duplicates within an hour", (81 + 24) * hour),
         ("jumped", "block", "pipeline: 6500 near-duplicates within an hour", now + 24 * hour),
+        # What they did before is over, and neither makes the verdict harder nor hides what they do now.
+        ("worse once", "limit", "pipeline: 650 near-duplicates within an hour", (99 + 24) * hour),
+        (
+            "bursting",
+            "limit",
+            "pipeline: bursts in 3 hours, up to 90 packets within a second",
+            (100 + 24) * hour,
+        ),
         (
             "thrice",
             "limit",

@@ -14,8 +14,8 @@ __all__ = ["judge"]
 def judge(hours: AuthorHours, bursts: Bursts, thresholds: Thresholds, now: int) -> Abuse:
     """One row for each author who gave cause: the harder verdict and its reason. `now` is in Unix seconds.
 
-    A verdict runs from the last hour that gave cause, so an old lake accuses nobody, and a second run changes
-    nothing. An hour later than `now`, from a clock that jumped, counts as now.
+    A verdict runs from the last hour that gave cause for it, so an old lake accuses nobody, and a second run
+    changes nothing. An hour later than `now`, from a clock that jumped, counts as now.
     """
     bursty = (
         bursts.frame.groupBy("author_id")
@@ -39,13 +39,15 @@ def judge(hours: AuthorHours, bursts: Bursts, thresholds: Thresholds, now: int) 
     is_copying = (F.col("near_duplicates") >= thresholds.limit_copies) & (
         F.col("near_duplicates") >= thresholds.copies_share * F.col("texts")
     )
+    weight = F.when(F.col("near_duplicates") >= thresholds.block_copies, 3).otherwise(2)
+    # Each weight has its own last hour: one of few copies prolongs no block for many.
     copying = (
         hours.frame.where(is_copying)
-        .groupBy("author_id")
+        .groupBy("author_id", weight.alias("weight"))
         .agg(F.max("near_duplicates").alias("copies"), F.max("hour_at").alias("last_at"))
         .select(
             "author_id",
-            F.when(F.col("copies") >= thresholds.block_copies, 3).otherwise(2).alias("weight"),
+            "weight",
             F.format_string(f"{REASON_PREFIX}%d near-duplicates within an hour", F.col("copies")).alias(
                 "reason"
             ),
@@ -53,8 +55,9 @@ def judge(hours: AuthorHours, bursts: Bursts, thresholds: Thresholds, now: int) 
         )
     )
     ends = F.least(F.col("last_at") + HOUR_SECONDS, F.lit(now)) + thresholds.hours * HOUR_SECONDS
-    worst = F.max(F.struct("weight", "last_at", "reason"))
-    found = bursty.unionByName(copying).groupBy("author_id").agg(worst.alias("worst"))
+    # Those that are over go first: a harder one among them would hide one that holds.
+    holding = bursty.unionByName(copying).withColumn("expires_at", ends).where(F.col("expires_at") > now)
+    worst = F.max(F.struct("weight", "expires_at", "reason"))
+    found = holding.groupBy("author_id").agg(worst.alias("worst"))
     verdict = F.when(F.col("worst.weight") == 3, "block").otherwise("limit")
-    last = found.select("author_id", verdict.alias("verdict"), F.col("worst.reason"), F.col("worst.last_at"))
-    return Abuse(last.withColumn("expires_at", ends).where(F.col("expires_at") > now))
+    return Abuse(found.select("author_id", verdict.alias("verdict"), "worst.reason", "worst.expires_at"))

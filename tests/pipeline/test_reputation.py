@@ -115,6 +115,7 @@ def test_malformed_lines_are_put_aside_and_a_clock_that_jumped_counts_for_nothin
         b'{"url": "wss://a", "at": 1760000000, "kind": "guess"}',
         b'{"url": "wss://a", "at": 1760000000, "kind": "ping", "good": -1}',
         b'{"url": "wss://a", "at": 1760000000, "kind": "ping", "value": -0.5}',
+        b'{"url": "%s", "at": %d, "kind": "history", "good": 9, "value": 1e308}' % (RELAYS[0].encode(), NOW),
         b'{"at": 1760000000, "kind": "ping"}',
         b'{"url": "wss://\xff", "at": 1760000000, "kind": "ping"}',
         b"[" * 5000,
@@ -126,7 +127,7 @@ def test_malformed_lines_are_put_aside_and_a_clock_that_jumped_counts_for_nothin
     (tmp_path / "a.jsonl").write_bytes(b"\n".join([*lines, b"", *malformed, of_a_newer_client]) + b"\n")
 
     scored = reputation(spark, tmp_path, at=NOW, output=tmp_path / "out")
-    assert (scored.lines, scored.malformed, scored.future, scored.old) == (12, len(malformed), 1, 1)
+    assert (scored.lines, scored.malformed, scored.future, scored.old) == (13, len(malformed), 1, 1)
     assert [(row["url"], row["observations"], row["integrity"]) for row in scored.relays] == [
         (RELAYS[0], 2, 1.0)
     ]

@@ -59,6 +59,8 @@ _SCORES = pa.schema(
 )
 
 _Count = Annotated[int, msgspec.Meta(ge=0, le=2**31)]
+# Of seconds, or of bytes in a second. Sums of much larger ones are infinite, and a score of them no number.
+_Value = Annotated[float, msgspec.Meta(ge=0, le=2**53)]
 
 
 class _Line(msgspec.Struct, gc=False):
@@ -69,7 +71,7 @@ class _Line(msgspec.Struct, gc=False):
     kind: Aspect
     good: _Count = 0
     bad: _Count = 0
-    value: Annotated[float, msgspec.Meta(ge=0)] | None = None
+    value: _Value | None = None
 
 
 _DECODER = msgspec.json.Decoder(_Line)
@@ -104,7 +106,7 @@ def _row(line: bytes, file: str, now: float) -> dict[str, Any]:
         told = _DECODER.decode(line)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         return {"reason": "malformed", "line": line, "file": file}
-    if not (math.isfinite(told.at) and math.isfinite(told.value or 0.0)):
+    if not math.isfinite(told.at):
         return {"reason": "malformed", "line": line, "file": file}
     reason = None
     if told.at > now:

@@ -60,28 +60,45 @@ class Load:
     async def stop(self, timeout: float) -> None:
         """Have everything answered, let every reader arrive at the end of the log, compare, and stop.
 
-        The relay must be well again. Raises what a client raised by mistake of its own.
+        The relay must be well again: so many seconds in which nobody got anything are too many. How long the
+        whole takes is a matter of the log and the machine. Raises what a client raised by mistake of its own.
         """
         self._stopping.set()
-        try:
-            async with asyncio.timeout(timeout):
-                await asyncio.gather(*self._publishers)
-                last = make(self.author, "last")
-                await self._have_answered([last])
-                log = self.ledger.reading("reader of the whole log")
-                await self._follow(log, until=last.packet_id)
-                self.ledger.readings.remove(log)
-                while any(len(reading) < len(log) for reading in self.ledger.readings):  # noqa: ASYNC110
-                    await asyncio.sleep(0.05)
-        except TimeoutError:
-            self.ledger.breaks("the relay did not become well again", f"within {timeout:g} seconds")
-            log = self.ledger.reading("reader of nothing")
-        for task in self._publishers + self._others:
+        log = self.ledger.reading("reader of the whole log")
+        arriving = asyncio.create_task(self._arrive(log), name="arriving")
+        is_well = await self._ends(arriving, timeout)
+        tasks = [arriving, *self._publishers, *self._others]
+        for task in tasks:
             task.cancel()
-        for result in await asyncio.gather(*self._publishers, *self._others, return_exceptions=True):
+        for result in await asyncio.gather(*tasks, return_exceptions=True):
             if isinstance(result, Exception):
                 raise result
-        self.ledger.close(log.packets)
+        self.ledger.readings.remove(log)
+        if is_well:
+            self.ledger.close(log.packets)
+        else:
+            what = f"nobody got anything for {timeout:g} seconds, so nothing could be compared"
+            self.ledger.breaks("the relay did not become well again", what)
+
+    async def _arrive(self, log: Reading) -> None:
+        await asyncio.gather(*self._publishers)
+        last = make(self.author, "last")
+        await self._have_answered([last])
+        await self._follow(log, until=last.packet_id)
+        while any(len(reading) < len(log) for reading in self.ledger.readings):  # noqa: ASYNC110
+            await asyncio.sleep(0.05)
+
+    async def _ends(self, task: asyncio.Task[None], timeout: float) -> bool:
+        """Whether a task ends without such a standstill."""
+        got, since = -1, 0.0
+        while not task.done():
+            now = asyncio.get_running_loop().time()
+            if self.ledger.checked["publish"] + self.ledger.checked["event"] != got:
+                got, since = self.ledger.checked["publish"] + self.ledger.checked["event"], now
+            elif now - since > timeout:
+                return False
+            await asyncio.wait([task], timeout=min(1.0, timeout))
+        return True
 
     async def _again(self, visit: Callable[[BareClient], Coroutine[Any, Any, bool]]) -> None:
         """Visit the relay until a visit says that it was the last; faults end visits, and none ends this."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -9,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.faults.ledger import Ledger, Reading
+from tests.faults.load import Load
 from tests.faults.run import Report, run
 from tests.faults.schedule import KINDS, draw
 
@@ -129,3 +131,21 @@ def test_a_run_in_which_a_fault_or_a_check_is_missing_is_not_good() -> None:
     assert without_check.idle == ["auth"]
     assert not without_check.is_good
     assert not replace(good, broken=["a promise"]).is_good
+
+
+async def test_a_relay_that_does_nothing_more_is_given_up_and_a_long_log_is_not() -> None:
+    ledger = Ledger()
+    load = Load("ws://nowhere", "http://nowhere", ledger, seed=1)
+
+    async def stands_still() -> None:
+        await asyncio.Event().wait()
+
+    async def reads_on() -> None:
+        for number in range(30):
+            ledger.ok(f"packet {number}", number)
+            await asyncio.sleep(0.02)
+
+    still, reading = asyncio.create_task(stands_still()), asyncio.create_task(reads_on())
+    assert await load._ends(reading, 0.4)
+    assert not await load._ends(still, 0.1)
+    still.cancel()

@@ -25,7 +25,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final
-from urllib.parse import unquote, urlsplit, urlunsplit
+from urllib.parse import unquote, urlsplit
 
 import msgspec
 
@@ -36,6 +36,7 @@ from relayd.postgres.durable import make_durable
 from relayd.postgres.embedded import is_abandoned
 from relayd.store import Store
 from relayd.store.counting import count_log, log_end, packets_beyond, reload_server
+from relayd.store.hosts import each_server
 from relayd.store.migrate import migrate
 from relayd.store.types import StoreError
 
@@ -301,7 +302,7 @@ def _adopt(cluster: Path) -> None:
 
 
 def _owner(url: str) -> str:
-    parts = urlsplit(url)
+    parts = urlsplit(each_server(url)[0])  # several are no URL where one is an IPv6 address
     role = unquote(parts.username or "")
     return f"{role}@{unquote(parts.path.lstrip('/')) or role}"
 
@@ -420,11 +421,10 @@ def _find(program: str) -> str:
 
 def _without_password(url: str) -> tuple[str, str | None]:
     """The URL for a command line, which everybody on a machine can read, and the password."""
-    parts = urlsplit(url)
-    if parts.password is None:
-        return url, None
-    user, _, host = parts.netloc.rpartition("@")
-    return urlunsplit(parts._replace(netloc=f"{user.partition(':')[0]}@{host}")), unquote(parts.password)
+    scheme, _, rest = url.partition("://")
+    user, _, _ = re.split("[/?]", rest, maxsplit=1)[0].rpartition("@")
+    name, colon, password = user.partition(":")
+    return (f"{scheme}://{name}{rest[len(user) :]}", unquote(password)) if colon else (url, None)
 
 
 def _read_record(backup: Path) -> _Record:

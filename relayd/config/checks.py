@@ -168,13 +168,17 @@ def _is_url(text: str, schemes: set[str]) -> bool:
 
 def _can_be_taken_apart(url: str) -> bool:
     """Whether a URL of PostgreSQL has hosts and ports where they belong."""
+    authority = re.split("[/?#]", url.partition("://")[2], maxsplit=1)[0]
+    user, at, places = authority.rpartition("@")
+    hosts = places.split(",")
     try:
-        parts = urlsplit(url)
+        # One by one: to newer Pythons several, of which one is an IPv6 address, are no URL.
+        for host in hosts:
+            urlsplit(f"//{user}{at}{host}")
     except ValueError:
         return False
-    hosts = parts.netloc.rpartition("@")[2].split(",")
     ports = [re.sub(r"^(\[[^]]*\]|[^:]*):?", "", host) for host in hosts]
-    return not parts.fragment and all(not port or port.isdecimal() for port in ports)
+    return "#" not in url and all(not port or port.isdecimal() for port in ports)
 
 
 def _is_main_port(settings: Settings) -> bool:

@@ -8,7 +8,8 @@ the time of those behind it. Here each is a URL of its own, with its share of th
 
 from __future__ import annotations
 
-from urllib.parse import parse_qsl, quote, urlencode, urlsplit
+import re
+from urllib.parse import parse_qsl, quote, urlencode
 
 __all__ = ["each_server"]
 
@@ -22,9 +23,12 @@ def each_server(url: str) -> tuple[str, ...]:
     `prefer-standby` looks through all servers for a standby before it takes any. `read-write` means the
     primary: sessions of ours that only read say so to the server, and would count as read-only.
     """
-    parts = urlsplit(url)
-    user, at, netloc = parts.netloc.rpartition("@")
-    members = dict(parse_qsl(parts.query, keep_blank_values=True))
+    # Not by `urlsplit`: to newer Pythons several places, of which one is an IPv6 address, are no URL.
+    scheme, _, rest = url.partition("://")
+    authority = re.split("[/?]", rest, maxsplit=1)[0]
+    path, _, query = rest[len(authority) :].partition("?")
+    user, at, netloc = authority.rpartition("@")
+    members = dict(parse_qsl(query, keep_blank_values=True))
     places: list[tuple[str, dict[str, str]]]
     if netloc:
         places = [(f"{user}{at}{host}", {}) for host in netloc.split(",")]
@@ -43,7 +47,7 @@ def each_server(url: str) -> tuple[str, ...]:
         return (url,)
     targets = _TARGETS.get(target, (target,)) if target is not None else ()
     return tuple(
-        f"{parts.scheme}://{place}{parts.path}{_query(members | server | wanted)}"
+        f"{scheme}://{place}{path}{_query(members | server | wanted)}"
         for wanted in ([{_TARGET: target} for target in targets] or [{}])
         for place, server in places
     )

@@ -52,6 +52,7 @@ def test_what_cannot_be_used_is_refused(environ, problem):
         "postgresql://",
         "postgres://u:p@x:y@h:5432/d?sslmode=require",
         "postgresql://u:%2F%23@[::1]:5432,[fe80::1%25eth0],other:1/d",
+        "postgresql://u:p@one:1,[::1]:2/d",
         "postgresql://relayd@/relayd?host=/run/postgres&port=5432",
     ],
 )

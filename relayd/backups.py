@@ -36,7 +36,7 @@ from relayd.postgres.durable import make_durable
 from relayd.postgres.embedded import is_abandoned
 from relayd.store import Store
 from relayd.store.counting import count_log, log_end, packets_beyond, reload_server
-from relayd.store.hosts import each_server
+from relayd.store.hosts import authority_of, each_server
 from relayd.store.migrate import migrate
 from relayd.store.types import StoreError
 
@@ -302,7 +302,7 @@ def _adopt(cluster: Path) -> None:
 
 
 def _owner(url: str) -> str:
-    parts = urlsplit(each_server(url)[0])  # several are no URL where one is an IPv6 address
+    parts = urlsplit(each_server(url)[0])  # of all of them the user and the database are the same
     role = unquote(parts.username or "")
     return f"{role}@{unquote(parts.path.lstrip('/')) or role}"
 
@@ -422,7 +422,7 @@ def _find(program: str) -> str:
 def _without_password(url: str) -> tuple[str, str | None]:
     """The URL for a command line, which everybody on a machine can read, and the password."""
     scheme, _, rest = url.partition("://")
-    user, _, _ = re.split("[/?]", rest, maxsplit=1)[0].rpartition("@")
+    user, _, _ = authority_of(url).rpartition("@")
     name, colon, password = user.partition(":")
     return (f"{scheme}://{name}{rest[len(user) :]}", unquote(password)) if colon else (url, None)
 

@@ -11,10 +11,18 @@ from __future__ import annotations
 import re
 from urllib.parse import parse_qsl, quote, urlencode
 
-__all__ = ["each_server"]
+__all__ = ["authority_of", "each_server"]
 
 _TARGET = "target_session_attrs"
 _TARGETS = {"read-write": ("primary",), "prefer-standby": ("standby", "any")}
+
+
+def authority_of(url: str) -> str:
+    """User, password and servers of a URL, as they stand in it.
+
+    Not by `urlsplit`: to newer Pythons several servers, of which one is an IPv6 address, are no URL.
+    """
+    return re.split("[/?]", url.partition("://")[2], maxsplit=1)[0]
 
 
 def each_server(url: str) -> tuple[str, ...]:
@@ -23,9 +31,8 @@ def each_server(url: str) -> tuple[str, ...]:
     `prefer-standby` looks through all servers for a standby before it takes any. `read-write` means the
     primary: sessions of ours that only read say so to the server, and would count as read-only.
     """
-    # Not by `urlsplit`: to newer Pythons several places, of which one is an IPv6 address, are no URL.
+    authority = authority_of(url)
     scheme, _, rest = url.partition("://")
-    authority = re.split("[/?]", rest, maxsplit=1)[0]
     path, _, query = rest[len(authority) :].partition("?")
     user, at, netloc = authority.rpartition("@")
     members = dict(parse_qsl(query, keep_blank_values=True))

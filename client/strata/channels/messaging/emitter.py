@@ -120,8 +120,10 @@ class EventEmitter:
         Each is taken out of `only` as it is called: after cancelling, the others are left there.
         """
         raised: list[Handler] = []
+        if not (handlers := self.handlers(event.name)):
+            return raised
         with _calling():
-            for handler in tuple(self._of(event.name)):
+            for handler in handlers:
                 if only is not None:
                     if handler not in only:
                         continue

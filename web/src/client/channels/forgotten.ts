@@ -4,8 +4,6 @@
 
 import type { ContentMessage } from "@waku/sds";
 
-import type { Kept } from "./store.js";
-
 /** Most ids kept of messages that are kept no more. */
 export const MAX_FORGOTTEN = 20_000;
 
@@ -30,7 +28,7 @@ export class Forgotten {
   private readonly runs: [count: number, latest: number][];
   private past: number;
 
-  constructor({ forgotten, horizon }: Pick<Kept, "forgotten" | "horizon">) {
+  constructor({ forgotten, horizon }: { readonly forgotten: readonly string[]; readonly horizon?: Horizon | undefined }) {
     this.ids = new Set(forgotten);
     this.past = horizon?.past ?? -1;
     this.runs = (horizon?.runs ?? []).map(([count, latest]) => [count, latest]);

@@ -23,8 +23,10 @@ from typing import Any, Final
 
 from strata.protocol.ids import Identity
 from strata.protocol.packets import build
-from websockets.asyncio.client import ClientConnection, connect
+from websockets.asyncio.client import ClientConnection
 from websockets.exceptions import WebSocketException
+
+from tests.support.sockets import connect
 
 __all__ = ["LEAVES", "Chorus", "Steady", "short_id"]
 

@@ -17,11 +17,12 @@ from typing import Any, Final
 
 from strata.protocol.ids import Identity
 from strata.protocol.packets import build
-from websockets.asyncio.client import ClientConnection, connect
+from websockets.asyncio.client import ClientConnection
 from websockets.exceptions import WebSocketException
 
 from benches.load import CONTENT_TYPE, text_of
 from benches.measures import percentile
+from tests.support.sockets import connect
 
 __all__ = ["PUBLISHERS", "Honest", "Service"]
 

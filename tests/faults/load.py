@@ -16,12 +16,12 @@ from typing import Any
 
 from strata.protocol.ids import Identity
 from strata.protocol.packets import Packet
-from websockets.asyncio.client import connect
 from websockets.exceptions import WebSocketException
 
 from tests.faults.ledger import Ledger, Reading
 from tests.support.bare_client import BareClient, Message, publish_text, take_challenge
 from tests.support.made_packets import make, new_identity
+from tests.support.sockets import connect
 
 __all__ = ["Load"]
 

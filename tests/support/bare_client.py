@@ -12,8 +12,9 @@ from typing import Any
 
 from strata.protocol.ids import Identity
 from strata.protocol.packets import Packet
-from strata.relays.connection.websocket import ClientSocket
-from websockets.asyncio.client import ClientConnection, connect
+from websockets.asyncio.client import ClientConnection
+
+from tests.support.sockets import connect
 
 __all__ = ["TIMEOUT", "BareClient", "Message", "open_client", "publish_text"]
 
@@ -178,7 +179,7 @@ class BareClient:
 async def open_client(url: str, **options: Any) -> AsyncIterator[BareClient]:
     """Connect; `options` go to the WebSocket library. Closes at the end."""
     defaults: dict[str, Any] = {"compression": None, "max_size": None, "ping_interval": None}
-    defaults |= {"close_timeout": 5, "create_connection": ClientSocket}
+    defaults["close_timeout"] = 5
     async with connect(url, **{**defaults, **options}) as socket:
         await take_challenge(client := BareClient(socket))
         yield client

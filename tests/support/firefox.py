@@ -13,7 +13,9 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any, Final
 
-from websockets.asyncio.client import ClientConnection, connect
+from websockets.asyncio.client import ClientConnection
+
+from tests.support.sockets import connect
 
 __all__ = ["Firefox", "firefox", "firefox_missing"]
 

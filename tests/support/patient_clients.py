@@ -13,11 +13,12 @@ from typing import Any, Protocol
 import pytest
 from strata.protocol.ids import Identity
 from strata.protocol.packets import Packet
-from websockets.asyncio.client import ClientConnection, connect
+from websockets.asyncio.client import ClientConnection
 from websockets.exceptions import ConnectionClosed, InvalidMessage, InvalidStatus
 
 from tests.support.bare_client import publish_text
 from tests.support.made_packets import make, new_identity
+from tests.support.sockets import connect
 
 __all__ = [
     "DEADLINE",

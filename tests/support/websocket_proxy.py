@@ -9,9 +9,10 @@ import urllib.request
 from http import HTTPStatus
 from typing import Any, Self
 
-from websockets.asyncio.client import connect
 from websockets.asyncio.server import ServerConnection, serve
 from websockets.exceptions import WebSocketException
+
+from tests.support.sockets import connect
 
 __all__ = ["LyingProxy", "SlowProxy"]
 

@@ -18,12 +18,13 @@ from typing import Any
 import psutil
 import pytest
 from strata.protocol.packets import Packet
-from websockets.asyncio.client import ClientConnection, connect
+from websockets.asyncio.client import ClientConnection
 
 from tests.support.bare_client import publish_text
 from tests.support.made_packets import make
 from tests.support.patient_clients import GONE, Publishing, publish_over
 from tests.support.relay_process import RelayProcess, running
+from tests.support.sockets import connect
 
 PUBLISHERS = 3
 WINDOW = 64

@@ -303,8 +303,10 @@ async def test_a_worker_whose_supervisor_dies_while_it_is_being_started_ends_as_
     with running(relay):
         before = {worker.pid for worker in relay.workers()}
         os.kill(min(before), signal.SIGKILL)
-        wait_until(lambda: {worker.pid for worker in relay.workers()} - before, "its successor to begin", 60)
+        # Until it has read what Python hands it: a process that lacks that ends at once, with a traceback.
+        wait_until(lambda: relay.logged("failpoint") == 3, "its successor to begin", 60)
         workers = relay.workers()
+        assert len({worker.pid for worker in workers} - before) == 1
         os.kill(relay.pid, signal.SIGKILL)
         try:
             _, alive = psutil.wait_procs(workers, timeout=60)

@@ -8,7 +8,7 @@ from html.parser import HTMLParser
 from typing import Any
 
 import pytest
-from strata_pipeline.reports import svg, text
+from strata_pipeline.reports import series, svg, text
 from strata_pipeline.reports.page import LakeNote
 from strata_pipeline.reports.reliability import ReliabilityFigures, render_reliability
 from strata_pipeline.reports.traffic import TrafficFigures, render_traffic
@@ -136,6 +136,40 @@ def test_columns_are_stacked_to_scale():
     assert heights == [150.0, 50.0, 0.0, 0.0]
     assert "<title>one: a 30, b 10</title>" in drawn
     _read(drawn)
+
+
+def test_no_time_is_left_out_of_a_series():
+    days = series.by_day({"2026-02-27": [1.0], "2026-03-02": [2.0], "2026-03-03": [3.0]}, [0.0])
+    assert days == [
+        ("2026-02-27", [1.0]), ("2026-02-28", [0.0]), ("2026-03-01", [0.0]), ("2026-03-02", [2.0]),
+        ("2026-03-03", [3.0]),
+    ]  # fmt: skip
+    weeks = series.by_week({"2027-W01": 3, "2026-W52": 1}, 0)
+    assert weeks == [("2026-W52", 1), ("2026-W53", 0), ("2027-W01", 3)]
+    months = series.by_month({"2027-02": 3, "2026-11": 1}, 0)
+    assert months == [("2026-11", 1), ("2026-12", 0), ("2027-01", 0), ("2027-02", 3)]
+    assert series.by_day({}, 0) == series.by_week({}, 0) == series.by_month({}, 0) == []
+
+
+def test_one_place_stands_for_a_long_time_without_anything():
+    assert series.by_day({"1970-01-01": 1, "2026-11-26": 2}, 0) == [
+        ("1970-01-01", 1),
+        ("…", 0),
+        ("2026-11-26", 2),
+    ]
+    assert len(series.by_number({0: 1, 32: 1}, 0, str)) == 33
+    assert series.by_number({0: 1, 33: 1}, 0, str) == [("0", 1), ("…", 0), ("33", 1)]
+
+
+def test_traffic_over_more_than_two_weeks_is_told_by_day():
+    def labels(*hours: int) -> list[str]:
+        rows = [{"hour_at": hour * 3_600, "packets": 1, "near_duplicates": 0} for hour in hours]
+        return re.findall(r"<title>([^<]*): packets", render_traffic(_traffic(hourly=rows)))
+
+    assert labels(0, 2) == ["1970-01-01 00:00", "1970-01-01 01:00", "1970-01-01 02:00"]
+    assert len(labels(0, 20, 40, 60, 335)) == 63
+    assert labels(0, 20, 40, 60, 336)[:4] == ["1970-01-01", "1970-01-02", "1970-01-03", "1970-01-04"]
+    assert labels(2**60)[0].endswith(" s")
 
 
 def test_bars_and_ranges():

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from strata_pipeline.reports.page import Column, LakeNote, page, plot, section, table
+from strata_pipeline.reports.series import by_day
 from strata_pipeline.reports.svg import columns, ranges
 from strata_pipeline.reports.text import count_text, hour_text, seconds_text, share_text, size_text
 
@@ -54,7 +55,8 @@ def render_reliability(figures: ReliabilityFigures) -> str:
 
 def _days(figures: ReliabilityFigures) -> str:
     names = ("messages", "retransmissions", "unreadable")
-    points = [(str(row["day"]), [float(row[name]) for name in names]) for row in figures.daily]
+    counts = {str(row["day"]): [float(row[name]) for name in names] for row in figures.daily}
+    points = by_day(counts, [0.0] * len(names))
     about = (
         "Messages by the day of their first packet, packets that carried one again, and packets in which no "
         "message can be read."

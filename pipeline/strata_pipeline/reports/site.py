@@ -10,6 +10,7 @@ from strata_pipeline.days.figures import DayFigures, calendar, week_of
 from strata_pipeline.days.forecast import Forecast, forecast
 from strata_pipeline.days.lags import added, percentile, share_below
 from strata_pipeline.reports.page import Column, LakeNote, page, plot, section, table
+from strata_pipeline.reports.series import by_day, by_month, by_week
 from strata_pipeline.reports.svg import columns, lines, triangle
 from strata_pipeline.reports.text import count_text, escaped, hour_text, seconds_text, share_text, size_text
 
@@ -124,8 +125,11 @@ def _index(figures: SiteFigures, links: Sequence[tuple[str, str]], abouts: Mappi
 
 def _lag(figures: SiteFigures) -> list[str]:
     names = [name for name, _ in _SHARES]
-    fan = [(day.day, [percentile(day.lags, share) for _, share in _SHARES]) for day in figures.days]
-    clocks = [(day.day, [percentile(day.skews, share) for _, share in _SHARES]) for day in figures.days]
+    unknown: list[float | None] = [None for _ in _SHARES]
+    fan = by_day({day.day: [percentile(day.lags, s) for _, s in _SHARES] for day in figures.days}, unknown)
+    clocks = by_day(
+        {day.day: [percentile(day.skews, s) for _, s in _SHARES] for day in figures.days}, unknown
+    )
     rows = [
         [
             day.day,
@@ -145,17 +149,20 @@ def _lag(figures: SiteFigures) -> list[str]:
 
 
 def _authors(figures: SiteFigures) -> list[str]:
-    points = [(day.day, [float(day.authors)]) for day in figures.days]
-    weeks = sorted((name, count) for name, count in figures.periods.items() if "W" in name)
-    months = sorted((name, count) for name, count in figures.periods.items() if "W" not in name)
+    points = by_day({day.day: [float(day.authors)] for day in figures.days}, [0.0])
+    weeks = {name: count for name, count in sorted(figures.periods.items()) if "W" in name}
+    months = {name: count for name, count in sorted(figures.periods.items()) if "W" not in name}
     about = "About, to some 2 %: they are added up from sketches, without reading the days again."
     parts = [
         section("By day", "Authors that sent something.", plot(columns(points, ["authors"], count_text)))
     ]
-    for title, found in (("By week", weeks), ("By month", months)):
-        series = [(name, [float(count)]) for name, count in found]
+    for title, series in (
+        ("By week", by_week({name: [float(count)] for name, count in weeks.items()}, [0.0])),
+        ("By month", by_month({name: [float(count)] for name, count in months.items()}, [0.0])),
+    ):
         parts.append(section(title, about, plot(columns(series, ["authors"], count_text))))
-    rows = [[name, count_text(count)] for name, count in [*reversed(months), *reversed(weeks)]]
+    newest_first = [*reversed(months.items()), *reversed(weeks.items())]
+    rows = [[name, count_text(count)] for name, count in newest_first]
     return [*parts, section("Months and weeks", about, table([Column("period"), Column("authors")], rows))]
 
 
@@ -302,9 +309,10 @@ def _stacked(
         return section(title, about, _NO_DATA)
     names = sorted(sums, key=lambda name: (-sums[name], name))[:_SERIES]
     rest = len(sums) > len(names)
-    points = [
-        (day, [float(told.get(name, 0)) for name in names]
-         + ([float(sum(value for name, value in told.items() if name not in names))] if rest else []))
+    stacks = {
+        day: [float(told.get(name, 0)) for name in names]
+        + ([float(sum(value for name, value in told.items() if name not in names))] if rest else [])
         for day, told in found
-    ]  # fmt: skip
-    return section(title, about, plot(columns(points, [*names, "the rest"] if rest else names, show, base)))
+    }
+    shown = [*names, "the rest"] if rest else names
+    return section(title, about, plot(columns(by_day(stacks, [0.0] * len(shown)), shown, show, base)))

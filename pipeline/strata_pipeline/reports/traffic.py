@@ -7,12 +7,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from strata_pipeline.reports.page import Column, LakeNote, page, plot, section, table
+from strata_pipeline.reports.series import by_number
 from strata_pipeline.reports.svg import bars, columns
 from strata_pipeline.reports.text import count_text, date_text, hour_text, size_text
 
 __all__ = ["TrafficFigures", "render_traffic"]
 
 _Rows = Sequence[Mapping[str, Any]]
+_HOUR, _DAY = 3_600, 86_400
 _MAX_HOURS = 14 * 24
 
 
@@ -55,17 +57,23 @@ def render_traffic(figures: TrafficFigures) -> str:
 
 
 def _time(figures: TrafficFigures) -> str:
-    by_hour = len(figures.hourly) <= _MAX_HOURS
+    hours = [row["hour_at"] // _HOUR for row in figures.hourly]
+    by_hour = not hours or max(hours) - min(hours) < _MAX_HOURS
+    seconds = _HOUR if by_hour else _DAY
     year = figures.note.last_day[:5]
-    sums: dict[str, list[float]] = {}
+    sums: dict[int, list[float]] = {}
     for row in figures.hourly:
-        label = hour_text(row["hour_at"]).removeprefix(year) if by_hour else date_text(row["hour_at"])
-        counts = sums.setdefault(label, [0.0, 0.0])
+        counts = sums.setdefault(row["hour_at"] // seconds, [0.0, 0.0])
         counts[0] += row["packets"] - row["near_duplicates"]
         counts[1] += row["near_duplicates"]
     about = f"Packets received in each {'hour' if by_hour else 'day'}, by the relay's clock (UTC)."
-    drawn = columns(list(sums.items()), ("packets", "near-duplicates"), count_text)
-    return section("Over time", about, plot(drawn))
+
+    def label(number: int) -> str:
+        at = number * seconds
+        return hour_text(at).removeprefix(year) if by_hour else date_text(at)
+
+    points = by_number(sums, [0.0, 0.0], label)
+    return section("Over time", about, plot(columns(points, ("packets", "near-duplicates"), count_text)))
 
 
 def _types(figures: TrafficFigures) -> str:

@@ -45,7 +45,7 @@ GAUGES = {
     "strata_audit_packets": "Packets that the last audit has read.",
     "strata_audit_quarantined": "Quarantined rows in the batches that the last audit has read.",
     "strata_audit_holds": "1 where the last audit that came to its end found no fault, else 0.",
-    "strata_lake_broken": "1 where the last run refused the lake: its chain or its files are damaged or gone.",
+    "strata_lake_broken": "1 where the last run refused the lake: chain or files are damaged or gone.",
     "strata_lake_disk_bytes": "Size of the file system on which the lake lies.",
     "strata_lake_free_bytes": "Bytes of that file system that are free for the command.",
     "strata_pipeline_exit_code": "Exit code of the last run that has ended.",

@@ -7,6 +7,8 @@ import re
 from pathlib import Path
 
 import duckdb
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from strata_pipeline.cli import app
 from strata_pipeline.views import VIEWS, statements
@@ -22,7 +24,10 @@ QUESTIONS = (
     "SELECT CAST(day AS STRING), packets, median, p99, from_the_future FROM lag_by_day ORDER BY day",
     "SELECT number, packets, quarantined FROM manifests ORDER BY number",
     "SELECT sequence, reason FROM quarantine",
+    "SELECT sequence, dated IS NULL FROM packets ORDER BY sequence",
 )
+UNDATED = (-(10**15), 10**15)
+"""What an author may write, and no calendar has."""
 
 
 @pytest.fixture(scope="module")
@@ -36,6 +41,10 @@ def lake(tmp_path_factory: pytest.TempPathFactory) -> Path:
     write_batch(folder, [1, 2, 3], [4])
     write_batch(folder, [5, 6])
     write_batch(folder, [1, 2], day=DAY + 1)
+    for timestamp, file in zip(UNDATED, sorted(folder.glob("packets/**/*.parquet")), strict=False):
+        rows = pq.ParquetFile(file).read()
+        written = pa.array([timestamp] * len(rows), pa.int64())
+        pq.write_table(rows.set_column(rows.schema.get_field_index("timestamp"), "timestamp", written), file)
     return folder
 
 
@@ -58,6 +67,8 @@ def test_views_tell_what_the_lake_holds_now(lake, tmp_path):
             ("2024-10-05", "NOTE", 1), ("2024-10-05", "POST", 1),
         ]  # fmt: skip
         assert database.sql("SELECT reason FROM quarantine").fetchall() == [("malformed_json",)]
+        dates = database.sql('SELECT "timestamp", dated::VARCHAR FROM packets').fetchall()
+        assert {told for told, dated in dates if dated is None} == set(UNDATED) and len(set(dates)) > 3
 
 
 def test_a_lake_with_nothing_put_aside_has_no_view_of_it(tmp_path):

@@ -239,6 +239,21 @@ test("whoever adds a packet that was refused is told so again", async () => {
   await outbox.stop();
 });
 
+test("whoever adds a packet that was refused is told so where another tab sends", async () => {
+  const store: OutboxStore = {
+    ...memoryOutbox(),
+    exclusively: (_, signal) => new Promise((resolve) => signal.addEventListener("abort", () => resolve())),
+  };
+  await store.add(entries[0] as never);
+  await store.refuse(entries[0]?.packetId as string, { code: "blocked_author", reason: "no" });
+  const outbox = new Outbox(store, () => Promise.reject(new Error("another tab sends")));
+  outbox.start();
+  const [refused, waiting] = [await outbox.add(packets[0] as never), await outbox.add(packets[1] as never)];
+  await assert.rejects(refused.sent, { code: "blocked_author" });
+  await outbox.stop();
+  await assert.rejects(waiting.sent, { name: "Closed" });
+});
+
 test("a packet that a relay wants to hear of later is sent no sooner, and holds up no other", async (context) => {
   const sent: string[] = [];
   const [budgeted, ...others] = packets;
@@ -284,6 +299,33 @@ test("files of a killed program are whole or none, and private", async () => {
   await writeFile(join(place, name), "{}");
   await assert.rejects(fileOutbox(place).list(), { name: "OutboxError" });
 });
+
+for (const [what, text] of [
+  ["half a file", '{"packetId":"0x'],
+  ["no object", "null"],
+  ["no packet", JSON.stringify({ ...entries[0], canonical: "{}" })],
+  ["another packet", JSON.stringify({ ...entries[0], canonical: entries[1]?.canonical })],
+]) {
+  test(`a damaged file is put aside and holds up no other: ${what}`, async (context) => {
+    const warned: unknown[] = [];
+    context.mock.method(console, "warn", (_: string, error: Error) => warned.push(error.name));
+    const place = await folder();
+    const store = fileOutbox(place);
+    await store.add(entries[0] as never);
+    const [name] = (await readdir(place)) as [string];
+    await writeFile(join(place, name), text as string);
+    const outbox = new Outbox(fileOutbox(place), async ({ packetId }) => published(packetId));
+    outbox.start();
+    const ringing = setInterval(() => outbox.wake(), 5);
+    const queued = await outbox.add(packets[2] as never);
+    assert.equal((await queued.sent).packetId, packets[2]?.packetId);
+    clearInterval(ringing);
+    assert.deepEqual([await outbox.list(), warned], [[], ["OutboxError"]]);
+    await outbox.stop();
+    assert.deepEqual(await readdir(place), [`${name}.damaged`]);
+    assert.equal(await readFile(join(place, `${name}.damaged`), "utf8"), text);
+  });
+}
 
 test("pins are kept in the form of Python's, and never replaced", async () => {
   const path = join(await folder(), "deep", "pins.json");

@@ -35,15 +35,15 @@ export function fetchLater(): void {
   });
 }
 
-/** A page that may have to be fetched first. */
-export function later(name: keyof Seldom, title: string): () => JSX.Element {
+/** A page that may have to be fetched first; its name is its title. */
+export function later(name: keyof Seldom): () => JSX.Element {
   return () => {
     useEffect(() => void ask(), []);
     const View = pages.value?.[name];
     if (View !== undefined) return <View />;
     return (
       <section class="page">
-        <h1>{title}</h1>
+        <h1>{name}</h1>
         {failed.value ? (
           <Note tone="warn" title="This page could not be fetched">
             <p>

@@ -30,10 +30,10 @@ interface Page {
 const PAGES: Readonly<Record<string, Page>> = {
   live: { title: "Live", view: Live, listed: true },
   search: { title: "Search", view: Search, listed: true },
-  overview: { title: "Overview", view: later("Overview", "Overview"), listed: true },
-  topics: { title: "Topics", view: later("Topics", "Topics"), listed: true },
+  overview: { title: "Overview", view: later("Overview"), listed: true },
+  topics: { title: "Topics", view: later("Topics"), listed: true },
   publish: { title: "Publish", view: Publish, listed: true },
-  operator: { title: "Operator", view: later("Operator", "Operator"), listed: true },
+  operator: { title: "Operator", view: later("Operator"), listed: true },
   identity: { title: "Identity", view: Identity, listed: false },
   packet: { title: "Packet", view: PacketPage, listed: false },
 };

@@ -5,6 +5,7 @@ import { type FileHandle, mkdir, open, readdir, readFile, rename, rm, stat, unli
 import { join } from "node:path";
 
 import { OutboxError } from "../protocol/errors.js";
+import { Packet } from "../protocol/packets.js";
 import type { OutboxStore, Refusal, StoredEntry } from "./store.js";
 
 const NAME = /^(\d{16})-([0-9a-f]{64})\.json$/;
@@ -16,7 +17,8 @@ const POLL_MS = 1_000;
  * Keep packets in a folder, one file each. The folder is made if it is missing.
  *
  * A file is written under another name, flushed to the disk and renamed, so that a kill leaves a whole packet or none.
- * What it leaves of the other name goes with the next program.
+ * What it leaves of the other name goes with the next program. `list` rejects with `OutboxError` for a file that a disk
+ * has damaged, once: it is renamed then, and the others are sent.
  * Several programs may share the folder: each sends what waits, which is harmless, for a relay keeps a packet once.
  */
 export function fileOutbox(folder: string): OutboxStore {
@@ -51,6 +53,18 @@ export function fileOutbox(folder: string): OutboxStore {
     known.set(name, entry);
   }
 
+  /** What is no packet is said once, and does not keep the others from being sent. */
+  async function readOrPutAside(name: string): Promise<StoredEntry | undefined> {
+    const path = join(folder, name);
+    try {
+      return await read(path);
+    } catch (error) {
+      if (!(error instanceof OutboxError)) throw error;
+      await rename(path, `${path}.damaged`).catch(ignoreMissing);
+      throw new OutboxError(`${error.message}: it is called ${name}.damaged now, and will not be sent`);
+    }
+  }
+
   return {
     async add(entry) {
       const present = await names();
@@ -65,7 +79,7 @@ export function fileOutbox(folder: string): OutboxStore {
       for (const name of known.keys()) if (!present.includes(name)) known.delete(name);
       const entries: StoredEntry[] = [];
       for (const name of present) {
-        const entry = known.get(name) ?? (await read(join(folder, name)));
+        const entry = known.get(name) ?? (await readOrPutAside(name));
         if (entry === undefined) continue; // sent meanwhile, by another program
         known.set(name, entry);
         entries.push(entry);
@@ -126,11 +140,19 @@ async function read(path: string): Promise<StoredEntry | undefined> {
     ignoreMissing(error);
     return undefined;
   }
-  const value = JSON.parse(text) as { packetId?: unknown; canonical?: unknown; refusal?: Refusal };
-  if (typeof value.packetId !== "string" || typeof value.canonical !== "string") {
-    throw new OutboxError(`${path} is not a packet of an outbox`);
+  const entry = entryOf(text);
+  if (entry === undefined) throw new OutboxError(`${path} is not a packet of an outbox`);
+  return entry;
+}
+
+function entryOf(text: string): StoredEntry | undefined {
+  try {
+    const value = JSON.parse(text) as { packetId?: unknown; canonical?: unknown; refusal?: Refusal } | null;
+    if (typeof value?.canonical !== "string" || Packet.read(value.canonical).packetId !== value.packetId) return undefined;
+    return value as StoredEntry;
+  } catch {
+    return undefined;
   }
-  return value as StoredEntry;
 }
 
 function ignoreMissing(error: unknown): void {

@@ -44,6 +44,7 @@ export const MAX_OUTBOX_PACKETS = 1_000;
 const AT_ONCE = 16;
 const ATTEMPT_SECONDS = 60;
 const RETRY_SECONDS = 2;
+const CLOSED = "the relay connection was closed";
 
 interface Promised {
   readonly promise: Promise<Published>;
@@ -59,7 +60,8 @@ export class Outbox {
   private readonly stopping = new AbortController();
   private draining: Promise<void> | undefined;
   private stopWatching: (() => void) | undefined;
-  private bell: () => void = () => undefined;
+  /** Wakes whoever sends, where it is this tab that does. */
+  private bell: (() => void) | undefined;
   private hasRung = false;
   /** When a relay wants to hear of a packet again, where it has asked for quiet (R-338). */
   private readonly quietUntil = new Map<string, number>();
@@ -76,20 +78,24 @@ export class Outbox {
    * Rejects with `OutboxError` if there is no room or the store cannot be used, and `Closed`.
    */
   async add(packet: Packet): Promise<Queued> {
-    this.requireOpen();
+    const { signal } = this.stopping;
+    if (signal.aborted) throw new Closed(CLOSED);
     if ((await this.store.count()) >= MAX_OUTBOX_PACKETS) throw new OutboxError(`${MAX_OUTBOX_PACKETS} packets wait already`);
     // Before it is stored: it may be sent, and settled, before the store has said so.
-    const promised = this.promise(packet.packetId);
+    const { packetId, canonical } = packet;
+    const promised = this.promise(packetId);
     try {
-      await this.store.add({ packetId: packet.packetId, canonical: packet.canonical });
+      await this.store.add({ packetId, canonical });
     } catch (error) {
-      if (!promised.isStored) this.awaited.delete(packet.packetId);
+      if (!promised.isStored) this.awaited.delete(packetId);
       throw error;
     }
     promised.isStored = true;
-    if (this.stopping.signal.aborted) promised.reject(new Closed("the relay connection was closed"));
+    if (signal.aborted) promised.reject(new Closed(CLOSED));
     this.ring();
-    return { packetId: packet.packetId, sent: promised.promise };
+    // Another tab sends, and says once that a packet was refused: perhaps before it was added here.
+    if (this.bell === undefined) this.store.list().then((all) => this.heed(packetId, all.find((entry) => entry.packetId === packetId)?.refusal), this.warn);
+    return { packetId, sent: promised.promise };
   }
 
   /** The packets that wait, and those that were refused, in the order they were added. */
@@ -116,7 +122,7 @@ export class Outbox {
 
   private ring(): void {
     this.hasRung = true;
-    this.bell();
+    this.bell?.();
   }
 
   /** @internal Begin to send what waits. */
@@ -132,31 +138,32 @@ export class Outbox {
     this.stopWatching?.();
     this.wake();
     await this.draining;
-    for (const promised of this.awaited.values()) promised.reject(new Closed("the relay connection was closed"));
+    for (const promised of this.awaited.values()) promised.reject(new Closed(CLOSED));
     this.awaited.clear();
   }
 
-  private requireOpen(): void {
-    if (this.stopping.signal.aborted) throw new Closed("the relay connection was closed");
+  /** A packet was refused, if it was: whoever waits for it is told. */
+  private heed(packetId: string, refusal: Refusal | undefined): void {
+    if (refusal !== undefined) this.settle(packetId)?.reject(new RequestRefused(refusal.code, refusal.reason));
   }
 
   private async drain(): Promise<void> {
+    this.bell = () => undefined; // from now on: nobody takes the work from a tab that lives
     const { signal } = this.stopping;
     while (!signal.aborted) {
       this.hasRung = false;
-      let left = 0;
+      let isSomeLeft = true; // a store that fails now may be read later, as when a browser has closed a database
       try {
-        left = await this.sendAll();
+        isSomeLeft = await this.sendAll();
       } catch (error) {
         this.warn(error);
-        left = 1; // a store that fails now may be read later, as when a browser has closed a database
       }
-      if (!signal.aborted) await this.pause(left > 0 ? RETRY_SECONDS : Math.min(...this.quietUntil.values()) - now());
+      if (!signal.aborted) await this.pause(isSomeLeft ? RETRY_SECONDS : Math.min(...this.quietUntil.values()) - now());
     }
   }
 
-  /** Send what waits, each packet once; how many are left. */
-  private async sendAll(): Promise<number> {
+  /** Send what waits, each packet once; whether some are left. */
+  private async sendAll(): Promise<boolean> {
     const durable = [...this.awaited].filter(([, { isStored }]) => isStored);
     const entries = await this.store.list();
     const found = new Map(entries.map((entry) => [entry.packetId, entry]));
@@ -164,19 +171,19 @@ export class Outbox {
       const entry = found.get(packetId);
       if (entry === undefined) {
         this.settle(packetId)?.reject(new OutboxError("another program has sent the packet, or removed it"));
-      } else if (entry.refusal !== undefined) {
-        this.settle(packetId)?.reject(new RequestRefused(entry.refusal.code, entry.refusal.reason)); // before it was added
+      } else {
+        this.heed(packetId, entry.refusal); // before it was added
       }
     }
     for (const [name, until] of this.quietUntil) if (now() >= until) this.quietUntil.delete(name);
     const waiting = entries.filter((entry) => entry.refusal === undefined && !this.quietUntil.has(entry.packetId));
-    let left = 0;
+    let isSomeLeft = false;
     for (let at = 0; at < waiting.length && !this.stopping.signal.aborted; at += AT_ONCE) {
       // Handed over in their order, which is the order of sending.
       const settled = await Promise.all(waiting.slice(at, at + AT_ONCE).map((entry) => this.sendOne(entry)));
-      left += settled.filter((isGone) => !isGone).length;
+      isSomeLeft ||= settled.includes(false);
     }
-    return left;
+    return isSomeLeft;
   }
 
   /** Whether there is nothing to be done about the packet now: it has left the queue, or waits for a time. */
@@ -197,8 +204,9 @@ export class Outbox {
   }
 
   private async refuse(packetId: string, error: InvalidPacket | RequestRefused): Promise<boolean> {
+    const { code, reason } = error;
     try {
-      await this.store.refuse(packetId, { code: error.code, reason: error.reason });
+      await this.store.refuse(packetId, { code, reason });
     } catch (problem) {
       this.warn(problem); // the relay refuses it again
       return false;
@@ -216,7 +224,7 @@ export class Outbox {
     if (news.kind === "added") this.ring();
     else if (news.kind === "sent") this.settle(news.published.packetId)?.resolve(news.published);
     else if (news.kind === "removed") this.settle(news.packetId)?.reject(new OutboxError("the packet was removed"));
-    else this.settle(news.packetId)?.reject(new RequestRefused(news.refusal.code, news.refusal.reason));
+    else this.heed(news.packetId, news.refusal);
   }
 
   /** Whoever waits for the packet, no longer waited for by the time this returns. */
@@ -236,7 +244,6 @@ export class Outbox {
         resolve();
       };
     });
-    this.bell = () => undefined;
   }
 
   private promise(packetId: string): Promised {

@@ -1,12 +1,11 @@
-"""Every figure a second time, in plain Python and by its definition, over a random log.
+"""The figures of channels and of traffic a second time, in plain Python by their definitions.
 
-The log has several days, a clock that is set back, channels, texts that are nearly alike, and origins.
+The log is a random one of several days, with a clock that is set back and texts that are nearly alike.
 Nothing is taken from the pipeline but how a text becomes numbers. STRATA_FIGURES_SEED makes another log.
 """
 
 from __future__ import annotations
 
-import math
 import os
 import random
 import statistics
@@ -17,15 +16,12 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 from pyspark.sql import DataFrame, SparkSession
-from strata.protocol import packets
-from strata_pipeline.datasets import Packets, Quarantine
-from strata_pipeline.days.lags import GROWTH
+from strata_pipeline.datasets import Packets
 from strata_pipeline.schemas import schema
 from strata_pipeline.transforms.abuse import judge
 from strata_pipeline.transforms.acknowledgements import acknowledge
 from strata_pipeline.transforms.bursts import find_bursts
 from strata_pipeline.transforms.channel_reading import read_channels
-from strata_pipeline.transforms.days import count_days
 from strata_pipeline.transforms.near_duplicates import (
     find_clusters,
     find_meetings,
@@ -51,13 +47,11 @@ class Said(NamedTuple):
 
     sequence: int
     received_at: int
-    timestamp: int
     author: str
     type: str
     size: int
     kind: str
     text: str | None = None
-    origin: str | None = None
     channel: str | None = None
     sender: str | None = None
     message: str | None = None
@@ -84,7 +78,6 @@ def make_log(chosen: random.Random, count: int) -> tuple[list[Said], list[tuple[
     for number in range(1, count + 1):
         at += chosen.choice((0, 0, 0, 1, 7, 400, 4_000, -300, -9_000))
         who = min(int(chosen.expovariate(0.7)), 7)
-        dated = at + chosen.choice((0, -1, -40, -7_000, 3, 200))
         members: dict[str, Any] = {}
         if chosen.random() < 0.45:
             room, sender = chosen.choice(("room", "hall")), f"p{chosen.randrange(5)}"
@@ -103,7 +96,7 @@ def make_log(chosen: random.Random, count: int) -> tuple[list[Said], list[tuple[
                 payload = ephemeral(sender, message)
             else:
                 payload = b"\0" * chosen.randint(1, 40)
-            packet = carry(payload, who=who, at=dated)
+            packet = carry(payload, who=who, at=at)
             if what != "unreadable":
                 members = {"channel": room, "sender": sender, "message": message, "what": what}
                 members["history"] = names
@@ -113,21 +106,13 @@ def make_log(chosen: random.Random, count: int) -> tuple[list[Said], list[tuple[
             text = chosen.choice(("gm", chosen.choice(prose), chosen.choice(prose)))
             for _ in range(chosen.randrange(3)):
                 text = text.replace(chosen.choice(words), chosen.choice(words)).title()
-            header = None
-            if chosen.random() < 0.3:
-                claim = chosen.choice(("UNKNOWN", "SOFTWARE", "HARDWARE_SECURE_ENCLAVE", "of my own"))
-                header = {"origin_type": claim}
-                members["origin"] = "other" if claim == "of my own" else claim
-            packet = packets.build(
-                relay_logs.author(who), {"type": "MINE" if kind == "other" else kind, "text": text},
-                timestamp=dated, nonce=str(number), provenance_header=header, allow_unattested=True,
-            )  # fmt: skip
+            packet = relay_logs.make(
+                number, who=who, type="MINE" if kind == "other" else kind, at=at, text=text
+            )
             members["text"] = text
-        made = list(row(packet, number, at))
-        if "origin" in members and chosen.random() < 0.3:
-            members["origin"], made[-1] = "not proven", b"{}"
-        rows.append(tuple(made))
-        said.append(Said(made[0], at, dated, packet.author_id, packet.content_type, made[7], kind, **members))
+        made = row(packet, number, at)
+        rows.append(made)
+        said.append(Said(made[0], at, packet.author_id, packet.content_type, made[7], kind, **members))
     # The log goes by its days, whatever the clock says within one.
     return sorted(said), rows
 
@@ -384,36 +369,3 @@ def verdicts_of(
             hardest = max(holding)
             found.add((author, "block" if hardest == 3 else "limit", holding[hardest]))
     return found
-
-
-# Days.
-
-
-def bucket(seconds: int) -> int:
-    size = math.ceil(math.log1p(abs(seconds)) / math.log(GROWTH))
-    return int(math.copysign(size, seconds)) if seconds else 0
-
-
-def test_days(spark, log):
-    said, whole = log
-    rows = count_days(whole, Quarantine.empty(spark)).collect()
-    found: dict[tuple[int, str], dict[Any, Any]] = defaultdict(dict)
-    for told in rows:
-        found[told.day, told.what][told.name] = (
-            (told.packets, told.size) if told.what == "kind" else told.packets
-        )
-    days = {one.day for one in said}
-    assert len(days) >= 3
-    for day in days:
-        there = [one for one in said if one.day == day]
-        kinds = {one.kind for one in there}
-        assert found[day, "kind"] == {
-            kind: (len(mine := [one.size for one in there if one.kind == kind]), sum(mine)) for kind in kinds
-        }
-        assert found[day, "origin"] == Counter(one.origin for one in there if one.origin is not None)
-        lags = [(one.author, one.received_at - one.timestamp) for one in there]
-        assert found[day, "lag"] == Counter(str(bucket(lag)) for _, lag in lags)
-        authors = {author for author, _ in lags}
-        least = [min(lag for author, lag in lags if author == who) for who in authors]
-        assert found[day, "skew"] == Counter(str(bucket(lag)) for lag in least)
-        assert found[day, "author"] == found[day, "sample"] == {None: len(authors)}

@@ -20,7 +20,9 @@ from strata_pipeline.jobs.report import report
 from strata_pipeline.lake.lake import Lake
 from strata_pipeline.reports.page import LakeNote
 from strata_pipeline.reports.site import RelayScore, SiteFigures, render_site
+from strata_pipeline.transforms.emptying import emptied
 
+from tests.support.object_lakes import tombstones
 from tests.support.toy_lakes import DAY, place, write_batch
 
 
@@ -132,6 +134,14 @@ def test_of_more_authors_than_a_sample_holds_a_fair_part_is_followed():
     assert found.cohorts[0].shares == [1, pytest.approx(0.5, rel=0.01)]
 
 
+def test_in_a_sample_nobody_stays_who_was_not_there_before():
+    # A crowded day between two quiet weeks, in which the sample has two thirds of all authors.
+    crowd = [2 * HASHES // 3 - 1 - n for n in range(SAMPLED)]
+    days = [("W1", hashes(1)), ("W2", hashes(*crowd)), ("W3", hashes(1, 5))]
+    last = cohorts_of(days, is_over=True).weeks[-1]
+    assert (last.active, last.new, last.returned, last.stayed) == (4, 2, 2, 0)
+
+
 class Page(HTMLParser):
     """What a page refers to, and whether its elements close."""
 
@@ -178,6 +188,14 @@ def test_pages_link_only_each_other_and_hold_what_they_say():
     # A lake of one day has no trend, and a lake without scores no page of them.
     small = render_site(SiteFigures(note, days[:1], {}))
     assert "relays.html" not in small and "seven finished days" in small["kinds.html"]
+
+
+def test_what_an_erasure_leaves_is_not_called_damage():
+    [(tombstone, _)] = tombstones(1).values()
+    [reason] = emptied([tombstone])["reason"].to_pylist()
+    note = LakeNote("ab" * 32, "2026-11-01", "2026-11-01", 1)
+    shown = render_site(SiteFigures(note, [figures("2026-11-01", quarantined={reason: 1})], {}))
+    assert f"an erasure has left of a packet, which is {reason}" in shown["quarantine.html"]
 
 
 @pytest.mark.timeout(600)

@@ -97,9 +97,11 @@ def _weeks(
     for place, (name, now) in enumerate(active.items()):
         firsts[name] = now - seen
         lost = before - now if place and (is_over or place < len(active) - 1) else None
-        counts = (len(now), len(firsts[name]), len((now & seen) - before))
-        known, new, returned = (round(count / share) for count in counts)
-        weeks.append(Week(name, known, new, returned, None if lost is None else round(len(lost) / share)))
+        parts = (firsts[name], (now & seen) - before, now & before)
+        # Scaled up one by one, for rounding may not make somebody of nobody; together they are who was there.
+        new, returned, stayed = (round(len(part) / share) for part in parts)
+        total = new + returned + stayed
+        weeks.append(Week(name, total, new, returned, None if lost is None else round(len(lost) / share)))
         seen |= now
         before = now
     return weeks, firsts

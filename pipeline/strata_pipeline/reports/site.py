@@ -255,7 +255,10 @@ def _provenance(figures: SiteFigures) -> list[str]:
 
 
 def _quarantine(figures: SiteFigures) -> list[str]:
-    about = "Rows that the archive put aside, by what was wrong. Each is a row that somebody damaged."
+    about = (
+        "Rows that were put aside, by what was wrong. Each is a row that somebody damaged, or the empty row "
+        "that an erasure has left of a packet, which is malformed_json."
+    )
     reasons = sorted({reason for day in figures.days for reason in day.quarantined})
     rows = [
         [day.day, reason, count_text(day.quarantined[reason])]

@@ -37,7 +37,7 @@ from strata_pipeline.transforms.traffic import count_author_hours, count_hours, 
 from tests.support import relay_logs
 from tests.support.lake_rows import DAY, TOPIC, carry, ephemeral, row, sds
 
-SEED = int(os.environ.get("STRATA_FIGURES_SEED", "20261126"))
+SEED = int(os.environ.get("STRATA_FIGURES_SEED", "1"))
 HOUR = 3_600
 LIMITS = Thresholds(burst_hours=2, limit_copies=3, block_copies=6, copies_share=0.5)
 
@@ -80,7 +80,7 @@ def make_log(chosen: random.Random, count: int) -> tuple[list[Said], list[tuple[
         who = min(int(chosen.expovariate(0.7)), 7)
         members: dict[str, Any] = {}
         if chosen.random() < 0.45:
-            room, sender = chosen.choice(("room", "hall")), f"p{chosen.randrange(5)}"
+            room, sender = chosen.choice(("room", "hall")), f"p{chosen.randrange(12)}"
             names = tuple(chosen.choices([f"m{n}" for n in range(14)], k=chosen.randint(0, 2)))
             what = chosen.choice(("content", "content", "sync", "ephemeral", "unreadable"))
             message = f"m{chosen.randrange(12)}"
@@ -104,7 +104,7 @@ def make_log(chosen: random.Random, count: int) -> tuple[list[Said], list[tuple[
         else:
             kind = chosen.choice(("POST", "NOTE", "other"))
             text = chosen.choice(("gm", chosen.choice(prose), chosen.choice(prose)))
-            for _ in range(chosen.randrange(3)):
+            for _ in range(chosen.randrange(4)):
                 text = text.replace(chosen.choice(words), chosen.choice(words)).title()
             packet = relay_logs.make(
                 number, who=who, type="MINE" if kind == "other" else kind, at=at, text=text

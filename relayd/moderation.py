@@ -26,12 +26,15 @@ from relayd.addresses import Address, Network, parse_network
 __all__ = [
     "MAX_REASON_CHARACTERS",
     "MAX_SUBJECT_CHARACTERS",
+    "NOTHING_READ",
     "SESSION",
     "Act",
     "Ban",
     "Bans",
     "Closed",
     "Kind",
+    "LastRuling",
+    "Reading",
     "Ruled",
     "check_reason",
     "kind_of",
@@ -112,6 +115,32 @@ class Ruled(NamedTuple):
     """The ban as it was, None where there was none; of a session, what it was."""
     after: Ban | None
     """The ban as it is from then on, None where there is none."""
+
+
+class LastRuling(NamedTuple):
+    """Which ruling was the last: its number, and what it said.
+
+    The number alone does not tell. A failover may lose rulings, and the next ones get their numbers.
+    """
+
+    number: int
+    digest: bytes
+    """Of all of its line; empty where there is none."""
+
+
+NOTHING_READ: Final = LastRuling(-1, b"")
+"""What a process has read that has read nothing."""
+
+
+class Reading(NamedTuple):
+    """The rulings as they stand, and what has happened since a reading before."""
+
+    last: LastRuling
+    bans: list[Ban]
+    """All, the expired ones too."""
+    erased: bool
+    closed: list[str]
+    """The sessions that were to be closed."""
 
 
 class _NetworkSet:

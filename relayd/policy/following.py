@@ -1,7 +1,7 @@
 """Keeps a process in step with what operators rule, wherever they rule it.
 
 A notification makes it look at once. It looks every half second as well, so that a lost one does not matter:
-one row of an index says whether anything was ruled. A ban that ends by time ends here, by this process's
+the last line of the log says whether anything was ruled. A ban that ends by time ends here, by this process's
 clock. While the database cannot be reached, the bans of the last reading hold.
 """
 
@@ -17,7 +17,7 @@ import structlog
 
 from relayd.faults import Faults
 from relayd.logs import problem_of
-from relayd.moderation import Ban, Bans
+from relayd.moderation import NOTHING_READ, Ban, Bans, LastRuling, Reading
 from relayd.store.types import StoreError
 
 __all__ = ["BanFollower"]
@@ -28,11 +28,9 @@ _LOOK_INTERVAL: Final = 0.5
 
 
 class _Rulings(Protocol):
-    async def last(self) -> int: ...
+    async def last(self) -> LastRuling: ...
 
-    async def read(self, since: int) -> tuple[int, list[Ban], bool]: ...
-
-    async def closed(self, since: int) -> list[str]: ...
+    async def read(self, since: LastRuling) -> Reading: ...
 
 
 class BanFollower:
@@ -56,7 +54,7 @@ class BanFollower:
         self._on_close = on_close
         self._faults = faults
         self._rows: Sequence[Ban] = ()
-        self._last = -1
+        self._last = NOTHING_READ
         self._is_half_told = False
         """`on_change` has failed on the bans of now: it is called again at the next look."""
         self._unread = False
@@ -71,9 +69,9 @@ class BanFollower:
         last, rows = await self._rulings.last(), self._rows
         erased, closed = False, list[str]()
         if last != self._last:
-            last, rows, erased = await self._rulings.read(self._last)
-            # Older ones were for processes of their own time. What is read here twice is closed already.
-            closed = await self._rulings.closed(self._last) if self._last >= 0 else []
+            last, rows, erased, closed = await self._rulings.read(self._last)
+            if self._last == NOTHING_READ:
+                closed = []  # these were for processes of their own time
             bans = Bans.at(self._clock(), rows)
         elif self._is_half_told or (self.bans.changes_at or math.inf) <= self._clock():
             bans = Bans.at(self._clock(), rows)

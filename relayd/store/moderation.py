@@ -1,9 +1,10 @@
 """The table of bans and the log of how it came about (`relayd.moderation`).
 
 Every change is one transaction: it takes its turn, writes the row, and writes what it did into
-`moderation_log`, under a number that is one higher than the last. So the last number says which state a
+`moderation_log`, under a number that is one higher than the last. So the last line says which state a
 process has read, and a process that asks for it once a second needs nothing else: a notification only makes
-it look sooner.
+it look sooner. It is the line and not its number that says so: where a failover has lost rulings, the next
+ones get the numbers of the lost.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from typing import Any, Final, NamedTuple, TypeVar
 import asyncpg
 import msgspec
 
-from relayd.moderation import SESSION, Act, Ban, Closed, Kind, Ruled
+from relayd.moderation import SESSION, Act, Ban, Closed, Kind, LastRuling, Reading, Ruled
 from relayd.roll import OpenSession
 from relayd.store.connection import Pool, close_quietly, connect, deadline
 
@@ -30,6 +31,9 @@ MODERATION_CHANNEL: Final = "relayd_moderation"
 _COLUMNS: Final = "kind, subject, reason, actor, expires_at, created_at"
 
 _LAST: Final = "SELECT coalesce(max(number), 0) FROM moderation_log"
+_DIGEST: Final = "sha256(convert_to(line::text, 'UTF8'))"
+_LAST_LINE: Final = f"SELECT number, {_DIGEST} FROM moderation_log AS line ORDER BY number DESC LIMIT 1"
+_HOLDS: Final = f"SELECT EXISTS (SELECT FROM moderation_log AS line WHERE number = $1 AND {_DIGEST} = $2)"
 _ALL: Final = f"SELECT {_COLUMNS} FROM moderation"
 _ERASED_SINCE: Final = f"SELECT EXISTS (SELECT FROM moderation_log WHERE number > $1 AND act = '{Act.ERASE}')"
 _CLOSED_SINCE: Final = f"SELECT subject FROM moderation_log WHERE number > $1 AND act = '{Act.CLOSE}'"
@@ -80,21 +84,22 @@ class Moderation:
         self._lookups = lookups
         self._connect_timeout = connect_timeout
 
-    async def last(self) -> int:
-        """The number of the last ruling."""
+    async def last(self) -> LastRuling:
+        """The last ruling."""
         async with self._lookups.lease() as connection:
-            number: int = await connection.fetchval(_LAST)
-        return number
+            return await _last(connection)
 
-    async def read(self, since: int) -> tuple[int, list[Ban], bool]:
-        """Every ban, the expired ones too, with the number of the ruling that this is the state after; and
-        whether anything was erased after the ruling `since`."""
+    async def read(self, since: LastRuling) -> Reading:
+        """The state after the last ruling, and what was done after the ruling `since`: all that ever was
+        where the log does not hold `since`, for nobody knows which of it is news then."""
         async with self._lookups.lease() as connection:
             async with connection.transaction(isolation="repeatable_read", readonly=True):
-                last = await connection.fetchval(_LAST)
+                last = await _last(connection)
                 rows = await connection.fetch(_ALL)
-                erased = await connection.fetchval(_ERASED_SINCE, since)
-        return last, [_ban(row) for row in rows], erased
+                after = since.number if await connection.fetchval(_HOLDS, *since) else -1
+                erased = await connection.fetchval(_ERASED_SINCE, after)
+                closed = await connection.fetch(_CLOSED_SINCE, after)
+        return Reading(last, [_ban(row) for row in rows], erased, [subject for (subject,) in closed])
 
     async def bans(
         self, now: int, *, kind: Kind | None = None, after: tuple[str, str] = ("", ""), limit: int = 1000
@@ -109,11 +114,6 @@ class Moderation:
         """Rulings, the newest first; `before` is a number to go on from, `subject` the only one wanted."""
         async with self._lookups.lease() as connection:
             return [_ruled(row) for row in await connection.fetch(_LOG, before, subject, limit)]
-
-    async def closed(self, since: int) -> list[str]:
-        """The sessions that were to be closed after the ruling `since`."""
-        async with self._lookups.lease() as connection:
-            return [subject for (subject,) in await connection.fetch(_CLOSED_SINCE, since)]
 
     async def rule(self, rulings: Sequence[Ruling], now: int) -> list[bool]:
         """Put these into effect, all or none; for each, whether it changed anything.
@@ -144,6 +144,11 @@ class Moderation:
                 await ring(connection)
         finally:
             await close_quietly(connection)
+
+
+async def _last(connection: asyncpg.Connection[Any]) -> LastRuling:
+    line = await connection.fetchrow(_LAST_LINE)
+    return LastRuling(0, b"") if line is None else LastRuling(*line)
 
 
 async def take_turn(connection: asyncpg.Connection[Any]) -> None:

@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from relayd.faults import Faults
-from relayd.moderation import Ban, Bans, Kind
+from relayd.moderation import Ban, Bans, Kind, LastRuling, Reading
 from relayd.policy import BanFollower
 from relayd.store.types import StoreUnavailable
 from tests.support.waiting import until
@@ -20,6 +20,7 @@ class Rulings:
 
     def __init__(self) -> None:
         self.number = 0
+        self.timeline = 1
         self.rows: list[Ban] = []
         self.erased_at = -1
         self.closings: list[tuple[int, str]] = []
@@ -30,17 +31,16 @@ class Rulings:
         self.number += 1
         self.rows = list(rows)
 
-    async def last(self) -> int:
+    async def last(self) -> LastRuling:
         if self.is_away:
             raise StoreUnavailable("away")
-        return self.number
+        return LastRuling(self.number, bytes([self.timeline]))
 
-    async def read(self, since: int) -> tuple[int, list[Ban], bool]:
+    async def read(self, since: LastRuling) -> Reading:
         self.reads += 1
-        return self.number, self.rows, self.erased_at > since
-
-    async def closed(self, since: int) -> list[str]:
-        return [session for number, session in self.closings if number > since]
+        after = since.number if since.digest == bytes([self.timeline]) else -1
+        closed = [session for number, session in self.closings if number > after]
+        return Reading(await self.last(), self.rows, self.erased_at > after, closed)
 
     def close(self, session: str) -> None:
         self.number += 1
@@ -165,6 +165,19 @@ async def test_a_backup_that_is_put_back_brings_its_bans_with_it():
     rig.rulings.number, rig.rulings.rows = 1, [ban("a")]
     await rig.follower.look()
     assert rig.changes == [({"b"}, False), ({"a"}, False)]
+
+
+async def test_a_ruling_of_the_same_number_after_a_failover_is_followed():
+    rig = Rig()
+    rig.rulings.rule(ban("lost"))
+    await rig.follower.look()
+    rig.rulings.timeline, rig.rulings.rows = 2, [ban("a")]
+    rig.rulings.erased_at = rig.rulings.number
+    rig.rulings.closings = [(rig.rulings.number, "one-1")]
+    await rig.follower.look()
+    await rig.follower.look()
+    assert rig.changes == [({"lost"}, False), ({"a"}, True)]
+    assert rig.closed == [["one-1"]]
 
 
 async def test_it_follows_without_being_told_and_while_the_database_was_away():

@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 import asyncpg
 import pytest
 
-from relayd.moderation import Kind
+from relayd.moderation import NOTHING_READ, Kind
 from relayd.roll import Question
 from relayd.store import LogQuery, NewPacket, Store, StoreUnavailable, moderation, peers, roll, sizes
 from relayd.store import store as store_module
@@ -131,7 +131,7 @@ CALLS: dict[str, tuple[bytes, Call]] = {
         lambda store, packet: store.identities.trust_acts("did:strata:a", ["TRUST_EDGE"], after=0, most=9),
     ),
     "last ruling": (b"moderation_log", lambda store, packet: store.moderation.last()),
-    "bans": (b"moderation_log", lambda store, packet: store.moderation.read(0)),
+    "bans": (b"moderation_log", lambda store, packet: store.moderation.read(NOTHING_READ)),
     "ban": (
         b"LOCK TABLE",
         lambda store, packet: store.moderation.rule(

@@ -10,7 +10,7 @@ import pytest
 import sqlalchemy as sa
 from alembic import command
 
-from relayd.moderation import Act, Ban, Kind
+from relayd.moderation import NOTHING_READ, Act, Ban, Kind, LastRuling
 from relayd.store import Store, migrate
 from relayd.store.moderation import Ruling
 from relayd.store.types import LogQuery, StoreUnavailable
@@ -25,10 +25,13 @@ def ruling(subject: str = DID, *, bans: bool = True, expires_at: int | None = No
 
 
 async def test_a_ruling_is_in_the_table_and_in_the_log(store: Store):
-    assert await store.moderation.read(-1) == (0, [], False)
+    nothing = await store.moderation.last()
+    assert await store.moderation.read(NOTHING_READ) == (nothing, [], False, [])
     assert await store.moderation.rule([ruling()], NOW) == [True]
     made = Ban(Kind.AUTHOR, DID, "spam", "root", None, NOW)
-    assert await store.moderation.read(0) == (1, [made], False)
+    first = await store.moderation.last()
+    assert (nothing.number, first.number) == (0, 1)
+    assert await store.moderation.read(nothing) == (first, [made], False, [])
     assert await store.moderation.rule([ruling()], NOW + 1) == [False], "it is banned already"
     assert await store.moderation.rule([ruling(reason="more spam", expires_at=NOW + 9)], NOW + 2) == [True]
     changed = Ban(Kind.AUTHOR, DID, "more spam", "root", NOW + 9, NOW + 2)
@@ -72,8 +75,41 @@ async def test_rulings_at_the_same_time_take_turns_and_their_numbers_leave_none_
     ]
     assert await asyncio.gather(*many) == [[True]] * 20
     assert [line.number for line in await store.moderation.log()] == list(range(20, 0, -1))
-    last, bans, _ = await second_store.moderation.read(-1)
+    (last, _), bans, _, _ = await second_store.moderation.read(NOTHING_READ)
     assert (last, len(bans)) == (20, 20)
+
+
+async def test_a_ruling_that_a_failover_lost_is_told_from_the_next_one_of_its_number(
+    store: Store, sql: asyncpg.Connection
+):
+    """The promoted standby has not got the last rulings, and gives their numbers to the next ones."""
+    moderation = store.moderation
+    await moderation.rule([ruling("did:x:kept")], NOW)
+    kept = await moderation.last()
+    await sql.execute(_ERASES, 2)
+    await sql.execute(_CLOSES, 3, "this-1")
+    seen = await moderation.last()
+    assert await moderation.read(kept) == (
+        seen,
+        [Ban(Kind.AUTHOR, "did:x:kept", "spam", "root", None, NOW)],
+        True,
+        ["this-1"],
+    )
+    assert (await moderation.read(seen))[2:] == (False, [])
+    await sql.execute("ALTER TABLE moderation_log DISABLE TRIGGER USER")
+    await sql.execute("DELETE FROM moderation_log WHERE number > 1")
+    await sql.execute(_ERASES, 2)
+    await sql.execute(_CLOSES, 3, "this-2")
+    last = await moderation.last()
+    assert last.number == seen.number and last != seen
+    assert (await moderation.read(seen))[2:] == (True, ["this-2"])
+    assert (await moderation.read(LastRuling(9, seen.digest)))[2:] == (True, ["this-2"])
+    assert (await moderation.read(last))[2:] == (False, [])
+
+
+_LINE = "INSERT INTO moderation_log (number, at, actor, via, act, kind, subject, reason) VALUES"
+_ERASES = f"{_LINE} ($1, {NOW}, 'root', 'command', 'erase', 'author', '{DID}', 'law')"
+_CLOSES = f"{_LINE} ($1, {NOW}, 'root', 'wire', 'close', 'session', $2, 'law')"
 
 
 async def test_the_log_of_rulings_only_grows(store: Store, sql: asyncpg.Connection):

@@ -34,8 +34,8 @@ __all__ = [
     "Closed",
     "Kind",
     "LastRuling",
-    "Reading",
     "Ruled",
+    "RulingsRead",
     "check_reason",
     "kind_of",
     "subject_of",
@@ -132,7 +132,7 @@ NOTHING_READ: Final = LastRuling(-1, b"")
 """What a process has read that has read nothing."""
 
 
-class Reading(NamedTuple):
+class RulingsRead(NamedTuple):
     """The rulings as they stand, and what has happened since a reading before."""
 
     last: LastRuling

@@ -17,7 +17,7 @@ import structlog
 
 from relayd.faults import Faults
 from relayd.logs import problem_of
-from relayd.moderation import NOTHING_READ, Ban, Bans, LastRuling, Reading
+from relayd.moderation import NOTHING_READ, Ban, Bans, LastRuling, RulingsRead
 from relayd.store.types import StoreError
 
 __all__ = ["BanFollower"]
@@ -30,7 +30,7 @@ _LOOK_INTERVAL: Final = 0.5
 class _Rulings(Protocol):
     async def last(self) -> LastRuling: ...
 
-    async def read(self, since: LastRuling) -> Reading: ...
+    async def read(self, since: LastRuling) -> RulingsRead: ...
 
 
 class BanFollower:

@@ -17,7 +17,7 @@ from typing import Any, Final, NamedTuple, TypeVar
 import asyncpg
 import msgspec
 
-from relayd.moderation import SESSION, Act, Ban, Closed, Kind, LastRuling, Reading, Ruled
+from relayd.moderation import SESSION, Act, Ban, Closed, Kind, LastRuling, Ruled, RulingsRead
 from relayd.roll import OpenSession
 from relayd.store.connection import Pool, close_quietly, connect, deadline
 
@@ -89,7 +89,7 @@ class Moderation:
         async with self._lookups.lease() as connection:
             return await _last(connection)
 
-    async def read(self, since: LastRuling) -> Reading:
+    async def read(self, since: LastRuling) -> RulingsRead:
         """The state after the last ruling, and what was done after the ruling `since`: all that ever was
         where the log does not hold `since`, for nobody knows which of it is news then."""
         async with self._lookups.lease() as connection:
@@ -99,7 +99,7 @@ class Moderation:
                 after = since.number if await connection.fetchval(_HOLDS, *since) else -1
                 erased = await connection.fetchval(_ERASED_SINCE, after)
                 closed = await connection.fetch(_CLOSED_SINCE, after)
-        return Reading(last, [_ban(row) for row in rows], erased, [subject for (subject,) in closed])
+        return RulingsRead(last, [_ban(row) for row in rows], erased, [subject for (subject,) in closed])
 
     async def bans(
         self, now: int, *, kind: Kind | None = None, after: tuple[str, str] = ("", ""), limit: int = 1000

@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from relayd.faults import Faults
-from relayd.moderation import Ban, Bans, Kind, LastRuling, Reading
+from relayd.moderation import Ban, Bans, Kind, LastRuling, RulingsRead
 from relayd.policy import BanFollower
 from relayd.store.types import StoreUnavailable
 from tests.support.waiting import until
@@ -36,11 +36,11 @@ class Rulings:
             raise StoreUnavailable("away")
         return LastRuling(self.number, bytes([self.timeline]))
 
-    async def read(self, since: LastRuling) -> Reading:
+    async def read(self, since: LastRuling) -> RulingsRead:
         self.reads += 1
         after = since.number if since.digest == bytes([self.timeline]) else -1
         closed = [session for number, session in self.closings if number > after]
-        return Reading(await self.last(), self.rows, self.erased_at > after, closed)
+        return RulingsRead(await self.last(), self.rows, self.erased_at > after, closed)
 
     def close(self, session: str) -> None:
         self.number += 1

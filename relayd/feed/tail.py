@@ -190,8 +190,19 @@ class Tail:
         if fresh:
             self._take(fresh)
         elif not entries and not self._coming:
-            # Rung for a sequence the log does not hold: a row that retention has taken meanwhile.
-            self._skip_to(target)
+            await self._pass_over(target)
+
+    async def _pass_over(self, target: int) -> None:
+        """Rung for a sequence that the log does not hold. Retention may have taken the row meanwhile; or the
+        server that rang is gone with it, and the one in its place gives the number out once more."""
+        # Before the rows: where these are another server's, it is found to lack this head.
+        head = await self._store.head()
+        if self._coming or await self._store.tail(self._fanout.position, None, 1):
+            return
+        self._skip_to(min(target, head))
+        if head < target == self._target:
+            self._target = max(head, self._fanout.position)
+            self._release(target)
 
     def _dispatch(self, entries: Sequence[LogEntry]) -> None:
         delivered, before = 0, self._fanout.position
@@ -227,9 +238,10 @@ class Tail:
         elif self._behind_since is None or position >= self._behind:
             self._behind_since, self._behind = time.monotonic(), self._target
 
-    def _release(self) -> None:
+    def _release(self, lacking: int = 0) -> None:
+        """Let go of who has waited long enough, or for a sequence up to `lacking`, which will not come."""
         self._look_behind()
-        position = self._fanout.position
+        position = max(self._fanout.position, lacking)
         if not self._waiters:
             return
         waiting = self._waiters

@@ -273,6 +273,9 @@ class Reader:
             rows = await connection.fetch(TAIL, after, last, limit, max_bytes)
             if rows and rows[0][-1] != self._known.lineage.current.tag:
                 await agree(connection, self._known)  # before anybody asks for the term of these entries
+            elif rows:
+                # A feed that has passed them must notice when a failover loses them.
+                self._known.saw(rows[-1][0])
         return [entry(tuple(row)[:-1]) for row in rows]
 
     async def _bounds(self, connection: asyncpg.Connection[Any], query: LogQuery) -> tuple[int, int | None]:

@@ -216,6 +216,18 @@ async def test_who_waits_for_what_retention_has_taken_waits_no_longer_than_for_a
     assert feed.fanout.position == 2
 
 
+@pytest.mark.req("R-167")
+async def test_a_ring_for_what_a_failover_has_lost_passes_nothing_over(feed: Feed):
+    """The server that rang is gone, and the one in its place gives the lost numbers out once more."""
+    feed.log.append(1)
+    async with asyncio.timeout(10):
+        await feed.tail.reach(3)  # it will not come: whoever waits has to ask again
+    assert feed.fanout.position == 1
+    feed.tail.ring(feed.log.append(3)[-1].sequence)
+    await until_through(feed)
+    assert feed.heard == [1, 2, 3, 4]
+
+
 @pytest.mark.req("R-155")
 async def test_the_lag_is_that_of_what_subscribers_lack(feed: Feed, monkeypatch: pytest.MonkeyPatch):
     clock = SimpleNamespace(now=100.0)

@@ -26,6 +26,19 @@ async def test_processes_adopt_each_others_terms_and_append_in_turn(store, secon
 
 
 @pytest.mark.req("R-154")
+async def test_what_a_feed_has_read_is_missed_when_it_is_gone(store, second_store, packet, sql):
+    """The process has written nothing and asked for no head since: its subscribers have had the packets."""
+    await store.append([packet(0)], NOW)
+    await second_store.head()
+    await store.append([packet(1)], NOW)
+    await second_store.tail(0, None, 9)
+    # A standby that had only the first packet, promoted.
+    await sql.execute("UPDATE log_head SET last_sequence = last_sequence - 1")
+    with pytest.raises(LogLost):
+        await second_store.head()
+
+
+@pytest.mark.req("R-154")
 @pytest.mark.parametrize("terms", ["the same", "others"])
 async def test_a_process_whose_place_is_gone_appends_nothing(store, second_store, packet, sql, terms):
     await store.append([packet(n) for n in range(5)], NOW)

@@ -307,7 +307,12 @@ class Federation:
             if skips:
                 some = list({skip[0]: skip for skip in skips}.values())
                 skips.clear()
-                await self._table.skip(peer_id, some, MOST_SKIPS)
+                try:
+                    await self._table.skip(peer_id, some, MOST_SKIPS)
+                except StoreError:
+                    # They are behind the cursor, so the peer sends them no more: for the next time.
+                    skips.extendleft(reversed(some[: _WAITING_SKIPS - len(skips)]))
+                    raise
 
     async def _keep_conduct(self, peer_id: int, kept: KeptConduct) -> None:
         link = self._links.get(peer_id)

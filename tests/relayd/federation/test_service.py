@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, cast
 
+import pytest
 from strata.protocol.ids import Identity
 
 from relayd.federation.peers_file import Upstream
 from relayd.federation.service import Federation
 from relayd.metrics import Metrics
+from relayd.store.types import StoreUnavailable
+
+PEER = Upstream("wss://peer", "did:strata:zPeer")
 
 
-def test_what_comparisons_find_is_counted_from_zero():
-    """The first packets that a peer withholds are growth to the alert RelayPeerWithholds."""
-    metrics = Metrics()
+def federation(metrics: Metrics) -> Federation:
     nothing: Any = None
-    Federation(
-        [Upstream("wss://peer", "did:strata:zPeer")],
-        {"did:strata:zPeer": 1},
+    return Federation(
+        [PEER],
+        {PEER.relay_id: 1},
         url="postgresql://",
         identity=Identity.generate(),
         store=nothing,
@@ -29,5 +32,43 @@ def test_what_comparisons_find_is_counted_from_zero():
         reconcile_interval=0,
         reconcile_max_items=1,
     )
+
+
+def test_what_comparisons_find_is_counted_from_zero():
+    """The first packets that a peer withholds are growth to the alert RelayPeerWithholds."""
+    metrics = Metrics()
+    federation(metrics)
     line = b'relayd_peer_differences_total{kind="withheld",peer="did:strata:zPeer"} 0.0'
     assert line in metrics.render()[1]
+
+
+class Table:
+    """Remembers refusals, but for the first time, when the database is away."""
+
+    def __init__(self) -> None:
+        self.skipped: list[tuple[bytes, int, str]] = []
+        self.is_away = True
+        self.meanwhile: Callable[[], None] = lambda: None
+
+    async def skip(self, peer_id: int, skips: Sequence[tuple[bytes, int, str]], most: int) -> None:
+        self.meanwhile()
+        if self.is_away:
+            raise StoreUnavailable("the connection for peers was lost")
+        self.skipped += skips
+
+
+async def test_refusals_outlast_a_database_that_is_away():
+    """They are behind the cursor: what is forgotten here, a comparison would ask the peer for again."""
+    reading, table = federation(Metrics()), Table()
+    reading._table = cast(Any, table)
+    refused = reading._reports(PEER, 1).skipped
+    for number in range(1000):
+        refused(number.to_bytes(32), number, "policy_rejected")
+    table.meanwhile = lambda: refused(b"m" * 32, 1000, "policy_rejected")
+    with pytest.raises(StoreUnavailable):
+        await reading._write_down()
+    table.is_away, table.meanwhile = False, lambda: None
+    await reading._write_down()
+    assert [at for _, at, _ in table.skipped] == [*range(999), 1000]
+    await reading._write_down()
+    assert len(table.skipped) == 1000

@@ -116,7 +116,6 @@ class AuthExchange:
         """Called about once a second: let the session follow what has changed since it was let in."""
         access = self._relay.access
         if access.revision != self._revision:
-            self._revision = access.revision
             if not access.takes_origin(self._visitor):
                 error = InvalidMessage(
                     "this relay takes no connections from that origin any more",
@@ -140,6 +139,7 @@ class AuthExchange:
                     return
                 access.reconsider(self._visitor, identity, time.monotonic())
             self._connection.regranted()
+            self._revision = access.revision  # at last: what has failed on the way is tried again
         if self._proof is not None and self._review is None and self._is_doubtful():
             self._review_key(self._proof)
 

@@ -17,6 +17,7 @@ from websockets.datastructures import Headers
 
 from relayd.access.auth import Grants
 from relayd.sessions import auth_exchange
+from relayd.sessions.session import Session
 from relayd.store.types import LogEntry, NewPacket, StoreTimeout, StoreUnavailable
 from tests.relayd.sessions.connection_rig import (
     ALICE,
@@ -266,6 +267,19 @@ async def test_who_is_no_member_any_more_loses_what_members_may_and_gets_it_back
     rig.sweep(1)
     rig.socket.data_received(publish(1))
     assert rig.relay.admission.pending == 1
+
+
+async def test_what_failed_while_a_session_followed_a_change_is_done_at_the_next_look(rigs, monkeypatch):
+    rig = await authenticated(rigs, require_auth=("publish",), members=(ALICE.did,))
+    faults = rig.relay.metrics.faults["auth"]
+    monkeypatch.setattr(Session, "regrant", lambda *_: 1 / 0)
+    rig.relay.access.reload(dataclasses.replace(rig.relay.settings, members=(BOB.did,)))
+    rig.sweep(1)
+    assert faults._value.get() == 1 and rig.socket.is_open
+    monkeypatch.undo()
+    rig.sweep(1)
+    rig.socket.data_received(publish(1))
+    assert rig.messages()[0]["detail"] == "missing_capability"
 
 
 async def with_subscriptions(rigs: Any, count: int, **settings: Any) -> Rig:

@@ -55,8 +55,11 @@ def test_the_window_is_bounded_by_packets_and_by_bytes():
         intake.add(b"x", 1, None)
     assert len(intake) == 256
     intake = Intake(None)
-    intake.add(bytes(8 * 2**20), 1, None)
+    large = intake.add(bytes(8 * 2**20), 1, None)
     assert not intake.has_room
+    intake.settle(large, NOW)
+    intake.add(bytes(8 * 2**20 - 1), 1, None)
+    assert intake.has_room
 
 
 PACKET = make(new_identity())
@@ -64,6 +67,16 @@ PACKET = make(new_identity())
 
 def refusal(code: ErrorCode, detail: str | None = None) -> InvalidPacket:
     return InvalidPacket(code, "because", detail=detail)
+
+
+def test_the_witnesses_are_the_first_and_the_last_of_all():
+    intake = Intake("c")
+    for at in (50, 40, 60, 45, 0):
+        intake.settle(intake.add(b"", at, None), NOW)
+    assert (intake.oldest_witness, intake.last_witness) == (0, 60)
+    assert intake.cursor == intake.cursor_with(()) == "c"
+    waiting = intake.add(b"", 1, None)
+    assert intake.cursor_with({waiting}) == "c"
 
 
 @pytest.mark.req("R-381")
@@ -104,7 +117,12 @@ def test_keys_are_fetched_once_and_our_own_faults_hold_up_nothing_for_ever():
     item.has_keys = True
     assert judge_refusal(item, refusal(ErrorCode.KEY_REVOKED)) is PeerVerdict.SKIPPED
     assert judge_refusal(item, refusal(ErrorCode.INVALID_SIGNATURE)) is PeerVerdict.FORGED
+    assert judge_refusal(item, refusal(ErrorCode.INVALID_SIGNATURE, "unresolved_key")) is PeerVerdict.SKIPPED
+    item.attempts = MAX_ATTEMPTS - 1
+    for code in (ErrorCode.INTERNAL_ERROR, ErrorCode.TIMESTAMP_IN_FUTURE):
+        assert judge_refusal(item, refusal(code)) is PeerVerdict.LATER
     item.attempts = MAX_ATTEMPTS
+    assert judge_refusal(item, refusal(ErrorCode.TIMESTAMP_IN_FUTURE)) is PeerVerdict.SKIPPED
     assert judge_refusal(item, refusal(ErrorCode.INTERNAL_ERROR)) is PeerVerdict.SKIPPED
     # While the database is away nothing is passed over, however long that takes.
     assert judge_refusal(item, refusal(ErrorCode.INTERNAL_ERROR, "queue_full")) is PeerVerdict.LATER
@@ -118,6 +136,10 @@ def test_when_a_packet_is_tried_again():
     future = refusal(ErrorCode.TIMESTAMP_IN_FUTURE)
     assert retry_delay(item, PACKET, future, PACKET.timestamp - 400) == 100
     assert retry_delay(item, PACKET, future, 0) == 7200
+    assert retry_delay(item, PACKET, future, PACKET.timestamp) == 1, "and not in the past"
+    assert retry_delay(item, None, future, 0) == retry_delay(
+        item, PACKET, refusal(ErrorCode.INTERNAL_ERROR), 0
+    )
 
 
 def test_what_may_be_the_authors_doing_is_suspicious_and_what_this_relay_declines_is_not():

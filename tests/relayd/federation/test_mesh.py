@@ -61,3 +61,25 @@ def test_a_restart_goes_back_to_where_nothing_was_withheld():
     assert made.to_store(A, "far", 10.0) is None  # B was presumed to be there, and nobody has heard of it
     reading = made.read(A, DOWN_SECONDS)
     assert (reading.rewinds, reading.from_cursor) == (True, None)
+
+
+def test_of_several_silent_peers_the_one_that_went_first_counts_and_its_first_silence():
+    made = Mesh("did:me", {A: "g", B: "g", C: "g"}, 0.0)
+    for did in (A, B, C):
+        made.start(did, "start", 0.0)
+        made.heard(did)
+        made.read(did, 0.0)
+        made.caught_up(did)
+    for at in range(10, 130, 10):
+        made.to_store(A, f"at {at}", float(at))
+    for did, at in ((C, 130.0), (B, 95.0), (B, 135.0)):
+        made.lost(did, at)
+    assert made.to_store(A, "at 136", 136.0) == "at 30"
+    reading = made.read(A, 130 + DOWN_SECONDS)
+    assert (reading.not_via, reading.from_cursor) == (("did:me",), "at 30")
+    # What is behind that place is being read anew: nothing goes back to what was there before.
+    made.heard(B)
+    made.caught_up(B)
+    assert made.read(A, 161.0).not_via == ("did:me", B)
+    made.lost(B, 165.0)
+    assert made.to_store(A, "at 50", 166.0) == "at 30"

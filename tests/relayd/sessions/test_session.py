@@ -25,6 +25,7 @@ from relayd.sessions.actions import (
     CloseConnection,
     ModerationReceived,
     PublishReceived,
+    ReconcileReceived,
     SubscriptionClosed,
     SubscriptionOpened,
     UnknownUnsubscribe,
@@ -594,3 +595,51 @@ def test_moderation_is_for_operators_and_unknown_where_there_are_none():
     assert isinstance(peer.receive_text(text, 0.0), ModerationReceived)
     list(peer.regrant(Grants()))
     assert isinstance(peer.receive_text(text, 0.0), Answer), "whoever is off the list may no more"
+
+
+def test_what_a_subscribe_asks_for_is_what_is_read():
+    cursor = CODEC.encode(70, ascending=False)
+    filters = {"order": "desc", "limit": 7, "until": 9, "cursor": cursor}
+    opened = take(session(), subscribe(filters=filters, client_msg_id="m"))
+    assert isinstance(opened, SubscriptionOpened)
+    subscription = opened.subscription
+    assert (subscription.client_msg_id, subscription.signed) == ("m", False)
+    assert subscription.resumes_after is not None and subscription.resumes_after.sequence == 70
+    subscription.start(100)
+    read = subscription.next_read(100, 50)
+    assert read is not None and read.limit == 8, "one more tells whether the limit cut something off"
+    query = read.query
+    assert (query.after, query.up_to, query.ascending, query.until) == (0, 69, False, 9)
+
+
+@pytest.mark.req("R-362")
+def test_a_profile_is_of_peers_alone_and_one_that_cannot_be_told_is_refused_to_all():
+    for granted in (("subscribe",), ("subscribe", "replicate")):
+        peer = session()
+        peer.authenticated(attempt(peer), granted)
+        refused = take(peer, subscribe(replication_profile="HIGH_TRUST_ONLY", client_msg_id="m"))
+        assert error_of(refused)["code"] == "unsupported_profile"
+        opened = take(peer, subscribe(replication_profile="PUBLIC_SOCIAL"))
+        assert isinstance(opened, SubscriptionOpened)
+        assert bool(opened.subscription.filter.types) is ("replicate" in granted)
+
+
+def reconcile(**members: Any) -> dict[str, Any]:
+    return {"type": "RECONCILE", "message": "61", "client_msg_id": "m", **members}
+
+
+def test_a_comparison_that_begins_is_charged_as_a_subscription_and_one_that_goes_on_is_not():
+    peer = session()
+    begins, goes_on = reconcile(since=0, until=9), reconcile()
+    assert error_of(take(peer, begins))["detail"] == "missing_capability"
+    peer.authenticated(attempt(peer), ("replicate",))
+    assert isinstance(take(peer, begins), ReconcileReceived), "no limit holds"
+    limited(peer, subscribes=2, backfill_bytes=1000)
+    assert isinstance(take(peer, begins), ReconcileReceived)
+    assert peer.backfill_budget is not None
+    peer.backfill_budget.spend(2000, 0.0)
+    for limit in ("backfill", "subscribe"):
+        refused = take(peer, begins)
+        assert isinstance(refused, Answer) and refused.limited == limit
+        assert error_of(refused)["client_msg_id"] == "m"
+        assert isinstance(take(peer, goes_on), ReconcileReceived)

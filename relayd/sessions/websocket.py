@@ -24,7 +24,7 @@ from collections.abc import Generator, Hashable, Iterable, Sequence
 from typing import Final, TypeAlias, cast
 
 from strata.protocol.errors import ErrorCode
-from websockets.exceptions import PayloadTooBig
+from websockets.exceptions import InvalidMessage, PayloadTooBig
 from websockets.frames import Frame, Opcode
 from websockets.http11 import Request, Response
 from websockets.protocol import CLOSED, CONNECTING, OPEN, Event
@@ -73,12 +73,25 @@ def _ignoring() -> Generator[None, None, None]:
 
 
 class _ServerProtocol(ServerProtocol):
-    """Says of each answer to plain HTTP, the library's own ones too, that it is what its type says."""
+    """Answers plain HTTP that the library does not, and says of each answer that it is what its type says."""
 
     def send_response(self, response: Response) -> None:
         if response.status_code != http.HTTPStatus.SWITCHING_PROTOCOLS:
             response.headers["X-Content-Type-Options"] = "nosniff"
         super().send_response(response)
+
+    def send_eof(self) -> None:
+        fault = self.handshake_exc
+        if (
+            isinstance(fault, InvalidMessage)
+            and not isinstance(fault.__cause__, EOFError)
+            and not self.writes
+        ):
+            # The library goes without a word from what it does not read, such as a request with a body.
+            sentence = "This relay reads no such request: it takes GET, without a body.\n"
+            self.send_response(self.reject(http.HTTPStatus.BAD_REQUEST, sentence))
+        else:
+            super().send_eof()
 
 
 _IGNORES: Final = _ignoring()

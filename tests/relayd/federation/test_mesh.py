@@ -72,8 +72,8 @@ def test_of_several_silent_peers_the_one_that_went_first_counts_and_its_first_si
         made.caught_up(did)
     for at in range(10, 130, 10):
         made.to_store(A, f"at {at}", float(at))
-    for did, at in ((C, 130.0), (B, 95.0), (B, 135.0)):
-        made.lost(did, at)
+    for did, moment in ((C, 130.0), (B, 95.0), (B, 135.0)):
+        made.lost(did, moment)
     assert made.to_store(A, "at 136", 136.0) == "at 30"
     reading = made.read(A, 130 + DOWN_SECONDS)
     assert (reading.not_via, reading.from_cursor) == (("did:me",), "at 30")

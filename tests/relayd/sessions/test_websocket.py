@@ -121,6 +121,32 @@ async def test_what_a_peer_sends_after_our_close_does_not_count(rigs):
     assert not rig.socket.eof_received()  # so the transport closes
 
 
+@pytest.mark.parametrize(
+    ("request_", "status"),
+    [
+        (b"POST /healthz HTTP/1.1\r\nHost: x\r\nContent-Length: 5\r\n\r\nhello", b"HTTP/1.1 400 "),
+        (
+            b"GET /healthz HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
+            b"HTTP/1.1 400 ",
+        ),
+        (b"GET /did/\xff HTTP/1.1\r\nHost: x\r\n\r\n", b"HTTP/1.1 400 "),
+        (b"\0\1\r\n\r\n", b"HTTP/1.1 400 "),
+        (b"GET / HTTP/1.1\r\nX: " + bytes(9000) + b"\r\n\r\n", b"HTTP/1.1 431 "),
+        (b"GET /healthz", b""),
+    ],
+)
+async def test_a_request_that_cannot_be_read_is_answered_once_and_half_of_one_is_not(rigs, request_, status):
+    rig = rigs()
+    api = HttpApi(readiness=lambda: None, manifest=dict, by_id=cast(Any, None))
+    socket, transport = Connection(rig.relay, api, "/strata").socket, FakeTransport()
+    socket.connection_made(cast(asyncio.Transport, transport))
+    socket.data_received(request_)
+    socket.eof_received()
+    assert bytes(transport.written).startswith(status) and bool(transport.written) is bool(status)
+    assert transport.written.count(b"HTTP/1.1") == bool(status)
+    socket.connection_lost(None)
+
+
 async def test_who_takes_an_http_response_slowly_gets_all_of_it_and_who_takes_nothing_does_not(rigs):
     rig = rigs()
     api = HttpApi(readiness=lambda: None, manifest=dict, by_id=cast(Any, None))

@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections import Counter
 from collections.abc import Awaitable
+from dataclasses import dataclass, field
 
 from strata.channels.awaiting import Alarm, end_of
 from strata.channels.messaging.node import MessagingNode, NodeError
@@ -48,6 +48,16 @@ _LOOK_SECONDS = 5.0
 """How often the wall clock is looked at: no timer wakes anybody when a laptop does."""
 
 
+@dataclass(slots=True)
+class _Topic:
+    """A topic that channels are started on, or are about to be."""
+
+    channels: int = 0
+    subscribed: bool = False
+    turn: asyncio.Lock = field(default_factory=asyncio.Lock)
+    """One channel subscribes: the next ones must know whether it succeeded."""
+
+
 class Hub:
     """The channels of one node. The node holds the hub as long as it has channels: `Hub.enter`."""
 
@@ -61,7 +71,7 @@ class Hub:
         self._preparing = asyncio.Lock()
         self._clock = ChannelClock(node.wall, self._loop.time)
         self._clock_watch: asyncio.TimerHandle | None = None
-        self._topics: Counter[str] = Counter()
+        self._topics: dict[str, _Topic] = {}
         self._under_way = UnderWay(node, on_outcome=self._conclude, on_ended=self.wake)
         self._failures = 0
         self._woken = Alarm()
@@ -208,12 +218,15 @@ class Hub:
         Raises `StrataError`.
         """
         live = getattr(self.node, "subscribe_live", None)  # nodes of other authors may lack the method
-        self._topics[topic] += 1
+        heard = self._topics.setdefault(topic, _Topic())
+        heard.channels += 1
         try:
-            if self._topics[topic] == 1:
-                await (live if reads and live else self.node.subscribe)([topic], authors=authors)
-            else:
-                _log.warning("two channels share the topic %s: each receives the other's messages", topic)
+            async with heard.turn:
+                if not heard.subscribed:
+                    await (live if reads and live else self.node.subscribe)([topic], authors=authors)
+                    heard.subscribed = True
+                else:
+                    _log.warning("two channels share the topic %s: each receives the other's messages", topic)
         except BaseException:
             self._drop_topic(topic)
             raise
@@ -227,8 +240,9 @@ class Hub:
                 pass  # the node had let go of it
 
     def _drop_topic(self, topic: str) -> bool:
-        self._topics[topic] -= 1
-        if self._topics[topic] > 0:
+        heard = self._topics[topic]
+        heard.channels -= 1
+        if heard.channels:
             return False
         del self._topics[topic]
         return True

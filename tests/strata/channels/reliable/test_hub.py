@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import random
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import pytest
+from strata.channels.messaging.node import NodeError
 from strata.channels.reliable import AlreadyOpen, MessageSent, ReliableChannel, make_channel
 from strata.channels.reliable.hub import Hub
 
@@ -77,3 +79,39 @@ async def test_a_node_that_answers_late_is_waited_for_and_then_asked_again() -> 
         first, second = node.sent
         assert isinstance(first, Sent) and second.request_id == first.request_id
         assert round(second.at) == 120 and len(told.of(MessageSent)) == 1
+
+
+class SlowToSubscribe(ScriptedNode):
+    """Takes a second to subscribe; the first time it fails then."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.tries = 0
+
+    async def subscribe(self, topics: Sequence[str], *, authors: Iterable[str] = ()) -> None:
+        self.tries += 1
+        failing = self.tries == 1
+        await asyncio.sleep(1)
+        if failing:
+            raise NodeError("not now")
+        await super().subscribe(topics, authors=authors)
+
+
+@pytest.mark.parametrize("cancelled", [False, True])
+@virtually
+async def test_a_channel_subscribes_where_the_one_before_it_on_the_topic_failed_to(cancelled: bool) -> None:
+    node = SlowToSubscribe()
+    first = asyncio.create_task(room(node).open())
+    await settle()
+    second = asyncio.create_task(room(node, "bob").open())
+    await settle()
+    if cancelled:
+        first.cancel()
+    await asyncio.wait([first, second])
+    assert first.cancelled() if cancelled else isinstance(first.exception(), NodeError)
+    opened_one = second.result()
+    assert opened_one.is_started() and node.topics == [TOPIC]
+    async with room(node, "carol"):
+        assert node.topics == [TOPIC]
+    await opened_one.close()
+    assert node.topics == [] and node.tries == 2

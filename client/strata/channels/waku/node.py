@@ -380,7 +380,8 @@ class WakuNode:
 
     async def _tell_topics(self, key: str, health: TopicHealth) -> None:
         for topic, before in list(self._topics.items()):
-            if self._cache_of(topic) == key and before is not health:
+            # A topic may be let go of while the change of another one is told.
+            if topic in self._topics and self._cache_of(topic) == key and before is not health:
                 self._topics[topic] = health
                 await self.health_events.emit(ContentTopicHealthChange(topic, health))
 

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from strata.channels.messaging import (
     ConnectionStatus,
+    ContentTopicHealthChange,
     InvalidContentTopic,
     MessageEnvelope,
     MessagingNode,
@@ -223,6 +224,23 @@ async def test_a_named_shard_by_relay_brings_only_the_topics_that_are_subscribed
         assert not any(method == "DELETE" for method, _, _ in rest.requests)
         await node.unsubscribe(["/chat/1/hall/proto"])
         assert rest.requests[-1][0] == "DELETE" and rest.requests[-1][2] == [STATIC]
+
+
+async def test_a_topic_let_go_of_while_the_health_of_another_is_told_stays_so() -> None:
+    async with waku(pubsub_topic=STATIC) as (_, node, told):
+
+        async def let_go(event: ContentTopicHealthChange) -> None:
+            if event.content_topic == TOPIC and event.health is TopicHealth.SUFFICIENTLY_HEALTHY:
+                await node.unsubscribe(["/chat/1/hall/proto"])
+
+        node.health_events.on(ContentTopicHealthChange.name, let_go)
+        await node.subscribe([TOPIC, "/chat/1/hall/proto"])
+        await until(lambda: "/chat/1/hall/proto" not in node._topics)
+        await node.send(envelope())
+        await until(lambda: told.payloads == [b"hello"])
+        assert list(node._topics) == [TOPIC]
+        await node.unsubscribe([TOPIC])
+        assert not node._readers
 
 
 @pytest.mark.parametrize(

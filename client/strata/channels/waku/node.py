@@ -323,13 +323,15 @@ class WakuNode:
         """
         query = {"contentTopics": topic, "startTime": str(max(1, since_ms) * 1_000_000), "ascending": "false"}
         cursor: str | None = None
+        asked: set[str] = set()
         while True:
             page = await self._ask_store(topic, query | ({} if cursor is None else {"cursor": cursor}))
             if page.messages:
                 yield page.messages
-            if page.cursor is None or page.cursor == cursor:
-                return
+            if page.cursor is None or page.cursor in asked:
+                return  # a store whose cursors go round has no more to give
             cursor = page.cursor
+            asked.add(cursor)
 
     async def fetch(self, topic: str, hashes: Sequence[bytes]) -> AsyncGenerator[NodeMessageReceived, None]:
         """The messages that the store has under these hashes. Raises as `history`."""

@@ -355,6 +355,26 @@ async def test_history_is_read_by_cursor_newest_first_and_messages_by_hash() -> 
         assert refused.value.status == 412
 
 
+async def test_a_store_whose_cursors_go_round_is_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with waku() as (rest, node, told):
+        rest.page_limit = 2
+        for number in range(5):
+            await node.send(envelope(b"%d" % number))
+            await until(lambda: len(told.of(NodeMessageSent)) > number)  # noqa: B023 -- it waits here
+        honest = rest._store
+        first: list[str] = []
+
+        def go_round(query: dict[str, str]) -> dict[str, Any]:
+            answer = honest(query)
+            first.append(answer.setdefault("paginationCursor", first[0] if first else ""))
+            return answer
+
+        monkeypatch.setattr(rest, "_store", go_round)
+        async with asyncio.timeout(5):
+            pages = [page async for page in node.history(TOPIC, since_ms=0)]
+        assert [len(page) for page in pages] == [2, 2, 1]
+
+
 async def test_an_answer_of_the_store_that_is_no_success_is_an_error() -> None:
     async with waku() as (rest, node, _):
         body = json.dumps(

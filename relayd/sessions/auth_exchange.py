@@ -114,34 +114,42 @@ class AuthExchange:
 
     def review(self) -> None:
         """Called about once a second: let the session follow what has changed since it was let in."""
-        access = self._relay.access
-        if access.revision != self._revision:
-            if not access.takes_origin(self._visitor):
-                error = InvalidMessage(
-                    "this relay takes no connections from that origin any more",
-                    code=ErrorCode.POLICY_REJECTED,
-                    detail="origin",
-                )
-                self._withdraw(error)
+        revision = self._relay.access.revision
+        if revision != self._revision:
+            is_over = self._follow()
+            self._revision = revision  # at last: what has failed on the way is tried again
+            if is_over:
                 return
-            if access.is_banned_address(self._visitor):
-                self._withdraw(
-                    InvalidMessage(
-                        "this relay takes no connections from that address any more",
-                        code=ErrorCode.POLICY_REJECTED,
-                        detail="banned_address",
-                    )
-                )
-                return
-            if (identity := self._session.identity) is not None:
-                if access.is_banned_author(identity):
-                    self._withdraw(_banned(None))
-                    return
-                access.reconsider(self._visitor, identity, time.monotonic())
-            self._connection.regranted()
-            self._revision = access.revision  # at last: what has failed on the way is tried again
         if self._proof is not None and self._review is None and self._is_doubtful():
             self._review_key(self._proof)
+
+    def _follow(self) -> bool:
+        """Whether the session is over, by what is ruled and set now."""
+        access = self._relay.access
+        if not access.takes_origin(self._visitor):
+            error = InvalidMessage(
+                "this relay takes no connections from that origin any more",
+                code=ErrorCode.POLICY_REJECTED,
+                detail="origin",
+            )
+            self._withdraw(error)
+            return True
+        if access.is_banned_address(self._visitor):
+            self._withdraw(
+                InvalidMessage(
+                    "this relay takes no connections from that address any more",
+                    code=ErrorCode.POLICY_REJECTED,
+                    detail="banned_address",
+                )
+            )
+            return True
+        if (identity := self._session.identity) is not None:
+            if access.is_banned_author(identity):
+                self._withdraw(_banned(None))
+                return True
+            access.reconsider(self._visitor, identity, time.monotonic())
+        self._connection.regranted()
+        return False
 
     def _is_doubtful(self) -> bool:
         """Whether the key may have lost its part since it was looked at."""

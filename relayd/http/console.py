@@ -36,6 +36,8 @@ _TYPES: Final[Mapping[str, str]] = MappingProxyType(
     }
 )
 _HOST: Final = re.compile(r"([A-Za-z0-9.-]{1,255}|\[[0-9A-Fa-f:.]{2,45}\])(:[0-9]{1,5})?")
+_NOT_WANTED: Final = re.compile(r"[qQ]=0(\.0{0,3})?")
+"""The weight of what a client will not have (RFC 9110 section 12.4.2)."""
 _LONGEST_HOST: Final = 260
 _LONGEST_HEADER: Final = 1000
 _SAFE: Final[Mapping[str, str]] = MappingProxyType(
@@ -142,7 +144,5 @@ def _words(headers: RequestHeaders, name: str) -> set[str]:
     line = ",".join(headers.get_all(name)[:4])[:_LONGEST_HEADER]
     items = (item.partition(";") for item in line.split(","))
     return {
-        head.strip().removeprefix("W/")
-        for head, _, rest in items
-        if rest.replace(" ", "") not in ("q=0", "q=0.0")
+        head.strip().removeprefix("W/") for head, _, rest in items if not _NOT_WANTED.fullmatch(rest.strip())
     }

@@ -423,6 +423,8 @@ async def test_two_tabs_have_one_outbox_and_send_each_packet_once(house: House, 
         did = await one.locator(".card .did").inner_text()
         await other.goto(f"{relay.http}/#/publish")
         await other.locator(".card .did", has_text=did).wait_for()
+        for page in (one, other):
+            await says(page, "Connected")  # else there is nothing that they would miss
         relay.kill()
         for page in (one, other):
             await says(page, "Last heard")

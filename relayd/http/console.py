@@ -144,5 +144,7 @@ def _words(headers: RequestHeaders, name: str) -> set[str]:
     line = ",".join(headers.get_all(name)[:4])[:_LONGEST_HEADER]
     items = (item.partition(";") for item in line.split(","))
     return {
-        head.strip().removeprefix("W/") for head, _, rest in items if not _NOT_WANTED.fullmatch(rest.strip())
+        head.strip().removeprefix("W/")
+        for head, _, rest in items
+        if not _NOT_WANTED.fullmatch(rest.replace(" ", ""))
     }

@@ -10,6 +10,8 @@ import pyarrow as pa
 import pytest
 from strata_pipeline.transforms.acknowledgements import PacketRow, follow, follow_rows
 
+from tests.support.acknowledged import acknowledged
+
 MESSAGES = int(os.environ.get("STRATA_HOT_CHANNEL", "20000"))
 
 
@@ -81,35 +83,6 @@ def test_a_hot_channel_costs_some_bytes_a_message():
     assert peak < 2**31 / 10_000_000 * MESSAGES + 16 * 2**20
 
 
-def naively(rows: list[PacketRow]) -> dict[str, tuple[int | None, set[str]]]:
-    """When each message was first acknowledged and by whom at last, by asking anew after every packet.
-
-    A participant has what its packets name, and all that this follows as far as the log has told by then.
-    """
-    found: dict[str, tuple[int | None, set[str]]] = {}
-    carried: dict[str, PacketRow] = {}
-    named: dict[str, set[str]] = {}
-    for row in rows:
-        if row.content_id is not None:
-            carried.setdefault(row.content_id, row)
-        named.setdefault(row.sender_id, set()).update(row.history)
-        has: dict[str, set[str]] = {}
-        for who, names in named.items():
-            there, waiting = set(), list(names)
-            while waiting:
-                if (name := waiting.pop()) not in there:
-                    there.add(name)
-                    waiting += carried[name].history if name in carried else []
-            has[who] = there
-        for name, first in carried.items():
-            others = {who for who, there in has.items() if name in there and who != first.sender_id}
-            at = found.get(name, (None, set()))[0]
-            if at is None and others:
-                at = max(row.received_at, first.received_at)
-            found[name] = at, others
-    return found
-
-
 @pytest.mark.parametrize("seed", range(40))
 def test_acknowledgements_are_those_that_asking_after_every_packet_finds(seed):
     chosen = random.Random(seed)
@@ -123,4 +96,6 @@ def test_acknowledgements_are_those_that_asking_after_every_packet_finds(seed):
         rows.append(PacketRow(sequence, at, chosen.choice(senders), content, history))
     messages, everybody = follow(rows)
     assert everybody
-    assert {each.message_id: (each.acknowledged_at, set(each.others())) for each in messages} == naively(rows)
+    assert {each.message_id: (each.acknowledged_at, set(each.others())) for each in messages} == {
+        name: (told.at, told.by) for name, told in acknowledged(rows).items()
+    }

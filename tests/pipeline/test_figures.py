@@ -10,7 +10,7 @@ import os
 import random
 import statistics
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -19,7 +19,7 @@ from pyspark.sql import DataFrame, SparkSession
 from strata_pipeline.datasets import Packets
 from strata_pipeline.schemas import schema
 from strata_pipeline.transforms.abuse import judge
-from strata_pipeline.transforms.acknowledgements import acknowledge
+from strata_pipeline.transforms.acknowledgements import PacketRow, acknowledge
 from strata_pipeline.transforms.bursts import find_bursts
 from strata_pipeline.transforms.channel_reading import read_channels
 from strata_pipeline.transforms.near_duplicates import (
@@ -35,6 +35,7 @@ from strata_pipeline.transforms.thresholds import Thresholds
 from strata_pipeline.transforms.traffic import count_author_hours, count_hours, seconds_of, whole_seconds
 
 from tests.support import relay_logs
+from tests.support.acknowledged import Acknowledged, acknowledged
 from tests.support.lake_rows import DAY, TOPIC, carry, ephemeral, row, sds
 
 SEED = int(os.environ.get("STRATA_FIGURES_SEED", "1"))
@@ -139,33 +140,16 @@ def channels_of(said: Sequence[Said]) -> dict[str, list[Said]]:
     return found
 
 
-def acknowledgements(channel: Sequence[Said]) -> dict[str, tuple[Said, int | None, set[str]]]:
-    """Each content message: its first packet, when another first had it, and who had it at last."""
-    found: dict[str, tuple[Said, int | None, set[str]]] = {}
-    firsts: dict[str, Said] = {}
-    named: dict[str, set[str]] = defaultdict(set)
-    for one in channel:
-        if one.what == "content":
-            firsts.setdefault(str(one.message), one)
-        named[str(one.sender)] |= set(one.history)
-        has = {who: all_that_follows(names, firsts) for who, names in named.items()}
-        for name, first in firsts.items():
-            others = {who for who, there in has.items() if name in there and who != first.sender}
-            at = found[name][1] if name in found else None
-            if at is None and others:
-                at = max(one.received_at, first.received_at)
-            found[name] = first, at, others
-    return found
-
-
-def all_that_follows(names: Iterable[str], firsts: dict[str, Said]) -> set[str]:
-    there: set[str] = set()
-    waiting = list(names)
-    while waiting:
-        if (name := waiting.pop()) not in there:
-            there.add(name)
-            waiting += firsts[name].history if name in firsts else ()
-    return there
+def acknowledgements(channel: Sequence[Said]) -> dict[str, Acknowledged]:
+    return acknowledged(
+        [
+            PacketRow(
+                one.sequence, one.received_at, str(one.sender),
+                one.message if one.what == "content" else None, one.history,
+            )
+            for one in channel
+        ]
+    )  # fmt: skip
 
 
 def percentile(values: Sequence[int], share: float) -> float | None:
@@ -185,9 +169,9 @@ def days_of_channel(said: Sequence[Said], name: str) -> dict[int, dict[str, Any]
     found: dict[int, dict[str, Any]] = {}
     for day in {one.day for one in channel}:
         there = [one for one in channel if one.day == day]
-        new = {each: told for each, told in messages.items() if told[0].day == day}
+        new = {each: told for each, told in messages.items() if told.first.sequence >> 32 == day}
         contents = [one for one in there if one.what == "content"]
-        delays = [at - first.received_at for first, at, _ in new.values() if at is not None]
+        delays = [told.at - told.first.received_at for told in new.values() if told.at is not None]
         found[day] = {
             "packets": len(there),
             "bytes": sum(one.size for one in there),
@@ -208,16 +192,14 @@ def days_of_channel(said: Sequence[Said], name: str) -> dict[int, dict[str, Any]
     return found
 
 
-def silences_of(
-    there: Sequence[Said], new: dict[str, tuple[Said, int | None, set[str]]]
-) -> set[tuple[str, str, int]]:
+def silences_of(there: Sequence[Said], new: dict[str, Acknowledged]) -> set[tuple[str, str, int]]:
     """(who sent, who was there afterwards and acknowledged none of it, how many messages)."""
     last = {str(one.sender): one.sequence for one in there}
     found = set()
-    for sender in {str(first.sender) for first, _, _ in new.values()}:
-        mine = [(first, others) for first, _, others in new.values() if first.sender == sender]
-        heard = set().union(*(others for _, others in mine))
-        begun = min(first.sequence for first, _ in mine)
+    for sender in {told.first.sender_id for told in new.values()}:
+        mine = [told for told in new.values() if told.first.sender_id == sender]
+        heard = set().union(*(told.by for told in mine))
+        begun = min(told.first.sequence for told in mine)
         found |= {
             (sender, who, len(mine))
             for who, sequence in last.items()

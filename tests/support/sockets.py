@@ -1,8 +1,8 @@
 """Connections of the tests' own WebSocket clients, which are gone when they have been left.
 
 The library closes a connection within a deadline of its own, and drops it when that has passed. Where a task
-is being cancelled, Python before 3.11.4 reports a deadline that has passed as the cancellation: the library
-drops nothing then, and the socket stays open until the collector complains about it, amid some other test.
+is being cancelled, Python 3.11.2 reports a deadline that has passed as the cancellation (gh-102780): the
+library drops nothing then, and the socket stays open until the collector complains, amid some other test.
 """
 
 from __future__ import annotations

@@ -21,7 +21,7 @@ _LONGEST = 31
 
 def by_day(values: Mapping[str, T], nothing: T) -> list[tuple[str, T]]:
     """Values by day (2026-11-26), in order, with `nothing` for the days between that have none."""
-    numbers = {_date(day).toordinal(): value for day, value in values.items()}
+    numbers = {datetime.date.fromisoformat(day).toordinal(): value for day, value in values.items()}
     return by_number(numbers, nothing, lambda number: str(datetime.date.fromordinal(number)))
 
 
@@ -51,10 +51,6 @@ def by_number(values: Mapping[int, T], nothing: T, label: Callable[[int], str]) 
         points.append((label(number), values[number]))
         following = number + 1
     return points
-
-
-def _date(day: str) -> datetime.date:
-    return datetime.date.fromisoformat(day)
 
 
 def _monday(week: str) -> datetime.date:

@@ -66,6 +66,7 @@ def test_files_may_be_kept_for_ever_and_the_page_is_asked_for_again():
         ("gzip;q=0", False),
         ("gzip; q=0.000", False),
         ("gzip;Q=0.0", False),
+        ("gzip; q = 0", False),
         ("gzip;q=0.001", True),
         ("identity", False),
         ("x" * 10_000, False),

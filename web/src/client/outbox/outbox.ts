@@ -94,7 +94,10 @@ export class Outbox {
     if (signal.aborted) promised.reject(new Closed(CLOSED));
     this.ring();
     // Another tab sends, and says once that a packet was refused: perhaps before it was added here.
-    if (this.bell === undefined) this.store.list().then((all) => this.heed(packetId, all.find((entry) => entry.packetId === packetId)?.refusal), this.warn);
+    if (this.bell === undefined)
+      this.store
+        .list()
+        .then((all) => this.heed(packetId, all.find((entry) => entry.packetId === packetId)?.refusal), this.warn);
     return { packetId, sent: promised.promise };
   }
 

@@ -16,7 +16,6 @@ from typing import NamedTuple
 
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
-from strata.protocol import ids
 from strata.protocol.errors import InvalidPacket
 from strata.protocol.ids import public_key_from_did
 from strata.protocol.keys import IDENTITY_TYPES, KeyChain, KeyRules
@@ -26,6 +25,7 @@ from strata.relays.bootstrap import Bootstrap, read_bootstrap
 from strata_pipeline.bodies import read_body, signed_bytes
 from strata_pipeline.datasets import Packets
 from strata_pipeline.errors import UsageError
+from strata_pipeline.transforms import ed25519
 from strata_pipeline.transforms.checking import columns_fault, explain
 
 __all__ = ["Authors", "Keys", "identity_packets", "keys_by_authors", "packet_fault"]
@@ -158,7 +158,7 @@ def packet_fault(
         return fault
     key = keys.plain_key(author_id)
     if signed is not None and key is not None and content_type not in IDENTITY_TYPES:
-        holds = ids.verify(key, signed, bytes.fromhex(told.signature[2:]))
+        holds = ed25519.verify(key, signed, bytes.fromhex(told.signature[2:]))
         return None if holds else ("invalid_signature", "the signature does not verify")
     try:
         keys.verify(Packet.read(body), received_at)

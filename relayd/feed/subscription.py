@@ -77,6 +77,7 @@ class Subscription:
     __slots__ = (
         "_cursor",
         "_cursors",
+        "_knows_newer",
         "_live_from",
         "_remaining",
         "_request",
@@ -99,6 +100,9 @@ class Subscription:
         self._remaining = request.limit
         self._snapshot: int | None = None
         self._live_from: int | None = None
+        # A descending walk goes away from the head of the log: one that goes on from a cursor says nothing of
+        # the packets on the other side of it.
+        self._knows_newer = request.ascending or request.cursor is None
         self.subscription_id = request.subscription_id
         self.filter = request.filter
         self.head = event_head(request.subscription_id)
@@ -140,6 +144,7 @@ class Subscription:
         """
         if not self._request.ascending and self._cursor is not None:
             self._live_from = replaced.position if replaced.started else replaced._live_from
+            self._knows_newer = replaced._knows_newer and not replaced._request.ascending
 
     def close(self) -> None:
         """End the subscription; nothing further is read or delivered."""
@@ -230,7 +235,7 @@ class Subscription:
             self._searched = reached
         frames = self._frames(rows, form, with_cursor=True)
         if cut or exhausted:
-            self.live_cursors = not cut
+            self.live_cursors = not cut and self._knows_newer
             self.phase = Phase.CATCHING_UP
             if self._request.history_marker:
                 frames += self._marker(complete=not cut)

@@ -124,7 +124,12 @@ _FEED = [
             "if read.query.up_to is not None:",
         ),
         ("a full page is cut", "len(rows) > self._remaining", "len(rows) >= self._remaining"),
-        ("a live cursor leads past a gap", "self.live_cursors = not cut", "self.live_cursors = True"),
+        ("a live cursor leads past a gap", "self.live_cursors = not cut and", "self.live_cursors = True and"),
+        (
+            "a walk back is taken for all there is",
+            "self._knows_newer = request.ascending or request.cursor is None",
+            "self._knows_newer = True",
+        ),
         (
             "a marker names where nothing was",
             "self._searched = reached\n",

@@ -310,6 +310,7 @@ class _Ids(msgspec.Struct, gc=False):
 
 _IDS_DECODER = msgspec.json.Decoder(_Ids)
 _ID_DECODER = msgspec.json.Decoder(str)
+_OPENING_BRACE = ord("{")
 _LONGEST_ID_TEXT = 6 * MAX_ID_BYTES + 2  # each byte of an id takes at most an escape of six
 
 
@@ -329,7 +330,10 @@ def decode_client_message(data: bytes | bytearray | memoryview) -> ClientMessage
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise _explain(data, error, _CLIENT_TYPES) from None
     _check_id(message.client_msg_id, "client_msg_id", message)
-    if isinstance(message, Subscribe | Unsubscribe):
+    if isinstance(message, Publish):
+        if memoryview(message.packet)[0] != _OPENING_BRACE:
+            raise InvalidMessage("PUBLISH: packet is not an object", client_msg_id=message.client_msg_id)
+    elif isinstance(message, Subscribe | Unsubscribe):
         _check_id(message.subscription_id, "subscription_id", message)
         if not message.subscription_id:
             raise InvalidMessage(
@@ -380,14 +384,18 @@ def read_ids(data: bytes | bytearray | memoryview) -> tuple[str | None, str | No
 
 
 def _check_id(value: str | None, name: str, message: ClientMessage) -> None:
+    if value is not None and not _is_short(value):
+        error = InvalidMessage(f"{name} is longer than {MAX_ID_BYTES} bytes")
+        if name != "client_msg_id":
+            error.client_msg_id = message.client_msg_id
+        elif isinstance(message, Subscribe | Unsubscribe) and _is_short(message.subscription_id):
+            error.subscription_id = message.subscription_id
+        raise error
+
+
+def _is_short(text: str) -> bool:
     # Characters are at most four bytes, so short ids need no encoding to be measured.
-    if value is None or len(value) <= MAX_ID_BYTES // 4:
-        return
-    if len(value.encode()) > MAX_ID_BYTES:
-        raise InvalidMessage(
-            f"{name} is longer than {MAX_ID_BYTES} bytes",
-            client_msg_id=None if name == "client_msg_id" else message.client_msg_id,
-        )
+    return len(text) <= MAX_ID_BYTES // 4 or len(text.encode()) <= MAX_ID_BYTES
 
 
 def _explain(
@@ -429,4 +437,4 @@ def _readable_id(raw: Raw) -> str | None:
         value = _ID_DECODER.decode(raw)
     except msgspec.ValidationError:  # no string
         return None
-    return value if len(value.encode()) <= MAX_ID_BYTES else None
+    return value if _is_short(value) else None

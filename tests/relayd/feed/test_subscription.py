@@ -276,12 +276,13 @@ def test_a_walk_back_gives_live_cursors_only_if_nothing_newer_can_be_missing():
 
     def after(*requests) -> bool:
         """Whether the last of these, each of which takes the place of the one before, gives live cursors."""
-        before = None
+        before: Subscription | None = None
         for request in requests:
             reader = open_subscription(fanout, limit=2, **request)
             if before is not None:
                 reader.subscription.take_over(before)
             before = walked_to_its_end(reader)
+        assert before is not None
         return before.live_cursors
 
     page, further = {"ascending": False}, {"ascending": False, "cursor": 3}

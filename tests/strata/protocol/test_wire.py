@@ -313,6 +313,16 @@ def test_overlong_ids_are_not_echoed_whatever_else_is_wrong() -> None:
         ids = {"client_msg_id": overlong, "subscription_id": overlong}
         error = refusal(json.dumps({"type": "SUBSCRIBE", "filters": 7, **ids}))
         assert (error.client_msg_id, error.subscription_id) == (None, None)
+        error = refusal(json.dumps({"type": "SUBSCRIBE", **ids}))
+        assert (error.client_msg_id, error.subscription_id) == (None, None)
+
+
+@pytest.mark.req("R-137", "R-141")
+@pytest.mark.parametrize("type_", ["SUBSCRIBE", "UNSUBSCRIBE"])
+@pytest.mark.parametrize("wrong", [7, "x" * 129, "é" * 65], ids=repr)
+def test_a_bad_client_msg_id_leaves_the_subscription_named(type_: str, wrong: Any) -> None:
+    error = refusal(json.dumps({"type": type_, "subscription_id": "s", "client_msg_id": wrong}))
+    assert (error.client_msg_id, error.subscription_id) == (None, "s")
 
 
 @pytest.mark.req("R-136")
@@ -327,6 +337,14 @@ def test_an_empty_client_msg_id_is_echoed_like_any_other() -> None:
 def test_a_publish_without_packet() -> None:
     error = refusal('{"type":"PUBLISH","client_msg_id":"m"}')
     assert (error.client_msg_id, error.detail) == ("m", None)
+    assert "packet" in error.reason
+
+
+@pytest.mark.req("R-184", "R-192")
+@pytest.mark.parametrize("packet", ["null", "7", "[]", ' "{}"', "true"])
+def test_a_publish_whose_packet_is_no_object(packet: str) -> None:
+    error = refusal(f'{{"type":"PUBLISH","client_msg_id":"m","packet": {packet}}}')
+    assert (error.code, error.client_msg_id, error.detail) == ("invalid_schema", "m", None)
     assert "packet" in error.reason
 
 

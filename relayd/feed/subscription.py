@@ -124,8 +124,8 @@ class Subscription:
 
     @property
     def client_msg_id(self) -> str | None:
-        """What names the SUBSCRIBE in its answer."""
-        return self._request.client_msg_id
+        """What names the SUBSCRIBE in its answer; None when its history is through, answered."""
+        return self._request.client_msg_id if self.phase is Phase.HISTORY else None
 
     def good_cursor(self, sequence: int) -> str:
         """A cursor at this place, for a reader whose own is of a log that was lost."""

@@ -225,13 +225,14 @@ def lost_place_payload(subscription_id: str, client_msg_id: str | None, cursor: 
     )
 
 
-def read_failure_payload(subscription_id: str) -> bytes:
+def read_failure_payload(subscription_id: str, client_msg_id: str | None) -> bytes:
     """The ERROR that ends a subscription whose history cannot be read in time."""
     return encode(
         Error(
             code=ErrorCode.INTERNAL_ERROR,
             reason="reading the history took too long; narrow the filters and subscribe again",
             detail="read_timeout",
+            client_msg_id=client_msg_id,
             subscription_id=subscription_id,
         )
     )

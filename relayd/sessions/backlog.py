@@ -191,9 +191,9 @@ class Backlog:
         await relay.store.bear_witness(mark)
         relay.metrics.lost_cursors.inc()
         if subscription in self._behind:
-            self._connection.end_subscription(subscription)
             cursor = None if good_to is None else subscription.good_cursor(good_to)
             payload = lost_place_payload(subscription.subscription_id, subscription.client_msg_id, cursor)
+            self._connection.end_subscription(subscription)
             self._connection.answer(payload, ErrorCode.INVALID_CURSOR)
             self._socket.flush()
         return True
@@ -297,8 +297,8 @@ class Backlog:
         if self._page_rows > _FEWEST_ROWS:
             self._page_rows = _FEWEST_ROWS
             return
+        payload = read_failure_payload(subscription.subscription_id, subscription.client_msg_id)
         self._connection.end_subscription(subscription)
-        payload = read_failure_payload(subscription.subscription_id)
         self._connection.answer(payload, ErrorCode.INTERNAL_ERROR)
         self._socket.flush()
 

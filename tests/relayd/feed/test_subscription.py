@@ -265,6 +265,13 @@ def walked_to_its_end(reader: Reader) -> Subscription:
     return subscription
 
 
+@pytest.mark.req("R-136")
+def test_what_ends_a_stream_that_stands_is_the_answer_to_nothing():
+    reader = open_subscription(Fanout(CODEC, 5), limit=2, client_msg_id="m")
+    assert reader.subscription.client_msg_id == "m"
+    assert walked_to_its_end(reader).client_msg_id is None
+
+
 @pytest.mark.req("R-160")
 def test_a_walk_back_gives_live_cursors_only_if_nothing_newer_can_be_missing():
     fanout = Fanout(CODEC, 5)

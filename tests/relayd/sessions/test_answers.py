@@ -83,7 +83,7 @@ def test_every_error_has_a_code_and_a_reason():
         limited_payload("publish", Excess(5, 60, 12), "m"),
         too_many_payload(64, "m", "s"),
         frame_too_large_payload(1024),
-        read_failure_payload("s"),
+        read_failure_payload("s", "m"),
     ]
     for payload in payloads:
         error = json.loads(payload)

@@ -9,7 +9,7 @@ from typing import Any, cast
 import pytest
 
 from relayd.sessions import backlog
-from relayd.store.types import Declined, LogQuery, Page, StoredPacket
+from relayd.store.types import Declined, LogQuery, Page, StoredPacket, StoreTimeout
 from tests.relayd.sessions.connection_rig import NOW, Rig, eventually, frame
 
 
@@ -143,3 +143,24 @@ async def test_types_that_the_log_does_not_hold_are_searched_for_nowhere(rigs):
         assert said[-1]["complete"] is True and said[-1]["cursor"]
         assert (len(log.asked), len(said)) == ((0, 1) if number == 0 else (1, 31))
     await eventually(lambda: len(rig.relay.fanout) == 2)
+
+
+@pytest.mark.req("R-136")
+async def test_a_history_that_takes_too_long_is_answered_by_the_name_of_its_request(rigs):
+    rig = rigs()
+    Log(rig, 30)
+
+    async def page(*_: object, **__: object) -> Page:
+        raise StoreTimeout("slow")
+
+    cast(Any, rig.relay.store).page = page
+    text = '{"type":"SUBSCRIBE","subscription_id":"s","client_msg_id":"m"}'
+    rig.socket.data_received(frame(text))
+    said: list[dict[str, Any]] = []
+    async with asyncio.timeout(30):
+        while not said:
+            said = messages(rig)
+            await asyncio.sleep(0)
+    (error,) = said
+    assert (error["code"], error["detail"]) == ("internal_error", "read_timeout")
+    assert (error["subscription_id"], error["client_msg_id"]) == ("s", "m")

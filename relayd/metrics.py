@@ -74,9 +74,20 @@ RETENTION_REASONS = ("unreadable", "invalid", "behind", "differs")
 LOOP_PAUSES = ("collection", "reload")
 """What keeps the event loop besides what peers cause."""
 AUTH_OUTCOMES = ("ok", *(code.value for code in ErrorCode))
-RATE_LIMITS = ("publish", "subscribe", "backfill", "auth", "memory", "pacing", "loop", "reconcile")
-"""The limits that refuse; `pacing` counts pages of history that were sent later instead, and `loop` messages
-that were read later."""
+RATE_LIMITS = (
+    "publish",
+    "subscribe",
+    "backfill",
+    "auth",
+    "connect",
+    "memory",
+    "pacing",
+    "loop",
+    "reconcile",
+)
+"""The limits that refuse, over plain HTTP too. `connect` is of plain HTTP alone: a WebSocket that is turned
+away is a connection that ended (`connection_rate`). `pacing` counts pages of history that were sent later
+instead, and `loop` messages that were read later."""
 CLOSE_REASONS = (
     "client",
     "going_away",
@@ -287,7 +298,11 @@ class Metrics:
             "relayd_sent_bytes_total", "Bytes written to connections.", registry=registry
         )
         self.messages_received = Counters(
-            registry, "relayd_messages_received_total", "Messages by type.", "type", MESSAGE_TYPES
+            registry,
+            "relayd_messages_received_total",
+            "Messages by type, refused ones too; what is none of a known type and shape is other.",
+            "type",
+            MESSAGE_TYPES,
         )
         self.auths = Counters(
             registry, "relayd_auths_total", "AUTH messages answered.", "outcome", AUTH_OUTCOMES

@@ -93,7 +93,8 @@ class ReconcileReceived:
 class Answer:
     """A message to send now; `code` is that of the ERROR it holds.
 
-    `limited` names the limit that was reached; `request` is `PUBLISH` where this is the one answer to one.
+    `limited` names the limit that was reached; `request` is the type of the message that is refused, None
+    where it is no message of a known type and shape.
     """
 
     payload: bytes

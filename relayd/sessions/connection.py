@@ -32,6 +32,7 @@ from relayd.access.refusals import Refusals
 from relayd.admission.request import Lane, PublishRequest
 from relayd.feed.subscription import Phase, Subscription
 from relayd.frames import text_frame
+from relayd.metrics import OTHER
 from relayd.relay import Relay
 from relayd.roll import OpenSession, session_id
 from relayd.sessions.actions import (
@@ -218,7 +219,9 @@ class Connection:
         try:
             if failpoints.ARMED:
                 await failpoints.reached("http.respond")
-            response = await respond(request, self._responder, self._relay.access, self._visitor, now)
+            relay, visitor = self._relay, self._visitor
+            rate_limited = relay.metrics.rate_limited
+            response = await respond(request, self._responder, relay.access, visitor, rate_limited, now)
             self.socket.respond(response)
         except Exception as error:
             self._relay.faults.caught("http", error)
@@ -382,6 +385,7 @@ class Connection:
             case Answer():
                 self._refuse(action)
             case CloseConnection():
+                metrics.messages_received[OTHER].inc()  # frames that are no messages
                 self.answer(action.payload, action.code)
                 self.socket.close(action.close_code, action.reason, action.cause)
             case UnknownUnsubscribe():
@@ -391,8 +395,8 @@ class Connection:
 
     def _refuse(self, refusal: Answer) -> None:
         metrics = self._relay.metrics
-        if refusal.request is not None:  # a PUBLISH that does not get as far as admission
-            metrics.messages_received[refusal.request].inc()
+        metrics.messages_received[refusal.request or OTHER].inc()
+        if refusal.request == "PUBLISH":  # which does not get as far as admission
             metrics.publishes[refusal.code].inc()
         if refusal.limited is not None:
             metrics.rate_limited[refusal.limited].inc()

@@ -16,6 +16,7 @@ from websockets.server import ServerProtocol
 from relayd.access.auth import SUBSCRIBE
 from relayd.access.gate import Access, RequestHeaders, Turnaway, Visitor
 from relayd.access.limits import purse
+from relayd.metrics import Counters
 from relayd.responses import Response as HttpResponse
 from relayd.responses import error_response
 
@@ -47,16 +48,30 @@ def fault_response() -> Response:
 
 
 async def respond(
-    request: Request, responder: HttpResponder, access: Access, visitor: Visitor, now: float
+    request: Request,
+    responder: HttpResponder,
+    access: Access,
+    visitor: Visitor,
+    rate_limited: Counters,
+    now: float,
 ) -> Response:
-    """Answer a plain request. Cancelling it cancels a read of the store under way."""
+    """Answer a plain request, and count one over a limit.
+
+    Cancelling it cancels a read of the store under way.
+    """
     method = getattr(request, "method", "GET")
-    answer = await _answer(request, method, responder, access, visitor, now)
+    answer = await _answer(request, method, responder, access, visitor, rate_limited, now)
     return _response(answer, whole=method != "HEAD")
 
 
 async def _answer(
-    request: Request, method: str, responder: HttpResponder, access: Access, visitor: Visitor, now: float
+    request: Request,
+    method: str,
+    responder: HttpResponder,
+    access: Access,
+    visitor: Visitor,
+    rate_limited: Counters,
+    now: float,
 ) -> HttpResponse:
     page = responder.page(request.path, request.headers) if method in ("GET", "HEAD") else None
     if method != "GET" and page is None:
@@ -65,9 +80,10 @@ async def _answer(
         sentence = "this relay takes no requests from that address"
         return error_response(403, "policy_rejected", sentence)
     if visitor.knocks:
+        rate_limited["connect"].inc()
         return _too_many(access.retry_after(visitor, now))
     reads_packet = request.path.startswith(_READS)
-    if reads_packet and (refusal := _refused(access, visitor, now)) is not None:
+    if reads_packet and (refusal := _refused(access, visitor, rate_limited, now)) is not None:
         return refusal
     answer = page or await responder.respond(request.path)
     if visitor.quota is not None and (backfill := purse("backfill", visitor.quota.line)) is not None:
@@ -75,7 +91,7 @@ async def _answer(
     return answer
 
 
-def _refused(access: Access, visitor: Visitor, now: float) -> HttpResponse | None:
+def _refused(access: Access, visitor: Visitor, rate_limited: Counters, now: float) -> HttpResponse | None:
     """Why this client may not read a packet now, if it may not: HTTP requests are always anonymous."""
     if SUBSCRIBE not in access.grants.anonymous:
         # R-292: a client that may not subscribe without AUTH must not read around it.
@@ -89,12 +105,12 @@ def _refused(access: Access, visitor: Visitor, now: float) -> HttpResponse | Non
         return None
     budget, backfill = purse("subscribe", visitor.quota.line), purse("backfill", visitor.quota.line)
     if budget is not None and not budget.take(now):
-        wait = budget.excess(now).retry_after
-    elif backfill is not None and backfill.debt_seconds(now) > 0:
-        wait = backfill.excess(now).retry_after
-    else:
-        return None
-    return _too_many(wait)
+        rate_limited["subscribe"].inc()
+        return _too_many(budget.excess(now).retry_after)
+    if backfill is not None and backfill.debt_seconds(now) > 0:
+        rate_limited["backfill"].inc()
+        return _too_many(backfill.excess(now).retry_after)
+    return None
 
 
 def _too_many(wait: int) -> HttpResponse:

@@ -133,6 +133,9 @@ class Session:
         """Take one text frame; `now` is monotonic seconds."""
         try:
             message = decode_client_message(data)
+        except InvalidMessage as error:
+            return self._refused(error, now)
+        try:
             if isinstance(message, Publish):
                 return self._publish(message, now)
             if isinstance(message, Subscribe):
@@ -149,7 +152,7 @@ class Session:
                 return self._reconcile(message, now)
             return AuthReceived(message)
         except InvalidMessage as error:
-            return self._refused(error, now)
+            return Answer(error_payload(error), error.code, request=str(message.__struct_config__.tag))
 
     def begin_auth(self, message: Auth, now: float, unix_now: int) -> Attempt | AuthRefusal:
         """Take an AUTH. After an `Attempt` nothing further of this peer is to be handled before
@@ -237,15 +240,15 @@ class Session:
     def _subscribe(self, message: Subscribe, now: float) -> Action:
         ids = message.client_msg_id, message.subscription_id
         if not self._may_subscribe:
-            return Answer(missing_payload(SUBSCRIBE, *ids), ErrorCode.UNAUTHENTICATED)
+            return Answer(missing_payload(SUBSCRIBE, *ids), ErrorCode.UNAUTHENTICATED, request="SUBSCRIBE")
         budget = self._subscribe_budget
         if budget is not None and not budget.take(now):
             payload = limited_payload("subscribe", budget.excess(now), *ids)
-            return Answer(payload, ErrorCode.RATE_LIMITED, "subscribe")
+            return Answer(payload, ErrorCode.RATE_LIMITED, "subscribe", request="SUBSCRIBE")
         budget = self.backfill_budget
         if budget is not None and budget.debt_seconds(now) > 0:
             payload = limited_payload("backfill", budget.excess(now), *ids)
-            return Answer(payload, ErrorCode.RATE_LIMITED, "backfill")
+            return Answer(payload, ErrorCode.RATE_LIMITED, "backfill", request="SUBSCRIBE")
         try:
             request = self._request(message)
         except InvalidMessage as error:
@@ -255,11 +258,11 @@ class Session:
         replaced = self.subscriptions.get(request.subscription_id)
         if replaced is None and len(self.subscriptions) >= self._limits.max_subscriptions:
             payload = too_many_payload(self._limits.max_subscriptions, *ids)
-            return Answer(payload, ErrorCode.RATE_LIMITED)
+            return Answer(payload, ErrorCode.RATE_LIMITED, request="SUBSCRIBE")
         others = self._filter_bytes - (replaced.filter.kept_bytes if replaced is not None else 0)
         if others + request.filter.kept_bytes > self._limits.max_filter_bytes:
             payload = filters_too_large_payload(self._limits.max_filter_bytes, *ids)
-            return Answer(payload, ErrorCode.RATE_LIMITED)
+            return Answer(payload, ErrorCode.RATE_LIMITED, request="SUBSCRIBE")
         subscription = Subscription(request, self._cursors)
         self.subscriptions[request.subscription_id] = subscription
         self._filter_bytes = others + request.filter.kept_bytes
@@ -269,7 +272,8 @@ class Session:
         if self._may_operate:
             return ModerationReceived(message)
         if self._has_operators:
-            return Answer(missing_payload(OPERATE, message.client_msg_id), ErrorCode.UNAUTHENTICATED)
+            payload = missing_payload(OPERATE, message.client_msg_id)
+            return Answer(payload, ErrorCode.UNAUTHENTICATED, request="MODERATE")
         raise InvalidMessage(  # a relay without operators knows no such message
             "the message type is missing or not known here",
             detail="unknown_type",
@@ -278,7 +282,8 @@ class Session:
 
     def _reconcile(self, message: Reconcile, now: float) -> ReconcileReceived | Answer:
         if not self._replicates:
-            return Answer(missing_payload(REPLICATE, message.client_msg_id), ErrorCode.UNAUTHENTICATED)
+            payload = missing_payload(REPLICATE, message.client_msg_id)
+            return Answer(payload, ErrorCode.UNAUTHENTICATED, request="RECONCILE")
         if message.until is not None:  # it costs what a deep subscription costs
             for name, budget in (("subscribe", self._subscribe_budget), ("backfill", self.backfill_budget)):
                 if budget is None:
@@ -286,7 +291,7 @@ class Session:
                 is_spent = budget.debt_seconds(now) > 0 if name == "backfill" else not budget.take(now)
                 if is_spent:
                     payload = limited_payload(name, budget.excess(now), message.client_msg_id)
-                    return Answer(payload, ErrorCode.RATE_LIMITED, name)
+                    return Answer(payload, ErrorCode.RATE_LIMITED, name, request="RECONCILE")
         return ReconcileReceived(message)
 
     def _request(self, message: Subscribe) -> SubscriptionRequest:

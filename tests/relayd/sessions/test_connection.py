@@ -12,11 +12,13 @@ from websockets.server import ServerProtocol
 from relayd.sessions.connection import Connection
 from relayd.sessions.websocket import WebSocket
 from tests.relayd.sessions.connection_rig import (
+    ALICE,
     HANDSHAKE,
     FakeTransport,
     Rig,
     auth,
     eventually,
+    frame,
     publish,
     until,
 )
@@ -87,6 +89,40 @@ async def test_limits_follow_the_identity(rigs):
     assert (refused["client_msg_id"], refused["limit"]) == ("6", 3)
     rig.relay.tally.count(rig.relay.metrics)
     assert rig.relay.metrics.registry.get_sample_value("relayd_rate_limited_total", {"limit": "publish"}) == 2
+
+
+async def test_every_message_counts_by_its_type_whatever_becomes_of_it(rigs):
+    rig = rigs(subscribe_limit=0, anonymous_subscribe_limit=3, operators=(ALICE.did,), malformed_limit=2)
+    asked = [
+        '{"type":"SUBSCRIBE","subscription_id":"a","filters":{"cursor":"forged"}}',
+        '{"type":"SUBSCRIBE","subscription_id":"a","filters":{"types":["' + '","'.join("x" * 2000) + '"]}}',
+        '{"type":"SUBSCRIBE","subscription_id":"a"}',
+        '{"type":"SUBSCRIBE","subscription_id":"b"}',
+        '{"type":"UNSUBSCRIBE","subscription_id":"nobody"}',
+        '{"type":"MODERATE","action":"list"}',
+        '{"type":"RECONCILE","message":"61"}',
+        '{"type":"AUTH","author_id":"x","challenge":"x","signature":"x"}',
+        '{"type":"FLY"}',
+        '{"type":"SUBSCRIBE"}',
+        "{",
+        "{",
+        "{",
+    ]
+    rig.socket.data_received(b"".join(map(frame, asked)))
+    counted = {
+        sample.labels["type"]: sample.value
+        for metric in rig.relay.metrics.registry.collect()
+        for sample in metric.samples
+        if sample.name == "relayd_messages_received_total" and sample.value
+    }
+    assert counted == {
+        "SUBSCRIBE": 4,
+        "UNSUBSCRIBE": 1,
+        "MODERATE": 1,
+        "RECONCILE": 1,
+        "AUTH": 1,
+        "other": 5,  # a type that is not known, a shape that is wrong, and three that are no message
+    }
 
 
 @pytest.mark.req("R-316", "R-319")

@@ -28,6 +28,7 @@ from tests.relayd.sessions.connection_rig import (
         ({"require_auth": ("publish",)}, [b"200", b"200"]),
         ({"anonymous_subscribe_limit": 1}, [b"200", b"429"]),
         ({"anonymous_backfill_limit_bytes": 1}, [b"200", b"429"]),
+        ({"connection_limit": 2}, [b"200", b"429"]),  # the rig's own connection is the first
     ],
 )
 async def test_a_packet_by_its_id_is_a_read_like_any_other(rigs, settings, statuses):
@@ -48,6 +49,18 @@ async def test_a_packet_by_its_id_is_a_read_like_any_other(rigs, settings, statu
         body = json.loads(transport.written.partition(b"\r\n\r\n")[2])
         assert ("packet" in body) is (expected == b"200")
         asking.socket.connection_lost(None)
+    limited = {
+        sample.labels["limit"]: sample.value
+        for metric in rig.relay.metrics.registry.collect()
+        for sample in metric.samples
+        if sample.name == "relayd_rate_limited_total" and sample.value
+    }
+    limits = {
+        "anonymous_subscribe_limit": "subscribe",
+        "anonymous_backfill_limit_bytes": "backfill",
+        "connection_limit": "connect",
+    }
+    assert limited == {limits[name]: 1 for name in settings if name in limits}
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from typing import Final
 
 import msgspec
 
-__all__ = ["JSON", "NO_STORE", "PUBLIC", "Response", "error_response", "json_response"]
+__all__ = ["JSON", "NO_STORE", "PUBLIC", "Response", "error_response", "json_response", "kept_for"]
 
 JSON: Final = "application/json"
 NO_STORE: Final[Mapping[str, str]] = MappingProxyType({"Cache-Control": "no-store"})
@@ -27,6 +27,14 @@ class Response:
     content_type: str
     body: bytes
     headers: Mapping[str, str] = field(default_factory=dict)
+
+
+def kept_for(seconds: int, expires_at: int | None, now: int) -> dict[str, str]:
+    """Headers by which anybody may keep an answer for so long, and never past the second in which what it
+    holds expires (R-100): nobody asks the relay before a cache hands it out."""
+    if expires_at is not None:
+        seconds = max(0, min(seconds, expires_at - now))
+    return {"Cache-Control": f"public, max-age={seconds}", **PUBLIC}
 
 
 def json_response(status: int, value: object, headers: Mapping[str, str] = NO_STORE) -> Response:

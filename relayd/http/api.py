@@ -18,6 +18,7 @@ import dataclasses
 import time
 from collections.abc import Awaitable, Callable, Mapping
 
+import msgspec
 from strata.protocol.fields import is_content_id
 
 from relayd.access.gate import RequestHeaders
@@ -25,10 +26,17 @@ from relayd.feed.events import Form, annotated_tail, event_tail
 from relayd.http.console import WebConsole
 from relayd.http.identities import IdentityApi
 from relayd.http.scrapes import Scrape
-from relayd.responses import JSON, NO_STORE, PUBLIC, Response, error_response, json_response
+from relayd.responses import JSON, NO_STORE, Response, error_response, json_response, kept_for
 from relayd.store.types import StoredPacket, StoreTimeout, StoreUnavailable
 
 __all__ = ["HttpApi", "MetricsApi"]
+
+
+class _Expiring(msgspec.Struct, gc=False):
+    expires_at: int | None = None
+
+
+_EXPIRING = msgspec.json.Decoder(_Expiring)
 
 
 class HttpApi:
@@ -94,8 +102,7 @@ class HttpApi:
     def _described(self) -> Response:
         manifest = self._manifest()
         if self._written is None or self._written[0] is not manifest:
-            headers = {"Cache-Control": "public, max-age=60", **PUBLIC}
-            self._written = manifest, json_response(200, manifest, headers)
+            self._written = manifest, json_response(200, manifest, kept_for(60, None, 0))
         return self._written[1]
 
     def _ready(self) -> Response:
@@ -108,8 +115,9 @@ class HttpApi:
         if not is_content_id(text):  # no other spelling is an id
             return error_response(400, "invalid_packet_id", "a packet id is 0x and 64 lowercase hex digits")
         packet_id = bytes.fromhex(text[2:])
+        now = int(self._clock())
         try:
-            found = await self._by_id(packet_id, int(self._clock()))
+            found = await self._by_id(packet_id, now)
         except StoreTimeout:
             return error_response(503, "unavailable", "the store did not answer in time")
         except StoreUnavailable:
@@ -119,7 +127,7 @@ class HttpApi:
         if not isinstance(found, StoredPacket):
             return error_response(410, "gone", "the packet has expired or was removed")
         # An id never means other bytes, but a packet may expire or be removed, so caches keep it briefly.
-        headers = {"Cache-Control": "public, max-age=60", "ETag": f'"{text}"', **PUBLIC}
+        headers = {**kept_for(60, _EXPIRING.decode(found.body).expires_at, now), "ETag": f'"{text}"'}
         return Response(200, JSON, self._body(found), headers)
 
     def _body(self, found: StoredPacket) -> bytes:

@@ -25,15 +25,15 @@ from strata.protocol.packets import Packet
 
 from relayd.identity.bootstrap import Bootstrap
 from relayd.identity.directory import Identities
-from relayd.responses import JSON, PUBLIC, Response, error_response, json_response
+from relayd.responses import JSON, Response, error_response, json_response, kept_for
 from relayd.store.declined import covers
 from relayd.store.types import Declined, NewPacket, StoredPacket, StoreError
 
 __all__ = ["IdentityApi"]
 
-_BRIEFLY: Final = {"Cache-Control": "public, max-age=10", **PUBLIC}
-# The bytes behind a hash never change, but whether they are served may.
-_A_MINUTE: Final = {"Cache-Control": "public, max-age=60", **PUBLIC}
+_BRIEFLY: Final = 10
+_A_MINUTE: Final = 60
+"""Seconds: the bytes behind a hash never change, but whether they are served may."""
 _MULTIHASH_BYTES: Final = 2
 _MAX_EVENTS_BYTES: Final = 2**20
 """Packets of one answer. A longer chain, of before there was a limit, is read by SUBSCRIBE."""
@@ -78,24 +78,26 @@ class IdentityApi:
         chain = await self._identities.resolve(did)
         if not chain.is_resolvable and not chain.events:
             return error_response(404, "not_found", "nothing is known of this DID here")
-        return json_response(
-            200, _described(chain, self._head(chain), self._served(chain), self._clock()), _BRIEFLY
-        )
+        served, now = self._served(chain), self._clock()
+        ends = min((packet.expires_at for packet, _ in served if packet.expires_at is not None), default=None)
+        described = _described(chain, self._head(chain), served, now)
+        return json_response(200, described, kept_for(_BRIEFLY, ends, now))
 
     async def _document(self, text: str) -> Response:
         if not is_document_hash(text):
             return error_response(400, "invalid_did_doc_hash", "a document's hash is a BLAKE3 multihash")
         if (configured := self._configured.get(text)) is not None:
-            return Response(200, JSON, configured.canonical, _A_MINUTE)
+            return Response(200, JSON, configured.canonical, kept_for(_A_MINUTE, None, 0))
         digest = base58_decode(text[1:])[_MULTIHASH_BYTES:]
         row = await self._by_key(document_key(digest))
         if row is None:
             return error_response(404, "not_found", "no document with this hash is known here")
-        if not self._is_served(_stored(row.body)):
+        packet = _stored(row.body)
+        if not self._is_served(packet):
             return error_response(410, "gone", "the document has expired or was removed")
         document = published_document(row.body)
         assert document_hash(document) == text
-        return Response(200, JSON, document, _A_MINUTE)
+        return Response(200, JSON, document, kept_for(_A_MINUTE, packet.expires_at, self._clock()))
 
     def _is_served(self, packet: NewPacket) -> bool:
         if packet.expires_at is not None and packet.expires_at < self._clock():

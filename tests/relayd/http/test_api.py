@@ -96,6 +96,22 @@ async def test_a_packet_comes_as_the_bytes_that_are_stored(http):
     assert http.asked == [(b"\xab" * 32, NOW)]
 
 
+@pytest.mark.req("R-100")
+@pytest.mark.parametrize(
+    ("expires_at", "seconds"), [(None, 60), (NOW + 61, 60), (NOW + 59, 59), (NOW + 1, 1), (NOW, 0)]
+)
+async def test_no_cache_keeps_a_packet_past_its_end(http, expires_at, seconds):
+    packet = packets.build(
+        Identity(bytes(32)),
+        {"type": "POST", "expires_at": NOW + 7},  # the payload's business
+        timestamp=NOW - 9,
+        expires_at=expires_at,
+    )
+    http.packets[b"\xab" * 32] = StoredPacket(5, NOW, packet.canonical)
+    response = await http.get(f"/packets/{ID}")
+    assert response.headers["Cache-Control"] == f"public, max-age={seconds}"
+
+
 @pytest.mark.req("R-301")
 async def test_an_unknown_packet_is_404_and_a_departed_one_410(http):
     assert error_of(response := await http.get(f"/packets/{ID}")) == "not_found"

@@ -164,6 +164,10 @@ async def test_expired_packets_are_not_shown(log):
     log.by_key[key] = StoredPacket(1, NOW, published.canonical)
     api = IdentityApi(identities, Bootstrap(), by_key=log.find, declined=Declined, clock=lambda: now[0])
     document = f"/did-docs/{document_of(ALICE, ALICE.did).hash}"
+    now[0] = NOW + 57
+    for path in (f"/did/{ALICE.did}", document):  # no cache keeps them past their end
+        answer = await api.respond(path)
+        assert answer is not None and answer.headers["Cache-Control"] == "public, max-age=3"
     for now[0], count in ((NOW + 60, 1), (NOW + 61, 0)):
         _, body = await get(api, f"/did/{ALICE.did}")
         assert len(body["events"]) == count == (body["document"] is not None)

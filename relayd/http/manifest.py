@@ -82,7 +82,7 @@ def _limits(settings: Settings) -> dict[str, int]:
 
 
 def _rates(settings: Settings) -> dict[str, object]:
-    """How much in each window, as enforced: by every process for itself (R-317). Absent means any."""
+    """How much in each window, as enforced: by all workers together (R-317). Absent means any."""
     anonymous = {
         "publishes": settings.anonymous_publish_limit,
         "subscribes": settings.anonymous_subscribe_limit,
@@ -101,7 +101,7 @@ def _rates(settings: Settings) -> dict[str, object]:
     }
     return {
         "window_seconds": settings.limit_window_seconds,
-        "enforced_by": "process",
+        "enforced_by": "process" if settings.workers == 1 else "machine",
         "processes": settings.workers,
         "anonymous_address": _enforced(anonymous),
         "identity": _enforced(authenticated),

@@ -228,6 +228,16 @@ def test_the_manifest_sums_up_what_is_enforced():
     assert "did:x:y" not in json.dumps(manifest)
 
 
+@pytest.mark.req("R-317", "R-325")
+@pytest.mark.parametrize(("workers", "by"), [(1, "process"), (2, "machine")])
+def test_the_manifest_says_that_workers_have_their_limits_together(workers, by):
+    manifest: dict[str, Any] = build_manifest(
+        Settings(workers=workers), relay_id="d", ws_endpoint="w", status="ok"
+    )
+    rates = manifest["limits"]["rates"]
+    assert (rates["enforced_by"], rates["processes"]) == (by, workers)
+
+
 def policy_of(**settings: Any) -> dict[str, Any]:
     manifest = build_manifest(Settings(**settings), relay_id="d", ws_endpoint="w", status="ok")
     policy = manifest["policy"]

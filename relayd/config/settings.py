@@ -277,7 +277,7 @@ class Settings:
     require_auth: tuple[Literal["publish", "subscribe"], ...] = _setting(
         (),
         "What a session must authenticate for: `publish`, `subscribe` or both; `subscribe` covers"
-        " `/packets/{packet_id}` too.",
+        " `/packets/{packet_id}`, `/did/` and `/did-docs/` too.",
         reload=True,
     )
     members: tuple[str, ...] = _setting(
@@ -321,7 +321,7 @@ class Settings:
         0,
         "How long the RELAY_DESCRIPTOR is valid that the relay signs and publishes about itself, with"
         " `public_url`; with `replication_peers` a CONFIG `REPLICATION_POLICY_V1` too. Renewed after"
-        " half of it. 0: none.",
+        " half of it. At least 600; 0: none.",
         unit="seconds",
     )
 

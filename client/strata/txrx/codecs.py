@@ -122,9 +122,14 @@ class MsgpackCodec(Generic[T]):
             raise CodecError(f"no {_name(self._type)}: {error}") from None
 
     def _with_parts(self, message: T, body: bytes | None = None) -> tuple[bytes, Sequence[bytes]]:
-        tree = msgspec.to_builtins(message, builtin_types=_KEPT)
         parts: list[bytes] = []
-        small = _take_parts(tree, parts)
+        small: Any = None
+        try:
+            tree = msgspec.to_builtins(message, builtin_types=_KEPT)
+        except TypeError:  # it holds what only MessagePack has: `Raw` or `Ext`
+            body = self._encode(message)
+        else:
+            small = _take_parts(tree, parts)
         if not parts and body is not None:
             if self._validate:
                 self._decode(body)

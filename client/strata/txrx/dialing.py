@@ -347,9 +347,9 @@ class _Connection(asyncio.BufferedProtocol, Generic[M]):
     def write(self) -> None:
         """Write bytes of the session until the system takes no more."""
         transport = self._transport
-        if transport is None or transport.is_closing():
+        if transport is None:
             return
-        while not self._is_full:
+        while not self._is_full and not transport.is_closing():  # a write may find it broken
             pieces = self._session.data_to_send()
             if not pieces:
                 return

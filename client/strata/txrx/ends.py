@@ -172,15 +172,9 @@ class Rx(ABC, Generic[M]):
         """The number of messages that wait to be received."""
         return len(self._queue)
 
-    async def __aiter__(self) -> AsyncIterator[M]:
-        """Messages, until the channel is closed."""
-        get = self._queue.get
-        while True:
-            try:
-                message = await get()
-            except TxRxClosed:
-                return
-            yield message
+    def __aiter__(self) -> AsyncIterator[M]:
+        """Messages, until the channel is closed. Cancelling the wait for one loses none, and goes on."""
+        return _Messages(self._queue)
 
     @abstractmethod
     def close(self) -> None:
@@ -212,3 +206,18 @@ class Rx(ABC, Generic[M]):
         await self.join()
         if self.unread:
             _log.warning("%d messages at %s were never received", self.unread, self._address)
+
+
+class _Messages(AsyncIterator[M]):
+    """What an `Rx` receives. No generator: a wait that is cancelled would end that for good."""
+
+    __slots__ = ("_queue",)
+
+    def __init__(self, queue: RxQueue[M]) -> None:
+        self._queue = queue
+
+    async def __anext__(self) -> M:
+        try:
+            return await self._queue.get()
+        except TxRxClosed:
+            raise StopAsyncIteration from None

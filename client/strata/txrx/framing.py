@@ -148,6 +148,13 @@ class FrameReader:
             self._end += count
             self._is_filled = self._end == len(self._buffer) == _SMALL_BUFFER
 
+    def discard(self) -> None:
+        """Drop the bytes that have not been read, and what was read of a frame. Then read no frames."""
+        self._start = self._end = 0
+        self._is_filled = False
+        self._frame_left = self._large = None
+        self._parts.clear()
+
     def feed(self, data: bytes) -> None:
         """Copy bytes into the buffer, for other streams. Raises `ValueError` if they do not fit."""
         if self._large is None and len(self._buffer) - self._end < len(data):

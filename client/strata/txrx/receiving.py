@@ -147,6 +147,8 @@ class ReceivingLink(Generic[M]):
     ) -> None:
         self.is_finished = False
         """Whether to close the connection after `data_to_send` was written."""
+        self.has_said_why = False
+        """Whether the peer is told why the connection ends."""
         self.superseded: ReceivingLink[M] | None = None
         """An older connection of this session, which this one has replaced."""
         self.is_blocked = False
@@ -183,6 +185,10 @@ class ReceivingLink(Generic[M]):
         self._reader.buffer_updated(count)
         self._heard_at = now
         self._counters.bytes_received += count
+
+    def discard(self) -> None:
+        """Drop the bytes that nobody has read: the connection ends."""
+        self._reader.discard()
 
     def take(self, room: int, now: float) -> list[M]:
         """Accept up to `room` messages. The caller puts all of them into the queue, in this order."""
@@ -318,7 +324,7 @@ class ReceivingLink(Generic[M]):
             self._send_ack(self._session)
         self._counters.rejects_sent += 1
         self._answer(Reject(reason))
-        self.is_finished = True
+        self.is_finished = self.has_said_why = True
         self.is_blocked = False
 
     def _answer(self, response: Response) -> None:
@@ -374,7 +380,7 @@ class ReceivingLink(Generic[M]):
             if self._session is not None:
                 self._send_ack(self._session)
             self._answer(Closed(reason))
-            self.is_finished = True
+            self.is_finished = self.has_said_why = True
 
     def connection_lost(self, now: float) -> None:
         """The connection is gone; the session waits for its next connection."""

@@ -178,6 +178,9 @@ class SendingSession(Generic[M, K]):
         except TxRxError:
             self.counters.messages_refused += 1
             raise
+        except Exception as error:  # the program's own codec, or its own type, may raise any error
+            self.counters.messages_refused += 1
+            raise CodecError(f"it cannot be encoded: {type(error).__name__}: {error}") from error
         self._outbox.append((body, parts, message, token))
         self._next += 1
 

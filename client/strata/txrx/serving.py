@@ -22,6 +22,8 @@ __all__ = ["NetRx", "serve_net"]
 M = TypeVar("M")
 
 _LAST_WORDS_SECONDS = 5.0
+_LEAVING_SECONDS = 2.0
+"""How long a peer that was told why its connection ends has to close it."""
 
 
 async def serve_net(
@@ -142,6 +144,10 @@ class _Connection(asyncio.BufferedProtocol, Generic[M]):
 
     Reading stops while its messages wait for room in the queue, and while its peer takes no answers: these
     would pile up here.
+
+    A peer that is told why its connection ends may be sending. Bytes that nobody has read would reset the
+    connection, and what it was told, with the last acknowledgement, could be lost. So they are read, and
+    dropped, until it closes.
     """
 
     def __init__(self, hub: _Hub[M]) -> None:
@@ -156,6 +162,8 @@ class _Connection(asyncio.BufferedProtocol, Generic[M]):
         self._is_paused = False
         self._is_unheard = False
         """Whether the peer takes no answers."""
+        self._is_leaving = False
+        """Whether the peer was told why, and has yet to close."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast("asyncio.Transport", transport)
@@ -170,7 +178,10 @@ class _Connection(asyncio.BufferedProtocol, Generic[M]):
     def buffer_updated(self, nbytes: int) -> None:
         link, now = self._link, self._time()
         link.buffer_updated(nbytes, now)
-        self._step(now)
+        if self._is_leaving:
+            link.discard()
+        else:
+            self._step(now)
 
     def eof_received(self) -> bool:
         return False
@@ -216,6 +227,7 @@ class _Connection(asyncio.BufferedProtocol, Generic[M]):
 
     def _pause_or_resume(self) -> None:
         transport, pause = self._transport, self._link.is_blocked or self._is_unheard
+        pause = pause and not self._is_leaving
         if transport is None or pause is self._is_paused:
             return
         self._is_paused = pause
@@ -229,17 +241,33 @@ class _Connection(asyncio.BufferedProtocol, Generic[M]):
 
     def _write(self) -> None:
         transport = self._transport
-        if transport is None or transport.is_closing():
+        if transport is None or transport.is_closing() or self._is_leaving:
             return
         data = self._link.data_to_send()
         if data:
             transport.write(data)
-        if self._link.is_finished:
-            self._queue.forget(self)
-            transport.close()
-        else:
+        if not self._link.is_finished:
             self._timer.arm(self._link.get_timer())
+            return
+        self._queue.forget(self)
+        if self._link.has_said_why and not transport.is_closing():
+            self._leave(transport)
+        else:
+            transport.close()
+
+    def _leave(self, transport: asyncio.Transport) -> None:
+        self._is_leaving = True
+        self._link.discard()
+        self._pause_or_resume()
+        if transport.can_write_eof():
+            with contextlib.suppress(OSError):  # the peer has gone
+                transport.write_eof()
+        self._timer.cancel()
+        self._timer.arm(self._time() + _LEAVING_SECONDS)
 
     def _handle_timer(self) -> None:
+        if self._is_leaving:
+            self.abort()
+            return
         self._link.handle_timer(self._time())
         self._write()

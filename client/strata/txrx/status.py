@@ -59,13 +59,12 @@ class Watch(Generic[T]):
             await self.changed()
         return self._value
 
-    async def __aiter__(self) -> AsyncIterator[T]:
-        """The present value, then the newest value after each change; values in between may be missed."""
-        while True:
-            version, value = self._version, self._value
-            yield value
-            if self._version == version:
-                await self.changed()
+    def __aiter__(self) -> AsyncIterator[T]:
+        """The present value, then the newest value after each change; values in between may be missed.
+
+        Cancelling the wait for one loses nothing, and goes on.
+        """
+        return _Values(self)
 
     def _set(self, value: T) -> None:
         if value == self._value:
@@ -75,3 +74,19 @@ class Watch(Generic[T]):
         for waiter in self._waiting:
             if not waiter.done():
                 waiter.set_result(None)
+
+
+class _Values(AsyncIterator[T]):
+    """The values of a `Watch`. No generator: a wait that is cancelled would end that for good."""
+
+    __slots__ = ("_seen", "_watch")
+
+    def __init__(self, watch: Watch[T]) -> None:
+        self._watch = watch
+        self._seen = -1
+
+    async def __anext__(self) -> T:
+        while self._seen == self._watch._version:
+            await self._watch.changed()
+        self._seen = self._watch._version
+        return self._watch._value

@@ -142,6 +142,20 @@ def test_a_time_whose_type_is_not_told_comes_back_whatever_is_beside_it(beside: 
     assert round_trip(codec_for(dict[str, Any]), message)[0] == message
 
 
+class Foreign(msgspec.Struct):
+    raw: msgspec.Raw
+    extension: msgspec.msgpack.Ext
+    beside: bytes = b""
+
+
+@pytest.mark.parametrize("beside", [b"", bytes(PART_BYTES)])
+def test_what_only_messagepack_has_comes_back_whatever_is_beside_it(beside: bytes) -> None:
+    extension = msgspec.msgpack.Ext(1, bytes(4))
+    codec = MsgpackCodec(Foreign)
+    found = codec.decode(*codec.encode(Foreign(msgspec.Raw(b"\x01"), extension, beside)))
+    assert bytes(found.raw) == b"\x01" and found.extension == extension and found.beside == beside
+
+
 @pytest.mark.req("T-080")
 def test_large_bytes_are_not_copied() -> None:
     """The very objects: on the way out, and on the way in."""

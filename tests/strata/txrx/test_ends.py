@@ -186,6 +186,23 @@ async def test_watchers_all_wake_and_late_ones_see_the_end() -> None:
     assert (await watch.wait_for(lambda status: status.closed)).reason == f"{address} is closed"
 
 
+@pytest.mark.req("T-016", "T-020", "T-058")
+async def test_a_wait_in_an_iteration_that_is_cancelled_does_not_end_it() -> None:
+    address, rx = serve_local(bytes)
+    tx = await dial(address, bytes)
+    messages, statuses = aiter(rx), aiter(tx.status())
+    await anext(statuses)
+    for waiting in (messages, statuses):
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0):
+                await anext(waiting)
+    await tx.send(b"message")
+    assert await anext(messages) == b"message"
+    rx.close()
+    assert (await anext(statuses)).closed
+    assert [message async for message in messages] == []
+
+
 async def test_a_local_end_that_is_forgotten_closes_wherever_the_collector_runs() -> None:
     address, rx = serve_local(str)
     tx = await dial(address, str)

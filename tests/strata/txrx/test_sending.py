@@ -561,6 +561,18 @@ def test_more_parts_than_a_frame_may_have_are_refused() -> None:
     assert session.counters.messages_refused == 1
 
 
+@pytest.mark.req("T-002", "T-008")
+def test_whatever_a_codec_raises_is_a_refusal() -> None:
+    class Own(BytesCodec):
+        def encode(self, message: bytes) -> Any:
+            raise KeyError(message)
+
+    session = session_of(codec=Own(), connected=True)
+    with pytest.raises(CodecError, match="KeyError"):
+        session.post(b"message", 0)
+    assert session.pending == 0 and session.statistics().messages_refused == 1
+
+
 @pytest.mark.req("T-002")
 def test_what_the_codec_refuses_takes_no_sequence() -> None:
     session = session_of(posts=1)

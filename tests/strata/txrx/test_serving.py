@@ -6,11 +6,13 @@ import asyncio
 import socket
 import struct
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 import uvloop
-from strata.txrx import TcpAddress, dial, serve, serving
-from strata.txrx.framing import frame_of
+from strata.txrx import TcpAddress, TxRxSettings, dial, serve, serving
+from strata.txrx.frames import Ack, Closed, Reject, read_response
+from strata.txrx.framing import FrameReader, frame_of
 from strata.txrx.serving import NetRx
 
 from tests.support.waiting import until
@@ -83,3 +85,68 @@ async def test_closing_leaves_a_peer_that_takes_no_answer(way: str, monkeypatch:
             joining.cancel()
             await asyncio.wait([joining])
         await until(lambda: not rx._hub.connections)
+
+
+@pytest.mark.req("T-024", "T-043", "T-049", "T-078")
+@pytest.mark.parametrize("new_loop", [asyncio.new_event_loop, uvloop.new_event_loop])
+@pytest.mark.parametrize("scheme", ["unix", "tcp"])
+@pytest.mark.parametrize("end", ["a frame too many", "close"])
+def test_whoever_is_sending_is_told_why_the_connection_ends(
+    new_loop: Callable[[], asyncio.AbstractEventLoop], scheme: str, end: str, tmp_path: Path
+) -> None:
+    """Its bytes would reset a connection that is closed at once, and it would find that out as it writes."""
+
+    async def exchange() -> None:
+        where = f"unix:{tmp_path}/x" if scheme == "unix" else "tcp:127.0.0.1:0"
+        capacity = 1 if end == "close" else 2  # with 1 the next frame waits for room
+        settings = TxRxSettings(queue_capacity=capacity, codec_max_frame_length=1024)
+        address, rx = await serve(where, bytes, settings=settings)
+        assert isinstance(rx, NetRx)
+        loop = asyncio.get_running_loop()
+        with socket.socket(socket.AF_INET if scheme == "tcp" else socket.AF_UNIX) as peer:
+            peer.connect(
+                ("127.0.0.1", address.port) if isinstance(address, TcpAddress) else str(tmp_path / "x")
+            )
+            peer.setblocking(False)
+            await loop.sock_sendall(peer, struct.pack(">4sQB", b"STRX", 1, 1) + MESSAGE)
+            if end == "close":
+                await until(lambda: rx.unread)
+                await loop.sock_sendall(peer, bytes(100_000))  # what has no room is not read
+                rx.close()
+            else:
+                await loop.sock_sendall(peer, struct.pack(">Q", 1 << 30))
+                await until(lambda: rx.statistics().rejects_sent)
+            for _ in range(20):
+                await asyncio.sleep(0.001)
+                await loop.sock_sendall(peer, bytes(10_000))
+            told = b""
+            while piece := await loop.sock_recv(peer, 4096):
+                told += piece
+        frames = FrameReader(1100)
+        frames.feed(told)
+        assert [type(read_response(frame)) for frame in frames.read(10)][-2:] == [
+            Ack,
+            Closed if end == "close" else Reject,
+        ]
+        await until(lambda: not rx._hub.connections)
+        await rx.join()
+
+    with asyncio.Runner(loop_factory=new_loop) as runner:
+        runner.run(exchange())
+
+
+@pytest.mark.parametrize("end", ["a frame too many", "close"])
+async def test_a_peer_that_was_told_why_and_stays_is_left(end: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(serving, "_LEAVING_SECONDS", 0.1)
+    address, rx = await serve("tcp:127.0.0.1:0", bytes, settings=TxRxSettings(codec_max_frame_length=1024))
+    assert isinstance(address, TcpAddress) and isinstance(rx, NetRx)
+    with socket.socket() as peer:
+        peer.connect(("127.0.0.1", address.port))
+        peer.sendall(struct.pack(">4sQB", b"STRX", 1, 1) + MESSAGE)
+        await until(lambda: rx.unread)
+        if end == "close":
+            rx.close()
+        else:
+            peer.sendall(struct.pack(">Q", 1 << 30))
+        await until(lambda: not rx._hub.connections)
+    await rx.join()

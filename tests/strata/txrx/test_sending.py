@@ -365,6 +365,18 @@ def test_that_of_an_earlier_server_stays_unknown_on_later_connections() -> None:
     assert came_back(session) == [(1, DeliveryStatus.UNKNOWN), (2, DeliveryStatus.UNKNOWN)]
 
 
+@pytest.mark.req("T-068")
+def test_a_server_that_has_acknowledged_vouches_for_its_own_connection_alone() -> None:
+    """The next one may be another, which refuses what the first may have taken and could not acknowledge."""
+    session = session_of(posts=3, connected=True)
+    hear(session, Ack(0))
+    session.connection_lost(NEXT_ID)
+    session.connection_made(1)
+    session.data_to_send()
+    hear(session, Reject("not known here"))
+    assert came_back(session) == [(1, DeliveryStatus.UNKNOWN), (2, DeliveryStatus.UNKNOWN)]
+
+
 # Time
 
 

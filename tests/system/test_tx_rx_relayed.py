@@ -117,7 +117,7 @@ async def test_a_receiver_begun_anew_takes_nothing_of_the_old_ones(address):
     async with await dial(address, bytes, settings=quick) as tx:
         await tx.send(b"for the first")
         assert isinstance(first, RelayRx)
-        tasks = first._tasks
+        tasks = first._service.tasks
         # It dies without a word; what is sent now is for it, and nobody answers.
         for task in tasks:
             task.cancel()

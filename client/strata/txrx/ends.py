@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import logging
+import weakref
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine
 from types import TracebackType
 from typing import Generic, Self, TypeVar
 
@@ -22,7 +25,7 @@ from strata.txrx.returns import ReturnChannel
 from strata.txrx.sending import SenderCounters
 from strata.txrx.status import ACTIVE, TxStatus, Watch
 
-__all__ = ["Rx", "Tx"]
+__all__ = ["Rx", "Tx", "when_forgotten"]
 
 M = TypeVar("M")
 
@@ -174,7 +177,7 @@ class Rx(ABC, Generic[M]):
 
     def __aiter__(self) -> AsyncIterator[M]:
         """Messages, until the channel is closed. Cancelling the wait for one loses none, and goes on."""
-        return _Messages(self._queue)
+        return _Messages(self)
 
     @abstractmethod
     def close(self) -> None:
@@ -208,16 +211,32 @@ class Rx(ABC, Generic[M]):
             _log.warning("%d messages at %s were never received", self.unread, self._address)
 
 
+def when_forgotten(end: Rx[M], close: Callable[[str], None]) -> weakref.finalize[..., Rx[M]]:
+    """Have an end that nobody refers to any more close itself; `detach` what this returns when it closes.
+
+    `close` must not refer to the end.
+    """
+    finalizer = weakref.finalize(end, _close_soon, close, asyncio.get_running_loop())
+    finalizer.atexit = False
+    return finalizer
+
+
+def _close_soon(close: Callable[[str], None], loop: asyncio.AbstractEventLoop) -> None:
+    # Garbage collection runs on any thread, perhaps after the loop is closed.
+    with contextlib.suppress(RuntimeError):
+        loop.call_soon_threadsafe(close, "the receiver is gone")
+
+
 class _Messages(AsyncIterator[M]):
     """What an `Rx` receives. No generator: a wait that is cancelled would end that for good."""
 
-    __slots__ = ("_queue",)
+    __slots__ = ("_end",)
 
-    def __init__(self, queue: RxQueue[M]) -> None:
-        self._queue = queue
+    def __init__(self, end: Rx[M]) -> None:
+        self._end = end  # which must not be forgotten meanwhile
 
     async def __anext__(self) -> M:
         try:
-            return await self._queue.get()
+            return await self._end.recv()
         except TxRxClosed:
             raise StopAsyncIteration from None

@@ -36,7 +36,7 @@ from strata.relays.connection import Options
 from strata.txrx.addresses import RelayAddress
 from strata.txrx.codecs import MessageCodec
 from strata.txrx.dialing import SessionTx
-from strata.txrx.ends import Rx
+from strata.txrx.ends import Rx, when_forgotten
 from strata.txrx.errors import SendError, TxRxClosed, TxRxIOError
 from strata.txrx.queue import RxQueue
 from strata.txrx.receiving import ReceiverCounters, ReceivingLink, Sessions
@@ -311,13 +311,37 @@ class RelayRx(Rx[M]):
     def __init__(
         self, address: RelayAddress, codec: MessageCodec[M], settings: TxRxSettings, line: _Line
     ) -> None:
-        super().__init__(address, RxQueue(settings.queue_capacity))
+        # The tasks refer to the service and not to this end, so that an end that is forgotten closes itself.
+        self._service = _Service(address, codec, settings, line)
+        super().__init__(address, self._service.queue)
+        self._finalizer = when_forgotten(self, self._service.close)
+
+    def statistics(self) -> ReceiverCounters:
+        return self._service.counters
+
+    def close(self) -> None:
+        self._finalizer.detach()
+        self._service.close("the receiver has closed the channel")
+
+    async def join(self) -> None:
+        self.close()
+        await asyncio.wait(self._service.tasks)
+
+
+class _Service(Generic[M]):
+    """A topic that is served: its senders, and the tasks that hear and answer them."""
+
+    def __init__(
+        self, address: RelayAddress, codec: MessageCodec[M], settings: TxRxSettings, line: _Line
+    ) -> None:
+        self.queue: RxQueue[M] = RxQueue(settings.queue_capacity)
+        self.counters = ReceiverCounters()
+        self._address = address
         self._codec = codec
         self._settings = settings
         self._line = line
         self._name = secrets.randbits(64)
         self._loop = asyncio.get_running_loop()
-        self._counters = ReceiverCounters()
         self._sessions: Sessions[M] = Sessions(settings)
         self._open: OrderedDict[int, _Session[M]] = OrderedDict()
         """By session id; the session that was heard last comes last."""
@@ -325,38 +349,28 @@ class RelayRx(Rx[M]):
         self._has_answers = asyncio.Event()
         self._room = asyncio.Event()
         self._timer: asyncio.TimerHandle | None = None
-        self._tasks = [
+        self.tasks = [
             asyncio.create_task(self._listen(), name=f"serve {address}"),
             asyncio.create_task(self._answer(), name=f"answer {address}"),
         ]
 
-    def statistics(self) -> ReceiverCounters:
-        return self._counters
-
-    def close(self) -> None:
-        self._close("the receiver has closed the channel")
-
-    def _close(self, reason: str) -> None:
-        if self._queue.closed is not None:
+    def close(self, reason: str) -> None:
+        if self.queue.closed is not None:
             return
-        self._queue.close(TxRxClosed(reason))
+        self.queue.close(TxRxClosed(reason))
         self._room.set()
         for session_id, session in self._open.items():
             session.link.close(reason)
             self._collect(session_id, session)
         self._has_answers.set()
-        self._tasks[0].cancel()
+        self.tasks[0].cancel()
         if self._timer is not None:
             self._timer.cancel()
-        self._tasks.append(asyncio.create_task(self._leave(), name=f"leave {self._address}"))
-
-    async def join(self) -> None:
-        self.close()
-        await asyncio.wait(self._tasks)
+        self.tasks.append(asyncio.create_task(self._leave(), name=f"leave {self._address}"))
 
     async def _leave(self) -> None:
-        await asyncio.wait(self._tasks[:2], timeout=_LAST_WORDS_SECONDS)
-        self._tasks[1].cancel()
+        await asyncio.wait(self.tasks[:2], timeout=_LAST_WORDS_SECONDS)
+        self.tasks[1].cancel()
         await self._line.close()
 
     # Listening
@@ -368,7 +382,7 @@ class RelayRx(Rx[M]):
         except StrataError as error:
             # Nothing more will come: whoever waits for it has to hear of that.
             _log.error("%s is served no more: %s", self._address, error)
-            self._close(f"the channel on the relay has failed: {error}")
+            self.close(f"the channel on the relay has failed: {error}")
 
     async def _hear(self, payload: bytes) -> None:
         told = _read(payload)
@@ -396,7 +410,7 @@ class RelayRx(Rx[M]):
             self._drop(session_id)
         while len(self._open) >= self._settings.max_connections:
             self._drop(next(iter(self._open)))
-        link = ReceivingLink(self._sessions, self._codec, self._settings, self._counters, self._loop.time())
+        link = ReceivingLink(self._sessions, self._codec, self._settings, self.counters, self._loop.time())
         self._open[session_id] = _Session(link, stream)
 
     def _drop(self, session_id: int) -> None:
@@ -431,15 +445,15 @@ class RelayRx(Rx[M]):
                 buffer[:count] = data[:count]
                 link.buffer_updated(count, self._loop.time())
                 data = data[count:]
-                self._queue.put(link.take(self._queue.room, self._loop.time()))
+                self.queue.put(link.take(self.queue.room, self._loop.time()))
             if not link.is_blocked:
                 return
             self._collect(session_id, session)
             self._room.clear()
-            self._queue.when_room(self, self._room.set)
-            if not self._queue.room:
+            self.queue.when_room(self, self._room.set)
+            if not self.queue.room:
                 await self._room.wait()
-            self._queue.put(link.take(self._queue.room, self._loop.time()))
+            self.queue.put(link.take(self.queue.room, self._loop.time()))
 
     # Answering
 
@@ -450,7 +464,7 @@ class RelayRx(Rx[M]):
             self._has_answers.set()
 
     async def _answer(self) -> None:
-        while self._answers or self._queue.closed is None:
+        while self._answers or self.queue.closed is None:
             await self._has_answers.wait()
             self._has_answers.clear()
             answers, self._answers = self._answers, {}

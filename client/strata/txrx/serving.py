@@ -5,11 +5,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import ssl
-import weakref
-from typing import Any, Generic, TypeVar, cast
+from typing import Generic, TypeVar, cast
 
 from strata.txrx.codecs import MessageCodec
-from strata.txrx.ends import Rx
+from strata.txrx.ends import Rx, when_forgotten
 from strata.txrx.errors import TxRxClosed
 from strata.txrx.queue import RxQueue
 from strata.txrx.receiving import ReceiverCounters, ReceivingLink, Sessions
@@ -60,8 +59,7 @@ class NetRx(Rx[M]):
         super().__init__(address, hub.queue)
         self._hub = hub
         # Connections refer to the hub and not to this end, so that an end that is forgotten closes itself.
-        self._finalizer = weakref.finalize(self, _close_soon, hub, asyncio.get_running_loop())
-        self._finalizer.atexit = False
+        self._finalizer = when_forgotten(self, hub.close)
 
     def close(self) -> None:
         self._finalizer.detach()
@@ -76,12 +74,6 @@ class NetRx(Rx[M]):
 
     def statistics(self) -> ReceiverCounters:
         return self._hub.counters
-
-
-def _close_soon(hub: _Hub[Any], loop: asyncio.AbstractEventLoop) -> None:
-    # Garbage collection runs on any thread, perhaps after the loop is closed.
-    with contextlib.suppress(RuntimeError):
-        loop.call_soon_threadsafe(hub.close, "the receiver is gone")
 
 
 class _Hub(Generic[M]):

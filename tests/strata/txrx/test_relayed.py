@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -166,3 +167,24 @@ async def test_cancelling_the_closing_of_a_sender_closes_its_line_all_the_same(
     assert tx._carrier is not None and tx._carrier._sending.done()
     assert tx._listening is not None and tx._listening.done()
     await rx.join()
+
+
+@pytest.mark.req("T-024", "T-104")
+async def test_a_receiver_that_nobody_holds_closes_itself() -> None:
+    ours, theirs = Channel(), Channel()
+    joined(ours, theirs)
+    tx, rx = sender(ours), await receiver(theirs)
+    await tx.send(b"message")
+    messages = aiter(rx)
+    service = rx._service
+    del rx
+    gc.collect()
+    await tx.send(b"another")  # whoever iterates holds it
+    assert [await anext(messages), await anext(messages)] == [b"message", b"another"]
+    del messages
+    gc.collect()
+    async with asyncio.timeout(5):
+        status = await tx.status().wait_for(lambda status: status.closed)
+        await asyncio.wait(service.tasks)
+    assert status.reason == "the receiver is gone"
+    await tx.close()

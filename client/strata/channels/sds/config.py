@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, fields
 
 from strata.channels.spelling import in_camel_case
@@ -82,6 +83,8 @@ class SdsConfig:
             value = getattr(self, name)
             if type(value) is not bool and not value >= 0:
                 raise ValueError(f"{name} must not be negative")
+            if value == math.inf and not name.startswith("max_"):  # times are reckoned in whole milliseconds
+                raise ValueError(f"{name} must be finite")
         for name in _AT_LEAST_ONE:
             if not getattr(self, name) >= 1:
                 raise ValueError(f"{name} must be at least 1")

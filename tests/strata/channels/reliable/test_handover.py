@@ -295,6 +295,21 @@ async def test_only_one_task_receives_from_a_channel() -> None:
 
 
 @virtually
+async def test_a_second_loop_that_is_refused_hands_nothing_over_again_to_the_first() -> None:
+    world = World()
+    bob, sent = await filled(world, 2, hand_over="at_least_once", auto_ack=False)
+    assert await take(bob, 2) == sent
+    waiting = asyncio.create_task(anext(bob))
+    await asyncio.sleep(1)
+    with pytest.raises(RuntimeError, match="another task"):
+        await anext(aiter(bob))
+    await asyncio.sleep(1)
+    alice = await world.open("alice", query_on_connect=False)
+    await alice.send(b"one more")
+    assert (await waiting).payload == b"one more"
+
+
+@virtually
 async def test_the_task_that_was_first_gets_the_message() -> None:
     world = World()
     alice, bob = await world.pair()

@@ -104,6 +104,7 @@ class Reader:
         self._replica = replica
         self._replica_due_at = 0.0
         self._replica_pause = _REPLICA_AWAY_SECONDS[0]
+        self._learnt_under = known.lineage
         self._replayed: WeakKeyDictionary[asyncpg.Connection[Any], int] = WeakKeyDictionary()
         self._positions: OrderedDict[int, int] = OrderedDict()
         self.on_replica: Callable[[str], None] = lambda outcome: None
@@ -302,12 +303,14 @@ class Reader:
     async def _position(self, connection: asyncpg.Connection[Any], received_at: int) -> tuple[int, bool]:
         """The sequence below which everything was received before a time, and whether that is final."""
         received_at = max(0, min(received_at, _LAST_DAY * DAY_SECONDS))
+        self._forget_other_terms()
         known = self._positions.get(received_at)
         if known is not None:
             self._positions.move_to_end(received_at)
             return known, True
+        lineage = self._known.lineage
         ((position, settled),) = await connection.fetch(POSITION, received_at)
-        if settled:
+        if settled and lineage is self._known.lineage:
             self._positions[received_at] = position
             if len(self._positions) > _CACHED_POSITIONS:
                 self._positions.popitem(last=False)
@@ -360,10 +363,20 @@ class Reader:
             self._replica_due_at = now + self._replica_pause
             self._replica_pause = min(self._replica_pause * 2, _REPLICA_AWAY_SECONDS[1])
 
+    def _forget_other_terms(self) -> None:
+        """Ask anew what was learnt before the terms changed: a failover may have taken the end of the log as
+        it stood there, and a replica that had it goes further than the shared part."""
+        if self._learnt_under is not self._known.lineage:
+            self._learnt_under = self._known.lineage
+            self._replayed.clear()
+            self._positions.clear()
+
     async def _has_replayed(self, connection: asyncpg.Connection[Any], needed: int) -> bool:
         # Kept for each connection: behind one address there may be several replicas.
+        self._forget_other_terms()
         if self._replayed.get(connection, -1) < needed:
             head, tag = await read_state(connection)
+            self._forget_other_terms()
             lineage = self._known.lineage
             # A replica that has parted from the primary goes further in a log that is lost.
             shared = lineage.good_to(Mark(head, tag, 0), max(head, self._known.seen))

@@ -279,6 +279,33 @@ async def test_a_replica_that_has_parted_from_the_primary_is_not_asked(database,
         assert [row.body for row in (await store.page(LogQuery(), 10, NOW)).rows] == [packet(1).body]
 
 
+@pytest.mark.req("R-154")
+async def test_a_replica_that_was_ahead_of_the_server_promoted_is_asked_for_nothing_behind_the_parting(
+    database, empty_database, packet
+):
+    """Of two standbys the one that is read from had more than the one that was promoted, and goes on."""
+    from relayd.store import migrate
+
+    await migrate(empty_database)
+    async with (
+        await Store.open(database, read_url=empty_database) as store,
+        replica(empty_database) as ahead,
+    ):
+        shared, lost, new = ([packet(n) for n in range(start, start + 2)] for start in (0, 50, 90))
+        await store.append(shared, NOW)
+        await ahead.execute("UPDATE log_head SET tag = $1", store.known.lineage.current.tag)
+        await replay(ahead, shared + lost)
+        outcomes: list[str] = []
+        store._reader.on_replica = outcomes.append
+        head = await store.head()
+        assert len((await store.page(LogQuery(up_to=head), 10, NOW)).rows) == 2
+        assert outcomes == ["served"]
+        await store.begin_epoch("moved")  # a term of the promoted server's own
+        await store.append(new, NOW)
+        rows = (await store.page(LogQuery(up_to=await store.head()), 10, NOW)).rows
+        assert [row.body for row in rows] == [each.body for each in shared + new]
+
+
 @contextlib.asynccontextmanager
 async def replica(url: str) -> AsyncIterator[asyncpg.Connection[Any]]:
     connection = await asyncpg.connect(url)

@@ -25,9 +25,12 @@ __all__ = [
     "MAX_ATTEMPTS",
     "Intake",
     "Item",
+    "KeyVerdict",
     "PeerVerdict",
+    "backoff",
     "is_keepable",
     "is_suspicious",
+    "judge_key",
     "judge_refusal",
     "retry_delay",
 ]
@@ -58,10 +61,34 @@ class PeerVerdict(enum.StrEnum):
     """Not judged: this relay could not, or the packet is of a moment to come."""
 
 
+class KeyVerdict(enum.Enum):
+    """What became of an identity packet that was fetched to judge another packet by it."""
+
+    HOLDS = enum.auto()
+    """The log has it, and it counts."""
+    DISPUTED = enum.auto()
+    """It does not count here, or not yet: a relay that has seen other things, or earlier, may go by it."""
+    FORGED = enum.auto()
+    """Not what its author signed: it says nothing."""
+    LATER = enum.auto()
+    """Not judged: the packet is of a moment to come, or this relay fails on it."""
+    AWAY = enum.auto()
+    """Not judged: this relay could not."""
+
+
 class Item:
     """One packet of the peer's, from its arrival to its verdict."""
 
-    __slots__ = ("asked_for_keys", "attempts", "cursor", "has_keys", "is_settled", "raw", "received_at")
+    __slots__ = (
+        "asked_for_keys",
+        "attempts",
+        "cursor",
+        "has_keys",
+        "is_settled",
+        "key_attempts",
+        "raw",
+        "received_at",
+    )
 
     def __init__(self, raw: bytes, received_at: int, cursor: str | None) -> None:
         self.raw = raw
@@ -69,9 +96,11 @@ class Item:
         self.cursor = cursor
         self.attempts = 0
         self.asked_for_keys = False
-        """The peer was asked for the author's keys."""
+        """The peer was asked for the author's keys, and not in vain."""
+        self.key_attempts = 0
+        """How often it was asked in vain."""
         self.has_keys = False
-        """The peer has told them in full."""
+        """The peer has told them in full, and all of them count here."""
         self.is_settled = False
 
 
@@ -163,6 +192,21 @@ def judge_refusal(item: Item, error: InvalidPacket) -> PeerVerdict:
             return PeerVerdict.SKIPPED
 
 
+def judge_key(raw: bytes, error: InvalidPacket) -> KeyVerdict:
+    """What the refusal of an identity packet says about whether this relay knows the author's keys."""
+    match error.code:
+        case ErrorCode.INTERNAL_ERROR if error.detail in _PASSING:
+            return KeyVerdict.AWAY
+        case ErrorCode.INTERNAL_ERROR | ErrorCode.TIMESTAMP_IN_FUTURE:
+            return KeyVerdict.LATER
+        case ErrorCode.INVALID_SIGNATURE if error.detail in (None, "packet_id_mismatch"):
+            return KeyVerdict.FORGED
+        case ErrorCode.INVALID_SCHEMA if not id_holds(raw):
+            return KeyVerdict.FORGED
+        case _:
+            return KeyVerdict.DISPUTED
+
+
 def is_keepable(cursor: str | None) -> bool:
     """Whether the database can keep it: a peer may send any text, and PostgreSQL has none with a NUL.
 
@@ -181,4 +225,9 @@ def retry_delay(item: Item, packet: Packet | None, error: InvalidPacket, now: in
     """Seconds until a packet that was not judged is tried again: the next time it can be."""
     if error.code is ErrorCode.TIMESTAMP_IN_FUTURE and packet is not None:
         return float(max(1, min(packet.timestamp - MAX_FUTURE_SECONDS - now, _LONGEST_WAIT_SECONDS)))
-    return _RETRY_SECONDS * float(2 ** min(item.attempts, 6))
+    return backoff(item.attempts)
+
+
+def backoff(attempts: int) -> float:
+    """Seconds until the next attempt, after so many."""
+    return _RETRY_SECONDS * float(2 ** min(attempts, 6))

@@ -17,7 +17,18 @@ from strata.relays.connection.stream import QueuedEvent
 from relayd.admission.origin import PeerOrigin
 from relayd.admission.request import Lane, PublishRequest
 from relayd.federation.asking import Asking
-from relayd.federation.intake import Intake, Item, PeerVerdict, is_suspicious, judge_refusal, retry_delay
+from relayd.federation.intake import (
+    MAX_ATTEMPTS,
+    Intake,
+    Item,
+    KeyVerdict,
+    PeerVerdict,
+    backoff,
+    is_suspicious,
+    judge_key,
+    judge_refusal,
+    retry_delay,
+)
 from relayd.federation.link_parts import LinkEnded, LinkParts
 from relayd.federation.peers_file import Upstream
 from relayd.store.types import PeerMark
@@ -55,7 +66,7 @@ class Judging:
         self._lane = Lane(self, peer.relay_id, self._mark)
         self._key_lane = Lane(self, peer.relay_id)
         self._items: dict[PublishRequest, tuple[Intake, Item]] = {}
-        self._answers: dict[PublishRequest, asyncio.Future[None]] = {}
+        self._answers: dict[PublishRequest, asyncio.Future[KeyVerdict]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._is_closed = False
         self.asking = Asking(driver, submit=self.submit, has_room=self.has_room, check=check)
@@ -109,7 +120,7 @@ class Judging:
         queued: bool = False,
     ) -> None:
         """The packet is in the log."""
-        if self._is_answered(request):
+        if self._is_answered(request, KeyVerdict.DISPUTED if queued else KeyVerdict.HOLDS):
             return
         origin = request.origin
         if origin is not None and origin.is_trusted and request.is_parsed and request.witness is None:
@@ -118,7 +129,7 @@ class Judging:
 
     def publish_refused(self, request: PublishRequest, error: InvalidPacket) -> None:
         """The packet is not in the log: passed over, tried again, or an offence."""
-        if self._is_answered(request):
+        if self._is_answered(request, judge_key(request.raw, error)):
             return
         intake, item = self._items[request]
         verdict = judge_refusal(item, error)
@@ -158,11 +169,11 @@ class Judging:
         self._wake()
         self.asking.wake()
 
-    def _is_answered(self, request: PublishRequest) -> bool:
+    def _is_answered(self, request: PublishRequest, verdict: KeyVerdict) -> bool:
         """Whether it is a packet with keys; whoever has fetched it goes on, unless it waits no more."""
         answer = self._answers.pop(request, None)
         if answer is not None and not answer.done():
-            answer.set_result(None)
+            answer.set_result(verdict)
         return answer is not None
 
     def _settle(self, request: PublishRequest, verdict: PeerVerdict) -> None:
@@ -181,17 +192,31 @@ class Judging:
     async def _with_keys(self, intake: Intake, item: Item, author: str) -> None:
         """Fetch an author's identity packets and judge the packet once more: a peer may send out of order."""
         item.asked_for_keys = True
+        verdicts = set[KeyVerdict]()
+
+        async def take(event: QueuedEvent) -> None:
+            verdicts.add(await self._take_key(event))
+
         try:
-            item.has_keys = await self.asking.keys_of(author, self._take_key)
+            is_whole = await self.asking.keys_of(author, take)
         except LinkEnded:
             return  # the packet comes again, to the next link
+        if not is_whole or verdicts & {KeyVerdict.LATER, KeyVerdict.AWAY}:
+            # Nobody knows yet whose the packet is, so it is not passed over: they are asked for again.
+            if KeyVerdict.AWAY not in verdicts:
+                item.key_attempts += 1
+            item.asked_for_keys = item.key_attempts >= MAX_ATTEMPTS
+            await asyncio.sleep(backoff(item.attempts))
+        # An event that does not count here may count where the peer stands: then it has forged nothing.
+        item.has_keys = is_whole and verdicts <= {KeyVerdict.HOLDS, KeyVerdict.FORGED}
         self.submit(intake, item)
 
-    async def _take_key(self, event: QueuedEvent) -> None:
+    async def _take_key(self, event: QueuedEvent) -> KeyVerdict:
         request = self._request(bytes(event.packet), event.received_at, self._key_lane)
-        answer = self._answers[request] = asyncio.get_running_loop().create_future()
+        answer: asyncio.Future[KeyVerdict] = asyncio.get_running_loop().create_future()
+        self._answers[request] = answer
         self._parts.admission.submit(request)
-        await answer
+        return await answer
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         if self._is_closed:  # what was under way comes again, to the next link

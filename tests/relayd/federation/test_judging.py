@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Callable
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -12,10 +13,15 @@ from strata.protocol.errors import ErrorCode, InvalidPacket
 from strata.relays.connection.stream import QueuedEvent
 
 from relayd.admission.request import PublishRequest
+from relayd.federation import judging as module
+from relayd.federation.intake import MAX_ATTEMPTS, Intake
 from relayd.federation.judging import Judging
 from relayd.federation.peers_file import Upstream
+from tests.support.made_packets import make, new_identity
 
 NOW = 1_790_000_000
+KEY = QueuedEvent(Raw(b'{"the": "keys"}'), NOW, None, None)
+PACKET = make(new_identity())
 
 
 class MadeLink:
@@ -24,8 +30,18 @@ class MadeLink:
     def __init__(self) -> None:
         self.submitted: list[PublishRequest] = []
         self.ended: list[str] = []
+        self.told: list[str] = []
         admission = SimpleNamespace(submit=self.submitted.append, is_full=lambda: False)
-        parts = SimpleNamespace(admission=admission, max_backfill_seconds=604_800, clock=lambda: NOW)
+        told = SimpleNamespace(
+            verdicts=lambda verdict: self.told.append(verdict.value),
+            forged=lambda reason: None,
+            malformed=lambda: None,
+            refused_witness=lambda: None,
+            skipped=lambda packet_id, at, reason: None,
+        )
+        parts = SimpleNamespace(
+            admission=admission, max_backfill_seconds=604_800, clock=lambda: NOW, told=told
+        )
         self.judging = Judging(
             Upstream("wss://a", "did:strata:zA"),
             1,
@@ -63,3 +79,113 @@ async def test_whoever_fetches_keys_goes_on_when_they_are_judged():
     link.judging.publish_accepted(link.submitted[0], NOW, duplicate=True)
     async with asyncio.timeout(10):
         await waiting
+
+
+class Keys:
+    """What a peer answers when it is asked for keys: one identity packet, told to the end or not."""
+
+    def __init__(self, is_whole: bool = True) -> None:
+        self.is_whole = is_whole
+        self.asked = 0
+
+    async def keys_of(self, author: str, take: Callable[[QueuedEvent], Awaitable[None]]) -> bool:
+        self.asked += 1
+        await take(KEY)
+        return self.is_whole
+
+    def settled(self, intake: Intake) -> None:
+        pass
+
+
+async def next_request(link: MadeLink, number: int) -> PublishRequest:
+    """The request of this number, parsed."""
+    async with asyncio.timeout(10):
+        while len(link.submitted) <= number:  # noqa: ASYNC110 - tasks of the link
+            await asyncio.sleep(0)
+    request = link.submitted[number]
+    if request.raw == PACKET.canonical:
+        request.parsed(PACKET)
+    return request
+
+
+NOT_THE_AUTHORS = InvalidPacket(ErrorCode.INVALID_SIGNATURE, "no")
+
+
+def begun(keys: Keys) -> MadeLink:
+    """A link whose peer has sent a packet that no known key has signed."""
+    link = MadeLink()
+    link.judging.asking = cast(Any, keys)
+    intake = Intake(None)
+    link.judging.submit(intake, intake.add(PACKET.canonical, NOW, "c"))
+    return link
+
+
+@pytest.mark.req("R-381")
+@pytest.mark.parametrize(
+    ("said", "verdict"),
+    [
+        # A relay that has not heard of a revocation goes by what was signed with the key since.
+        (InvalidPacket(ErrorCode.KEY_REVOKED, "no"), "skipped"),
+        (InvalidPacket(ErrorCode.POLICY_REJECTED, "no", detail="too_many_key_events"), "skipped"),
+        (InvalidPacket(ErrorCode.INVALID_SIGNATURE, "no", detail="document_conflict"), "skipped"),
+        ("QUEUED", "skipped"),  # it may have waited long enough there
+        ("ACCEPTED", "forged"),
+        (NOT_THE_AUTHORS, "forged"),  # nobody hides a forgery behind another one
+    ],
+)
+async def test_a_signature_by_keys_that_count_for_the_peer_alone_is_no_forgery(said, verdict):
+    link = begun(Keys())
+    packet = await judged_by_keys(link, said)
+    link.judging.publish_refused(packet, NOT_THE_AUTHORS)
+    assert link.told == ["keys", verdict]
+    assert not link.judging._items
+
+
+async def judged_by_keys(link: MadeLink, said: InvalidPacket | str, number: int = 0) -> PublishRequest:
+    """Refuse the packet, answer for the keys, and give the packet that comes again."""
+    link.judging.publish_refused(await next_request(link, number), NOT_THE_AUTHORS)
+    keys = await next_request(link, number + 1)
+    assert keys.raw == bytes(KEY.packet)
+    if isinstance(said, InvalidPacket):
+        link.judging.publish_refused(keys, said)
+    else:
+        link.judging.publish_accepted(keys, NOW, duplicate=False, queued=said == "QUEUED")
+    return await next_request(link, number + 2)
+
+
+AWAY = InvalidPacket(ErrorCode.INTERNAL_ERROR, "later", detail="store_unavailable")
+FAILED = InvalidPacket(ErrorCode.INTERNAL_ERROR, "a fault of ours")
+
+
+@pytest.mark.req("R-364")
+@pytest.mark.parametrize(
+    ("said", "is_whole", "tries"),
+    [
+        (AWAY, True, 2 * MAX_ATTEMPTS),  # however long that takes
+        (FAILED, True, MAX_ATTEMPTS - 1),
+        ("ACCEPTED", False, MAX_ATTEMPTS - 1),  # a slow peer may not have come to the one that is wanted
+    ],
+)
+async def test_a_packet_is_not_passed_over_because_its_keys_could_not_be_had(
+    monkeypatch, said, is_whole, tries
+):
+    monkeypatch.setattr(module, "backoff", lambda attempts: 0)
+    keys = Keys(is_whole)
+    link = begun(keys)
+    for n in range(tries):
+        await judged_by_keys(link, said, 2 * n)
+    assert keys.asked == tries and link.told == ["keys"] * tries
+    keys.is_whole = True
+    packet = await judged_by_keys(link, "ACCEPTED", 2 * tries)
+    link.judging.publish_accepted(packet, NOW, duplicate=False)
+    assert link.told[-1] == "stored"
+
+
+@pytest.mark.req("R-364")
+async def test_a_peer_that_never_tells_all_keys_does_not_hold_up_what_follows_for_ever(monkeypatch):
+    monkeypatch.setattr(module, "backoff", lambda attempts: 0)
+    link = begun(Keys(is_whole=False))
+    for n in range(MAX_ATTEMPTS):
+        packet = await judged_by_keys(link, "ACCEPTED", 2 * n)
+    link.judging.publish_refused(packet, NOT_THE_AUTHORS)
+    assert link.told[-1] == "skipped" and not link.judging._items

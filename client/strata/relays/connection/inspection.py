@@ -71,7 +71,7 @@ class Inspector:
         try:
             packet, origin_type = _restore(event)  # recomputes the id
         except InvalidPacket as error:
-            self._count(error, None)
+            self._count(error)
             if error.code is ErrorCode.INVALID_SCHEMA:
                 # Malformed by our rules: by the author's hand if the id holds, by the relay's if not.
                 self._statistics.events_forged += not id_holds(bytes(event.packet))
@@ -94,7 +94,7 @@ class Inspector:
             if not self._verify(candidate):
                 return KEYS_WANTED
         except InvalidPacket as error:
-            self._count(error, packet.author_id)
+            self._count(error, candidate)
             return None
         self._seen[packet.digest] = None
         if len(self._seen) > self._window:
@@ -110,15 +110,20 @@ class Inspector:
         packet.verify(now=observed_at(packet, event.received_at))
         return True
 
-    def _count(self, error: InvalidPacket, author: str | None) -> None:
+    def _count(self, error: InvalidPacket, candidate: Candidate | None = None) -> None:
         if error.code is ErrorCode.PACKET_EXPIRED:
             self._statistics.events_expired += 1
         elif error.code is ErrorCode.INVALID_SIGNATURE and error.detail in _TAMPERED:
             self._statistics.events_tampered += 1
-            has_keys = author is not None and self._keys is not None and self._keys.has_all_keys(author)
+            has_keys = candidate is not None and self._has_all_keys(candidate)
             self._statistics.events_forged += error.detail == "packet_id_mismatch" or has_keys
         else:
             self._statistics.events_invalid += 1
+
+    def _has_all_keys(self, candidate: Candidate) -> bool:
+        packet, event = candidate.packet, candidate.event
+        at = observed_at(packet, event.received_at)
+        return self._keys is not None and self._keys.has_all_keys(packet.author_id, at)
 
 
 class Collector(Inspector):

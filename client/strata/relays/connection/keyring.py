@@ -141,10 +141,13 @@ class KeyRing:
         author = self._authors.get(did)
         return None if author is None else author.chain or self._anchors.chain(did)
 
-    def has_all_keys(self, did: str) -> bool:
-        """Whether the relay has told everything it had about this author's keys, and said so."""
+    def has_all_keys(self, did: str, at: int) -> bool:
+        """Whether the relay has told everything it had about this author's keys, and said so, and nothing of
+        that was still waiting here in this second: a relay may let a recovery wait for less."""
         author = self._authors.get(did)
-        return author is not None and author.is_whole
+        return (
+            author is not None and author.is_whole and (author.chain is None or not author.chain.pending(at))
+        )
 
     def vouches(self, packet: Packet, known_since: float) -> bool | None:
         """Whether its author's keys of the time signed a packet that came inside another one.

@@ -8,11 +8,14 @@ from msgspec import Raw
 from strata.protocol import canonical, packets, wire
 from strata.protocol.ids import Identity
 from strata.protocol.provenance import Downgrade, served
-from strata.relays.connection import Options
+from strata.relays.connection import Anchors, Options
 from strata.relays.connection.inspection import Inspector
+from strata.relays.connection.keyring import KeyRing
 from strata.relays.connection.publishing import Publishing
 from strata.relays.connection.stream import QueuedEvent
 from strata.relays.connection.values import Published, Query, Statistics
+
+from tests.support import alice
 
 START = 1_760_000_000
 ME = Identity.from_seed(b"\x51" * 32)
@@ -137,3 +140,20 @@ def test_a_publisher_is_told_of_the_downgrade(annotations, told):
     assert publishing.receive_ok(ok)
     outcome = publishing.settled[0].outcome
     assert isinstance(outcome, Published) and outcome.downgraded_to == told
+
+
+@pytest.mark.req("R-086", "R-342")
+def test_a_key_whose_recovery_waits_here_and_not_at_the_relay_makes_no_forger_of_it():
+    """How long a recovery waits is each relay's own choice."""
+    events = [(alice.publish(0, alice.with_recovery(None)), alice.T), (alice.rotate(11, 0, 1), alice.T)]
+    keys = KeyRing(Anchors(rules=alice.RULES), max_authors=8, refresh_interval=300)
+    keys.learn(alice.ALICE, keys.build(alice.ALICE, events), asked_at=10.0, is_whole=True)
+    for packet, at, forged in (
+        (alice.post(1), alice.T + 1, 0),
+        (alice.post(2), alice.T + alice.DAY + 1, 1),
+    ):
+        statistics = Statistics()
+        inspector = Inspector(Query(), Options(), statistics, keys)
+        candidate = inspector.read(QueuedEvent(Raw(packet.canonical), at, None, None))
+        assert candidate is not None and inspector.judge(candidate) is None
+        assert (statistics.events_tampered, statistics.events_forged) == (1, forged)

@@ -9,6 +9,7 @@ the beginning there, from any process (`relayd peers`).
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
@@ -41,8 +42,10 @@ _log = structlog.get_logger("relayd.federation")
 
 _LOOK_SECONDS = 1.0
 _RETRY_SECONDS = (1.0, 30.0)
-_WAITING_SKIPS = 1000
+_WAITING_SKIPS = 20_000
+"""Refusals that wait to be written down, of each peer: more than can come between two looks."""
 _LEAD_SECONDS = 5.0
+_LAST_WORDS_SECONDS = 2.0
 
 
 class Federation:
@@ -112,7 +115,6 @@ class Federation:
                 self._faults.caught("background", error)
             finally:
                 self._measure_others({row.peer_id: row for row in rows})
-                await self._stop_all()
                 await self._table.close()
             await asyncio.sleep(_LEAD_SECONDS)
 
@@ -120,6 +122,16 @@ class Federation:
         groups = {peer.relay_id: peer.group for peer in self._peers.values()}
         mesh = Mesh(self._identity.did, groups, time.monotonic())
         self._standings.forget_written()  # another process may have led meanwhile
+        try:
+            await self._look(mesh)
+        finally:
+            await self._stop_all()
+            # What the links have come to since the last look; a database that is away says so at once.
+            with contextlib.suppress(StoreError, TimeoutError):
+                async with asyncio.timeout(_LAST_WORDS_SECONDS):
+                    await self._write_down()
+
+    async def _look(self, mesh: Mesh) -> None:
         while True:
             rows = {row.peer_id: row for row in await self._table.rows()}
             comparisons = await self._table.comparisons()
@@ -309,7 +321,7 @@ class Federation:
                 skips.clear()
                 try:
                     await self._table.skip(peer_id, some, MOST_SKIPS)
-                except StoreError:
+                except BaseException:  # cut off by a stop, too
                     # They are behind the cursor, so the peer sends them no more: for the next time.
                     skips.extendleft(reversed(some[: _WAITING_SKIPS - len(skips)]))
                     raise
@@ -327,7 +339,7 @@ class Federation:
                 kept.conduct,
                 follows=peer_id in self._kept,
             )
-        except StoreError:
+        except BaseException:
             self._standings.not_written(peer_id)
             raise
         if done:

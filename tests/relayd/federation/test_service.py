@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Sequence
 from typing import Any, cast
 
@@ -11,6 +12,7 @@ from strata.protocol.ids import Identity
 from relayd.federation.peers_file import Upstream
 from relayd.federation.service import Federation
 from relayd.metrics import Metrics
+from relayd.store.peers import PeerComparison, PeerRow
 from relayd.store.types import StoreUnavailable
 
 PEER = Upstream("wss://peer", "did:strata:zPeer")
@@ -49,9 +51,28 @@ class Table:
         self.skipped: list[tuple[bytes, int, str]] = []
         self.is_away = True
         self.meanwhile: Callable[[], None] = lambda: None
+        self.looks = asyncio.Event()
+        self.is_slow = False
+        """The next write does not come to its end by itself."""
+
+    async def take_lead(self) -> bool:
+        return True
+
+    async def rows(self) -> list[PeerRow]:
+        self.looks.set()
+        return []
+
+    async def comparisons(self) -> dict[int, PeerComparison]:
+        return {}
+
+    async def close(self) -> None:
+        pass
 
     async def skip(self, peer_id: int, skips: Sequence[tuple[bytes, int, str]], most: int) -> None:
         self.meanwhile()
+        if self.is_slow:
+            self.is_slow = False
+            await asyncio.Event().wait()
         if self.is_away:
             raise StoreUnavailable("the connection for peers was lost")
         self.skipped += skips
@@ -62,13 +83,33 @@ async def test_refusals_outlast_a_database_that_is_away():
     reading, table = federation(Metrics()), Table()
     reading._table = cast(Any, table)
     refused = reading._reports(PEER, 1).skipped
-    for number in range(1000):
+    for number in range(20_000):
         refused(number.to_bytes(32), number, "policy_rejected")
-    table.meanwhile = lambda: refused(b"m" * 32, 1000, "policy_rejected")
+    table.meanwhile = lambda: refused(b"m" * 32, 20_000, "policy_rejected")
     with pytest.raises(StoreUnavailable):
         await reading._write_down()
     table.is_away, table.meanwhile = False, lambda: None
     await reading._write_down()
-    assert [at for _, at, _ in table.skipped] == [*range(999), 1000]
+    assert [at for _, at, _ in table.skipped] == [*range(19_999), 20_000]
     await reading._write_down()
-    assert len(table.skipped) == 1000
+    assert len(table.skipped) == 20_000
+
+
+@pytest.mark.parametrize("amid_a_write", [False, True])
+async def test_refusals_of_the_last_moment_are_written_down_at_a_stop(amid_a_write):
+    reading, table = federation(Metrics()), Table()
+    reading._table = cast(Any, table)
+    table.is_away, table.is_slow = False, amid_a_write
+    refused = reading._reports(PEER, 1).skipped
+    if amid_a_write:
+        refused(b"l" * 32, 7, "policy_rejected")
+    running = asyncio.create_task(reading.run())
+    await table.looks.wait()
+    await asyncio.sleep(0)
+    if not amid_a_write:
+        refused(b"l" * 32, 7, "policy_rejected")
+    assert table.skipped == []
+    running.cancel()
+    await asyncio.wait([running])
+    assert running.cancelled()
+    assert table.skipped == [(b"l" * 32, 7, "policy_rejected")]

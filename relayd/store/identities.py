@@ -13,8 +13,10 @@ import msgspec
 from strata.protocol.lake import HASHED
 from strata.protocol.provenance.manifest import CLIENT_MANIFEST
 
+from relayd.lineage import KnownLog
 from relayd.store.columns import string_key
 from relayd.store.connection import Pool
+from relayd.store.terms import notice
 from relayd.store.types import DAY_SECONDS, StoredPacket, TrustRow
 
 __all__ = ["INDEXED", "AuthorsPage", "IdentityReader"]
@@ -99,7 +101,8 @@ class IdentityReader:
     whoever published large ones must hold up neither the feed nor anybody's AUTH.
     """
 
-    def __init__(self, lookups: Pool, budgets: Pool | None = None) -> None:
+    def __init__(self, known: KnownLog, lookups: Pool, budgets: Pool | None = None) -> None:
+        self._known = known
         self._lookups = lookups
         self._budgets = budgets or lookups
 
@@ -133,6 +136,7 @@ class IdentityReader:
             rows = await connection.fetch(_PACKETS, keys, columns, after) if columns else []
             if CLIENT_MANIFEST in wanted:
                 rows += [row for row in await connection.fetch(_MANIFESTS, keys) if row[0] > after]
+            await notice(connection, self._known, max((row[0] for row in rows), default=0))
         return sorted(StoredPacket(*row) for row in rows)
 
     async def trust_acts(self, author: str, types: Iterable[str], *, after: int, most: int) -> list[TrustRow]:

@@ -30,7 +30,7 @@ from relayd.store.queries import (
     page_statement,
     ways,
 )
-from relayd.store.terms import Reset, agree, read_head, read_resets, read_state
+from relayd.store.terms import Reset, agree, notice, read_head, read_resets, read_state
 from relayd.store.types import (
     DAY_SECONDS,
     AbuseEntry,
@@ -144,6 +144,7 @@ class Reader:
             await failpoints.reached("store.lookup")
         async with self._lookups.lease() as connection:
             rows = await connection.fetch(FIND, list(ids))
+            await notice(connection, self._known, max((row[1] for row in rows), default=0))
         return {row[0]: (row[1], row[2]) for row in rows}
 
     async def by_id(self, packet_id: bytes, now: int) -> StoredPacket | Gone | None:

@@ -176,7 +176,7 @@ class Store:
                 on_backend=on_backend,
             ),
             Reader(known, lookups, pages, replica),
-            IdentityReader(lookups, budgets),
+            IdentityReader(known, lookups, budgets),
             [pool for pool in (lookups, pages, budgets, replica) if pool is not None],
             Retention(
                 retention_days=retention_days,

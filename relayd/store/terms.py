@@ -17,7 +17,16 @@ from relayd.lineage import Claim, KnownLog, Lineage, Mark, Term
 from relayd.store.queries import STATE
 from relayd.store.types import LogLost, StoreUnavailable
 
-__all__ = ["Reason", "Reset", "agree", "open_term", "read_head", "read_resets", "read_state"]
+__all__ = [
+    "Reason",
+    "Reset",
+    "agree",
+    "notice",
+    "open_term",
+    "read_head",
+    "read_resets",
+    "read_state",
+]
 
 _log = structlog.get_logger("relayd.store")
 
@@ -81,6 +90,13 @@ async def read_head(connection: asyncpg.Connection[Any], known: KnownLog) -> int
         known.saw(head)
         return int(head)
     return await agree(connection, known)
+
+
+async def notice(connection: asyncpg.Connection[Any], known: KnownLog, sequence: int) -> None:
+    """What was read at this sequence will be told, or kept in memory: a failover that loses it must be found
+    out, also where the feed has not come so far. Raises `LogLost`."""
+    if sequence > known.seen:
+        await read_head(connection, known)
 
 
 async def read_state(connection: asyncpg.Connection[Any]) -> tuple[int, bytes]:

@@ -10,7 +10,7 @@ import pytest
 from relayd.lineage import Claim, Mark
 from relayd.store import Store, StoreUnavailable
 from relayd.store.guard import Guard
-from relayd.store.types import LogLost
+from relayd.store.types import LogLost, NewPacket
 
 NOW = 1_790_000_000
 
@@ -25,13 +25,30 @@ async def test_processes_adopt_each_others_terms_and_append_in_turn(store, secon
     assert len(store.known.lineage.path) == 3  # the first, and one for each writer
 
 
+async def _by_feed(store: Store, packet: NewPacket) -> int:
+    """Subscribers have had the packet."""
+    return len(await store.tail(0, None, 9)) - 1
+
+
+async def _by_repeat(store: Store, packet: NewPacket) -> int:
+    """Whoever published it once more was told OK."""
+    return len(await store.find([packet.packet_id]))
+
+
+async def _by_keys(store: Store, packet: NewPacket) -> int:
+    """The author is judged by it."""
+    return len(await store.identities.packets_of([packet.author_id], ["KEY_EVENT"]))
+
+
 @pytest.mark.req("R-154")
-async def test_what_a_feed_has_read_is_missed_when_it_is_gone(store, second_store, packet, sql):
-    """The process has written nothing and asked for no head since: its subscribers have had the packets."""
+@pytest.mark.parametrize("read", [_by_feed, _by_repeat, _by_keys])
+async def test_what_a_process_has_read_is_missed_when_it_is_gone(store, second_store, packet, sql, read):
+    """It has written nothing and asked for no head since."""
     await store.append([packet(0)], NOW)
     await second_store.head()
-    await store.append([packet(1)], NOW)
-    await second_store.tail(0, None, 9)
+    lost = packet(1, type="KEY_EVENT")
+    await store.append([lost], NOW)
+    assert await read(second_store, lost) == 1
     # A standby that had only the first packet, promoted.
     await sql.execute("UPDATE log_head SET last_sequence = last_sequence - 1")
     with pytest.raises(LogLost):

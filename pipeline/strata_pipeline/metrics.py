@@ -133,11 +133,13 @@ class JobMetrics:
         folder = self._lake
         if folder is None:  # a bucket has no size
             return
-        while not folder.exists():
-            folder = folder.parent
-        told = os.statvfs(folder)
-        self.set("strata_lake_disk_bytes", told.f_blocks * told.f_frsize)
-        self.set("strata_lake_free_bytes", told.f_bavail * told.f_frsize)
+        # Where the system does not say, or refuses the folder: the job itself tells what is wrong with it.
+        with contextlib.suppress(OSError):
+            while not folder.exists():
+                folder = folder.parent
+            told = os.statvfs(folder)
+            self.set("strata_lake_disk_bytes", told.f_blocks * told.f_frsize)
+            self.set("strata_lake_free_bytes", told.f_bavail * told.f_frsize)
 
     def _resume(self) -> None:
         """Take over what the last run has written; a file that says nothing sensible is begun anew."""

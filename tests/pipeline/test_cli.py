@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import os
+import signal
 import subprocess
 import sys
 from importlib.metadata import version
@@ -12,6 +14,7 @@ import pytest
 import strata_pipeline
 import typer
 from strata_pipeline.cli import app
+from strata_pipeline.cli.archive import Stopping
 from typer.core import TyperGroup
 from typer.testing import CliRunner
 
@@ -59,6 +62,34 @@ def test_a_wrong_name_is_answered_with_the_nearest(arguments, nearest):
 def test_whose_tombstones_count_is_said_by_a_did():
     done = pipeline("audit", "--lake", "nowhere", "--relay", "wss://relay.example")
     assert done.exit_code == 2 and "--relay takes a DID" in done.stderr
+
+
+@pytest.mark.parametrize("at", ["nan", "inf", "-1e999", "tomorrow", ""])
+def test_a_time_that_is_none_is_told(tmp_path, at):
+    done = pipeline("reputation", "--probes", str(tmp_path), "--at", at)
+    assert done.exit_code == 2 and "a time is Unix seconds" in done.stderr
+
+
+def test_probes_lie_in_a_folder_that_has_a_name(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for wrong in (["--probes", ""], ["--probes", ".", "--output", ""]):
+        done = pipeline("reputation", *wrong)
+        assert done.exit_code == 2 and "names no place" in done.stderr
+
+
+def test_a_signal_stops_an_archive_whenever_it_comes():
+    """An event waits for itself for good where its lock is held as the handler comes."""
+    stopping = Stopping()
+    before = signal.signal(signal.SIGTERM, stopping.ask)
+    try:
+        assert not stopping.wait(0) and not stopping.is_asked()
+        sys.setprofile(lambda *_: signal.raise_signal(signal.SIGTERM))
+        stopping.wait(0)
+        stopping.ask()
+    finally:
+        sys.setprofile(None)
+        signal.signal(signal.SIGTERM, before)
+    assert stopping.is_asked() and stopping.wait(math.inf) and stopping.is_asked()
 
 
 def test_a_shell_can_complete_commands():

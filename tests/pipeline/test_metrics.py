@@ -111,6 +111,15 @@ def test_metrics_that_cannot_be_written_are_a_mistake_at_the_start_and_no_reason
     assert "cannot be written" in capsys.readouterr().err
 
 
+def test_a_lake_whose_disk_cannot_be_looked_at_is_no_mistake_in_the_name_of_a_file(tmp_path, capsys):
+    file = tmp_path / "archive.prom"
+    metrics = JobMetrics("archive", "a" * 300, file)
+    metrics.add("strata_archive_batches", 1)
+    metrics.ended(0)
+    assert read(file)["strata_archive_batches_total"] == 1 and capsys.readouterr().err == ""
+    JobMetrics("audit", "a" * 300)
+
+
 def test_an_endpoint_answers_while_the_job_runs(tmp_path):
     metrics = JobMetrics("archive", f"file://{tmp_path}")
     metrics.add("strata_archive_packets", 7)
@@ -149,13 +158,21 @@ def test_errors_of_the_system_and_signals_end_a_command_with_a_line(capsys):
         (["archive", "--metrics-listen", "127.0.0.1:9100"], "needs --continuous"),
         (["audit", "--since", "3", "--tip-file", "x"], "leave one out"),
         (["audit", "--tip-file", "empty"], "is empty"),
+        (["audit", "--lake", ""], "names no place"),
+        (["archive", "--lake", ""], "names no place"),
+        (["views", "--lake", ""], "names no place"),
+        (["copy", "--to", ""], "names no place"),
+        (["traffic", "--output", ""], "names no place"),
+        (["report", "--output", ""], "names no place"),
+        (["report", "--output", "x", "--scores", ""], "names no place"),
     ],
 )
 def test_options_that_make_no_sense_are_refused_before_anything_starts(tmp_path, monkeypatch, arguments, why):
     monkeypatch.chdir(tmp_path)
     Path("empty").touch()
     url = ["--database-url", "postgresql://x"] if arguments[0] == "archive" else []
-    done = CliRunner().invoke(app, [*arguments, *url, "--lake", "lake"])
+    lake = [] if "--lake" in arguments else ["--lake", "lake"]
+    done = CliRunner().invoke(app, [*arguments, *url, *lake])
     assert done.exit_code == 2 and why in done.stderr
 
 

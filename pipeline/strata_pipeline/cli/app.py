@@ -40,6 +40,7 @@ __all__ = [
     "exit_code",
     "failures_told",
     "main",
+    "named",
     "reachable",
     "say",
     "spark_conf",
@@ -70,7 +71,18 @@ BootstrapFile = Annotated[
 ]
 
 
+def named(place: str | None) -> str | None:
+    """A place that has a name; None where the option was left out. Raises `typer.BadParameter`.
+
+    An empty one is a variable of a script that was never set, and to the system the folder one is in.
+    """
+    if place == "":
+        raise typer.BadParameter("it is empty, and names no place: the folder you are in is .")
+    return place
+
+
 def _on_a_disk(place: str) -> str:
+    named(place)
     if is_object_place(place):
         raise typer.BadParameter(not_on_a_disk(place))
     return place
@@ -78,6 +90,7 @@ def _on_a_disk(place: str) -> str:
 
 def reachable(place: str) -> str:
     """A place for a lake, whose store is named as it must be. Raises `typer.BadParameter`."""
+    named(place)
     if is_object_place(place):
         from strata_pipeline.lake.stores.objects import ObjectStore
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import queue
 import signal
 import threading
 import time
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
     from strata_pipeline.jobs.archive import Archived
     from strata_pipeline.metrics import JobMetrics
 
-__all__ = ["archive_command"]
+__all__ = ["Stopping", "archive_command"]
 
 
 def archive_command(
@@ -66,10 +67,10 @@ def archive_command(
     from strata_pipeline.jobs.archive import archive
     from strata_pipeline.session import open_session
 
-    stopped = threading.Event()
+    stopping = Stopping()
 
     def follow() -> bool:
-        return continuous and not stopped.wait(interval)
+        return continuous and not stopping.wait(interval)
 
     with failures_told():
         if metrics_listen is not None and not continuous:
@@ -79,8 +80,8 @@ def archive_command(
             open_session("archive", master=master, conf=spark_conf(conf)) as spark,
             rows_shown("archiving", json) as show,
         ):
-            signal.signal(signal.SIGTERM, lambda *_: stopped.set())
-            signal.signal(signal.SIGINT, lambda *_: stopped.set())
+            signal.signal(signal.SIGTERM, stopping.ask)
+            signal.signal(signal.SIGINT, stopping.ask)
             counting = _Counting(metrics)
 
             def progress(done: Archived) -> None:
@@ -97,10 +98,35 @@ def archive_command(
                 batch_rows=batch_rows,
                 delta=delta,
                 follow=follow,
-                stopped=stopped.is_set,
+                stopped=stopping.is_asked,
                 progress=progress,
             )
     say(_told(done), json, event="done", **msgspec.to_builtins(done))
+
+
+class Stopping:
+    """Whether a signal has asked to stop. The handler of a signal may come amid `wait`, and amid itself: a
+    lock, as that of an event, would wait there for itself and for good."""
+
+    def __init__(self) -> None:
+        self._asked = queue.SimpleQueue[None]()  # its `put` may interrupt all else
+
+    def ask(self, *_: object) -> None:
+        """Take note; for a handler."""
+        self._asked.put(None)
+
+    def is_asked(self) -> bool:
+        """Whether a signal has come."""
+        return not self._asked.empty()
+
+    def wait(self, seconds: float) -> bool:
+        """Wait for a signal, for so long at most; returns whether one has come."""
+        try:
+            self._asked.get(timeout=min(seconds, threading.TIMEOUT_MAX))
+        except queue.Empty:
+            return False
+        self._asked.put(None)
+        return True
 
 
 class _Counting:

@@ -7,7 +7,16 @@ from typing import Annotated
 import msgspec
 import typer
 
-from strata_pipeline.cli.app import Json, LakePlace, Master, SparkConf, failures_told, say, spark_conf
+from strata_pipeline.cli.app import (
+    Json,
+    LakePlace,
+    Master,
+    SparkConf,
+    failures_told,
+    named,
+    say,
+    spark_conf,
+)
 from strata_pipeline.cli.progress import steps_shown
 from strata_pipeline.cli.reporting import Days
 
@@ -22,12 +31,17 @@ def report_command(
             metavar="DIR",
             help="Write the pages to this folder; it keeps the figures of days as well.",
             show_default=False,
+            callback=named,
         ),
     ],
     days: Days = None,
     scores: Annotated[
         str | None,
-        typer.Option(metavar="DIR", help="The folder of reputation --output, for a page about relays."),
+        typer.Option(
+            metavar="DIR",
+            help="The folder of reputation --output, for a page about relays.",
+            callback=named,
+        ),
     ] = None,
     master: Master = None,
     conf: SparkConf = None,

@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from strata_pipeline.cli.app import named
 from strata_pipeline.reports.text import visible
 
 __all__ = ["Days", "Output", "print_row", "print_table"]
@@ -24,7 +25,12 @@ Days = Annotated[
 ]
 Output = Annotated[
     str | None,
-    typer.Option("--output", metavar="DIR", help="Write tables (Parquet) and the report to this folder."),
+    typer.Option(
+        "--output",
+        metavar="DIR",
+        help="Write tables (Parquet) and the report to this folder.",
+        callback=named,
+    ),
 ]
 
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import datetime
+import math
 from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
 import typer
 
-from strata_pipeline.cli.app import Json, Master, SparkConf, failures_told, spark_conf
+from strata_pipeline.cli.app import Json, Master, SparkConf, failures_told, named, spark_conf
 from strata_pipeline.cli.progress import steps_shown
 from strata_pipeline.errors import UsageError
 
@@ -27,6 +28,7 @@ def reputation_command(
             metavar="DIR",
             help="The folder of probe logs (*.jsonl): the output of `strata relays export` of each client.",
             show_default=False,
+            callback=named,
         ),
     ],
     at: Annotated[
@@ -39,7 +41,11 @@ def reputation_command(
     ] = None,
     output: Annotated[
         str | None,
-        typer.Option(metavar="DIR", help="Write the scores and malformed lines to this folder, as Parquet."),
+        typer.Option(
+            metavar="DIR",
+            help="Write the scores and malformed lines to this folder, as Parquet.",
+            callback=named,
+        ),
     ] = None,
     master: Master = None,
     conf: SparkConf = None,
@@ -71,14 +77,19 @@ def reputation_command(
 def _moment(text: str | None) -> float | None:
     if text is None:
         return None
+    wrong = UsageError(f"--at {text}: a time is Unix seconds, or 2026-11-21T12:00:00Z")
     try:
-        return float(text)
+        seconds = float(text)
     except ValueError:
         pass
+    else:
+        if not math.isfinite(seconds):
+            raise wrong
+        return seconds
     try:
         moment = datetime.datetime.fromisoformat(text)
     except ValueError:
-        raise UsageError(f"--at {text}: a time is Unix seconds, or 2026-11-21T12:00:00Z") from None
+        raise wrong from None
     # Times in logs are UTC, and so is a time without a zone.
     return (moment if moment.tzinfo else moment.replace(tzinfo=datetime.UTC)).timestamp()
 

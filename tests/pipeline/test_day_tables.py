@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -9,15 +10,22 @@ from typing import Any
 
 import pyarrow.dataset as pads
 import pytest
+from pyspark.sql import DataFrame
+from strata.protocol.lake import day_text
 from strata.protocol.packets import Packet
+from strata_pipeline.datasets.channels import ChannelPackets
 from strata_pipeline.jobs.archive import archive
+from strata_pipeline.jobs.day_tables import DayTables, bring_up
 from strata_pipeline.jobs.erase import erase
 from strata_pipeline.jobs.reliability import reliability
 from strata_pipeline.jobs.traffic import traffic
+from strata_pipeline.lake.lake import Lake
 
 from tests.support import relay_logs
 from tests.support.lake_rows import carry, sds
 from tests.support.lakes import DAY, NOON
+from tests.support.toy_lakes import DAY as TOY_DAY
+from tests.support.toy_lakes import write_batch
 
 ADVERT = "buy the finest hats of the whole harbour, cheaper than anywhere else: offer "
 SECRET = "the words of somebody who will not have said them, once the relay has erased them "
@@ -83,6 +91,26 @@ def test_traffic_and_reliability_read_a_day_once(spark, log_url, tmp_path: Path)
     kept = {one.name for one in (output / "traffic_days" / "texts").glob("day=*")}
     assert kept == {"day=2024-10-06", "day=2024-10-07"}
     assert len([*(output / "reliability_days").glob("day=*")]) == 4
+
+
+def test_what_is_kept_of_a_day_that_has_changed_goes_though_nobody_asks_for_the_day(tmp_path):
+    for day in (TOY_DAY, TOY_DAY + 1, TOY_DAY + 2):
+        write_batch(tmp_path / "lake", [1, 2], day=day)
+    lake = Lake.open(tmp_path / "lake")
+    kept = tmp_path / "out"
+    for day, mark in [*((day, lake.mark_of(day)) for day in lake.days()), (TOY_DAY + 9, "of another lake")]:
+        folder = kept / f"day={day_text(day)}"
+        folder.mkdir(parents=True)
+        (folder / "_kept.json").write_text(json.dumps({"format": 1, "mark": mark}))
+    changed = kept / f"day={day_text(TOY_DAY)}" / "_kept.json"
+    changed.write_text(changed.read_text().replace(lake.mark_of(TOY_DAY), "before an erasure"))
+    tables = DayTables(kept, ChannelPackets, 1)
+    assert bring_up([(tables, _unread)], lake, [TOY_DAY + 2], lambda step: None) == []
+    assert {one.name for one in kept.iterdir()} == {f"day={day_text(TOY_DAY + n)}" for n in (1, 2)}
+
+
+def _unread(days: list[int]) -> DataFrame:
+    raise AssertionError(f"{days} are not read")
 
 
 _NOW: dict[Callable[..., Any], dict[str, int]] = {traffic: {"now": NOON + 3 * DAY}, reliability: {}}

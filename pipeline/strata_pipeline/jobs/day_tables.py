@@ -81,10 +81,20 @@ class DayTables(Generic[_D]):
     def keep_only(self, days: Iterable[str]) -> None:
         """Remove the rows of all other days. Raises `UsageError` where the folder cannot be written."""
         wanted = {self._of(day) for day in days}
+        self._remove(folder for folder in self._there() if folder not in wanted)
+
+    def forget_changed(self, marks: Mapping[str, str]) -> None:
+        """Remove the rows of each day that has another mark now, or none. Raises `UsageError` as above."""
+        there = ((folder.name.removeprefix("day="), folder) for folder in self._there())
+        self._remove(folder for day, folder in there if not self.has(day, marks.get(day, "")))
+
+    def _there(self) -> list[Path]:
+        return list(self._folder.glob("day=*"))
+
+    def _remove(self, folders: Iterable[Path]) -> None:
         with writable(self._folder):
-            for folder in self._folder.glob("day=*"):
-                if folder not in wanted:
-                    files.remove(folder)
+            for folder in folders:
+                files.remove(folder)
 
     def _of(self, day: str) -> Path:
         return self._folder / f"day={day}"
@@ -97,8 +107,14 @@ def bring_up(
     progress: Callable[[str], None],
 ) -> list[int]:
     """Read the days of which not all tables hold the rows, and keep these; returns the days that were
-    read."""
-    marks = {day: lake.mark_of(day) for day in days}
+    read.
+
+    What tables hold of other days of the lake stays, but not of days that have changed: something may have
+    been erased from them, and no later run need ask for them.
+    """
+    marks = {day: lake.mark_of(day) for day in lake.days()}
+    for table, _ in tables:
+        table.forget_changed({day_text(day): mark for day, mark in marks.items()})
     missing = [day for day in days if not all(table.has(day_text(day), marks[day]) for table, _ in tables)]
     for start in range(0, len(missing), _PORTION):
         portion = missing[start : start + _PORTION]

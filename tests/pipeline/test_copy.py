@@ -14,6 +14,7 @@ from strata_pipeline.errors import LakeBusy
 from strata_pipeline.jobs.copy import copy_lake
 from strata_pipeline.lake.generations import replace_day, staged_day
 from strata_pipeline.lake.lake import Lake
+from strata_pipeline.lake.migration import migrate_chain
 from strata_pipeline.lake.object_lake import ObjectLake
 from strata_pipeline.lake.stores.objects import ObjectStore
 from typer.testing import CliRunner
@@ -53,6 +54,19 @@ def test_a_lake_comes_into_a_bucket_and_back_with_its_tip(lake, place, tmp_path)
         copy_lake(lake, back)
     with pytest.raises(LakeError, match="is not the beginning of"):
         copy_lake(back, place)
+
+
+def test_a_lake_in_a_bucket_is_migrated_by_way_of_a_disk_into_another_place(lake, in_memory, tmp_path):
+    before, after = next(in_memory), next(in_memory)
+    copy_lake(lake, before)
+    copy_lake(before, tmp_path / "disk")
+    with Lake.replace(tmp_path / "disk"), Lake.write(tmp_path / "disk") as opened:
+        assert migrate_chain(opened) == 1
+    with pytest.raises(LakeError, match="is not the beginning of"):
+        copy_lake(tmp_path / "disk", before)
+    copy_lake(tmp_path / "disk", after)
+    assert rows(before) == rows(after) == ALL
+    assert {manifest.format for manifest in ObjectLake.open(after).manifests} == {2}
 
 
 def test_a_compacted_day_is_copied_as_it_was_archived(lake, place):

@@ -79,7 +79,7 @@ def erase_from_day(lake: ObjectLake, day: int, found: Found, run: Run) -> int:
     if any(one.format == 1 for one in manifests):
         raise LakeError(
             f"{day_text(day)} has batches of format 1: copy the lake to a disk, run strata-pipeline "
-            "migrate-lake there, and copy it back"
+            "migrate-lake there, and copy it to another place in the store"
         )
     parts = lake.parts(day)
     with attempting(lake, day) as rewrite:

@@ -189,6 +189,15 @@ class WebSocket(asyncio.Protocol):
         return self._protocol.state is OPEN
 
     @property
+    def _is_asked(self) -> bool:
+        """Whether a plain HTTP request waits for its answer: the peer has nothing more to say."""
+        return (
+            self._close_reason is not None
+            and self._protocol.state is CONNECTING
+            and self._lingers_until is None
+        )
+
+    @property
     def heard_at(self) -> float:
         """When the peer last gave a sign of life, on the monotonic clock."""
         return self._liveness.heard_at
@@ -241,7 +250,7 @@ class WebSocket(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         self._tally.bytes_received += len(data)
-        if self._lingers_until is not None:
+        if self._lingers_until is not None or self._is_asked:
             self._discard(len(data))
             return
         registry = self._relay.registry
@@ -317,8 +326,13 @@ class WebSocket(asyncio.Protocol):
             self._read(data, now)
 
     def eof_received(self) -> bool:
+        if self._is_asked and self._transport.can_write_eof():
+            # Either it has said all that it had to say, or it has gone: the answer has so long to be found.
+            self._abort_at = self._abort_at or time.monotonic() + _CLOSE_TIMEOUT
+            return True
         self._protocol.receive_eof()
         self._send_protocol_data()
+        self._close_transport()  # what waits to be sent has no longer than it has after a close of ours
         return False
 
     def pause_writing(self) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import socket
 from typing import Any, cast
 
 import pytest
@@ -16,7 +17,96 @@ from tests.relayd.sessions.connection_rig import (
     HANDSHAKE,
     NOW,
     FakeTransport,
+    Rig,
+    eventually,
 )
+
+ASKING = f"GET /packets/0x{'ab' * 32} HTTP/1.1\r\nHost: x\r\n\r\n".encode()
+
+
+class SlowStore:
+    """Finds a packet once `found` is set."""
+
+    def __init__(self) -> None:
+        self.found = asyncio.Event()
+        self.is_read = False
+
+    def connection(self, rig: Rig) -> Connection:
+        api = HttpApi(readiness=lambda: None, manifest=dict, by_id=self.by_id)
+        return Connection(rig.relay, api, "/strata")
+
+    def asked(self, rig: Rig) -> tuple[Connection, FakeTransport]:
+        asking, transport = self.connection(rig), FakeTransport()
+        asking.socket.connection_made(cast(asyncio.Transport, transport))
+        asking.socket.data_received(ASKING)
+        return asking, transport
+
+    async def by_id(self, packet_id: bytes, now: int) -> StoredPacket:
+        self.is_read = True
+        try:
+            await self.found.wait()
+        finally:
+            self.is_read = False
+        return StoredPacket(1, NOW, b"{}")
+
+
+async def test_a_client_that_has_asked_and_says_no_more_gets_its_answer(rigs):
+    """As `nc -N` does, and `shutdown(SHUT_WR)`: half of a connection is closed, and not all of it."""
+    rig, store = rigs(), SlowStore()
+    asking = store.connection(rig)
+    theirs, ours = socket.socketpair()
+    with theirs:
+        theirs.setblocking(False)
+        loop = asyncio.get_running_loop()
+        await loop.connect_accepted_socket(lambda: asking.socket, ours)
+        theirs.send(ASKING)
+        theirs.shutdown(socket.SHUT_WR)
+        await eventually(lambda: asking.socket._abort_at is not None)  # the end was seen
+        store.found.set()
+        await eventually(lambda: asking.socket._lingers_until is not None)
+        assert (await loop.sock_recv(theirs, 9)) == b"HTTP/1.1 "
+        rig.sweep(2.1)
+        rig.sweep(0)
+        await eventually(lambda: asking.socket._transport.is_closing())
+
+
+async def test_a_client_that_has_gone_is_read_for_no_more_after_some_seconds(rigs):
+    rig, store = rigs(), SlowStore()
+    asking, transport = store.asked(rig)
+    await eventually(lambda: store.is_read)
+    assert asking.socket.eof_received()  # it may wait for its answer
+    cut_off = []
+    for seconds in (4, 1):
+        assert asking.socket.eof_received()  # as often as it is said
+        rig.sweep(seconds)
+        cut_off.append(transport.aborted)
+    assert cut_off == [False, True]
+    asking.socket.connection_lost(None)
+    await eventually(lambda: not store.is_read)
+
+
+async def test_what_comes_behind_a_request_changes_nothing(rigs):
+    rig, store = rigs(max_packet_bytes=1024), SlowStore()
+    asking, transport = store.asked(rig)
+    asking.socket.data_received(b"\r\n")
+    asking.socket.data_received(ASKING)
+    assert not transport.said_all
+    store.found.set()
+    await eventually(lambda: transport.said_all)
+    assert transport.written.startswith(b"HTTP/1.1 200 ") and transport.written.count(b"HTTP/1.1") == 1
+    assert rig.relay.metrics.faults["http"]._value.get() == 0
+    asking.socket.connection_lost(None)
+
+
+async def test_what_comes_behind_a_request_is_bounded(rigs):
+    rig, store = rigs(max_packet_bytes=1024), SlowStore()
+    asking, transport = store.asked(rig)
+    closing = []
+    for data in (bytes(8 * rig.relay.settings.max_frame_bytes), b"x"):
+        asking.socket.data_received(data)
+        closing.append(transport.closing)
+    assert closing == [False, True]
+    asking.socket.connection_lost(None)
 
 
 @pytest.mark.req("R-288", "R-292", "R-317")

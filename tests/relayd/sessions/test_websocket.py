@@ -167,6 +167,27 @@ async def test_who_takes_an_http_response_slowly_gets_all_of_it_and_who_takes_no
     assert transport.aborted
 
 
+@pytest.mark.parametrize(("what", "patience"), [("a session", 5), ("a response", 15)])
+async def test_who_has_closed_its_half_and_takes_nothing_is_cut_off_as_others_are(rigs, what, patience):
+    rig = rigs()
+    socket, transport = rig.socket, rig.transport
+    if what == "a response":
+        api = HttpApi(readiness=lambda: None, manifest=dict, by_id=cast(Any, None))
+        socket, transport = Connection(rig.relay, api, "/strata").socket, FakeTransport()
+        socket.connection_made(cast(asyncio.Transport, transport))
+        transport.waiting = 60_000
+        socket.data_received(b"GET /nowhere HTTP/1.1\r\nHost: x\r\n\r\n")
+        await eventually(lambda: transport.said_all)
+    transport.waiting = 60_000
+    assert not socket.eof_received()
+    assert transport.closing
+    rig.sweep(patience - 1)
+    assert not transport.aborted
+    rig.sweep(1)
+    assert transport.aborted
+    socket.connection_lost(None)
+
+
 @pytest.mark.parametrize("closed_by", ["the peer", "the relay", "a response"])
 async def test_after_the_last_word_what_comes_is_read_and_dropped(rigs, closed_by):
     """Bytes that meet a closed socket reset the connection, and the reset overtakes the close frame."""

@@ -61,8 +61,9 @@ class Neighbours:
         except OSError as error:
             problem = problem_of(error)
             _log.warning("limits_not_shared", problem=problem, consequence="each worker counts for itself")
-            await asyncio.Event().wait()
-            return
+            while True:  # what nobody is told is forgotten, else it would pile up
+                await asyncio.sleep(self._interval)
+                self._ledger.report()
         loop = asyncio.get_running_loop()
         with own:
             loop.add_reader(own, self._hear, own)

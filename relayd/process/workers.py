@@ -79,8 +79,10 @@ async def supervise(settings: Settings, announce: Callable[[dict[str, str]], Non
                 for place in places:
                     workers.append(_Worker(settings, url, port, place))  # noqa: PERF401 - those that began have to end
                 crew = _Crew(workers, stop)
-                addresses = [await worker.ready() for worker in workers]
-                announce(addresses[0])
+                addresses = await _ready(workers, stop)
+                if addresses is None:
+                    return
+                announce(addresses)
                 loop = asyncio.get_running_loop()
                 loop.add_signal_handler(signal.SIGUSR2, crew.renewal.set)
                 loop.add_signal_handler(signal.SIGHUP, crew.reload)
@@ -89,6 +91,22 @@ async def supervise(settings: Settings, announce: Callable[[dict[str, str]], Non
             finally:
                 _signal_all(workers, signal.SIGTERM)
                 await asyncio.gather(*(worker.ended(worker.patience) for worker in workers))
+
+
+async def _ready(workers: list[_Worker], stop: asyncio.Event) -> dict[str, str] | None:
+    """Wait until all of them accept connections; returns the addresses, or None where `stop` is set before.
+
+    Raises the exception that kept one from starting.
+    """
+    starting = asyncio.gather(*(worker.ready() for worker in workers))
+    waits: list[asyncio.Future[Any]] = [starting, asyncio.create_task(stop.wait(), name="stop")]
+    try:
+        await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+        return starting.result()[0] if starting.done() else None
+    finally:
+        for wait in waits:
+            wait.cancel()  # a thread that still waits for a worker ends with it
+        await asyncio.gather(*waits, return_exceptions=True)
 
 
 @contextlib.contextmanager

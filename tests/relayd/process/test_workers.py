@@ -123,6 +123,36 @@ async def test_what_keeps_a_worker_from_starting_reaches_its_parent():
         worker._process.kill()
 
 
+async def test_a_stop_does_not_wait_for_workers_that_are_being_started():
+    """One may wait long for its turn at the database, and whoever stopped the relay would kill it."""
+    (worker, pipe), stop = made(), asyncio.Event()
+    pipe.send({"ws": "ws://relay"})
+    assert await workers._ready([worker], stop) == {"ws": "ws://relay"}
+    starting = asyncio.create_task(workers._ready([worker], stop))
+    await asyncio.sleep(0.05)
+    assert not starting.done()
+    stop.set()
+    async with asyncio.timeout(10):
+        assert await starting is None
+    pipe.close()  # as it does when it ends: the thread that waited for its word goes home
+    worker._process.kill()
+    worker._process.join()
+
+
+async def test_the_first_worker_that_cannot_start_ends_the_start_of_all():
+    (slow, slow_pipe), (failing, pipe) = made(), made()
+    try:
+        pipe.send(ConfigurationError(["peers.toml: a is not a DID"]))
+        async with asyncio.timeout(10):
+            with pytest.raises(ConfigurationError, match="is not a DID"):
+                await workers._ready([slow, failing], asyncio.Event())
+    finally:
+        slow_pipe.close()
+        for worker in (slow, failing):
+            worker._process.kill()
+            worker._process.join()
+
+
 async def test_a_reload_reaches_workers_that_are_to_be_renewed_before_their_turn_comes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):

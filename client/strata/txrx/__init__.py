@@ -156,8 +156,10 @@ def serve_local(
 ) -> tuple[Address, Rx[M]]:
     """A new local address, and its receiving end. Without `capacity` its queue has no bound.
 
-    Raises `CodecError` for a type that cannot be received.
+    Raises `CodecError` for a type that cannot be received, and `ValueError` for a capacity below 1.
     """
     codec_for(message_type)
+    if capacity is not None and capacity < 1:
+        raise ValueError("capacity has to be at least 1")
     rx = serve_local_at(LocalAddress(0), message_type, capacity)
     return rx.addr(), rx

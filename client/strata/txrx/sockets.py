@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
+import logging
 import os
 import socket
 import ssl
@@ -16,6 +17,8 @@ from strata.txrx.addresses import TcpAddress, TlsAddress, UnixAddress
 from strata.txrx.errors import AddressInUse, TxRxIOError
 
 __all__ = ["NetAddress", "SocketFile", "connect", "listen", "tune"]
+
+_log = logging.getLogger(__name__)
 
 NetAddress: TypeAlias = TcpAddress | TlsAddress | UnixAddress
 
@@ -32,10 +35,14 @@ class SocketFile:
         self._inode = os.stat(path).st_ino
 
     def remove(self) -> None:
-        """Remove it, once."""
-        with contextlib.suppress(FileNotFoundError):
+        """Remove it, once. One that cannot be removed is left: the next server replaces it."""
+        try:
             if os.stat(self._path).st_ino == self._inode:
                 os.unlink(self._path)
+        except FileNotFoundError:
+            pass
+        except OSError as error:  # as for a program that has given up its rights since
+            _log.warning("%s stays behind: %s", self._path, error.strerror)
 
 
 async def listen(address: NetAddress) -> tuple[NetAddress, list[socket.socket], SocketFile | None]:

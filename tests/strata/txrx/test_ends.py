@@ -203,6 +203,13 @@ async def test_a_wait_in_an_iteration_that_is_cancelled_does_not_end_it() -> Non
     assert [message async for message in messages] == []
 
 
+@pytest.mark.req("T-057")
+async def test_a_local_queue_without_room_for_any_message_is_refused() -> None:
+    for capacity in (0, -1):
+        with pytest.raises(ValueError, match="at least 1"):
+            serve_local(bytes, capacity=capacity)
+
+
 async def test_a_local_end_that_is_forgotten_closes_wherever_the_collector_runs() -> None:
     address, rx = serve_local(str)
     tx = await dial(address, str)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import socket
 import struct
 from collections.abc import Callable
@@ -150,3 +151,24 @@ async def test_a_peer_that_was_told_why_and_stays_is_left(end: str, monkeypatch:
             peer.sendall(struct.pack(">Q", 1 << 30))
         await until(lambda: not rx._hub.connections)
     await rx.join()
+
+
+@pytest.mark.req("T-024", "T-091")
+async def test_a_socket_file_that_cannot_be_removed_keeps_nobody_from_hearing_of_the_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def refuse(path: str) -> None:
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    address, rx = await serve(f"unix:{tmp_path}/x", bytes)
+    async with await dial(address, bytes) as tx:
+        await tx.send(b"message")
+        with monkeypatch.context() as patch:
+            patch.setattr("os.unlink", refuse)
+            rx.close()
+        async with asyncio.timeout(5):
+            await tx.status().wait_for(lambda status: status.closed)
+            assert [message async for message in rx] == [b"message"]
+    assert "stays behind: Permission denied" in caplog.text
+    _, another = await serve(address, bytes)
+    await another.join()

@@ -49,7 +49,7 @@ class Events(AsyncIterator[ChannelEvent]):
         for name in names:
             emitter.count(name)  # all are checked before any is listened to
         for name in names:
-            emitter.on(name, self._take)
+            emitter.on(name, self.take)
 
     @property
     def closed(self) -> bool:
@@ -70,7 +70,7 @@ class Events(AsyncIterator[ChannelEvent]):
             self._closed = True
             self._error = error
             for name in self.names:
-                self._emitter.off(name, self._take)
+                self._emitter.off(name, self.take)
             self._arrived.set()
 
     def __aiter__(self) -> Self:
@@ -94,7 +94,8 @@ class Events(AsyncIterator[ChannelEvent]):
             raise EventsMissed(missed)
         return self._waiting.popleft()
 
-    def _take(self, event: ChannelEvent) -> None:
+    def take(self, event: ChannelEvent) -> None:
+        """Hear of an event, as a handler of it."""
         if len(self._waiting) == _MAX_EVENTS:
             self._waiting.popleft()
             self._missed += 1

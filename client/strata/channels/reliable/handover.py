@@ -16,7 +16,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable, Iterable
-from heapq import heappop, heappush
+from heapq import heapify, heappop, heappush
 
 from strata.channels.awaiting import Alarm
 from strata.channels.messaging.emitter import EventEmitter, Handler
@@ -185,7 +185,7 @@ class Handover:
                     raise self._failure.again()
                 if self._ended or self._closing:
                     raise StopAsyncIteration
-                received = self._first()
+                received = self._left_behind() or self._first()
                 if received is None:
                     self._arrived.clear()
                     await self._arrived.wait()
@@ -217,7 +217,7 @@ class Handover:
         if not asking:
             return None
         await self._acknowledge_processed()
-        received = self._in_hand or self._first()
+        received = self._in_hand or self._left_behind() or self._first()
         if received is None:
             return None
         for events in asking:
@@ -232,6 +232,8 @@ class Handover:
     async def _hand_to_handlers(self) -> float | None:
         received, pause = self._in_hand or self._first(), 0.0
         now = asyncio.get_running_loop().time()
+        while self._again and self._again[0][3].acknowledged:  # by the program, since its handlers raised
+            heappop(self._again)
         if self._again and self._again[0][0] <= now:
             _, pause, _, received = heappop(self._again)
         if received is None:
@@ -282,6 +284,16 @@ class Handover:
         able = [each for each in self._iterators if not each.closed and any(map(each.names.count, _RECEIVED))]
         named = [each for each in able if not each.names_all]
         return [each for each in named or able if each.is_asking]
+
+    def _left_behind(self) -> Received | None:
+        """The first message that handlers raised on, now that none of them listens."""
+        self._again = [each for each in self._again if not each[3].acknowledged]
+        if not self._again:
+            return None
+        first = min(self._again, key=lambda each: each[2])
+        self._again.remove(first)
+        heapify(self._again)
+        return first[3]
 
     def _first(self) -> Received | None:
         received = self._inbox.first()
@@ -341,8 +353,11 @@ class Handover:
         """Tell each handler once.
 
         With the next call those hear of it whose turn had not come when this was cancelled in the wait for a
-        slow one, and those that raised hear of it again.
+        slow one, and those that raised hear of it again. Where these have gone, and none is done with the
+        message, it is for whoever listens now.
         """
+        if received.announced and not received.heard and self._have_gone(received.untold):
+            received.announced = False
         if not received.announced:
             received.untold = {name: self._emitter.handlers(name) for name in _RECEIVED}
         if not any(received.untold.values()):
@@ -355,10 +370,19 @@ class Handover:
         for event in events:
             if not self._at_most_once:
                 self._unacknowledged[id(event)] = received
-            raised = await self._emitter.call(event, only=received.untold.get(event.name, []))
+            only = received.untold.get(event.name, [])
+            due = list(only)
+            raised = await self._emitter.call(event, only=only)
+            looking_on = [each.take for each in self._iterators]
+            received.heard |= any(each not in (*only, *raised, *looking_on) for each in due)
             if raised and not self._at_most_once and not self._iterated:
                 refused[event.name] = raised
         received.untold = refused
+
+    def _have_gone(self, untold: dict[str, list[Handler]]) -> bool:
+        """Whether there are some, and none of them listens any more."""
+        left = [handler in self._emitter.handlers(name) for name, some in untold.items() for handler in some]
+        return bool(left) and not any(left)
 
     def _envelope(self, received: Received) -> ReliableMessageReceived:
         if received.envelope is None:

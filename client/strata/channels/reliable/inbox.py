@@ -23,7 +23,16 @@ __all__ = ["MessageInbox", "Received"]
 class Received:
     """A message and its place in the order of delivery."""
 
-    __slots__ = ("acknowledged", "announced", "envelope", "message", "message_hash", "position", "untold")
+    __slots__ = (
+        "acknowledged",
+        "announced",
+        "envelope",
+        "heard",
+        "message",
+        "message_hash",
+        "position",
+        "untold",
+    )
 
     def __init__(self, position: int, message: MessageReceived, message_hash: bytes) -> None:
         self.position = position
@@ -31,6 +40,8 @@ class Received:
         self.message = message
         self.announced = False
         """Whether handlers have begun to hear of it."""
+        self.heard = False
+        """Whether a handler has returned from it."""
         self.envelope: ReliableMessageReceived | None = None
         """The second form in which handlers hear of it."""
         self.untold: dict[str, list[Handler]] = {}

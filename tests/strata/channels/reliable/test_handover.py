@@ -457,6 +457,79 @@ async def test_a_handler_that_raises_gets_the_message_again_and_keeps_none_from_
 
 
 @virtually
+async def test_what_a_handler_raised_on_that_has_gone_since_is_for_the_next_one() -> None:
+    store = MemoryPersistence()
+    bob, sent = await filled(World(), 2, persistence=store, hand_over="at_least_once")
+    raised: list[bytes] = []
+    heard: list[bytes] = []
+    bob.events()  # which looks on, and works on nothing
+
+    def broken(event: MessageReceived) -> None:
+        if event.payload == sent[0]:
+            raised.append(event.payload)
+            raise RuntimeError("not this one")
+
+    bob.message_events.on(MessageReceived.name, broken)
+    await until(lambda: inbox_has(bob, 1) and raised)
+    bob.message_events.off(MessageReceived.name, broken)
+    bob.message_events.on(MessageReceived.name, lambda event: heard.append(event.payload))
+    await until(lambda: inbox_has(bob, 0))
+    assert heard == [sent[0]] and await waiting_in(store) == []
+
+
+@virtually
+async def test_what_one_handler_has_done_stays_done_where_another_one_that_raised_has_gone() -> None:
+    bob, sent = await filled(World(), 1, hand_over="at_least_once")
+    done: list[bytes] = []
+
+    def broken(event: MessageReceived) -> None:
+        raise RuntimeError("not this one")
+
+    bob.message_events.on(ReliableMessageReceived.name, lambda event: done.append(event.message.payload))
+    bob.message_events.on(MessageReceived.name, broken)
+    await until(lambda: done)
+    bob.message_events.off(MessageReceived.name, broken)
+    await until(lambda: inbox_has(bob, 0))
+    assert done == sent
+
+
+@virtually
+async def test_what_a_handler_raised_on_that_has_gone_since_is_for_an_iterator_of_events() -> None:
+    store = MemoryPersistence()
+    bob, sent = await filled(World(), 2, persistence=store, hand_over="at_least_once")
+    raised: list[bytes] = []
+
+    def broken(event: MessageReceived) -> None:
+        raised.append(event.payload)
+        raise RuntimeError("none of these")
+
+    bob.message_events.on(MessageReceived.name, broken)
+    await until(lambda: len(raised) >= 2)
+    bob.message_events.off(MessageReceived.name, broken)
+    events: Any = bob.events(MessageReceived.name)
+    taken = [(await anext(events)).payload for _ in sent]
+    assert taken == sent
+    assert await waiting_in(store) == sent[1:], "the first was acknowledged by asking for the second"
+
+
+@virtually
+async def test_what_was_acknowledged_after_a_handler_raised_never_comes_again() -> None:
+    store = MemoryPersistence()
+    bob, sent = await filled(World(), 1, persistence=store, hand_over="at_least_once")
+    seen: list[MessageReceived] = []
+
+    def broken(event: MessageReceived) -> None:
+        seen.append(event)
+        raise RuntimeError("after it was given to others")
+
+    bob.message_events.on(MessageReceived.name, broken)
+    await until(lambda: seen)
+    await seen[0].ack()
+    await asyncio.sleep(600)
+    assert [event.payload for event in seen] == sent and await waiting_in(store) == []
+
+
+@virtually
 async def test_a_handler_that_has_acknowledged_may_raise() -> None:
     world, store = World(), MemoryPersistence()
     bob, sent = await filled(world, 3, persistence=store, hand_over="at_least_once")

@@ -273,6 +273,25 @@ async def test_a_send_that_waits_for_the_store_gets_the_error_too() -> None:
 
 
 @virtually
+async def test_what_was_handed_over_before_cannot_be_acknowledged_and_comes_again() -> None:
+    world, store = World(), MemoryPersistence()
+    alice = await world.open("alice", persistence=store, hand_over="at_least_once")
+    bob = await world.open("bob")
+    await bob.send(b"hello")
+    message = await anext(alice)
+    teller(session_of(alice))
+    await until(lambda: alice.health.error is not None)
+    with pytest.raises(ChannelFailed):
+        await message.ack()
+    with pytest.raises(ChannelFailed):
+        await alice.close()
+    again = await world.open("alice", persistence=store, hand_over="at_least_once")
+    assert (await anext(again)).payload == b"hello"
+    await again.close()
+    await bob.close()
+
+
+@virtually
 async def test_after_a_step_that_broke_off_nothing_more_is_stored() -> None:
     world, store = World(), MemoryPersistence()
     alice = await world.open("alice", persistence=store)

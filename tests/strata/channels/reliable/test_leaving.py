@@ -349,6 +349,9 @@ async def test_cancelling_a_drain_stops_the_wait_alone() -> None:
     with pytest.raises(TimeoutError):
         async with asyncio.timeout(1):
             await alice.drain()
+    with pytest.raises(NotSent):
+        await alice.drain(timeout=1)
+    assert alice._session is not None and alice._session._departures._waits == [], "each is forgotten"
     mend(world)
     await alice.drain()
     assert out(world.node("alice")) == [b"hello"]

@@ -24,13 +24,27 @@ from strata.channels.persistence.interface import (
     check_changes,
 )
 
-__all__ = ["ChangeWriter", "WriterHealth"]
+__all__ = ["ChangeWriter", "WriterHealth", "last_words"]
 
 _log = logging.getLogger(__name__)
 
 _MAX_BATCH = 1024
 _MAX_DOUBLINGS = 32
 """A store may be out of order for days: its failures, as an exponent, soon exceed what a float holds."""
+
+
+_closing: dict[tuple[int, ParticipantKey], asyncio.Task[None]] = {}
+"""What writers that were closed still write, by the store's identity: the task keeps the store."""
+
+
+async def last_words(persistence: Persistence, participant: ParticipantKey) -> None:
+    """Wait until a writer of this participant that was closed on this event loop has written its last.
+
+    A closing that was cancelled leaves that to itself. What is loaded or purged before would be older.
+    """
+    task = _closing.get((id(persistence), participant))
+    if task is not None and task.get_loop() is asyncio.get_running_loop():
+        await asyncio.wait([task])
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,15 +181,18 @@ class ChangeWriter:
         """Write what waits, with one last attempt if the store is out of order, and take no more.
 
         Raises the `PersistenceError` of that attempt; its changes were not written. Cancelling leaves the
-        last attempt running.
+        last attempt running: see `last_words`.
         """
         self._closed = True
         if self._pause is not None:
             self._pause.cancel()
         if self._pending and self._task is None and self._error is None:
             self._begin()  # the task was cancelled, as by a program that cancels all of its tasks
-        if self._task is not None:
-            await asyncio.shield(self._task)
+        if (task := self._task) is not None:
+            key = id(self._persistence), self._participant
+            _closing[key] = task
+            task.add_done_callback(lambda ended: _closing.pop(key) if _closing.get(key) is ended else None)
+            await asyncio.shield(task)
         if self._pending and self._error is not None:
             raise self._error
 

@@ -22,7 +22,7 @@ from strata.channels.parameters import named_too
 from strata.channels.persistence.interface import ParticipantKey, Persistence
 from strata.channels.persistence.memory import MemoryPersistence
 from strata.channels.persistence.state import ChannelState
-from strata.channels.persistence.writer import WriterHealth
+from strata.channels.persistence.writer import WriterHealth, last_words
 from strata.channels.rate_limit.values import DEFAULT_RATE_LIMIT_CONFIG
 from strata.channels.reliable.codec import Decoder, Encoder
 from strata.channels.reliable.config import ReliableChannelConfig
@@ -173,6 +173,7 @@ class ReliableChannel:
             self._fit_sizes(sender_id)
             rate_limit = self.config.rate_limit or DEFAULT_RATE_LIMIT_CONFIG
             outbox = await hub.open_outbox(key, rate_limit, self._store)
+            await last_words(self._store, key)
             state = ChannelState.read(await self._store.load(key))
             if hub.is_open(key):  # another opening was faster
                 raise AlreadyOpen(self._channel_id, sender_id)
@@ -276,7 +277,12 @@ class ReliableChannel:
 
     async def _purge(self) -> None:
         # Whoever is cancelled here has no second chance to ask for it: it goes on by itself.
-        await asyncio.shield(self._store.purge(ParticipantKey(self._channel_id, self.sender_id)))
+        await asyncio.shield(self._purge_behind_the_rest())
+
+    async def _purge_behind_the_rest(self) -> None:
+        key = ParticipantKey(self._channel_id, self.sender_id)
+        await last_words(self._store, key)
+        await self._store.purge(key)
 
     async def close_with_node(self) -> None:
         """Close, as the connection below is closed. A `close` that follows at most purges."""

@@ -26,7 +26,7 @@ from strata.channels.messaging.values import (
 )
 from strata.channels.persistence.interface import ParticipantKey, Persistence, PersistenceError
 from strata.channels.persistence.records import EpochCount, read_records
-from strata.channels.persistence.writer import ChangeWriter
+from strata.channels.persistence.writer import ChangeWriter, last_words
 from strata.channels.rate_limit.limiter import RateLimiter
 from strata.channels.rate_limit.values import EphemeralDropReason, RateLimitConfig, Transmission
 from strata.channels.reliable.clock import ChannelClock
@@ -150,6 +150,7 @@ class Hub:
 
     async def _make_limiter(self, config: RateLimitConfig, persistence: Persistence) -> RateLimiter:
         key = ParticipantKey("", self.node.transport_identity)
+        await last_words(persistence, key)
         stored = await persistence.load(key)
         counted = read_records(EpochCount, stored.records.get(EpochCount.KIND, {})).get("current")
         limiter = self._limiter = RateLimiter(config, counted=counted)

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import random
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
 from strata.channels.encryption import GroupKey, GroupKeyEncryption
 from strata.channels.messaging.node import NodeError
 from strata.channels.persistence import CorruptStore, MemoryPersistence
+from strata.channels.persistence.interface import Change, ParticipantKey
 from strata.channels.reliable import (
     ChannelFailed,
     ChannelNotOpen,
@@ -378,6 +380,45 @@ async def test_what_is_to_be_purged_is_purged_however_the_closing_ends(trouble: 
         await close_channels(world.node("alice"))
         await alice.close(purge=True)
     assert await store.participants() == [] and own_tasks() == set()
+
+
+@pytest.mark.parametrize("purge", [True, False])
+@pytest.mark.parametrize("seconds", [0.1, 0.9, 1.1])
+@virtually
+async def test_what_a_slow_store_has_yet_to_write_is_awaited_where_the_closing_was_cancelled(
+    seconds: float, purge: bool
+) -> None:
+    class Slow(MemoryPersistence):
+        seconds = 0.0
+
+        async def apply(self, participant: ParticipantKey, changes: Sequence[Change]) -> None:
+            await asyncio.sleep(self.seconds)
+            await super().apply(participant, changes)
+
+    world, store = World(), Slow()
+    alice = await world.open("alice", persistence=store)
+    await asyncio.sleep(1)
+    store.seconds = 1.0
+    sending = [asyncio.create_task(alice.send(b"one"))]
+    await asyncio.sleep(0.5)
+    sending.append(asyncio.create_task(alice.send(b"two")))  # waits for the first to be stored
+    await asyncio.sleep(0)
+    cut_off(world)
+    closing = asyncio.create_task(alice.close(purge=purge, timeout=0))
+    await asyncio.sleep(seconds)
+    closing.cancel()
+    await asyncio.gather(closing, return_exceptions=True)
+    if purge:
+        await asyncio.gather(*sending, return_exceptions=True)
+        await asyncio.sleep(10)
+        assert await store.participants() == []
+    else:
+        mend(world)
+        async with world.make("alice", persistence=store):
+            pass
+        assert out(world.node("alice")) == [b"one", b"two"]
+        await asyncio.gather(*sending, return_exceptions=True)
+    assert own_tasks() == set()
 
 
 @pytest.mark.parametrize("seconds", [0.0, 0.05, 1.5, 4.0])

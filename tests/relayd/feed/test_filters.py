@@ -47,7 +47,7 @@ def test_the_log_is_asked_for_all_that_the_filter_says():
     )
 
 
-@pytest.mark.req("R-146", "R-147")
+@pytest.mark.req("R-146", "R-147", "R-168")
 @pytest.mark.parametrize(
     "change",
     [

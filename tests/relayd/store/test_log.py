@@ -217,6 +217,7 @@ async def test_a_batch_of_nothing_but_unstorable_rows(store, packet):
     assert await store.append([], NOW) == (0, [])
 
 
+@pytest.mark.req("R-100", "R-103", "R-300")
 async def test_find_and_by_id(store, packet):
     await store.append([packet(1), packet(2, expires_at=NOW + 10)], NOW)
     one, two = packet(1), packet(2)

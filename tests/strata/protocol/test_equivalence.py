@@ -42,6 +42,7 @@ def test_a_metric_repeats_one_of_the_same_moment_only():
     key = equivalence_key(metric(human_votes=1))
     assert key == equivalence_key(metric(human_votes=2))
     assert key != equivalence_key(metric(observed_at=6))
+    assert key != equivalence_key(metric(target=OTHER))
     assert key != equivalence_key(metric(B))
     assert key != equivalence_key(attestation())
 

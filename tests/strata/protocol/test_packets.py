@@ -790,6 +790,8 @@ def test_a_reader_takes_media_without_a_header_for_one_of_unknown_origin():
     with pytest.raises(InvalidPacket):
         Packet.parse(raw)
     Packet.parse(raw, media_needs_header=False).verify()
+    for max_bytes in (None, 10_000):  # the small are remembered, where no size is asked for
+        Packet.read(raw, max_bytes=max_bytes).verify()
 
 
 @pytest.mark.req("R-105")

@@ -190,7 +190,9 @@ class Settings:
         500, "Most stored packets a subscription may ask for.", unit="packets"
     )
     max_subscriptions: _Count = _setting(64, "Subscriptions a connection may hold.", unit="subscriptions")
-    max_filter_values: _Count = _setting(1000, "Values one list of a filter may hold.", unit="values")
+    max_filter_values: _Count = _setting(
+        1000, "Values that the lists of one filter may hold together.", unit="values"
+    )
     max_filter_bytes: _Bytes = _setting(
         2 * 2**20,
         "Memory that the filters of a connection may take; a thousand DIDs take half a MiB.",

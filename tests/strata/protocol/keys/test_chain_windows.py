@@ -201,6 +201,15 @@ MALFORMED = {
     "no event": {"event": None},
     "no key_id": {"key_id": None},
     "another DID's key_id": {"key_id": "did:strata:bob#keys-1"},
+    "another DID's key_id that spells a key of this one": {
+        "event": "REVOKE",
+        "revoked_at": T,
+        "key_id": f"did:strata:bob#{key_multibase(key(0).public_key)}",
+    },
+    "another DID's key_id in an event without effect": {
+        "event": "NOTE",
+        "key_id": "did:strata:bob#keys-1",
+    },
     "an empty fragment": {"key_id": f"{ALICE}#"},
     "no key": {"public_key_multibase": None},
     "a key in another codec": {"public_key_multibase": "z" + base58_encode(b"\xe7\x01" + bytes(33))},

@@ -264,6 +264,17 @@ def test_rotation_ends_the_old_key_when_the_new_one_begins(at, both):
 
 
 @pytest.mark.req("R-072")
+@pytest.mark.parametrize(
+    "first", [add(0, 1, valid_until=T + 100), rotate(0, 0, 2, valid_from=T + 100)], ids=["its own", "rotated"]
+)
+def test_a_rotation_makes_no_key_live_longer(first):
+    old = 1 if first.content["event"] == "ADD" else 0
+    made = chain((first, T), (rotate(old, old, 3, valid_from=T + 10_000), T + 1))
+    made.verify(post(old), T + 100 + SKEW)
+    assert refused(made, post(old), T + 101 + SKEW) == ("key_expired", None)
+
+
+@pytest.mark.req("R-072")
 def test_a_rotated_key_steps_into_the_part_of_the_old_one():
     known = document(method(0), method(1), assertion=[key_id(0)], authentication=[key_id(1)])
     made = chain((rotate(0, 1, 2), T), documents=[known])

@@ -145,9 +145,13 @@ def _type(info: msgspec.inspect.Type) -> str:
         case msgspec.inspect.UnionType():
             nullable = info.includes_none and any("Unset" in type(kind).__name__ for kind in info.types)
             kinds = [_type(kind) for kind in info.types if not isinstance(kind, msgspec.inspect.NoneType)]
+            if kinds == ["integer", "number"]:
+                kinds = ["number"]
             return " or ".join(kinds) + (" or null" if nullable else "")
         case msgspec.inspect.IntType():
             return "integer" + _range(info)
+        case msgspec.inspect.FloatType():
+            return "number"
         case msgspec.inspect.BoolType():
             return "true or false"
         case msgspec.inspect.LiteralType():

@@ -18,6 +18,7 @@ returns one struct or raises `InvalidMessage`, which carries whatever ids the an
 
 from __future__ import annotations
 
+import math
 from typing import Annotated, Literal
 
 import msgspec
@@ -68,6 +69,7 @@ EXTENSIONS = (
 )
 """The additions a relay of this project announces (R-139, decision A-050)."""
 
+_Number = int | float
 _Seconds = Annotated[int, Meta(ge=-(2**53) + 1, le=2**53 - 1)]
 
 
@@ -204,6 +206,9 @@ class Error(_Message, frozen=True, kw_only=True, tag="ERROR"):
 
     `cursor` comes with `invalid_cursor` and detail `log_reset` (additive, decision 38): the relay's log has
     lost its end since the cursor asked for was given out, and this one is of the last place still good.
+
+    The four numbers of a limit are integers from a relay of this project (R-314). RFC-0004 §6.1 does not ask
+    that of others, so a client has to read fractions too (A-068).
     """
 
     code: str
@@ -211,12 +216,17 @@ class Error(_Message, frozen=True, kw_only=True, tag="ERROR"):
     client_msg_id: str | None = None
     subscription_id: str | None = None
     detail: str | None = None
-    retry_after: int | None = None
-    limit: int | None = None
-    remaining: int | None = None
-    window_seconds: int | None = None
+    retry_after: _Number | None = None
+    limit: _Number | None = None
+    remaining: _Number | None = None
+    window_seconds: _Number | None = None
     max_bytes: int | None = None
     cursor: str | None = None
+
+    @property
+    def wait_seconds(self) -> int | None:
+        """`retry_after` in whole seconds, of which none is too few."""
+        return None if self.retry_after is None else math.ceil(self.retry_after)
 
 
 class AuthChallenge(_Message, frozen=True, kw_only=True, tag="AUTH_CHALLENGE"):

@@ -221,7 +221,7 @@ class PeerSession:
             raise describe(error, self._url) from error
         if isinstance(answer, wire.Error):
             kind = TooManyPackets if answer.detail == "reconcile_too_large" else RequestRefused
-            raise kind(answer.code, answer.reason, detail=answer.detail, retry_after=answer.retry_after)
+            raise kind(answer.code, answer.reason, detail=answer.detail, retry_after=answer.wait_seconds)
         try:
             return bytes.fromhex(answer.message)
         except ValueError:

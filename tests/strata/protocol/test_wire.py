@@ -333,6 +333,14 @@ def test_an_empty_client_msg_id_is_echoed_like_any_other() -> None:
     assert decoded.client_msg_id == ""
 
 
+@pytest.mark.req("R-197", "R-201")
+@pytest.mark.parametrize(("asked", "waits"), [("3", 3), ("2.5", 3), ("0.001", 1), ("3.0", 3), ("null", None)])
+def test_a_relay_may_ask_for_parts_of_a_second(asked: str, waits: int | None) -> None:
+    members = f'"retry_after":{asked},"limit":0.5,"remaining":0.25,"window_seconds":1.5'
+    error = wire.decode_relay_message(f'{{"type":"ERROR","code":"rate_limited","reason":"r",{members}}}')
+    assert isinstance(error, wire.Error) and error.wait_seconds == waits
+
+
 @pytest.mark.req("R-181")
 def test_a_publish_without_packet() -> None:
     error = refusal('{"type":"PUBLISH","client_msg_id":"m"}')

@@ -330,7 +330,7 @@ class Core:
             message.code,
             message.reason,
             detail=message.detail,
-            retry_after=message.retry_after,
+            retry_after=message.wait_seconds,
             max_bytes=message.max_bytes,
             cursor=message.cursor,
         )

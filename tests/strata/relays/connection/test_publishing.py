@@ -110,14 +110,14 @@ def test_a_permanent_refusal_is_not_tried_again(bench, code):
 
 
 @pytest.mark.req("R-197", "R-201", "R-338")
-@pytest.mark.parametrize("code", ["rate_limited", "zzz"])
-def test_a_relay_that_says_when_is_asked_again_then_and_not_before(code):
+@pytest.mark.parametrize(("code", "retry_after"), [("rate_limited", 3), ("zzz", 3), ("rate_limited", 2.5)])
+def test_a_relay_that_says_when_is_asked_again_then_and_not_before(code, retry_after):
     moments = set()
     for seed in range(20):
         bench = Bench(seed)
         handle = bench.publish("a")
         frames = bench.core.data_to_send()
-        bench.error(handle, code, now=1, retry_after=3)
+        bench.error(handle, code, now=1, retry_after=retry_after)
         bench.core.handle_timer(3.999)
         assert bench.sent() == [] and bench.settled() == {}
         moments.add(bench.wait())

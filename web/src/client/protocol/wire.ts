@@ -101,7 +101,7 @@ export interface Moderated {
 /** Whatever a relay sends. */
 export type RelayMessage = Event | Ok | ErrorMessage | AuthChallenge | AuthOk | EndOfHistory | Moderated;
 
-type Kind = "text" | "integer" | "boolean" | "object" | "texts" | "objects" | "raw";
+type Kind = "text" | "integer" | "number" | "boolean" | "object" | "texts" | "objects" | "raw";
 type Shape = Readonly<Record<string, Kind | `${Kind}?`>>;
 
 const SHAPES: Readonly<Record<string, Shape>> = {
@@ -126,7 +126,7 @@ const SHAPES: Readonly<Record<string, Shape>> = {
     client_msg_id: "text?",
     subscription_id: "text?",
     detail: "text?",
-    retry_after: "integer?",
+    retry_after: "number?", // RFC-0004 §6.1 does not say that it is whole (A-068)
     max_bytes: "integer?",
     cursor: "text?",
   },
@@ -190,6 +190,8 @@ function isOf(kind: Kind, value: unknown): boolean {
       return typeof value === "string";
     case "integer":
       return Number.isInteger(value);
+    case "number":
+      return Number.isFinite(value);
     case "boolean":
       return typeof value === "boolean";
     case "object":

@@ -144,7 +144,9 @@ def test_a_document_that_does_not_hold_together_is_refused(value):
 @pytest.mark.req("R-052")
 def test_a_hash_has_one_form():
     assert is_document_hash(EXAMPLE_HASH)
-    for text in ("", "z", EXAMPLE_HASH[1:], "0x" + "00" * 32, EXAMPLE_HASH + "1" * 40, "z" + "0" * 46):
+    sha256 = "z" + base58_encode(b"\x12\x20" + bytes(range(32)))
+    others = "", "z", EXAMPLE_HASH[1:], "0x" + "00" * 32, EXAMPLE_HASH + "1" * 40, "z" + "0" * 46
+    for text in (*others, sha256):
         assert not is_document_hash(text)
 
 

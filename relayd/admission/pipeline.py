@@ -27,13 +27,14 @@ import asyncio
 import functools
 import time
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 
 import structlog
 from strata.protocol.errors import ErrorCode, InvalidPacket
 from strata.protocol.keys import IDENTITY_TYPES
 from strata.protocol.packets import Packet
-from strata.protocol.provenance import ProvenanceTrust
+from strata.protocol.provenance import UNKNOWN, Downgrade, ProvenanceTrust
+from strata.protocol.provenance.origins import header_of
 
 from relayd import failpoints
 from relayd.admission.budgets import BUDGETED_TYPES, TrustBudgets
@@ -80,14 +81,21 @@ _KEYS_CHANGED = _passing("the author's keys changed meanwhile", "keys_changed")
 _FAULT = InvalidPacket(ErrorCode.INTERNAL_ERROR, "the relay failed on this packet; it may not be stored")
 
 
+def _is_told_origin(request: PublishRequest) -> bool:
+    """Whether the answer says what was found about the packet's origin (R-209). A peer asks for none."""
+    header = header_of(request.packet.value)
+    return request.origin is None and header is not None and header.get("origin_type") not in (None, UNKNOWN)
+
+
 class Admission:
     """Takes publishes from all sessions of a process; passes valid packets to the writer.
 
-    `enqueue(packet, request)` hands over to the writer; `find(ids)` asks the duplicate index. `policy` and
-    `trust` may be replaced while running. `on_refused(request, error)`, which must not raise, is told of each
-    that is not stored. What waits for an identity packet to be brought by the feed is answered after
-    `publish_timeout` seconds that it could not be judged. Packets of many values are parsed `apart`, or on a
-    thread where that is None; it is closed with the admission.
+    `enqueue(packet, request)` hands over to the writer; `find(ids)` asks the duplicate index, and
+    `findings(ids)` what was found about the origin of packets that are stored. `policy` and `trust` may be
+    replaced while running. `on_refused(request, error)`, which must not raise, is told of each that is not
+    stored. What waits for an identity packet to be brought by the feed is answered after `publish_timeout`
+    seconds that it could not be judged. Packets of many values are parsed `apart`, or on a thread where that
+    is None; it is closed with the admission.
     """
 
     def __init__(
@@ -95,6 +103,7 @@ class Admission:
         *,
         enqueue: Callable[[NewPacket, PublishRequest], None],
         find: Callable[[Sequence[bytes]], Awaitable[dict[bytes, tuple[int, int]]]],
+        findings: Callable[[Sequence[bytes]], Awaitable[dict[bytes, bytes]]],
         identities: Identities,
         budgets: TrustBudgets,
         policy: Policy,
@@ -117,6 +126,7 @@ class Admission:
         self._submitted_at = float("-inf")
         self._enqueue = enqueue
         self._find = find
+        self._findings = findings
         self._faults = faults
         self._slices = slices or Slices(faults)
         self._identities = identities
@@ -456,15 +466,35 @@ class Admission:
         except Exception as error:
             self._faults.caught("publish", error)
             known = {}
+        findings = await self._findings_of([each for each in requests if each.packet.digest in known])
         for request in requests:
             found = known.get(request.packet.digest)
             if found is not None:
-                self.committed(request, found[1], duplicate=True)
+                self._step(request, functools.partial(self._repeated, found[1], findings))
+            elif request.repeats_at is not None:
+                self._step(request, functools.partial(self._repeated, request.repeats_at, findings))
             elif request.refusal is not None:
                 self.failed(request, request.refusal)
             else:
                 self._step(request, self._start_over)
         self._on_flush()
+
+    async def _findings_of(self, repeats: Sequence[PublishRequest]) -> dict[bytes, bytes]:
+        """What the log holds about the origin of these; that they are stored may be said without it."""
+        ids = [request.packet.digest for request in repeats if _is_told_origin(request)]
+        try:
+            return await self._findings(ids) if ids else {}
+        except StoreError:
+            return {}
+        except Exception as error:
+            self._faults.caught("publish", error)
+            return {}
+
+    def _repeated(self, received_at: int, findings: Mapping[bytes, bytes], request: PublishRequest) -> None:
+        """The log has it already, and serves it by what was found then: keys may say something else now."""
+        finding = findings.get(request.packet.digest)
+        request.downgrade = None if finding is None else Downgrade.decode(finding)
+        self._accepted(request, received_at, duplicate=True)
 
     def _start_over(self, request: PublishRequest) -> None:
         """It was taken for a repeat, and the log does not say that it is one."""
@@ -479,6 +509,17 @@ class Admission:
         self, request: PublishRequest, received_at: int, *, duplicate: bool, duplicate_of: bytes | None = None
     ) -> None:
         """The log has the packet, or for `duplicate_of` the one it repeats. Never raises."""
+        if duplicate and not request.is_ended:
+            if duplicate_of is None and _is_told_origin(request):
+                request.repeats_at = received_at
+                self._step(request, self._doubtful.put)
+                return
+            request.downgrade = None  # of a packet that the log does not hold
+        self._accepted(request, received_at, duplicate=duplicate, duplicate_of=duplicate_of)
+
+    def _accepted(
+        self, request: PublishRequest, received_at: int, *, duplicate: bool, duplicate_of: bytes | None = None
+    ) -> None:
         if not self._end(request, stored_at=None if duplicate else received_at):
             return
         try:

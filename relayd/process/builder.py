@@ -132,6 +132,7 @@ def build_relay(
     admission = Admission(
         enqueue=seams.enqueue,
         find=store.find,
+        findings=store.findings,
         identities=identities,
         budgets=budgets,
         policy=Policy(),

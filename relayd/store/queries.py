@@ -35,6 +35,7 @@ __all__ = [
     "CANDIDATES",
     "CHANNEL",
     "FIND",
+    "FINDINGS",
     "HEAD",
     "LAST_SEQUENCE",
     "POSITION",
@@ -56,6 +57,12 @@ STATE = "SELECT last_sequence, tag FROM log_head"
 """Where the log ends, and under which term it is written."""
 
 FIND = "SELECT packet_id, sequence, received_at FROM packet_ids WHERE packet_id = ANY ($1::bytea[])"
+
+FINDINGS = """
+SELECT i.packet_id, (SELECT p.annotation FROM packets p
+    WHERE p.sequence = i.sequence AND p.packet_id = i.packet_id)
+FROM packet_ids i WHERE i.packet_id = ANY ($1::bytea[])
+"""
 
 BY_ID = """
 SELECT i.sequence, i.received_at, p.packet_id, p.author_id, p.content_type, p."timestamp", p.expires_at,

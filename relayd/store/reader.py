@@ -22,6 +22,7 @@ from relayd.store.queries import (
     BY_ID,
     CANDIDATES,
     FIND,
+    FINDINGS,
     LAST_SEQUENCE,
     POSITION,
     TAIL,
@@ -146,6 +147,15 @@ class Reader:
             rows = await connection.fetch(FIND, list(ids))
             await notice(connection, self._known, max((row[1] for row in rows), default=0))
         return {row[0]: (row[1], row[2]) for row in rows}
+
+    async def findings(self, ids: Sequence[bytes]) -> dict[bytes, bytes]:
+        """What the relay found about the origin of these packets, of those where it found anything.
+
+        Raises `StoreUnavailable`, `StoreTimeout`.
+        """
+        async with self._lookups.lease() as connection:
+            rows = await connection.fetch(FINDINGS, list(ids))
+        return {packet_id: annotation for packet_id, annotation in rows if annotation is not None}
 
     async def by_id(self, packet_id: bytes, now: int) -> StoredPacket | Gone | None:
         """The packet, `Gone` when it is expired, removed or declined, None when its id is unknown."""

@@ -299,6 +299,10 @@ class Store:
         """Which of `ids` were ever stored: their sequence and received_at. See `Reader.find`."""
         return await self._reader.find(ids)
 
+    async def findings(self, ids: Sequence[bytes]) -> dict[bytes, bytes]:
+        """What the relay found about the origin of these packets. See `Reader.findings`."""
+        return await self._reader.findings(ids)
+
     async def page(
         self,
         query: LogQuery,

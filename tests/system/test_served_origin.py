@@ -147,6 +147,8 @@ async def test_a_claim_without_proof_is_stored_as_signed_and_served_for_less(
         ok = await reader.publish(signed)
         assert ok["type"] == "OK", ok  # never refused for this
         check_annotation(ok["relay_annotations"], signed, reason)
+        again = await reader.publish(signed)
+        assert again["duplicate"] and again["relay_annotations"] == ok["relay_annotations"]
         events = await reader.events("live", 1)
         events += (await reader.subscribe("history", filters))[0]
         events += (await reader.subscribe("stream", filters, gapless=True))[0]

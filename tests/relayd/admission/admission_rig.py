@@ -95,6 +95,12 @@ class FakeLog:
             raise StoreUnavailable("down")
         return {key: self.stored[key] for key in ids if key in self.stored}
 
+    async def findings(self, ids: Sequence[bytes]) -> dict[bytes, bytes]:
+        if self.down:
+            raise StoreUnavailable("down")
+        found = {entry.packet.packet_id: entry.packet.annotation for entry in self.entries}
+        return {key: note for key in ids if (note := found.get(key)) is not None}
+
     async def authors(self, type_: str, after: int = 0) -> AuthorsPage:
         found = [entry.packet for entry in self.entries if entry.packet.content_type == type_]
         return AuthorsPage({packet.author_id for packet in found}, None)
@@ -132,6 +138,7 @@ class Peer:
         self.lane = Lane(self)
         self.answers: list[tuple[str | None, str]] = []
         self.errors: dict[str | None, InvalidPacket] = {}
+        self.downgrades: list[str | None] = []
         self.checked_seconds = 0.0
 
     def publish_accepted(
@@ -145,6 +152,7 @@ class Peer:
     ) -> None:
         what = "duplicate" if duplicate else "queued" if queued else "ok"
         self.answers.append((request.client_msg_id, what))
+        self.downgrades.append(None if request.downgrade is None else request.downgrade.reason)
 
     def publish_refused(self, request: PublishRequest, error: InvalidPacket) -> None:
         self.answers.append((request.client_msg_id, error.code))
@@ -196,6 +204,7 @@ class Rig:
         self.admission = Admission(
             enqueue=self.log.enqueue,
             find=self.log.find,
+            findings=self.log.findings,
             identities=self.identities,
             budgets=self.budgets,
             policy=Policy(),

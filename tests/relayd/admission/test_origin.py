@@ -6,10 +6,11 @@ import asyncio
 
 import pytest
 from strata.protocol.errors import ErrorCode
-from strata.protocol.provenance import Downgrade
+from strata.protocol.provenance import Downgrade, ProvenanceTrust
 
 from relayd.policy import Plugins
 from tests.relayd.admission.admission_rig import ALICE, NOW, Peer, Rig, signed
+from tests.support.made_origins import CLIENT, attested, software_header
 
 
 def claiming(origin: str, *, number: int = 1, **header: object):
@@ -46,6 +47,36 @@ async def test_a_high_claim_without_proof_is_refused(rig):
     rig.publish(peer, claiming("AI_MODEL"), "m")
     assert await rig.answers(peer, 1) == [("m", ErrorCode.MISSING_PROOF)]
     assert not rig.log.entries
+
+
+@pytest.mark.req("R-110", "R-209")
+async def test_the_answer_to_a_repeat_says_what_was_found_when_it_was_stored(rig):
+    unproven, proven = claiming("SOFTWARE"), attested(software_header())
+    peer = Peer()
+    for packet in (unproven, proven, unproven, proven):
+        rig.publish(peer, packet, "m")
+        await rig.answers(peer, len(peer.answers) + 1)
+    # Another process, or this one started again, and another word of the client's on its keys.
+    later = Rig(log=rig.log, trust=ProvenanceTrust(refused_clients=frozenset([CLIENT.did])))
+    for packet in (unproven, proven):
+        later.publish(peer, packet, "m")
+        await later.answers(peer, len(peer.answers) + 1)
+    await later.close()
+    assert [what for _, what in peer.answers] == ["ok", "ok", *["duplicate"] * 4]
+    assert peer.downgrades == ["client_attestation_missing", None] * 3
+
+
+async def test_a_repeat_is_answered_although_nobody_can_say_what_was_found(rig):
+    peer = Peer()
+    rig.publish(peer, claiming("SOFTWARE"), "m")
+    await rig.answers(peer, 1)
+    later = Rig(log=rig.log)
+    later.publish(peer, claiming("SOFTWARE"), "m")
+    await later.queued(1)
+    rig.log.down = True
+    assert await later.answers(peer, 2) == [("m", "ok"), ("m", "duplicate")]
+    assert not later.caught
+    await later.close()
 
 
 @pytest.mark.req("R-184")

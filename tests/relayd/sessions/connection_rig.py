@@ -71,6 +71,9 @@ class MemoryStore:
     async def find(self, ids: Sequence[bytes]) -> dict[bytes, tuple[int, int]]:
         return {}
 
+    async def findings(self, ids: Sequence[bytes]) -> dict[bytes, bytes]:
+        return {}
+
     async def head(self) -> int:
         return len(self.rows)
 

@@ -244,6 +244,11 @@ class MemoryLog:
         found = [self.places[packet_id] for packet_id in ids if packet_id in self.places]
         return {entry.packet.packet_id: (entry.sequence, entry.received_at) for entry in found}
 
+    async def findings(self, ids: Sequence[bytes]) -> dict[bytes, bytes]:
+        await asyncio.sleep(0)
+        found = {packet_id: self.places[packet_id].packet.annotation for packet_id in ids}
+        return {packet_id: note for packet_id, note in found.items() if note is not None}
+
     async def head(self) -> int:
         await asyncio.sleep(0)
         return len(self.entries)

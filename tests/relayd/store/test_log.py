@@ -8,6 +8,7 @@ import random
 
 import asyncpg
 import pytest
+from msgspec.structs import replace
 
 from relayd.store import Disposition, Gone, LogQuery, NewPacket, Outcome, Store, StoreUnavailable
 from relayd.store.types import DAY_SECONDS, day_of, first_sequence_of_day
@@ -215,6 +216,12 @@ async def test_a_batch_of_nothing_but_unstorable_rows(store, packet):
     appended = await store.append([packet(1, timestamp=2**70)], NOW)
     assert appended == (0, [(Outcome.INVALID, 0, 0, None)])
     assert await store.append([], NOW) == (0, [])
+
+
+async def test_findings_are_of_what_is_stored_and_has_any(store, packet):
+    await store.append([replace(packet(1), annotation=b"found"), packet(2)], NOW)
+    ids = [packet(1).packet_id, packet(2).packet_id, b"?" * 32]
+    assert await store.findings(ids) == {ids[0]: b"found"}
 
 
 @pytest.mark.req("R-100", "R-103", "R-300")

@@ -314,6 +314,9 @@ def test_the_signed_claim_is_these_bytes() -> None:
         claim_bytes(without(header, "device_id"))
         == text.replace('"device_id":"did:device:camera-1",', "").encode()
     )
+    # Null and absence are signed as what they are.
+    no_hash = text.replace('"0xea8f163db38682925e4491c5e58d4bb3506ef8c14eb78a86e908c5624a67200f"', "null")
+    assert claim_bytes(header | {"genesis_media_hash": None}) == no_hash.encode()
     assert AUTHOR.sign(claim_bytes(header)).hex() == (
         "ebf81484ec379b08ff33cb07c41fb5cfa3c02a914409c3d1a0d01d9c196e891c"
         "3f39f211b4ed10f80c94ef71ecfe6df3d5322314fe8c301c6ef305379288a602"

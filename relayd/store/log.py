@@ -8,12 +8,14 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, TypeVar
 
 import asyncpg
+import structlog
 from strata.protocol.keys import IDENTITY_TYPES
 
 from relayd import failpoints
 from relayd.lineage import Claim, KnownLog, Mark
 from relayd.store.columns import is_storable, string_key
 from relayd.store.connection import close_quietly, connect, deadline
+from relayd.store.safety import check_safety
 from relayd.store.terms import Reason, Reset, agree, open_term
 from relayd.store.types import (
     Appended,
@@ -25,9 +27,12 @@ from relayd.store.types import (
     PeerMark,
     StoreError,
     StoreUnavailable,
+    UnsafeDatabase,
 )
 
 __all__ = ["Log"]
+
+_log = structlog.get_logger("relayd.store")
 
 _Result = TypeVar("_Result")
 
@@ -57,7 +62,7 @@ class Log:
     """Appends to the log over one connection, opened when needed and kept.
 
     Each connection begins with a term of its own (`relayd.lineage`): the database behind a new one may be
-    an older copy.
+    an older copy. It may also be another server, with settings of its own, so these are looked at each time.
     """
 
     def __init__(
@@ -68,9 +73,13 @@ class Log:
         connect_timeout: float,
         append_timeout: float,
         on_backend: Callable[[int], object] = lambda pid: None,
+        allow_unsafe: bool = False,
     ) -> None:
-        """`on_backend` is told the process id of each new connection's backend."""
+        """`on_backend` is told the process id of each new connection's backend; `allow_unsafe` is for
+        `check_safety`."""
         self._known = known
+        self._allow_unsafe = allow_unsafe
+        self._problem: str | None = None
         self._on_backend = on_backend
         self._claims: list[Claim] = []
         self._url = url
@@ -260,6 +269,7 @@ class Log:
             )
             try:
                 async with deadline(connection, ends_at - loop.time()):
+                    await self._check_safety(connection)
                     await self._open_term(connection)
             except BaseException:
                 connection.terminate()
@@ -267,6 +277,17 @@ class Log:
             self._connection = connection
             self._on_backend(connection.get_server_pid())
         return self._connection
+
+    async def _check_safety(self, connection: asyncpg.Connection[Any]) -> None:
+        """The server that a failover leads to may lose what it commits: then it takes nothing."""
+        try:
+            await check_safety(connection, allow_unsafe=self._allow_unsafe)
+        except UnsafeDatabase as error:
+            if str(error) != self._problem:
+                self._problem = str(error)
+                _log.error("database_unsafe", problem=self._problem)
+            raise StoreUnavailable(f"the database is unsafe: {error}") from error
+        self._problem = None
 
     async def _open_term(
         self, connection: asyncpg.Connection[Any], reason: Reason = "start", witness: Mark | None = None

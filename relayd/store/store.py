@@ -174,6 +174,7 @@ class Store:
                 connect_timeout=connect_timeout,
                 append_timeout=append_timeout,
                 on_backend=on_backend,
+                allow_unsafe=allow_unsafe,
             ),
             Reader(known, lookups, pages, replica),
             IdentityReader(known, lookups, budgets),

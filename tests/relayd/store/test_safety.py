@@ -8,8 +8,10 @@ from urllib.parse import urlsplit
 import asyncpg
 import pytest
 
-from relayd.store import Store, UnsafeDatabase
+from relayd.store import Store, StoreUnavailable, UnsafeDatabase
 from relayd.store.safety import check_safety
+
+NOW = 1_790_000_000
 
 
 class FakeConnection:
@@ -71,3 +73,27 @@ async def test_a_real_server_is_asked(database, setting):
             await (await Store.open(database, allow_unsafe=True)).close()
     finally:
         await connection.close()
+
+
+@pytest.mark.req("R-189")
+async def test_a_server_that_became_unsafe_meanwhile_is_given_nothing(database, packet, capsys):
+    """As after a failover to a server with other settings: who publishes is not told OK."""
+    name = urlsplit(database).path[1:]
+    async with await Store.open(database) as store:
+        await store.append([packet(0)], NOW)
+        connection = await asyncpg.connect(database)
+        try:
+            await connection.execute(f"ALTER DATABASE {name} SET synchronous_commit = off")
+            for _ in range(2):
+                await connection.execute("SELECT pg_terminate_backend($1, 5000)", store._log.backend_pid)
+                with pytest.raises(StoreUnavailable):
+                    while True:  # one that finds the connection lost may still fail for that
+                        await store.append([packet(1)], NOW)
+                with pytest.raises(StoreUnavailable, match="synchronous_commit is off"):
+                    await store.append([packet(1)], NOW)
+            assert await connection.fetchval("SELECT count(*) FROM packets") == 1
+            assert capsys.readouterr().out.count("database_unsafe") == 1
+            await connection.execute(f"ALTER DATABASE {name} RESET synchronous_commit")
+            await store.append([packet(1)], NOW)
+        finally:
+            await connection.close()

@@ -36,7 +36,7 @@ from relayd.process.serving import Announce, CurrentSettings, Serving
 from relayd.store import Store
 from relayd.store.guard import Guard
 from relayd.store.peers import register_peers
-from relayd.store.types import StoreUnavailable
+from relayd.store.types import StoreError
 from relayd.tls import ServerTls, ends_at, make_certificate, read_tls_files
 from relayd.tracing.traces import open_target
 
@@ -71,7 +71,8 @@ async def serve(
     `shared_port` is the port that several workers listen on; alone, a process listens on the settings' port.
     `leaves_port` is asked when it drains: True leaves new connections to the others on that port at once.
     `place` is its own among the workers of a machine.
-    When the database is replaced by an older copy meanwhile, the relay begins anew with that.
+    When the database is replaced by an older copy meanwhile, the relay begins anew with that,
+    as soon as it can.
     Raises `StoreError`, `PortTaken`, `TlsError` or `ConfigurationError` when it cannot start. Cancelling it
     stops without draining.
     """
@@ -82,6 +83,7 @@ async def serve(
     metrics.tls_not_after.set(ends_at(files))
     claim: Claim | None = None
     has_served = False
+    problem: str | None = None
     current = CurrentSettings(settings)
     ports: dict[str, int] = {}  # those that were chosen stay chosen
     try:
@@ -102,10 +104,16 @@ async def serve(
                     place=place,
                 )
                 has_served = True
-            except StoreUnavailable:
+                problem = None
+            except StoreError as error:
                 if not has_served:
                     raise
                 # Another database stood behind the address a moment ago, and it has been served: wait for it.
+                # What is there now may be a standby, or a server that is not safe. And to end would be to
+                # forget what this process knows of the log that was lost.
+                if problem_of(error) != problem:
+                    problem = problem_of(error)
+                    _log.warning("cannot_serve_yet", problem=problem)
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(_ANEW_PAUSE):
                     await stop.wait()

@@ -1,0 +1,53 @@
+"""How a relay process begins anew, with the serving itself made up."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+import structlog
+
+from relayd.config import Settings
+from relayd.lineage import NOWHERE, Claim
+from relayd.process import server
+from relayd.store.types import StoreTimeout, StoreUnavailable, UnsafeDatabase
+
+CLAIM = Claim(NOWHERE, is_exact=True)
+
+
+async def run(monkeypatch: pytest.MonkeyPatch, *outcomes: Exception | None) -> list[Claim | None]:
+    """Serve until the outcomes are used up; the claim that each attempt was given."""
+    stop, claims, left = asyncio.Event(), list[Claim | None](), list(outcomes)
+
+    async def attempt(*_: Any, claim: Claim | None, **others: Any) -> Claim:
+        claims.append(claim)
+        outcome = left.pop(0)
+        if not left:
+            stop.set()
+        if outcome is not None:
+            raise outcome
+        return CLAIM
+
+    monkeypatch.setattr(server, "_serve", attempt)
+    monkeypatch.setattr(server, "_ANEW_PAUSE", 0.0)
+    await server.serve(Settings(), "postgresql://", announce=lambda addresses: None, stop=stop)
+    return claims
+
+
+@pytest.mark.req("R-157")
+async def test_a_relay_whose_log_was_replaced_waits_for_a_database_it_can_serve(monkeypatch):
+    """It may be a standby for a moment. And nobody else may know what this process knows of the lost log."""
+    standby = UnsafeDatabase("the database is a standby and takes no writes; use its primary")
+    with structlog.testing.capture_logs() as lines:
+        claims = await run(
+            monkeypatch, None, StoreUnavailable("away"), standby, standby, StoreTimeout("slow"), None
+        )
+    assert claims == [None] + [CLAIM] * 5
+    assert [line["problem"] for line in lines] == ["away", str(standby), "slow"]
+
+
+@pytest.mark.parametrize("error", [StoreUnavailable("away"), UnsafeDatabase("fsync is off")])
+async def test_a_relay_does_not_start_on_a_database_it_cannot_serve(monkeypatch, error):
+    with pytest.raises(type(error)):
+        await run(monkeypatch, error)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Literal
 
 from strata_pipeline.errors import UsageError
 from strata_pipeline.globs import for_duckdb, for_spark
 
-__all__ = ["VIEWS", "Dialect", "statements"]
+__all__ = ["VIEWS", "Dialect", "statements", "statements_over_tables"]
 
 Dialect = Literal["duckdb", "spark"]
 
@@ -47,6 +48,19 @@ SELECT day, count(*) AS packets, {median} AS median, {p99} AS p99,
 FROM packets GROUP BY day
 """
 
+_IN_DUCKDB = {
+    "timestamp": '"timestamp"',
+    "temporary": "",
+    "median": 'quantile_disc(received_at - "timestamp", 0.5)',
+    "p99": 'quantile_disc(received_at - "timestamp", 0.99)',
+}
+_IN_SPARK = {
+    "timestamp": "`timestamp`",
+    "temporary": "TEMPORARY ",
+    "median": "percentile_disc(0.5) WITHIN GROUP (ORDER BY received_at - `timestamp`)",
+    "p99": "percentile_disc(0.99) WITHIN GROUP (ORDER BY received_at - `timestamp`)",
+}
+
 
 def statements(lake: str | Path, dialect: Dialect = "duckdb") -> list[str]:
     """The statements that make `VIEWS`: lasting ones in DuckDB, temporary ones in Spark.
@@ -57,22 +71,23 @@ def statements(lake: str | Path, dialect: Dialect = "duckdb") -> list[str]:
     root = Path(str(lake).removeprefix("file://")).absolute()
     if dialect == "spark" and ":" in str(root):
         raise UsageError(f"Spark's views cannot name {root}: give its folder a name without a colon")
-    sources = _duckdb(root) if dialect == "duckdb" else _spark(root)
-    by_dialect = {
-        "duckdb": {
-            "timestamp": '"timestamp"',
-            "temporary": "",
-            "median": 'quantile_disc(received_at - "timestamp", 0.5)',
-            "p99": 'quantile_disc(received_at - "timestamp", 0.99)',
-        },
-        "spark": {
-            "timestamp": "`timestamp`",
-            "temporary": "TEMPORARY ",
-            "median": "percentile_disc(0.5) WITHIN GROUP (ORDER BY received_at - `timestamp`)",
-            "p99": "percentile_disc(0.99) WITHIN GROUP (ORDER BY received_at - `timestamp`)",
-        },
-    }
-    words = by_dialect[dialect]
+    if dialect == "duckdb":
+        return _made(_duckdb(root), _IN_DUCKDB)
+    return _made(_spark(root), _IN_SPARK)
+
+
+def statements_over_tables(tables: Collection[str]) -> list[str]:
+    """The statements that make `VIEWS` in DuckDB, temporary ones, over what a connection knows by the names
+    `lake_packets`, `lake_manifests` and, where there are such rows, `lake_quarantine`."""
+    sources = [f"CREATE OR REPLACE TEMPORARY VIEW packets AS SELECT {_COLUMNS}, day, kind FROM lake_packets"]
+    sources += [
+        f"CREATE OR REPLACE TEMPORARY VIEW {name} AS SELECT * FROM lake_{name}"
+        for name in ("quarantine", "manifests") if f"lake_{name}" in tables
+    ]  # fmt: skip
+    return _made(sources, _IN_DUCKDB | {"temporary": "TEMPORARY "})
+
+
+def _made(sources: list[str], words: Mapping[str, str]) -> list[str]:
     return [text.format(**words).strip() for text in (*sources, _BY_DAY, _AUTHORS, _LAG)]
 
 

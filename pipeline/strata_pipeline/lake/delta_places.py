@@ -173,7 +173,7 @@ class _InBucket:
         objects = {
             one.name.removeprefix("packets/"): one
             for day in sorted(days)
-            for one in self._lake.packets_of_day(day)
+            for one in self._lake.objects_of_day(day, "packets")
         }
         new = [name for name in objects if name not in known]
         with ThreadPoolExecutor(_AT_ONCE) as pool:

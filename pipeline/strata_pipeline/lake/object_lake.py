@@ -342,19 +342,20 @@ class ObjectLake(LakeState):
         folders = [f"{root}/"] if kinds is None else [f"/kind={kind}/" for kind in kinds]
         return [one for name, one in found.items() if _is_below(root, one) and _is_in(name, folders)]
 
-    def packets_of_day(self, day: int) -> list[StoredObject]:
-        """The objects with the packets of a day; one that was written anew is told by its listing alone.
+    def objects_of_day(self, day: int, root: str) -> list[StoredObject]:
+        """The objects with the packets, or the quarantined rows, of a day; one that was written anew is told
+        by its listing alone, and not by each of its manifests.
 
         Raises `LakeError`.
         """
         generation = self.generations.of_day(day)
         if generation is None:
-            return self.objects(self.chain.of_day(day), "packets")
+            return self.objects(self.chain.of_day(day), root)
         return [
             one
             for part in self._reached(self.generations.listed(generation))
             for one in part.objects
-            if _is_below("packets", one)
+            if _is_below(root, one)
         ]
 
     def objects_of_kinds(self, kinds: Collection[str]) -> list[StoredObject]:
@@ -404,17 +405,9 @@ class ObjectLake(LakeState):
     def quarantine_at_hand(self, day: int) -> Iterator[LakeLayout]:
         """The files of a day's quarantined rows on this machine's disk; gone after the block.
 
-        A day that was written anew is told by its listing alone, and not by each of its manifests. Raises
-        `LakeError` as `at_hand` does.
+        Raises `LakeError` as `at_hand` does.
         """
-        generation = self.generations.of_day(day)
-        if generation is None:
-            with self.at_hand(self.chain.of_day(day), "quarantine") as layout:
-                yield layout
-            return
-        parts = self._reached(self.generations.listed(generation))
-        objects = [one for part in parts for one in part.objects if _is_below("quarantine", one)]
-        with self._at_hand(objects, day_text(day)) as layout:
+        with self._at_hand(self.objects_of_day(day, "quarantine"), day_text(day)) as layout:
             yield layout
 
     @contextlib.contextmanager

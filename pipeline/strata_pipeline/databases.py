@@ -1,0 +1,144 @@
+"""A lake as a database of DuckDB in this process, wherever it lies: the views of `views`.
+
+Of a lake in a bucket DuckDB reads the objects that its listings name, through PyArrow, whose wheels bring
+what speaks to a store: nothing is fetched from elsewhere, no object is read that does not count, and none
+twice.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
+
+import msgspec
+import pyarrow as pa
+import pyarrow.dataset as pads
+from strata.protocol.lake import StoredObject
+
+from strata_pipeline.datasets.objects import ARROW
+from strata_pipeline.errors import UsageError
+from strata_pipeline.lake.object_lake import ObjectLake
+from strata_pipeline.lake.places import open_lake
+from strata_pipeline.schemas import schema
+from strata_pipeline.views import statements, statements_over_tables
+
+if TYPE_CHECKING:
+    import duckdb
+    from pyarrow.fs import FileSystem
+
+    from strata_pipeline.lake.stores.objects import ObjectStore
+
+__all__ = ["database_of"]
+
+_MANIFEST = pa.schema(
+    [
+        ("format", pa.int32()),
+        *((name, pa.int64()) for name in ("number", "after", "up_to", "packets", "quarantined")),
+        ("rows", pa.string()),
+        ("contents", pa.string()),
+        ("body_bytes", pa.int64()),
+        ("kinds", pa.map_(pa.string(), pa.int64())),
+        ("last_packet_id", pa.string()),
+        ("last_received_at", pa.int64()),
+        ("written_at", pa.int64()),
+        ("previous", pa.string()),
+        ("hash", pa.string()),
+    ]
+)
+
+
+def database_of(place: str | Path) -> duckdb.DuckDBPyConnection:
+    """A new database in memory with the views of the lake at a place: a folder, or s3://bucket/prefix.
+
+    The views of a folder show what the lake gains later. Those of a bucket show the lake as it was opened:
+    call this again for what came since. Where compact or erase have replaced objects, and their grace is
+    over, a query is an error of DuckDB and never a wrong answer. Raises `LakeError`, `StoreError`, and
+    `UsageError` where DuckDB is not installed.
+    """
+    try:
+        import duckdb
+    except ModuleNotFoundError:
+        raise UsageError("a database needs DuckDB: pip install duckdb") from None
+    lake = open_lake(place)
+    tables: dict[str, object] = {}
+    made: list[str] = []
+    if isinstance(lake, ObjectLake):
+        tables = _tables(lake)
+        made = statements_over_tables(tables)
+    elif lake.chain.end.number:
+        made = statements(place)
+    if not made:
+        raise UsageError(f"{place} holds no lake yet: begin with strata-pipeline archive")
+    database = duckdb.connect()
+    for name, table in tables.items():
+        database.register(name, table)
+    for text in made:
+        database.execute(text)
+    return database
+
+
+def _tables(lake: ObjectLake) -> dict[str, object]:
+    reached = _reached_by_arrow(lake.store)
+    found: dict[str, object] = {
+        "lake_packets": _rows(lake, "packets", reached),
+        "lake_manifests": _Manifests(lake),
+    }
+    quarantine = _rows(lake, "quarantine", reached)
+    if quarantine.files:
+        found["lake_quarantine"] = quarantine
+    return found
+
+
+def _rows(lake: ObjectLake, root: str, reached: FileSystem) -> pads.FileSystemDataset:
+    """The rows of all objects below a root that count, with the columns of their folders."""
+    columns = [(one.name, ARROW[one.dataType.simpleString()]) for one in schema(root).fields]
+    folders = [("day", pa.date32()), ("kind", pa.string())] if root == "packets" else [("day", pa.date32())]
+    file = pads.ParquetFileFormat()
+    fragments = [
+        file.make_fragment(
+            "/".join(part for part in (lake.store.bucket, lake.store.prefix, one.name) if part),
+            reached,
+            _told_by_folders(one, day),
+            file_size=one.size,
+        )
+        for day in lake.days()
+        for one in lake.objects_of_day(day, root)
+    ]
+    return pads.FileSystemDataset(fragments, pa.schema([*columns, *folders]), file, reached)
+
+
+def _told_by_folders(one: StoredObject, day: int) -> pads.Expression:
+    """What a query can know of an object without reading it."""
+    told = pads.field("day") == pa.scalar(day, pa.int32()).cast(pa.date32())
+    kinds = [part.removeprefix("kind=") for part in one.name.split("/") if part.startswith("kind=")]
+    return told if not kinds else told & (pads.field("kind") == kinds[0])
+
+
+def _reached_by_arrow(store: ObjectStore) -> FileSystem:
+    from pyarrow.fs import S3FileSystem
+
+    settings = store.settings
+    endpoint = urlsplit(settings["endpoint"]) if "endpoint" in settings else None
+    return S3FileSystem(
+        access_key=settings.get("access_key_id"),
+        secret_key=settings.get("secret_access_key"),
+        session_token=settings.get("session_token"),
+        region=settings.get("region"),
+        scheme=endpoint.scheme if endpoint else "https",
+        endpoint_override=f"{endpoint.netloc}{endpoint.path.rstrip('/')}" if endpoint else None,
+    )
+
+
+class _Manifests:
+    """All manifests, read when a query asks for them: a lake of years has millions."""
+
+    def __init__(self, lake: ObjectLake) -> None:
+        self._lake = lake
+
+    def __arrow_c_schema__(self) -> object:
+        return _MANIFEST.__arrow_c_schema__()
+
+    def __arrow_c_stream__(self, requested_schema: object = None) -> object:
+        rows = [msgspec.to_builtins(one) for one in self._lake.manifests]
+        return pa.Table.from_pylist(rows, _MANIFEST).__arrow_c_stream__(requested_schema)

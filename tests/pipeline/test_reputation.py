@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import random
+from pathlib import Path
 
 import msgspec
 import pyarrow.parquet as pq
@@ -15,8 +16,11 @@ from strata.relays.pool.reputation import Observation, Reputation
 from strata.relays.pool.score_file import ScoreFile
 from strata_pipeline.cli.reputation import reputation_command
 from strata_pipeline.errors import UsageError
+from strata_pipeline.jobs import tables
 from strata_pipeline.jobs.reputation import reputation
 from typer.testing import CliRunner
+
+from tests.support.file_faults import Killed
 
 NOW = 1_760_000_123.25
 RELAYS = [f"wss://relay-{n}.example/strata" for n in range(5)]
@@ -137,6 +141,24 @@ def test_malformed_lines_are_put_aside_and_a_clock_that_jumped_counts_for_nothin
     assert pq.read_table(tmp_path / "out" / "relay_scores").to_pylist() == scored.relays
     [kept] = (tmp_path / "out" / "relay_score_history").iterdir()
     assert kept.name == f"at={int(NOW)}" and pq.ParquetDataset(kept).read().num_rows == len(scored.relays)
+
+
+def test_scores_stay_until_others_take_their_place(spark, tmp_path, monkeypatch):
+    log, output = tmp_path / "a.jsonl", tmp_path / "out"
+    log.write_text(line(Observation(RELAYS[0], NOW - 60, Aspect.PING, 10, 0, 0.02)) + "?\n")
+    before = reputation(spark, tmp_path, at=NOW, output=output).relays
+
+    def killed(draft: Path, target: Path) -> None:
+        raise Killed
+
+    monkeypatch.setattr(tables, "put", killed)
+    log.write_text(line(Observation(RELAYS[1], NOW - 60, Aspect.PING, 10, 0, 0.02)))
+    with pytest.raises(Killed):
+        reputation(spark, tmp_path, at=NOW, output=output)
+    assert pq.read_table(output / "relay_scores").to_pylist() == before
+    assert pq.read_table(output / "malformed").num_rows == 1
+    with pytest.raises(UsageError, match="cannot be written"):
+        reputation(spark, tmp_path, at=NOW, output=log / "out")
 
 
 def test_the_command_prints_a_line_for_each_relay(spark, tmp_path):

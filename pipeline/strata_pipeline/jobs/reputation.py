@@ -11,17 +11,19 @@ from __future__ import annotations
 
 import re
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from pyspark.sql import Observation, SparkSession
+from pyspark.sql import DataFrame, Observation, SparkSession
 from pyspark.sql import functions as F
 
 from strata_pipeline.datasets.probes import RelayScores
 from strata_pipeline.errors import UsageError
 from strata_pipeline.globs import for_spark
 from strata_pipeline.jobs.failures import translate_failures
+from strata_pipeline.jobs.tables import write_frames
 from strata_pipeline.schemas import schema
 from strata_pipeline.transforms.reputation import FUTURE, OLD, read_probes, relay_scores
 
@@ -54,8 +56,9 @@ def reputation(
     """Score all relays that the logs below a folder tell of, as of `at`, by default now.
 
     With `output`, the scores go to `output/relay_scores` and malformed lines to `output/malformed`, both
-    Parquet, in the place of what was there. The scores of each time stay in `output/relay_score_history`.
-    Raises `UsageError` where there is no folder, `PipelineError` where it cannot be read.
+    Parquet, in the place of what was there, which stays where the job fails or is killed. The scores of each
+    time stay in `output/relay_score_history`. Raises `UsageError` where there is no folder, or none can be
+    written, `PipelineError` where it cannot be read.
     """
     is_local = not _HAS_SCHEME(str(probes))
     if is_local and not Path(probes).is_dir():
@@ -85,9 +88,18 @@ def reputation(
         rows.sort(key=lambda row: (-row["score"], row["url"]))
         scored = Scored(now, **seen.get, relays=rows)
         if output is not None:
-            scores = RelayScores(spark.createDataFrame(rows, schema("relay_scores")))
-            for place in ("relay_scores", f"relay_score_history/at={int(now)}"):
-                scores.frame.coalesce(1).write.mode("overwrite").parquet(f"{output}/{place}")
+            scores = RelayScores(spark.createDataFrame(rows, schema("relay_scores"))).frame.coalesce(1)
             aside = read.frame.where(F.col("reason") == "malformed").select("file", "line")
-            aside.write.mode("overwrite").parquet(f"{output}/malformed")
+            _write(
+                output,
+                {"malformed": aside, f"relay_score_history/at={int(now)}": scores, "relay_scores": scores},
+            )
     return scored
+
+
+def _write(output: str | Path, frames: Mapping[str, DataFrame]) -> None:
+    if not _HAS_SCHEME(str(output)):
+        write_frames(Path(output).absolute(), frames)
+        return
+    for name, frame in frames.items():  # of a place that Spark alone reaches nothing can be renamed here
+        frame.write.mode("overwrite").parquet(f"{output}/{name}")

@@ -26,6 +26,7 @@ __all__ = [
     "put",
     "rows_of",
     "writable",
+    "write_frames",
     "write_page",
     "write_tables",
     "writing",
@@ -93,15 +94,20 @@ def check_output(output: str | Path | None, lake: AnyLake) -> Path | None:
 
 
 def write_tables(output: Path, tables: Mapping[str, Dataset]) -> None:
-    """Write each table as Parquet to a folder of its name, in the place of an older one.
+    """Write datasets, as `write_frames`."""
+    write_frames(output, {name: dataset.frame for name, dataset in tables.items()})
+
+
+def write_frames(output: Path, frames: Mapping[str, DataFrame]) -> None:
+    """Write each frame as Parquet to a folder of its name, in the place of an older one.
 
     All are written before the first is put in place: a job that fails, or is killed, leaves the older ones.
     Raises `UsageError`.
     """
     with writing(output) as draft:
-        for name, dataset in tables.items():
-            dataset.frame.write.mode("overwrite").parquet(str(draft / name))
-        for name in tables:
+        for name, frame in frames.items():
+            frame.write.mode("overwrite").parquet(str(draft / name))
+        for name in frames:
             put(draft / name, output / name)
 
 

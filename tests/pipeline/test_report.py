@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import datetime
+import html
 import math
+import random
 import re
 import struct
 from html.parser import HTMLParser
 from pathlib import Path
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -77,6 +81,34 @@ def test_a_line_through_days_goes_on_and_says_how_sure_it_is():
     sinking = [forecast([float(1000 - 10 * n) for n in range(28)], days) for days in (30, 90, 365)]
     # 720, 710, …, 10 is 26,280 after 72 days, and nothing comes after.
     assert [one and round(one.expected) for one in sinking] == [17_250, 26_280, 26_280]
+
+
+def test_what_is_to_come_is_what_least_squares_say():
+    chosen = random.Random(5)
+    for _ in range(300):
+        count, days = chosen.randrange(7, 29), chosen.choice([1, 30, 365])
+        base, step = chosen.choice([0, 1_000, 2**53]), chosen.choice([-0.1, 0, 0.03])
+        values = [
+            max(0.0, base * (1 + step * n + chosen.choice([0, 0.3]) * chosen.gauss(0, 1)))
+            for n in range(count)
+        ]
+        known, coming = np.arange(count), np.arange(count, count + days)
+        found = forecast(values, days)
+        for degree in (1, 0):  # the line, unless chance alone makes such a slope; then the mean
+            drawn = np.vander(known, degree + 1)
+            line, _, _, _ = np.linalg.lstsq(drawn, np.array(values), rcond=None)
+            variance = float(np.sum((values - drawn @ line) ** 2)) / (count - 2)
+            doubt = variance * np.linalg.inv(drawn.T @ drawn)
+            if degree and abs(line[0]) > 2 * math.sqrt(doubt[0][0]):
+                break
+        # Each day varies by itself, and all days share what is not known of the line.
+        to_come = np.vander(coming, degree + 1)
+        shared = to_come.sum(axis=0)
+        spread = 1.28 * math.sqrt(days * variance + float(shared @ doubt @ shared))
+        expected = float(np.maximum(0, to_come @ line).sum())
+        wanted = (expected, max(0.0, expected - spread), expected + spread)
+        assert found is not None
+        assert (found.expected, found.low, found.high) == pytest.approx(wanted, rel=1e-6, abs=1e-3)
 
 
 def test_days_without_packets_count_in_what_is_to_come():
@@ -188,6 +220,31 @@ def test_pages_link_only_each_other_and_hold_what_they_say():
     # A lake of one day has no trend, and a lake without scores no page of them.
     small = render_site(SiteFigures(note, days[:1], {}))
     assert "relays.html" not in small and "seven finished days" in small["kinds.html"]
+
+
+def test_relays_are_told_as_they_were_last_and_as_they_were_first():
+    chosen = random.Random(9)
+    for _ in range(20):
+        times = chosen.sample(range(1_760_000_000, 1_790_000_000), chosen.randrange(1, 6))
+        told = {
+            (f"wss://{number}.example", at): (chosen.random(), chosen.choice(["active", "degraded"]))
+            for at in times for number in range(6) if not number or chosen.random() < 0.6
+        }  # fmt: skip
+        scores = [RelayScore(at, url, *said) for (url, at), said in told.items()]
+        chosen.shuffle(scores)
+        note = LakeNote("ab" * 32, "2026-11-01", "2026-11-01", 1)
+        shown = render_site(SiteFigures(note, [figures("2026-11-01")], {}, scores))["relays.html"]
+        expected = []
+        for (url, at), (score, standing) in told.items():
+            if at == max(times):
+                first = min(one for other, one in told if other == url)
+                change = score - told[url, first][0]
+                since = datetime.datetime.fromtimestamp(first, datetime.UTC).strftime("%Y-%m-%d %H:%M")
+                expected.append([url, standing, f"{score:.2f}", f"{change:+.2f}", since])
+        expected.sort(key=lambda row: (-told[row[0], max(times)][0], row[0]))
+        body = shown.partition("<h2>Scores</h2>")[2]
+        cells = [html.unescape(cell) for cell in re.findall(r"<td[^>]*><bdi>([^<]*)</bdi>", body)]
+        assert [cells[place : place + 5] for place in range(0, len(cells), 5)] == expected
 
 
 def test_what_an_erasure_leaves_is_not_called_damage():

@@ -29,6 +29,7 @@ from strata_pipeline.errors import UsageError
 from strata_pipeline.log.source import RelayLog
 from strata_pipeline.spark_defaults import configured
 from strata_pipeline.spark_home import starting_quickly
+from strata_pipeline.spark_start import ending_what_is_cut_off
 
 __all__ = ["check_java", "code_archive", "java_options", "open_session"]
 
@@ -115,7 +116,8 @@ def open_session(
     asked = (conf or {}).get(_JAVA_OPTIONS, given.get(_JAVA_OPTIONS, ""))
     options = java_options(asked, local=target.startswith("local"), cores=_cores(target))
     builder = builder.config(_JAVA_OPTIONS, options)
-    with starting_quickly() if target.startswith("local") else contextlib.nullcontext():
+    quickly = starting_quickly() if target.startswith("local") else contextlib.nullcontext()
+    with quickly, ending_what_is_cut_off():
         session = builder.getOrCreate()
     with contextlib.ExitStack() as stack:
         stack.callback(session.stop)

@@ -29,6 +29,8 @@ _RATE_LIMITS = frozenset(
 def contradictions(settings: Settings) -> list[str]:
     """Faults that only show in values seen together, or that no type can express."""
     problems = []
+    if not settings.host:  # the system would take it for every interface, and clients for nothing
+        problems.append("host is empty; for every interface write 0.0.0.0, or :: by IPv6 alone")
     if (settings.tls_cert is None) != (settings.tls_key is None):
         problems.append("tls_cert and tls_key are only of use together; set both or neither")
     if settings.default_limit > settings.max_limit:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from relayd.config import load
+from relayd.config import ConfigurationError, load
 from tests.relayd.settings_files import problems
 
 
@@ -44,6 +44,13 @@ from tests.relayd.settings_files import problems
 def test_what_cannot_be_used_is_refused(environ, problem):
     (found,) = problems(None, environ)
     assert found.startswith(problem)
+
+
+def test_an_empty_host_is_no_wish_to_listen_on_every_interface(toml):
+    for file, options in ((toml('host = ""'), {}), (None, {"host": ""})):
+        with pytest.raises(ConfigurationError, match="host is empty"):
+            load(file, {}, options)
+    assert load(None, {"RELAYD_HOST": ""}).host == "127.0.0.1"  # compose files pass empty variables
 
 
 @pytest.mark.parametrize(

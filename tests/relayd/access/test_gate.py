@@ -10,6 +10,7 @@ from websockets.datastructures import Headers
 from relayd.access.gate import Access, Visitor
 from relayd.access.limits import purse
 from relayd.config import Settings
+from relayd.moderation import Ban, Bans, Kind
 
 ALICE, BOB = "did:strata:alice", "did:strata:bob"
 
@@ -414,3 +415,141 @@ def test_a_member_that_is_one_no_more_shares_the_ceiling_of_its_address():
         assert doors.revision > before
         doors.reconsider(visitor, ALICE, 0.0)
         assert (visitor.is_spared, visitor.ceiling is None) == (spared, spared)
+
+
+@pytest.mark.req("R-316", "R-321")
+def test_a_socket_that_ends_gives_back_what_it_held_once_however_often_it_is_told():
+    """A listener that closes amid a handshake tells it, and so does the socket."""
+    doors = access(max_connections_per_address=2, connection_limit=0)
+    first, second = visit(doors, "192.0.2.1"), visit(doors, "192.0.2.1")
+    for visitor in (first, second):
+        doors.authenticated(visitor, ALICE, 0.0)
+    held = (second.quota, second.identity_quota, second.ceiling)
+    for _ in range(3):
+        doors.leave(first, 0.0)
+    assert [quota.holders for quota in held if quota is not None] == [1, 1, 1]
+    assert first.quota is None and first.identity_quota is None and first.ceiling is None
+    assert not first.is_spared
+    doors.leave(second, 0.0)
+    assert [quota.holders for quota in held if quota is not None] == [0, 0, 0]
+    assert len(doors.addresses) == len(doors.identities) == 0
+
+
+@pytest.mark.req("R-316")
+def test_an_identity_that_authenticates_anew_gives_back_the_one_before():
+    doors = access()
+    visitor = visit(doors, "192.0.2.1")
+    doors.authenticated(visitor, ALICE, 0.0)
+    before = visitor.identity_quota, visitor.ceiling
+    doors.authenticated(visitor, BOB, 0.0)
+    assert [quota.holders for quota in before if quota is not None] == [0, 0]
+    after = visitor.identity_quota, visitor.ceiling
+    assert [quota.holders for quota in after if quota is not None] == [1, 1]
+
+
+def test_a_client_behind_a_proxy_gives_back_the_place_that_it_had_under_another_address():
+    doors = access(trusted_proxies=("10.0.0.0/8",), forwarded_header="X-Forwarded-For")
+    visitor = visit(doors, "192.0.2.7")
+    proxied = visit(doors, "10.0.0.1", Headers({"X-Forwarded-For": "192.0.2.8"}))
+    assert visitor.quota is not None and proxied.quota is not None
+    doors.identify(proxied, Headers({"X-Forwarded-For": "192.0.2.9"}), 0.0)
+    assert str(proxied.address) == "192.0.2.9" and proxied.quota.holders == 1
+    doors.leave(proxied, 0.0)
+    doors.leave(visitor, 0.0)
+    assert not [each for quotas in doors.addresses._tiers for each in quotas.holders()]
+
+
+def banned(*networks: str) -> Bans:
+    return Bans.at(1, [Ban(Kind.NETWORK, network, "", "did:strata:op", None, 0) for network in networks])
+
+
+@pytest.mark.req("R-186")
+def test_whom_a_ruling_keeps_out_and_when_open_sessions_have_to_hear_of_it():
+    doors = access()
+    before = doors.revision
+    assert doors.ban(frozenset({ALICE}), banned("192.0.2.0/24")) and doors.revision == before + 1
+    assert judged(doors, "192.0.2.1") == (403, "banned")
+    assert judged(doors, "198.51.100.1") is None
+    assert doors.is_banned_author(ALICE) and not doors.is_banned_author(BOB)
+    # The same again, or less, is no reason to look at every session.
+    assert not doors.ban(frozenset({ALICE}), banned("192.0.2.0/24"))
+    assert not doors.ban(frozenset({ALICE}), banned()) and doors.revision == before + 1
+    assert judged(doors, "192.0.2.1") is None
+    assert doors.ban(frozenset({ALICE, BOB}), banned()) and doors.revision == before + 2
+    assert doors.ban(frozenset({ALICE, BOB}), banned("198.51.100.0/24")) and doors.revision == before + 3
+
+
+@pytest.mark.req("R-316")
+def test_a_member_that_is_restricted_is_spared_nothing():
+    doors = access(members=(ALICE,), spare_members=True)
+    visitor = visit(doors, "192.0.2.1")
+    doors.authenticated(visitor, ALICE, 0.0)
+    spared = []
+    for restricted in ((), (ALICE,), ()):
+        doors.restricted = frozenset(restricted)
+        doors.reconsider(visitor, ALICE, 0.0)
+        spared.append((visitor.is_spared, visitor.ceiling is None))
+    assert spared == [(True, True), (False, False), (True, True)]
+
+
+@pytest.mark.req("R-316", "R-317")
+@pytest.mark.parametrize(
+    ("setting", "kind", "who"),
+    [
+        ("anonymous_publish_limit", "publish", "address"),
+        ("anonymous_subscribe_limit", "subscribe", "address"),
+        ("anonymous_backfill_limit_bytes", "backfill", "address"),
+        ("auth_limit", "auth", "address"),
+        ("connection_limit", "connect", "address"),
+        ("connection_limit", "knock", "address"),
+        ("publish_limit", "publish", "identity"),
+        ("subscribe_limit", "subscribe", "identity"),
+        ("backfill_limit_bytes", "backfill", "identity"),
+        ("publish_limit", "publish", "ceiling"),
+        ("subscribe_limit", "subscribe", "ceiling"),
+        ("backfill_limit_bytes", "backfill", "ceiling"),
+        ("anonymous_publish_limit", "publish", "restricted"),
+        ("anonymous_subscribe_limit", "subscribe", "restricted"),
+        ("anonymous_backfill_limit_bytes", "backfill", "restricted"),
+    ],
+)
+def test_each_limit_is_what_its_setting_says(setting, kind, who):
+    doors = access(**{setting: 7}, limit_window_seconds=35, identities_per_address=3)
+    doors.restricted = frozenset({BOB})
+    visitor = visit(doors, "192.0.2.1")
+    doors.authenticated(visitor, BOB if who == "restricted" else ALICE, 0.0)
+    quota = {"address": visitor.quota, "ceiling": visitor.ceiling}.get(who, visitor.identity_quota)
+    excess = getattr(quota, kind).excess(0.0)
+    assert (excess.limit, excess.window_seconds) == (21 if who == "ceiling" else 7, 35)
+
+
+@pytest.mark.parametrize("share", ["loop_share", "read_share"])
+def test_shares_of_the_process_are_what_their_settings_say(share):
+    doors = access(**{"loop_share": 0.0, "read_share": 0.0, share: 0.25})
+    visitor = visit(doors, "192.0.2.1")
+    doors.authenticated(visitor, ALICE, 0.0)
+    for quota in (visitor.quota, visitor.identity_quota):
+        assert quota is not None
+        budgets = {"loop_share": quota.loop, "read_share": quota.read}
+        assert [name for name, budget in budgets.items() if budget is not None] == [share]
+
+
+def test_an_undeclared_proxy_is_told_of_once_and_a_declared_one_never():
+    forwarded = Headers({"X-Forwarded-For": "192.0.2.8"})
+    doors, declared = access(), access(trusted_proxies=("127.0.0.1",))
+    told = []
+    for each in (doors, declared):
+        for headers in (Headers(), forwarded, forwarded):
+            visitor = Visitor()
+            assert each.arrive(visitor, "127.0.0.1", 1, 0.0)
+            told.append(each.identify(visitor, headers, 0.0))
+    assert told == [False, True, False, False, False, False]
+    elsewhere = Visitor()  # whoever has limits anyway is no news
+    fresh = access()
+    assert fresh.arrive(elsewhere, "192.0.2.1", 1, 0.0) and not fresh.identify(elsewhere, forwarded, 0.0)
+
+
+def test_the_last_socket_that_the_system_has_room_for_is_taken():
+    doors = access()
+    assert doors.arrive(Visitor(), "192.0.2.1", doors.max_sockets, 0.0)
+    assert not doors.arrive(Visitor(), "192.0.2.1", doors.max_sockets + 1, 0.0)

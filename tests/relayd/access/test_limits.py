@@ -238,3 +238,40 @@ def test_a_part_of_a_network_stands_where_the_network_stands():
     one.parent = other.parent = network
     one.used_loop(0.5, 50.0)
     assert other.turn(50.0) >= 55.0
+
+
+def test_what_a_network_has_is_so_many_times_what_an_address_has():
+    one = Limits(2, 3, 5, 7, 11, loop_share=0.25, read_share=0.125, window_seconds=13)
+    assert one.times(4) == Limits(8, 12, 20, 28, 44, loop_share=1.0, read_share=0.5, window_seconds=13)
+
+
+def test_what_several_pay_for_together_is_spent_and_owed_by_each():
+    small, large = Budget(2, 60), Budget(4, 60)
+    both = Purse((large, small))
+    both.spend(3, 0.0)
+    assert (small.debt_seconds(0.0), large.debt_seconds(0.0)) == (30.0, -15.0)
+    assert both.debt_seconds(0.0) == 30.0, "it waits for the one that owes most"
+    assert both.excess(0.0).limit == 2, "and hears of the one that refuses"
+    assert both.excess(200.0).limit == 4, "or of the first, where none does any more"
+
+
+def test_work_is_charged_to_a_whole_network_and_whoever_owes_most_is_waited_for():
+    part, whole = Quota("a", Limits(loop_share=0.5, read_share=0.5)), Quota("b", Limits(loop_share=0.1))
+    part.parent = whole
+    assert part.used_loop(20.0, 0.0) == max(part.loop.debt_seconds(0.0), whole.loop.debt_seconds(0.0)) > 0  # type: ignore[union-attr]
+    assert whole.loop.debt_seconds(0.0) > part.loop.debt_seconds(0.0)  # type: ignore[union-attr]
+    part.used_database(1.0, 0.0)
+    assert part.read is not None and not part.read.is_full(0.0) and whole.read is None
+    free = Quota("c")
+    assert free.used_loop(20.0, 0.0) == 0.0
+    free.used_database(20.0, 0.0)
+
+
+@pytest.mark.req("R-316")
+def test_what_is_forgotten_first_is_what_was_left_first():
+    quotas = Quotas(Limits(publishes=1, window_seconds=60), max_idle=2)
+    for key in "abc":
+        quota = quotas.hold(key)
+        assert taken(quota.publish, 0.0) == 1
+        quotas.release(quota, 0.0)
+    assert [taken(quotas.hold(key).publish, 0.0) for key in "abc"] == [1, 0, 0]

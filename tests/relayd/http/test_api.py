@@ -297,3 +297,13 @@ async def test_a_manifest_that_has_not_changed_is_not_written_again():
     assert (await harness.get(path)).body is first.body
     manifest = {"relay_id": "did:strata:other"}
     assert b"other" in (await harness.get(path)).body
+
+
+async def test_identities_answer_their_own_paths_and_no_other():
+    class Identities:
+        async def respond(self, path: str) -> object:
+            return path if path.startswith("/did") else None
+
+    http = Harness(identities=Identities())
+    assert await http.get("/did/x?y") == "/did/x"
+    assert [(await http.get(path)).status for path in ("/healthz", "/nowhere")] == [200, 404]

@@ -140,31 +140,61 @@ async def test_a_crowd_is_accepted_over_many_turns_of_the_loop():
     assert most <= 2  # as the loop orders this task and that of the listener
 
 
+class Poor:
+    """A listening socket of a process that has no file left, for a while."""
+
+    def __init__(self, real: socket.socket, refusals: int) -> None:
+        self.real, self.refusals = real, refusals
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.real, name)
+
+    def accept(self) -> Any:
+        if self.refusals:
+            self.refusals -= 1
+            raise OSError(24, "Too many open files")
+        return self.real.accept()
+
+
 async def test_no_files_left_is_a_pause_and_not_the_end(monkeypatch, eventually):
     monkeypatch.setattr(accepting, "_PAUSE", 0.01)
     log: list[str] = []
-
-    class Poor:
-        """A listening socket of a process that has no file left, for a while."""
-
-        def __init__(self, real: socket.socket) -> None:
-            self.real, self.refusals = real, 3
-
-        def __getattr__(self, name: str) -> Any:
-            return getattr(self.real, name)
-
-        def accept(self) -> Any:
-            if self.refusals:
-                self.refusals -= 1
-                raise OSError(24, "Too many open files")
-            return self.real.accept()
-
     async with listening(lambda: Guest(log)) as listener:
-        listener._socket = poor = Poor(listener._socket)  # type: ignore[assignment]
+        listener._socket = poor = Poor(listener._socket, 3)  # type: ignore[assignment]
         reader, writer = await asyncio.open_connection("127.0.0.1", listener.port)
         assert await reader.read() == b"hello"
         assert poor.refusals == 0
         writer.close()
+
+
+async def test_nothing_is_asked_for_in_such_a_pause_and_a_listener_that_closes_in_it_stays_closed(
+    monkeypatch, eventually
+):
+    monkeypatch.setattr(accepting, "_PAUSE", 0.05)
+    async with listening(lambda: Guest([])) as listener:
+        listener._socket = poor = Poor(listener._socket, 100)  # type: ignore[assignment]
+        with socket.create_connection(("127.0.0.1", listener.port)):
+            await eventually(lambda: poor.refusals < 100)
+            for _ in range(20):  # the socket is readable all the time
+                await asyncio.sleep(0)
+            assert poor.refusals == 99
+            listener.close()
+            await asyncio.sleep(0.1)
+            assert poor.refusals == 99
+
+
+@pytest.mark.parametrize("host", ["", "::"])
+def test_ipv6_and_ipv4_have_sockets_of_their_own(host):
+    listening = bind(host, 0, reuse_port=False)
+    families = {each.family for each in listening}
+    only = [
+        each.getsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY)
+        for each in listening
+        if each.family == socket.AF_INET6
+    ]
+    for each in listening:
+        each.close()
+    assert all(only) and (host == "" or families == {socket.AF_INET6})
 
 
 def test_two_cannot_have_one_port_unless_they_share_it():
@@ -200,6 +230,16 @@ async def test_one_port_speaks_with_and_without_tls(tls):
             assert await reader.read() == b"hello"
             writer.close()
     assert sorted(log) == sorted(["accepted 127.0.0.1", "begins", "done", "GET"] * 2)
+
+
+async def test_a_connection_that_is_through_its_handshake_is_kept_no_longer(tls, eventually):
+    log: list[str] = []
+    async with listening(lambda: Listening(log), tls, takes_plain=True) as listener:
+        reader, writer = await asyncio.open_connection("127.0.0.1", listener.port)
+        writer.write(b"G")
+        assert await reader.read() == b"hello"
+        writer.close()
+        await eventually(lambda: not listener._arriving)
 
 
 @pytest.mark.req("R-321")

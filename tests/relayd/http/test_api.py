@@ -6,13 +6,16 @@ from typing import Any
 
 import pytest
 from strata.protocol import packets
+from strata.protocol.documents import VerificationMethod, build_document, method_id
 from strata.protocol.ids import Identity
 from strata.protocol.provenance import Downgrade, served
 from strata.protocol.wire import EXTENSIONS
 
+from relayd.access.auth import OPERATE
 from relayd.config import Settings
 from relayd.http.api import HttpApi, MetricsApi
 from relayd.http.manifest import build_manifest
+from relayd.moderation import Ban, Bans, Kind
 from relayd.store.types import Gone, StoredPacket, StoreTimeout, StoreUnavailable
 
 BODY = b'{"a":"\xc3\xa9","b":1.0}'
@@ -268,6 +271,60 @@ def test_the_manifest_says_who_and_what_may_publish_here():
 def test_retention_is_advertised_and_for_ever_is_no_number():
     assert policy_of(retention_days=30)["default_retention_days"] == 30
     assert "default_retention_days" not in policy_of(retention_days=0)
+
+
+def manifest_of(*, bans: Bans = Bans(), **settings: Any) -> dict[str, Any]:  # noqa: B008 - immutable
+    return build_manifest(Settings(**settings), relay_id="d", ws_endpoint="w", status="ok", bans=bans)
+
+
+@pytest.mark.req("R-292", "R-352", "R-389")
+def test_the_manifest_says_what_may_be_asked_for_here_and_by_whom_is_its_own_affair():
+    plain, open_to_peers = (
+        manifest_of(),
+        manifest_of(replication_peers=("did:x:peer",), operators=("did:x:op",)),
+    )
+    assert [each["replication"]["accepts_peer_subscriptions"] for each in (plain, open_to_peers)] == [
+        False,
+        True,
+    ]
+    assert plain["replication"]["supported_profiles"] == []
+    assert set(open_to_peers["replication"]["supported_profiles"]) > set()
+    assert OPERATE in open_to_peers["auth"]["capabilities"] and OPERATE not in plain["auth"]["capabilities"]
+    assert "did:x" not in json.dumps(open_to_peers)
+
+
+@pytest.mark.req("R-317")
+def test_a_limit_that_is_off_is_no_limit_of_nothing():
+    rates = manifest_of(publish_limit=0, subscribe_limit=7)["limits"]["rates"]
+    assert rates["identity"]["subscribes"] == 7 and "publishes" not in rates["identity"]
+
+
+@pytest.mark.req("R-325")
+@pytest.mark.parametrize(
+    ("setting", "values", "kind", "what"),
+    [
+        ("blocked_authors", ("did:x:y",), Kind.AUTHOR, "authors"),
+        ("blocked_packet_ids", (ID,), Kind.PACKET, "packet_ids"),
+        ("blocked_media_hashes", ("cd" * 32,), Kind.MEDIA, "media_hashes"),
+    ],
+)
+def test_the_manifest_says_that_something_is_declined_whoever_has_ruled_so(setting, values, kind, what):
+    ruled = Bans.at(1, [Ban(kind, values[0], "", "op", None, 0)])
+    for manifest in (manifest_of(**{setting: values}), manifest_of(bans=ruled)):
+        declines = manifest["policy"]["declines"]
+        assert [name for name, is_so in declines.items() if is_so] == [what]
+        assert values[0] not in json.dumps(manifest)
+
+
+@pytest.mark.req("R-057")
+def test_the_manifest_points_to_the_newest_documents(monkeypatch):
+    monkeypatch.setattr("relayd.http.manifest._MAX_DID_DOCS", 3)
+    who = Identity(bytes(32))
+    methods = [VerificationMethod(method_id(who.did), who.public_key, 0)]
+    documents = [build_document(who.did, methods, created_at=at) for at in (2, 4, 1, 5, 3)]
+    manifest = build_manifest(Settings(), relay_id="d", ws_endpoint="w", status="ok", did_docs=documents)
+    shown = [documents[number].hash for number in (3, 1, 4)]
+    assert manifest["did_docs"] == [{"did": who.did, "did_doc_hash": each} for each in shown]
 
 
 @pytest.mark.req("R-003")

@@ -19,6 +19,8 @@ from relayd.identity.bootstrap import Bootstrap
 from relayd.identity.directory import Identities
 from relayd.store.identities import AuthorsPage
 from relayd.store.types import Declined, LogEntry, NewPacket, StoredPacket, StoreUnavailable
+from tests.support.alice import ALICE as ALICE_DID
+from tests.support.alice import T, key_id, publish, rotate, with_recovery
 
 NOW = 1_760_000_000
 ALICE, BOB = (Identity(bytes([n]) * 32) for n in (1, 2))
@@ -234,3 +236,19 @@ async def test_whether_the_current_document_is_served_is_not_worked_out_by_writi
     assert calls < 200  # to write a document anew takes one for each of its numbers
     status, answer = await get(api, f"/did/{ALICE.did}")
     assert (status, answer["did_doc_hash"], len(answer["events"])) == (200, before.hash, 1)
+
+
+@pytest.mark.req("R-058", "R-086")
+async def test_what_waits_for_approvals_is_told_and_which_keys_are_for_recovery(log):
+    identities = Identities(log, Bootstrap(), KeyRules())
+    declared = publish(0, with_recovery())
+    pending = rotate(11, 0, 1, valid_from=T)
+    for sequence, packet in enumerate((declared, pending), 1):
+        new = NewPacket(packet.digest, packet.author_id, packet.content_type, T, None, packet.canonical)
+        identities.observe([LogEntry(sequence, T, new)])
+    api = IdentityApi(identities, Bootstrap(), by_key=log.find, declined=Declined, clock=lambda: T)
+    _, body = await get(api, f"/did/{ALICE_DID}")
+    assert [event["pending"] for event in body["events"]] == [False, True]
+    usages = {key["key_id"]: key["usage"] for key in body["keys"]}
+    assert usages[key_id(0)] == "signing" and usages[key_id(11)] == "recovery"
+    assert {key["valid_until"] for key in body["keys"]} == {0}

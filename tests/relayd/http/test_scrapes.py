@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 
 import pytest
 
+from relayd.http import scrapes as scrapes_module
 from relayd.http.scrapes import Scrapes
 
 
@@ -46,3 +48,26 @@ async def test_a_text_that_cannot_be_written_fails_those_who_asked_for_it_and_no
     with pytest.raises(ZeroDivisionError):
         await scrapes.get()
     assert await scrapes.get() == ("text/plain", b"fine")
+
+
+@pytest.mark.req("R-321")
+async def test_texts_are_made_one_at_a_time_and_with_a_pause_between_them(monkeypatch, eventually):
+    monkeypatch.setattr(scrapes_module, "_INTERVAL", 0.05)
+    begun: list[float] = []
+    go_on = threading.Event()
+
+    def render() -> tuple[str, bytes]:
+        begun.append(time.monotonic())
+        go_on.wait(10)
+        return "text/plain", b""
+
+    scrapes = Scrapes(lambda: None, render)
+    first = asyncio.create_task(scrapes.get())
+    await eventually(lambda: begun)
+    second = asyncio.create_task(scrapes.get())
+    await asyncio.sleep(0.1)
+    assert len(begun) == 1, "one at a time"
+    go_on.set()
+    await asyncio.gather(first, second)
+    await scrapes.get()
+    assert begun[2] - begun[1] >= 0.05

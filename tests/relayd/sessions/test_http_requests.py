@@ -11,6 +11,7 @@ import pytest
 
 from relayd.http.api import HttpApi
 from relayd.http.console import WebConsole
+from relayd.moderation import Ban, Bans, Kind
 from relayd.sessions.connection import Connection
 from relayd.store.types import StoredPacket
 from tests.relayd.sessions.connection_rig import (
@@ -151,6 +152,40 @@ async def test_a_packet_by_its_id_is_a_read_like_any_other(rigs, settings, statu
         "connection_limit": "connect",
     }
     assert limited == {limits[name]: 1 for name in settings if name in limits}
+
+
+async def answered(rig: Rig, path: str, peer: str = "192.0.2.1") -> tuple[bytes, bytes]:
+    """The status of an answer, and all of it."""
+    api = HttpApi(readiness=lambda: None, manifest=dict, by_id=cast(Any, None))
+    asking, transport = Connection(rig.relay, api, "/strata"), FakeTransport(peer)
+    asking.socket.connection_made(cast(asyncio.Transport, transport))
+    asking.socket.data_received(f"GET {path} HTTP/1.1\r\nHost: x\r\n\r\n".encode())
+    assert asking._http_task is not None
+    await asking._http_task
+    asking.socket.connection_lost(None)
+    whole = bytes(transport.written)
+    return whole.split()[1], whole
+
+
+@pytest.mark.req("R-186")
+async def test_a_banned_address_is_told_nothing_by_http_either(rigs):
+    rig = rigs()
+    ban = Ban(Kind.NETWORK, "192.0.2.0/24", "", "did:strata:op", None, 0)
+    rig.relay.access.ban(frozenset(), Bans.at(1, [ban]))
+    for path in ("/healthz", "/", "/.well-known/strata-relay.json", f"/packets/0x{'ab' * 32}"):
+        assert (await answered(rig, path))[0] == b"403"
+    assert (await answered(rig, "/healthz", "198.51.100.1"))[0] == b"200"
+
+
+@pytest.mark.req("R-317", "R-319")
+async def test_who_connects_too_often_hears_by_http_when_to_come_back(rigs):
+    rig = rigs(connection_limit=2, limit_window_seconds=60)  # the rig's own socket was the first
+    for status in (b"200", b"429"):
+        found, whole = await answered(rig, "/healthz")
+        assert found == status
+    assert b"Retry-After: 30\r\n" in whole
+    rig.clock.now += 30
+    assert (await answered(rig, "/healthz"))[0] == b"200"
 
 
 @pytest.mark.parametrize(

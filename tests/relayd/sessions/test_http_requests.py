@@ -8,6 +8,7 @@ import socket
 from typing import Any, cast
 
 import pytest
+from websockets.datastructures import Headers
 
 from relayd.http.api import HttpApi
 from relayd.http.console import WebConsole
@@ -118,6 +119,8 @@ async def test_what_comes_behind_a_request_is_bounded(rigs):
         ({"require_auth": ("subscribe",)}, [b"401", b"401"]),
         ({"require_auth": ("publish",)}, [b"200", b"200"]),
         ({"anonymous_subscribe_limit": 1}, [b"200", b"429"]),
+        ({"anonymous_subscribe_limit": 0, "anonymous_backfill_limit_bytes": 0}, [b"200", b"200"]),
+        ({"anonymous_subscribe_limit": 1, "unlimited_addresses": ("192.0.2.1",)}, [b"200", b"200"]),
         ({"anonymous_backfill_limit_bytes": 1}, [b"200", b"429"]),
         ({"connection_limit": 2}, [b"200", b"429"]),  # the rig's own connection is the first
     ],
@@ -215,6 +218,23 @@ async def test_pages_answer_head_as_well_and_no_answer_is_sniffed(rigs, request_
     if status == b"200":
         assert b"Content-Length: 14" in head
     asking.socket.connection_lost(None)
+
+
+async def test_a_page_that_is_known_already_is_no_page_of_no_length(rigs):
+    console = WebConsole({"index.html": b"<p>console</p>"}, public_url=None, websocket_path="/strata")
+    api = HttpApi(readiness=lambda: None, manifest=dict, by_id=cast(Any, None), console=console)
+    heads: list[bytes] = []
+    for tag in ("", console.page("/", Headers()).headers["ETag"]):  # type: ignore[union-attr]
+        asking, transport = Connection(rigs().relay, api, "/strata"), FakeTransport()
+        asking.socket.connection_made(cast(asyncio.Transport, transport))
+        request = f"GET / HTTP/1.1\r\nHost: x\r\nIf-None-Match: {tag}\r\n\r\n"
+        asking.socket.data_received(request.encode())
+        assert asking._http_task is not None
+        await asking._http_task
+        heads.append(bytes(transport.written))
+        asking.socket.connection_lost(None)
+    assert heads[0].startswith(b"HTTP/1.1 200 ") and b"Content-Length: 14\r\n" in heads[0]
+    assert heads[1].startswith(b"HTTP/1.1 304 ") and b"Content-Length" not in heads[1]
 
 
 async def test_a_page_at_the_path_of_the_websocket_gives_way_to_an_upgrade(rigs):

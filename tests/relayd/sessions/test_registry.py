@@ -75,6 +75,83 @@ async def test_what_a_flush_asks_for_is_flushed_in_the_same_step():
     assert second.flushed == 1
 
 
+async def test_a_crowd_is_written_to_over_several_turns_and_each_once(monkeypatch):
+    monkeypatch.setattr("relayd.sessions.registry.SLICE_SECONDS", 0.0)
+    registry, sockets = quick_registry(), [Socket() for _ in range(100)]
+    for socket in sockets:
+        registry.wants_flush(socket)
+    for _ in range(3):  # steps that end in the same turn add nothing to it
+        registry.flush()
+    assert [socket.flushed for socket in sockets] == [1] * 32 + [0] * 68
+    late = Socket()
+    registry.wants_flush(late)
+    await eventually(lambda: late.flushed == 1)
+    assert {socket.flushed for socket in sockets} == {1}
+    again = Socket()
+    registry.wants_flush(again)
+    registry.flush()
+    assert again.flushed == 1, "a step is written at its end again"
+
+
+async def test_one_that_cannot_be_written_to_is_dropped_and_the_others_get_theirs():
+    registry, other, dropped = quick_registry(), Socket(), []
+
+    class Broken(Socket):
+        def flush(self) -> None:
+            raise RuntimeError("no")
+
+        def abort(self) -> None:
+            dropped.append(self)
+
+    broken = Broken()
+    for socket in (broken, other):
+        registry.wants_flush(socket)
+    registry.flush()
+    assert dropped == [broken] and other.flushed == 1
+
+
+async def test_settling_looks_again_when_a_step_ends():
+    registry, is_done = quick_registry(), False
+    settling = asyncio.create_task(registry.settle(lambda: is_done, 10))
+    await asyncio.sleep(0)
+    is_done = True
+    registry.flush()
+    assert await settling
+
+
+async def test_what_is_done_to_all_sockets_is_done_to_each():
+    registry, done = quick_registry(), []
+
+    class Told(Socket):
+        def withdraw(self) -> None:
+            done.append("withdraw")
+
+        def stop_reading(self) -> None:
+            done.append("stop reading")
+
+    socket = Told()
+    registry.add(socket)
+    registry.withdraw()
+    registry.stop_reading()
+    registry.review()
+    assert done == ["withdraw", "stop reading"] and len(socket.swept) == 1
+
+
+async def test_memory_is_weighed_once_at_a_time_and_by_the_pressure_of_the_end():
+    registry = Registry(slices=Slices(seconds=0.0))
+    sockets = [Socket("crowd", 2**20) for _ in range(6)]
+    for socket in sockets:
+        registry.add(socket)
+    registry.unseen_bytes = 7
+    registry.relieve(Pressure.FULL)
+    assert registry.unseen_bytes == 0
+    registry.relieve(Pressure.TIGHT)  # it has got better meanwhile: nobody is closed
+    await eventually(lambda: sockets[0].refused)
+    for _ in range(20):
+        await asyncio.sleep(0)
+    assert not any(socket.closed for socket in sockets)
+
+
 async def test_a_sweep_reaches_the_sockets_it_is_given_and_writes():
     registry, socket = quick_registry(), Socket()
     registry.wants_flush(socket)

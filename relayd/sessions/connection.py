@@ -161,6 +161,7 @@ class Connection:
             return True
         self._relay.metrics.connections_closed["too_many_connections"].inc()
         access.leave(self._visitor, self.socket.opened_at)
+        self._never_was()
         return False
 
     def handshake_begins(self) -> None:
@@ -177,6 +178,8 @@ class Connection:
         if failed:
             self._relay.metrics.connections_closed["handshake"].inc()
             self._relay.access.leave(self._visitor, time.monotonic())
+            if self.socket not in self._relay.registry.sockets:  # else it ends by itself
+                self._never_was()
 
     def requested(self, request: Request, now: float) -> None:
         if self._relay.access.identify(self._visitor, request.headers, now):
@@ -276,6 +279,14 @@ class Connection:
             events=self.socket.events_sent,
             seconds=round(time.monotonic() - self.socket.opened_at, 3),
         )
+        self._come_apart()
+
+    def _never_was(self) -> None:
+        """No socket comes of it: a flood of those is nothing for the collector either."""
+        self.socket.forget()
+        self._come_apart()
+
+    def _come_apart(self) -> None:
         # Each of them holds this connection: there must be no circle for the collector to find.
         del self._auth, self._backlog, self._comparer, self._desk, self._lane
 

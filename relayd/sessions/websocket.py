@@ -372,9 +372,9 @@ class WebSocket(asyncio.Protocol):
         if self._protocol.state is not CLOSED and not self._protocol.reader.eof:
             self._protocol.receive_eof()
         self._handler.ended(self._close_reason or ("client" if self._protocol.close_rcvd else "lost"))
-        self._come_apart()
+        self.forget()
 
-    def _come_apart(self) -> None:
+    def forget(self) -> None:
         """Leave no circle of references: what has ended is given back now, and not by the collector.
 
         Of a flood of sockets the collector would have a million objects to look at, in one step of the loop.

@@ -77,6 +77,32 @@ async def test_a_connection_that_has_ended_leaves_nothing_to_the_collector(rigs,
         gc.enable()
 
 
+@pytest.mark.req("R-321")
+@pytest.mark.parametrize("how", ["too many", "no handshake"])
+async def test_a_socket_that_never_becomes_a_connection_leaves_nothing_to_the_collector(rigs, how: str):
+    """There are floods of these, too."""
+
+    def alive() -> int:
+        kinds = (Connection, WebSocket, ServerProtocol)
+        return sum(isinstance(each, kinds) for each in gc.get_objects())
+
+    relay = rigs().relay
+    relay.access.max_sockets = 0 if how == "too many" else 100
+    gc.collect()
+    gc.disable()
+    try:
+        before = alive()
+        connection = Connection(relay, cast(Any, None), "/strata")
+        if connection.accepted("192.0.2.2"):
+            connection.handshake_begins()
+            connection.handshake_ended(failed=True)
+        assert relay.metrics.connections_closed["handshake"]._value.get() == (how == "no handshake")
+        del connection
+        assert alive() == before
+    finally:
+        gc.enable()
+
+
 @pytest.mark.req("R-283", "R-316")
 async def test_limits_follow_the_identity(rigs):
     rig = rigs(anonymous_publish_limit=1, publish_limit=3)

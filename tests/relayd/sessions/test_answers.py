@@ -38,6 +38,12 @@ def test_the_answers_to_a_publish_that_is_stored():
     }
 
 
+@pytest.mark.req("R-113")
+def test_the_answer_to_what_says_the_same_as_another_names_that_one():
+    answer = json.loads(ok_payload("0xab", 5, None, duplicate=True, duplicate_of=b"\xcd" * 32))
+    assert answer["duplicate_of"] == "0x" + "cd" * 32 and answer["duplicate"] is True
+
+
 @pytest.mark.req("R-088")
 def test_what_waits_is_queued():
     assert json.loads(ok_payload("0xab", 5, None, duplicate=False, queued=True))["status"] == "QUEUED"

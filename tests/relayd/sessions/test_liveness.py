@@ -65,3 +65,13 @@ def test_a_peer_that_took_everything_is_alive():
     peer.write_resumed(500.0)
     assert look(peer, 530.0) is PeerState.FINE
     assert look(peer, 531.0) is PeerState.SILENT
+
+
+@pytest.mark.req("R-170")
+def test_what_waited_at_another_time_is_no_sign_that_something_was_taken():
+    peer = liveness()
+    peer.write_paused(0.0, waiting_bytes=5_000_000)
+    look(peer, 1.0, waiting=4_000_000)
+    peer.write_resumed(2.0)
+    peer.write_paused(100.0, waiting_bytes=1000)
+    assert look(peer, 160.5, waiting=1000) is PeerState.STUCK

@@ -9,6 +9,7 @@ from strata.protocol.errors import ErrorCode, InvalidMessage, InvalidPacket
 
 from relayd.access.limits import Excess
 from relayd.sessions.answers import (
+    closed_by_operator_payload,
     error_payload,
     frame_too_large_payload,
     limited_payload,
@@ -109,3 +110,10 @@ def test_a_limit_is_told_whole(limit):
         60,
     )
     assert (error["client_msg_id"], error["subscription_id"]) == ("m", "s")
+
+
+@pytest.mark.req("R-186")
+def test_who_is_sent_away_by_an_operator_hears_so():
+    answer = json.loads(closed_by_operator_payload())
+    assert (answer["code"], answer["detail"]) == ("policy_rejected", "closed_by_operator")
+    assert "operator" in answer["reason"]

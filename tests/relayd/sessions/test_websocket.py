@@ -524,3 +524,14 @@ async def test_a_socket_that_is_gone_holds_nothing_though_its_connection_is_a_cy
     assert rig.socket.held_bytes > 60_000
     rig.socket.connection_lost(None)
     assert rig.socket.held_bytes == 0
+
+
+@pytest.mark.req("R-321")
+async def test_memory_is_looked_at_once_so_many_bytes_were_read(rigs):
+    rig = rigs()
+    registry, looks = rig.relay.registry, []
+    registry.unseen_bytes, registry.look_after_bytes = 0, 20
+    registry.look = lambda: looks.append(registry.unseen_bytes)
+    for _ in range(4):
+        rig.socket.data_received(frame("", 0xA))  # six bytes
+    assert looks == [24]

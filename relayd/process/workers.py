@@ -98,11 +98,16 @@ async def _ready(workers: list[_Worker], stop: asyncio.Event) -> dict[str, str] 
 
     Raises the exception that kept one from starting.
     """
-    starting = asyncio.gather(*(worker.ready() for worker in workers))
-    waits: list[asyncio.Future[Any]] = [starting, asyncio.create_task(stop.wait(), name="stop")]
+
+    async def start() -> dict[str, str]:  # one after the other: each waits on a thread
+        addresses = [await worker.ready() for worker in workers]
+        return addresses[0]
+
+    starting = asyncio.create_task(start(), name="starting")
+    waits: list[asyncio.Task[Any]] = [starting, asyncio.create_task(stop.wait(), name="stop")]
     try:
         await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
-        return starting.result()[0] if starting.done() else None
+        return starting.result() if starting.done() else None
     finally:
         for wait in waits:
             wait.cancel()  # a thread that still waits for a worker ends with it

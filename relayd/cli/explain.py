@@ -5,6 +5,7 @@ Only reads, under the time limit of a reader.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -71,7 +72,7 @@ async def explain(url: str, query: LogQuery, limit: int, *, timeout: float = 10.
     try:
         with translate_errors():
             await connection.execute("SET default_transaction_read_only = on")
-            await connection.execute(f"SET statement_timeout = {int(timeout * 1000)}")
+            await connection.execute(f"SET statement_timeout = {math.ceil(timeout * 1000)}")
             head = await connection.fetchval("SELECT last_sequence FROM log_head")
             found = []
             for way in ways(query):

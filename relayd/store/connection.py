@@ -39,6 +39,10 @@ _VANISHED: Final = {
 hours, and keeps for so long what that machine held: the lock of the log, or the lead among readers of
 peers."""
 
+_KEPT: Final = {"idle_session_timeout": "0"}
+"""A limit that the role or the database has for idle sessions would end the writer's in each quiet hour, and
+each new one begins a term."""
+
 _LONG: Final = 0.02
 """Seconds. A statement that takes longer waits for a disk, and leaves processor and loop to others."""
 
@@ -115,7 +119,13 @@ async def connect(
                     server,
                     timeout=connect_timeout / len(servers),
                     command_timeout=answer_timeout,
-                    server_settings={"application_name": name, "jit": "off", **_VANISHED, **settings},
+                    server_settings={
+                        "application_name": name,
+                        "jit": "off",
+                        **_VANISHED,
+                        **_KEPT,
+                        **settings,
+                    },
                     max_cached_statement_lifetime=0,
                     # Bodies make statements' arguments large, never their text; every shape we send fits.
                     statement_cache_size=256,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import secrets
 import time
 from collections.abc import Callable, Sequence
@@ -146,7 +147,7 @@ class Store:
         """
 
         def pool(target: str, size: int, name: str) -> Pool:
-            timeout = str(int(read_timeout * 1000))
+            timeout = str(math.ceil(read_timeout * 1000))  # 0 would be no limit
             return Pool(
                 target,
                 size,

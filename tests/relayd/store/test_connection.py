@@ -198,3 +198,18 @@ async def test_a_url_that_is_none_is_said_without_its_parts(url):
     with pytest.raises(StoreError, match="the database URL cannot be used") as raised:
         await connect(url, name="test", connect_timeout=1)
     assert "hunter2" not in str(raised.value)
+
+
+async def test_limits_of_a_session_are_ours_whatever_the_database_has_for_everybody(database):
+    """An idle writer that is ended opens a new term with the next commit; and 0 is no limit of a read."""
+    ask = await asyncpg.connect(database)
+    await ask.execute(f"ALTER DATABASE {urlsplit(database).path[1:]} SET idle_session_timeout = 1000")
+    await ask.close()
+    async with await Store.open(database, read_timeout=3.0004) as store:
+        for pool in store._pools:
+            async with pool.lease() as connection:
+                shown = [
+                    await connection.fetchval(f"SHOW {name}_timeout")
+                    for name in ("idle_session", "statement")
+                ]
+            assert shown == ["0", "3001ms"]

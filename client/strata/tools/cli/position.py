@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import msgspec
@@ -33,7 +34,13 @@ class PositionFile:
         self._unsaved: SavedPosition | None = None
 
     def load(self) -> SavedPosition | None:
-        """The position last saved, or None. Raises `ValueError` for a file that holds none."""
+        """The position last saved, or None. Raises `ValueError` for a file that holds none, and for a place
+        where none can be kept: better now than when the first packets are printed."""
+        folder = self._path.parent
+        if self._path.is_dir() or not folder.is_dir():
+            raise ValueError(f"{self._path} cannot keep a position: name a file in a folder that there is")
+        if not os.access(folder, os.W_OK | os.X_OK):
+            raise ValueError(f"{self._path} cannot keep a position: its folder cannot be written to")
         try:
             return _DECODER.decode(self._path.read_bytes())
         except FileNotFoundError:

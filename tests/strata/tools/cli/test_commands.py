@@ -312,6 +312,15 @@ def test_contents():
             content_of(bad, "T")
 
 
+def test_a_position_that_nobody_could_keep_is_told_before_the_first_packet(tmp_path, monkeypatch):
+    for wrong in (tmp_path, tmp_path / "no folder" / "p", Path("")):
+        with pytest.raises(ValueError, match="cannot keep a position: name a file"):
+            PositionFile(wrong).load()
+    monkeypatch.setattr(os, "access", lambda *_: False)
+    with pytest.raises(ValueError, match="its folder cannot be written to"):
+        PositionFile(tmp_path / "p").load()
+
+
 def test_a_position_is_replaced_whole(tmp_path):
     file = PositionFile(tmp_path / "p")
     assert file.load() is None

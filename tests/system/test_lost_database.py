@@ -26,9 +26,11 @@ def url_of(relay: RelayProcess) -> str:
 def frozen(relay: RelayProcess) -> Iterator[None]:
     """PostgreSQL stopped in its tracks: connections stay open and nothing answers."""
     server = relay.postgres()
+    server.suspend()  # first, so that it makes no process that is not stopped
     processes = [server, *server.children(recursive=True)]
     for process in processes:
-        process.suspend()
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.suspend()
     try:
         yield
     finally:

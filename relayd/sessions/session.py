@@ -12,10 +12,12 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 from strata.protocol.errors import ErrorCode, InvalidMessage
 from strata.protocol.wire import (
     Auth,
+    ClientMessage,
     Filters,
     Moderate,
     Publish,
@@ -136,23 +138,29 @@ class Session:
         except InvalidMessage as error:
             return self._refused(error, now)
         try:
-            if isinstance(message, Publish):
-                return self._publish(message, now)
-            if isinstance(message, Subscribe):
-                return self._subscribe(message, now)
-            if isinstance(message, Unsubscribe):
-                subscription = self.subscriptions.get(message.subscription_id)
-                if subscription is None:
-                    return _UNKNOWN_UNSUBSCRIBE
-                self.drop(subscription)
-                return SubscriptionClosed(subscription)
-            if isinstance(message, Moderate):
-                return self._moderate(message)
-            if isinstance(message, Reconcile):
-                return self._reconcile(message, now)
-            return AuthReceived(message)
+            action = self._act(message, now)
         except InvalidMessage as error:
-            return Answer(error_payload(error), error.code, request=str(message.__struct_config__.tag))
+            action = Answer(error_payload(error), error.code)
+        if isinstance(action, Answer):  # a refusal; it counts among the messages of its type
+            return replace(action, request=str(message.__struct_config__.tag))
+        return action
+
+    def _act(self, message: ClientMessage, now: float) -> Action:
+        if isinstance(message, Publish):
+            return self._publish(message, now)
+        if isinstance(message, Subscribe):
+            return self._subscribe(message, now)
+        if isinstance(message, Unsubscribe):
+            subscription = self.subscriptions.get(message.subscription_id)
+            if subscription is None:
+                return _UNKNOWN_UNSUBSCRIBE
+            self.drop(subscription)
+            return SubscriptionClosed(subscription)
+        if isinstance(message, Moderate):
+            return self._moderate(message)
+        if isinstance(message, Reconcile):
+            return self._reconcile(message, now)
+        return AuthReceived(message)
 
     def begin_auth(self, message: Auth, now: float, unix_now: int) -> Attempt | AuthRefusal:
         """Take an AUTH. After an `Attempt` nothing further of this peer is to be handled before
@@ -227,28 +235,28 @@ class Session:
     def _publish(self, message: Publish, now: float) -> PublishReceived | Answer:
         if not self._may_publish:
             payload = missing_payload(PUBLISH, message.client_msg_id)
-            return Answer(payload, ErrorCode.UNAUTHENTICATED, request="PUBLISH")
+            return Answer(payload, ErrorCode.UNAUTHENTICATED)
         if self.is_short_of_memory:
             payload = limited_payload("memory", _NO_MEMORY, message.client_msg_id)
-            return Answer(payload, ErrorCode.RATE_LIMITED, "memory", request="PUBLISH")
+            return Answer(payload, ErrorCode.RATE_LIMITED, "memory")
         budget = self._publish_budget
         if budget is not None and not budget.take(now):
             payload = limited_payload("publish", budget.excess(now), message.client_msg_id)
-            return Answer(payload, ErrorCode.RATE_LIMITED, "publish", request="PUBLISH")
+            return Answer(payload, ErrorCode.RATE_LIMITED, "publish")
         return PublishReceived(bytes(message.packet), message.client_msg_id)
 
     def _subscribe(self, message: Subscribe, now: float) -> Action:
         ids = message.client_msg_id, message.subscription_id
         if not self._may_subscribe:
-            return Answer(missing_payload(SUBSCRIBE, *ids), ErrorCode.UNAUTHENTICATED, request="SUBSCRIBE")
+            return Answer(missing_payload(SUBSCRIBE, *ids), ErrorCode.UNAUTHENTICATED)
         budget = self._subscribe_budget
         if budget is not None and not budget.take(now):
             payload = limited_payload("subscribe", budget.excess(now), *ids)
-            return Answer(payload, ErrorCode.RATE_LIMITED, "subscribe", request="SUBSCRIBE")
+            return Answer(payload, ErrorCode.RATE_LIMITED, "subscribe")
         budget = self.backfill_budget
         if budget is not None and budget.debt_seconds(now) > 0:
             payload = limited_payload("backfill", budget.excess(now), *ids)
-            return Answer(payload, ErrorCode.RATE_LIMITED, "backfill", request="SUBSCRIBE")
+            return Answer(payload, ErrorCode.RATE_LIMITED, "backfill")
         try:
             request = self._request(message)
         except InvalidMessage as error:
@@ -258,11 +266,11 @@ class Session:
         replaced = self.subscriptions.get(request.subscription_id)
         if replaced is None and len(self.subscriptions) >= self._limits.max_subscriptions:
             payload = too_many_payload(self._limits.max_subscriptions, *ids)
-            return Answer(payload, ErrorCode.RATE_LIMITED, request="SUBSCRIBE")
+            return Answer(payload, ErrorCode.RATE_LIMITED)
         others = self._filter_bytes - (replaced.filter.kept_bytes if replaced is not None else 0)
         if others + request.filter.kept_bytes > self._limits.max_filter_bytes:
             payload = filters_too_large_payload(self._limits.max_filter_bytes, *ids)
-            return Answer(payload, ErrorCode.RATE_LIMITED, request="SUBSCRIBE")
+            return Answer(payload, ErrorCode.RATE_LIMITED)
         subscription = Subscription(request, self._cursors)
         self.subscriptions[request.subscription_id] = subscription
         self._filter_bytes = others + request.filter.kept_bytes
@@ -273,7 +281,7 @@ class Session:
             return ModerationReceived(message)
         if self._has_operators:
             payload = missing_payload(OPERATE, message.client_msg_id)
-            return Answer(payload, ErrorCode.UNAUTHENTICATED, request="MODERATE")
+            return Answer(payload, ErrorCode.UNAUTHENTICATED)
         raise InvalidMessage(  # a relay without operators knows no such message
             "the message type is missing or not known here",
             detail="unknown_type",
@@ -283,7 +291,7 @@ class Session:
     def _reconcile(self, message: Reconcile, now: float) -> ReconcileReceived | Answer:
         if not self._replicates:
             payload = missing_payload(REPLICATE, message.client_msg_id)
-            return Answer(payload, ErrorCode.UNAUTHENTICATED, request="RECONCILE")
+            return Answer(payload, ErrorCode.UNAUTHENTICATED)
         if message.until is not None:  # it costs what a deep subscription costs
             for name, budget in (("subscribe", self._subscribe_budget), ("backfill", self.backfill_budget)):
                 if budget is None:
@@ -291,7 +299,7 @@ class Session:
                 is_spent = budget.debt_seconds(now) > 0 if name == "backfill" else not budget.take(now)
                 if is_spent:
                     payload = limited_payload(name, budget.excess(now), message.client_msg_id)
-                    return Answer(payload, ErrorCode.RATE_LIMITED, name, request="RECONCILE")
+                    return Answer(payload, ErrorCode.RATE_LIMITED, name)
         return ReconcileReceived(message)
 
     def _request(self, message: Subscribe) -> SubscriptionRequest:

@@ -171,6 +171,13 @@ _PASSING = frozenset({"store_unavailable", "queue_full", "keys_changed"})
 """Details of `internal_error` that say: the packet is fine, and this relay is not."""
 
 
+def _is_altered(raw: bytes, error: InvalidPacket) -> bool:
+    """Whether the packet is not what its id was made of, so that no keys make it its author's."""
+    if error.code is ErrorCode.INVALID_SCHEMA:
+        return not id_holds(raw)
+    return error.code is ErrorCode.INVALID_SIGNATURE and error.detail == "packet_id_mismatch"
+
+
 def judge_refusal(item: Item, error: InvalidPacket) -> PeerVerdict:
     """What a refusal means for the peer, and for how far it has been read."""
     match error.code:
@@ -180,9 +187,7 @@ def judge_refusal(item: Item, error: InvalidPacket) -> PeerVerdict:
             return PeerVerdict.LATER
         case ErrorCode.TIMESTAMP_IN_FUTURE:
             return PeerVerdict.LATER if item.attempts < MAX_ATTEMPTS else PeerVerdict.SKIPPED
-        case ErrorCode.INVALID_SIGNATURE if error.detail == "packet_id_mismatch":
-            return PeerVerdict.FORGED
-        case ErrorCode.INVALID_SCHEMA if not id_holds(item.raw):
+        case _ if _is_altered(item.raw, error):
             return PeerVerdict.FORGED
         case code if code in _KEY_CODES and not item.asked_for_keys:
             return PeerVerdict.KEYS  # a signature may fail for want of the author's newer keys
@@ -199,9 +204,9 @@ def judge_key(raw: bytes, error: InvalidPacket) -> KeyVerdict:
             return KeyVerdict.AWAY
         case ErrorCode.INTERNAL_ERROR | ErrorCode.TIMESTAMP_IN_FUTURE:
             return KeyVerdict.LATER
-        case ErrorCode.INVALID_SIGNATURE if error.detail in (None, "packet_id_mismatch"):
+        case ErrorCode.INVALID_SIGNATURE if error.detail is None:
             return KeyVerdict.FORGED
-        case ErrorCode.INVALID_SCHEMA if not id_holds(raw):
+        case _ if _is_altered(raw, error):
             return KeyVerdict.FORGED
         case _:
             return KeyVerdict.DISPUTED

@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Generic, TypeVar
@@ -83,10 +84,10 @@ class DayTables(Generic[_D]):
         wanted = {self._of(day) for day in days}
         self._remove(folder for folder in self._there() if folder not in wanted)
 
-    def forget_changed(self, marks: Mapping[str, str]) -> None:
-        """Remove the rows of each day that has another mark now, or none. Raises `UsageError` as above."""
+    def forget_changed(self, mark_of: Callable[[str], str]) -> None:
+        """Remove the rows of each day that has another mark now. Raises `UsageError` as above."""
         there = ((folder.name.removeprefix("day="), folder) for folder in self._there())
-        self._remove(folder for day, folder in there if not self.has(day, marks.get(day, "")))
+        self._remove(folder for day, folder in there if not self.has(day, mark_of(day)))
 
     def _there(self) -> list[Path]:
         return list(self._folder.glob("day=*"))
@@ -112,13 +113,21 @@ def bring_up(
     What tables hold of other days of the lake stays, but not of days that have changed: something may have
     been erased from them, and no later run need ask for them.
     """
-    marks = {day: lake.mark_of(day) for day in lake.days()}
+    numbers = {day_text(day): day for day in lake.days()}
+
+    @functools.cache
+    def mark_of(day: str) -> str:
+        return lake.mark_of(numbers[day]) if day in numbers else ""
+
     for table, _ in tables:
-        table.forget_changed({day_text(day): mark for day, mark in marks.items()})
-    missing = [day for day in days if not all(table.has(day_text(day), marks[day]) for table, _ in tables)]
+        table.forget_changed(mark_of)
+    names = {day: day_text(day) for day in days}
+    missing = [
+        day for day in days if not all(table.has(names[day], mark_of(names[day])) for table, _ in tables)
+    ]
     for start in range(0, len(missing), _PORTION):
         portion = missing[start : start + _PORTION]
-        progress(f"reading {day_text(portion[0])} to {day_text(portion[-1])}")
+        progress(f"reading {names[portion[0]]} to {names[portion[-1]]}")
         for table, of in tables:
-            table.keep(of(portion), {day_text(day): marks[day] for day in portion})
+            table.keep(of(portion), {names[day]: mark_of(names[day]) for day in portion})
     return missing

@@ -1,8 +1,9 @@
 """Group commit: one loop that takes the packets that have gathered, commits them, and answers.
 
 While a batch is being committed the next one gathers, so batches grow with the load by themselves and an
-idle relay commits a lone packet at once. Nothing waits on purpose. A batch of large packets is a short one,
-and small packets go before them (`FairQueue`): nobody waits for the bytes of one who publishes much.
+idle relay commits a lone packet at once. A batch of large packets is a short one, and small packets go
+before them (`FairQueue`): nobody waits for the bytes of one who publishes much. Only large packets wait on
+purpose, after a commit that was full of them: while others publish small ones, most of the time is theirs.
 """
 
 from __future__ import annotations
@@ -38,6 +39,12 @@ _log = logging.getLogger("relayd.store")
 _BACKOFF_SECONDS = (0.05, 2.0)
 _SMALL_BYTES = 4096
 """Up to here it is the row that a commit takes its time for, and above it the bytes."""
+_LATELY = 1.0
+"""Seconds after a commit of a small packet in which another is expected."""
+_LARGE_REST = 2.0
+"""How many times as long as a commit full of large packets took, the next of them wait for small ones."""
+_LONGEST_REST = 0.02
+"""Seconds; a database that is slow just then is no reason to have large packets wait for long."""
 
 
 class _Appender(Protocol):
@@ -80,7 +87,8 @@ class Writer(Generic[Ticket]):
 
     A batch ends at the packet with which it reaches `max_batch_packets` or `max_batch_bytes`, and before the
     one with which the bytes of large packets would pass `max_large_bytes`: whoever is in it, or publishes
-    meanwhile, waits for the whole commit.
+    meanwhile, waits for the whole commit. After one with half of that, large packets stay for a moment where
+    they are, while small ones are published (decision 122).
 
     The queue is bounded by `max_pending_bytes`: `put` refuses beyond it, and the publisher may try again.
     """
@@ -116,6 +124,7 @@ class Writer(Generic[Ticket]):
         self._queue: FairQueue[_Waiting[Ticket]] = FairQueue()
         self._batch: list[_Waiting[Ticket]] = []
         self._pending_bytes = 0
+        self._large_from = self._small_until = float("-inf")
         self._filled = asyncio.Event()
         self._empty = asyncio.Event()
         self._empty.set()
@@ -153,6 +162,9 @@ class Writer(Generic[Ticket]):
             try:
                 await self._filled.wait()
                 self._take()
+                if not self._batch:
+                    self._rest()
+                    continue
                 await self._commit()
                 self._look_for_more()
             except Exception as error:
@@ -173,15 +185,23 @@ class Writer(Generic[Ticket]):
             self._filled.clear()
             self._empty.set()
 
+    def _rest(self) -> None:
+        """Go on when large packets may be stored again, or with the next packet that is put."""
+        self._filled.clear()
+        if self._queue:
+            asyncio.get_running_loop().call_at(self._large_from, self._filled.set)
+
     def _take(self) -> None:
         taken_bytes = large_bytes = 0
+        is_resting = asyncio.get_running_loop().time() < self._large_from
         while (
             self._queue and len(self._batch) < self._max_batch_packets and taken_bytes < self._max_batch_bytes
         ):
             size = len(self._queue.first().packet.body)
-            large_bytes += size if size > _SMALL_BYTES else 0
-            if self._batch and large_bytes > self._max_large_bytes:
-                return
+            if size > _SMALL_BYTES:
+                large_bytes += size
+                if is_resting or (self._batch and large_bytes > self._max_large_bytes):
+                    return
             taken_bytes += size
             self._batch.append(self._queue.take())
 
@@ -216,11 +236,22 @@ class Writer(Generic[Ticket]):
     def _committed(self, appended: Appended, seconds: float) -> None:
         done, self._batch = self._batch, []
         self._forget(done)
+        self._give_way(done, seconds)
         try:
             self._on_commit(appended, [(waiting.packet, waiting.ticket) for waiting in done], seconds)
         except Exception as error:
             self._faults.caught("writer", error)
             self._tell_failed(done)  # those that have been told by now pass it over
+
+    def _give_way(self, done: Sequence[_Waiting[Ticket]], seconds: float) -> None:
+        """After a commit full of large packets, have the next of them wait where small ones are published."""
+        now = asyncio.get_running_loop().time()
+        sizes = [len(waiting.packet.body) for waiting in done]
+        large_bytes = sum(size for size in sizes if size > _SMALL_BYTES)
+        if min(sizes) <= _SMALL_BYTES:
+            self._small_until = now + _LATELY
+        if 2 * large_bytes >= self._max_large_bytes and now < self._small_until:
+            self._large_from = now + min(_LARGE_REST * seconds, _LONGEST_REST)
 
     def _recheck(self) -> None:
         """Leave out packets whose author's keys have changed since, if the new keys do not admit them."""

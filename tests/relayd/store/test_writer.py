@@ -11,7 +11,9 @@ import msgspec
 import pytest
 
 from relayd.store import Appended, Disposition, Outcome, StoreError, StoreUnavailable, Writer
+from relayd.store import writer as writers
 from relayd.store.types import IdentitiesMoved, NewPacket
+from tests.support.made_relays import virtual
 
 NOW = 1_790_000_000
 
@@ -123,10 +125,17 @@ async def test_batches_are_bounded(log, make, packet, options, sizes):
     assert tickets(writer) == list(range(7))
 
 
-async def test_small_packets_go_before_large_ones_and_a_batch_holds_few_of_those(log, make, packet):
-    def large(number: int, size: int = 100_000) -> Any:
+@pytest.fixture
+def large(packet):
+    """Makes a packet of this number and size in bytes."""
+
+    def made(number: int, size: int = 100_000) -> Any:
         return msgspec.structs.replace(packet(number), body=b"%d:" % number + b"x" * size)
 
+    return made
+
+
+async def test_small_packets_go_before_large_ones_and_a_batch_holds_few_of_those(log, make, packet, large):
     writer = make()
     for n in range(4):
         writer.put(large(n), n, "one who publishes much")
@@ -138,6 +147,44 @@ async def test_small_packets_go_before_large_ones_and_a_batch_holds_few_of_those
         writer.put(packet(8), 8, "another")
         assert await writer.drain(5)
     assert log.batches == [[4, 5, 6, 0], [1], [2], [3], [8], [7]]
+
+
+@virtual
+async def test_after_a_commit_full_of_large_packets_the_next_of_them_wait_for_small_ones(
+    log, make, packet, large, monkeypatch
+):
+    monkeypatch.setattr(writers, "_LARGE_REST", 1e9)  # a commit of a test takes no time
+    monkeypatch.setattr(writers, "_LONGEST_REST", 60.0)
+    writer = make()
+
+    async def appended(*packets: NewPacket) -> list[list[int]]:
+        log.batches.clear()
+        for each in packets:
+            writer.put(each, each.packet_id, each.packet_id)
+        await asyncio.sleep(0.1)
+        return list(log.batches)
+
+    async with running(writer):
+        assert await appended(large(0), large(1)) == [[0], [1]]  # nobody has published a small one
+        assert await appended(packet(2), large(3), large(4)) == [[2, 3]]
+        assert await appended(large(5), packet(6)) == [[6]]
+        assert await appended(packet(7)) == [[7]]
+        await asyncio.sleep(59)
+        assert await appended() == []
+        await asyncio.sleep(1)
+        assert log.batches == [[4], [5]]  # and for a minute nobody has, again
+
+
+@virtual
+async def test_after_a_commit_with_few_large_packets_nobody_waits(log, make, packet, large, monkeypatch):
+    monkeypatch.setattr(writers, "_LARGE_REST", 1e9)
+    monkeypatch.setattr(writers, "_LONGEST_REST", 60.0)
+    writer = make()
+    async with running(writer):
+        for number in (0, 2, 4):
+            writer.put(packet(number), number)
+            writer.put(large(number + 1, 10_000), number + 1)
+            assert await writer.drain(5)
 
 
 @pytest.mark.req("R-074")

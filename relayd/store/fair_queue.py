@@ -41,13 +41,16 @@ class FairQueue(Generic[T]):
 
     def __init__(self) -> None:
         self._items: list[_Item[T]] = []
+        self._passed: list[_Item[T]] = []
+        self._passed_owners: set[Hashable] = set()
+        self._passed_groups: set[Hashable] = set()
         self._ends: dict[Hashable, int] = {}
         self._last_of_groups: dict[Hashable, tuple[int, int]] = {}  # its end and number: two may end together
         self._now = 0  # bytes that each owner would have been served by now
         self._numbers = itertools.count()
 
     def __len__(self) -> int:
-        return len(self._items)
+        return len(self._items) + len(self._passed)
 
     def put(
         self, item: T, size: int, owner: Hashable, group: Hashable = None, *, behind_group: bool = False
@@ -61,12 +64,34 @@ class FairQueue(Generic[T]):
         self._last_of_groups[group] = max(last, (end, number))
         heapq.heappush(self._items, _Item(end, number, cost, owner, group, item))
 
-    def first(self) -> T:
-        """The item whose turn it is, which stays. Raises `IndexError` where there is none."""
-        return self._items[0].item
+    def first(self) -> T | None:
+        """The item whose turn it is, which stays; None where there is none but what is passed over."""
+        while self._passed and self._items and self._is_behind_passed(self._items[0]):
+            self.pass_over()
+        return self._items[0].item if self._items else None
+
+    def _is_behind_passed(self, item: _Item[T]) -> bool:
+        return item.owner in self._passed_owners or item.group in self._passed_groups
+
+    def pass_over(self) -> None:
+        """Have the first item stay until `look_again`, and all that its owner or its group has behind it."""
+        passed = heapq.heappop(self._items)
+        self._passed.append(passed)
+        self._passed_owners.add(passed.owner)
+        self._passed_groups.add(passed.group)
+
+    def look_again(self) -> None:
+        """Have what was passed over its turn as before."""
+        if self._passed:
+            self._items += self._passed
+            heapq.heapify(self._items)
+            self._passed.clear()
+            self._passed_owners.clear()
+            self._passed_groups.clear()
 
     def take(self) -> T:
-        """The item whose turn it is. Raises `IndexError` where there is none."""
+        """The item that is `first`. Raises `IndexError` where there is none."""
+        self.first()
         end, number, cost, owner, group, item = heapq.heappop(self._items)
         self._now += cost // len(self._ends)
         if self._ends[owner] == end:
@@ -76,7 +101,8 @@ class FairQueue(Generic[T]):
         return item
 
     def drop(self, is_dropped: Callable[[T], bool]) -> list[T]:
-        """Take out all these, in their order."""
+        """Take out all these, in their order. What was passed over is not so any more."""
+        self.look_again()
         # What is in order is a heap too, and the last item of each owner comes last.
         self._items.sort(key=lambda each: (each.end, each.number))
         dropped = [each for each in self._items if is_dropped(each.item)]

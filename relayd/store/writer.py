@@ -43,6 +43,8 @@ _LATELY = 1.0
 """Seconds after a commit of a small packet in which another is expected."""
 _LARGE_REST = 2.0
 """How many times as long as a commit full of large packets took, the next of them wait for small ones."""
+_LESS_WHILE_RESTING = 8
+"""By how much fewer bytes of them a commit may have meanwhile: those of some kilobytes go on."""
 _LONGEST_REST = 0.02
 """Seconds; a database that is slow just then is no reason to have large packets wait for long."""
 
@@ -87,8 +89,8 @@ class Writer(Generic[Ticket]):
 
     A batch ends at the packet with which it reaches `max_batch_packets` or `max_batch_bytes`, and before the
     one with which the bytes of large packets would pass `max_large_bytes`: whoever is in it, or publishes
-    meanwhile, waits for the whole commit. After one with half of that, large packets stay for a moment where
-    they are, while small ones are published (decision 122).
+    meanwhile, waits for the whole commit. After one with half of that, what is very large stays for a moment
+    where it is, with what its owner has put behind it, while small ones are published (decision 122).
 
     The queue is bounded by `max_pending_bytes`: `put` refuses beyond it, and the publisher may try again.
     """
@@ -192,16 +194,22 @@ class Writer(Generic[Ticket]):
             asyncio.get_running_loop().call_at(self._large_from, self._filled.set)
 
     def _take(self) -> None:
-        taken_bytes = large_bytes = 0
         is_resting = asyncio.get_running_loop().time() < self._large_from
-        while (
-            self._queue and len(self._batch) < self._max_batch_packets and taken_bytes < self._max_batch_bytes
-        ):
-            size = len(self._queue.first().packet.body)
+        if not is_resting:
+            self._queue.look_again()
+        most_large = self._max_large_bytes // (_LESS_WHILE_RESTING if is_resting else 1)
+        taken_bytes = large_bytes = 0
+        while len(self._batch) < self._max_batch_packets and taken_bytes < self._max_batch_bytes:
+            if (waiting := self._queue.first()) is None:
+                return
+            size = len(waiting.packet.body)
             if size > _SMALL_BYTES:
-                large_bytes += size
-                if is_resting or (self._batch and large_bytes > self._max_large_bytes):
+                if large_bytes + size > most_large and is_resting:
+                    self._queue.pass_over()
+                    continue
+                if large_bytes + size > most_large and self._batch:
                     return
+                large_bytes += size
             taken_bytes += size
             self._batch.append(self._queue.take())
 

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import random
+from typing import TypeVar
 
 from hypothesis import given
 from hypothesis import strategies as st
 
 from relayd.store.fair_queue import FairQueue
 
+T = TypeVar("T")
 
-def taken(queue: FairQueue[str]) -> list[str]:
+
+def taken(queue: FairQueue[T]) -> list[T]:
     return [queue.take() for _ in range(len(queue))]
 
 
@@ -128,3 +131,49 @@ def test_an_item_behind_a_group_stays_behind_those_of_its_owner_too():
     queue.put("behind", 1, "owner", "another", behind_group=True)
     queue.put("other", 1, "somebody")
     assert [queue.take() for _ in range(3)] == ["other", "large", "behind"]
+
+
+def test_what_is_passed_over_keeps_its_place_and_all_that_must_come_behind_it():
+    queue: FairQueue[str] = FairQueue()
+    queue.put("large", 10_000, "one", "group")
+    queue.put("of its owner", 1, "one", "another group")
+    queue.put("behind its group", 1, "two", "group", behind_group=True)
+    queue.put("other", 20_000, "three", "yet another group")
+    assert queue.first() == "large"
+    queue.pass_over()
+    assert (queue.first(), queue.take(), queue.first(), len(queue)) == ("other", "other", None, 3)
+    queue.put("new of its owner", 1, "one", "a new group")
+    queue.put("new of its group", 1, "four", "group")
+    assert queue.first() is None
+    queue.put("new", 50_000, "five", "a group of its own")
+    assert queue.first() == "new"
+    queue.look_again()
+    out = taken(queue)
+    assert [name for name in out if name.endswith("owner")] == ["of its owner", "new of its owner"]
+    assert out.index("large") < min(out.index("of its owner"), out.index("behind its group"))
+    assert out[-1] == "new"
+    assert (queue._ends, queue._last_of_groups) == ({}, {})
+
+
+@given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 5_000)), max_size=60), st.randoms())
+def test_passing_over_loses_nothing_and_keeps_the_order_of_each_owner(
+    items: list[tuple[int, int]], draw: random.Random
+):
+    queue: FairQueue[tuple[int, int]] = FairQueue()
+    out: list[tuple[int, int]] = []
+    for number, (owner, size) in enumerate(items):
+        queue.put((number, owner), size, owner, number % 3, behind_group=draw.random() < 0.1)
+        while draw.random() < 0.6 and queue.first() is not None:
+            if draw.random() < 0.4:
+                queue.pass_over()
+            else:
+                out.append(queue.take())
+        if draw.random() < 0.2:
+            assert queue.drop(lambda item: False) == []
+    queue.look_again()
+    out += taken(queue)
+    assert sorted(number for number, _ in out) == list(range(len(items)))
+    assert (queue._ends, queue._last_of_groups) == ({}, {})
+    for one in range(4):
+        numbers = [number for number, owner in out if owner == one]
+        assert numbers == sorted(numbers)

@@ -28,9 +28,13 @@ class FakeLog:
         self.failures: list[Exception] = []
         self.called = asyncio.Event()
 
+    @staticmethod
+    def number_of(packet: NewPacket) -> int:
+        return int(packet.body.split(b":")[0])
+
     async def append(self, batch, now, followed=None, marks=()):
         self.followed = followed
-        self.batches.append([int(packet.body.split(b":")[0]) for packet in batch])
+        self.batches.append([self.number_of(packet) for packet in batch])
         self.called.set()
         await self.gate.wait()
         if self.failures:
@@ -149,36 +153,41 @@ async def test_small_packets_go_before_large_ones_and_a_batch_holds_few_of_those
     assert log.batches == [[4, 5, 6, 0], [1], [2], [3], [8], [7]]
 
 
-@virtual
-async def test_after_a_commit_full_of_large_packets_the_next_of_them_wait_for_small_ones(
-    log, make, packet, large, monkeypatch
-):
+@pytest.fixture
+def long_rests(monkeypatch):
     monkeypatch.setattr(writers, "_LARGE_REST", 1e9)  # a commit of a test takes no time
     monkeypatch.setattr(writers, "_LONGEST_REST", 60.0)
+
+
+@virtual
+async def test_after_a_commit_full_of_large_packets_the_next_of_them_wait_for_small_ones(
+    log, make, packet, large, long_rests
+):
     writer = make()
 
-    async def appended(*packets: NewPacket) -> list[list[int]]:
+    async def appended(*packets: NewPacket, owner: str | None = None) -> list[list[int]]:
         log.batches.clear()
         for each in packets:
-            writer.put(each, each.packet_id, each.packet_id)
+            number = log.number_of(each)
+            own = msgspec.structs.replace(each, author_id=f"did:{number}")
+            writer.put(own, number, owner or f"owner {number}")
         await asyncio.sleep(0.1)
         return list(log.batches)
 
     async with running(writer):
         assert await appended(large(0), large(1)) == [[0], [1]]  # nobody has published a small one
         assert await appended(packet(2), large(3), large(4)) == [[2, 3]]
-        assert await appended(large(5), packet(6)) == [[6]]
+        assert await appended(large(5), packet(6), owner="one") == []
         assert await appended(packet(7)) == [[7]]
+        assert await appended(*(large(n, 5_000) for n in range(8, 12))) == [[8, 9, 10]]  # 16 KiB
         await asyncio.sleep(59)
         assert await appended() == []
         await asyncio.sleep(1)
-        assert log.batches == [[4], [5]]  # and for a minute nobody has, again
+        assert log.batches == [[11, 4], [5, 6]]
 
 
 @virtual
-async def test_after_a_commit_with_few_large_packets_nobody_waits(log, make, packet, large, monkeypatch):
-    monkeypatch.setattr(writers, "_LARGE_REST", 1e9)
-    monkeypatch.setattr(writers, "_LONGEST_REST", 60.0)
+async def test_after_a_commit_with_few_large_packets_nobody_waits(log, make, packet, large, long_rests):
     writer = make()
     async with running(writer):
         for number in (0, 2, 4):

@@ -9,34 +9,28 @@ A connection of its own beside the one that reads, which asks one thing at a tim
 from __future__ import annotations
 
 import asyncio
-import itertools
 import random
 import ssl as ssl_module
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from email.utils import parsedate_to_datetime
-from types import TracebackType
-from typing import Final, Self
+from typing import Final
 
+import msgspec
 from websockets.asyncio.client import ClientConnection
-from websockets.exceptions import ConnectionClosed, WebSocketException
 
 from strata.protocol import wire
-from strata.protocol.auth import answer_challenge, check_challenge
-from strata.protocol.errors import ConnectionFailed, RequestRefused
+from strata.protocol.errors import RequestRefused
 from strata.protocol.ids import Signer
 from strata.protocol.negentropy import ItemSet, NegentropyError, Reconciler
-from strata.relays.connection.dialing import check_url, describe, hang_up, tls_context
-from strata.relays.connection.dialing import dial as dial_relay
-from strata.relays.connection.options import Options
+from strata.relays.connection.dialogue import Dialogue
 
 __all__ = ["Differences", "PeerSession", "TooManyPackets"]
 
 _FRAME_BYTES: Final = 30_000
 """Of a message before it is written in hex: fits into the smallest frame that a relay may insist on."""
 _MOST_ROUNDS: Final = 5000
-_CLOSE_SECONDS: Final = 5.0
 _WANTED: Final = ("subscribe", "replicate")
 
 
@@ -59,7 +53,7 @@ class Differences:
     """The other side named more than may be taken: there are further differences."""
 
 
-class PeerSession:
+class PeerSession(Dialogue):
     """A session that asks for `replicate`. Open it with `async with`.
 
     `timeout`, in seconds, holds for opening and for each answer. `relay_id` is the DID the relay must have.
@@ -74,45 +68,9 @@ class PeerSession:
         ssl: ssl_module.SSLContext | None = None,
         timeout: float = 60.0,
     ) -> None:
-        check_url(url)
-        self._url = url
-        self._signer = signer
-        self._relay_id = relay_id
-        self._ssl = tls_context(url, ssl)
-        self._timeout = timeout
-        self._socket: ClientConnection | None = None
-        self._names = itertools.count(1)
-        self.granted: tuple[str, ...] = ()
-        """The capabilities that the relay has given this session."""
-        self.extensions: frozenset[str] = frozenset()
-        """The additions that the relay announces."""
+        super().__init__(url, signer, relay_id=relay_id, ssl=ssl, timeout=timeout, capabilities=_WANTED)
         self.clock_ahead: int | None = None
         """How many seconds the clock of the relay is ahead, to a second or two; None: it does not say."""
-
-    async def __aenter__(self) -> Self:
-        """Connect and authenticate.
-
-        Raises `ConnectionFailed`, `RequestRefused`, `InvalidMessage`, `IdentityError`. Cancelling closes the
-        connection.
-        """
-        try:
-            async with asyncio.timeout(self._timeout):
-                socket, announced = await dial_relay(self._url, ssl=self._ssl, options=Options())
-                self._socket, self.extensions = socket, frozenset(announced.extensions)
-                self.clock_ahead = _ahead(socket)
-                await self._authenticate(socket)
-        except (OSError, TimeoutError, WebSocketException) as error:
-            await self._close()
-            raise describe(error, self._url) from error
-        except BaseException:
-            await self._close()
-            raise
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self._close()
 
     async def compare(
         self,
@@ -146,7 +104,7 @@ class PeerSession:
         while message is not None:
             if found.rounds >= _MOST_ROUNDS:
                 raise NegentropyError("the other side never comes to an end")
-            answer = await self._ask(message, first if not found.rounds else None)
+            answer = await self._exchange(message, wire.Reconcile(message="") if found.rounds else first)
             found.rounds += 1
             found.bytes += len(message) + len(answer)
             result = await asyncio.to_thread(reconciler.receive, answer)
@@ -163,62 +121,31 @@ class PeerSession:
 
         Raises `RequestRefused` and `ConnectionFailed`.
         """
-        name = f"n{next(self._names)}"
+        name = self._name()
         filters = wire.Filters(limit=1, order="desc")
         ask = wire.Subscribe(subscription_id=name, filters=filters, history_marker=True, client_msg_id=name)
         newest: int | None = None
-        try:
-            async with asyncio.timeout(self._timeout):
-                await self._send(wire.encode(ask))
-                while True:
-                    message = wire.decode_relay_message(await self._receive())
-                    if isinstance(message, wire.Event) and message.subscription_id == name:
-                        newest = message.received_at if newest is None else newest
-                    elif isinstance(message, wire.EndOfHistory) and message.subscription_id == name:
-                        break
-                    elif isinstance(message, wire.Error) and message.client_msg_id == name:
-                        raise RequestRefused(message.code, message.reason, detail=message.detail)
-                await self._send(wire.encode(wire.Unsubscribe(subscription_id=name)))
-        except (OSError, TimeoutError, ConnectionClosed) as error:
-            raise describe(error, self._url) from error
+        async with self._in_time():
+            await self._send(ask)
+            while True:
+                message = wire.decode_relay_message(await self._receive())
+                if isinstance(message, wire.Event) and message.subscription_id == name:
+                    newest = message.received_at if newest is None else newest
+                elif isinstance(message, wire.EndOfHistory) and message.subscription_id == name:
+                    break
+                elif isinstance(message, wire.Error) and message.client_msg_id == name:
+                    raise RequestRefused(message.code, message.reason, detail=message.detail)
+            await self._send(wire.Unsubscribe(subscription_id=name))
         return newest
 
     async def _authenticate(self, socket: ClientConnection) -> None:
-        while True:
-            message = wire.decode_relay_message(await socket.recv())
-            if isinstance(message, wire.AuthChallenge):
-                check_challenge(message, expected_server_id=self._relay_id)
-                self.extensions |= frozenset(message.extensions or ())
-                answer = answer_challenge(message, self._signer, capabilities=_WANTED, client_msg_id="auth")
-                await socket.send(wire.encode(answer).decode())
-            elif isinstance(message, wire.AuthOk):
-                self.granted = tuple(message.capabilities or ())
-                self.extensions |= frozenset(message.extensions or ())
-                return
-            elif isinstance(message, wire.Error) and message.client_msg_id == "auth":
-                raise RequestRefused(message.code, message.reason, detail=message.detail)
+        self.clock_ahead = _ahead(socket)  # first: what follows takes its time
+        await super()._authenticate(socket)
 
-    async def _ask(self, message: bytes, first: wire.Reconcile | None) -> bytes:
-        name = f"r{next(self._names)}"
-        base = first or wire.Reconcile(message="")
-        ask = wire.Reconcile(
-            message=message.hex(),
-            since=base.since,
-            until=base.until,
-            unexpired_at=base.unexpired_at,
-            types=base.types,
-            authors=base.authors,
-            client_msg_id=name,
-        )
-        try:
-            async with asyncio.timeout(self._timeout):
-                await self._send(wire.encode(ask))
-                while True:
-                    answer = wire.decode_reconciled(await self._receive())
-                    if answer is not None and answer.client_msg_id == name:
-                        break
-        except (OSError, TimeoutError, ConnectionClosed) as error:
-            raise describe(error, self._url) from error
+    async def _exchange(self, message: bytes, comparison: wire.Reconcile) -> bytes:
+        """The other side's answer to a message of a comparison, which `comparison` begins or goes on with."""
+        asked = msgspec.structs.replace(comparison, message=message.hex())
+        answer = await self._ask(asked, wire.decode_reconciled)
         if isinstance(answer, wire.Error):
             kind = TooManyPackets if answer.detail == "reconcile_too_large" else RequestRefused
             raise kind(answer.code, answer.reason, detail=answer.detail, retry_after=answer.wait_seconds)
@@ -226,22 +153,6 @@ class PeerSession:
             return bytes.fromhex(answer.message)
         except ValueError:
             raise NegentropyError("the answer is not in hex") from None
-
-    async def _send(self, frame: bytes) -> None:
-        await self._open_socket().send(frame.decode())
-
-    async def _receive(self) -> str | bytes:
-        return await self._open_socket().recv()
-
-    def _open_socket(self) -> ClientConnection:
-        if self._socket is None:
-            raise ConnectionFailed("not connected")
-        return self._socket
-
-    async def _close(self) -> None:
-        socket, self._socket = self._socket, None
-        if socket is not None:
-            await hang_up(socket, _CLOSE_SECONDS)
 
 
 def _ahead(socket: ClientConnection) -> int | None:

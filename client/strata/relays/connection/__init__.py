@@ -5,7 +5,8 @@ subscription's access to both. `core` has no I/O; it joins `authenticating`, `pu
 for each subscription. `inspection` verifies what arrives, `keyring` knows authors' keys, `keyfetch` asks the
 relay for them.
 `dialing` opens the socket, `discovery` reads the relay's manifest, `http_packets` fetches packets by id,
-`pins` remembers which relay was met at which address.
+`pins` remembers which relay was met at which address. `dialogue` is a session beside all that, which asks one
+thing at a time.
 """
 
 from __future__ import annotations

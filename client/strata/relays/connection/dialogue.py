@@ -1,0 +1,149 @@
+"""A connection of its own to a relay, authenticated, on which one thing is asked at a time.
+
+Nothing is tried twice: whoever moderates a relay, or compares sets with it, wants to know what became of each
+request. See `strata.relays.moderating` and `strata.relays.reconciling`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import ssl as ssl_module
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from types import TracebackType
+from typing import Final, Self, TypeVar
+
+import msgspec
+from websockets.asyncio.client import ClientConnection
+from websockets.exceptions import ConnectionClosed, WebSocketException
+
+from strata.protocol import wire
+from strata.protocol.auth import answer_challenge, check_challenge
+from strata.protocol.errors import ConnectionFailed, RequestRefused
+from strata.protocol.ids import Signer
+from strata.relays.connection.dialing import check_url, describe, dial, hang_up, tls_context
+from strata.relays.connection.options import Options
+
+__all__ = ["Dialogue"]
+
+_CLOSE_SECONDS: Final = 5.0
+_AUTH: Final = "auth"
+
+_Answer = TypeVar("_Answer", wire.Moderated, wire.Reconciled)
+
+
+class Dialogue:
+    """One session. Open it with `async with`.
+
+    `timeout`, in seconds, holds for opening and for each answer. `relay_id` is the DID that the relay must
+    have; None believes whoever answers at the URL. `capabilities` are those asked for; None asks for all.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        signer: Signer,
+        *,
+        relay_id: str | None,
+        ssl: ssl_module.SSLContext | None,
+        timeout: float,
+        capabilities: Sequence[str] | None = None,
+    ) -> None:
+        check_url(url)
+        self.granted: tuple[str, ...] = ()
+        """The capabilities that the relay has given this session."""
+        self.extensions: frozenset[str] = frozenset()
+        """The additions that the relay announces."""
+        self._url = url
+        self._signer = signer
+        self._relay_id = relay_id
+        self._ssl = tls_context(url, ssl)
+        self._timeout = timeout
+        self._capabilities = capabilities
+        self._socket: ClientConnection | None = None
+        self._names = itertools.count(1)
+
+    async def __aenter__(self) -> Self:
+        """Connect and authenticate.
+
+        Raises `ConnectionFailed`, `RequestRefused`, `InvalidMessage`, and what the signer raises. Cancelling
+        closes the connection.
+        """
+        try:
+            async with asyncio.timeout(self._timeout):
+                self._socket, announced = await dial(self._url, ssl=self._ssl, options=Options())
+                self.extensions = announced.extensions
+                await self._authenticate(self._socket)
+        except (OSError, TimeoutError, WebSocketException) as error:
+            await self._close()
+            raise describe(error, self._url) from error
+        except BaseException:
+            await self._close()
+            raise
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self._close()
+
+    async def _authenticate(self, socket: ClientConnection) -> None:
+        while True:
+            message = wire.decode_relay_message(await socket.recv())
+            if isinstance(message, wire.AuthChallenge):
+                check_challenge(message, expected_server_id=self._relay_id)
+                self.extensions |= frozenset(message.extensions or ())
+                answer = answer_challenge(
+                    message, self._signer, capabilities=self._capabilities, client_msg_id=_AUTH
+                )
+                await socket.send(wire.encode(answer).decode())
+            elif isinstance(message, wire.AuthOk):
+                self.granted = tuple(message.capabilities or ())
+                self.extensions |= frozenset(message.extensions or ())
+                return
+            elif isinstance(message, wire.Error) and message.client_msg_id == _AUTH:
+                raise RequestRefused(message.code, message.reason, detail=message.detail)
+
+    def _name(self) -> str:
+        """A name for a request that no other one of this session has."""
+        return f"q{next(self._names)}"
+
+    async def _ask(
+        self,
+        message: wire.Moderate | wire.Reconcile,
+        decode: Callable[[str | bytes], _Answer | wire.Error | None],
+    ) -> _Answer | wire.Error:
+        """The answer to a message, which is sent under a name of its own. Raises `ConnectionFailed`."""
+        name = self._name()
+        async with self._in_time():
+            await self._send(msgspec.structs.replace(message, client_msg_id=name))
+            while True:
+                answer = decode(await self._receive())
+                if answer is not None and answer.client_msg_id == name:
+                    return answer
+
+    @asynccontextmanager
+    async def _in_time(self) -> AsyncIterator[None]:
+        """A block in which the connection may not break, and that may take `timeout`."""
+        try:
+            async with asyncio.timeout(self._timeout):
+                yield
+        except (OSError, TimeoutError, ConnectionClosed) as error:
+            raise describe(error, self._url) from error
+
+    async def _send(self, message: wire.ClientMessage) -> None:
+        await self._open_socket().send(wire.encode(message).decode())
+
+    async def _receive(self) -> str | bytes:
+        return await self._open_socket().recv()
+
+    def _open_socket(self) -> ClientConnection:
+        if self._socket is None:
+            raise ConnectionFailed("not connected")
+        return self._socket
+
+    async def _close(self) -> None:
+        socket, self._socket = self._socket, None
+        if socket is not None:
+            await hang_up(socket, _CLOSE_SECONDS)

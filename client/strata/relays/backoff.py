@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-__all__ = ["MAX_RETRY_AFTER_SECONDS", "Backoff", "after_retry_after", "full_jitter"]
+__all__ = ["MAX_RETRY_AFTER_SECONDS", "Backoff", "after_retry_after", "full_jitter", "retry_delay"]
 
 MAX_RETRY_AFTER_SECONDS = 3600
 """The longest wait without a deadline of its own; a relay that asks for a longer one has refused."""
@@ -29,6 +29,14 @@ def after_retry_after(retry_after: int, *, random: Callable[[], float]) -> float
     """Seconds to wait when the peer said when to come back: never less, up to a fifth more (R-338)."""
     # Whatever integer a peer sends: below zero, or beyond what a float can hold.
     return min(max(retry_after, 0), _FOREVER_SECONDS) * (1.0 + _SPREAD * random())
+
+
+def retry_delay(
+    attempt: int, retry_after: int | None, *, base: float, cap: float, random: Callable[[], float]
+) -> float:
+    """Seconds to wait before a request goes out again: no less than the peer has asked for, if it has."""
+    backoff = full_jitter(attempt, base=base, cap=cap, random=random)
+    return backoff if retry_after is None else max(backoff, after_retry_after(retry_after, random=random))
 
 
 class Backoff:

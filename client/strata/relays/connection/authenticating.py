@@ -36,7 +36,7 @@ from strata.protocol.errors import (
     StrataError,
 )
 from strata.protocol.ids import Signer
-from strata.relays.backoff import MAX_RETRY_AFTER_SECONDS, after_retry_after, full_jitter
+from strata.relays.backoff import MAX_RETRY_AFTER_SECONDS, retry_delay
 from strata.relays.connection.options import Options
 from strata.relays.connection.values import Authenticated, Statistics
 
@@ -327,12 +327,13 @@ class Authenticating:
         if isinstance(error, RequestRefused) and error.retry is Retry.LATER and self._challenge is None:
             self._challenge = self._answered  # the relay has not looked at it yet
         options = self._options
-        delay = full_jitter(
-            self._attempts, base=options.backoff_base, cap=options.backoff_cap, random=self._random
+        self._retry_at = now + retry_delay(
+            self._attempts,
+            error.retry_after if isinstance(error, RequestRefused) else None,
+            base=options.backoff_base,
+            cap=options.backoff_cap,
+            random=self._random,
         )
-        if isinstance(error, RequestRefused) and error.retry_after is not None:
-            delay = max(delay, after_retry_after(error.retry_after, random=self._random))
-        self._retry_at = now + delay
         self._patience_ends_at = self._retry_at + options.auth_timeout
         self._proceed(now)
 

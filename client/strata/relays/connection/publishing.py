@@ -28,7 +28,7 @@ from msgspec import Raw
 
 from strata.protocol import wire
 from strata.protocol.errors import RequestRefused, RequestTimeout, Retry, StrataError
-from strata.relays.backoff import MAX_RETRY_AFTER_SECONDS, after_retry_after, full_jitter
+from strata.relays.backoff import MAX_RETRY_AFTER_SECONDS, retry_delay
 from strata.relays.connection.options import Options
 from strata.relays.connection.values import Published, Statistics
 
@@ -292,13 +292,8 @@ class Publishing:
 
     def _delay(self, refusal: RequestRefused, attempts: int) -> float:
         """R-338: at least as long as the relay asked for, and never all at the same moment."""
-        options = self._options
-        backoff = full_jitter(
-            attempts, base=options.backoff_base, cap=options.backoff_cap, random=self._random
-        )
-        if refusal.retry_after is None:
-            return backoff
-        return max(backoff, after_retry_after(refusal.retry_after, random=self._random))
+        base, cap = self._options.backoff_base, self._options.backoff_cap
+        return retry_delay(attempts, refusal.retry_after, base=base, cap=cap, random=self._random)
 
     def _find(self, client_msg_id: str | None, packet_id: str | None) -> Handle | None:
         """Which publish an answer is for. A plain relay may not echo `client_msg_id` (R-136)."""

@@ -42,7 +42,7 @@ from msgspec import Raw
 from strata.protocol import canonical, wire
 from strata.protocol.errors import ErrorCode, RequestRefused, RequestTimeout, Retry, StrataError
 from strata.protocol.packets import DEFAULT_MAX_PACKET_AGE_SECONDS, MAX_FUTURE_SECONDS
-from strata.relays.backoff import MAX_RETRY_AFTER_SECONDS, after_retry_after, full_jitter
+from strata.relays.backoff import MAX_RETRY_AFTER_SECONDS, retry_delay
 from strata.relays.connection.options import Options
 from strata.relays.connection.values import Announced, LogReset, Query, Statistics
 
@@ -522,11 +522,7 @@ class Stream:
         return refusal.detail in ("too_many_subscriptions", "too_many_filter_bytes")
 
     def _delay(self, refusal: RequestRefused) -> float:
-        options = self._options
-        delay = full_jitter(
-            self._refusals, base=options.backoff_base, cap=options.backoff_cap, random=self._random
-        )
+        base, cap = self._options.backoff_base, self._options.backoff_cap
+        delay = retry_delay(self._refusals, refusal.retry_after, base=base, cap=cap, random=self._random)
         self._refusals += 1
-        if refusal.retry_after is not None:
-            delay = max(delay, after_retry_after(refusal.retry_after, random=self._random))
         return delay

@@ -41,15 +41,12 @@ from msgspec import Raw
 
 from strata.protocol import canonical, wire
 from strata.protocol.errors import ErrorCode, RequestRefused, RequestTimeout, Retry, StrataError
-from strata.protocol.packets import DEFAULT_MAX_PACKET_AGE_SECONDS, MAX_FUTURE_SECONDS
 from strata.relays.backoff import MAX_RETRY_AFTER_SECONDS, retry_delay
 from strata.relays.connection.options import Options
-from strata.relays.connection.values import Announced, LogReset, Query, Statistics
+from strata.relays.connection.values import RESUME_MARGIN_SECONDS, Announced, LogReset, Query, Statistics
 
 __all__ = ["Phase", "QueuedEvent", "Stream", "possible_time"]
 
-_RESUME_MARGIN_SECONDS = DEFAULT_MAX_PACKET_AGE_SECONDS + MAX_FUTURE_SECONDS
-"""How much older than its arrival a packet's timestamp may be, with both clocks' error (A-042)."""
 _EVENT_OVERHEAD_BYTES = 256
 _MAX_RESETS = 3
 """How often in a row, with nothing in between, a relay may say that it has lost the place asked for."""
@@ -464,7 +461,7 @@ class Stream:
         """
         floor = self.query.cursor_fallback_since
         if self._newest_received_at is not None:
-            floor = self._newest_received_at - _RESUME_MARGIN_SECONDS
+            floor = self._newest_received_at - RESUME_MARGIN_SECONDS
         starts = [moment for moment in (floor, self.query.since) if moment is not None]
         if self._asked_position is None or self.query.order == "desc" or not starts:
             return False

@@ -10,9 +10,10 @@ from typing import Any, Literal, Self, TypedDict
 
 from strata.protocol import wire
 from strata.protocol.fields import is_content_id
-from strata.protocol.packets import Packet
+from strata.protocol.packets import DEFAULT_MAX_PACKET_AGE_SECONDS, MAX_FUTURE_SECONDS, Packet
 
 __all__ = [
+    "RESUME_MARGIN_SECONDS",
     "Announced",
     "Authenticated",
     "Delivery",
@@ -25,6 +26,10 @@ __all__ = [
     "Statistics",
     "SubscribeOptions",
 ]
+
+RESUME_MARGIN_SECONDS = DEFAULT_MAX_PACKET_AGE_SECONDS + MAX_FUTURE_SECONDS
+"""How much older than its arrival a packet's timestamp may be, with both clocks' error (A-042): whoever goes
+on from a time, without a cursor, begins so much earlier."""
 
 Order = Literal["asc", "desc"]
 

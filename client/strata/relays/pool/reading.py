@@ -12,12 +12,18 @@ from collections.abc import Callable, Coroutine, Mapping, Sequence
 from strata.protocol.errors import ConnectionFailed, MissingCapability, RequestRefused, StrataError
 from strata.relays.conduct import Aspect
 from strata.relays.connection.dialing import shown
-from strata.relays.connection.values import Delivery, LogReset, Query, SubscribeOptions
+from strata.relays.connection.values import (
+    RESUME_MARGIN_SECONDS,
+    Delivery,
+    LogReset,
+    Query,
+    SubscribeOptions,
+)
 from strata.relays.pool.merging import Merging
 from strata.relays.pool.older_ids import OlderIdsOnDisk
 from strata.relays.pool.options import PoolOptions
 from strata.relays.pool.relays import Relays
-from strata.relays.pool.sweeping import RESUME_MARGIN_SECONDS, Start, Sweeps, start_after
+from strata.relays.pool.sweeping import Start, Sweeps, start_after
 from strata.relays.pool.values import Position
 
 __all__ = ["Reading"]

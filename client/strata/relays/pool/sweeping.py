@@ -15,13 +15,10 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from strata.protocol.packets import DEFAULT_MAX_PACKET_AGE_SECONDS, MAX_FUTURE_SECONDS
+from strata.relays.connection.values import RESUME_MARGIN_SECONDS
 from strata.relays.pool.values import Position
 
-__all__ = ["RESUME_MARGIN_SECONDS", "Start", "Sweeps", "start_after"]
-
-RESUME_MARGIN_SECONDS = DEFAULT_MAX_PACKET_AGE_SECONDS + MAX_FUTURE_SECONDS
-"""How much older than its arrival a packet's own timestamp may be (A-042)."""
+__all__ = ["Start", "Sweeps", "start_after"]
 
 
 @dataclass(frozen=True, slots=True)

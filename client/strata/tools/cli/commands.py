@@ -13,11 +13,11 @@ from typing import Self
 import typer
 
 from strata.channels.connecting import Relay
-from strata.protocol import packets
 from strata.protocol.errors import Closed, ConnectionFailed, RequestRefused, Retry, StrataError
 from strata.protocol.ids import Identity
 from strata.protocol.streams import forget_stdout
 from strata.relays.connection import Delivery, LogReset, Options, Published, Subscription
+from strata.relays.connection.values import RESUME_MARGIN_SECONDS
 from strata.tools.cli import output
 from strata.tools.cli.arguments import content_of, content_of_line, moment
 from strata.tools.cli.lines import size_of_stdin, stdin_lines
@@ -27,7 +27,6 @@ from strata.tools.cli.target import Target
 __all__ = ["get", "keygen", "publish", "run", "save_identity", "subscribe"]
 
 _OPTIONS = Options(connect_timeout=5.0)
-_RESUME_MARGIN_SECONDS = packets.DEFAULT_MAX_PACKET_AGE_SECONDS + packets.MAX_FUTURE_SECONDS
 _SAVE_INTERVAL = 0.2
 _INTERRUPTED = 130
 _BROKEN_PIPE = 141
@@ -250,7 +249,7 @@ async def _subscribe(
     if position is not None and position.relay != target.url:
         raise ValueError(f"the state file belongs to {position.relay}; use another one for {target.url}")
     cursor = position.cursor if position else None
-    fallback = position.received_at - _RESUME_MARGIN_SECONDS if position else None
+    fallback = position.received_at - RESUME_MARGIN_SECONDS if position else None
     printed = 0
 
     def log_was_reset(reset: LogReset) -> None:

@@ -2,7 +2,8 @@ from __future__ import annotations
 
 import pytest
 from strata.protocol.packets import DEFAULT_MAX_PACKET_AGE_SECONDS, MAX_FUTURE_SECONDS
-from strata.relays.pool.sweeping import RESUME_MARGIN_SECONDS, Start, Sweeps, start_after
+from strata.relays.connection.values import RESUME_MARGIN_SECONDS
+from strata.relays.pool.sweeping import Start, Sweeps, start_after
 from strata.relays.pool.values import Position
 
 T = 1_760_000_000

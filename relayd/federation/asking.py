@@ -12,7 +12,8 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 import msgspec
 from strata.protocol.keys import IDENTITY_TYPES
 from strata.relays.connection.driver import Driver
-from strata.relays.connection.stream import Phase, QueuedEvent, Stream
+from strata.relays.connection.queue import QueuedEvent
+from strata.relays.connection.stream import Phase, Stream
 from strata.relays.connection.values import Query
 
 from relayd.federation.comparing import Fetched

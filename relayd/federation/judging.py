@@ -12,7 +12,7 @@ from typing import Any
 
 from strata.protocol.errors import ErrorCode, InvalidPacket
 from strata.relays.connection.driver import Driver
-from strata.relays.connection.stream import QueuedEvent
+from strata.relays.connection.queue import QueuedEvent
 
 from relayd.admission.origin import PeerOrigin
 from relayd.admission.request import Lane, PublishRequest

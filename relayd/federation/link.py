@@ -18,7 +18,8 @@ from collections.abc import Sequence
 import structlog
 from strata.protocol.errors import StrataError
 from strata.relays.connection.driver import Driver
-from strata.relays.connection.stream import Phase, QueuedEvent, Stream
+from strata.relays.connection.queue import QueuedEvent
+from strata.relays.connection.stream import Phase, Stream
 from strata.relays.connection.values import Statistics
 
 from relayd.access.auth import REPLICATE

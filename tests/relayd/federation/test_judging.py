@@ -10,7 +10,7 @@ from typing import Any, cast
 import pytest
 from msgspec import Raw
 from strata.protocol.errors import ErrorCode, InvalidPacket
-from strata.relays.connection.stream import QueuedEvent
+from strata.relays.connection.queue import QueuedEvent
 
 from relayd.admission.request import PublishRequest
 from relayd.federation import judging as module

@@ -8,7 +8,7 @@ from typing import Any, cast
 import pytest
 from msgspec import Raw
 from strata.protocol.ids import Identity
-from strata.relays.connection.stream import QueuedEvent
+from strata.relays.connection.queue import QueuedEvent
 
 from relayd.federation.link import Link
 from relayd.federation.link_parts import LinkEnded, LinkParts, NotListed

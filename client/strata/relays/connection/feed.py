@@ -8,7 +8,8 @@ from strata.protocol.errors import StrataError
 from strata.relays.connection.driver import Driver
 from strata.relays.connection.inspection import Candidate, author_of
 from strata.relays.connection.keyfetch import MAX_AUTHORS, KeyFetcher
-from strata.relays.connection.stream import Phase, QueuedEvent
+from strata.relays.connection.queue import QueuedEvent
+from strata.relays.connection.stream import Phase
 from strata.relays.connection.values import LogReset, Query
 
 __all__ = ["Feed"]

@@ -8,7 +8,7 @@ import ssl as ssl_module
 import msgspec
 
 from strata.relays.connection.discovery import http_get
-from strata.relays.connection.stream import QueuedEvent, possible_time
+from strata.relays.connection.queue import QueuedEvent, possible_time
 
 __all__ = ["fetch_packet"]
 

@@ -14,7 +14,7 @@ from strata.protocol.errors import ErrorCode, InvalidPacket
 from strata.protocol.packets import Packet, id_holds, observed_at
 from strata.relays.connection.keyring import KeyRing
 from strata.relays.connection.options import Options
-from strata.relays.connection.stream import QueuedEvent
+from strata.relays.connection.queue import QueuedEvent
 from strata.relays.connection.values import Delivery, Query, Statistics
 
 __all__ = ["KEYS_WANTED", "Candidate", "Collector", "Inspector", "author_of"]

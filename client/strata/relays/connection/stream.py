@@ -33,21 +33,17 @@ from __future__ import annotations
 
 import enum
 import math
-from collections import deque
 from collections.abc import Callable, Iterator
-from typing import NamedTuple
 
-from msgspec import Raw
-
-from strata.protocol import canonical, wire
+from strata.protocol import wire
 from strata.protocol.errors import ErrorCode, RequestRefused, RequestTimeout, Retry, StrataError
 from strata.relays.backoff import MAX_RETRY_AFTER_SECONDS, retry_delay
 from strata.relays.connection.options import Options
+from strata.relays.connection.queue import EventQueue, QueuedEvent, possible_time
 from strata.relays.connection.values import RESUME_MARGIN_SECONDS, Announced, LogReset, Query, Statistics
 
-__all__ = ["Phase", "QueuedEvent", "Stream", "possible_time"]
+__all__ = ["Phase", "Stream"]
 
-_EVENT_OVERHEAD_BYTES = 256
 _MAX_RESETS = 3
 """How often in a row, with nothing in between, a relay may say that it has lost the place asked for."""
 _KEYS_ROOM = 4
@@ -69,30 +65,6 @@ _MOVES: dict[Phase, frozenset[Phase]] = {
     Phase.LIVE: frozenset({Phase.WAITING, Phase.HISTORY, Phase.ENDED}),
     Phase.ENDED: frozenset(),
 }
-
-
-class QueuedEvent(NamedTuple):
-    """An event as it arrived: nothing in it has been checked."""
-
-    packet: Raw
-    received_at: int
-    """As `possible_time` gives it."""
-    cursor: str | None
-    live: bool | None
-    annotations: dict[str, object] | None = None
-    """What the relay says about the packet beside it (R-209)."""
-    arrived_at: float = 0.0
-    """When it came in, on the connection's clock."""
-    size_bytes: int = 0
-    """How much came: cursor and annotations may be larger than the packet."""
-
-
-def possible_time(received_at: int) -> int:
-    """The time of an event, as far as a number of JSON can be a time (R-012).
-
-    A relay may send any integer, and what is behind this takes none that has no place in 64 bits.
-    """
-    return min(max(received_at, -canonical.MAX_SAFE_INTEGER), canonical.MAX_SAFE_INTEGER)
 
 
 class Stream:
@@ -130,9 +102,8 @@ class Stream:
         self._forbidden: StrataError | None = None
         self._parked: RequestRefused | None = None
         self._anonymous = False
-        self._queue: deque[QueuedEvent | LogReset] = deque()
+        self._queue = EventQueue(options)
         self._resets = 0
-        self._queued_bytes = 0
         self._delivered = 0
         self._attempt = 0
         self._position = query.cursor
@@ -152,16 +123,11 @@ class Stream:
 
     def take(self) -> QueuedEvent | LogReset | None:
         """The next queued event, or word of a reset between two, or None. The caller must call `taken`."""
-        if not self._queue:
-            return None
-        event = self._queue.popleft()
-        if isinstance(event, QueuedEvent):
-            self._queued_bytes -= event.size_bytes + _EVENT_OVERHEAD_BYTES
-        return event
+        return self._queue.take()
 
     def waiting(self) -> Iterator[QueuedEvent]:
         """The queued events, without taking them."""
-        return (event for event in self._queue if isinstance(event, QueuedEvent))
+        return iter(self._queue)
 
     def taken(self, *, delivered: bool, now: float) -> None:
         """The event last taken was handed on, or dropped. Goes on reading where room was wanting."""
@@ -197,7 +163,7 @@ class Stream:
         if self.awaits_keys:
             # What the consumer waits for comes over this very connection: let the queue grow meanwhile.
             return len(self._queue) >= _KEYS_ROOM * self._options.queue_events
-        return not self._has_room(0)
+        return self._queue.is_full
 
     # What the connection brings.
 
@@ -278,7 +244,7 @@ class Stream:
             if not self._gapless and not self._marked and self._page_events == self._page_limit:
                 self._end_page(now)
                 return
-        if not self._has_room(0) and self._position is not None:
+        if self._queue.is_full and self._position is not None:
             self._statistics.subscriptions_deferred += 1
             self._behind = True
             self._leave()
@@ -368,7 +334,7 @@ class Stream:
         # the relay marks the end of history, pages come first.
         self._gapless = self._can_be_gapless and not (self._behind and self._marked)
         limit = None if self._gapless else self._next_page_limit(announced)
-        if limit == 0 or not self._has_room(limit or self._options.queue_events // 2):
+        if limit == 0 or not self._queue.has_room_for(limit or max(1, self._options.queue_events // 2)):
             return  # `taken` asks again
         self._attempt += 1
         wire_id = self.wire_id = f"{self._name}.{self._attempt}"
@@ -450,7 +416,7 @@ class Stream:
         self._behind = True
         self._statistics.log_resets += 1
         since = self._since if refusal.cursor is None else None
-        self._queue.append(LogReset(lost=lost, cursor=refusal.cursor, since=since))
+        self._queue.put(LogReset(lost=lost, cursor=refusal.cursor, since=since))
         return True
 
     def _fall_back(self) -> bool:
@@ -470,7 +436,7 @@ class Stream:
         self._statistics.cursor_fallbacks += 1
         return True
 
-    # The queue.
+    # What comes in.
 
     def _enqueue(self, message: wire.Event, now: float, size_bytes: int) -> None:
         live: bool | None = self._caught_up if self._marked or self._caught_up else None
@@ -478,8 +444,7 @@ class Stream:
         event = QueuedEvent(
             message.packet, received_at, message.cursor, live, message.relay_annotations, now, size_bytes
         )
-        self._queue.append(event)
-        self._queued_bytes += size_bytes + _EVENT_OVERHEAD_BYTES
+        self._queue.put(event)
         # Where a relay's clock is ahead, what it receives once that is set right must not be passed over.
         by_now = min(received_at, int(now + self._clock_offset))
         self._newest_received_at = max(self._newest_received_at or 0, by_now)
@@ -491,15 +456,6 @@ class Stream:
     def _advance(self, cursor: str) -> None:
         self._position = cursor
         self._without_cursor = 0
-
-    def _has_room(self, events: int) -> bool:
-        options = self._options
-        if events == 0:
-            return len(self._queue) < options.queue_events and self._queued_bytes < options.queue_bytes
-        return (
-            len(self._queue) + events <= options.queue_events
-            and self._queued_bytes <= options.queue_bytes // 2
-        )
 
     def _next_page_limit(self, announced: Announced) -> int:
         """How many packets to ask for: none while those queued may already reach the query's limit."""

@@ -23,7 +23,8 @@ from strata.relays.connection.inspection import KEYS_WANTED, Candidate, Collecto
 from strata.relays.connection.keyring import Anchors, KeyRing
 from strata.relays.connection.options import Options
 from strata.relays.connection.publishing import PublishSettled
-from strata.relays.connection.stream import Phase, QueuedEvent, Stream
+from strata.relays.connection.queue import QueuedEvent
+from strata.relays.connection.stream import Phase, Stream
 from strata.relays.connection.values import Announced, Published, Query, Statistics
 
 from tests.support.relays import Session

@@ -15,7 +15,7 @@ from strata.protocol import wire
 from strata.relays.connection.core import Core
 from strata.relays.connection.inspection import Inspector
 from strata.relays.connection.options import Options
-from strata.relays.connection.stream import QueuedEvent
+from strata.relays.connection.queue import QueuedEvent
 from strata.relays.connection.values import Announced, Query, Statistics
 
 OPTIONS = Options(queue_events=8, page_events=4, idle_timeout=1, history_timeout=5, dedup_packets=8)
@@ -150,7 +150,7 @@ def test_what_a_relay_says_beside_a_packet_has_its_place_in_the_queue_too(make):
     assert len(state._queue) == 2 and core.statistics.subscriptions_deferred == 1
     while state.take() is not None:
         core.taken(state, delivered=True, now=0)
-    assert state._queued_bytes == 0
+    assert state._queue.size_bytes == 0
 
 
 def test_codes_and_extensions_without_end_are_not_kept():

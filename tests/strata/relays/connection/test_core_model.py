@@ -12,7 +12,8 @@ from strata.relays.connection.core import Core
 from strata.relays.connection.inspection import Inspector
 from strata.relays.connection.options import Options
 from strata.relays.connection.publishing import PublishSettled
-from strata.relays.connection.stream import Phase, QueuedEvent
+from strata.relays.connection.queue import QueuedEvent
+from strata.relays.connection.stream import Phase
 from strata.relays.connection.values import Announced, Published, Query
 
 from tests.support.relays import Session

@@ -12,7 +12,7 @@ from strata.relays.connection import Anchors, Options
 from strata.relays.connection.inspection import Inspector
 from strata.relays.connection.keyring import KeyRing
 from strata.relays.connection.publishing import Publishing
-from strata.relays.connection.stream import QueuedEvent
+from strata.relays.connection.queue import QueuedEvent
 from strata.relays.connection.values import Published, Query, Statistics
 
 from tests.support import alice

@@ -1,13 +1,15 @@
-"""Parsing of times and contents given to the commands."""
+"""Parsing of what is given to the commands: times, and what a line of input holds."""
 
 from __future__ import annotations
 
+import base64
+import binascii
 import re
 from datetime import UTC, datetime
 
 import msgspec
 
-__all__ = ["content_of", "content_of_line", "moment"]
+__all__ = ["content_of", "content_of_line", "moment", "payload_of_line"]
 
 _is_age = re.compile(r"(\d+)([smhd])").fullmatch
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
@@ -48,3 +50,35 @@ def content_of_line(line: str, type: str) -> dict[str, object]:
     Raises `ValueError` for a line that begins with { and is no object.
     """
     return content_of(line, type) if line.lstrip().startswith("{") else {"type": type, "text": line}
+
+
+def payload_of_line(line: bytes, *, as_json: bool) -> bytes:
+    """The message in a line of input; empty for an empty line. Raises `ValueError`."""
+    line = line.rstrip(b"\r")
+    if as_json and line.lstrip().startswith(b"{"):
+        try:
+            given = msgspec.json.decode(line, type=_Line)
+            if (given.text is None) == (given.base64 is None):
+                raise ValueError
+            return given.text.encode() if given.text is not None else _from_base64(given.base64 or "")
+        except (msgspec.MsgspecError, ValueError, RecursionError):
+            raise ValueError(
+                'a line that begins with { must be {"text": "…"} or {"base64": "…"}; anything else is text'
+            ) from None
+    try:
+        line.decode()
+    except UnicodeDecodeError:
+        raise ValueError('the line is not UTF-8; with --json, send bytes as {"base64": "…"}') from None
+    return line
+
+
+class _Line(msgspec.Struct, forbid_unknown_fields=True):
+    text: str | None = None
+    base64: str | None = None
+
+
+def _from_base64(text: str) -> bytes:
+    try:
+        return base64.b64decode(text, validate=True)
+    except binascii.Error as error:
+        raise ValueError("not base64") from error

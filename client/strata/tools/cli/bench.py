@@ -31,7 +31,7 @@ from strata.relays.connection import Options
 from strata.relays.connection.dialing import check_url, describe, hang_up, shown, tls_context
 from strata.relays.connection.websocket import open_websocket
 from strata.tools.cli import output
-from strata.tools.cli.commands import run
+from strata.tools.cli.running import run
 from strata.tools.cli.target import is_on_this_machine
 
 __all__ = ["BenchRequest", "bench", "percentile"]

@@ -7,8 +7,6 @@ terminal.
 from __future__ import annotations
 
 import asyncio
-import base64
-import binascii
 import math
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack
@@ -17,7 +15,6 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-import msgspec
 import typer
 
 from strata.channels.closing import close_after
@@ -48,14 +45,15 @@ from strata.relays.connection import Options
 from strata.relays.connection.dialing import check_url
 from strata.relays.pool import PoolOptions
 from strata.tools.cli import output
+from strata.tools.cli.arguments import payload_of_line
 from strata.tools.cli.chatscreen import ChatScreen
 from strata.tools.cli.chatview import ChatView, JsonLines, PlainLines
-from strata.tools.cli.commands import run
 from strata.tools.cli.lines import stdin_lines
 from strata.tools.cli.outbox import ChatOutbox
+from strata.tools.cli.running import run
 from strata.tools.cli.target import Authenticate, Target, load_identity
 
-__all__ = ["ChatRequest", "channel", "channel_key", "payload_of"]
+__all__ = ["ChatRequest", "channel", "channel_key"]
 
 _USAGE = 2
 _CONNECT_TIMEOUT = 5.0
@@ -143,38 +141,6 @@ def channel_key(path: Path, *, as_json: bool) -> None:
             "Give it to every participant by a safe way: whoever has it reads and writes along."
         )
         output.write_line(f"next: strata channel NAME --topic /chat/1/NAME/proto --key {path}")
-
-
-def payload_of(line: bytes, *, as_json: bool) -> bytes:
-    """The message in a line of input; empty for an empty line. Raises `ValueError`."""
-    line = line.rstrip(b"\r")
-    if as_json and line.lstrip().startswith(b"{"):
-        try:
-            given = msgspec.json.decode(line, type=_Line)
-            if (given.text is None) == (given.base64 is None):
-                raise ValueError
-            return given.text.encode() if given.text is not None else _from_base64(given.base64 or "")
-        except (msgspec.MsgspecError, ValueError, RecursionError):
-            raise ValueError(
-                'a line that begins with { must be {"text": "…"} or {"base64": "…"}; anything else is text'
-            ) from None
-    try:
-        line.decode()
-    except UnicodeDecodeError:
-        raise ValueError('the line is not UTF-8; with --json, send bytes as {"base64": "…"}') from None
-    return line
-
-
-class _Line(msgspec.Struct, forbid_unknown_fields=True):
-    text: str | None = None
-    base64: str | None = None
-
-
-def _from_base64(text: str) -> bytes:
-    try:
-        return base64.b64decode(text, validate=True)
-    except binascii.Error as error:
-        raise ValueError("not base64") from error
 
 
 def _hook(request: ChatRequest) -> GroupKeyEncryption | None:
@@ -341,7 +307,7 @@ class _Chat:
 
     async def _say(self, room: ReliableChannel, view: ChatView, number: int, line: bytes) -> None:
         try:
-            payload = payload_of(line, as_json=self._request.as_json)
+            payload = payload_of_line(line, as_json=self._request.as_json)
         except ValueError as error:
             self._unreadable += 1
             view.note(f"error: line {number}: {error}")

@@ -1,74 +1,33 @@
-"""What the `strata` commands do. Each opens one connection, does its work and reports the result."""
+"""The work of `strata keygen`, `publish`, `subscribe` and `get`."""
 
 from __future__ import annotations
 
 import asyncio
 import dataclasses
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from pathlib import Path
-from types import TracebackType
-from typing import Self
-
-import typer
 
 from strata.channels.connecting import Relay
-from strata.protocol.errors import Closed, ConnectionFailed, RequestRefused, Retry, StrataError
+from strata.protocol.errors import Closed, ConnectionFailed, StrataError
 from strata.protocol.ids import Identity
-from strata.protocol.streams import forget_stdout
-from strata.relays.connection import Delivery, LogReset, Options, Published, Subscription
+from strata.relays.connection import LogReset, Options, Published, Subscription
 from strata.relays.connection.values import RESUME_MARGIN_SECONDS
 from strata.tools.cli import output
 from strata.tools.cli.arguments import content_of, content_of_line, moment
 from strata.tools.cli.lines import size_of_stdin, stdin_lines
-from strata.tools.cli.position import PositionFile, SavedPosition
-from strata.tools.cli.target import Target
+from strata.tools.cli.position import PositionFile, PositionKeeper
+from strata.tools.cli.running import run
+from strata.tools.cli.target import Target, save_identity
 
-__all__ = ["get", "keygen", "publish", "run", "save_identity", "subscribe"]
+__all__ = ["get", "keygen", "publish", "subscribe"]
 
 _OPTIONS = Options(connect_timeout=5.0)
-_SAVE_INTERVAL = 0.2
-_INTERRUPTED = 130
-_BROKEN_PIPE = 141
 
 Line = tuple[int, Mapping[str, object] | ValueError]
 """The number of a line of input, and its content or the error in it."""
 Running = asyncio.Queue[tuple[int, asyncio.Task[Published | StrataError]] | None]
 """Publishes in progress, by line and in their order; None ends them."""
-
-
-def run(work: Coroutine[object, object, int]) -> None:
-    """Run a command and exit with its code; an expected error is a sentence, never a traceback."""
-    try:
-        code = asyncio.run(work)
-    except KeyboardInterrupt:
-        code = _INTERRUPTED
-    except BrokenPipeError:
-        forget_stdout()
-        code = _BROKEN_PIPE
-    except (StrataError, ValueError, OSError) as error:
-        output.fail(f"{error}{_advice(error)}")
-    raise typer.Exit(code)
-
-
-def _advice(error: Exception) -> str:
-    """Advice for the user, where the sentence has none yet."""
-    if not isinstance(error, RequestRefused) or error.retry is not Retry.AUTHENTICATE:
-        return ""
-    if error.__cause__ is not None:
-        return f"; authentication failed: {error.__cause__}"
-    return "; the relay wants to know who asks: add --identity FILE"
-
-
-def save_identity(identity: Identity, path: Path) -> None:
-    """Write a key file, or exit with the reason why it cannot be written."""
-    try:
-        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        identity.save(path)
-    except FileExistsError:
-        output.fail(f"{path} exists already and is not replaced; choose another file with --output")
-    except OSError as error:
-        output.fail(f"cannot write {path}: {error.strerror}")
 
 
 def keygen(path: Path, *, as_json: bool) -> None:
@@ -264,12 +223,9 @@ async def _subscribe(
         target.connect(_OPTIONS) as relay,
         begin(relay, cursor, fallback, log_was_reset) as deliveries,
     ):
-        with _Keeper(target.url, position_file) as keeper:
+        with PositionKeeper(target.url, position_file) as keeper:
             async for delivery in deliveries:
-                if as_json:
-                    output.write_record(output.delivery_record(delivery))
-                else:
-                    output.write_line(output.delivery_line(delivery))
+                output.write_delivery(delivery, as_json=as_json)
                 keeper.printed(delivery)
                 printed += 1
                 if printed == limit:
@@ -283,53 +239,11 @@ async def _subscribe(
     return 0
 
 
-class _Keeper:
-    """Saves the position after each printed packet: at once, or within a fifth of a second under load."""
-
-    def __init__(self, url: str, file: PositionFile | None) -> None:
-        self._url = url
-        self._file = file
-        self._loop = asyncio.get_running_loop()
-        self._timer: asyncio.TimerHandle | None = None
-
-    def printed(self, delivery: Delivery) -> None:
-        """Note that a packet has reached stdout. A packet without a cursor leaves the position as it was."""
-        if self._file is None or delivery.cursor is None:
-            return
-        self._file.advance(
-            SavedPosition(relay=self._url, cursor=delivery.cursor, received_at=delivery.received_at)
-        )
-        if self._timer is None:
-            self._file.save()
-            self._timer = self._loop.call_later(_SAVE_INTERVAL, self._save)
-
-    def _save(self) -> None:
-        self._timer = None
-        if self._file is not None:
-            self._file.save()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-        self._save()
-
-
 async def _get(target: Target, packet_id: str, *, timeout: float, as_json: bool) -> int:
     async with target.connect(_OPTIONS) as relay:
         delivery = await relay.get(packet_id, timeout=timeout)
     if delivery is None:
         output.note(f"error: the relay does not have {packet_id}")
         return 1
-    if as_json:
-        output.write_record(output.delivery_record(delivery))
-    else:
-        output.write_line(output.delivery_line(delivery))
+    output.write_delivery(delivery, as_json=as_json)
     return 0

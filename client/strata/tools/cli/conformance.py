@@ -20,8 +20,8 @@ from strata.protocol.errors import ConnectionFailed, StrataError
 from strata.protocol.ids import Identity
 from strata.relays.connection.dialing import check_url, describe, shown, tls_context
 from strata.tools.cli import output
-from strata.tools.cli.commands import run
 from strata.tools.cli.options import expanded
+from strata.tools.cli.running import run
 from strata.tools.cli.target import is_on_this_machine
 from strata.tools.conformance import report
 from strata.tools.conformance.checks import all_checks

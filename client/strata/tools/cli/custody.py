@@ -39,8 +39,9 @@ from strata.protocol.keys import (
 from strata.relays.connection import Options, Published
 from strata.tools.cli import output
 from strata.tools.cli.arguments import moment
-from strata.tools.cli.commands import run, save_identity
 from strata.tools.cli.keytable import chain_lines, chain_record, find_key, full_key_id, pending_events
+from strata.tools.cli.running import run
+from strata.tools.cli.target import save_identity
 
 __all__ = ["approve", "create", "document", "revoke", "rotate", "show"]
 

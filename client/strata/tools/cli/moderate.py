@@ -165,7 +165,7 @@ def _rule(
 ) -> None:
     from strata.relays.moderating import ModeratedKind, Moderator
     from strata.tools.cli import output
-    from strata.tools.cli.commands import run
+    from strata.tools.cli.running import run
     from strata.tools.cli.target import load_identity, relay_url
 
     which = "session" if action == "close" else _kind(kind, subject)
@@ -204,7 +204,7 @@ def _print(
 ) -> None:
     from strata.relays.moderating import ModeratedKind, Moderator
     from strata.tools.cli import output
-    from strata.tools.cli.commands import run
+    from strata.tools.cli.running import run
     from strata.tools.cli.target import load_identity, relay_url
 
     which = None if kind is None else cast("ModeratedKind", _kind(kind, ""))

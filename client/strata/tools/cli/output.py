@@ -20,12 +20,11 @@ if TYPE_CHECKING:
 
 __all__ = [
     "ProgressBar",
-    "delivery_line",
-    "delivery_record",
     "fail",
     "harmless",
     "note",
     "utc",
+    "write_delivery",
     "write_line",
     "write_record",
 ]
@@ -36,15 +35,15 @@ _SHOW_AFTER = 1.0
 
 def write_line(text: str) -> None:
     """Write lines to stdout at once. Raises `BrokenPipeError` when the reader has gone."""
-    write_bytes(_harmless_lines(text).encode("utf-8", "replace"))
+    _write(_harmless_lines(text).encode("utf-8", "replace"))
 
 
 def write_record(record: Mapping[str, object]) -> None:
     """Write one JSON object as a line to stdout at once. Raises `BrokenPipeError`."""
-    write_bytes(_ENCODER.encode(record))
+    _write(_ENCODER.encode(record))
 
 
-def write_bytes(line: bytes) -> None:
+def _write(line: bytes) -> None:
     sys.stdout.buffer.write(line + b"\n")
     sys.stdout.buffer.flush()
 
@@ -78,26 +77,26 @@ def utc(at: float) -> str:
         return str(at)
 
 
-def delivery_record(delivery: Delivery) -> dict[str, object]:
-    """A delivery for programs; the packet is the signed bytes, unchanged."""
-    return {
-        "packet": msgspec.Raw(delivery.packet.canonical),
-        "received_at": delivery.received_at,
-        "cursor": delivery.cursor,
-        "live": delivery.live,
-        "origin_type": delivery.origin_type,
-    }
-
-
-def delivery_line(delivery: Delivery) -> str:
-    """A delivery for people, on one line."""
+def write_delivery(delivery: Delivery, *, as_json: bool) -> None:
+    """Write a packet: a line for people; for programs the signed bytes, and what the relay said of them."""
     packet = delivery.packet
+    if as_json:
+        write_record(
+            {
+                "packet": msgspec.Raw(packet.canonical),
+                "received_at": delivery.received_at,
+                "cursor": delivery.cursor,
+                "live": delivery.live,
+                "origin_type": delivery.origin_type,
+            }
+        )
+        return
     text = packet.content.get("text")
     if not isinstance(text, str):
         rest = {name: value for name, value in packet.content.items() if name != "type"}
         text = _ENCODER.encode(rest).decode()
     at = utc(delivery.received_at)
-    return harmless(f"{at}  {packet.author_id[-8:]}  {packet.content_type}  {text}  {packet.packet_id}")
+    write_line(harmless(f"{at}  {packet.author_id[-8:]}  {packet.content_type}  {text}  {packet.packet_id}"))
 
 
 class ProgressBar:

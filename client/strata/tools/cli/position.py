@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 from pathlib import Path
+from types import TracebackType
+from typing import Self
 
 import msgspec
 
+from strata.relays.connection import Delivery
 from strata.tools.cli.files import replace_file
 
-__all__ = ["PositionFile", "SavedPosition"]
+__all__ = ["PositionFile", "PositionKeeper", "SavedPosition"]
+
+_SAVE_INTERVAL = 0.2
 
 
 class SavedPosition(msgspec.Struct, frozen=True, kw_only=True):
@@ -58,3 +64,42 @@ class PositionFile:
             return
         replace_file(self._path, msgspec.json.encode(self._unsaved) + b"\n")
         self._unsaved = None
+
+
+class PositionKeeper:
+    """Saves the position after each printed packet: at once, or within a fifth of a second under load."""
+
+    def __init__(self, url: str, file: PositionFile | None) -> None:
+        self._url = url
+        self._file = file
+        self._loop = asyncio.get_running_loop()
+        self._timer: asyncio.TimerHandle | None = None
+
+    def printed(self, delivery: Delivery) -> None:
+        """Note that a packet has reached stdout. A packet without a cursor leaves the position as it was."""
+        if self._file is None or delivery.cursor is None:
+            return
+        self._file.advance(
+            SavedPosition(relay=self._url, cursor=delivery.cursor, received_at=delivery.received_at)
+        )
+        if self._timer is None:
+            self._file.save()
+            self._timer = self._loop.call_later(_SAVE_INTERVAL, self._save)
+
+    def _save(self) -> None:
+        self._timer = None
+        if self._file is not None:
+            self._file.save()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._save()

@@ -21,7 +21,7 @@ from strata.relays.connection.dialing import check_url
 from strata.relays.pool.reputation import Observation, Reputation
 from strata.relays.pool.score_file import ScoreFile
 from strata.tools.cli import output
-from strata.tools.cli.commands import run
+from strata.tools.cli.running import run
 
 __all__ = ["add", "forget", "probe", "show"]
 

@@ -23,7 +23,7 @@ from strata.relays.connection.dialing import check_url, describe, hang_up, shown
 from strata.relays.connection.discovery import MANIFEST_PATH, http_get
 from strata.relays.connection.websocket import open_websocket
 from strata.tools.cli import output
-from strata.tools.cli.commands import run
+from strata.tools.cli.running import run
 from strata.tools.cli.target import Target
 
 __all__ = ["clock_of", "status"]

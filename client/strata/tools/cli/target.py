@@ -20,7 +20,7 @@ from strata.relays.connection import Options
 from strata.relays.connection.dialing import check_url
 from strata.tools.cli import output
 
-__all__ = ["Authenticate", "Target", "is_on_this_machine", "load_identity", "relay_url"]
+__all__ = ["Authenticate", "Target", "is_on_this_machine", "load_identity", "relay_url", "save_identity"]
 
 Authenticate = Literal["never", "when_needed", "always"]
 
@@ -72,6 +72,17 @@ def load_identity(path: Path) -> Identity:
         output.fail(f"there is no identity at {path}; make one with: strata keygen --output {path}")
     except (StrataError, OSError) as error:
         output.fail(str(error))
+
+
+def save_identity(identity: Identity, path: Path) -> None:
+    """Write a key file, or exit with the reason why it cannot be written."""
+    try:
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        identity.save(path)
+    except FileExistsError:
+        output.fail(f"{path} exists already and is not replaced; choose another file with --output")
+    except OSError as error:
+        output.fail(f"cannot write {path}: {error.strerror}")
 
 
 def is_on_this_machine(url: str) -> bool:

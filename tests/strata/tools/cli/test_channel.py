@@ -11,7 +11,6 @@ import dataclasses
 import io
 import json
 import os
-import re
 import signal
 import stat
 import sys
@@ -41,7 +40,6 @@ from strata.channels.reliable import (
     SendingMessage,
     SendingMessageIrrecoverableError,
 )
-from strata.tools.cli.channel import payload_of
 from strata.tools.cli.chatscreen import ChatScreen
 from strata.tools.cli.chatview import PlainLines, author_of, event_record, sender_of, text_of
 from strata.tools.cli.lineeditor import END, LineEditor
@@ -68,31 +66,6 @@ def received(payload: bytes = b"hi", sender: str = "bob") -> MessageReceived:
 
 def chunk(kind, index=0, total=1, **more):
     return kind(**IDS, chunk_info=ChunkInfo(index, total), **more)
-
-
-# What a line stands for.
-
-
-def test_a_line_is_text_and_with_json_an_object_may_say_it():
-    assert payload_of("é\r".encode(), as_json=False) == "é".encode()
-    assert payload_of(b'{"a": 1}', as_json=False) == b'{"a": 1}'
-    assert payload_of(b"plain", as_json=True) == b"plain"
-    assert payload_of(b' {"text": "a\\nb"}', as_json=True) == b"a\nb"
-    assert payload_of(b'{"base64": "AP8="}', as_json=True) == b"\x00\xff"
-    assert payload_of(b"", as_json=True) == payload_of(b"\r", as_json=False) == b""
-
-
-@pytest.mark.parametrize(
-    "line", [b"{", b'{"txt":"x"}', b"{}", b'{"text":"x","base64":"eA=="}', b'{"base64":"?"}', b'{"text":1}']
-)
-def test_a_line_that_is_no_message_says_how_one_looks(line):
-    with pytest.raises(ValueError, match=re.escape('must be {"text": "…"}')):
-        payload_of(line, as_json=True)
-
-
-def test_bytes_that_are_no_text_are_refused_with_the_way_to_send_them():
-    with pytest.raises(ValueError, match="base64"):
-        payload_of(b"\xff", as_json=False)
 
 
 # Own messages.

@@ -1,0 +1,40 @@
+"""How a command runs and ends: its exit code, and a sentence for an expected error."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine
+
+import typer
+
+from strata.protocol.errors import RequestRefused, Retry, StrataError
+from strata.protocol.streams import forget_stdout
+from strata.tools.cli import output
+
+__all__ = ["run"]
+
+_INTERRUPTED = 130
+_BROKEN_PIPE = 141
+
+
+def run(work: Coroutine[object, object, int]) -> None:
+    """Run a command and exit with its code; an expected error is a sentence, never a traceback."""
+    try:
+        code = asyncio.run(work)
+    except KeyboardInterrupt:
+        code = _INTERRUPTED
+    except BrokenPipeError:
+        forget_stdout()
+        code = _BROKEN_PIPE
+    except (StrataError, ValueError, OSError) as error:
+        output.fail(f"{error}{_advice(error)}")
+    raise typer.Exit(code)
+
+
+def _advice(error: Exception) -> str:
+    """Advice for the user, where the sentence has none yet."""
+    if not isinstance(error, RequestRefused) or error.retry is not Retry.AUTHENTICATE:
+        return ""
+    if error.__cause__ is not None:
+        return f"; authentication failed: {error.__cause__}"
+    return "; the relay wants to know who asks: add --identity FILE"

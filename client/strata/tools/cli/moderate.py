@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from pathlib import Path
-from typing import Annotated, Final, Literal, cast
+from typing import TYPE_CHECKING, Annotated, Final, Literal, cast
 
 import typer
 
@@ -23,6 +23,9 @@ from strata.tools.cli.options import (
     expanded,
 )
 
+if TYPE_CHECKING:
+    from strata.relays.moderating import ModeratedKind, Moderator
+
 __all__ = ["app"]
 
 app = typer.Typer(
@@ -34,11 +37,11 @@ app = typer.Typer(
 
 _UNITS: Final = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
 _DURATION = re.compile(r"(\d{1,9})([smhdw])")
-_COLUMNS: Final = (
-    ("act", "kind", "subject", "actor", "reason"),
-    ("id", "opened_at", "address", "identity", "subscriptions", "publishes", "events"),
-)
+_OF_RULINGS: Final = ("act", "kind", "subject", "actor", "reason")
+_OF_SESSIONS: Final = ("id", "opened_at", "address", "identity", "subscriptions", "publishes", "events")
+"""The members of an entry that people are shown."""
 _KINDS: Final = ("author", "packet", "media", "type", "network")
+_DONE: Final = {"ban": "banned", "unban": "unbanned", "close": "closed"}
 
 _Kind = Annotated[
     str | None, typer.Option("--kind", metavar="KIND", help="author, packet, media, type or network.")
@@ -66,7 +69,16 @@ def ban(
 ) -> None:
     """Ban a subject; of a packet, remove it."""
     expires_at = None if lasting is None else int(time.time()) + _seconds(lasting)
-    _rule("ban", subject, kind, reason, expires_at, relay, identity, timeout, yes, json)
+    which = _kind_of(subject) if kind is None else _checked(kind)
+    session = _session(relay, identity, timeout, yes)
+    _rule(
+        session,
+        lambda: session.ban(which, subject, reason=reason, expires_at=expires_at),
+        "ban",
+        which,
+        subject,
+        as_json=json,
+    )
 
 
 @app.command()
@@ -85,7 +97,11 @@ def unban(
 
     Exit code 1 if there was none.
     """
-    _rule("unban", subject, kind, reason, None, relay, identity, timeout, yes, json)
+    which = _kind_of(subject) if kind is None else _checked(kind)
+    session = _session(relay, identity, timeout, yes)
+    _rule(
+        session, lambda: session.unban(which, subject, reason=reason), "unban", which, subject, as_json=json
+    )
 
 
 @app.command("list")
@@ -99,7 +115,9 @@ def list_(
     json: JsonOption = False,
 ) -> None:
     """Print the bans in force."""
-    _print("list", kind, None, relay, identity, timeout, yes, json)
+    which = None if kind is None else _checked(kind)
+    session = _session(relay, identity, timeout, yes)
+    _print(session, session.bans(which), _OF_RULINGS, as_json=json)
 
 
 @app.command()
@@ -113,7 +131,8 @@ def log(
     json: JsonOption = False,
 ) -> None:
     """Print who ruled what and why, the newest first."""
-    _print("log", None, subject, relay, identity, timeout, yes, json)
+    session = _session(relay, identity, timeout, yes)
+    _print(session, session.log(subject), _OF_RULINGS, as_json=json)
 
 
 @app.command()
@@ -129,13 +148,14 @@ def sessions(
     json: JsonOption = False,
 ) -> None:
     """Print the open sessions of all processes."""
-    kind = None if subject is None else _kind(None, subject)
-    _print("sessions", kind, subject, relay, identity, timeout, yes, json)
+    which = None if subject is None else _kind_of(subject)
+    session = _session(relay, identity, timeout, yes)
+    _print(session, session.sessions(which, subject), _OF_SESSIONS, as_json=json)
 
 
 @app.command()
 def close(
-    session: Annotated[str, typer.Argument(metavar="ID", help="As `sessions` prints it.")],
+    session_id: Annotated[str, typer.Argument(metavar="ID", help="As `sessions` prints it.")],
     reason: Annotated[str, typer.Option("--reason", metavar="TEXT", help="Why.")],
     relay: RelayOption = DEFAULT_RELAY,
     identity: IdentityOption = DEFAULT_IDENTITY,
@@ -148,80 +168,69 @@ def close(
 
     Exit code 1 if there was none.
     """
-    _rule("close", session, "session", reason, None, relay, identity, timeout, yes, json)
+    session = _session(relay, identity, timeout, yes)
+    _rule(
+        session,
+        lambda: session.close_session(session_id, reason=reason),
+        "close",
+        "session",
+        session_id,
+        as_json=json,
+    )
+
+
+def _session(relay: str, identity: Path, timeout: float, yes: bool) -> Moderator:
+    """The session to be opened. Ends the command where there is no such identity or relay."""
+    from strata.relays.moderating import Moderator
+    from strata.tools.cli.target import load_identity, relay_url
+
+    signer, url = load_identity(expanded(identity)), relay_url(relay, yes=yes)
+    return Moderator(url, signer, timeout=timeout)
 
 
 def _rule(
-    action: str,
+    session: Moderator,
+    ruling: Callable[[], Awaitable[bool]],
+    action: Literal["ban", "unban", "close"],
+    kind: str,
     subject: str,
-    kind: str | None,
-    reason: str,
-    expires_at: int | None,
-    relay: str,
-    identity: Path,
-    timeout: float,
-    yes: bool,
+    *,
     as_json: bool,
 ) -> None:
-    from strata.relays.moderating import ModeratedKind, Moderator
+    """Make a ruling, which says whether it has changed anything, and tell what came of it."""
     from strata.tools.cli import output
     from strata.tools.cli.running import run
-    from strata.tools.cli.target import load_identity, relay_url
-
-    which = "session" if action == "close" else _kind(kind, subject)
-    signer, url = load_identity(expanded(identity)), relay_url(relay, yes=yes)
 
     async def work() -> int:
-        async with Moderator(url, signer, timeout=timeout) as moderator:
-            if action == "close":
-                changed = await moderator.close_session(subject, reason=reason)
-            elif action == "ban":
-                changed = await moderator.ban(
-                    cast("ModeratedKind", which), subject, reason=reason, expires_at=expires_at
-                )
-            else:
-                changed = await moderator.unban(cast("ModeratedKind", which), subject, reason=reason)
+        async with session:
+            changed = await ruling()
         if as_json:
-            output.write_record({"action": action, "kind": which, "subject": subject, "changed": changed})
+            output.write_record({"action": action, "kind": kind, "subject": subject, "changed": changed})
         else:
-            done = {"ban": "banned", "unban": "unbanned", "close": "closed"}[action]
-            word = done if changed else "nothing to change:"
-            output.write_line(f"{word} {which} {output.harmless(subject)}")
+            word = _DONE[action] if changed else "nothing to change:"
+            output.write_line(f"{word} {kind} {output.harmless(subject)}")
         return 0 if changed or action == "ban" else 1
 
     run(work())
 
 
 def _print(
-    action: str,
-    kind: str | None,
-    subject: str | None,
-    relay: str,
-    identity: Path,
-    timeout: float,
-    yes: bool,
+    session: Moderator,
+    entries: AsyncIterator[dict[str, object]],
+    columns: Sequence[str],
+    *,
     as_json: bool,
 ) -> None:
-    from strata.relays.moderating import ModeratedKind, Moderator
     from strata.tools.cli import output
     from strata.tools.cli.running import run
-    from strata.tools.cli.target import load_identity, relay_url
-
-    which = None if kind is None else cast("ModeratedKind", _kind(kind, ""))
-    signer, url = load_identity(expanded(identity)), relay_url(relay, yes=yes)
 
     async def work() -> int:
-        async with Moderator(url, signer, timeout=timeout) as moderator:
-            entries: AsyncIterator[dict[str, object]]
-            if action == "sessions":
-                entries = moderator.sessions(cast("Literal['author', 'network'] | None", kind), subject)
-            else:
-                entries = moderator.bans(which) if action == "list" else moderator.log(subject)
+        async with session:
             async for entry in entries:
                 if as_json:
                     output.write_record(entry)
                 else:
-                    shown = [entry.get(name) for name in _COLUMNS[action == "sessions"]]
+                    shown = [entry.get(name) for name in columns]
                     line = "  ".join(str(value) for value in shown if value is not None)
                     output.write_line(output.harmless(line))
         return 0
@@ -229,16 +238,19 @@ def _print(
     run(work())
 
 
-def _kind(kind: str | None, subject: str) -> str:
-    if kind is None:
-        if subject.startswith("did:"):
-            return "author"
-        if re.fullmatch(r"[0-9A-Fa-f.:]+(/\d+)?", subject):
-            return "network"
-        raise typer.BadParameter("say with --kind what the subject is")
+def _kind_of(subject: str) -> Literal["author", "network"]:
+    """The kind of a subject that shows its kind."""
+    if subject.startswith("did:"):
+        return "author"
+    if re.fullmatch(r"[0-9A-Fa-f.:]+(/\d+)?", subject):
+        return "network"
+    raise typer.BadParameter("say with --kind what the subject is")
+
+
+def _checked(kind: str) -> ModeratedKind:
     if kind not in _KINDS:
         raise typer.BadParameter(f"--kind is one of {', '.join(_KINDS)}")
-    return kind
+    return cast("ModeratedKind", kind)
 
 
 def _seconds(text: str) -> int:

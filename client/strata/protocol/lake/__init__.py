@@ -55,7 +55,6 @@ from strata.protocol.lake.manifest import (
     FORMATS,
     GENESIS,
     ChainEnd,
-    LakeError,
     Manifest,
     as_format_1,
     check_chain,
@@ -65,6 +64,7 @@ from strata.protocol.lake.manifest import (
     migrated,
     seal,
 )
+from strata.protocol.lake.sealing import LakeError
 from strata.protocol.lake.sequences import DAY_SECONDS, Span, day_of, day_text, first_of_day, parse_day
 from strata.protocol.lake.summary import (
     SUMMARIES,

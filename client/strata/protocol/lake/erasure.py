@@ -9,14 +9,12 @@ ids, which the manifest binds, and move from the packets to the quarantined rows
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Iterable, Sequence
-from typing import NoReturn
 
 import msgspec
 
-from strata.protocol.lake.manifest import GENESIS, LakeError, Manifest
-from strata.protocol.lake.sealing import read_sealed, text_of, with_hash
+from strata.protocol.lake.manifest import GENESIS, Manifest
+from strata.protocol.lake.sealing import read_sealed, refuse, text_of, with_hash
 from strata.protocol.lake.sequences import is_day
 
 __all__ = [
@@ -77,9 +75,9 @@ def encode_erasure(erasure: Erasure) -> bytes:
 
 def decode_erasure(text: bytes, name: str) -> Erasure:
     """Read one record. Raises `LakeError`, by `name`, for one that is damaged or of another version."""
-    erasure = read_sealed(text, Erasure, _FORMAT, functools.partial(_refuse, name))
+    erasure = read_sealed(text, Erasure, _FORMAT, name)
     if not is_day(erasure.day):
-        _refuse(name, f"{erasure.day} is no day")
+        refuse(name, f"{erasure.day} is no day")
     return erasure
 
 
@@ -88,7 +86,7 @@ def check_erasures(erasures: Iterable[Erasure]) -> None:
     previous = GENESIS
     for number, erasure in enumerate(erasures):
         if (erasure.number, erasure.previous) != (number, previous):
-            _refuse(f"erasure {number}", "it is missing, or does not follow the one before")
+            refuse(f"erasure {number}", "it is missing, or does not follow the one before")
         previous = erasure.hash
 
 
@@ -109,7 +107,7 @@ def _told(manifest: Manifest, batch: ErasedBatch | None) -> Manifest:
         or batch.packets > manifest.packets
         or bool(batch.contents) != bool(manifest.contents)
     ):
-        _refuse(f"erasure of manifest {manifest.number}", "it tells of other rows than the manifest")
+        refuse(f"erasure of manifest {manifest.number}", "it tells of other rows than the manifest")
     return msgspec.structs.replace(
         manifest,
         packets=batch.packets,
@@ -118,7 +116,3 @@ def _told(manifest: Manifest, batch: ErasedBatch | None) -> Manifest:
         body_bytes=batch.body_bytes,
         kinds=batch.kinds,
     )
-
-
-def _refuse(name: str, why: str) -> NoReturn:
-    raise LakeError(f"the lake's {name} cannot be used: {why}")

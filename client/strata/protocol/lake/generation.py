@@ -13,18 +13,16 @@ record count together or not at all.
 
 from __future__ import annotations
 
-import functools
 import re
 from collections.abc import Iterable, Sequence
 from itertools import pairwise
-from typing import NoReturn
 
 import msgspec
 
 from strata.protocol.lake.erasure import Erasure, check_erasures
 from strata.protocol.lake.listing import StoredObject, misnamed, misplaced
-from strata.protocol.lake.manifest import GENESIS, LakeError, Manifest
-from strata.protocol.lake.sealing import hash_of, read_sealed, text_of, with_hash
+from strata.protocol.lake.manifest import GENESIS, Manifest
+from strata.protocol.lake.sealing import hash_of, read_sealed, refuse, text_of, with_hash
 from strata.protocol.lake.sequences import Span, day_text, is_day
 
 __all__ = [
@@ -134,27 +132,27 @@ def encode_generation(generation: Generation) -> bytes:
 
 def decode_day_listing(text: bytes, name: str) -> DayListing:
     """Read one listing. Raises `LakeError`, by `name`, for one that is damaged or of another version."""
-    refuse = functools.partial(_refuse, f"listing {name}")
-    listing = read_sealed(text, DayListing, _FORMAT, refuse)
+    name = f"listing {name}"
+    listing = read_sealed(text, DayListing, _FORMAT, name)
     for part in listing.parts:
         if (wrong := misnamed(part.objects)) is not None:
-            refuse(f"{wrong!r} is no name of an object with rows")
+            refuse(name, f"{wrong!r} is no name of an object with rows")
     return listing
 
 
 def decode_generation(text: bytes, name: str) -> Generation:
     """Read one generation. Raises `LakeError`, by `name`, for one that is damaged or of another version."""
-    refuse = functools.partial(_refuse, f"generation {name}")
-    generation = read_sealed(text, Generation, _FORMAT, refuse)
+    name = f"generation {name}"
+    generation = read_sealed(text, Generation, _FORMAT, name)
     if _is_attempt(generation.attempt) is None:
-        refuse(f"{generation.attempt!r} is no name of an attempt")
+        refuse(name, f"{generation.attempt!r} is no name of an attempt")
     if not is_day(generation.day):
-        refuse(f"{generation.day} is no day")
+        refuse(name, f"{generation.day} is no day")
     erasure = generation.erasure
     if erasure is not None and (
         erasure.day != generation.day or erasure.hash != hash_of(msgspec.to_builtins(erasure))
     ):
-        refuse("its erasure is that of another day, or was changed")
+        refuse(name, "its erasure is that of another day, or was changed")
     return generation
 
 
@@ -164,7 +162,7 @@ def check_generations(generations: Iterable[Generation]) -> None:
     previous, erasures = GENESIS, []
     for number, one in enumerate(generations):
         if (one.number, one.previous) != (number, previous):
-            _refuse(f"generation {number}", "it is missing, or does not follow the one before")
+            refuse(f"generation {number}", "it is missing, or does not follow the one before")
         previous = one.hash
         if one.erasure is not None:
             erasures.append(one.erasure)
@@ -183,7 +181,7 @@ def check_day_listing(
     name = f"listing {day_listing_name(generation.day, generation.attempt)}"
     told = listing.day, listing.attempt, listing.hash
     if told != (generation.day, generation.attempt, generation.listing):
-        _refuse(name, "it is that of another generation")
+        refuse(name, "it is that of another generation")
     borders = [part.after for part in listing.parts[:1]] + [part.up_to for part in listing.parts]
     known = [manifests[0].after, *(one.up_to for one in manifests)] if manifests else []
     seen = [one for one in borders if not ahead or one <= max(known, default=-1)]
@@ -191,11 +189,7 @@ def check_day_listing(
     is_whole = bool(borders) and (seen[:1], seen[-1:]) == (known[:1], known[-1:])
     rises = all(one < other for one, other in pairwise(borders))
     if not (follow and is_whole and rises and set(seen) <= set(known)):
-        _refuse(name, f"its parts are not the batches of {day_text(generation.day)}")
+        refuse(name, f"its parts are not the batches of {day_text(generation.day)}")
     for part in listing.parts:
         if (wrong := misplaced(part.objects, part.span)) is not None:
-            _refuse(name, f"{wrong} lies elsewhere than its part, {part.span}")
-
-
-def _refuse(name: str, why: str) -> NoReturn:
-    raise LakeError(f"the lake's {name} cannot be used: {why}")
+            refuse(name, f"{wrong} lies elsewhere than its part, {part.span}")

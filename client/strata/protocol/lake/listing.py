@@ -12,15 +12,13 @@ store keeps its manifests, and every tip that somebody noted.
 
 from __future__ import annotations
 
-import functools
 import re
 from collections.abc import Iterable, Sequence
-from typing import NoReturn
 
 import msgspec
 
-from strata.protocol.lake.manifest import LakeError, Manifest
-from strata.protocol.lake.sealing import read_sealed, text_of, with_hash
+from strata.protocol.lake.manifest import Manifest
+from strata.protocol.lake.sealing import read_sealed, refuse, text_of, with_hash
 from strata.protocol.lake.sequences import Span, day_text
 
 __all__ = [
@@ -91,9 +89,9 @@ def encode_listing(listing: Listing) -> bytes:
 
 def decode_listing(text: bytes, name: str) -> Listing:
     """Read one listing. Raises `LakeError`, by `name`, for one that is damaged or of another version."""
-    listing = read_sealed(text, Listing, _FORMAT, functools.partial(_refuse, name))
+    listing = read_sealed(text, Listing, _FORMAT, f"listing {name}")
     if (wrong := misnamed(listing.objects)) is not None:
-        _refuse(name, f"{wrong!r} is no name of an object with rows")
+        refuse(f"listing {name}", f"{wrong!r} is no name of an object with rows")
     return listing
 
 
@@ -110,12 +108,8 @@ def misplaced(objects: Iterable[StoredObject], span: Span) -> str | None:
 
 def check_listing(listing: Listing, manifest: Manifest) -> None:
     """Raise `LakeError` unless a listing is that of this manifest, and names objects of its batch alone."""
-    name = listing_name(manifest)
+    name = f"listing {listing_name(manifest)}"
     if (listing.number, listing.manifest) != (manifest.number, manifest.hash):
-        _refuse(name, f"it is that of another manifest, {listing.number}")
+        refuse(name, f"it is that of another manifest, {listing.number}")
     if (wrong := misplaced(listing.objects, manifest.span)) is not None:
-        _refuse(name, f"{wrong} lies elsewhere than its batch, {manifest.span}")
-
-
-def _refuse(name: str, why: str) -> NoReturn:
-    raise LakeError(f"the lake's listing {name} cannot be used: {why}")
+        refuse(name, f"{wrong} lies elsewhere than its batch, {manifest.span}")

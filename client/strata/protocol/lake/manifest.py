@@ -14,12 +14,12 @@ from __future__ import annotations
 
 import bisect
 from collections.abc import Iterable, Sequence
-from typing import NamedTuple, NoReturn
+from typing import NamedTuple
 
 import msgspec
 
-from strata.protocol.errors import InvalidInput, StrataError
-from strata.protocol.lake.sealing import hash_of, text_of
+from strata.protocol.errors import InvalidInput
+from strata.protocol.lake.sealing import LakeError, hash_of, refuse, text_of
 from strata.protocol.lake.sequences import Span, first_of_day
 
 __all__ = [
@@ -27,7 +27,6 @@ __all__ = [
     "FORMATS",
     "GENESIS",
     "ChainEnd",
-    "LakeError",
     "Manifest",
     "as_format_1",
     "check_chain",
@@ -46,10 +45,6 @@ FORMATS = (1, 2)
 
 GENESIS = "0" * 64
 """Stands in the first manifest for the hash of the one before."""
-
-
-class LakeError(StrataError):
-    """The lake is damaged, incomplete, or of a version that this program does not know."""
 
 
 class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -109,21 +104,21 @@ def decode(text: bytes, name: str) -> Manifest:
     version = head.get("format") if type(head) is dict else None
     if type(version) is not int or version not in FORMATS:
         known = " and ".join(map(str, FORMATS))
-        _refuse(
+        refuse(
             name, f"its format is {version!r} and this program knows {known}: use the program that wrote it"
         )
     try:
         manifest = msgspec.json.decode(text, type=Manifest)
     except msgspec.ValidationError as error:
-        _refuse(name, f"it is damaged: {error}")
+        refuse(name, f"it is damaged: {error}")
     if (manifest.format > 1) != bool(manifest.contents):
-        _refuse(name, "it is damaged: `contents` belongs to format 2, and only there")
+        refuse(name, "it is damaged: `contents` belongs to format 2, and only there")
     try:
         recomputed = hash_of(_members(manifest))
     except InvalidInput:  # a number beyond those of JSON
         recomputed = ""
     if manifest.hash != recomputed:
-        _refuse(name, "it was changed after it was written: its hash does not recompute")
+        refuse(name, "it was changed after it was written: its hash does not recompute")
     return manifest
 
 
@@ -147,13 +142,13 @@ def check_chain(manifests: Iterable[Manifest], before: ChainEnd = ChainEnd()) ->
     for number, manifest in enumerate(manifests, first):
         name = f"manifest {manifest.number}"
         if manifest.number != number:
-            _refuse(f"manifest {number}", "it is missing, and those after it prove that it was there")
+            refuse(f"manifest {number}", "it is missing, and those after it prove that it was there")
         if manifest.previous != previous:
-            _refuse(name, f"it does not follow manifest {number - 1}: one of the two was replaced")
+            refuse(name, f"it does not follow manifest {number - 1}: one of the two was replaced")
         if manifest.after != after or manifest.up_to <= after:
-            _refuse(name, f"it begins behind sequence {manifest.after}, and the one before ended at {after}")
+            refuse(name, f"it begins behind sequence {manifest.after}, and the one before ended at {after}")
         if manifest.format < version:
-            _refuse(name, f"it is of format {manifest.format}, and the one before of format {version}")
+            refuse(name, f"it is of format {manifest.format}, and the one before of format {version}")
         previous, after, version = manifest.hash, manifest.up_to, manifest.format
     return ChainEnd(number + 1, previous, after, version)
 
@@ -182,7 +177,3 @@ def _members(manifest: Manifest) -> dict[str, object]:
     if manifest.format == 1:
         del members["contents"]
     return members
-
-
-def _refuse(name: str, why: str) -> NoReturn:
-    raise LakeError(f"the lake's {name} cannot be used: {why}")

@@ -1,17 +1,21 @@
-"""How every record of a lake is sealed and written: one canonical form, one hash, one text. No I/O."""
+"""How every record of a lake is sealed, written and read: one canonical form, one hash, one text. No I/O."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import NoReturn, Protocol, TypeVar
 
 import msgspec
 from blake3 import blake3
 
 from strata.protocol import canonical
-from strata.protocol.errors import InvalidInput
+from strata.protocol.errors import InvalidInput, StrataError
 
-__all__ = ["hash_of", "read_sealed", "text_of", "with_hash"]
+__all__ = ["LakeError", "hash_of", "read_sealed", "refuse", "text_of", "with_hash"]
+
+
+class LakeError(StrataError):
+    """The lake is damaged, incomplete, or of a version that this program does not know."""
 
 
 class _Sealed(Protocol):
@@ -43,17 +47,20 @@ def text_of(record: object) -> bytes:
     return msgspec.json.format(msgspec.json.encode(record), indent=2) + b"\n"
 
 
-def read_sealed(
-    text: bytes, record_type: type[_Record], version: int, refuse: Callable[[str], NoReturn]
-) -> _Record:
-    """Read a record of this version. Calls `refuse` with the reason for one that cannot be used."""
+def refuse(name: str, why: str) -> NoReturn:
+    """Raise `LakeError` for a record that cannot be used."""
+    raise LakeError(f"the lake's {name} cannot be used: {why}")
+
+
+def read_sealed(text: bytes, record_type: type[_Record], version: int, name: str) -> _Record:
+    """Read a record of this version. Raises `LakeError`, by `name`, for one that cannot be used."""
     try:
         record = msgspec.json.decode(text, type=record_type)
         recomputed = hash_of(msgspec.to_builtins(record))
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, InvalidInput) as error:
-        refuse(f"it is damaged: {error}")
+        refuse(name, f"it is damaged: {error}")
     if record.format != version:
-        refuse(f"its format is {record.format} and this program knows {version}")
+        refuse(name, f"its format is {record.format} and this program knows {version}")
     if record.hash != recomputed:
-        refuse("it was changed after it was written: its hash does not recompute")
+        refuse(name, "it was changed after it was written: its hash does not recompute")
     return record

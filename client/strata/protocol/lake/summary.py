@@ -12,9 +12,8 @@ from collections.abc import Iterable, Sequence
 import msgspec
 from blake3 import blake3
 
-from strata.protocol.errors import InvalidInput
-from strata.protocol.lake.manifest import GENESIS, ChainEnd, LakeError, Manifest, check_chain
-from strata.protocol.lake.sealing import hash_of, text_of, with_hash
+from strata.protocol.lake.manifest import GENESIS, ChainEnd, Manifest, check_chain
+from strata.protocol.lake.sealing import LakeError, read_sealed, refuse, text_of, with_hash
 from strata.protocol.lake.sequences import Span, day_of, day_text, is_day
 
 __all__ = [
@@ -103,14 +102,9 @@ def encode_summary(summary: DaySummary) -> bytes:
 
 def decode_summary(text: bytes, name: str) -> DaySummary:
     """Read one summary. Raises `LakeError`, by `name`, for one that is damaged or of another version."""
-    try:
-        summary = msgspec.json.decode(text, type=DaySummary)
-        recomputed = hash_of(msgspec.to_builtins(summary))
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, InvalidInput) as error:
-        raise LakeError(f"the lake's summary {name} is damaged: {error}") from None
-    is_whole = summary.format == _FORMAT and summary.hash == recomputed and is_day(summary.day)
-    if not is_whole or summary.name != name:
-        raise LakeError(f"the lake's summary {name} was changed, or is of another version")
+    summary = read_sealed(text, DaySummary, _FORMAT, f"summary {name}")
+    if not is_day(summary.day) or summary.name != name:
+        refuse(f"summary {name}", "it is that of another day")
     return summary
 
 

@@ -151,6 +151,10 @@ class SimConnection:
         return None
 
     @property
+    def latest_time(self) -> float | None:
+        return None  # it sends no challenge
+
+    @property
     def statistics(self) -> Statistics:
         return replace(self.counts)
 

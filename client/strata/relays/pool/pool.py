@@ -372,13 +372,12 @@ class PacketPool:
 
     async def _head_of(self, url: str) -> Position | None:
         relay = self._relays.relay(url)
-        find_head = getattr(relay, "head", None)
-        if find_head is None:
+        if relay is None:
             return None
-        told, now = getattr(relay, "latest_time", None), self._wall()
+        told, now = relay.latest_time, self._wall()
         try:
             async with asyncio.timeout(_HEAD_TIMEOUT):
-                cursor = await find_head()
+                cursor = await relay.head()
         except (StrataError, TimeoutError) as error:
             _log.info("%s did not say where it ends: %s", shown(url), error)
             return None
@@ -421,7 +420,7 @@ class PacketPool:
     @property
     def latest_time(self) -> float | None:
         """The time by the slowest clock of the connected relays, at the latest; see `Relay.latest_time`."""
-        times = [getattr(relay, "latest_time", None) for relay in self._connections()]
+        times = [relay.latest_time for relay in self._connections()]
         return min((at for at in times if at is not None), default=None)
 
     @property

@@ -13,10 +13,10 @@ from typing import NoReturn
 from urllib.parse import urlsplit
 
 from strata.protocol import canonical, fields, ids
+from strata.protocol.canonical import DEEPEST
 from strata.protocol.errors import ErrorCode, InvalidPacket
 from strata.protocol.packets import Packet
 from strata.protocol.provenance.manifest import CLIENT_MANIFEST, check_manifest
-from strata.protocol.provenance.origins import DEEPEST
 
 __all__ = [
     "attestation_signature_holds",

@@ -19,7 +19,7 @@ returns one struct or raises `InvalidMessage`, which carries whatever ids the an
 from __future__ import annotations
 
 import math
-from typing import Annotated, Literal
+from typing import Annotated, Literal, get_args
 
 import msgspec
 from msgspec import UNSET, Meta, Raw, UnsetType
@@ -303,8 +303,8 @@ _MODERATED_DECODER: msgspec.json.Decoder[Moderated | Error] = msgspec.json.Decod
 _RECONCILED_DECODER: msgspec.json.Decoder[Reconciled | Error] = msgspec.json.Decoder(Reconciled | Error)
 _RELAY_DECODER: msgspec.json.Decoder[RelayMessage] = msgspec.json.Decoder(RelayMessage, float_hook=float)
 _ENCODER = msgspec.json.Encoder()
-_CLIENT_TYPES = frozenset({"SUBSCRIBE", "UNSUBSCRIBE", "PUBLISH", "AUTH", "MODERATE", "RECONCILE"})
-_RELAY_TYPES = frozenset({"EVENT", "OK", "ERROR", "AUTH_CHALLENGE", "AUTH_OK", "END_OF_HISTORY"})
+_CLIENT_TYPES = frozenset(kind.__struct_config__.tag for kind in get_args(ClientMessage))
+_RELAY_TYPES = frozenset(kind.__struct_config__.tag for kind in get_args(RelayMessage))
 
 
 class _Ids(msgspec.Struct, gc=False):

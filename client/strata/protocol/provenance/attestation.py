@@ -15,9 +15,10 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final, NamedTuple
 
 from strata.protocol import canonical, fields, ids, packets
+from strata.protocol.canonical import DEEPEST
 from strata.protocol.packets import Packet
 from strata.protocol.provenance.manifest import client_keys
-from strata.protocol.provenance.origins import DEEPEST, UNKNOWN
+from strata.protocol.provenance.origins import UNKNOWN
 
 __all__ = [
     "ATTESTATION_MALFORMED",

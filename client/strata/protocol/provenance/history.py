@@ -20,6 +20,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from strata.protocol import canonical, fields
+from strata.protocol.canonical import DEEPEST
 from strata.protocol.errors import InvalidPacket
 from strata.protocol.ids import SIGNATURE_BYTES
 from strata.protocol.packets import Packet, byte_hash
@@ -27,7 +28,6 @@ from strata.protocol.provenance.attestation import platform_nonce, read_attestat
 from strata.protocol.provenance.evidence import MAX_EVIDENCE_BYTES, EvidenceClaim, EvidenceVerifier
 from strata.protocol.provenance.origins import (
     AI_MODEL,
-    DEEPEST,
     HARDWARE,
     HIGH_TRUST,
     SOFTWARE,

@@ -18,6 +18,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final, NoReturn
 
 from strata.protocol import canonical, fields, ids
+from strata.protocol.canonical import DEEPEST
 from strata.protocol.errors import ErrorCode, InvalidPacket
 from strata.protocol.packets import Packet
 from strata.protocol.provenance.attestation import (
@@ -38,7 +39,7 @@ from strata.protocol.provenance.evidence import (
     EvidenceVerifier,
     refuse_evidence,
 )
-from strata.protocol.provenance.origins import AI_MODEL, DEEPEST, HARDWARE, ORIGIN_TYPES, UNKNOWN, header_of
+from strata.protocol.provenance.origins import AI_MODEL, HARDWARE, ORIGIN_TYPES, UNKNOWN, header_of
 from strata.protocol.provenance.serving import Downgrade
 from strata.protocol.provenance.trust import ProvenanceTrust, Root
 from strata.protocol.provenance.verifying import SIGNATURE_BYTES, VerifyingKey

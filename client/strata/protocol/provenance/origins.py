@@ -6,11 +6,8 @@ from __future__ import annotations
 
 from typing import Final
 
-from strata.protocol.canonical import DEEPEST
-
 __all__ = [
     "AI_MODEL",
-    "DEEPEST",
     "HARDWARE",
     "HIGH_TRUST",
     "ORIGIN_TYPES",

@@ -9,7 +9,7 @@ at least three others have, where it is a gap that counts less: no relay is obli
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -83,15 +83,6 @@ class KnownPackets:
         if common:
             return Probe(self._pick(common).packet, Aspect.CONSISTENCY)
         return None
-
-    def any(self) -> Packet | None:
-        """Any packet that exists: for a question whose answer does not matter."""
-        return self._pick(list(self._held.values())).packet if self._held else None
-
-    def holders(self, packet: Packet) -> Iterable[str]:
-        """The relays known to have it."""
-        held = self._held.get(packet.digest)
-        return () if held is None else tuple(held.holders)
 
     def _pick(self, some: list[_Held]) -> _Held:
         return some[min(int(self._random() * len(some)), len(some) - 1)]

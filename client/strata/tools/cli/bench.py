@@ -24,19 +24,18 @@ from websockets.exceptions import WebSocketException
 
 from strata.channels.connecting import Relay, connect
 from strata.protocol import packets, wire
-from strata.protocol.errors import ConnectionFailed, RequestRefused, RequestTimeout
+from strata.protocol.errors import RequestRefused, RequestTimeout
 from strata.protocol.ids import Identity
 from strata.protocol.packets import Packet
 from strata.relays.connection import Options
-from strata.relays.connection.dialing import check_url, describe, hang_up, shown, tls_context
+from strata.relays.connection.dialing import describe, hang_up, shown, tls_context
 from strata.relays.connection.websocket import open_websocket
 from strata.tools.cli import output
 from strata.tools.cli.running import run
-from strata.tools.cli.target import is_on_this_machine
+from strata.tools.cli.target import is_on_this_machine, require_relay_url
 
 __all__ = ["BenchRequest", "bench", "percentile"]
 
-_USAGE = 2
 _LIFETIME_SECONDS = 600
 _PATIENCE = 10.0
 """How long an acknowledgement or a delivery may take before it counts as missing."""
@@ -91,17 +90,14 @@ _DECODER = msgspec.json.Decoder(_Event)
 
 def bench(request: BenchRequest) -> None:
     """Measure a relay and print the figures. Ends with exit code 2 for what must not be measured."""
-    try:
-        check_url(request.url)
-    except ConnectionFailed as error:
-        output.fail(str(error), code=_USAGE)
+    require_relay_url(request.url)
     parts = 2 if request.subscribers else 1
     output.note(
         f"bench writes up to {parts * request.count} packets to {shown(request.url)}, under a throw-away "
         f"identity and type; they expire after {_LIFETIME_SECONDS // 60} minutes."
     )
     if not request.yes and not is_on_this_machine(request.url):
-        output.fail("this relay is not on this machine: add --yes to write to it", code=_USAGE)
+        output.misuse("this relay is not on this machine: add --yes to write to it")
     run(_bench(request))
 
 

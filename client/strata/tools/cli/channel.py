@@ -40,9 +40,8 @@ from strata.channels.reliable import (
 )
 from strata.channels.sds.messages import check_id
 from strata.protocol import ids
-from strata.protocol.errors import ConnectionFailed, StrataError
+from strata.protocol.errors import StrataError
 from strata.relays.connection import Options
-from strata.relays.connection.dialing import check_url
 from strata.relays.pool import PoolOptions
 from strata.tools.cli import output
 from strata.tools.cli.arguments import payload_of_line
@@ -51,11 +50,10 @@ from strata.tools.cli.chatview import ChatView, JsonLines, PlainLines
 from strata.tools.cli.lines import stdin_lines
 from strata.tools.cli.outbox import ChatOutbox
 from strata.tools.cli.running import run
-from strata.tools.cli.target import Authenticate, Target, load_identity
+from strata.tools.cli.target import Authenticate, Target, load_identity, require_relay_url
 
 __all__ = ["ChatRequest", "channel", "channel_key"]
 
-_USAGE = 2
 _CONNECT_TIMEOUT = 5.0
 _LOOK_FOR_RELAY = 2.0
 _MAX_UNSETTLED = 256
@@ -101,14 +99,14 @@ def channel(request: ChatRequest) -> None:
             check_id("--sender", request.sender)
         check_content_topic(request.topic)
     except ValueError as error:
-        output.fail(str(error), code=_USAGE)
+        output.misuse(str(error))
     if request.join not in ("history", "now"):
-        output.fail("--join: choose history or now", code=_USAGE)
+        output.misuse("--join: choose history or now")
     hook = _hook(request)
     try:
         identity = load_identity(request.identity)
     except typer.Exit:
-        raise typer.Exit(_USAGE) from None  # 1 says here that something is undelivered
+        raise typer.Exit(output.USAGE) from None  # 1 says here that something is undelivered
     targets = [
         Target.choose(
             relay, authenticate=request.authenticate, identity=identity, pins=request.pins, yes=request.yes
@@ -116,10 +114,7 @@ def channel(request: ChatRequest) -> None:
         for relay in dict.fromkeys(request.relays)
     ]
     for target in targets:
-        try:
-            check_url(target.url)
-        except ConnectionFailed as error:
-            output.fail(f"--relay: {error}", code=_USAGE)
+        require_relay_url(target.url, "--relay: ")
     run(_Chat(request, targets, identity, hook).run())
 
 
@@ -149,15 +144,14 @@ def _hook(request: ChatRequest) -> GroupKeyEncryption | None:
         try:
             keys.append(GroupKey.load(path))
         except FileNotFoundError:
-            output.fail(
+            output.misuse(
                 f"there is no group key at {path}; copy the participants' one there, or make one with: "
-                f"strata channel-key {path}",
-                code=_USAGE,
+                f"strata channel-key {path}"
             )
         except GroupKeyError as error:
-            output.fail(f"--key: {error}", code=_USAGE)
+            output.misuse(f"--key: {error}")
         except OSError as error:
-            output.fail(f"cannot read {path}: {error.strerror}", code=_USAGE)
+            output.misuse(f"cannot read {path}: {error.strerror}")
     return GroupKeyEncryption(request.name, keys) if keys else None
 
 
@@ -202,7 +196,7 @@ class _Chat:
             self._sum_up()
         if self._outbox.undelivered:
             return 1
-        return _USAGE if self._unreadable else 0
+        return output.USAGE if self._unreadable else 0
 
     # Opening.
 
@@ -441,7 +435,7 @@ async def _open_store(path: Path) -> SqlitePersistence:
     except StoreInUse:
         output.fail(f"{path} is in use by another program: end that one, or give this one another --store")
     except (CorruptStore, WrongStoreVersion, PersistenceError, OSError) as error:
-        output.fail(f"--store: {error}; name another file", code=_USAGE)
+        output.misuse(f"--store: {error}; name another file")
 
 
 async def _until_open(opening: asyncio.Task[object]) -> None:

@@ -57,7 +57,7 @@ def publish(
         try:
             contents = _one(content_of(content, type))
         except ValueError as error:
-            output.fail(str(error), code=2)
+            output.misuse(str(error))
     run(_publish(target, contents, type=type, timeout=timeout, as_json=as_json))
 
 
@@ -79,9 +79,9 @@ def subscribe(
         since_at = None if since is None else moment(since, now)
         until_at = None if until is None else moment(until, now)
     except ValueError as error:
-        output.fail(str(error), code=2)
+        output.misuse(str(error))
     if live and until is not None:
-        output.fail("--until is for stored packets: add --no-live", code=2)
+        output.misuse("--until is for stored packets: add --no-live")
     run(
         _subscribe(
             target,

@@ -16,13 +16,13 @@ import typer
 from rich.console import Console
 from websockets.exceptions import WebSocketException
 
-from strata.protocol.errors import ConnectionFailed, StrataError
+from strata.protocol.errors import StrataError
 from strata.protocol.ids import Identity
-from strata.relays.connection.dialing import check_url, describe, shown, tls_context
+from strata.relays.connection.dialing import describe, shown, tls_context
 from strata.tools.cli import output
 from strata.tools.cli.options import expanded
 from strata.tools.cli.running import run
-from strata.tools.cli.target import is_on_this_machine
+from strata.tools.cli.target import is_on_this_machine, require_relay_url
 from strata.tools.conformance import report
 from strata.tools.conformance.checks import all_checks
 from strata.tools.conformance.context import LIFETIME_SECONDS, Context, survey
@@ -34,7 +34,6 @@ __all__ = ["UNREACHABLE", "ConformanceRequest", "conformance", "list_checks"]
 
 UNREACHABLE = 3
 _FAILED = 1
-_USAGE = 2
 _PAPER_COLUMNS = 160
 _PATTERN = re.compile(r"[A-Za-z0-9*?\[\]-]+")
 
@@ -57,10 +56,10 @@ class ConformanceRequest:
         """The selected checks; ends the command when there are none."""
         patterns = tuple(part for item in self.only for part in item.split(",") if part)
         if any(_PATTERN.fullmatch(pattern) is None for pattern in patterns):
-            output.fail("--only takes rows and names of checks, such as R-152,R-1*,pages-*", code=_USAGE)
+            output.misuse("--only takes rows and names of checks, such as R-152,R-1*,pages-*")
         checks = Selection(patterns, self.level, self.limits).of(all_checks())
         if not checks:
-            output.fail("no check fits; see them with: strata conformance --list", code=_USAGE)
+            output.misuse("no check fits; see them with: strata conformance --list")
         return checks
 
 
@@ -78,10 +77,7 @@ def list_checks(request: ConformanceRequest) -> None:
 def conformance(request: ConformanceRequest) -> None:
     """Run the selected checks against a relay and print the results."""
     checks = request.selected()
-    try:
-        check_url(request.url)
-    except ConnectionFailed as error:
-        output.fail(str(error), code=_USAGE)
+    require_relay_url(request.url)
     identity = _load_identity(request.identity)
     _announce(request, len(checks))
     run(_conformance(request, checks, identity))
@@ -129,9 +125,9 @@ def _announce(request: ConformanceRequest, count: int) -> None:
     if request.yes or is_on_this_machine(request.url):
         return
     if not sys.stdin.isatty():
-        output.fail("this relay is not on this machine: add --yes to publish to it", code=_USAGE)
+        output.misuse("this relay is not on this machine: add --yes to publish to it")
     if not typer.confirm("Go on?", err=True):
-        raise typer.Exit(_USAGE)
+        raise typer.Exit(output.USAGE)
 
 
 def _load_identity(path: Path | None) -> Identity | None:
@@ -140,7 +136,7 @@ def _load_identity(path: Path | None) -> Identity | None:
     try:
         return Identity.load(expanded(path))
     except (StrataError, OSError) as error:
-        output.fail(str(error), code=_USAGE)
+        output.misuse(str(error))
 
 
 def _console() -> Console:

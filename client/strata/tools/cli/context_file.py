@@ -23,7 +23,6 @@ from strata.tools.cli.files import replace_file
 
 __all__ = ["ContextFile", "SavedContext", "nearest"]
 
-_USAGE = 2
 _is_name = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}").fullmatch
 
 
@@ -78,7 +77,7 @@ class ContextFile:
         try:
             return cls.read()
         except (OSError, ValueError) as error:
-            output.fail(str(error), code=_USAGE)
+            output.misuse(str(error))
 
     @classmethod
     @contextmanager
@@ -127,7 +126,7 @@ class ContextFile:
         context = self._contents.contexts.get(name)
         if context is None:
             known = list(self._contents.contexts)
-            output.fail(f"there is no context {output.harmless(name)}; {nearest(name, known)}", code=_USAGE)
+            output.misuse(f"there is no context {output.harmless(name)}; {nearest(name, known)}")
         return context
 
     def add(self, name: str, context: SavedContext) -> None:

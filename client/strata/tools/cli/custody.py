@@ -85,7 +85,7 @@ def document(
     identity = _load(path)
     recovery = [_load(recovery_path) for recovery_path in recovery_paths]
     if any(key.did != identity.did for key in recovery):
-        output.fail(f"a recovery key speaks for another DID than {path}", code=2)
+        output.misuse(f"a recovery key speaks for another DID than {path}")
     threshold = threshold or len(recovery) // 2 + 1
 
     async def work() -> int:
@@ -173,7 +173,7 @@ def revoke(
     try:
         revoked_at = moment(at, time.time())
     except ValueError as error:
-        output.fail(str(error), code=2)
+        output.misuse(str(error))
 
     async def work() -> int:
         async with connect(relay, identity=identity, options=_OPTIONS) as connection:

@@ -42,7 +42,7 @@ def expanded(path: Path) -> Path:
     except RuntimeError:  # no HOME, and a user without an entry, as containers have them
         from strata.tools.cli import output
 
-        output.fail(f"{path}: this user has no home folder; set HOME, or name another file", code=2)
+        output.misuse(f"{path}: this user has no home folder; set HOME, or name another file")
 
 
 def _take_defaults_from_context(command: typer.Context, name: str | None) -> str | None:

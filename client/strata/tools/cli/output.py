@@ -19,9 +19,11 @@ if TYPE_CHECKING:
     from strata.relays.connection import Delivery
 
 __all__ = [
+    "USAGE",
     "ProgressBar",
     "fail",
     "harmless",
+    "misuse",
     "note",
     "utc",
     "write_delivery",
@@ -31,6 +33,9 @@ __all__ = [
 
 _ENCODER = msgspec.json.Encoder()
 _SHOW_AFTER = 1.0
+
+USAGE = 2
+"""The exit code of a command line that cannot work."""
 
 
 def write_line(text: str) -> None:
@@ -53,10 +58,16 @@ def note(text: str) -> None:
     print(_harmless_lines(text), file=sys.stderr)
 
 
-def fail(problem: str, *, code: int = 1) -> NoReturn:
-    """Say what went wrong, and end with this exit code."""
+def fail(problem: str) -> NoReturn:
+    """Say what went wrong, and end with exit code 1."""
     note(f"error: {problem}")
-    raise typer.Exit(code)
+    raise typer.Exit(1)
+
+
+def misuse(problem: str) -> NoReturn:
+    """Say what is wrong with the command line, or with a file that it names, and end with exit code 2."""
+    note(f"error: {problem}")
+    raise typer.Exit(USAGE)
 
 
 def harmless(text: str) -> str:

@@ -46,7 +46,7 @@ def show(path: Path, *, as_json: bool) -> None:
 def add(path: Path, relays: Sequence[str], list_file: Path | None, *, yes: bool, as_json: bool) -> None:
     """Add relays from the command line and from a list."""
     if not relays and list_file is None:
-        output.fail("give URLs, or a list of them with --from", code=2)
+        output.misuse("give URLs, or a list of them with --from")
     try:
         urls = [_agreed(relay, yes=yes) for relay in relays]
         if list_file is not None:
@@ -54,7 +54,7 @@ def add(path: Path, relays: Sequence[str], list_file: Path | None, *, yes: bool,
         for url in urls:
             check_url(url)
     except (ValueError, OSError, ConnectionFailed) as error:
-        output.fail(str(error), code=2)
+        output.misuse(str(error))
     with _opened(path) as file:
         for url in dict.fromkeys(urls):
             is_new = file.add(url, time.time())
@@ -83,7 +83,7 @@ def probe(path: Path, urls: Sequence[str], *, count: int, timeout: float, as_jso
     with _opened(path) as file:
         asked = list(dict.fromkeys(urls)) or [relay.url for relay in file.relays()]
         if not asked:
-            output.fail("no relays are known yet; name one, or add one with: strata relays add URL", code=2)
+            output.misuse("no relays are known yet; name one, or add one with: strata relays add URL")
         run(_probe_all(file, asked, count=count, timeout=timeout, as_json=as_json))
 
 

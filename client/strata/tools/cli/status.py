@@ -19,16 +19,15 @@ from strata.channels.connecting import Relay
 from strata.protocol import packets
 from strata.protocol.errors import ConnectionFailed, RequestRefused, RequestTimeout, StrataError
 from strata.relays.connection import Announced, Authenticated, Options
-from strata.relays.connection.dialing import check_url, describe, hang_up, shown, tls_context
+from strata.relays.connection.dialing import describe, hang_up, shown, tls_context
 from strata.relays.connection.discovery import MANIFEST_PATH, http_get
 from strata.relays.connection.websocket import open_websocket
 from strata.tools.cli import output
 from strata.tools.cli.running import run
-from strata.tools.cli.target import Target
+from strata.tools.cli.target import Target, require_relay_url
 
 __all__ = ["clock_of", "status"]
 
-_USAGE = 2
 _PROTOCOL = "RFC-0004"
 _SAMPLE_INTERVAL = 0.15  # samples at different parts of a second narrow the clock difference down
 _CLOSE_TIMEOUT = 1.0
@@ -74,10 +73,7 @@ class Visit:
 
 def status(target: Target, *, samples: int, timeout: float, as_json: bool) -> None:
     """Look at a relay and print what was found."""
-    try:
-        check_url(target.url)
-    except ConnectionFailed as error:
-        output.fail(str(error), code=_USAGE)
+    require_relay_url(target.url)
     run(_status(target, samples=samples, timeout=timeout, as_json=as_json))
 
 

@@ -20,11 +20,17 @@ from strata.relays.connection import Options
 from strata.relays.connection.dialing import check_url
 from strata.tools.cli import output
 
-__all__ = ["Authenticate", "Target", "is_on_this_machine", "load_identity", "relay_url", "save_identity"]
+__all__ = [
+    "Authenticate",
+    "Target",
+    "is_on_this_machine",
+    "load_identity",
+    "relay_url",
+    "require_relay_url",
+    "save_identity",
+]
 
 Authenticate = Literal["never", "when_needed", "always"]
-
-_USAGE = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +59,7 @@ class Target:
         authentication that is demanded without an identity.
         """
         if authenticate == "always" and identity is None:
-            output.fail("--authenticate always needs --identity FILE", code=_USAGE)
+            output.misuse("--authenticate always needs --identity FILE")
         return cls(
             _agreed(relay, yes=yes) if uris.is_relay_uri(relay) else relay, authenticate, identity, pins
         )
@@ -94,15 +100,20 @@ def is_on_this_machine(url: str) -> bool:
         return host == "localhost" or host.endswith(".localhost")
 
 
-def relay_url(text: str, *, yes: bool) -> str:
-    """The ws or wss URL to save for a relay. Ends the command with exit code 2 for an unusable one."""
-    url = _agreed(text, yes=yes) if uris.is_relay_uri(text) else text
+def require_relay_url(url: str, option: str = "") -> None:
+    """End the command with exit code 2 for what is no ws or wss URL; `option` says where it was given."""
     try:
         check_url(url)
     except ConnectionFailed as error:
-        output.fail(f"--relay: {error}", code=_USAGE)
+        output.misuse(f"{option}{error}")
+
+
+def relay_url(text: str, *, yes: bool) -> str:
+    """The ws or wss URL to save for a relay. Ends the command with exit code 2 for an unusable one."""
+    url = _agreed(text, yes=yes) if uris.is_relay_uri(text) else text
+    require_relay_url(url, "--relay: ")
     if urlsplit(url).password is not None:
-        output.fail("--relay: a password is not saved; leave it out of the URL", code=_USAGE)
+        output.misuse("--relay: a password is not saved; leave it out of the URL")
     return url
 
 
@@ -111,14 +122,14 @@ def _agreed(text: str, *, yes: bool) -> str:
     try:
         proposal = uris.parse(text)
     except ValueError as error:
-        output.fail(f"--relay: {error}", code=_USAGE)
+        output.misuse(f"--relay: {error}")
     name = f" ({output.harmless(proposal.label)})" if proposal.label else ""
     output.note(f"proposed relay: {proposal.ws}{name}")
     for warning in proposal.warnings:
         output.note(f"warning: {warning}")
     if not yes:
         if not sys.stdin.isatty():
-            output.fail("a relay URI is used once you agree: add --yes", code=_USAGE)
+            output.misuse("a relay URI is used once you agree: add --yes")
         if not typer.confirm("Use it?", err=True):
-            output.fail("not used", code=_USAGE)
+            output.misuse("not used")
     return proposal.ws

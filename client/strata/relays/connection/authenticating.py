@@ -187,11 +187,14 @@ class Authenticating:
 
         Returns the seconds it leaves if they are fewer than a relay owes (R-273).
         """
-        left = _seconds_left(message.expires_at, now + self._clock_offset)
+        expires_at = min(
+            max(message.expires_at, 0), 2**53
+        )  # of what a hostile relay sends, a float holds that
+        left = expires_at - (now + self._clock_offset)
         is_short = left < auth.MIN_LIFETIME_SECONDS - _CLOCK_ERROR_SECONDS
         self._statistics.challenges_short += is_short
         # A relay gives at least this long for an answer (R-273).
-        self.relay_ahead = min(max(message.expires_at, 0), 2**53) - auth.MIN_LIFETIME_SECONDS - now
+        self.relay_ahead = expires_at - auth.MIN_LIFETIME_SECONDS - now
         # The relay owes us the least lifetime. If there seems to be less our clock may be wrong, and trying
         # costs one attempt.
         lifetime = min(max(left, auth.MIN_LIFETIME_SECONDS), auth.MAX_LIFETIME_SECONDS)
@@ -356,8 +359,3 @@ def _may_pass(error: StrataError) -> bool:
     if error.code == ErrorCode.UNAUTHENTICATED:
         return error.detail in (None, "challenge_expired", "challenge_unknown")
     return error.retry in (Retry.AGAIN, Retry.LATER)
-
-
-def _seconds_left(expires_at: int, unix_now: float) -> float:
-    # A hostile relay's integer may be too large for a float.
-    return min(max(expires_at, 0), 2**53) - unix_now

@@ -87,7 +87,7 @@ class Membership:
 
     def usable(self) -> list[str]:
         """Members that may be contacted (R-344)."""
-        return [url for url in self._members if self._standing(url) is not Standing.BLACKLISTED]
+        return [member.url for member in self._usable()]
 
     # What happens to them.
 
@@ -123,7 +123,7 @@ class Membership:
     def seats(self, now: float) -> list[str]:
         """The relays to hold connections to, from now on."""
         options = self._options
-        usable = [self._members[url] for url in self.usable()]
+        usable = self._usable()
         for member in self._members.values():
             if self._standing(member.url) is Standing.BLACKLISTED:
                 member.seated, member.trial_until = False, None
@@ -140,8 +140,7 @@ class Membership:
     def readers(self, wanted: int, current: Iterable[str]) -> list[str]:
         """The relays to read from: healthy ones read from now, then the best of the others."""
         kept = set(current)
-        healthy = [m for m in self._members.values() if m.seated and m.connected and not self._is_failing(m)]
-        healthy = [m for m in healthy if self._standing(m.url) is not Standing.BLACKLISTED]
+        healthy = [m for m in self._usable() if m.seated and m.connected and not self._is_failing(m)]
 
         def rank(member: _Member) -> tuple[bool, bool, float, int]:
             is_backup = self._standing(member.url) is Standing.BACKUP
@@ -157,9 +156,7 @@ class Membership:
             failing = self._is_failing(member)
             return not member.connected, failing, is_backup, -self._score(member.url), member.turn
 
-        seated = [m for m in self._members.values() if m.seated]
-        seated = [m for m in seated if self._standing(m.url) is not Standing.BLACKLISTED]
-        return [member.url for member in sorted(seated, key=rank)]
+        return [member.url for member in sorted((m for m in self._usable() if m.seated), key=rank)]
 
     def sample(self, now: float) -> str | None:
         """A relay not in use whose turn it is to be tried, or None (R-345).
@@ -174,7 +171,7 @@ class Membership:
         if now < self._sample_at:
             return None
         self._sample_at = now + interval * (0.5 + self._random())
-        waiting = [m for m in (self._members[url] for url in self.usable()) if not m.seated]
+        waiting = [m for m in self._usable() if not m.seated]
         if not waiting:
             return None
         chosen = waiting[min(int(self._random() * len(waiting)), len(waiting) - 1)]
@@ -183,6 +180,9 @@ class Membership:
         return chosen.url
 
     # Rules.
+
+    def _usable(self) -> list[_Member]:
+        return [m for m in self._members.values() if self._standing(m.url) is not Standing.BLACKLISTED]
 
     def _turn(self, member: _Member) -> tuple[bool, int]:
         """Who comes next to a seat: the loser of one waits for the others, whatever its score is."""
@@ -203,10 +203,14 @@ class Membership:
         member.seated, member.connected, member.is_new = True, False, True
         member.missed_pings, member.absent_since = 0, now
 
-    def _swap(self, loser: _Member, successor: _Member, now: float) -> None:
+    def _unseat(self, loser: _Member) -> None:
+        """Take a seat away; its relay goes to the end of the line."""
         self._turns += 1
-        loser.is_slow |= loser.is_new
         loser.turn, loser.seated, loser.connected = self._turns, False, False
+
+    def _swap(self, loser: _Member, successor: _Member, now: float) -> None:
+        self._unseat(loser)
+        loser.is_slow |= loser.is_new
         loser.trial_until = None
         self._seat(successor, now)
 
@@ -217,5 +221,4 @@ class Membership:
             if sum(m.seated for m in seated) <= self._options.connections:
                 continue
             worst = min(seated, key=lambda m: (m.connected, self._score(m.url), -m.turn))
-            self._turns += 1
-            worst.turn, worst.seated, worst.connected = self._turns, False, False
+            self._unseat(worst)

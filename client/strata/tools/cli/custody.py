@@ -41,7 +41,7 @@ from strata.tools.cli import output
 from strata.tools.cli.arguments import moment
 from strata.tools.cli.keytable import chain_lines, chain_record, find_key, full_key_id, pending_events
 from strata.tools.cli.running import run
-from strata.tools.cli.target import save_identity
+from strata.tools.cli.target import load_identity, save_identity
 
 __all__ = ["approve", "create", "document", "revoke", "rotate", "show"]
 
@@ -257,12 +257,7 @@ def show(
 
 
 def _load(path: Path) -> Identity:
-    try:
-        return Identity.load(path)
-    except FileNotFoundError:
-        output.fail(f"there is no identity at {path}; make one with: strata identity create --output {path}")
-    except (StrataError, OSError) as error:
-        output.fail(str(error))
+    return load_identity(path, made_by="strata identity create")
 
 
 def _first_document(chain: KeyChain, recovery: Sequence[Identity], threshold: int) -> DidDocument:

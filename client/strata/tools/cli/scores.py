@@ -12,7 +12,7 @@ from pathlib import Path
 import typer
 
 from strata.channels.connecting import connect
-from strata.protocol.errors import ConnectionFailed, RequestRefused, StrataError
+from strata.protocol.errors import ConnectionFailed, StrataError
 from strata.relays import uris
 from strata.relays.bootstrap import read_bootstrap
 from strata.relays.conduct import WINDOW_SECONDS, Aspect, Saved, Score, Standing
@@ -22,6 +22,7 @@ from strata.relays.pool.reputation import Observation, Reputation
 from strata.relays.pool.score_file import ScoreFile
 from strata.tools.cli import output
 from strata.tools.cli.running import run
+from strata.tools.cli.status import round_trip
 
 __all__ = ["add", "forget", "probe", "show"]
 
@@ -122,19 +123,12 @@ async def _probe(
             progress.advance()
             marks = relay.announced is not None and "history_marker" in relay.announced.extensions
             for _ in range(count):
-                began_at = time.perf_counter()
                 try:
-                    async with asyncio.timeout(timeout):
-                        async for _ in relay.fetch(since=0, until=0, limit=1):
-                            pass
-                except RequestRefused:
-                    pass  # an answer as good as any
+                    trips.append(await round_trip(relay, timeout))
                 except (StrataError, TimeoutError):
                     failures += 1
-                    continue
                 finally:
                     progress.advance()
-                trips.append(time.perf_counter() - began_at)
     except StrataError as error:
         return [Observation(url, time.time(), Aspect.CONNECT, bad=1)], error
     # A plain relay ends its history by silence, which is no latency.

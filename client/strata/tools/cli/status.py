@@ -6,6 +6,7 @@ Exit codes: 0 reachable, 1 unreachable or the identity was not accepted, 2 usage
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import statistics
 import time
 from collections.abc import Mapping, Sequence
@@ -26,7 +27,7 @@ from strata.tools.cli import output
 from strata.tools.cli.running import run
 from strata.tools.cli.target import Target, require_relay_url
 
-__all__ = ["clock_of", "status"]
+__all__ = ["clock_of", "round_trip", "status"]
 
 _PROTOCOL = "RFC-0004"
 _SAMPLE_INTERVAL = 0.15  # samples at different parts of a second narrow the clock difference down
@@ -141,17 +142,24 @@ async def _round_trips(relay: Relay, samples: int, timeout: float) -> list[float
     """How long each of some questions took whose answer is empty."""
     trips = []
     for _ in range(samples):
-        began_at = time.perf_counter()
-        try:
-            async with asyncio.timeout(timeout):
-                async for _ in relay.fetch(since=0, until=0, limit=1):
-                    pass
-        except RequestRefused:
-            pass  # an answer as good as any
-        except TimeoutError:
-            continue
-        trips.append(time.perf_counter() - began_at)
+        with contextlib.suppress(TimeoutError):
+            trips.append(await round_trip(relay, timeout))
     return trips
+
+
+async def round_trip(relay: Relay, timeout: float) -> float:
+    """How long a question took whose answer is empty: nothing was said in 1970.
+
+    Raises `TimeoutError`, and what reading raises but for a refusal, which is an answer as good as any.
+    """
+    began_at = time.perf_counter()
+    try:
+        async with asyncio.timeout(timeout):
+            async for _ in relay.fetch(since=0, until=0, limit=1):
+                pass
+    except RequestRefused:
+        pass
+    return time.perf_counter() - began_at
 
 
 def _date(text: str | None) -> float | None:

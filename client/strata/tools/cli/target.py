@@ -70,12 +70,12 @@ class Target:
         return connect(self.url, identity=self.identity, pins=self.pins, options=options)
 
 
-def load_identity(path: Path) -> Identity:
+def load_identity(path: Path, *, made_by: str = "strata keygen") -> Identity:
     """The identity in a key file. Ends the command with a sentence where the file holds none."""
     try:
         return Identity.load(path)
     except FileNotFoundError:
-        output.fail(f"there is no identity at {path}; make one with: strata keygen --output {path}")
+        output.fail(f"there is no identity at {path}; make one with: {made_by} --output {path}")
     except (StrataError, OSError) as error:
         output.fail(str(error))
 

@@ -9,12 +9,7 @@ Signatures are checked in batches on several threads, and large packets are pars
 packets of one session enter the log in the order they were sent, each judged by the keys that hold when it
 does: see `lanes`. The writer notices what another process appends meanwhile, and asks `still_admitted`.
 
-A duplicate is answered OK before any later check can refuse it (check 8 before 9 to 13). Looking every
-packet up in the database first would double its work, so the question is asked where the answer matters:
-a packet that passes all checks meets the duplicate index inside the append itself; a packet that a later
-check refuses is looked up before the refusal is sent. A memory of recent ids spares most repeats their
-signature check, and no more than that: OK always rests on what the database says now, for a database that was
-put back without its end has forgotten what this process remembers.
+A duplicate is answered OK before any later check can refuse it (check 8 before 9 to 13): see `repeats`.
 
 No request is left behind. Each ends in `_end`, once, where all that it holds is given back. Whatever is
 raised on its way ends it through `lost` with `internal_error`: on the loop a request moves only inside
@@ -26,15 +21,13 @@ from __future__ import annotations
 import asyncio
 import functools
 import time
-from collections import OrderedDict
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 
 import structlog
 from strata.protocol.errors import ErrorCode, InvalidPacket
 from strata.protocol.keys import IDENTITY_TYPES
 from strata.protocol.packets import Packet
-from strata.protocol.provenance import UNKNOWN, Downgrade, ProvenanceTrust
-from strata.protocol.provenance.origins import header_of
+from strata.protocol.provenance import Downgrade, ProvenanceTrust
 
 from relayd import failpoints
 from relayd.admission.budgets import BUDGETED_TYPES, TrustBudgets
@@ -45,6 +38,7 @@ from relayd.admission.knowledge import Knowledge, missing_for
 from relayd.admission.lanes import Lanes
 from relayd.admission.limits import AdmissionLimits
 from relayd.admission.parsing_apart import ApartParser
+from relayd.admission.repeats import DuplicateIndex, Repeat, Repeats, is_told_origin
 from relayd.admission.request import Publisher, PublishRequest, PublishVerdict
 from relayd.admission.verify import VerifyPool
 from relayd.faults import Faults
@@ -57,7 +51,6 @@ __all__ = ["Admission"]
 
 _log = structlog.get_logger("relayd.admission")
 
-_RECENT_IDS = 65_536
 _LOOKS_FOR_OVERDUE = 4
 """How often one looks for what has waited too long, in the time that it may wait."""
 _FEW_KEYS = 16
@@ -81,29 +74,21 @@ _KEYS_CHANGED = _passing("the author's keys changed meanwhile", "keys_changed")
 _FAULT = InvalidPacket(ErrorCode.INTERNAL_ERROR, "the relay failed on this packet; it may not be stored")
 
 
-def _is_told_origin(request: PublishRequest) -> bool:
-    """Whether the answer says what was found about the packet's origin (R-209). A peer asks for none."""
-    header = header_of(request.packet.value)
-    return request.origin is None and header is not None and header.get("origin_type") not in (None, UNKNOWN)
-
-
 class Admission:
     """Takes publishes from all sessions of a process; passes valid packets to the writer.
 
-    `enqueue(packet, request)` hands over to the writer; `find(ids)` asks the duplicate index, and
-    `findings(ids)` what was found about the origin of packets that are stored. `policy` and `trust` may be
-    replaced while running. `on_refused(request, error)`, which must not raise, is told of each that is not
-    stored. What waits for an identity packet to be brought by the feed is answered after `publish_timeout`
-    seconds that it could not be judged. Packets of many values are parsed `apart`, or on a thread where that
-    is None; it is closed with the admission.
+    `enqueue(packet, request)` hands over to the writer; `log` is asked what it has already. `policy` and
+    `trust` may be replaced while running. `on_refused(request, error)`, which must not raise, is told of each
+    that is not stored. What waits for an identity packet to be brought by the feed is answered after
+    `publish_timeout` seconds that it could not be judged. Packets of many values are parsed `apart`, or on a
+    thread where that is None; it is closed with the admission.
     """
 
     def __init__(
         self,
         *,
         enqueue: Callable[[NewPacket, PublishRequest], None],
-        find: Callable[[Sequence[bytes]], Awaitable[dict[bytes, tuple[int, int]]]],
-        findings: Callable[[Sequence[bytes]], Awaitable[dict[bytes, bytes]]],
+        log: DuplicateIndex,
         identities: Identities,
         budgets: TrustBudgets,
         policy: Policy,
@@ -125,8 +110,6 @@ class Admission:
         self.pending_bytes = 0
         self._submitted_at = float("-inf")
         self._enqueue = enqueue
-        self._find = find
-        self._findings = findings
         self._faults = faults
         self._slices = slices or Slices(faults)
         self._identities = identities
@@ -139,9 +122,14 @@ class Admission:
         self._on_refused = on_refused
         self._apart = apart
         self._knowledge = Knowledge(identities, clock)
-        self._recent: OrderedDict[bytes, None] = OrderedDict()
         self._held: set[Publisher] = set()
-        self._doubtful = Gathering("duplicates", self._look_up, self._lost_together)
+        self._repeats = Repeats(
+            log,
+            told=lambda request, repeat: self._step(request, functools.partial(self._looked_up, repeat)),
+            lost=self.lost,
+            on_flush=on_flush,
+            faults=faults,
+        )
         self._unknown = Gathering("keys", self._load, self._lost_together)
         self._lanes = Lanes(
             self._knowledge,
@@ -220,7 +208,7 @@ class Admission:
 
     def _route(self, request: PublishRequest) -> None:
         """Send an examined packet on: to the threads, to be looked up, or to its answer."""
-        if request.is_parsed and request.packet.digest in self._recent:
+        if request.is_parsed and self._repeats.remembers(request.packet.digest):
             request.verdict = PublishVerdict.REFUSED  # needs no signature where the log still has it
         if request.verdict in _DECIDED:
             self._lanes.advance_from(request)
@@ -454,51 +442,21 @@ class Admission:
         if not request.is_parsed:  # refused by checks 5 to 7: it has no id that could be known
             self.failed(request, request.refusal or _FAULT)
         else:
-            self._doubtful.put(request)
+            self._repeats.look_up(request)
 
-    async def _look_up(self, requests: list[PublishRequest]) -> None:
-        ids = {request.packet.digest for request in requests}
-        try:
-            known = await self._find(list(ids))
-        except StoreError:
-            # The refusal stands whatever the index would say; saying so needs no database.
-            known = {}
-        except Exception as error:
-            self._faults.caught("publish", error)
-            known = {}
-        findings = await self._findings_of([each for each in requests if each.packet.digest in known])
-        for request in requests:
-            found = known.get(request.packet.digest)
-            if found is not None:
-                self._step(request, functools.partial(self._repeated, found[1], findings))
-            elif request.repeats_at is not None:
-                self._step(request, functools.partial(self._repeated, request.repeats_at, findings))
-            elif request.refusal is not None:
-                self.failed(request, request.refusal)
-            else:
-                self._step(request, self._start_over)
-        self._on_flush()
-
-    async def _findings_of(self, repeats: Sequence[PublishRequest]) -> dict[bytes, bytes]:
-        """What the log holds about the origin of these; that they are stored may be said without it."""
-        ids = [request.packet.digest for request in repeats if _is_told_origin(request)]
-        try:
-            return await self._findings(ids) if ids else {}
-        except StoreError:
-            return {}
-        except Exception as error:
-            self._faults.caught("publish", error)
-            return {}
-
-    def _repeated(self, received_at: int, findings: Mapping[bytes, bytes], request: PublishRequest) -> None:
-        """The log has it already, and serves it by what was found then: keys may say something else now."""
-        finding = findings.get(request.packet.digest)
-        request.downgrade = None if finding is None else Downgrade.decode(finding)
-        self._accepted(request, received_at, duplicate=True)
+    def _looked_up(self, repeat: Repeat | None, request: PublishRequest) -> None:
+        if repeat is not None:
+            # The log serves it by what was found then: keys may say something else now.
+            request.downgrade = None if repeat.finding is None else Downgrade.decode(repeat.finding)
+            self._accepted(request, repeat.received_at, duplicate=True)
+        elif request.refusal is not None:
+            self.failed(request, request.refusal)
+        else:
+            self._start_over(request)
 
     def _start_over(self, request: PublishRequest) -> None:
         """It was taken for a repeat, and the log does not say that it is one."""
-        self._recent.pop(request.packet.digest, None)
+        self._repeats.forget(request.packet.digest)
         request.verdict = PublishVerdict.PENDING
         request.lane.requests.append(request)
         self._route(request)
@@ -510,9 +468,8 @@ class Admission:
     ) -> None:
         """The log has the packet, or for `duplicate_of` the one it repeats. Never raises."""
         if duplicate and not request.is_ended:
-            if duplicate_of is None and _is_told_origin(request):
-                request.repeats_at = received_at
-                self._step(request, self._doubtful.put)
+            if duplicate_of is None and is_told_origin(request):
+                self._step(request, lambda repeated: self._repeats.look_up(repeated, received_at))
                 return
             request.downgrade = None  # of a packet that the log does not hold
         self._accepted(request, received_at, duplicate=duplicate, duplicate_of=duplicate_of)
@@ -525,7 +482,7 @@ class Admission:
         try:
             packet = request.packet
             if duplicate_of is None:
-                self._remember(packet.digest)
+                self._repeats.remember(packet.digest)
             if duplicate:
                 request.queued = self._is_pending(packet)
             elif request.downgrade is not None:  # R-213
@@ -602,7 +559,7 @@ class Admission:
         for task in self._finishing:
             task.cancel()
         await asyncio.gather(
-            self._doubtful.close(),
+            self._repeats.close(),
             self._unknown.close(),
             self._budgets.close(),
             *self._finishing,
@@ -620,9 +577,3 @@ class Admission:
             return False
         chain = self._identities.chain(packet.author_id)
         return chain is not None and chain.is_pending(packet.packet_id, self._clock())
-
-    def _remember(self, digest: bytes) -> None:
-        recent = self._recent
-        recent[digest] = None
-        if len(recent) > _RECENT_IDS:
-            recent.popitem(last=False)

@@ -85,7 +85,6 @@ class PublishRequest:
         "queued",
         "raw",
         "refusal",
-        "repeats_at",
         "started_at",
         "verdict",
         "witness",
@@ -117,8 +116,6 @@ class PublishRequest:
         self.downgrade: Downgrade | None = None
         """The relay's finding about its origin, where the claim does not hold."""
         self.queued = False
-        self.repeats_at: int | None = None
-        """When the log received the packet that this one repeats, by the word of an append."""
         self.refusal: InvalidPacket | None = None
         self.is_by_keys = False
         """It was refused by the keys that were known, and other keys might have let it pass."""

@@ -131,8 +131,7 @@ def build_relay(
     )
     admission = Admission(
         enqueue=seams.enqueue,
-        find=store.find,
-        findings=store.findings,
+        log=store,
         identities=identities,
         budgets=budgets,
         policy=Policy(),

@@ -203,8 +203,7 @@ class Rig:
         self.budgets = TrustBudgets(self.log, budgets or {}, clock=lambda: self.now)
         self.admission = Admission(
             enqueue=self.log.enqueue,
-            find=self.log.find,
-            findings=self.log.findings,
+            log=self.log,
             identities=self.identities,
             budgets=self.budgets,
             policy=Policy(),

@@ -1,0 +1,132 @@
+"""Whether the log has a packet already: asked for what would not be stored, before it is refused (check 8).
+
+Looking every packet up first would double the database's work (decision 3). A packet that passes all checks
+meets the duplicate index inside the append itself; one that a later check refuses is looked up before the
+refusal is sent. A memory of recent ids spares most repeats their signature check, and no more than that: OK
+always rests on what the database says now, for a database that was put back without its end has forgotten
+what this process remembers.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from typing import Final, NamedTuple, Protocol
+
+from strata.protocol.provenance import UNKNOWN
+from strata.protocol.provenance.origins import header_of
+
+from relayd.admission.gathering import Gathering
+from relayd.admission.request import PublishRequest
+from relayd.faults import Faults
+from relayd.store.types import StoreError
+
+__all__ = ["DuplicateIndex", "Repeat", "Repeats", "is_told_origin"]
+
+_RECENT_IDS: Final = 65_536
+
+
+class DuplicateIndex(Protocol):
+    """The part of the store this module needs; each method may raise `StoreError`."""
+
+    async def find(self, ids: Sequence[bytes]) -> dict[bytes, tuple[int, int]]: ...
+
+    async def findings(self, ids: Sequence[bytes]) -> dict[bytes, bytes]: ...
+
+
+class Repeat(NamedTuple):
+    """The log has the packet: since when, and what was found about its origin then, still encoded."""
+
+    received_at: int
+    finding: bytes | None
+
+
+def is_told_origin(request: PublishRequest) -> bool:
+    """Whether the answer says what was found about the packet's origin (R-209). A peer asks for none."""
+    header = header_of(request.packet.value)
+    return request.origin is None and header is not None and header.get("origin_type") not in (None, UNKNOWN)
+
+
+class Repeats:
+    """Looks requests up in `log`, those that have gathered in one go.
+
+    `told(request, repeat)`, which must not raise, hears what came of each: None where the log is not known to
+    have it. `on_flush` is called after each batch, and what nobody has expected goes to `lost`.
+    """
+
+    def __init__(
+        self,
+        log: DuplicateIndex,
+        *,
+        told: Callable[[PublishRequest, Repeat | None], None],
+        lost: Callable[[PublishRequest, BaseException], None],
+        on_flush: Callable[[], None],
+        faults: Faults,
+    ) -> None:
+        self._log = log
+        self._told = told
+        self._lost = lost
+        self._on_flush = on_flush
+        self._faults = faults
+        self._recent: OrderedDict[bytes, None] = OrderedDict()
+        self._doubtful: Gathering[tuple[PublishRequest, int | None]] = Gathering(
+            "duplicates", self._look_up, self._lost_together
+        )
+
+    def remembers(self, digest: bytes) -> bool:
+        """Whether a packet of this id went into the log not long ago, or was found there."""
+        return digest in self._recent
+
+    def remember(self, digest: bytes) -> None:
+        """The log has a packet of this id."""
+        recent = self._recent
+        recent[digest] = None
+        if len(recent) > _RECENT_IDS:
+            recent.popitem(last=False)
+
+    def forget(self, digest: bytes) -> None:
+        """The log does not say so."""
+        self._recent.pop(digest, None)
+
+    def look_up(self, request: PublishRequest, received_at: int | None = None) -> None:
+        """Ask whether the log has this packet. By the word of an append it has, since `received_at`: then
+        what was found about its origin is all that is asked for. If this raises, nothing is asked."""
+        self._doubtful.put((request, received_at))
+
+    async def close(self) -> None:
+        """Ask nothing further."""
+        await self._doubtful.close()
+
+    async def _look_up(self, asked: list[tuple[PublishRequest, int | None]]) -> None:
+        known = await self._find(list({request.packet.digest for request, _ in asked}))
+        findings = await self._findings_of([each for each, _ in asked if each.packet.digest in known])
+        for request, appended_at in asked:
+            digest = request.packet.digest
+            received_at = known[digest][1] if digest in known else appended_at
+            found = None if received_at is None else Repeat(received_at, findings.get(digest))
+            self._told(request, found)
+        self._on_flush()
+
+    async def _find(self, ids: Sequence[bytes]) -> dict[bytes, tuple[int, int]]:
+        try:
+            return await self._log.find(ids)
+        except StoreError:
+            return {}  # a refusal stands whatever the index would say; saying so needs no database
+        except Exception as error:
+            self._faults.caught("publish", error)
+            return {}
+
+    async def _findings_of(self, repeats: Sequence[PublishRequest]) -> dict[bytes, bytes]:
+        """What the log holds about the origin of these; that they are stored may be said without it."""
+        ids = [request.packet.digest for request in repeats if is_told_origin(request)]
+        try:
+            return await self._log.findings(ids) if ids else {}
+        except StoreError:
+            return {}
+        except Exception as error:
+            self._faults.caught("publish", error)
+            return {}
+
+    def _lost_together(self, asked: list[tuple[PublishRequest, int | None]], error: BaseException) -> None:
+        for request, _ in asked:
+            self._lost(request, error)

@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 import structlog
-from strata.protocol.errors import ErrorCode, InvalidPacket
 
 from relayd import failpoints
 from relayd.admission.pipeline import Admission
+from relayd.admission.refusals import NOT_IN_TIME, NOT_STORABLE
 from relayd.admission.request import PublishRequest
 from relayd.faults import Faults
 from relayd.feed.tail import Tail
@@ -23,15 +23,6 @@ from relayd.store.types import Appended, Disposition, LogEntry, NewPacket, Outco
 __all__ = ["Commits"]
 
 _log = structlog.get_logger("relayd.admission")
-
-_NOT_STORABLE = InvalidPacket(
-    ErrorCode.INTERNAL_ERROR, "the packet could not be stored", detail="not_storable"
-)
-_NOT_IN_TIME = InvalidPacket(
-    ErrorCode.INTERNAL_ERROR,
-    "the packet could not be stored in time; publish it again",
-    detail="store_unavailable",
-)
 
 
 class Commits:
@@ -88,9 +79,9 @@ class Commits:
             self._admission.committed(request, received_at, duplicate=True, duplicate_of=duplicate_of)
         else:
             _log.error("row_refused", packet_id="0x" + packet.packet_id.hex())
-            self._admission.failed(request, _NOT_STORABLE)
+            self._admission.failed(request, NOT_STORABLE)
 
     def not_stored(self, request: PublishRequest) -> None:
         """The database did not answer in time (R-200); an append in flight may still have taken effect."""
-        self._admission.failed(request, _NOT_IN_TIME)
+        self._admission.failed(request, NOT_IN_TIME)
         self._on_flush()

@@ -24,7 +24,7 @@ import time
 from collections.abc import Callable, Sequence
 
 import structlog
-from strata.protocol.errors import ErrorCode, InvalidPacket
+from strata.protocol.errors import InvalidPacket
 from strata.protocol.keys import IDENTITY_TYPES
 from strata.protocol.packets import Packet
 from strata.protocol.provenance import Downgrade, ProvenanceTrust
@@ -38,6 +38,7 @@ from relayd.admission.knowledge import Knowledge, missing_for
 from relayd.admission.lanes import Lanes
 from relayd.admission.limits import AdmissionLimits
 from relayd.admission.parsing_apart import ApartParser
+from relayd.admission.refusals import FAULT, KEYS_CHANGED, QUEUE_FULL, UNAVAILABLE
 from relayd.admission.repeats import DuplicateIndex, Repeat, Repeats, is_told_origin
 from relayd.admission.request import Publisher, PublishRequest, PublishVerdict
 from relayd.admission.verify import VerifyPool
@@ -62,16 +63,6 @@ _LOADED_TOGETHER = 64
 _LATELY = 0.1
 """Seconds after which a publish that is answered is not felt any more."""
 _DECIDED = (PublishVerdict.PASSED, PublishVerdict.REFUSED)
-
-
-def _passing(reason: str, detail: str) -> InvalidPacket:
-    return InvalidPacket(ErrorCode.INTERNAL_ERROR, f"{reason}; publish it again", detail=detail)
-
-
-_QUEUE_FULL = _passing("too many packets wait to be stored", "queue_full")
-_UNAVAILABLE = _passing("the packet could not be checked in time", "store_unavailable")
-_KEYS_CHANGED = _passing("the author's keys changed meanwhile", "keys_changed")
-_FAULT = InvalidPacket(ErrorCode.INTERNAL_ERROR, "the relay failed on this packet; it may not be stored")
 
 
 class Admission:
@@ -295,7 +286,7 @@ class Admission:
         except InvalidPacket as error:
             request.refuse(error)
         except StoreError:
-            request.refuse(_UNAVAILABLE)
+            request.refuse(UNAVAILABLE)
 
     def _task_ended(self, request: PublishRequest, task: asyncio.Task[None]) -> None:
         self._finishing.discard(task)
@@ -319,7 +310,7 @@ class Admission:
         for first in range(0, len(requests), _LOADED_TOGETHER):
             some = requests[first : first + _LOADED_TOGETHER]
             with self._identities.held():
-                if refusal is not _UNAVAILABLE:  # the others have waited for that as long
+                if refusal is not UNAVAILABLE:  # the others have waited for that as long
                     refusal = await self._load_for(some)
                 for request in some:
                     self._step(request, functools.partial(self._loaded, refusal))
@@ -337,10 +328,10 @@ class Admission:
         try:
             await self._identities.load(dids)
         except StoreError:
-            return _UNAVAILABLE
+            return UNAVAILABLE
         except Exception as error:
             self._faults.caught("identity", error)
-            return _FAULT
+            return FAULT
         return None
 
     def _loaded(self, refusal: InvalidPacket | None, request: PublishRequest) -> None:
@@ -367,7 +358,7 @@ class Admission:
         """
         self._faults.caught("publish", error)
         request.lane.forget(request)
-        self.failed(request, _FAULT)
+        self.failed(request, FAULT)
         self._lanes.let_out(request.lane)
         self._on_flush()
 
@@ -418,7 +409,7 @@ class Admission:
                 to_store(request.packet, request.downgrade, request.origin, request.witness), request
             )
         except StoreUnavailable:
-            self.failed(request, _QUEUE_FULL)
+            self.failed(request, QUEUE_FULL)
 
     def _be_patient(self) -> None:
         pause = self._publish_timeout / _LOOKS_FOR_OVERDUE
@@ -431,7 +422,7 @@ class Admission:
         while overdue := self._lanes.overdue(since):
             for request in overdue:
                 request.lane.forget(request)
-                self.failed(request, _UNAVAILABLE)
+                self.failed(request, UNAVAILABLE)
                 self._lanes.let_out(request.lane)
         self._on_flush()
         if self._lanes.is_barring:
@@ -440,7 +431,7 @@ class Admission:
     def _settle(self, request: PublishRequest) -> None:
         """Answer what will not be stored: OK if the log has it already (check 8), else the refusal."""
         if not request.is_parsed:  # refused by checks 5 to 7: it has no id that could be known
-            self.failed(request, request.refusal or _FAULT)
+            self.failed(request, request.refusal or FAULT)
         else:
             self._repeats.look_up(request)
 
@@ -510,7 +501,7 @@ class Admission:
         """The answer could not be made. A packet that is stored may be published again."""
         self._faults.caught("publish", error)
         try:
-            request.lane.publisher.publish_refused(request, _FAULT)
+            request.lane.publisher.publish_refused(request, FAULT)
         except Exception as again:
             self._faults.caught("publish", again)
             self._guarded(request.lane.publisher.publish_unanswerable)
@@ -538,7 +529,7 @@ class Admission:
             return True
         fresh = self._knowledge.of(packet)
         if fresh is None:  # put out of memory within this moment
-            request.refuse(_KEYS_CHANGED)
+            request.refuse(KEYS_CHANGED)
         else:
             request.known = fresh
             try:

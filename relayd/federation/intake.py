@@ -21,6 +21,8 @@ from collections.abc import Collection
 from strata.protocol.errors import ErrorCode, InvalidPacket
 from strata.protocol.packets import MAX_FUTURE_SECONDS, Packet, id_holds
 
+from relayd.admission.refusals import is_passing
+
 __all__ = [
     "MAX_ATTEMPTS",
     "Intake",
@@ -167,8 +169,6 @@ _KEY_CODES = frozenset(
         ErrorCode.KEY_NOT_YET_VALID,
     }
 )
-_PASSING = frozenset({"store_unavailable", "queue_full", "keys_changed"})
-"""Details of `internal_error` that say: the packet is fine, and this relay is not."""
 
 
 def _is_altered(raw: bytes, error: InvalidPacket) -> bool:
@@ -182,7 +182,7 @@ def judge_refusal(item: Item, error: InvalidPacket) -> PeerVerdict:
     """What a refusal means for the peer, and for how far it has been read."""
     match error.code:
         case ErrorCode.INTERNAL_ERROR:
-            if error.detail not in _PASSING and item.attempts >= MAX_ATTEMPTS:
+            if not is_passing(error) and item.attempts >= MAX_ATTEMPTS:
                 return PeerVerdict.SKIPPED  # one packet that we fail on must not hold up all behind it
             return PeerVerdict.LATER
         case ErrorCode.TIMESTAMP_IN_FUTURE:
@@ -200,7 +200,7 @@ def judge_refusal(item: Item, error: InvalidPacket) -> PeerVerdict:
 def judge_key(raw: bytes, error: InvalidPacket) -> KeyVerdict:
     """What the refusal of an identity packet says about whether this relay knows the author's keys."""
     match error.code:
-        case ErrorCode.INTERNAL_ERROR if error.detail in _PASSING:
+        case _ if is_passing(error):
             return KeyVerdict.AWAY
         case ErrorCode.INTERNAL_ERROR | ErrorCode.TIMESTAMP_IN_FUTURE:
             return KeyVerdict.LATER

@@ -13,7 +13,7 @@ A duplicate is answered OK before any later check can refuse it (check 8 before 
 
 No request is left behind. Each ends in `_end`, once, where all that it holds is given back. Whatever is
 raised on its way ends it through `lost` with `internal_error`: on the loop a request moves only inside
-`_step`, what runs as a task reports to `_task_ended` or `Gathering`, and the threads to `VerifyPool`.
+`_step`; tasks report to `LastChecks` or `Gathering`, and the threads to `VerifyPool`.
 """
 
 from __future__ import annotations
@@ -30,12 +30,13 @@ from strata.protocol.packets import Packet
 from strata.protocol.provenance import Downgrade, ProvenanceTrust
 
 from relayd import failpoints
-from relayd.admission.budgets import BUDGETED_TYPES, TrustBudgets
+from relayd.admission.budgets import TrustBudgets
 from relayd.admission.checker import Checker, is_dear
 from relayd.admission.checks import judge, to_store
 from relayd.admission.gathering import Gathering
 from relayd.admission.knowledge import Knowledge, missing_for
 from relayd.admission.lanes import Lanes
+from relayd.admission.last_checks import LastChecks
 from relayd.admission.limits import AdmissionLimits
 from relayd.admission.parsing_apart import ApartParser
 from relayd.admission.refusals import FAULT, KEYS_CHANGED, QUEUE_FULL, UNAVAILABLE
@@ -104,8 +105,6 @@ class Admission:
         self._faults = faults
         self._slices = slices or Slices(faults)
         self._identities = identities
-        self._budgets = budgets
-        self._plugins = plugins
         self._limits = limits
         self._clock = clock
         self._on_verified = on_verified
@@ -131,7 +130,14 @@ class Admission:
         )
         self._publish_timeout = publish_timeout
         self._patience: asyncio.TimerHandle | None = None
-        self._finishing: set[asyncio.Task[None]] = set()
+        self._last_checks = LastChecks(
+            budgets,
+            plugins,
+            done=lambda request: self._step(request, self._lanes.advance_from),
+            lost=self.lost,
+            on_flush=on_flush,
+            faults=faults,
+        )
         self._pool: VerifyPool[PublishRequest] = VerifyPool(
             self._checker.check,
             self._checked,
@@ -252,53 +258,10 @@ class Admission:
             self._route(request)
             return
         if request.verdict is PublishVerdict.CHECKED:
-            self._finish(request)
+            self._last_checks.begin(request)
         self._lanes.advance_from(request)
 
-    # Checks that wait for something before the packet may enter the log.
-
-    def _finish(self, request: PublishRequest) -> None:
-        """The budgets of check 12 and then 13; the operator's plug-ins come last, for they may take long."""
-        asks = bool(self._plugins) and request.origin_refusal is None
-        if (asks or request.packet.content_type in BUDGETED_TYPES) and not request.is_finished:
-            request.verdict = PublishVerdict.PENDING
-            task = asyncio.create_task(self._finish_later(request), name="publish-finish")
-            self._finishing.add(task)
-            task.add_done_callback(functools.partial(self._task_ended, request))
-        elif request.origin_refusal is not None:
-            request.refuse(request.origin_refusal)
-        else:
-            request.verdict = PublishVerdict.PASSED
-        request.is_finished = True
-
-    async def _finish_later(self, request: PublishRequest) -> None:
-        packet = request.packet
-        try:
-            if packet.content_type in BUDGETED_TYPES:
-                await self._budgets.take(packet, request.witness)
-                request.is_charged = True
-            if request.origin_refusal is not None:
-                request.refuse(request.origin_refusal)
-            else:
-                if self._plugins:
-                    await self._plugins.check(packet, request.lane.identity)
-                request.verdict = PublishVerdict.PASSED
-        except InvalidPacket as error:
-            request.refuse(error)
-        except StoreError:
-            request.refuse(UNAVAILABLE)
-
-    def _task_ended(self, request: PublishRequest, task: asyncio.Task[None]) -> None:
-        self._finishing.discard(task)
-        if task.cancelled():
-            return  # admission is closed
-        if (error := task.exception()) is not None:
-            self.lost(request, error)
-        elif not request.is_ended:
-            self._step(request, self._lanes.advance_from)
-        elif request.is_charged:
-            self._guarded(self._budgets.settled, request.packet)
-        self._on_flush()
+    # Keys that are not in memory.
 
     async def _load(self, requests: list[PublishRequest]) -> None:
         """Read the chains and manifests that packets wait for, those of many packets in one go.
@@ -376,8 +339,7 @@ class Admission:
         request.is_ended = True
         self.pending -= 1
         self.pending_bytes -= len(request.raw)
-        if request.is_charged:
-            self._guarded(self._budgets.settled, request.packet, stored_at)
+        self._last_checks.settled(request, stored_at)
         if self._held and not self.is_full():
             held, self._held = self._held, set()
             for publisher in held:
@@ -547,14 +509,8 @@ class Admission:
         if self._patience is not None:
             self._patience.cancel()
         await asyncio.get_running_loop().run_in_executor(None, self._close_threads)
-        for task in self._finishing:
-            task.cancel()
         await asyncio.gather(
-            self._repeats.close(),
-            self._unknown.close(),
-            self._budgets.close(),
-            *self._finishing,
-            return_exceptions=True,
+            self._repeats.close(), self._unknown.close(), self._last_checks.close(), return_exceptions=True
         )
 
     def _close_threads(self) -> None:

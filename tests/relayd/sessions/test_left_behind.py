@@ -91,6 +91,8 @@ CATCHERS = {
     "Admission.still_admitted",
     "Admission._lost_together",
     "Repeats._lost_together",
+    "LastChecks._ended",
+    "LastChecks.settled",
     "Commits.committed",
     "Writer._committed",
     "Writer._forget",
@@ -460,7 +462,7 @@ class World:
         await self.until(lambda: not admission.pending, "a publish is pending")
         assert admission.pending_bytes == 0
         assert not admission._lanes._changing and not admission._lanes._barred and not admission._held
-        assert not admission._budgets._on_their_way
+        assert not admission._last_checks._budgets._on_their_way
         assert self.relay.writer.pending == self.relay.writer.pending_bytes == 0
         packet = self.post(Identity(bytes([5]) * 32))
         self.reader.publish(packet, "after")

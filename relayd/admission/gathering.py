@@ -17,13 +17,14 @@ J = TypeVar("J")
 
 
 class Gathering(Generic[J]):
-    """Gives jobs to `work(jobs)` in batches. What `work` raises goes to `on_lost(jobs, error)`."""
+    """Gives jobs to `work(jobs)` in batches. What `work` raises goes to `on_lost(job, error)` for each, which
+    must not raise."""
 
     def __init__(
         self,
         name: str,
         work: Callable[[list[J]], Coroutine[Any, Any, None]],
-        on_lost: Callable[[list[J], BaseException], None],
+        on_lost: Callable[[J, BaseException], None],
     ) -> None:
         self._name = name
         self._work = work
@@ -54,10 +55,14 @@ class Gathering(Generic[J]):
         if task.cancelled():
             return  # closed
         if (error := task.exception()) is not None:
-            self._on_lost(jobs, error)
+            self._lose(jobs, error)
         if self._waiting and self._task is None:
             waiting, self._waiting = self._waiting, []
             try:
                 self._begin(waiting)
             except Exception as error:
-                self._on_lost(waiting, error)
+                self._lose(waiting, error)
+
+    def _lose(self, jobs: list[J], error: BaseException) -> None:
+        for job in jobs:
+            self._on_lost(job, error)

@@ -33,11 +33,11 @@ from relayd import failpoints
 from relayd.admission.budgets import TrustBudgets
 from relayd.admission.checker import Checker, is_dear
 from relayd.admission.checks import judge, to_store
-from relayd.admission.gathering import Gathering
 from relayd.admission.knowledge import Knowledge, missing_for
 from relayd.admission.lanes import Lanes
 from relayd.admission.last_checks import LastChecks
 from relayd.admission.limits import AdmissionLimits
+from relayd.admission.loading import Loading
 from relayd.admission.parsing_apart import ApartParser
 from relayd.admission.refusals import FAULT, KEYS_CHANGED, QUEUE_FULL, UNAVAILABLE
 from relayd.admission.repeats import DuplicateIndex, Repeat, Repeats, is_told_origin
@@ -47,7 +47,7 @@ from relayd.faults import Faults
 from relayd.identity.directory import Identities
 from relayd.policy import Plugins, Policy
 from relayd.slices import Slices
-from relayd.store.types import NewPacket, StoreError, StoreUnavailable
+from relayd.store.types import NewPacket, StoreUnavailable
 
 __all__ = ["Admission"]
 
@@ -59,8 +59,6 @@ _FEW_KEYS = 16
 """A packet that no key has signed is tried with all that its author ever had: so many take a millisecond."""
 _SHORT_TYPES = IDENTITY_TYPES - {"DID_DOCUMENT"}
 """What is judged as quickly where it has many values: nothing of these is canonicalised again."""
-_LOADED_TOGETHER = 64
-"""Packets whose keys are in memory together, whatever these weigh: each needs three chains at most."""
 _LATELY = 0.1
 """Seconds after which a publish that is answered is not felt any more."""
 _DECIDED = (PublishVerdict.PASSED, PublishVerdict.REFUSED)
@@ -120,7 +118,13 @@ class Admission:
             on_flush=on_flush,
             faults=faults,
         )
-        self._unknown = Gathering("keys", self._load, self._lost_together)
+        self._loading = Loading(
+            identities,
+            go_on=lambda request, refusal: self._step(request, functools.partial(self._loaded, refusal)),
+            lost=self.lost,
+            on_flush=on_flush,
+            faults=faults,
+        )
         self._lanes = Lanes(
             self._knowledge,
             leave=self._leave,
@@ -218,7 +222,7 @@ class Admission:
         """Have it judged by the keys of now, once they are there."""
         known = self._knowledge.of(request.packet)
         if known is None:
-            self._unknown.put(request)
+            self._loading.put(request)
             return
         request.known = known
         quick_types = _SHORT_TYPES if request.is_dear else IDENTITY_TYPES
@@ -261,42 +265,6 @@ class Admission:
             self._last_checks.begin(request)
         self._lanes.advance_from(request)
 
-    # Keys that are not in memory.
-
-    async def _load(self, requests: list[PublishRequest]) -> None:
-        """Read the chains and manifests that packets wait for, those of many packets in one go.
-
-        What was read for a packet is there until it is used, however large it is: two chains without room for
-        both would else be read in turns, for ever.
-        """
-        refusal: InvalidPacket | None = None
-        for first in range(0, len(requests), _LOADED_TOGETHER):
-            some = requests[first : first + _LOADED_TOGETHER]
-            with self._identities.held():
-                if refusal is not UNAVAILABLE:  # the others have waited for that as long
-                    refusal = await self._load_for(some)
-                for request in some:
-                    self._step(request, functools.partial(self._loaded, refusal))
-            self._on_flush()
-
-    async def _load_for(self, requests: Sequence[PublishRequest]) -> InvalidPacket | None:
-        """Read all that these need. Why those are refused for whom it could not be read, if it could not."""
-        dids: dict[str, None] = {}
-
-        def need(request: PublishRequest) -> None:
-            dids.update(dict.fromkeys(missing_for(request.packet, self._identities)))
-
-        for request in requests:
-            self._step(request, need)
-        try:
-            await self._identities.load(dids)
-        except StoreError:
-            return UNAVAILABLE
-        except Exception as error:
-            self._faults.caught("identity", error)
-            return FAULT
-        return None
-
     def _loaded(self, refusal: InvalidPacket | None, request: PublishRequest) -> None:
         # One chain that cannot be read is no reason to refuse the packets of others.
         if refusal is not None and missing_for(request.packet, self._identities):
@@ -324,10 +292,6 @@ class Admission:
         self.failed(request, FAULT)
         self._lanes.let_out(request.lane)
         self._on_flush()
-
-    def _lost_together(self, requests: list[PublishRequest], error: BaseException) -> None:
-        for request in requests:
-            self.lost(request, error)
 
     def _end(self, request: PublishRequest, *, stored_at: int | None = None) -> bool:
         """Give back all that a request holds; False where that is done already. Never raises.
@@ -510,7 +474,7 @@ class Admission:
             self._patience.cancel()
         await asyncio.get_running_loop().run_in_executor(None, self._close_threads)
         await asyncio.gather(
-            self._repeats.close(), self._unknown.close(), self._last_checks.close(), return_exceptions=True
+            self._repeats.close(), self._loading.close(), self._last_checks.close(), return_exceptions=True
         )
 
     def _close_threads(self) -> None:

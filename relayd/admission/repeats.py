@@ -65,12 +65,11 @@ class Repeats:
     ) -> None:
         self._log = log
         self._told = told
-        self._lost = lost
         self._on_flush = on_flush
         self._faults = faults
         self._recent: OrderedDict[bytes, None] = OrderedDict()
         self._doubtful: Gathering[tuple[PublishRequest, int | None]] = Gathering(
-            "duplicates", self._look_up, self._lost_together
+            "duplicates", self._look_up, lambda asked, error: lost(asked[0], error)
         )
 
     def remembers(self, digest: bytes) -> bool:
@@ -126,7 +125,3 @@ class Repeats:
         except Exception as error:
             self._faults.caught("publish", error)
             return {}
-
-    def _lost_together(self, asked: list[tuple[PublishRequest, int | None]], error: BaseException) -> None:
-        for request, _ in asked:
-            self._lost(request, error)

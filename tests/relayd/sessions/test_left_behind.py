@@ -89,8 +89,7 @@ CATCHERS = {
     "Lanes.applied",
     "Admission.identity_applied",
     "Admission.still_admitted",
-    "Admission._lost_together",
-    "Repeats._lost_together",
+    "Gathering._lose",
     "LastChecks._ended",
     "LastChecks.settled",
     "Commits.committed",
@@ -762,7 +761,7 @@ ACTS: dict[Act, set[str]] = {
     trust_acts: {"TrustBudgets.take", "TrustBudgets._read", "TrustBudgets._received", "check_content"},
     new_keys: {"KeyChain.apply", "Identities._observe_event", "Knowledge.is_current"},
     keys_to_load: {
-        "Admission._load",
+        "Loading._load",
         "Identities.load",
         "Identities._read",
         "Identities._loaded",

@@ -14,13 +14,14 @@ class Pauses:
     def __init__(self, first: float, longest: float) -> None:
         self._first = first
         self._longest = longest
-        self._next = first
+        self.next = first
+        """Seconds that the next wait takes at most."""
 
     def reset(self) -> None:
         """It worked: begin again with the shortest wait."""
-        self._next = self._first
+        self.next = self._first
 
     async def wait(self) -> None:
         """Wait, between half and all of the time that it is the turn of. Cancelling ends the wait."""
-        seconds, self._next = self._next, min(self._next * 2, self._longest)
+        seconds, self.next = self.next, min(self.next * 2, self._longest)
         await asyncio.sleep(seconds * random.uniform(0.5, 1.0))

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-import random
 from collections.abc import Sequence
 from typing import Final, Protocol
 
@@ -20,6 +19,7 @@ from strata.protocol.lake import HASHED
 
 from relayd.faults import Faults
 from relayd.logs import problem_of
+from relayd.pauses import Pauses
 from relayd.store.types import LogEntry, LogQuery, StoreError
 
 __all__ = ["KnownTypes", "LogOfTypes"]
@@ -94,15 +94,13 @@ class KnownTypes:
             self._faults.caught("feed", error)
 
     async def _read_all(self) -> None:
-        place = b""
-        pause = _RETRY_SECONDS[0]
+        place, pauses = b"", Pauses(*_RETRY_SECONDS)
         while not self._is_given_up:
             try:
                 keys = await self._log.types(place, _PAGE_TYPES)
             except StoreError as error:
-                _log.warning("types_unread", problem=problem_of(error), retry_in=pause)
-                await asyncio.sleep(random.uniform(pause / 2, pause))
-                pause = min(pause * 2, _RETRY_SECONDS[1])
+                _log.warning("types_unread", problem=problem_of(error), retry_in=pauses.next)
+                await pauses.wait()
                 continue
             self._add({key.decode() for key in keys if not key.startswith(HASHED)})
             if len(keys) < _PAGE_TYPES:

@@ -12,7 +12,6 @@ wanted by thousands of filters, or hold keys that cost signatures.
 from __future__ import annotations
 
 import asyncio
-import random
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -24,6 +23,7 @@ from relayd import failpoints
 from relayd.faults import Faults
 from relayd.feed.fanout import Fanout
 from relayd.logs import problem_of
+from relayd.pauses import Pauses
 from relayd.slices import SLICE_SECONDS
 from relayd.store.types import LogEntry, StoreError
 
@@ -158,7 +158,7 @@ class Tail:
 
     async def run(self) -> None:
         """Read what others commit, until cancelled; outlasts any loss of the database."""
-        pause = _RETRY_SECONDS[0]
+        pauses = Pauses(*_RETRY_SECONDS)
         while True:
             await self._wake.wait()
             self._wake.clear()
@@ -170,14 +170,13 @@ class Tail:
                     else:
                         await self._read()
                 except StoreError as error:
-                    _log.debug("tail_read_failed", error=problem_of(error), retry_in=pause)
+                    _log.debug("tail_read_failed", error=problem_of(error), retry_in=pauses.next)
                 except Exception as error:
                     self._faults.caught("feed", error)
                 else:
-                    pause = _RETRY_SECONDS[0]
+                    pauses.reset()
                     continue
-                await asyncio.sleep(random.uniform(pause / 2, pause))
-                pause = min(pause * 2, _RETRY_SECONDS[1])
+                await pauses.wait()
 
     async def _read(self) -> None:
         if failpoints.ARMED:

@@ -22,7 +22,6 @@ import asyncio
 import contextlib
 import functools
 import itertools
-import random
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Final, NamedTuple, Protocol
 
@@ -38,6 +37,7 @@ from relayd.identity.kept import Kept
 from relayd.identity.names import Names
 from relayd.identity.outlines import OBJECT_BYTES, outlined, weight_of
 from relayd.logs import problem_of
+from relayd.pauses import Pauses
 from relayd.store.identities import AuthorsPage
 from relayd.store.types import LogEntry, StoredPacket, StoreError
 
@@ -181,16 +181,15 @@ class Identities:
 
     async def _names(self, type_: str, place: int) -> AuthorsPage:
         """A page of names. The first has to come, for a start; the others are asked for until they do."""
-        pause = _RETRY_SECONDS[0]
+        pauses = Pauses(*_RETRY_SECONDS)
         while True:
             try:
                 page = await self._log.authors(type_, place)
             except StoreError as error:
                 if not self._has_begun:
                     raise
-                _log.warning("identities_unread", problem=problem_of(error), retry_in=pause)
-                await asyncio.sleep(random.uniform(pause / 2, pause))
-                pause = min(pause * 2, _RETRY_SECONDS[1])
+                _log.warning("identities_unread", problem=problem_of(error), retry_in=pauses.next)
+                await pauses.wait()
             else:
                 self._has_begun = True
                 return page

@@ -16,7 +16,7 @@ from relayd.admission.refusals import NOT_IN_TIME, NOT_STORABLE
 from relayd.admission.request import PublishRequest
 from relayd.faults import Faults
 from relayd.feed.tail import Tail
-from relayd.identity.directory import DECISIVE_TYPES
+from relayd.identity.authors import DECISIVE_TYPES
 from relayd.metrics import Metrics
 from relayd.store.types import Appended, Disposition, LogEntry, NewPacket, Outcome
 

@@ -22,7 +22,7 @@ from strata.protocol.provenance.manifest import CLIENT_MANIFEST
 
 from relayd.admission.knowledge import Knowledge
 from relayd.admission.request import Lane, PublishRequest, PublishVerdict
-from relayd.identity.directory import DECISIVE_TYPES
+from relayd.identity.authors import DECISIVE_TYPES
 
 __all__ = ["Lanes"]
 

@@ -6,8 +6,7 @@ most recent, and brought forward by the feed: every entry of the log passes `obs
 in which it is forwarded, whichever process appended it. So what this directory knows has a position, the
 feed's own, and `relay_append` refuses a batch that was judged behind a later identity packet (R-074).
 
-Who has published anything about themselves is read from the log at start, by pages. The relay serves
-meanwhile: until the last page has come, every author is looked up in the log, like one who has a chain.
+Who has published anything about themselves is known by name (`authors`).
 
 Nothing here asks the network (R-056): the sources are the bootstrap file, the log, and the DID itself.
 
@@ -21,51 +20,37 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
-import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Final, NamedTuple, Protocol
 
 import structlog
 from strata.protocol.errors import InvalidPacket
-from strata.protocol.keys import IDENTITY_TYPES, KeyChain, KeyRules
+from strata.protocol.keys import KeyChain, KeyRules
 from strata.protocol.packets import Packet
+from strata.protocol.provenance.manifest import CLIENT_MANIFEST
 
 from relayd import failpoints
 from relayd.faults import Faults
+from relayd.identity.authors import DECISIVE_TYPES, Authors, LogOfAuthors
 from relayd.identity.bootstrap import Bootstrap
 from relayd.identity.kept import Kept
-from relayd.identity.names import Names
 from relayd.identity.outlines import OBJECT_BYTES, outlined, weight_of
-from relayd.logs import problem_of
-from relayd.pauses import Pauses
-from relayd.store.identities import AuthorsPage
 from relayd.store.types import LogEntry, StoredPacket, StoreError
 
-__all__ = ["DECISIVE_TYPES", "Identities", "LogOfIdentities"]
+__all__ = ["Identities", "LogOfIdentities"]
 
 _log = structlog.get_logger("relayd.identity.directory")
 
-_MANIFEST = "CLIENT_MANIFEST"
-DECISIVE_TYPES = IDENTITY_TYPES | {_MANIFEST}
-"""Packets by which later ones are judged."""
 _CHAINS_BYTES: Final = 64 * 2**20
 _MANIFESTS_BYTES: Final = 16 * 2**20
 _AUTHORS_PER_READ: Final = 32
 """A read brings at most so many chains into memory at once."""
-_START_PATIENCE: Final = 5.0
-"""Seconds that a start waits for the names of all identities; after that the relay serves without them."""
-_NAMES_PER_STEP: Final = 500
-_STEP_PAUSE: Final = 0.001
-"""So many names are learned in a step of the loop, for half a millisecond; then others have their turn."""
-_RETRY_SECONDS: Final = (0.1, 5.0)
 _REMEMBERED_CHANGES: Final = 4096
 _REMEMBERED_BEGINNINGS: Final = 256
 
 
-class LogOfIdentities(Protocol):
+class LogOfIdentities(LogOfAuthors, Protocol):
     """The part of the store this module needs; each method may raise `StoreError`."""
-
-    async def authors(self, type_: str, after: int = ...) -> AuthorsPage: ...
 
     async def packets_of(self, authors: Sequence[str], types: Iterable[str]) -> list[StoredPacket]: ...
 
@@ -134,16 +119,10 @@ class Identities:
         self._genesis = functools.lru_cache(_REMEMBERED_BEGINNINGS)(
             functools.partial(KeyChain.genesis, rules=rules)
         )
-        # The DIDs whose keys cannot be read from the DID alone.
-        self._special = Names(bootstrap.names())
-        self._publishers = Names()
-        """The DIDs that have published a client manifest."""
+        self._authors = Authors(log, bootstrap.names())
         # The generation in which each DID's chain changed last, in that order; the first goes.
         self._changes: dict[str, int] = {}
         self._forgotten = 0
-        self._is_complete = True
-        """Every name of the log is in these two sets: so it is where there is no log yet, see `open`."""
-        self._has_begun = False
         self._chains: Kept[KeyChain] = Kept(max_chain_bytes, _weight_of_chain)
         self._manifests: Kept[_Manifest] = Kept(_MANIFESTS_BYTES, _weight_of_manifest)
         self._loading: dict[str, _Loading] = {}
@@ -155,48 +134,11 @@ class Identities:
         Raises `StoreError` if the log cannot be read. The feed must start no later than the log stood when
         this was called. Cancelling leaves the reading to `close`.
         """
-        self._is_complete = False
-        learning = asyncio.create_task(self._learn(), name="identities")
-        self._reads.add(learning)
-        done, _ = await asyncio.wait({learning}, timeout=_START_PATIENCE)
-        learning.add_done_callback(self._reads.discard)
-        if done:
-            learning.result()
-        else:
-            _log.info("identities_loading", consequence="authors are looked up one by one until it is done")
-
-    async def _learn(self) -> None:
-        for type_ in sorted(DECISIVE_TYPES):
-            names = self._publishers if type_ == _MANIFEST else self._special
-            place: int | None = 0
-            while place is not None:
-                page = await self._names(type_, place)
-                left = iter(page.names)
-                while some := list(itertools.islice(left, _NAMES_PER_STEP)):
-                    names.update(some)
-                    await asyncio.sleep(_STEP_PAUSE)
-                place = page.next
-        self._is_complete = True
-        _log.info("identities_known", authors=len(self._special), clients=len(self._publishers))
-
-    async def _names(self, type_: str, place: int) -> AuthorsPage:
-        """A page of names. The first has to come, for a start; the others are asked for until they do."""
-        pauses = Pauses(*_RETRY_SECONDS)
-        while True:
-            try:
-                page = await self._log.authors(type_, place)
-            except StoreError as error:
-                if not self._has_begun:
-                    raise
-                _log.warning("identities_unread", problem=problem_of(error), retry_in=pauses.next)
-                await pauses.wait()
-            else:
-                self._has_begun = True
-                return page
+        await self._authors.open()
 
     def is_plain(self, did: str) -> bool:
         """Whether it is known that all there is to know of this DID stands in itself: the usual case."""
-        return did not in self._special and self._is_complete
+        return self._authors.is_plain(did)
 
     def chain(self, did: str) -> KeyChain | None:
         """The DID's chain as the feed has it now; None where it has to be loaded first."""
@@ -216,9 +158,7 @@ class Identities:
     def missing(self, dids: Iterable[str], clients: Iterable[str] = ()) -> list[str]:
         """Which of these have to be loaded before `chain` and `manifest` are complete."""
         return [did for did in dids if not self.is_plain(did) and did not in self._chains] + [
-            did
-            for did in clients
-            if (did in self._publishers or not self._is_complete) and did not in self._manifests
+            did for did in clients if not self._authors.is_no_client(did) and did not in self._manifests
         ]
 
     async def resolve(self, did: str) -> KeyChain:
@@ -282,7 +222,7 @@ class Identities:
         """End the reads under way; who waits for one is cancelled."""
         for task in self._reads:
             task.cancel()
-        await asyncio.gather(*self._reads, return_exceptions=True)
+        await asyncio.gather(self._authors.close(), *self._reads, return_exceptions=True)
 
     def observe(self, entries: Sequence[LogEntry]) -> None:
         """Take the log's next entries, in sequence and without a gap; the feed calls this. Never raises."""
@@ -299,7 +239,7 @@ class Identities:
                 self._manifests.drop(new.author_id)
                 if (loading := self._loading.pop(new.author_id, None)) is not None:
                     loading.fail(error)
-                (self._publishers if new.content_type == _MANIFEST else self._special).add(new.author_id)
+                self._authors.add(new.author_id, new.content_type)
             self.generation += 1
             self._tell(new.author_id, new.packet_id)
 
@@ -308,7 +248,9 @@ class Identities:
         self._manifests.clear()
         for one in self._loading.values():
             one.is_late = True
-            one.observed = [(packet, at) for packet, at in one.observed if packet.content_type != _MANIFEST]
+            one.observed = [
+                (packet, at) for packet, at in one.observed if packet.content_type != CLIENT_MANIFEST
+            ]
         self.generation += 1
         self._changes.clear()
         self._forgotten = self.generation  # any verdict may rest on one of them
@@ -326,7 +268,7 @@ class Identities:
         if packet is None:
             return
         packet = outlined(packet)
-        if packet.content_type == _MANIFEST:
+        if packet.content_type == CLIENT_MANIFEST:
             self._observe_manifest(packet, entry.received_at)
         else:
             self._observe_event(packet, entry.told_at)
@@ -345,7 +287,7 @@ class Identities:
     def _observe_event(self, packet: Packet, received_at: int) -> None:
         did = packet.author_id
         chain = self.chain(did)  # before it counts as special: a first event needs no read
-        self._special.add(did)
+        self._authors.add(did, packet.content_type)
         if (loading := self._loading.get(did)) is not None:
             loading.observed.append((packet, received_at))
         if chain is not None:
@@ -354,8 +296,8 @@ class Identities:
 
     def _observe_manifest(self, packet: Packet, received_at: int) -> None:
         did = packet.author_id
-        is_first = did not in self._publishers and self._is_complete
-        self._publishers.add(did)
+        is_first = self._authors.is_no_client(did)
+        self._authors.add(did, packet.content_type)
         if (loading := self._loading.get(did)) is not None:
             loading.observed.append((packet, received_at))
         if is_first or did in self._manifests:
@@ -409,7 +351,7 @@ class Identities:
         manifest = _NO_MANIFEST
         events = []
         for packet, received_at in packets:
-            if packet.content_type == _MANIFEST:
+            if packet.content_type == CLIENT_MANIFEST:
                 manifest = _newer(manifest, _Manifest(received_at, packet))
             else:
                 events.append((packet, received_at))
@@ -422,14 +364,14 @@ class Identities:
         for packet, received_at in one.observed:
             if packet.packet_id in stored.ids:
                 continue
-            if packet.content_type == _MANIFEST:
+            if packet.content_type == CLIENT_MANIFEST:
                 manifest = _newer(manifest, _Manifest(received_at, packet))
             else:
                 chain = _applied(chain, packet, received_at)
         if not one.is_late:  # also where there is none, or it would be looked for again and again
             self._manifests.put(did, _newer(self._manifests.get(did) or _NO_MANIFEST, manifest))
         if chain.events:
-            self._special.add(did)
+            self._authors.add(did, chain.events[-1][0].content_type)
         if not self.is_plain(did):
             self._chains.put(did, chain)
 

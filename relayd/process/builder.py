@@ -31,8 +31,9 @@ from relayd.faults import Faults
 from relayd.feed.fanout import Fanout
 from relayd.feed.known_types import KnownTypes
 from relayd.feed.tail import Tail
+from relayd.identity.authors import DECISIVE_TYPES
 from relayd.identity.bootstrap import Bootstrap, key_rules
-from relayd.identity.directory import DECISIVE_TYPES, Identities
+from relayd.identity.directory import Identities
 from relayd.metrics import Metrics, Tally
 from relayd.policy import Plugins, Policy, apply_policy
 from relayd.relay import Relay

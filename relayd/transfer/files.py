@@ -31,7 +31,7 @@ from strata.protocol.tombstones import read_tombstone
 from relayd.admission.limits import AdmissionLimits
 from relayd.config import Settings
 from relayd.database import database
-from relayd.identity.directory import DECISIVE_TYPES
+from relayd.identity.authors import DECISIVE_TYPES
 from relayd.store import Store
 from relayd.store.types import Appended, IdentitiesMoved, LogEntry, NewPacket, Outcome
 from relayd.transfer.examiner import Candidate, Examiner

@@ -93,7 +93,7 @@ async def test_a_refused_publish_is_gone_with_its_answer(kind: str):
         peer.answers.clear()
     if kind == "database away":
         rig.log.down = True
-        rig.identities._special.add(ALICE.did)
+        rig.identities._authors.add(ALICE.did, "KEY_EVENT")
     before = alive()
     for batch in range(10):
         for number in range(50):

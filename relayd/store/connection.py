@@ -15,7 +15,7 @@ from relayd.store.hosts import each_server
 from relayd.store.turns import Turn, Turns
 from relayd.store.types import StoreError, StoreTimeout, StoreUnavailable
 
-__all__ = ["Payer", "Pool", "close_quietly", "connect", "deadline", "translate_errors"]
+__all__ = ["Payer", "Pool", "close_quietly", "connect", "connected", "deadline", "translate_errors"]
 
 _LOST = (
     OSError,
@@ -283,3 +283,29 @@ async def close_quietly(connection: asyncpg.Connection[Any], timeout: float = 2.
         await connection.close(timeout=timeout)
     except (*_LOST, asyncpg.PostgresError):
         connection.terminate()
+
+
+@contextlib.asynccontextmanager
+async def connected(
+    url: str,
+    name: str,
+    connect_timeout: float,
+    *,
+    longest: float | None = None,
+    answer_timeout: float | None = None,
+) -> AsyncIterator[asyncpg.Connection[Any]]:
+    """A connection for one piece of work, which raises the store's errors; it is closed afterwards.
+
+    The work may take `longest` seconds in all (`deadline`), or each of its statements `answer_timeout`.
+    Raises `StoreUnavailable`.
+    """
+    connection = await connect(url, name=name, connect_timeout=connect_timeout, answer_timeout=answer_timeout)
+    try:
+        with translate_errors():
+            if longest is None:
+                yield connection
+            else:
+                async with deadline(connection, longest):
+                    yield connection
+    finally:
+        await close_quietly(connection)

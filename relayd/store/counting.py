@@ -6,19 +6,20 @@ For a copy of a database that nobody else uses. It reads every row.
 from __future__ import annotations
 
 import asyncio
-import contextlib
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import Sequence
 from typing import Any, Final, NamedTuple
 
 import asyncpg
 from strata.protocol.errors import InvalidPacket
 from strata.protocol.packets import Packet
 
-from relayd.store.connection import close_quietly, connect, translate_errors
+from relayd.store.connection import connected
 
 __all__ = ["Counted", "LogEnd", "count_log", "log_end", "packets_beyond", "reload_server"]
 
 _PAGE: Final = 2000
+_NAME: Final = "relayd backup"
+_CONNECT_TIMEOUT: Final = 10.0
 
 _HEAD: Final = "SELECT last_sequence, last_received_at, epoch FROM log_head"
 _MISSING: Final = r"""
@@ -64,14 +65,14 @@ class Counted(NamedTuple):
 
 async def log_end(url: str) -> LogEnd:
     """Where the log ends now. Raises `StoreUnavailable`, and `StoreError` where there is no log."""
-    async with _connected(url) as connection:
+    async with connected(url, _NAME, _CONNECT_TIMEOUT) as connection:
         head, _, epoch = await connection.fetchrow(_HEAD)
         return LogEnd(head, epoch, connection.get_server_version().major)
 
 
 async def count_log(url: str) -> Counted:
     """Count all of it. Raises as `log_end` does."""
-    async with _connected(url) as connection:
+    async with connected(url, _NAME, _CONNECT_TIMEOUT) as connection:
         head, last_received_at, _ = await connection.fetchrow(_HEAD)
         missing = await connection.fetchval(_MISSING)
         packets = erased = damaged = after = 0
@@ -87,25 +88,15 @@ async def count_log(url: str) -> Counted:
 
 async def packets_beyond(url: str, sequence: int) -> int:
     """How many packets the log has behind this place. Raises as `log_end` does."""
-    async with _connected(url) as connection:
+    async with connected(url, _NAME, _CONNECT_TIMEOUT) as connection:
         found: int = await connection.fetchval(_BEYOND, sequence)
         return found
 
 
 async def reload_server(url: str) -> None:
     """Have the server read its own files again. Raises `StoreUnavailable`."""
-    async with _connected(url) as connection:
+    async with connected(url, _NAME, _CONNECT_TIMEOUT) as connection:
         await connection.execute("SELECT pg_reload_conf()")
-
-
-@contextlib.asynccontextmanager
-async def _connected(url: str) -> AsyncIterator[asyncpg.Connection[Any]]:
-    connection = await connect(url, name="relayd backup", connect_timeout=10.0)
-    try:
-        with translate_errors():
-            yield connection
-    finally:
-        await close_quietly(connection)
 
 
 async def _buried(connection: asyncpg.Connection[Any], ids: list[bytes]) -> int:

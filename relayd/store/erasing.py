@@ -23,7 +23,7 @@ from strata.protocol.tombstones import Tombstone, sign_tombstone
 from relayd import failpoints
 from relayd.moderation import Act, Kind
 from relayd.store.columns import string_key
-from relayd.store.connection import close_quietly, connect, translate_errors
+from relayd.store.connection import connected
 from relayd.store.moderation import Ruling, ring, take_turn, write
 
 __all__ = ["Erased", "Eraser"]
@@ -103,25 +103,21 @@ class Eraser:
         `StoreUnavailable`. Cut off or cancelled, some of it is done, and the same call does the rest, which
         may be the clearing alone.
         """
-        connection = await connect(self._url, name="relayd erase", connect_timeout=self._connect_timeout)
         packets = spared = 0
-        try:
-            with translate_errors():
-                for subject in subjects:
-                    ruling = Ruling(kind, subject, False, reason, actor, via)
-                    after = 0
-                    while True:
-                        rows = await self._one_batch(connection, ruling, after, now)
-                        packets += len(rows)
-                        progress(packets)
-                        if kind is Kind.PACKET or not rows:
-                            break  # fewer than a batch may mean that another erasure has some of them
-                        after = rows[-1][0]
-                    spared += await _spared(connection, kind, subject)
-                for (table,) in await connection.fetch(_ERASED_FROM, kind, list(subjects)):
-                    await connection.execute(f"VACUUM {table}")
-        finally:
-            await close_quietly(connection)
+        async with connected(self._url, "relayd erase", self._connect_timeout) as connection:
+            for subject in subjects:
+                ruling = Ruling(kind, subject, False, reason, actor, via)
+                after = 0
+                while True:
+                    rows = await self._one_batch(connection, ruling, after, now)
+                    packets += len(rows)
+                    progress(packets)
+                    if kind is Kind.PACKET or not rows:
+                        break  # fewer than a batch may mean that another erasure has some of them
+                    after = rows[-1][0]
+                spared += await _spared(connection, kind, subject)
+            for (table,) in await connection.fetch(_ERASED_FROM, kind, list(subjects)):
+                await connection.execute(f"VACUUM {table}")
         return Erased(packets, spared)
 
     async def _one_batch(

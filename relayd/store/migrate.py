@@ -11,7 +11,7 @@ from typing import Any
 
 import asyncpg
 
-from relayd.store.connection import close_quietly, connect, translate_errors
+from relayd.store.connection import connected
 from relayd.store.types import SERVES, UnsafeDatabase
 
 __all__ = [
@@ -38,38 +38,28 @@ def latest_revision() -> str:
 
 async def current_revision(url: str) -> str | None:
     """The database's revision, None for one that was never migrated. Raises `StoreUnavailable`."""
-    connection = await connect(url, name="relayd migrate", connect_timeout=_CONNECT_TIMEOUT)
-    try:
-        with translate_errors():
-            return await read_revision(connection)
-    finally:
-        await close_quietly(connection)
+    async with connected(url, "relayd migrate", _CONNECT_TIMEOUT) as connection:
+        return await read_revision(connection)
 
 
 async def migrate(url: str) -> str:
     """Upgrade the schema, all of it or none, and return the revision; no work when it is up to date.
 
     A schema of a newer program that serves this one too is left as it is. Processes that start together take
-    turns. Raises `StoreUnavailable`, `StoreError`, and `UnsafeDatabase`
-    for a database that a newer program has migrated. Cancelling does not stop what has begun; it is one
-    transaction.
+    turns. Raises `StoreUnavailable`, `StoreError`, and `UnsafeDatabase` for a database that a newer program
+    has migrated. Cancelling does not stop what has begun; it is one transaction.
     """
     if await current_revision(url) != REVISION and not await is_served(url):
-        upgrade = await asyncio.to_thread(_load_upgrade)
-
         # Alembic is synchronous and slow to load: the loop goes on meanwhile.
+        upgrade = await asyncio.to_thread(_load_upgrade)
         await asyncio.to_thread(upgrade, url)
     return REVISION
 
 
 async def is_served(url: str) -> bool:
     """Whether a newer program's schema serves this program too. Raises `StoreUnavailable`."""
-    connection = await connect(url, name="relayd migrate", connect_timeout=_CONNECT_TIMEOUT)
-    try:
-        with translate_errors():
-            return await serves_us(connection)
-    finally:
-        await close_quietly(connection)
+    async with connected(url, "relayd migrate", _CONNECT_TIMEOUT) as connection:
+        return await serves_us(connection)
 
 
 def _load_upgrade() -> Callable[[str], None]:

@@ -19,7 +19,7 @@ import msgspec
 
 from relayd.moderation import SESSION, Act, Ban, Closed, Kind, LastRuling, Ruled, RulingsRead
 from relayd.roll import OpenSession
-from relayd.store.connection import Pool, close_quietly, connect, deadline
+from relayd.store.connection import Pool, connected
 
 __all__ = ["MODERATION_CHANNEL", "Moderation", "Ruling"]
 
@@ -136,14 +136,11 @@ class Moderation:
     @contextlib.asynccontextmanager
     async def _turn(self) -> AsyncIterator[asyncpg.Connection[Any]]:
         """A transaction that rules; every process looks once it is committed."""
-        connection = await connect(self._url, name="relayd moderation", connect_timeout=self._connect_timeout)
-        try:
-            async with deadline(connection, _LONGEST_RULING), connection.transaction():
-                await take_turn(connection)
-                yield connection
-                await ring(connection)
-        finally:
-            await close_quietly(connection)
+        opened = connected(self._url, "relayd moderation", self._connect_timeout, longest=_LONGEST_RULING)
+        async with opened as connection, connection.transaction():
+            await take_turn(connection)
+            yield connection
+            await ring(connection)
 
 
 async def _last(connection: asyncpg.Connection[Any]) -> LastRuling:

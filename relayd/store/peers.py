@@ -15,7 +15,7 @@ from typing import Any, Final, NamedTuple
 
 import asyncpg
 
-from relayd.store.connection import close_quietly, connect, deadline
+from relayd.store.connection import close_quietly, connect, connected, deadline
 from relayd.store.types import StoreError, StoreUnavailable
 
 __all__ = [
@@ -133,19 +133,15 @@ async def register_peers(
 
     Raises `StoreUnavailable`.
     """
-    connection = await connect(url, name="relayd peers", connect_timeout=connect_timeout)
-    try:
-        async with deadline(connection, _LONGEST):
-            for relay_id, address in peers:
-                await connection.execute(
-                    "INSERT INTO peers (relay_id, url) VALUES ($1, $2)"
-                    " ON CONFLICT (relay_id) DO UPDATE SET url = excluded.url",
-                    relay_id,
-                    address,
-                )
-            rows = await connection.fetch("SELECT relay_id, peer_id FROM peers")
-    finally:
-        await close_quietly(connection)
+    async with connected(url, "relayd peers", connect_timeout, longest=_LONGEST) as connection:
+        for relay_id, address in peers:
+            await connection.execute(
+                "INSERT INTO peers (relay_id, url) VALUES ($1, $2)"
+                " ON CONFLICT (relay_id) DO UPDATE SET url = excluded.url",
+                relay_id,
+                address,
+            )
+        rows = await connection.fetch("SELECT relay_id, peer_id FROM peers")
     return dict(map(tuple, rows))
 
 

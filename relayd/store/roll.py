@@ -21,7 +21,7 @@ import asyncpg
 import msgspec
 
 from relayd.roll import Answers, Question, Roll
-from relayd.store.connection import Pool, close_quietly, connect, deadline
+from relayd.store.connection import Pool, connected
 
 __all__ = ["ROLL_CHANNEL", "RollCall"]
 
@@ -66,29 +66,27 @@ class RollCall:
     async def ask(self, question: Question, timeout: float = _TIMEOUT) -> Roll:
         """The sessions that are wanted, of every process that answers within `timeout` seconds."""
         reply = f"{ROLL_CHANNEL}_{secrets.token_hex(8)}"
-        connection = await connect(self._url, name="relayd roll", connect_timeout=self._connect_timeout)
-        try:
-            async with deadline(connection, timeout + _GRACE):
-                await connection.execute(_HOLD, _ASKING, 0)
-                there = await connection.fetch(_HOLDERS, _THERE)
-                answers = Answers(question, frozenset(f"{number:08x}" for (number,) in there))
-                came = asyncio.Event()
+        async with connected(
+            self._url, "relayd roll", self._connect_timeout, longest=timeout + _GRACE
+        ) as connection:
+            await connection.execute(_HOLD, _ASKING, 0)
+            there = await connection.fetch(_HOLDERS, _THERE)
+            answers = Answers(question, frozenset(f"{number:08x}" for (number,) in there))
+            came = asyncio.Event()
 
-                def receive(connection: object, pid: int, channel: str, payload: object) -> None:
-                    answers.receive(str(payload))
-                    came.set()
+            def receive(connection: object, pid: int, channel: str, payload: object) -> None:
+                answers.receive(str(payload))
+                came.set()
 
-                await connection.add_listener(reply, receive)
-                with contextlib.suppress(TimeoutError):  # the roll says how many have not answered
-                    async with asyncio.timeout(timeout):
-                        while answers.awaited:
-                            asked = msgspec.structs.replace(
-                                question, reply=reply, of=answers.awaited[:_ASKED_AT_ONCE]
-                            )
-                            await _notify(connection, ROLL_CHANNEL, msgspec.json.encode(asked))
-                            await _wait(answers, came)
-        finally:
-            await close_quietly(connection)
+            await connection.add_listener(reply, receive)
+            with contextlib.suppress(TimeoutError):  # the roll says how many have not answered
+                async with asyncio.timeout(timeout):
+                    while answers.awaited:
+                        asked = msgspec.structs.replace(
+                            question, reply=reply, of=answers.awaited[:_ASKED_AT_ONCE]
+                        )
+                        await _notify(connection, ROLL_CHANNEL, msgspec.json.encode(asked))
+                        await _wait(answers, came)
         return answers.roll()
 
     async def answer(self, reply: str, parts: Sequence[bytes]) -> None:

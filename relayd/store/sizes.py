@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-from relayd.store.connection import close_quietly, connect, deadline
+from relayd.store.connection import connected
 
 __all__ = ["Replica", "Server", "Sizes", "read_replica", "read_server", "read_sizes"]
 
@@ -53,12 +53,8 @@ class Sizes:
 
 async def read_sizes(url: str, *, connect_timeout: float = 5.0) -> Sizes:
     """Look at the database behind `url`. Raises `StoreError`."""
-    connection = await connect(url, name="relayd sizes", connect_timeout=connect_timeout)
-    try:
-        async with deadline(connection, _LONGEST_LOOK):
-            return Sizes(**await connection.fetchrow(_SIZES))
-    finally:
-        await close_quietly(connection)
+    async with connected(url, "relayd sizes", connect_timeout, longest=_LONGEST_LOOK) as connection:
+        return Sizes(**await connection.fetchrow(_SIZES))
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,20 +69,16 @@ class Server:
 
 async def read_server(url: str, *, connect_timeout: float = 5.0) -> Server:
     """Look at the server behind `url`. Raises `StoreError`."""
-    connection = await connect(url, name="relayd doctor", connect_timeout=connect_timeout)
-    try:
-        async with deadline(connection, _LONGEST_LOOK):
-            sizes = Sizes(**await connection.fetchrow(_SIZES))
-            invalid = tuple(row[0] for row in await connection.fetch(_INVALID))
-            # What a session was told must still hold in its next transaction, and the session be the same.
-            told = await connection.fetchval("SELECT pg_backend_pid()")
-            await connection.execute("SET relayd.session = 'ours'")
-            ours = await connection.fetchval("SELECT current_setting('relayd.session', true)")
-            is_same = told == await connection.fetchval("SELECT pg_backend_pid()")
-            is_direct = told == connection.get_server_pid()
-            return Server(sizes, invalid, is_pooled=ours != "ours" or not is_same or not is_direct)
-    finally:
-        await close_quietly(connection)
+    async with connected(url, "relayd doctor", connect_timeout, longest=_LONGEST_LOOK) as connection:
+        sizes = Sizes(**await connection.fetchrow(_SIZES))
+        invalid = tuple(row[0] for row in await connection.fetch(_INVALID))
+        # What a session was told must still hold in its next transaction, and the session be the same.
+        told = await connection.fetchval("SELECT pg_backend_pid()")
+        await connection.execute("SET relayd.session = 'ours'")
+        ours = await connection.fetchval("SELECT current_setting('relayd.session', true)")
+        is_same = told == await connection.fetchval("SELECT pg_backend_pid()")
+        is_direct = told == connection.get_server_pid()
+        return Server(sizes, invalid, is_pooled=ours != "ours" or not is_same or not is_direct)
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,9 +93,5 @@ class Replica:
 
 async def read_replica(url: str, *, connect_timeout: float = 5.0) -> Replica:
     """Look at the server behind `read_database_url`. Raises `StoreError`."""
-    connection = await connect(url, name="relayd doctor", connect_timeout=connect_timeout)
-    try:
-        async with deadline(connection, _LONGEST_LOOK):
-            return Replica(**await connection.fetchrow(_REPLICA))
-    finally:
-        await close_quietly(connection)
+    async with connected(url, "relayd doctor", connect_timeout, longest=_LONGEST_LOOK) as connection:
+        return Replica(**await connection.fetchrow(_REPLICA))

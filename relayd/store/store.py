@@ -16,7 +16,7 @@ import asyncpg
 from relayd.lineage import Claim, KnownLog, Mark
 from relayd.store.archived import ArchivedDays
 from relayd.store.bus import Bus
-from relayd.store.connection import Payer, Pool, close_quietly, connect, deadline
+from relayd.store.connection import Payer, Pool, connected
 from relayd.store.doorbell import Doorbell
 from relayd.store.identities import IdentityReader
 from relayd.store.items import ItemPlace, ItemRange, ItemsPage
@@ -209,25 +209,21 @@ class Store:
         await self.close()
 
     async def _check(self, allow_unsafe: bool) -> None:
-        connection = await connect(self._url, name="relayd start", connect_timeout=self._connect_timeout)
-        try:
-            async with deadline(connection, _LONGEST_CHECK):
-                await check_safety(connection, allow_unsafe=allow_unsafe)
-                await check_revision(connection)
-                # The first process decides; all read its decision.
-                await connection.execute(
-                    "INSERT INTO relay_secrets (identity_seed, cursor_key, created_at) VALUES ($1, $2, $3)"
-                    " ON CONFLICT DO NOTHING",
-                    secrets.token_bytes(32),
-                    secrets.token_bytes(32),
-                    int(time.time()),
-                )
-                (row,) = await connection.fetch(
-                    "SELECT identity_seed, cursor_key, created_at FROM relay_secrets"
-                )
-                await agree(connection, self.known)
-        finally:
-            await close_quietly(connection)
+        async with connected(
+            self._url, "relayd start", self._connect_timeout, longest=_LONGEST_CHECK
+        ) as connection:
+            await check_safety(connection, allow_unsafe=allow_unsafe)
+            await check_revision(connection)
+            # The first process decides; all read its decision.
+            await connection.execute(
+                "INSERT INTO relay_secrets (identity_seed, cursor_key, created_at) VALUES ($1, $2, $3)"
+                " ON CONFLICT DO NOTHING",
+                secrets.token_bytes(32),
+                secrets.token_bytes(32),
+                int(time.time()),
+            )
+            (row,) = await connection.fetch("SELECT identity_seed, cursor_key, created_at FROM relay_secrets")
+            await agree(connection, self.known)
         self.secrets = RelaySecrets(*row)
 
     async def begin(self, claims: Sequence[Claim] = ()) -> None:
@@ -443,16 +439,10 @@ class Store:
 
         Where that takes the proof that a day is archived, it takes some seconds for a million packets.
         """
-        connection = await connect(
-            self._url,
-            name="relayd maintenance",
-            connect_timeout=self._connect_timeout,
-            answer_timeout=_LONGEST_CHORE,
-        )
-        try:
+        async with connected(
+            self._url, "relayd maintenance", self._connect_timeout, answer_timeout=_LONGEST_CHORE
+        ) as connection:
             return await self._retention.sweep(connection, now)
-        finally:
-            await close_quietly(connection)
 
     async def sizes(self) -> Sizes:
         """How large the database is, and how many connections it has left. Raises `StoreUnavailable`."""

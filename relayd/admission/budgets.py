@@ -21,11 +21,12 @@ from typing import Final, Protocol
 
 import msgspec
 from strata.protocol.errors import ErrorCode, InvalidPacket
+from strata.protocol.lake import DAY_SECONDS, first_of_day
 from strata.protocol.packets import Packet
 from strata.protocol.typed import trust_strength
 
 from relayd.faults import Faults
-from relayd.store.types import DAY_SECONDS, LogEntry, NewPacket, TrustRow, first_sequence_of_day
+from relayd.store.types import LogEntry, NewPacket, TrustRow
 
 __all__ = ["BUDGETED_TYPES", "TrustAct", "TrustBudgets"]
 
@@ -188,7 +189,7 @@ class TrustBudgets:
         return acts
 
     async def _read(self, author: str, acts: _Acts) -> None:
-        after = first_sequence_of_day(max(0, (self._clock() - WINDOW_SECONDS) // DAY_SECONDS))
+        after = first_of_day(max(0, (self._clock() - WINDOW_SECONDS) // DAY_SECONDS))
         rows = await self._log.trust_acts(author, BUDGETED_TYPES, after=after, most=self._max_acts)
         for row in rows:
             acts.received[row.packet_id] = row.received_at, _act(row.content_type, row.strength)

@@ -20,6 +20,8 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
+from strata.protocol.lake import DAY_SECONDS, day_of
+
 from relayd.cli.scraped import metrics_url, scrape
 from relayd.config import Settings
 from relayd.postgres.running import running_server
@@ -29,15 +31,14 @@ from relayd.store.guard import Guard
 from relayd.store.migrate import current_revision, is_served, latest_revision
 from relayd.store.sizes import read_replica, read_server
 from relayd.store.terms import Reset
-from relayd.store.types import StoreError, UnsafeDatabase, day_of
+from relayd.store.types import StoreError, UnsafeDatabase
 from relayd.tls import TlsError, lacks_name, read_certificate, read_tls_files, tls_files
 
 __all__ = ["Check", "Verdict", "examine"]
 
-_DAY_SECONDS = 86_400
 _MIN_FREE_BYTES = 2**30
 _EXPIRY_WARNING = timedelta(days=21)
-_RECENT_RESET = 7 * _DAY_SECONDS
+_RECENT_RESET = 7 * DAY_SECONDS
 _CLOCK_UNSYNCHRONISED = 5
 _CONTAINER_MARKS = ("/.dockerenv", "/run/.containerenv")
 _CONNECTIONS_EACH = 8
@@ -210,7 +211,7 @@ async def _database(settings: Settings, url: str, now: float) -> list[Check]:
     checks.append(Check("database", Verdict.OK, "reachable, and safe to acknowledge from"))
     checks += _log_end(resets, is_behind, now)
     checks += [*await _server(settings, url), *await _replica(settings, head)]
-    if day_of(head) > now // _DAY_SECONDS:
+    if day_of(head) > now // DAY_SECONDS:
         checks.append(
             Check(
                 "log", Verdict.WARNING, "the log ends on a later day than today", "set this machine's clock"

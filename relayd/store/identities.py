@@ -10,14 +10,14 @@ from collections.abc import Iterable, Sequence
 from typing import Final, NamedTuple
 
 import msgspec
-from strata.protocol.lake import HASHED
+from strata.protocol.lake import DAY_SECONDS, HASHED
 from strata.protocol.provenance.manifest import CLIENT_MANIFEST
 
 from relayd.lineage import KnownLog
 from relayd.store.columns import string_key
 from relayd.store.connection import Pool
 from relayd.store.terms import notice
-from relayd.store.types import DAY_SECONDS, StoredPacket, TrustRow
+from relayd.store.types import StoredPacket, TrustRow
 
 __all__ = ["INDEXED", "AuthorsPage", "IdentityReader"]
 

@@ -10,6 +10,7 @@ from typing import Any, Final, NamedTuple
 from weakref import WeakKeyDictionary
 
 import asyncpg
+from strata.protocol.lake import DAY_SECONDS, first_of_day
 
 from relayd import failpoints
 from relayd.lineage import KnownLog, Mark
@@ -33,7 +34,6 @@ from relayd.store.queries import (
 )
 from relayd.store.terms import Reset, agree, notice, read_head, read_resets, read_state
 from relayd.store.types import (
-    DAY_SECONDS,
     AbuseEntry,
     Declined,
     Gone,
@@ -43,7 +43,6 @@ from relayd.store.types import (
     StoredPacket,
     StoreTimeout,
     StoreUnavailable,
-    first_sequence_of_day,
 )
 
 __all__ = ["Reader"]
@@ -305,9 +304,7 @@ class Reader:
         if query.received_until is not None:
             position, settled = await self._position(connection, query.received_until + 1)
             if not settled:
-                position = first_sequence_of_day(
-                    max(0, min(query.received_until // DAY_SECONDS + 1, _LAST_DAY))
-                )
+                position = first_of_day(max(0, min(query.received_until // DAY_SECONDS + 1, _LAST_DAY)))
             up_to = position if up_to is None else min(up_to, position)
         return after, up_to
 

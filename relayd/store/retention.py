@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 
 import asyncpg
 import structlog
-from strata.protocol.lake import day_text
+from strata.protocol.lake import DAY_SECONDS, day_of, day_text, first_of_day
 from strata.protocol.provenance.manifest import CLIENT_MANIFEST
 
 from relayd import failpoints
@@ -27,7 +27,7 @@ from relayd.store.archived import ArchivedDays, NotArchived
 from relayd.store.connection import translate_errors
 from relayd.store.identities import INDEXED
 from relayd.store.queries import HEAD
-from relayd.store.types import DAY_SECONDS, EXEMPT_TYPES, day_of, first_sequence_of_day
+from relayd.store.types import EXEMPT_TYPES
 
 __all__ = ["Retention", "Swept"]
 
@@ -231,7 +231,7 @@ class Retention:
             # events and manifests only, so it stays small beside a day.
             await connection.execute(
                 f"ALTER TABLE {parent} ATTACH PARTITION {parent}_kept"
-                f" FOR VALUES FROM (MINVALUE) TO ({first_sequence_of_day(partition.end_day)})"
+                f" FOR VALUES FROM (MINVALUE) TO ({first_of_day(partition.end_day)})"
             )
 
 

@@ -2,7 +2,8 @@
 
 A **sequence** is a position in the relay's log: one integer below 2**53, given in commit order (A-040). Its
 upper part is the UTC day of `received_at`, its lower 32 bits count up from 1 within that day, without a
-gap. So a day is a range of sequences, retention drops days, and a missing number is a missing row.
+gap. So a day is a range of sequences (`strata.protocol.lake`), retention drops days, and a missing number is
+a missing row.
 """
 
 # Core: no I/O, no clock, no randomness (held by tests/test_layout.py).
@@ -19,7 +20,6 @@ from strata.protocol.packets import Packet
 from strata.protocol.provenance.manifest import CLIENT_MANIFEST
 
 __all__ = [
-    "DAY_SECONDS",
     "EXEMPT_TYPES",
     "SERVES",
     "AbuseEntry",
@@ -42,29 +42,13 @@ __all__ = [
     "StoredPacket",
     "TrustRow",
     "UnsafeDatabase",
-    "day_of",
-    "first_sequence_of_day",
 ]
 
 SERVES = "for programs of "
 """How the comment on the table `alembic_version` begins; the revisions that a program may be of follow."""
 
-DAY_SECONDS = 86_400
-
 EXEMPT_TYPES = (*sorted(IDENTITY_TYPES), CLIENT_MANIFEST, "RELAY_DESCRIPTOR")
 """Content types that outlive retention, manifests while they are current (R-073, R-309)."""
-
-_ORDINAL_BITS = 32
-
-
-def first_sequence_of_day(day: int) -> int:
-    """The border below a day's sequences (`day` counts from 1970-01-01 UTC); the first used is border + 1."""
-    return day << _ORDINAL_BITS
-
-
-def day_of(sequence: int) -> int:
-    """The UTC day, counted from 1970-01-01, in which the packet at this sequence was received."""
-    return sequence >> _ORDINAL_BITS
 
 
 class StoreError(Exception):

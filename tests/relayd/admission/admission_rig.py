@@ -9,6 +9,7 @@ from strata.protocol import canonical, packets
 from strata.protocol.errors import InvalidPacket
 from strata.protocol.ids import Identity, Signer
 from strata.protocol.keys import KeyRules
+from strata.protocol.lake import first_of_day
 from strata.protocol.packets import Packet
 from strata.protocol.provenance import ProvenanceTrust
 from strata.protocol.typed import trust_strength
@@ -23,14 +24,7 @@ from relayd.identity.bootstrap import Bootstrap
 from relayd.identity.directory import Identities
 from relayd.policy import Plugins, Policy
 from relayd.store.identities import AuthorsPage
-from relayd.store.types import (
-    LogEntry,
-    NewPacket,
-    StoredPacket,
-    StoreUnavailable,
-    TrustRow,
-    first_sequence_of_day,
-)
+from relayd.store.types import LogEntry, NewPacket, StoredPacket, StoreUnavailable, TrustRow
 
 NOW = 1_760_000_000
 ALICE = Identity(bytes(range(32)))
@@ -84,7 +78,7 @@ class FakeLog:
         """Store a packet, as any process may; None for one that is there already."""
         if packet.packet_id in self.stored:
             return None
-        sequence = first_sequence_of_day(now // 86_400) + len(self.entries) + 1
+        sequence = first_of_day(now // 86_400) + len(self.entries) + 1
         self.stored[packet.packet_id] = (sequence, now)
         self.entries.append(LogEntry(sequence, now, packet))
         return self.entries[-1]

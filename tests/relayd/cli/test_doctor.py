@@ -9,6 +9,7 @@ from datetime import timedelta
 from typing import ClassVar
 
 import pytest
+from strata.protocol.lake import first_of_day
 
 from relayd.cli import doctor
 from relayd.cli.doctor import Check, Verdict, examine
@@ -18,7 +19,7 @@ from relayd.store.guard import Guard
 from relayd.store.migrate import latest_revision
 from relayd.store.sizes import Replica, Server, Sizes
 from relayd.store.terms import Reset
-from relayd.store.types import RelaySecrets, StoreUnavailable, UnsafeDatabase, first_sequence_of_day
+from relayd.store.types import RelaySecrets, StoreUnavailable, UnsafeDatabase
 from relayd.tls import read_certificate, write_dev_certificates
 
 NOW = 1_760_000_000.0
@@ -30,7 +31,7 @@ class FakeStore:
     """Opens as told to: `failure` is raised, else `last` is the log's head."""
 
     failure: Exception | None = None
-    last = first_sequence_of_day(DAY) + 1
+    last = first_of_day(DAY) + 1
     closed = 0
 
     @classmethod
@@ -112,7 +113,7 @@ async def test_an_unsafe_database_is_a_problem(store):
 
 
 async def test_a_log_that_ends_tomorrow_points_at_the_clock(store):
-    store.last = first_sequence_of_day(DAY + 1) + 1
+    store.last = first_of_day(DAY + 1) + 1
     assert (await check(Settings(database_url=URL), "log")).verdict is Verdict.WARNING
 
 

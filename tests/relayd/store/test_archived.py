@@ -15,6 +15,7 @@ import pytest
 import structlog
 from strata.protocol.ids import Identity
 from strata.protocol.lake import (
+    DAY_SECONDS,
     GENESIS,
     Manifest,
     RowsDigest,
@@ -34,7 +35,6 @@ from relayd.store import Appended, Store, archived
 from relayd.store.archived import Reason
 from relayd.store.erasing import Eraser
 from relayd.store.retention import Swept
-from relayd.store.types import DAY_SECONDS
 
 NOW = 1_790_000_000
 TODAY = NOW // DAY_SECONDS

@@ -8,8 +8,9 @@ import json
 
 import msgspec
 import pytest
+from strata.protocol.lake import DAY_SECONDS
 
-from relayd.store.types import DAY_SECONDS, IdentitiesMoved, NewPacket
+from relayd.store.types import IdentitiesMoved, NewPacket
 
 NOW = 1_790_000_000
 KEYS = ("KEY_EVENT", "RECOVERY_APPROVAL")

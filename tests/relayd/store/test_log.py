@@ -9,12 +9,12 @@ import random
 import asyncpg
 import pytest
 from msgspec.structs import replace
+from strata.protocol.lake import DAY_SECONDS, day_of, first_of_day
 
 from relayd.store import Disposition, Gone, LogQuery, NewPacket, Outcome, Store, StoreUnavailable
-from relayd.store.types import DAY_SECONDS, day_of, first_sequence_of_day
 
 NOW = 1_790_000_000
-FIRST = first_sequence_of_day(NOW // DAY_SECONDS) + 1
+FIRST = first_of_day(NOW // DAY_SECONDS) + 1
 
 
 async def everything(store, up_to=None):
@@ -142,7 +142,7 @@ async def test_a_new_day_starts_its_own_partition_and_count(store, packet, sql):
     midnight = (NOW // DAY_SECONDS + 1) * DAY_SECONDS
     await store.append([packet(1)], midnight - 1)
     appended = await store.append([packet(2), packet(3)], midnight)
-    tomorrow = first_sequence_of_day(midnight // DAY_SECONDS) + 1
+    tomorrow = first_of_day(midnight // DAY_SECONDS) + 1
     assert appended.previous == FIRST
     assert [place.sequence for place in appended.dispositions] == [tomorrow, tomorrow + 1]
     assert await sql.fetchval(f"SELECT count(*) FROM packets_d{day_of(tomorrow)}") == 2
@@ -154,7 +154,7 @@ async def test_days_without_a_relay_are_passed_over(store, packet):
     later = NOW + 400 * DAY_SECONDS
     appended = await store.append([packet(2), packet(1)], later)
     assert appended.dispositions == [
-        (Outcome.STORED, first_sequence_of_day(later // DAY_SECONDS) + 1, later, None),
+        (Outcome.STORED, first_of_day(later // DAY_SECONDS) + 1, later, None),
         (Outcome.DUPLICATE, FIRST, NOW, None),
     ]
 

@@ -14,11 +14,12 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from strata.protocol.lake import DAY_SECONDS
 
 from relayd.store import LogQuery, NewPacket, Page, Store, StoredPacket
 from relayd.store.declined import covers
 from relayd.store.queries import page_statement, ways
-from relayd.store.types import DAY_SECONDS, Declined, Gone, LogEntry
+from relayd.store.types import Declined, Gone, LogEntry
 
 NOW = 1_790_000_000
 AUTHORS = [f"did:strata:{name}" for name in ("alice", "bob", "carol", "dave")]

@@ -11,13 +11,13 @@ from typing import Any
 import asyncpg
 import pytest
 import uvloop
+from strata.protocol.lake import DAY_SECONDS
 
 from relayd.lineage import KnownLog
 from relayd.store import LogQuery, NewPacket, Store, StoreTimeout, StoreUnavailable, connection
 from relayd.store.columns import string_key
 from relayd.store.connection import Pool
 from relayd.store.reader import Reader
-from relayd.store.types import DAY_SECONDS
 
 NOW = 1_790_000_000
 READING = "SELECT pid FROM pg_stat_activity WHERE application_name = 'relayd pages' AND state = 'active'"

@@ -6,10 +6,11 @@ import asyncio
 
 import pytest
 from strata.protocol.keys import IDENTITY_TYPES
+from strata.protocol.lake import DAY_SECONDS, day_of
 
 from relayd.store import Gone, LogQuery, Outcome, Store
 from relayd.store.retention import Swept
-from relayd.store.types import DAY_SECONDS, EXEMPT_TYPES, NewPacket, StoredPacket, day_of
+from relayd.store.types import EXEMPT_TYPES, NewPacket, StoredPacket
 
 NOW = 1_790_000_000
 TODAY = NOW // DAY_SECONDS

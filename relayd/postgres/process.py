@@ -29,7 +29,6 @@ class ServerProcess:
         self.exited = asyncio.Event()
         self._loop = asyncio.get_running_loop()
         self._process: subprocess.Popen[bytes] | None = None
-        self._watchdog_fd: int | None = None
 
     @property
     def pid(self) -> int:

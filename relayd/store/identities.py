@@ -101,10 +101,10 @@ class IdentityReader:
     whoever published large ones must hold up neither the feed nor anybody's AUTH.
     """
 
-    def __init__(self, known: KnownLog, lookups: Pool, budgets: Pool | None = None) -> None:
+    def __init__(self, known: KnownLog, lookups: Pool, budgets: Pool) -> None:
         self._known = known
         self._lookups = lookups
-        self._budgets = budgets or lookups
+        self._budgets = budgets
 
     async def authors(self, type_: str, after: int = 0) -> AuthorsPage:
         """Some of those who have published packets of this type: a page, in log order.

@@ -94,21 +94,28 @@ class Reader:
 
     A replica may lag. It is asked only for what it has: pages end at a snapshot, and a replica that has not
     reached it would leave a hole there which the reader's cursor would then jump (R-154). Nor is it asked if
-    it is of a log that the primary has left: the terms tell.
+    it is of a log that the primary has left: the terms tell. `on_replica` is called with what came of asking
+    it: `served`, `behind` or `unavailable`.
     """
 
-    def __init__(self, known: KnownLog, lookups: Pool, pages: Pool, replica: Pool | None) -> None:
+    def __init__(
+        self,
+        known: KnownLog,
+        lookups: Pool,
+        pages: Pool,
+        replica: Pool | None = None,
+        on_replica: Callable[[str], None] = lambda outcome: None,
+    ) -> None:
         self._known = known
         self._lookups = lookups
         self._pages = pages
         self._replica = replica
+        self._on_replica = on_replica
         self._replica_due_at = 0.0
         self._replica_pause = _REPLICA_AWAY_SECONDS[0]
         self._learnt_under = known.lineage
         self._replayed: WeakKeyDictionary[asyncpg.Connection[Any], int] = WeakKeyDictionary()
         self._positions: OrderedDict[int, int] = OrderedDict()
-        self.on_replica: Callable[[str], None] = lambda outcome: None
-        """Called with what came of asking the replica: `served`, `behind` or `unavailable`."""
         self.declined = Declined()
         """What pages and look-ups by id leave out (R-323). Replace it at any time, never change it."""
 
@@ -347,7 +354,7 @@ class Reader:
         if self._replica is None:
             return None
         if time.monotonic() < self._replica_due_at:
-            self.on_replica("unavailable")
+            self._on_replica("unavailable")
             return None
         try:
             async with contextlib.AsyncExitStack() as attempt:
@@ -356,11 +363,11 @@ class Reader:
                 self._replica_pause = _REPLICA_AWAY_SECONDS[0]
                 if has_enough:
                     stack.push_async_exit(attempt.pop_all())
-                    self.on_replica("served")
+                    self._on_replica("served")
                     return connection
-            self.on_replica("behind")
+            self._on_replica("behind")
         except (StoreUnavailable, StoreTimeout):
-            self.on_replica("unavailable")
+            self._on_replica("unavailable")
             self._replica_failed()
         return None
 

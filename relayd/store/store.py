@@ -177,7 +177,7 @@ class Store:
                 on_backend=on_backend,
                 allow_unsafe=allow_unsafe,
             ),
-            Reader(known, lookups, pages, replica),
+            Reader(known, lookups, pages, replica, on_replica),
             IdentityReader(known, lookups, budgets),
             [pool for pool in (lookups, pages, budgets, replica) if pool is not None],
             Retention(
@@ -193,7 +193,6 @@ class Store:
             RollCall(url, lookups, connect_timeout=connect_timeout),
         )
         try:
-            store._reader.on_replica = on_replica
             await store._check(allow_unsafe)
         except BaseException:
             await store.close()

@@ -16,16 +16,13 @@ from relayd.store.types import Appended, LogEntry, NewPacket
 from relayd.tracing.feed import FeedTraces, TracedLog
 from relayd.tracing.publishes import Batch, PublishTraces
 from relayd.tracing.reading import ReadTraces
-from relayd.tracing.spans import Sample, Span
+from relayd.tracing.spans import Sample, Spans
 
 __all__ = ["Seams", "Traces", "TracesTarget", "open_target"]
 
 
-class TracesTarget(Protocol):
+class TracesTarget(Spans, Protocol):
     """Takes spans until it is closed."""
-
-    def emit(self, span: Span) -> None:
-        """Take a span. Never waits."""
 
     def close(self) -> None:
         """Send what waits, for a moment. Blocks."""

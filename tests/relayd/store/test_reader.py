@@ -287,16 +287,15 @@ async def test_a_replica_that_was_ahead_of_the_server_promoted_is_asked_for_noth
     from relayd.store import migrate
 
     await migrate(empty_database)
+    outcomes: list[str] = []
     async with (
-        await Store.open(database, read_url=empty_database) as store,
+        await Store.open(database, read_url=empty_database, on_replica=outcomes.append) as store,
         replica(empty_database) as ahead,
     ):
         shared, lost, new = ([packet(n) for n in range(start, start + 2)] for start in (0, 50, 90))
         await store.append(shared, NOW)
         await ahead.execute("UPDATE log_head SET tag = $1", store.known.lineage.current.tag)
         await replay(ahead, shared + lost)
-        outcomes: list[str] = []
-        store._reader.on_replica = outcomes.append
         head = await store.head()
         assert len((await store.page(LogQuery(up_to=head), 10, NOW)).rows) == 2
         assert outcomes == ["served"]

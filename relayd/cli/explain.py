@@ -19,7 +19,7 @@ from relayd.config import Settings
 from relayd.feed.filters import compile_filter
 from relayd.store.connection import close_quietly, connect, translate_errors
 from relayd.store.queries import CANDIDATES, page_statement, ways
-from relayd.store.store import MAX_PAGE_BYTES
+from relayd.store.reader import MAX_PAGE_BYTES
 from relayd.store.types import LogQuery
 
 __all__ = ["Explained", "explain", "read_filter"]

@@ -45,7 +45,10 @@ from relayd.store.types import (
     StoreUnavailable,
 )
 
-__all__ = ["Reader"]
+__all__ = ["MAX_PAGE_BYTES", "Reader"]
+
+MAX_PAGE_BYTES = 4 * 2**20
+"""Most bytes of bodies in one page, unless its first packet alone is larger."""
 
 _MAX_SKEW_SECONDS = 300
 """How far a timestamp may be ahead of received_at (R-092): what `since` says about a packet's place."""
@@ -126,17 +129,17 @@ class Reader:
                 pool.gives_way = to_others
 
     async def head(self) -> int:
-        """The last sequence given out. Raises `StoreUnavailable`."""
+        """The last sequence given out, 0 in an empty log. Raises `StoreUnavailable`."""
         async with self._lookups.lease() as connection:
             return await read_head(connection, self._known)
 
     async def ping(self) -> None:
-        """Ask for a sign of life. Nobody's look-ups hold it up. Raises `StoreUnavailable`."""
+        """Ask for a sign of life, before anybody else who waits. Raises `StoreUnavailable`."""
         async with self._lookups.lease(_WATCH) as connection:
             await read_head(connection, self._known)
 
     async def resets(self) -> list[Reset]:
-        """The epochs of the log but the first. Raises `StoreUnavailable`, `StoreTimeout`."""
+        """The epochs since the log's first, oldest first. Raises `StoreUnavailable`, `StoreTimeout`."""
         async with self._lookups.lease() as connection:
             return await read_resets(connection)
 
@@ -181,7 +184,7 @@ class Reader:
         query: LogQuery,
         limit: int,
         now: int,
-        max_bytes: int,
+        max_bytes: int = MAX_PAGE_BYTES,
         candidates: int = CANDIDATES,
         payer: Payer | None = None,
     ) -> Page:
@@ -237,7 +240,12 @@ class Reader:
         return Page(rows, exhausted=False, reached=span.reached)
 
     async def items(
-        self, span: ItemRange, place: ItemPlace, payer: Payer | None, *, with_declined: bool
+        self,
+        span: ItemRange,
+        place: ItemPlace = ItemPlace(),  # noqa: B008 - immutable
+        payer: Payer | None = None,
+        *,
+        with_declined: bool = False,
     ) -> ItemsPage:
         """A page of what the log has of a range of time; the first is that of `ItemPlace()`.
 
@@ -251,7 +259,7 @@ class Reader:
             return await read_items(connection, span, place, declined, start)
 
     async def skips(
-        self, peer_id: int, span: ItemRange, most: int, payer: Payer | None
+        self, peer_id: int, span: ItemRange, most: int, payer: Payer | None = None
     ) -> Sequence[tuple[int, bytes]]:
         """What a peer serves and this relay refused. Raises and cancels as `items` does."""
         async with self._pages.lease(payer) as connection:
@@ -276,11 +284,13 @@ class Reader:
             return [key for (key,) in await connection.fetch(TYPES, start, most)]
 
     async def abuse(self, now: int) -> list[AbuseEntry]:
-        """The rows of the abuse table that are in force. Raises `StoreUnavailable`, `StoreTimeout`."""
+        """The rows of the abuse table in force at `now`. Raises `StoreUnavailable`, `StoreTimeout`."""
         async with self._lookups.lease() as connection:
             return list(map(AbuseEntry._make, await connection.fetch(ABUSE, now)))
 
-    async def tail(self, after: int, up_to: int | None, limit: int, max_bytes: int) -> list[LogEntry]:
+    async def tail(
+        self, after: int, up_to: int | None, limit: int, max_bytes: int = MAX_PAGE_BYTES
+    ) -> list[LogEntry]:
         """All entries in `after < sequence <= up_to`, at most `limit` and `max_bytes`: expired ones and
         declined ones too, for a feed that leaves them out must know that they are there.
 

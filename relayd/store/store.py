@@ -1,4 +1,4 @@
-"""`Store`: everything the relay asks of its database, behind one door."""
+"""`Store`: everything the relay asks of its database, behind one door; most of it is asked of `Reader`."""
 
 from __future__ import annotations
 
@@ -16,14 +16,12 @@ import asyncpg
 from relayd.lineage import Claim, KnownLog, Mark
 from relayd.store.archived import ArchivedDays
 from relayd.store.bus import Bus
-from relayd.store.connection import Payer, Pool, connected
+from relayd.store.connection import Pool, connected
 from relayd.store.doorbell import Doorbell
 from relayd.store.identities import IdentityReader
-from relayd.store.items import ItemPlace, ItemRange, ItemsPage
 from relayd.store.log import Log
 from relayd.store.migrate import check_revision
 from relayd.store.moderation import MODERATION_CHANNEL, Moderation
-from relayd.store.queries import CANDIDATES
 from relayd.store.reader import Reader
 from relayd.store.retention import Retention, Swept
 from relayd.store.roll import RollCall
@@ -31,25 +29,16 @@ from relayd.store.safety import check_safety
 from relayd.store.sizes import Sizes, read_sizes
 from relayd.store.terms import Reason, Reset, agree, read_head
 from relayd.store.types import (
-    AbuseEntry,
     Appended,
     Declined,
-    Gone,
     IdentitiesMoved,
-    LogEntry,
-    LogQuery,
     NewPacket,
     Outcome,
-    Page,
     PeerMark,
     RelaySecrets,
-    StoredPacket,
 )
 
-__all__ = ["MAX_PAGE_BYTES", "Store"]
-
-MAX_PAGE_BYTES = 4 * 2**20
-"""Most bytes of bodies in one page, unless its first packet alone is larger."""
+__all__ = ["Store"]
 
 _LOOKUP_CONNECTIONS = 2
 _GRACE_SECONDS = 5.0
@@ -101,6 +90,12 @@ class Store:
         """Which sessions are open, in all processes."""
         self._log = log
         self._reader = reader
+        # What only reads is the reader's own, and said there.
+        self.head, self.resets, self.ping = reader.head, reader.resets, reader.ping
+        self.page, self.items, self.skips = reader.page, reader.items, reader.skips
+        self.find, self.findings, self.tombstones = reader.find, reader.findings, reader.tombstones
+        self.by_id, self.tail, self.types, self.abuse = reader.by_id, reader.tail, reader.types, reader.abuse
+        self.give_way = reader.give_way
         self._pools = pools
         self._retention = retention
         self._url = url
@@ -262,14 +257,6 @@ class Store:
             await asyncio.sleep(_OTHERS_TELL_INTERVAL)
             await self.head()
 
-    async def resets(self) -> list[Reset]:
-        """The epochs that have begun since the log's first, oldest first."""
-        return await self._reader.resets()
-
-    async def head(self) -> int:
-        """The last sequence given out, 0 in an empty log."""
-        return await self._reader.head()
-
     async def append(
         self,
         batch: Sequence[NewPacket],
@@ -292,47 +279,6 @@ class Store:
             self._bus.committed(self.known.seen)
         return appended
 
-    async def find(self, ids: Sequence[bytes]) -> dict[bytes, tuple[int, int]]:
-        """Which of `ids` were ever stored: their sequence and received_at. See `Reader.find`."""
-        return await self._reader.find(ids)
-
-    async def findings(self, ids: Sequence[bytes]) -> dict[bytes, bytes]:
-        """What the relay found about the origin of these packets. See `Reader.findings`."""
-        return await self._reader.findings(ids)
-
-    async def page(
-        self,
-        query: LogQuery,
-        limit: int,
-        now: int,
-        max_bytes: int = MAX_PAGE_BYTES,
-        candidates: int = CANDIDATES,
-        payer: Payer | None = None,
-    ) -> Page:
-        """The first matching packets of the log, not expired at `now`. See `Reader.page`."""
-        return await self._reader.page(query, limit, now, max_bytes, candidates, payer)
-
-    def give_way(self, to_others: Callable[[], bool]) -> None:
-        """Read pages one at a time while `to_others` says so. See `Reader.give_way`."""
-        self._reader.give_way(to_others)
-
-    async def items(
-        self,
-        span: ItemRange,
-        place: ItemPlace = ItemPlace(),  # noqa: B008 - immutable
-        payer: Payer | None = None,
-        *,
-        with_declined: bool = False,
-    ) -> ItemsPage:
-        """Which packets the log has of a range of time, a page of them. See `Reader.items`."""
-        return await self._reader.items(span, place, payer, with_declined=with_declined)
-
-    async def skips(
-        self, peer_id: int, span: ItemRange, most: int, payer: Payer | None = None
-    ) -> Sequence[tuple[int, bytes]]:
-        """What a peer serves and this relay refused, of a range of time. See `Reader.skips`."""
-        return await self._reader.skips(peer_id, span, most, payer)
-
     @property
     def declined(self) -> Declined:
         """The packets that `page` leaves out and `by_id` takes for gone (R-323); replace it at any time."""
@@ -346,28 +292,6 @@ class Store:
     def url(self) -> str:
         """Where the log is."""
         return self._url
-
-    async def tombstones(self, ids: Sequence[bytes]) -> dict[bytes, bytes]:
-        """The tombstones of those of these packets that were erased. See `Reader.tombstones`."""
-        return await self._reader.tombstones(ids)
-
-    async def types(self, start: bytes, most: int) -> list[bytes]:
-        """The content types of the log from this one on, as keys. See `Reader.types`."""
-        return await self._reader.types(start, most)
-
-    async def abuse(self, now: int) -> list[AbuseEntry]:
-        """The rows of the abuse table that are in force at `now`."""
-        return await self._reader.abuse(now)
-
-    async def tail(
-        self, after: int, up_to: int | None, limit: int, max_bytes: int = MAX_PAGE_BYTES
-    ) -> list[LogEntry]:
-        """Everything in `after < sequence <= up_to`, even expired and declined. See `Reader.tail`."""
-        return await self._reader.tail(after, up_to, limit, max_bytes)
-
-    async def by_id(self, packet_id: bytes, now: int) -> StoredPacket | Gone | None:
-        """The packet, `Gone` when it is no longer served, None when its id is unknown."""
-        return await self._reader.by_id(packet_id, now)
 
     async def listen(
         self,
@@ -446,10 +370,6 @@ class Store:
     async def sizes(self) -> Sizes:
         """How large the database is, and how many connections it has left. Raises `StoreUnavailable`."""
         return await read_sizes(self._url, connect_timeout=self._connect_timeout)
-
-    async def ping(self) -> None:
-        """Ask the database for a sign of life, before anybody else who waits. Raises `StoreUnavailable`."""
-        await self._reader.ping()
 
     async def close(self) -> None:
         """End every connection; calls that wait on one raise `StoreUnavailable`. Idempotent."""

@@ -15,7 +15,7 @@ from strata.protocol.packets import Packet
 from strata.protocol.provenance import ProvenanceTrust
 
 from relayd import failpoints
-from relayd.admission.checks import judge, require_chain_room, require_room, trace, weigh, weigh_replicated
+from relayd.admission.checks import judge, require_chain_room, require_room, trace, weigh
 from relayd.admission.limits import AdmissionLimits
 from relayd.admission.origin import witness_of
 from relayd.admission.parsing_apart import ApartParser
@@ -98,24 +98,28 @@ class Checker:
         request.parsed(packet)
         require_room(packet, self._limits.max_identity_bytes)
         origin, now = request.origin, self._clock()
-        max_age = self._limits.max_packet_age_seconds
-        if origin is None:
-            weigh(packet, self.policy, now, max_age_seconds=max_age)
-        else:
+        if origin is not None:
             request.witness = witness_of(packet, origin, now)
-            weigh_replicated(packet, self.policy, origin, request.witness, now, max_age_seconds=max_age)
+        max_age = self._limits.max_packet_age_seconds
+        weigh(packet, self.policy, now, max_age_seconds=max_age, origin=origin, witness=request.witness)
+
+    def judge(self, request: PublishRequest, now: int) -> None:
+        """Checks 11 and 12, by what is `known`. Raises `InvalidPacket`."""
+        # Of a packet that another relay took then, what was known then counts alone.
+        at, ingest = request.judged_at(now), request.witness is None
+        request.queued = judge(request.packet, request.known, at, ingest=ingest)
 
     def _judge(self, request: PublishRequest) -> None:
-        now = request.judged_at(self._clock())
+        now = self._clock()
         try:
-            request.queued = judge(request.packet, request.known, now, ingest=request.witness is None)
+            self.judge(request, now)
             require_chain_room(request.packet, request.known, self._limits.max_identity_bytes)
         except InvalidPacket as error:
             request.refuse(error)
             request.is_by_keys = True
             return
         try:
-            request.downgrade = trace(request.packet, request.known, self.trust, now)
+            request.downgrade = trace(request.packet, request.known, self.trust, request.judged_at(now))
         except InvalidPacket as error:
             request.origin_refused(error)
         request.verdict = PublishVerdict.CHECKED

@@ -28,7 +28,7 @@ from relayd.admission.origin import PeerOrigin, check_age
 from relayd.policy import Policy
 from relayd.store.types import EXEMPT_TYPES, NewPacket
 
-__all__ = ["judge", "require_chain_room", "require_room", "to_store", "trace", "weigh", "weigh_replicated"]
+__all__ = ["judge", "require_chain_room", "require_room", "to_store", "trace", "weigh"]
 
 _CHAIN_PACKETS = 64
 """So many packets of the largest size make the longest chain; usual ones are a thirtieth of that size."""
@@ -62,18 +62,21 @@ def require_chain_room(packet: Packet, known: Known, max_identity_bytes: int) ->
         )
 
 
-def weigh(packet: Packet, policy: Policy, now: int, *, max_age_seconds: int) -> None:
-    """Checks 9 and 10. Raises `InvalidPacket`."""
-    policy.check(packet)
-    check_freshness(packet, now, max_age_seconds=max_age_seconds)
-
-
-def weigh_replicated(
-    packet: Packet, policy: Policy, origin: PeerOrigin, witness: int | None, now: int, *, max_age_seconds: int
+def weigh(
+    packet: Packet,
+    policy: Policy,
+    now: int,
+    *,
+    max_age_seconds: int,
+    origin: PeerOrigin | None = None,
+    witness: int | None = None,
 ) -> None:
-    """Checks 9 and 10 for a packet of a peer: policy is the same (R-379). Raises `InvalidPacket`."""
+    """Checks 9 and 10; policy is the same for a packet of a peer (R-379). Raises `InvalidPacket`."""
     policy.check(packet)
-    check_age(packet, origin, witness, now, max_age_seconds=max_age_seconds)
+    if origin is None:
+        check_freshness(packet, now, max_age_seconds=max_age_seconds)
+    else:
+        check_age(packet, origin, witness, now, max_age_seconds=max_age_seconds)
 
 
 def judge(packet: Packet, known: Known, now: int, *, ingest: bool = True) -> bool:

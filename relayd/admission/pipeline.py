@@ -32,7 +32,7 @@ from strata.protocol.provenance import Downgrade, ProvenanceTrust
 from relayd import failpoints
 from relayd.admission.budgets import TrustBudgets
 from relayd.admission.checker import Checker, is_dear
-from relayd.admission.checks import judge, to_store
+from relayd.admission.checks import to_store
 from relayd.admission.knowledge import Knowledge, missing_for
 from relayd.admission.lanes import Lanes
 from relayd.admission.last_checks import LastChecks
@@ -460,8 +460,7 @@ class Admission:
             request.known = fresh
             try:
                 # An identity packet that a lost append has stored holds: it is in the chain by now.
-                at = request.judged_at(self._clock())
-                request.queued = judge(packet, fresh, at, ingest=request.witness is None)
+                self._checker.judge(request, self._clock())
                 return True
             except InvalidPacket as error:
                 request.refuse(error)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
+from typing import Any
 
 import psutil
 import pytest
@@ -206,9 +207,9 @@ async def test_a_chain_has_room_for_so_many_bytes_and_for_a_revocation(rig):
 async def test_only_packets_that_cost_little_are_read_on_the_loop(rig, monkeypatch):
     read_on: list[threading.Thread] = []
 
-    def noted(packet: Packet, policy: Policy, now: int, *, max_age_seconds: int) -> None:
+    def noted(packet: Packet, policy: Policy, now: int, **age: Any) -> None:
         read_on.append(threading.current_thread())
-        weigh(packet, policy, now, max_age_seconds=max_age_seconds)
+        weigh(packet, policy, now, **age)
 
     monkeypatch.setattr("relayd.admission.checker.weigh", noted)
     peer = Peer()

@@ -244,9 +244,9 @@ class Writer(Generic[Ticket]):
     def _committed(self, appended: Appended, seconds: float) -> None:
         done, self._batch = self._batch, []
         self._forget(done)
-        self._give_way(done, seconds)
         try:
             self._on_commit(appended, [(waiting.packet, waiting.ticket) for waiting in done], seconds)
+            self._give_way(done, seconds)
         except Exception as error:
             self._faults.caught("writer", error)
             self._tell_failed(done)  # those that have been told by now pass it over

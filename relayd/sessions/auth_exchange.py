@@ -105,7 +105,7 @@ class AuthExchange:
         """Queue a new challenge (R-266, R-268)."""
         random = secrets.token_bytes(CHALLENGE_BYTES)
         message = self._session.authentication.issue(random, self._relay.clock())
-        self._socket.queue(text_frame(encode(message)))
+        self._socket.outbox.queue(text_frame(encode(message)))
 
     def check_deadline(self) -> None:
         """Give an anonymous session a new challenge when the one it has is too old (R-282)."""

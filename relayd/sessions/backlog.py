@@ -195,7 +195,7 @@ class Backlog:
             payload = lost_place_payload(subscription.subscription_id, subscription.client_msg_id, cursor)
             self._connection.end_subscription(subscription)
             self._connection.answer(payload, ErrorCode.INVALID_CURSOR)
-            self._socket.flush()
+            self._socket.outbox.flush()
         return True
 
     async def _read_page(self, subscription: Subscription, read: Read) -> None:
@@ -205,7 +205,7 @@ class Backlog:
         query = relay.types.narrowed(read.query)
         if query is None:
             self._queue_rows(subscription, read, _NOTHING, 0, 0)
-            self._socket.flush()
+            self._socket.outbox.flush()
             return
         started = time.monotonic()
         declined = relay.fanout.declined
@@ -249,7 +249,7 @@ class Backlog:
                 first = end if end < len(sizes) else None
                 if time.monotonic() >= until:
                     break
-            self._socket.flush()
+            self._socket.outbox.flush()
         return sent_bytes
 
     def _queue_rows(self, subscription: Subscription, read: Read, page: Page, first: int, end: int) -> int:
@@ -273,7 +273,7 @@ class Backlog:
             return False
         fanout = self._relay.fanout
         self._queue(*subscription.entries_read(entries, self._relay.clock(), fanout.position, fanout.form))
-        self._socket.flush()
+        self._socket.outbox.flush()
         subscription.next_read(fanout.position, 0)
         self._go_live(subscription)
         return True
@@ -288,7 +288,7 @@ class Backlog:
     def _queue(self, frames: bytes, events: int) -> None:
         if frames:
             self._relay.metrics.events_sent["store"].inc(events)
-            self._socket.queue(frames)
+            self._socket.outbox.queue(frames)
 
     def _give_up(self, subscription: Subscription) -> None:
         """A read took too long: once more from where it stands, with a page that looks at fewer rows; then
@@ -300,7 +300,7 @@ class Backlog:
         payload = read_failure_payload(subscription.subscription_id, subscription.client_msg_id)
         self._connection.end_subscription(subscription)
         self._connection.answer(payload, ErrorCode.INTERNAL_ERROR)
-        self._socket.flush()
+        self._socket.outbox.flush()
 
 
 def _end_of_piece(sizes: Sequence[int], first: int) -> int:

@@ -138,7 +138,7 @@ class Comparer:
                 self._drop()  # what was refused holds no place
             else:
                 self._idle = asyncio.get_running_loop().call_later(_IDLE_SECONDS, self._drop)
-            self._socket.flush()
+            self._socket.outbox.flush()
         except Exception as fault:
             self._task = None
             self._drop()
@@ -182,7 +182,7 @@ class Comparer:
             return
         frame = text_frame(encode(Reconciled(message=answer.hex(), client_msg_id=message.client_msg_id)))
         self._connection.backfilled(len(frame))
-        self._socket.queue(frame)
+        self._socket.outbox.queue(frame)
 
     async def _pace(self) -> None:
         self._check_open()

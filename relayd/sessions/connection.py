@@ -124,7 +124,7 @@ class Connection:
         self.id = next(_numbers)
         """Its number in the logs of this process."""
         self.socket = WebSocket(relay, self)
-        self.deliver: Callable[[bytes, int], bool] = self.socket.deliver
+        self.deliver: Callable[[bytes, int], bool] = self.socket.outbox.deliver
         """The fan-out's way to the outbox, with no call in between."""
         self._relay = relay
         self._responder = responder
@@ -276,7 +276,7 @@ class Connection:
             reason=reason,
             identity=self._session.identity,
             publishes=self._publishes,
-            events=self.socket.events_sent,
+            events=self.socket.outbox.events_sent,
             seconds=round(time.monotonic() - self.socket.opened_at, 3),
         )
         self._come_apart()
@@ -331,7 +331,7 @@ class Connection:
             self._session.identity,
             len(self._session.subscriptions),
             self._publishes,
-            self.socket.events_sent,
+            self.socket.outbox.events_sent,
             self.socket.held_bytes,
         )
 
@@ -416,7 +416,7 @@ class Connection:
     def answer(self, payload: bytes, code: ErrorCode) -> None:
         """Queue an ERROR that belongs to no publish."""
         is_last = self._is_one_too_many(code)
-        self.socket.queue(text_frame(payload))
+        self.socket.outbox.queue(text_frame(payload))
         self._relay.metrics.errors_sent[code].inc()
         if is_last:
             self._close_refused()
@@ -457,7 +457,7 @@ class Connection:
             errors.append(payload)
             if self._relay.slices.is_over():
                 await self._relay.slices.next(self.turn(time.monotonic()))
-        self.socket.queue(text_frame(outcome.payload))
+        self.socket.outbox.queue(text_frame(outcome.payload))
         for payload in errors:
             self.answer(payload, ErrorCode.UNAUTHENTICATED)
 
@@ -526,7 +526,7 @@ class Connection:
     def _answered(self, payload: bytes, *, is_last: bool = False) -> None:
         """Queue the answer to a publish. If that raises, nothing is queued; what follows does not raise."""
         if self.socket.is_open:
-            self.socket.queue(text_frame(payload))
+            self.socket.outbox.queue(text_frame(payload))
         self._pending_bytes -= self._pending_bytes // self._pending_publishes  # it was an average one
         self._pending_publishes -= 1
         try:
@@ -547,11 +547,11 @@ class Connection:
     async def writable(self) -> None:
         """Wait until the socket has room, and the budget for history too: a stream that is open is sent
         later, and never cut (R-317). Cancelling it changes nothing."""
-        await self.socket.writable()
+        await self.socket.outbox.writable()
         while (wait := self._reading_debt(time.monotonic())) > 0:
             self._relay.metrics.rate_limited["pacing"].inc()
             await asyncio.sleep(min(wait, _PACING_INTERVAL))
-            await self.socket.writable()
+            await self.socket.outbox.writable()
 
     def _reading_debt(self, now: float) -> float:
         """How long until this peer may have more from the store."""

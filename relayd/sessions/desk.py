@@ -65,7 +65,7 @@ class Desk:
         try:
             try:
                 answer = await self._answer(message)
-                self._socket.queue(text_frame(encode(answer)))
+                self._socket.outbox.queue(text_frame(encode(answer)))
             except InvalidMessage as error:
                 self._connection.answer(error_payload(error), error.code)
             except StoreError:

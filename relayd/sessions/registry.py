@@ -15,7 +15,7 @@ from relayd.faults import Faults
 from relayd.roll import OpenSession
 from relayd.slices import SLICE_SECONDS, Slices
 
-__all__ = ["OpenSocket", "Registry"]
+__all__ = ["OpenSocket", "Queue", "Registry"]
 
 _CLOSED_AT_ONCE: Final = {Pressure.FINE: 0, Pressure.TIGHT: 0, Pressure.SHORT: 1, Pressure.FULL: 16}
 """Sockets that are closed at one look. At `SHORT` too: else whoever holds much keeps everybody else out."""
@@ -24,11 +24,18 @@ _WRITTEN_AT_ONCE: Final = 32
 """Sockets that are written to between two looks at the time."""
 
 
-class OpenSocket(Protocol):
-    """A socket, as the process that holds it sees it."""
+class Queue(Protocol):
+    """Frames that wait for the end of a step."""
 
     def flush(self) -> None:
-        """Write the queued frames."""
+        """Write them."""
+
+    def abort(self) -> None:
+        """They cannot be written: drop the socket."""
+
+
+class OpenSocket(Protocol):
+    """A socket, as the process that holds it sees it."""
 
     def check_deadlines(self, now: float) -> None:
         """Called about once a second; `now` is monotonic."""
@@ -86,10 +93,10 @@ class Registry:
         """How much of that calls for a look at once: a crowd fills memory within one turn of the loop."""
         self.look: Callable[[], None] = lambda: None
         """Looks at memory, and calls `relieve`."""
-        self._dirty: list[OpenSocket] = []
-        self.wants_flush: Callable[[OpenSocket], None] = self._dirty.append
-        """A socket has queued bytes; they are written at the end of this step. The list's own method: it is
-        called once for each subscriber of each batch."""
+        self._dirty: list[Queue] = []
+        self.wants_flush: Callable[[Queue], None] = self._dirty.append
+        """To be called when the first frames are queued: they are written at the end of this step. The list's
+        own method, for it is called once for each subscriber of each batch."""
         self._is_flushing = False
         self._is_weighing = False
         self._changed = asyncio.Event()
@@ -114,13 +121,13 @@ class Registry:
     def _go_on_flushing(self) -> None:
         # Not one of the jobs that wait for a slice: answers are not to stand in line behind requests.
         dirty, done, until = self._dirty, 0, time.monotonic() + SLICE_SECONDS
-        for done, socket in enumerate(dirty, 1):  # those that are added meanwhile too
+        for done, queue in enumerate(dirty, 1):  # those that are added meanwhile too
             try:
-                socket.flush()
+                queue.flush()
             except Exception as error:
                 # What it was to send is lost, so its peer must not wait for it; others get theirs.
                 self._faults.caught("write", error)
-                socket.abort()
+                queue.abort()
             if not done % _WRITTEN_AT_ONCE and time.monotonic() >= until:
                 break
         del dirty[:done]

@@ -1,10 +1,9 @@
-"""One socket as bytes and frames: the asyncio shell around the WebSocket protocol and the outbound queue.
+"""One socket as bytes and frames: the asyncio shell around the WebSocket protocol.
 
 The library's `ServerProtocol` decides which frames are legal, `Liveness` whether a peer is still there. This
 shell moves bytes, keeps deadlines, and applies pressure:
 
-- Bytes for the peer collect in an outbox and leave in one write at the end of each step. When the
-  transport holds more than `outbound_queue_bytes`, nothing further is read from the peer.
+- Bytes for the peer collect in an `Outbox`. While that is paused, nothing further is read from the peer.
 - A peer that takes no byte for `slow_consumer_timeout` is closed with 1013, and aborted if even that does
   not pass (R-170). Pings find half-open sockets (R-130).
 - `suspend` keeps the peer's next messages waiting until `resume`, and stops reading.
@@ -30,7 +29,6 @@ from websockets.http11 import Request, Response
 from websockets.protocol import CLOSED, CONNECTING, OPEN, Event
 from websockets.server import ServerProtocol
 
-from relayd import failpoints
 from relayd.access.gate import Turnaway
 from relayd.access.limits import Budget
 from relayd.frames import FrameReader, text_frame
@@ -39,6 +37,7 @@ from relayd.roll import OpenSession
 from relayd.sessions.answers import frame_too_large_payload
 from relayd.sessions.http_requests import rejection
 from relayd.sessions.liveness import Liveness, PeerState
+from relayd.sessions.outbox import Outbox
 from relayd.sessions.socket_handler import NOBODY, SocketHandler
 
 __all__ = ["WebSocket"]
@@ -57,8 +56,6 @@ _LONGEST_LINGER: Final = 2.0
 Over TLS, where only one side can close, until nothing has come for the former."""
 _LINGERING_FRAMES: Final = 8
 """Largest frames, so many, that are read from a peer meanwhile."""
-_WITHDRAWAL_TIMEOUT: Final = 1.0
-"""How long bytes that should not be sent any more may still leave, in seconds."""
 _SMALL_FRAGMENT: Final = 1024
 """A fragment of fewer bytes than this counts as a control frame does."""
 _LONGEST_REST: Final = 1.0
@@ -105,7 +102,6 @@ class WebSocket(asyncio.Protocol):
         "_allowed",
         "_answer_left",
         "_close_reason",
-        "_close_sent",
         "_control",
         "_discarded",
         "_dismissed",
@@ -118,24 +114,16 @@ class WebSocket(asyncio.Protocol):
         "_is_resting",
         "_lingers_until",
         "_liveness",
-        "_outbound_limit",
-        "_outbox",
-        "_outbox_bytes",
-        "_paused",
         "_protocol",
         "_reading",
         "_relay",
         "_resting",
-        "_resumed",
         "_suspended",
         "_tally",
         "_transport",
         "_unread",
-        "_wants_flush",
-        "_withdrawn",
-        "_written",
-        "events_sent",
         "opened_at",
+        "outbox",
     )
 
     def __init__(self, relay: Relay, handler: SocketHandler) -> None:
@@ -145,19 +133,9 @@ class WebSocket(asyncio.Protocol):
         self._protocol = _ServerProtocol(max_size=settings.max_frame_bytes)
         self._frames = FrameReader(self._protocol, settings.max_frame_bytes)
         self._transport: asyncio.Transport = cast(asyncio.Transport, None)
-        # What each delivery needs is held here rather than looked up: it runs once for each subscriber.
         self._tally = relay.tally
-        self._wants_flush = relay.registry.wants_flush
-        self._outbound_limit = settings.outbound_queue_bytes
-        self._outbox: list[bytes] = []
-        self._outbox_bytes = 0
-        self._written = 0
-        self._withdrawn: tuple[int, float] | None = None  # up to which byte, and until when they may leave
-        self._paused = False
-        self.events_sent = 0
-        """EVENTs of live feeds that were taken."""
+        self.outbox = Outbox(settings.outbound_queue_bytes, relay.tally, relay.registry.wants_flush)
         self._reading = self._allowed = True
-        self._resumed: asyncio.Future[None] | None = None
         self._headers_end = b""
         self._control: Budget | None = None
         self._resting: asyncio.TimerHandle | None = None
@@ -167,7 +145,6 @@ class WebSocket(asyncio.Protocol):
         self._suspended = False
         self._held: list[_Received] = []
         self._unread = b""
-        self._close_sent = False
         self._close_reason: str | None = None
         self.opened_at = time.monotonic()
         """When it was accepted, on the monotonic clock."""
@@ -212,10 +189,9 @@ class WebSocket(asyncio.Protocol):
         """What is kept for the peer, about; nothing from now on where the socket is going."""
         if self._dismissed or self._transport.is_closing():
             return 0
-        waiting = self._transport.get_write_buffer_size()
         held = sum(len(event) for event in self._held if isinstance(event, bytes))
         here = self._frames.held_bytes + len(self._fragments) + len(self._unread) + held
-        return here + self._outbox_bytes + waiting + self._handler.held_bytes
+        return here + self.outbox.held_bytes + self._handler.held_bytes
 
     def described(self, process: str) -> OpenSession | None:
         """The session as operators see it, in the process of this name; None where there is none."""
@@ -232,7 +208,7 @@ class WebSocket(asyncio.Protocol):
     # asyncio.Protocol: called by the event loop.
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast(asyncio.Transport, transport)
+        self._transport = self.outbox.transport = cast(asyncio.Transport, transport)
         try:
             peer = transport.get_extra_info("peername")
             is_welcome = self._handler.accepted(peer[0] if peer else None)
@@ -336,16 +312,13 @@ class WebSocket(asyncio.Protocol):
         return False
 
     def pause_writing(self) -> None:
-        self._paused = True
+        self.outbox.pause()
         self._liveness.write_paused(time.monotonic(), self._transport.get_write_buffer_size())
         self._update_reading()
 
     def resume_writing(self) -> None:
-        self._paused = False
         self._liveness.write_resumed(time.monotonic())
-        if self._resumed is not None and not self._resumed.done():
-            self._resumed.set_result(None)
-        self._resumed = None
+        self.outbox.resume()
         self._update_reading()
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -354,11 +327,10 @@ class WebSocket(asyncio.Protocol):
         self._frames.forget()
         self._unread = b""
         self._fragments = bytearray()
-        self._outbox.clear()
+        self.outbox.end()
         if self._resting is not None:
             self._resting.cancel()
         self._relay.registry.remove(self)
-        self._close_sent = True  # nothing can be
         if self._relay.slices.is_over():
             self._relay.slices.later(self._end)
         else:
@@ -406,51 +378,6 @@ class WebSocket(asyncio.Protocol):
     def ends_for(self, reason: str) -> None:
         """Count this socket under `reason` when it has ended, unless another reason came first."""
         self._close_reason = self._close_reason or reason
-
-    # The outbound queue.
-
-    def queue(self, frames: bytes) -> None:
-        """Add whole frames to the outbox; they are written when the step ends."""
-        outbox = self._outbox
-        if not outbox:
-            self._wants_flush(self)
-        outbox.append(frames)
-        self._outbox_bytes += len(frames)
-
-    def deliver(self, frames: bytes, events: int) -> bool:
-        """Queue EVENTs of a live feed if there is room for them; False means that nothing was queued."""
-        if self._paused or self._outbox_bytes > self._outbound_limit:
-            return False
-        # As in `queue`, without the call: this runs once for each subscriber of each batch.
-        outbox = self._outbox
-        if not outbox:
-            self._wants_flush(self)
-        outbox.append(frames)
-        self._outbox_bytes += len(frames)
-        self.events_sent += events
-        return True
-
-    def flush(self) -> None:
-        """Write the outbox in one piece."""
-        outbox = self._outbox
-        if not outbox:
-            return
-        if failpoints.ARMED:
-            failpoints.hit("sessions.write")
-        data = outbox[0] if len(outbox) == 1 else b"".join(outbox)
-        outbox.clear()
-        self._outbox_bytes = 0
-        if not self._close_sent:
-            self._transport.write(data)
-            self._written += len(data)
-            self._tally.bytes_sent += len(data)
-
-    async def writable(self) -> None:
-        """Wait until the transport has room. Cancelling it changes nothing."""
-        while self._paused:
-            if self._resumed is None:
-                self._resumed = asyncio.get_running_loop().create_future()
-            await asyncio.shield(self._resumed)
 
     # Messages of the peer.
 
@@ -548,7 +475,7 @@ class WebSocket(asyncio.Protocol):
     def _update_reading(self) -> None:
         """Read from the peer only while its answers can leave and its messages have room."""
         is_held_up = (
-            self._paused
+            self.outbox.is_paused
             or self._suspended
             or self._is_resting
             or self._frames.has_more
@@ -568,22 +495,11 @@ class WebSocket(asyncio.Protocol):
 
         The reader of a socket that is dropped for it resumes by cursor.
         """
-        if self._transport.get_write_buffer_size():
-            self._withdrawn = (self._written, time.monotonic() + _WITHDRAWAL_TIMEOUT)
-
-    def _is_withdrawn(self, now: float) -> bool:
-        """Whether bytes that were to leave are waiting still, after all the time they had."""
-        if self._withdrawn is None:
-            return False
-        up_to, until = self._withdrawn
-        if self._written - self._transport.get_write_buffer_size() >= up_to:
-            self._withdrawn = None
-            return False
-        return now >= until
+        self.outbox.withdraw(time.monotonic())
 
     def check_deadlines(self, now: float) -> None:
         """Called about once a second."""
-        if self._is_withdrawn(now):
+        if self.outbox.is_late(now):
             self._close_reason = self._close_reason or "withdrawn"
             self._transport.abort()
         elif self._lingers_until is not None and not self._transport.is_closing():
@@ -601,7 +517,7 @@ class WebSocket(asyncio.Protocol):
             self._handler.review()
             if self.is_open:
                 self._act_on_liveness(now)
-            if not self._paused and self._abort_at is None:
+            if not self.outbox.is_paused and self._abort_at is None:
                 self._handler.tick()
 
     def _act_on_liveness(self, now: float) -> None:
@@ -631,7 +547,7 @@ class WebSocket(asyncio.Protocol):
         `cause` counts it among the closed connections, where the code alone does not tell.
         """
         self._handler.closing()
-        self.flush()
+        self.outbox.flush()
         if self._protocol.state is OPEN:
             self._close_reason = self._close_reason or cause or _REASONS.get(code, "internal_error")
             self._protocol.send_close(code, reason)
@@ -669,16 +585,16 @@ class WebSocket(asyncio.Protocol):
         writes = self._protocol.data_to_send()
         if not writes:
             return
-        self.flush()
+        self.outbox.flush()
         if isinstance(self._protocol.parser_exc, PayloadTooBig):
             self._report_too_large()
-        self._close_sent = self._protocol.close_sent is not None
+        if self._protocol.close_sent is not None:
+            self.outbox.shut()
         for data in writes:
             if not data:
                 self._linger()
             elif self._lingers_until is None:
-                self._transport.write(data)
-                self._written += len(data)
+                self.outbox.write(data)
 
     def _close_transport(self) -> None:
         self._transport.close()
@@ -699,7 +615,7 @@ class WebSocket(asyncio.Protocol):
         """
         if self._lingers_until is not None or self._transport.is_closing():
             return
-        self._close_sent = True  # or never will be: nothing can follow
+        self.outbox.shut()
         self._frames.forget()
         self._unread = b""
         self._lingers_until = time.monotonic() + _LONGEST_LINGER
@@ -729,4 +645,4 @@ class WebSocket(asyncio.Protocol):
         self._close_reason = "too_large"
         self._relay.metrics.errors_sent[ErrorCode.PACKET_TOO_LARGE].inc()
         payload = frame_too_large_payload(self._relay.settings.max_packet_bytes)
-        self._transport.write(text_frame(payload))
+        self.outbox.write(text_frame(payload))

@@ -288,16 +288,16 @@ _SESSION = [
         "sessions/websocket",
         "sessions/test_websocket.py sessions/test_connection.py",
         (
-            "a full reader is given more",
-            "if self._paused or self._outbox_bytes > self._outbound_limit:",
-            "if False:",
-        ),
-        (
             "words before a close are lost",
             "(self._close_reason or self._protocol.close_rcvd is None)",
             "True",
         ),
         ("a last word is cut off", "self._transport.write_eof()", "self._transport.close()"),
+    ),
+    *_bugs(
+        "sessions/outbox",
+        "sessions/test_outbox.py",
+        ("a full reader is given more", "if self.is_paused or self._bytes > self._limit:", "if False:"),
     ),
     *_bugs(
         "sessions/liveness",

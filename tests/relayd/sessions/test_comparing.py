@@ -57,7 +57,8 @@ class MadeSession:
             backfilled=self._spend,
             checked_for=lambda seconds: None,
         )
-        socket = SimpleNamespace(queue=self._sent, flush=lambda: None, close=self._closed, abort=lambda: None)
+        outbox = SimpleNamespace(queue=self._sent, flush=lambda: None)
+        socket = SimpleNamespace(outbox=outbox, close=self._closed, abort=lambda: None)
         self.comparer = Comparer(
             cast(Any, relay), cast(Any, connection), cast(Any, socket), cast(Any, self.session)
         )

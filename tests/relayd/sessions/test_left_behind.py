@@ -791,7 +791,7 @@ ACTS: dict[Act, set[str]] = {
         "Backlog._queue_rows",
         "compile_filter",
     },
-    live: {"WebSocket.deliver", "Fanout.join"},
+    live: {"Outbox.deliver", "Fanout.join"},
     resuming: {"Backlog._is_lost", "lost_place_payload"},
     slow_reads: {"Backlog._give_up", "read_failure_payload"},
     of_clients: {"Identities._observe_manifest", "Identities._understand_one", "Identities.manifest"},

@@ -97,10 +97,10 @@ async def test_nothing_is_read_from_a_peer_that_does_not_read(rigs):
 async def test_a_live_feed_is_not_taken_while_there_is_no_room_for_it(rigs):
     rig = rigs(outbound_queue_bytes=65_536)
     rig.socket.pause_writing()
-    assert not rig.socket.deliver(b"x", 1)
+    assert not rig.socket.outbox.deliver(b"x", 1)
     rig.socket.resume_writing()
-    assert rig.socket.deliver(bytes(65_537), 1)
-    assert not rig.socket.deliver(b"x", 1)
+    assert rig.socket.outbox.deliver(bytes(65_537), 1)
+    assert not rig.socket.outbox.deliver(b"x", 1)
     rig.transport.written.clear()
 
 
@@ -298,16 +298,16 @@ async def test_a_handshake_that_never_comes_is_cut_off(clock):
 async def test_what_was_written_before_more_was_declined_leaves_in_time_or_not_at_all(rigs):
     quick, slow, idle = rigs(), rigs(), rigs()
     for rig in (quick, slow):
-        rig.socket.queue(bytes(1000))
-        rig.socket.flush()
+        rig.socket.outbox.queue(bytes(1000))
+        rig.socket.outbox.flush()
         rig.transport.waiting = 600
     slow.socket.pause_writing()
     for rig in (quick, slow, idle):
         rig.relay.registry.withdraw()
     quick.sweep(0.5)
     slow.transport.waiting -= 1  # it takes some, and that is not enough
-    quick.socket.queue(bytes(50))
-    quick.socket.flush()
+    quick.socket.outbox.queue(bytes(50))
+    quick.socket.outbox.flush()
     quick.transport.waiting = 50  # of what came later
     for rig in (quick, slow, idle):
         rig.sweep(1)
@@ -319,7 +319,7 @@ async def test_who_is_closed_for_want_of_memory_gets_what_it_was_given_and_hears
     quick, slow = rigs(), rigs()
     for rig in (quick, slow):
         rig.socket.data_received(b"\x81\xff" + struct.pack("!Q", 500_000) + bytes(4) + b"x" * 300_000)
-        rig.socket.queue(text_frame(b"{}"))
+        rig.socket.outbox.queue(text_frame(b"{}"))
         rig.transport.waiting = 4_000_000  # of a page, say
         assert rig.socket.held_bytes > 4_300_000
         for pressure in (Pressure.FULL, Pressure.FULL):

@@ -1,0 +1,148 @@
+"""What is on its way to one peer: frames that wait for the end of a step, and what its transport holds.
+
+Frames collect here and leave in one write at the end of each step. When the transport holds more than
+`outbound_queue_bytes` the outbox is paused: no live feed is taken, and whoever can wait waits for `writable`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Final, cast
+
+from relayd import failpoints
+from relayd.metrics import Tally
+
+__all__ = ["Outbox"]
+
+_WITHDRAWAL_TIMEOUT: Final = 1.0
+"""How long bytes that should not be sent any more may still leave, in seconds."""
+
+
+class Outbox:
+    """The bytes for one peer, which `wants_flush` has written when the step ends."""
+
+    __slots__ = (
+        "_bytes",
+        "_frames",
+        "_is_shut",
+        "_limit",
+        "_resumed",
+        "_tally",
+        "_wants_flush",
+        "_withdrawn",
+        "_written",
+        "events_sent",
+        "is_paused",
+        "transport",
+    )
+
+    def __init__(self, limit: int, tally: Tally, wants_flush: Callable[[Outbox], None]) -> None:
+        # What each delivery needs is held here rather than looked up: it runs once for each subscriber.
+        self._limit = limit
+        self._tally = tally
+        self._wants_flush = wants_flush
+        self._frames: list[bytes] = []
+        self._bytes = 0
+        self._written = 0
+        self._withdrawn: tuple[int, float] | None = None  # up to which byte, and until when they may leave
+        self._is_shut = False
+        self._resumed: asyncio.Future[None] | None = None
+        self.is_paused = False
+        """Whether the transport holds as much as it may."""
+        self.events_sent = 0
+        """EVENTs of live feeds that were taken."""
+        self.transport: asyncio.Transport = cast(asyncio.Transport, None)
+        """Set once there is one."""
+
+    @property
+    def held_bytes(self) -> int:
+        """What has not left."""
+        return self._bytes + self.transport.get_write_buffer_size()
+
+    def queue(self, frames: bytes) -> None:
+        """Add whole frames; they are written when the step ends."""
+        queued = self._frames
+        if not queued:
+            self._wants_flush(self)
+        queued.append(frames)
+        self._bytes += len(frames)
+
+    def deliver(self, frames: bytes, events: int) -> bool:
+        """Queue EVENTs of a live feed if there is room for them; False means that nothing was queued."""
+        if self.is_paused or self._bytes > self._limit:
+            return False
+        # As in `queue`, without the call: this runs once for each subscriber of each batch.
+        queued = self._frames
+        if not queued:
+            self._wants_flush(self)
+        queued.append(frames)
+        self._bytes += len(frames)
+        self.events_sent += events
+        return True
+
+    def flush(self) -> None:
+        """Write what is queued in one piece, or drop it where nothing can follow."""
+        queued = self._frames
+        if not queued:
+            return
+        if failpoints.ARMED:
+            failpoints.hit("sessions.write")
+        data = queued[0] if len(queued) == 1 else b"".join(queued)
+        queued.clear()
+        self._bytes = 0
+        if not self._is_shut:  # as in `write`, without the call
+            self.transport.write(data)
+            self._written += len(data)
+            self._tally.bytes_sent += len(data)
+
+    def write(self, data: bytes) -> None:
+        """Write this at once, before anything that is queued."""
+        self.transport.write(data)
+        self._written += len(data)
+
+    def shut(self) -> None:
+        """Nothing that is queued from now on can follow what was written. Idempotent."""
+        self._is_shut = True
+
+    def end(self) -> None:
+        """The socket is gone: what is queued is dropped at once."""
+        self._frames.clear()
+        self._is_shut = True
+
+    def abort(self) -> None:
+        """What was queued is lost, so its peer must not wait for it: drop the socket."""
+        self.transport.abort()
+
+    def pause(self) -> None:
+        """The transport holds as much as it may."""
+        self.is_paused = True
+
+    def resume(self) -> None:
+        """It has room."""
+        self.is_paused = False
+        if self._resumed is not None and not self._resumed.done():
+            self._resumed.set_result(None)
+        self._resumed = None
+
+    async def writable(self) -> None:
+        """Wait until the transport has room. Cancelling it changes nothing."""
+        while self.is_paused:
+            if self._resumed is None:
+                self._resumed = asyncio.get_running_loop().create_future()
+            await asyncio.shield(self._resumed)
+
+    def withdraw(self, now: float) -> None:
+        """What was written before now and waits still must leave within a second, or not at all."""
+        if self.transport.get_write_buffer_size():
+            self._withdrawn = self._written, now + _WITHDRAWAL_TIMEOUT
+
+    def is_late(self, now: float) -> bool:
+        """Whether bytes that were withdrawn are waiting still, after all the time they had."""
+        if self._withdrawn is None:
+            return False
+        up_to, until = self._withdrawn
+        if self._written - self.transport.get_write_buffer_size() >= up_to:
+            self._withdrawn = None
+            return False
+        return now >= until

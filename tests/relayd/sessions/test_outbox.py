@@ -1,0 +1,83 @@
+"""The way to one peer, over a transport that only remembers."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import cast
+
+import pytest
+
+from relayd.metrics import Tally
+from relayd.sessions.outbox import Outbox
+from tests.relayd.sessions.connection_rig import FakeTransport
+
+
+class Way:
+    """An outbox of 100 bytes, and what became of what was put in."""
+
+    def __init__(self) -> None:
+        self.wanting: list[Outbox] = []
+        self.tally = Tally()
+        self.transport = FakeTransport()
+        self.outbox = Outbox(100, self.tally, self.wanting.append)
+        self.outbox.transport = cast(asyncio.Transport, self.transport)
+
+
+def test_what_is_queued_in_a_step_is_asked_for_once_and_leaves_in_one_write():
+    way = Way()
+    way.outbox.queue(b"one")
+    assert way.outbox.deliver(b"two", 2)
+    assert way.wanting == [way.outbox] and not way.transport.written and way.outbox.held_bytes == 6
+    way.outbox.flush()
+    way.outbox.flush()
+    assert way.transport.written == b"onetwo"
+    assert (way.tally.bytes_sent, way.outbox.events_sent, way.outbox.held_bytes) == (6, 2, 0)
+
+
+def test_a_live_feed_is_taken_while_there_is_room_and_answers_always_are():
+    way = Way()
+    assert way.outbox.deliver(bytes(101), 1) and not way.outbox.deliver(b"x", 1)
+    way.outbox.flush()
+    way.outbox.pause()
+    assert not way.outbox.deliver(b"x", 1)
+    way.outbox.queue(b"answer")
+    way.outbox.resume()
+    assert way.outbox.deliver(b"x", 1) and way.outbox.events_sent == 2
+
+
+def test_nothing_follows_the_last_word():
+    way = Way()
+    way.outbox.write(b"close")
+    way.outbox.shut()
+    way.outbox.queue(b"late")
+    way.outbox.flush()
+    assert way.transport.written == b"close" and way.tally.bytes_sent == 0
+
+
+def test_what_was_withdrawn_has_a_second_to_leave_and_what_came_later_has_not():
+    way = Way()
+    way.outbox.withdraw(0.0)
+    assert not way.outbox.is_late(9.0), "nothing was waiting"
+    way.outbox.write(bytes(50))
+    way.transport.waiting = 50
+    way.outbox.withdraw(10.0)
+    way.outbox.write(bytes(30))
+    way.transport.waiting = 80
+    assert not way.outbox.is_late(10.9) and way.outbox.is_late(11.0)
+    way.transport.waiting = 30
+    assert not way.outbox.is_late(11.0)
+    way.transport.waiting = 80
+    assert not way.outbox.is_late(12.0), "it has left"
+
+
+@pytest.mark.parametrize("cancelled", [False, True])
+async def test_whoever_waits_for_room_goes_on_when_there_is_some(cancelled):
+    outbox = Way().outbox
+    await outbox.writable()
+    outbox.pause()
+    waiting = [asyncio.create_task(outbox.writable()) for _ in range(2)]
+    await asyncio.sleep(0)
+    if cancelled:
+        waiting.pop().cancel()
+    outbox.resume()
+    await asyncio.gather(*waiting)

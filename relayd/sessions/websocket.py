@@ -1,7 +1,7 @@
 """One socket as bytes and frames: the asyncio shell around the WebSocket protocol.
 
-The library's `ServerProtocol` decides which frames are legal, `Liveness` whether a peer is still there. This
-shell moves bytes, keeps deadlines, and applies pressure:
+The library's `ServerProtocol` decides which frames are legal, `Liveness` whether a peer is still there, and
+`Parting` how long a peer has that is to go. This shell moves bytes and applies pressure:
 
 - Bytes for the peer collect in an `Outbox`. While that is paused, nothing further is read from the peer.
 - A peer that takes no byte for `slow_consumer_timeout` is closed with 1013, and aborted if even that does
@@ -38,22 +38,15 @@ from relayd.sessions.answers import frame_too_large_payload
 from relayd.sessions.http_requests import rejection
 from relayd.sessions.liveness import Liveness, PeerState
 from relayd.sessions.outbox import Outbox
+from relayd.sessions.parting import Due, Parting
 from relayd.sessions.socket_handler import NOBODY, SocketHandler
 
 __all__ = ["WebSocket"]
 
 _Received: TypeAlias = bytes | Event
 """A whole text message, or anything else as the library gives it."""
-_CLOSE_TIMEOUT: Final = 5.0
-"""How long a peer may take to answer our close, in seconds."""
-_ANSWER_TIMEOUT: Final = 15.0
-_ANSWER_PART: Final = 16 * 1024
-"""In so many seconds the reader of an HTTP response takes so many bytes of it: a kilobyte a second is a slow
-line, and less is none."""
 _LINGER: Final = 0.2
-_LONGEST_LINGER: Final = 2.0
-"""Seconds that a socket is read from after all has been said: until the peer closes, and at most the latter.
-Over TLS, where only one side can close, until nothing has come for the former."""
+"""Over TLS, where only one side can close, a socket lingers until nothing has come for so many seconds."""
 _LINGERING_FRAMES: Final = 8
 """Largest frames, so many, that are read from a peer meanwhile."""
 _SMALL_FRAGMENT: Final = 1024
@@ -98,12 +91,9 @@ class WebSocket(asyncio.Protocol):
     """A socket from accept to the last byte. With slots, for a process holds ten thousand of them."""
 
     __slots__ = (
-        "_abort_at",
         "_allowed",
-        "_answer_left",
         "_close_reason",
         "_control",
-        "_discarded",
         "_dismissed",
         "_fragments",
         "_fragments_text",
@@ -112,8 +102,8 @@ class WebSocket(asyncio.Protocol):
         "_headers_end",
         "_held",
         "_is_resting",
-        "_lingers_until",
         "_liveness",
+        "_parting",
         "_protocol",
         "_reading",
         "_relay",
@@ -148,10 +138,7 @@ class WebSocket(asyncio.Protocol):
         self._close_reason: str | None = None
         self.opened_at = time.monotonic()
         """When it was accepted, on the monotonic clock."""
-        self._abort_at: float | None = None
-        self._answer_left = 0  # bytes of an HTTP response that had not left when that was looked at
-        self._lingers_until: float | None = None
-        self._discarded = 0
+        self._parting = Parting(_LINGERING_FRAMES * settings.max_frame_bytes)
         self._dismissed = False
         self._liveness = Liveness(
             settings.ping_interval,
@@ -171,7 +158,7 @@ class WebSocket(asyncio.Protocol):
         return (
             self._close_reason is not None
             and self._protocol.state is CONNECTING
-            and self._lingers_until is None
+            and not self._parting.is_lingering
         )
 
     @property
@@ -226,8 +213,9 @@ class WebSocket(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         self._tally.bytes_received += len(data)
-        if self._lingers_until is not None or self._is_asked:
-            self._discard(len(data))
+        if self._parting.is_lingering or self._is_asked:
+            if self._parting.discard(len(data)):
+                self._close_transport()
             return
         registry = self._relay.registry
         registry.unseen_bytes += len(data)
@@ -304,7 +292,8 @@ class WebSocket(asyncio.Protocol):
     def eof_received(self) -> bool:
         if self._is_asked and self._transport.can_write_eof():
             # Either it has said all that it had to say, or it has gone: the answer has so long to be found.
-            self._abort_at = self._abort_at or time.monotonic() + _CLOSE_TIMEOUT
+            if not self._parting.has_begun:
+                self._parting.begin(time.monotonic())
             return True
         self._protocol.receive_eof()
         self._send_protocol_data()
@@ -373,7 +362,7 @@ class WebSocket(asyncio.Protocol):
         self._protocol.send_response(response)
         self._send_protocol_data()
         if self._protocol.state is not OPEN:
-            self._answer_left = self._transport.get_write_buffer_size()
+            self._parting.answered(self._transport.get_write_buffer_size())
 
     def ends_for(self, reason: str) -> None:
         """Count this socket under `reason` when it has ended, unless another reason came first."""
@@ -479,10 +468,10 @@ class WebSocket(asyncio.Protocol):
             or self._suspended
             or self._is_resting
             or self._frames.has_more
-            or (self._relay.registry.is_hushed and self._abort_at is None)
+            or (self._relay.registry.is_hushed and not self._parting.has_begun)
         )
         wanted = self._allowed and not is_held_up
-        if wanted is self._reading or self._lingers_until is not None or self._transport.is_closing():
+        if wanted is self._reading or self._parting.is_lingering or self._transport.is_closing():
             return
         self._reading = wanted
         if wanted:
@@ -502,13 +491,8 @@ class WebSocket(asyncio.Protocol):
         if self.outbox.is_late(now):
             self._close_reason = self._close_reason or "withdrawn"
             self._transport.abort()
-        elif self._lingers_until is not None and not self._transport.is_closing():
-            if now >= self._lingers_until:
-                self._close_transport()
-        elif self._abort_at is not None:
-            self._look_at_answer(now)
-            if now >= self._abort_at:
-                self._transport.abort()
+        elif self._parting.has_begun:
+            self._act_on_parting(now)
         elif self._protocol.state is CONNECTING:
             if now - self.opened_at > self._relay.settings.handshake_timeout:
                 self._close_reason = "handshake"
@@ -517,8 +501,16 @@ class WebSocket(asyncio.Protocol):
             self._handler.review()
             if self.is_open:
                 self._act_on_liveness(now)
-            if not self.outbox.is_paused and self._abort_at is None:
+            if not self.outbox.is_paused and not self._parting.has_begun:
                 self._handler.tick()
+
+    def _act_on_parting(self, now: float) -> None:
+        waiting_bytes, is_closed = self._transport.get_write_buffer_size(), self._transport.is_closing()
+        match self._parting.check(now, waiting_bytes=waiting_bytes, is_closed=is_closed):
+            case Due.CLOSE:
+                self._close_transport()
+            case Due.ABORT:
+                self._transport.abort()
 
     def _act_on_liveness(self, now: float) -> None:
         waiting_bytes = self._transport.get_write_buffer_size()
@@ -535,7 +527,7 @@ class WebSocket(asyncio.Protocol):
 
     def stop_reading(self) -> None:
         """Take nothing further from the peer; the relay is draining."""
-        if self._reading and self._lingers_until is None and not self._transport.is_closing():
+        if self._reading and not self._parting.is_lingering and not self._transport.is_closing():
             self._reading = False
             self._transport.pause_reading()
 
@@ -558,7 +550,7 @@ class WebSocket(asyncio.Protocol):
                 self._transport.resume_reading()  # for the peer's half of the handshake
         elif self._protocol.state is CONNECTING and self._close_reason is None:
             self._transport.abort()
-        self._abort_at = time.monotonic() + _CLOSE_TIMEOUT
+        self._parting.begin(time.monotonic())
 
     def dismiss(self, code: int, reason: str, cause: str) -> None:
         """Close, and keep nothing of what the peer has sent: what it holds is wanted now.
@@ -593,19 +585,12 @@ class WebSocket(asyncio.Protocol):
         for data in writes:
             if not data:
                 self._linger()
-            elif self._lingers_until is None:
+            elif not self._parting.is_lingering:
                 self.outbox.write(data)
 
     def _close_transport(self) -> None:
         self._transport.close()
-        self._abort_at = time.monotonic() + (_ANSWER_TIMEOUT if self._answer_left else _CLOSE_TIMEOUT)
-
-    def _look_at_answer(self, now: float) -> None:
-        """Whoever takes an HTTP response has the time that it takes: the line may be slow."""
-        left = self._transport.get_write_buffer_size()
-        if left <= self._answer_left - _ANSWER_PART:
-            self._answer_left = left
-            self._abort_at = now + _ANSWER_TIMEOUT
+        self._parting.closed(time.monotonic())
 
     def _linger(self) -> None:
         """Say no more, and read on for a while, and keep nothing of it, before the socket is closed.
@@ -613,12 +598,12 @@ class WebSocket(asyncio.Protocol):
         To close over unread bytes resets the connection, as do bytes that come when it is closed; and the
         reset overtakes the close frame or the HTTP response that says why (RFC 6455 §7.1.1, RFC 9112 §9.6).
         """
-        if self._lingers_until is not None or self._transport.is_closing():
+        if self._parting.is_lingering or self._transport.is_closing():
             return
         self.outbox.shut()
         self._frames.forget()
         self._unread = b""
-        self._lingers_until = time.monotonic() + _LONGEST_LINGER
+        self._parting.linger(time.monotonic())
         if not self._reading:
             self._reading = True
             self._transport.resume_reading()
@@ -628,15 +613,10 @@ class WebSocket(asyncio.Protocol):
             self._linger_on(-1)
 
     def _linger_on(self, discarded: int) -> None:
-        if self._discarded == discarded:
+        if self._parting.discarded == discarded:
             self._close_transport()
         elif not self._transport.is_closing():
-            asyncio.get_running_loop().call_later(_LINGER, self._linger_on, self._discarded)
-
-    def _discard(self, size: int) -> None:
-        self._discarded += size
-        if self._discarded > _LINGERING_FRAMES * self._relay.settings.max_frame_bytes:
-            self._close_transport()
+            asyncio.get_running_loop().call_later(_LINGER, self._linger_on, self._parting.discarded)
 
     def _report_too_large(self) -> None:
         """Send the ERROR before the library's close frame with 1009 (R-123)."""

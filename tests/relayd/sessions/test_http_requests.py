@@ -63,9 +63,9 @@ async def test_a_client_that_has_asked_and_says_no_more_gets_its_answer(rigs):
         await loop.connect_accepted_socket(lambda: asking.socket, ours)
         theirs.send(ASKING)
         theirs.shutdown(socket.SHUT_WR)
-        await eventually(lambda: asking.socket._abort_at is not None)  # the end was seen
+        await eventually(lambda: asking.socket._parting.has_begun)  # the end was seen
         store.found.set()
-        await eventually(lambda: asking.socket._lingers_until is not None)
+        await eventually(lambda: asking.socket._parting.is_lingering)
         assert (await loop.sock_recv(theirs, 9)) == b"HTTP/1.1 "
         rig.sweep(2.1)
         rig.sweep(0)

@@ -35,7 +35,7 @@ from relayd.sessions.actions import (
     AuthRefused,
     CloseConnection,
 )
-from relayd.sessions.answers import error_payload, fault_payload
+from relayd.sessions.answers import error_payload
 from relayd.sessions.session import Session
 from relayd.sessions.websocket import WebSocket
 from relayd.store.types import StoreError
@@ -55,6 +55,9 @@ class AuthenticatingPeer(Protocol):
 
     def answer(self, payload: bytes, code: ErrorCode) -> None:
         """Queue an ERROR."""
+
+    def failed(self, place: str, error: Exception, reason: str, client_msg_id: str | None = None) -> None:
+        """A fault of ours on a message: say so, and end the connection."""
 
     async def authenticated(self, outcome: Authenticated) -> None:
         """The session speaks for another identity now. Cancelling it is for a connection that has ended."""
@@ -239,17 +242,8 @@ class AuthExchange:
             self._socket.resume()
         except Exception as error:
             self._task = None
-            self._relay.faults.caught("auth", error)
-            self._fail(attempt)
-
-    def _fail(self, attempt: Attempt) -> None:
-        """Nobody knows what of this AUTH has taken effect: the peer comes back on a new connection."""
-        try:
-            self._connection.answer(fault_payload(attempt.client_msg_id), ErrorCode.INTERNAL_ERROR)
-            self._socket.close(1011, "internal error; authenticate again")
-        except Exception as error:
-            self._relay.faults.caught("auth", error)
-            self._socket.abort()
+            reason = "internal error; authenticate again"
+            self._connection.failed("auth", error, reason, attempt.client_msg_id)
 
     async def _outcome(self, attempt: Attempt) -> Authenticated | AuthRefused | CloseConnection:
         relay = self._relay
@@ -278,19 +272,15 @@ class AuthExchange:
 
     def _apply(self, outcome: Answer | AuthRefused | CloseConnection) -> None:
         metrics = self._relay.metrics
+        metrics.auths[outcome.code].inc()
+        self._connection.answer(outcome.payload, outcome.code)
         match outcome:
             case AuthRefused():
-                metrics.auths[outcome.code].inc()
-                self._connection.answer(outcome.payload, outcome.code)
                 self.challenge()
             case CloseConnection():
-                metrics.auths[outcome.code].inc()
-                self._connection.answer(outcome.payload, outcome.code)
                 self._socket.close(outcome.close_code, outcome.reason, outcome.cause)
             case Answer():
-                metrics.auths[outcome.code].inc()
                 metrics.rate_limited["auth"].inc()
-                self._connection.answer(outcome.payload, outcome.code)
 
 
 def _banned(client_msg_id: str | None) -> InvalidMessage:

@@ -24,7 +24,7 @@ from relayd.access.auth import REPLICATE
 from relayd.frames import text_frame
 from relayd.item_sets import TooManyItems, gather, in_thread
 from relayd.relay import Relay
-from relayd.sessions.answers import error_payload, fault_payload, missing_payload
+from relayd.sessions.answers import error_payload, missing_payload
 from relayd.sessions.session import Session
 from relayd.sessions.websocket import WebSocket
 from relayd.store.connection import Payer
@@ -50,6 +50,8 @@ class _Peer(Protocol):
     def payer(self) -> Payer: ...
 
     def answer(self, payload: bytes, code: ErrorCode) -> None: ...
+
+    def failed(self, place: str, error: Exception, reason: str, client_msg_id: str | None = None) -> None: ...
 
     async def writable(self) -> None: ...
 
@@ -142,16 +144,8 @@ class Comparer:
         except Exception as fault:
             self._task = None
             self._drop()
-            self._relay.faults.caught("message", fault)
-            self._fail(message)
-
-    def _fail(self, message: Reconcile) -> None:
-        try:
-            self._connection.answer(fault_payload(message.client_msg_id), ErrorCode.INTERNAL_ERROR)
-            self._socket.close(1011, "internal error; compare again")
-        except Exception as fault:
-            self._relay.faults.caught("message", fault)
-            self._socket.abort()
+            reason = "internal error; compare again"
+            self._connection.failed("message", fault, reason, message.client_msg_id)
 
     async def _answer(self, message: Reconcile) -> None:
         data = _bytes_of(message)

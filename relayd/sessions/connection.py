@@ -352,17 +352,24 @@ class Connection:
         try:
             self._act(session.receive_text(data, now) if is_text else session.receive_binary(now), now)
         except Exception as error:
-            self._failed_on(data, error)
+            self.failed("message", error, _FAULT, *read_ids(data))
 
-    def _failed_on(self, data: bytes, error: Exception) -> None:
-        """A fault of ours on a message. Nobody knows what of it has taken effect: the peer hears that it
-        failed, and comes back on a new connection."""
-        self._relay.faults.caught("message", error)
+    def failed(
+        self,
+        place: str,
+        error: Exception,
+        reason: str,
+        client_msg_id: str | None = None,
+        subscription_id: str | None = None,
+    ) -> None:
+        """A fault of ours on a message, caught at this place of `FAULT_PLACES`. Nobody knows what of it has
+        taken effect: the peer hears that it failed, and comes back on a new connection."""
+        self._relay.faults.caught(place, error)
         try:
-            self.answer(fault_payload(*read_ids(data)), ErrorCode.INTERNAL_ERROR)
-            self.socket.close(1011, _FAULT)
+            self.answer(fault_payload(client_msg_id, subscription_id), ErrorCode.INTERNAL_ERROR)
+            self.socket.close(1011, reason)
         except Exception as again:
-            self._relay.faults.caught("message", again)
+            self._relay.faults.caught(place, again)
             self.socket.abort()
 
     def _act(self, action: Action, now: float) -> None:

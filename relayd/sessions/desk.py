@@ -18,7 +18,7 @@ from relayd.frames import text_frame
 from relayd.moderation import Ban, Closed, Kind, Ruled, check_reason, subject_of
 from relayd.relay import Relay
 from relayd.roll import MAX_SESSIONS, Question, session_id
-from relayd.sessions.answers import error_payload, fault_payload
+from relayd.sessions.answers import error_payload
 from relayd.sessions.session import Session
 from relayd.sessions.websocket import WebSocket
 from relayd.store.moderation import Ruling
@@ -36,6 +36,8 @@ class _Peer(Protocol):
     def id(self) -> int: ...
 
     def answer(self, payload: bytes, code: ErrorCode) -> None: ...
+
+    def failed(self, place: str, error: Exception, reason: str, client_msg_id: str | None = None) -> None: ...
 
 
 class Desk:
@@ -75,16 +77,8 @@ class Desk:
             self._socket.resume()
         except Exception as fault:
             self._task = None
-            self._relay.faults.caught("message", fault)
-            self._fail(message)
-
-    def _fail(self, message: Moderate) -> None:
-        try:
-            self._connection.answer(fault_payload(message.client_msg_id), ErrorCode.INTERNAL_ERROR)
-            self._socket.close(1011, "internal error; look at the log of rulings")
-        except Exception as fault:
-            self._relay.faults.caught("message", fault)
-            self._socket.abort()
+            reason = "internal error; look at the log of rulings"
+            self._connection.failed("message", fault, reason, message.client_msg_id)
 
     async def _answer(self, message: Moderate) -> Moderated:
         if "\x00" in (message.subject or "") + (message.after or ""):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Callable, Coroutine
+from functools import partial
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -15,6 +16,7 @@ from strata.tools.sim.loop import run_virtually
 
 from relayd.sessions.comparing import Comparer
 from relayd.sessions.comparisons import Comparisons
+from relayd.sessions.connection import Connection
 from relayd.store.items import ItemRange
 from relayd.store.types import StoreUnavailable
 from tests.support.made_sets import MadeLog, made
@@ -49,16 +51,19 @@ class MadeSession:
         self.writes = asyncio.Event()
         self.writes.set()
         self.session = SimpleNamespace(identity=identity, may_reconcile=True)
+        outbox = SimpleNamespace(queue=self._sent, flush=lambda: None)
+        socket = SimpleNamespace(outbox=outbox, close=self._closed, abort=lambda: None)
         connection = SimpleNamespace(
             id=1,
+            _relay=relay,
+            socket=socket,
             payer=None,
             answer=lambda payload, code: self.answers.append(json.loads(payload)),
             writable=self.writes.wait,
             backfilled=self._spend,
             checked_for=lambda seconds: None,
         )
-        outbox = SimpleNamespace(queue=self._sent, flush=lambda: None)
-        socket = SimpleNamespace(outbox=outbox, close=self._closed, abort=lambda: None)
+        connection.failed = partial(Connection.failed, cast(Any, connection))
         self.comparer = Comparer(
             cast(Any, relay), cast(Any, connection), cast(Any, socket), cast(Any, self.session)
         )

@@ -60,39 +60,29 @@ async def respond(
     Cancelling it cancels a read of the store under way.
     """
     method = getattr(request, "method", "GET")
-    answer = await _answer(request, method, responder, access, visitor, rate_limited, now)
+    page = responder.page(request.path, request.headers) if method in ("GET", "HEAD") else None
+    if method != "GET" and page is None:
+        return _response(HttpResponse(405, "text/plain", b"", {"Allow": "GET"}))
+    answer = _refused(request.path, access, visitor, rate_limited, now)
+    if answer is None:
+        answer = page or await responder.respond(request.path)
+        if visitor.quota is not None and (backfill := purse("backfill", visitor.quota.line)) is not None:
+            backfill.spend(len(answer.body), now)
     return _response(answer, whole=method != "HEAD")
 
 
-async def _answer(
-    request: Request,
-    method: str,
-    responder: HttpResponder,
-    access: Access,
-    visitor: Visitor,
-    rate_limited: Counters,
-    now: float,
-) -> HttpResponse:
-    page = responder.page(request.path, request.headers) if method in ("GET", "HEAD") else None
-    if method != "GET" and page is None:
-        return HttpResponse(405, "text/plain", b"", {"Allow": "GET"})
+def _refused(
+    path: str, access: Access, visitor: Visitor, rate_limited: Counters, now: float
+) -> HttpResponse | None:
+    """Why this client gets nothing from there now, if it does not: HTTP requests are always anonymous."""
     if access.is_banned_address(visitor):
         sentence = "this relay takes no requests from that address"
         return error_response(403, "policy_rejected", sentence)
     if visitor.knocks:
         rate_limited["connect"].inc()
         return _too_many(access.retry_after(visitor, now))
-    reads_packet = request.path.startswith(_READS)
-    if reads_packet and (refusal := _refused(access, visitor, rate_limited, now)) is not None:
-        return refusal
-    answer = page or await responder.respond(request.path)
-    if visitor.quota is not None and (backfill := purse("backfill", visitor.quota.line)) is not None:
-        backfill.spend(len(answer.body), now)
-    return answer
-
-
-def _refused(access: Access, visitor: Visitor, rate_limited: Counters, now: float) -> HttpResponse | None:
-    """Why this client may not read a packet now, if it may not: HTTP requests are always anonymous."""
+    if not path.startswith(_READS):
+        return None
     if SUBSCRIBE not in access.grants.anonymous:
         # R-292: a client that may not subscribe without AUTH must not read around it.
         return error_response(

@@ -359,21 +359,23 @@ class Access:
         self._release_identity(visitor, now)
         if visitor.quota is None or visitor.address is None:
             return
-        is_restricted = did in self.restricted
-        quotas = self._restricted_quotas if is_restricted else self.identities
+        quotas, visitor.is_spared = self._due(did)
         visitor.identity_quota = quotas.hold(did)
-        visitor.is_spared = did in self._spared and not is_restricted
         if self._ceilings is not None and not visitor.is_spared:
             visitor.ceiling = self._ceilings.hold(visitor.address)
 
     def reconsider(self, visitor: Visitor, did: str, now: float) -> None:
         """Move an authenticated visitor to the quota that its identity is due now."""
         if visitor.identity_quota is not None:
-            is_restricted = did in self.restricted
-            due = self._restricted_quotas if is_restricted else self.identities
-            is_spared = did in self._spared and not is_restricted
+            due, is_spared = self._due(did)
             if not due.holds(visitor.identity_quota) or is_spared is not visitor.is_spared:
                 self.authenticated(visitor, did, now)
+
+    def _due(self, did: str) -> tuple[Quotas, bool]:
+        """Which quotas this identity has its own of, and whether it is held to that alone."""
+        is_restricted = did in self.restricted
+        quotas = self._restricted_quotas if is_restricted else self.identities
+        return quotas, did in self._spared and not is_restricted
 
     def _release_address(self, visitor: Visitor, now: float) -> None:
         if visitor.quota is not None:

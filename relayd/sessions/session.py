@@ -167,8 +167,7 @@ class Session:
         `authenticated` or `auth_failed` has been called, so that later messages meet the outcome."""
         budget = self._auth_budget
         if budget is not None and not budget.take(now):
-            payload = limited_payload("auth", budget.excess(now), message.client_msg_id)
-            return Answer(payload, ErrorCode.RATE_LIMITED, "auth")
+            return _limited("auth", budget.excess(now), message.client_msg_id)
         try:
             return self.authentication.begin(message, unix_now)
         except InvalidMessage as error:
@@ -234,29 +233,20 @@ class Session:
 
     def _publish(self, message: Publish, now: float) -> PublishReceived | Answer:
         if not self._may_publish:
-            payload = missing_payload(PUBLISH, message.client_msg_id)
-            return Answer(payload, ErrorCode.UNAUTHENTICATED)
+            return _missing(PUBLISH, message.client_msg_id)
         if self.is_short_of_memory:
-            payload = limited_payload("memory", _NO_MEMORY, message.client_msg_id)
-            return Answer(payload, ErrorCode.RATE_LIMITED, "memory")
+            return _limited("memory", _NO_MEMORY, message.client_msg_id)
         budget = self._publish_budget
         if budget is not None and not budget.take(now):
-            payload = limited_payload("publish", budget.excess(now), message.client_msg_id)
-            return Answer(payload, ErrorCode.RATE_LIMITED, "publish")
+            return _limited("publish", budget.excess(now), message.client_msg_id)
         return PublishReceived(bytes(message.packet), message.client_msg_id)
 
     def _subscribe(self, message: Subscribe, now: float) -> Action:
         ids = message.client_msg_id, message.subscription_id
         if not self._may_subscribe:
-            return Answer(missing_payload(SUBSCRIBE, *ids), ErrorCode.UNAUTHENTICATED)
-        budget = self._subscribe_budget
-        if budget is not None and not budget.take(now):
-            payload = limited_payload("subscribe", budget.excess(now), *ids)
-            return Answer(payload, ErrorCode.RATE_LIMITED, "subscribe")
-        budget = self.backfill_budget
-        if budget is not None and budget.debt_seconds(now) > 0:
-            payload = limited_payload("backfill", budget.excess(now), *ids)
-            return Answer(payload, ErrorCode.RATE_LIMITED, "backfill")
+            return _missing(SUBSCRIBE, *ids)
+        if (refusal := self._pay_for_reading(now, *ids)) is not None:
+            return refusal
         try:
             request = self._request(message)
         except InvalidMessage as error:
@@ -280,8 +270,7 @@ class Session:
         if self._may_operate:
             return ModerationReceived(message)
         if self._has_operators:
-            payload = missing_payload(OPERATE, message.client_msg_id)
-            return Answer(payload, ErrorCode.UNAUTHENTICATED)
+            return _missing(OPERATE, message.client_msg_id)
         raise InvalidMessage(  # a relay without operators knows no such message
             "the message type is missing or not known here",
             detail="unknown_type",
@@ -290,17 +279,21 @@ class Session:
 
     def _reconcile(self, message: Reconcile, now: float) -> ReconcileReceived | Answer:
         if not self._replicates:
-            payload = missing_payload(REPLICATE, message.client_msg_id)
-            return Answer(payload, ErrorCode.UNAUTHENTICATED)
+            return _missing(REPLICATE, message.client_msg_id)
+        refusal = None
         if message.until is not None:  # it costs what a deep subscription costs
-            for name, budget in (("subscribe", self._subscribe_budget), ("backfill", self.backfill_budget)):
-                if budget is None:
-                    continue
-                is_spent = budget.debt_seconds(now) > 0 if name == "backfill" else not budget.take(now)
-                if is_spent:
-                    payload = limited_payload(name, budget.excess(now), message.client_msg_id)
-                    return Answer(payload, ErrorCode.RATE_LIMITED, name)
-        return ReconcileReceived(message)
+            refusal = self._pay_for_reading(now, message.client_msg_id)
+        return refusal or ReconcileReceived(message)
+
+    def _pay_for_reading(self, now: float, *ids: str | None) -> Answer | None:
+        """Charge the beginning of a read of the log; the refusal, where there is nothing to pay with."""
+        budget = self._subscribe_budget
+        if budget is not None and not budget.take(now):
+            return _limited("subscribe", budget.excess(now), *ids)
+        budget = self.backfill_budget
+        if budget is not None and budget.debt_seconds(now) > 0:
+            return _limited("backfill", budget.excess(now), *ids)
+        return None
 
     def _request(self, message: Subscribe) -> SubscriptionRequest:
         filters = message.filters or Filters()
@@ -363,3 +356,11 @@ class Session:
         while times[0] <= now - self._limits.malformed_window:
             times.popleft()
         return len(times) > self._limits.malformed_limit
+
+
+def _missing(capability: str, *ids: str | None) -> Answer:
+    return Answer(missing_payload(capability, *ids), ErrorCode.UNAUTHENTICATED)
+
+
+def _limited(limit: str, excess: Excess, *ids: str | None) -> Answer:
+    return Answer(limited_payload(limit, excess, *ids), ErrorCode.RATE_LIMITED, limit)

@@ -6,7 +6,7 @@ __all__ = ["EXIT_CONFIGURATION", "EXIT_DATABASE", "EXIT_INCOMPLETE", "EXIT_OK", 
 
 EXIT_OK: Final = 0
 EXIT_INCOMPLETE: Final = 1
-"""An import that refused a line."""
+"""Done, except for what the output names."""
 EXIT_CONFIGURATION: Final = 2
 EXIT_DATABASE: Final = 3
 EXIT_PORT: Final = 4

@@ -8,7 +8,7 @@ writes it. Errors are JSON, `{"error": code, "reason": sentence}`. The answers:
     /metrics                         Prometheus text
     /.well-known/strata-relay.json   the manifest (R-389)
     /packets/{packet_id}             a stored packet (R-301)
-    /did/…, /did-docs/…              identities (R-058, see `identity_http`)
+    /did/…, /did-docs/…              identities (R-058, see `identities`)
     /, /assets/…                     the console, for GET and HEAD (see `console`)
 """
 
@@ -42,7 +42,7 @@ _EXPIRING = msgspec.json.Decoder(_Expiring)
 class HttpApi:
     """The GET answers of the relay's main port.
 
-    `readiness` gives None when the relay is ready, else one of `starting`, `draining`, `database`.
+    `readiness` gives None when the relay is ready, else one of `draining`, `database`, `memory`.
     `by_id` is the store's: a `StoredPacket`, None for an id never seen, or any other object for one that is
     gone or not served (R-323). `form` is how annotated packets are served. `metrics` is None where another
     port serves them. A `manifest` that is the same object as before is not written out again.

@@ -8,7 +8,6 @@ from collections.abc import Callable
 
 import structlog
 
-from relayd.config import Settings
 from relayd.http.api import MetricsApi
 from relayd.http.scrapes import Scrapes
 from relayd.process.accepting import Listener, bind
@@ -27,37 +26,32 @@ class PortTaken(Exception):
 
 
 class Ports:
-    """What a process listens on. `chosen` holds the ports that the system chose, for whoever begins anew."""
+    """What a process listens on. `chosen` holds the ports that the system chose, for whoever begins anew.
 
-    def __init__(self, settings: Settings, relay: Relay, chosen: dict[str, int]) -> None:
-        self._settings = settings
+    `shared` is the port that several workers listen on; alone, a process takes the settings' port.
+    """
+
+    def __init__(self, relay: Relay, chosen: dict[str, int], shared: int | None) -> None:
+        self._settings = relay.settings
         self._relay = relay
         self._chosen = chosen
+        self._shared = shared
         self._listeners: list[Listener] = []
         self.ws_url = ""
 
     def open(
-        self,
-        responder: HttpResponder,
-        scrapes: Scrapes,
-        *,
-        tls: ssl.SSLContext | None,
-        shared_port: int | None,
+        self, responder: HttpResponder, scrapes: Scrapes, *, tls: ssl.SSLContext | None
     ) -> dict[str, str]:
-        """Listen; return the addresses by name, as the ready line has them. Raises `PortTaken`.
-
-        `shared_port` is the port that several workers listen on; alone, a process takes the settings' port.
-        """
+        """Listen; return the addresses by name, as the ready line has them. Raises `PortTaken`."""
         settings = self._settings
         self._leave_room()
         port = self._listen(
             settings.host,
-            self._chosen.get("main", settings.port) if shared_port is None else shared_port,
+            self._chosen.get("main", settings.port) if self._shared is None else self._shared,
             lambda: Connection(self._relay, responder, settings.path),
             tls=tls,
-            reuse_port=shared_port is not None,
         )
-        if shared_port is None:
+        if self._shared is None:
             self._chosen["main"] = port
         host = f"[{settings.host}]" if ":" in settings.host else settings.host
         secure = "s" if tls else ""
@@ -71,7 +65,6 @@ class Ports:
                 metrics_host.strip("[]"),
                 self._chosen.get("metrics", int(metrics_port)),
                 lambda: Connection(self._relay, api, None),
-                reuse_port=shared_port is not None,
             )
             metrics_url = f"http://{metrics_host}:{taken}/metrics"
         return {"ws": self.ws_url, "http": http_url, "metrics": metrics_url, "relay_id": self._relay.relay_id}
@@ -96,11 +89,10 @@ class Ports:
         connection: Callable[[], Connection],
         *,
         tls: ssl.SSLContext | None = None,
-        reuse_port: bool,
     ) -> int:
         """Listen; return the port, which the system chooses for 0."""
         try:
-            sockets = bind(host, port, reuse_port=reuse_port)
+            sockets = bind(host, port, reuse_port=self._shared is not None)
         except OSError as error:
             if error.errno == errno.EADDRINUSE:
                 raise PortTaken(f"port {port} on {host} is taken; choose another with --port") from None

@@ -12,7 +12,6 @@ import asyncio
 import contextlib
 import json
 import time
-from collections.abc import Callable
 from typing import Final
 
 import structlog
@@ -31,8 +30,8 @@ from relayd.policy import Plugins
 from relayd.postgres.scheduling import ask_for_short_turns
 from relayd.process.builder import build_relay, relay_identity
 from relayd.process.machine_reports import MachineReports, machines_of
-from relayd.process.neighbours import Neighbourhood, Neighbours
-from relayd.process.serving import Announce, CurrentSettings, Serving
+from relayd.process.neighbours import Neighbours
+from relayd.process.serving import Announce, CurrentSettings, Post, Serving
 from relayd.store import Store
 from relayd.store.guard import Guard
 from relayd.store.peers import register_peers
@@ -62,15 +61,11 @@ async def serve(
     *,
     announce: Announce,
     stop: asyncio.Event,
-    shared_port: int | None = None,
-    leaves_port: Callable[[], bool] = lambda: False,
-    place: Neighbourhood | None = None,
+    post: Post | None = None,
 ) -> None:
     """Serve one process on a migrated database until `stop` is set, then drain.
 
-    `shared_port` is the port that several workers listen on; alone, a process listens on the settings' port.
-    `leaves_port` is asked when it drains: True leaves new connections to the others on that port at once.
-    `place` is its own among the workers of a machine.
+    `post` is its own among the workers of a machine; alone, a process listens on the settings' port.
     When the database is replaced by an older copy meanwhile, the relay begins anew with that,
     as soon as it can.
     Raises `StoreError`, `PortTaken`, `TlsError` or `ConfigurationError` when it cannot start. Cancelling it
@@ -98,10 +93,8 @@ async def serve(
                     claim=claim,
                     announce=(lambda addresses: None) if has_served else announce,
                     stop=stop,
-                    shared_port=shared_port,
-                    leaves_port=leaves_port,
                     ports=ports,
-                    place=place,
+                    post=post,
                 )
                 has_served = True
                 problem = None
@@ -133,10 +126,8 @@ async def _serve(
     claim: Claim | None,
     announce: Announce,
     stop: asyncio.Event,
-    shared_port: int | None,
-    leaves_port: Callable[[], bool],
     ports: dict[str, int],
-    place: Neighbourhood | None,
+    post: Post | None,
 ) -> Claim:
     """Serve until `stop` is set, or until the log has lost its end; returns what is known of the log.
 
@@ -172,6 +163,7 @@ async def _serve(
         upstreams = read_peers(settings.peers_file, own_id=identity.did)
         named = [(peer.relay_id, peer.url) for peer in upstreams]
         numbers = await register_peers(database_url, named)
+        place = None if post is None else post.place
         ledger = None if place is None else Ledger(place.number)
         machines = machines_of(settings, place)
         target = open_target(settings, identity.did, lambda what, n: metrics.trace_spans[what].inc(n))
@@ -206,14 +198,25 @@ async def _serve(
                     reconcile_interval=settings.reconcile_interval,
                     reconcile_max_items=settings.reconcile_max_items,
                 )
-            serving = Serving(
-                settings, current, store, relay, metrics, tls, bootstrap, guard, ports, identity, federation
-            )
+            neighbours = reports = None
             if place is not None and ledger is not None:
-                serving.neighbours = Neighbours(place, ledger, relay.faults)
+                neighbours = Neighbours(place, ledger, relay.faults)
             if machines is not None:
-                serving.machines = MachineReports(machines, store.report, relay.faults)
-            await serving.run(announce, stop, shared_port, leaves_port)
+                reports = MachineReports(machines, store.report, relay.faults)
+            serving = Serving(
+                relay,
+                current,
+                tls=tls,
+                bootstrap=bootstrap,
+                guard=guard,
+                ports=ports,
+                post=post,
+                identity=identity,
+                federation=federation,
+                neighbours=neighbours,
+                machines=reports,
+            )
+            await serving.run(announce, stop)
             return store.known.claim
         finally:
             await relay.admission.close()

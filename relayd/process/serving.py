@@ -10,6 +10,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Final
 
 import structlog
@@ -27,7 +28,6 @@ from relayd.http.manifest import build_manifest
 from relayd.http.scrapes import Scrapes
 from relayd.identity.bootstrap import Bootstrap
 from relayd.logs import problem_of
-from relayd.metrics import Metrics
 from relayd.moderation import Bans
 from relayd.process.chores import GuardKeeper, maintain, sweep, watch_memory
 from relayd.process.database_watch import watch_database
@@ -36,16 +36,15 @@ from relayd.process.gauges import Gauges
 from relayd.process.listening import Ports
 from relayd.process.loop_watch import LoopWatch
 from relayd.process.machine_reports import MachineReports
-from relayd.process.neighbours import Neighbours
+from relayd.process.neighbours import Neighbourhood, Neighbours
 from relayd.process.policy_keeper import PolicyKeeper
 from relayd.process.reloading import read_again, report
 from relayd.process.roll_keeper import RollKeeper
 from relayd.relay import Relay
-from relayd.store import Store
 from relayd.store.guard import Guard
 from relayd.tls import ServerTls, TlsError
 
-__all__ = ["Announce", "CurrentSettings", "Serving"]
+__all__ = ["Announce", "CurrentSettings", "Post", "Serving"]
 
 _log = structlog.get_logger("relayd.server")
 
@@ -71,6 +70,18 @@ def _calm_the_collector() -> None:
     gc.set_threshold(*_COLLECTOR_THRESHOLDS)
 
 
+@dataclass(frozen=True, slots=True)
+class Post:
+    """What a process needs to know that is one of the workers of a machine."""
+
+    port: int
+    """The one that all of them listen on."""
+    leaves_port: Callable[[], bool]
+    """Asked when it drains: True leaves new connections to the others at once."""
+    place: Neighbourhood | None
+    """Where it finds the others; a parent of an earlier release does not say."""
+
+
 class CurrentSettings:
     """The settings of now, of a process that may begin anew: a reload counts when nothing is served, too."""
 
@@ -83,25 +94,27 @@ class Serving:
 
     def __init__(
         self,
-        settings: Settings,
-        current: CurrentSettings,
-        store: Store,
         relay: Relay,
-        metrics: Metrics,
+        current: CurrentSettings,
+        *,
         tls: ServerTls | None,
         bootstrap: Bootstrap,
         guard: Guard,
         ports: dict[str, int],
+        post: Post | None,
         identity: Signer,
         federation: Federation | None,
+        neighbours: Neighbours | None,
+        machines: MachineReports | None,
     ) -> None:
-        """`settings` are those that the relay was made with."""
-        self._settings = settings
+        store, metrics = relay.store, relay.metrics
+        self._settings = relay.settings
         self._current = current
         self._federation = federation
         self._announcer = Announcer(lambda: self._settings, identity, relay.admission, relay.clock)
-        self.neighbours: Neighbours | None = None
-        self.machines: MachineReports | None = None
+        self._neighbours = neighbours
+        self._machines = machines
+        self._post = post
         self._guard = GuardKeeper(guard, store)
         self._bootstrap = bootstrap
         self._store = store
@@ -113,20 +126,14 @@ class Serving:
         self._is_serving = asyncio.Event()
         self._policy = PolicyKeeper(relay, lambda: self._settings)
         self._roll = RollKeeper(relay)
-        self._ports = Ports(settings, relay, ports)
+        self._ports = Ports(relay, ports, None if post is None else post.port)
         self._scrapes = Scrapes(self._count, metrics.render)
         self._described: tuple[Settings, Bans, str, dict[str, object]] | None = None
         self._gauges = Gauges(
             metrics, relay.access, relay.faults, settings=lambda: self._settings, sizes=store.sizes
         )
 
-    async def run(
-        self,
-        announce: Announce,
-        stop: asyncio.Event,
-        shared_port: int | None,
-        leaves_port: Callable[[], bool],
-    ) -> None:
+    async def run(self, announce: Announce, stop: asyncio.Event) -> None:
         """Serve until `stop` is set, or until the store finds that its log is lost."""
         relay, rulings = self._relay, self._policy.rulings
         bus_url = self._settings.bus_url
@@ -136,7 +143,7 @@ class Serving:
             self._roll.ask,
             bus_url=bus_url,
             on_bus=self._metrics.told_of_bus(bus_url),
-            on_report=None if self.machines is None else self.machines.hear,
+            on_report=None if self._machines is None else self._machines.hear,
         )
         await rulings.look()  # nobody is served before it is known what is banned
         jobs: list[asyncio.Task[object]] = [
@@ -160,14 +167,14 @@ class Serving:
         if self._federation is not None:
             reading = asyncio.create_task(self._federation.run(), name="federation")
             jobs.append(reading)
-        if self.neighbours is not None:
-            jobs.append(asyncio.create_task(self.neighbours.run(), name="neighbours"))
-        if self.machines is not None:
-            jobs.append(asyncio.create_task(self.machines.run(), name="machines"))
+        if self._neighbours is not None:
+            jobs.append(asyncio.create_task(self._neighbours.run(), name="neighbours"))
+        if self._machines is not None:
+            jobs.append(asyncio.create_task(self._machines.run(), name="machines"))
         if self._settings.announce_seconds:
             jobs.append(asyncio.create_task(self._announcer.run(), name="announcing"))
         try:
-            announce(self._listen(shared_port))
+            announce(self._listen())
             _calm_the_collector()
             self._is_serving.set()
             _log.info("serving", relay_id=relay.relay_id, url=self._ports.ws_url)
@@ -182,7 +189,7 @@ class Serving:
                 relay.registry.close_all(1012, "the log was replaced; resume by cursor")
                 await relay.registry.settle(lambda: not relay.registry, _LOST_CLOSE_TIMEOUT)
                 return
-            if leaves_port():
+            if self._post is not None and self._post.leaves_port():
                 self._ports.close()
             if reading is not None:  # what peers send would be publishes under way, without end
                 jobs.remove(reading)
@@ -198,7 +205,7 @@ class Serving:
                 job.cancel()
             await asyncio.gather(*jobs, return_exceptions=True)
 
-    def _listen(self, shared_port: int | None) -> dict[str, str]:
+    def _listen(self) -> dict[str, str]:
         settings = self._settings
         responder = HttpApi(
             readiness=self._readiness,
@@ -218,7 +225,7 @@ class Serving:
             console=self._console(),
         )
         context = self._tls.context if self._tls else None
-        addresses = self._ports.open(responder, self._scrapes, tls=context, shared_port=shared_port)
+        addresses = self._ports.open(responder, self._scrapes, tls=context)
         self._reload_on_sighup()
         return addresses
 

@@ -38,6 +38,7 @@ from relayd.process.listening import PortTaken
 from relayd.process.neighbours import Neighbourhood
 from relayd.process.reloading import read_again
 from relayd.process.server import serve
+from relayd.process.serving import Post
 from relayd.process.shared_folder import shared_folder
 from relayd.process.signals import stop_on_signals
 from relayd.references import check_references
@@ -429,9 +430,7 @@ def _work(
                         database_url,
                         announce=announce,
                         stop=stop,
-                        shared_port=port,
-                        leaves_port=way.is_set,
-                        place=place,
+                        post=Post(port, way.is_set, place),
                     )
                     return
                 except StoreError as error:

@@ -12,15 +12,17 @@ import asyncio
 import contextlib
 import json
 import time
+from collections.abc import Sequence
 from typing import Final
 
 import structlog
+from strata.protocol.ids import Identity
 from strata.protocol.streams import forget_stdout
 
 from relayd import failpoints
 from relayd.access.ledger import Books, Ledger
 from relayd.config import Settings
-from relayd.federation.peers_file import read_peers
+from relayd.federation.peers_file import Upstream, read_peers
 from relayd.federation.service import Federation
 from relayd.identity.bootstrap import read_bootstrap, trust_of
 from relayd.lineage import Claim
@@ -32,6 +34,7 @@ from relayd.process.builder import build_relay, relay_identity
 from relayd.process.machine_reports import MachineReports, machines_of
 from relayd.process.neighbours import Neighbours
 from relayd.process.serving import Announce, CurrentSettings, Post, Serving
+from relayd.relay import Relay
 from relayd.store import Store
 from relayd.store.guard import Guard
 from relayd.store.peers import register_peers
@@ -138,21 +141,7 @@ async def _serve(
     bootstrap = read_bootstrap(settings.bootstrap_file)
     if failpoints.ARMED:
         await failpoints.reached("server.start")
-    store = await Store.open(
-        database_url,
-        read_url=settings.read_database_url,
-        read_connections=settings.read_connections,
-        read_timeout=settings.read_timeout,
-        append_timeout=settings.publish_timeout,
-        retention_days=settings.retention_days,
-        dedup_window_seconds=settings.dedup_window_seconds,
-        archive_manifests=settings.archive_manifests if settings.retention_requires_archive else None,
-        on_retention_waiting=metrics.retention_waits,
-        on_replica=lambda outcome: metrics.replica_reads[outcome].inc(),
-        # Only a server of our own is surely on this machine, where its process ids mean something.
-        on_backend=ask_for_short_turns if settings.database_url is None else lambda pid: None,
-        allow_unsafe=settings.allow_unsafe_database,
-    )
+    store = await _open_store(settings, database_url, metrics)
     try:
         guard = Guard(settings.log_guard or settings.data_dir / "log-guard", store.secrets.cursor_key)
         claims = [claim, await asyncio.to_thread(guard.read)]
@@ -182,22 +171,6 @@ async def _serve(
         try:
             await relay.identities.open()
             relay.types.open()
-            federation = None
-            if upstreams:
-                federation = Federation(
-                    upstreams,
-                    numbers,
-                    url=database_url,
-                    identity=identity,
-                    store=store,
-                    admission=relay.admission,
-                    metrics=metrics,
-                    faults=relay.faults,
-                    clock=relay.clock,
-                    max_backfill_seconds=settings.max_backfill_seconds,
-                    reconcile_interval=settings.reconcile_interval,
-                    reconcile_max_items=settings.reconcile_max_items,
-                )
             neighbours = reports = None
             if place is not None and ledger is not None:
                 neighbours = Neighbours(place, ledger, relay.faults)
@@ -212,7 +185,7 @@ async def _serve(
                 ports=ports,
                 post=post,
                 identity=identity,
-                federation=federation,
+                federation=_federation(relay, upstreams, numbers, database_url, identity),
                 neighbours=neighbours,
                 machines=reports,
             )
@@ -226,3 +199,44 @@ async def _serve(
                 await asyncio.to_thread(target.close)
     finally:
         await store.close()
+
+
+async def _open_store(settings: Settings, database_url: str, metrics: Metrics) -> Store:
+    return await Store.open(
+        database_url,
+        read_url=settings.read_database_url,
+        read_connections=settings.read_connections,
+        read_timeout=settings.read_timeout,
+        append_timeout=settings.publish_timeout,
+        retention_days=settings.retention_days,
+        dedup_window_seconds=settings.dedup_window_seconds,
+        archive_manifests=settings.archive_manifests if settings.retention_requires_archive else None,
+        on_retention_waiting=metrics.retention_waits,
+        on_replica=lambda outcome: metrics.replica_reads[outcome].inc(),
+        # Only a server of our own is surely on this machine, where its process ids mean something.
+        on_backend=ask_for_short_turns if settings.database_url is None else lambda pid: None,
+        allow_unsafe=settings.allow_unsafe_database,
+    )
+
+
+def _federation(
+    relay: Relay, upstreams: Sequence[Upstream], numbers: dict[str, int], url: str, identity: Identity
+) -> Federation | None:
+    """What reads from other relays; None where there are none to read from."""
+    if not upstreams:
+        return None
+    settings = relay.settings
+    return Federation(
+        upstreams,
+        numbers,
+        url=url,
+        identity=identity,
+        store=relay.store,
+        admission=relay.admission,
+        metrics=relay.metrics,
+        faults=relay.faults,
+        clock=relay.clock,
+        max_backfill_seconds=settings.max_backfill_seconds,
+        reconcile_interval=settings.reconcile_interval,
+        reconcile_max_items=settings.reconcile_max_items,
+    )

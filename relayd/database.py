@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import dataclasses
 from collections.abc import AsyncIterator
+from dataclasses import replace
 
 from relayd.config import Settings
 from relayd.postgres import EmbeddedPostgres, EmbeddedPostgresError
@@ -13,7 +13,7 @@ from relayd.postgres.embedded import is_used
 from relayd.postgres.running import running_server
 from relayd.store.migrate import migrate
 
-__all__ = ["database", "database_beside", "require_database"]
+__all__ = ["database", "database_beside", "require_database", "running_url"]
 
 
 @contextlib.asynccontextmanager
@@ -61,9 +61,16 @@ async def database_beside(settings: Settings) -> AsyncIterator[str]:
     Raises `StoreError` as `require_database` does, too.
     """
     require_database(settings)
+    async with running_url(settings) as running, database(replace(settings, database_url=running)) as url:
+        yield url
+
+
+@contextlib.asynccontextmanager
+async def running_url(settings: Settings) -> AsyncIterator[str | None]:
+    """The URL of the server that is there by itself: the one given, or that of a relay which runs beside this
+    command. None where neither is; such a relay's can be reached inside this context alone."""
+    if settings.database_url is not None:
+        yield settings.database_url
+        return
     with contextlib.ExitStack() as stack:
-        if settings.database_url is None:
-            url = await asyncio.to_thread(stack.enter_context, running_server(settings.data_dir))
-            settings = dataclasses.replace(settings, database_url=url)
-        async with database(settings) as url:
-            yield url
+        yield await asyncio.to_thread(stack.enter_context, running_server(settings.data_dir))

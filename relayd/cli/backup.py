@@ -140,29 +140,23 @@ def _tell(found: Drilled, json: bool) -> None:
 
 async def _create(settings: Settings, backup: Path) -> int:
     from relayd.backups import create
-    from relayd.database import require_database
+    from relayd.database import require_database, running_url
     from relayd.postgres import EmbeddedPostgres
-    from relayd.postgres.running import running_server
 
     require_database(settings)
-    if settings.database_url is not None:
-        return await create(settings.database_url, backup, data_dir=None)
-    with contextlib.ExitStack() as stack:
-        url = await asyncio.to_thread(stack.enter_context, running_server(settings.data_dir))
+    data_dir = settings.data_dir if settings.database_url is None else None
+    async with running_url(settings) as url:
         if url is not None:
-            return await create(url, backup, data_dir=settings.data_dir)
+            return await create(url, backup, data_dir=data_dir)
         async with EmbeddedPostgres(settings.data_dir) as server:
-            return await create(server.url, backup, data_dir=settings.data_dir)
+            return await create(server.url, backup, data_dir=data_dir)
 
 
 async def _follow(settings: Settings, backup: Path) -> None:
     from relayd.backups import BackupFailed, follow
-    from relayd.postgres.running import running_server
+    from relayd.database import running_url
 
-    with contextlib.ExitStack() as stack:
-        url = settings.database_url
-        if url is None:
-            url = await asyncio.to_thread(stack.enter_context, running_server(settings.data_dir))
+    async with running_url(settings) as url:
         if url is None:
             raise BackupFailed(f"no relay runs on {settings.data_dir}: there is nothing to follow")
         with contextlib.suppress(asyncio.CancelledError):  # SIGTERM or SIGINT: the usual end of a service
@@ -171,10 +165,7 @@ async def _follow(settings: Settings, backup: Path) -> None:
 
 async def _drill(settings: Settings, backup: Path) -> Drilled:
     from relayd.backups import drill
-    from relayd.postgres.running import running_server
+    from relayd.database import running_url
 
-    if settings.database_url is not None:
-        return await drill(backup, live_url=settings.database_url)
-    with contextlib.ExitStack() as stack:
-        url = await asyncio.to_thread(stack.enter_context, running_server(settings.data_dir))
+    async with running_url(settings) as url:
         return await drill(backup, live_url=url)

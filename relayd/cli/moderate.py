@@ -6,7 +6,6 @@ Each speaks to the database and to no process: every relay on it follows within 
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import dataclasses
 import getpass
@@ -307,17 +306,15 @@ def _subjects(texts: list[str], kind: Kind | None) -> list[tuple[Kind, str]]:
 @contextlib.asynccontextmanager
 async def opened_store(settings: Settings) -> AsyncIterator[Any]:
     """The store, also while a relay runs on its own PostgreSQL. Raises `StoreError`."""
-    from relayd.database import require_database
-    from relayd.postgres.running import running_server
+    from relayd.database import require_database, running_url
     from relayd.transfer.files import open_store
 
     require_database(settings)
-    with contextlib.ExitStack() as stack:
-        if settings.database_url is None:
-            url = await asyncio.to_thread(stack.enter_context, running_server(settings.data_dir))
-            settings = dataclasses.replace(settings, database_url=url)
-        async with open_store(settings) as store:
-            yield store
+    async with (
+        running_url(settings) as url,
+        open_store(dataclasses.replace(settings, database_url=url)) as store,
+    ):
+        yield store
 
 
 async def _bans(settings: Settings, kind: Kind | None) -> list[Ban]:

@@ -151,7 +151,6 @@ class ChannelSession:
             receive=self._receiving.take_stored,
             pass_over=self._receiving.pass_over,
             flush=self.flush,
-            changed=self.sync_changed,
             now_ms=hub.now_ms,
         )
         self._unsubmitted: list[Change] = []
@@ -562,9 +561,6 @@ class ChannelSession:
             now_ms=self.now_ms,
         )
         return await past.read(before, limit)
-
-    def sync_changed(self) -> None:
-        """The reading of what was missed began, got on or ended: `sync_status` tells how it stands."""
 
     def _read_again(self) -> None:
         self._queries.wake()

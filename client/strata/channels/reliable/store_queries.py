@@ -68,12 +68,11 @@ class StoreQueries:
         receive: Callable[[NodeMessageReceived], Awaitable[object]],
         pass_over: Callable[[NodeMessageReceived], Awaitable[None]],
         flush: Callable[[], None],
-        changed: Callable[[], None],
         now_ms: Callable[[], int],
     ) -> None:
         """`receive` takes each message that is found, `pass_over` each that is not wanted.
 
-        `flush` stores what the engine changed. `changed` is called when the reading begins, gets on and ends.
+        `flush` stores what the engine changed.
         """
         self.retrievals = 0
         self.retrievals_failed = 0
@@ -86,7 +85,6 @@ class StoreQueries:
         self._receive = receive
         self._pass_over = pass_over
         self._flush = flush
-        self._changed = changed
         self._node = node
         self._engine = engine
         self._now_ms = now_ms
@@ -190,9 +188,8 @@ class StoreQueries:
             await self._woken.wait(wait if wait < 1e9 else None)
 
     def _set_caught_up(self, caught_up: bool) -> None:
-        if caught_up is not self.caught_up and self._engine.config.query_on_connect:
+        if self._engine.config.query_on_connect:
             self.caught_up = caught_up
-            self._changed()
 
     async def _guarded(self, work: Awaitable[None]) -> bool:
         """Whether a query succeeded. A store that is away or breaks its protocol is asked again later."""
@@ -214,7 +211,6 @@ class StoreQueries:
         since = engine.catching_up.begin(began_at)
         before = self._delivered_before = engine.sds.statistics.delivered
         self.is_reading = True
-        self._changed()
         try:
             if self._begins_here:
                 whole = await self._begin_here()
@@ -237,7 +233,6 @@ class StoreQueries:
             self.is_reading = False
             engine.tell_gap()
             self._flush()
-            self._changed()
 
     async def _read_on(self, since: int, *, settle: bool) -> None:
         """Read from where the store was last read, or from `since` on, to the end.
@@ -256,7 +251,6 @@ class StoreQueries:
                     len(page.messages), _last_sent(page.messages), page.position, self._now_ms()
                 )
                 self._flush()
-                self._changed()
                 fruitless = engine.sds.statistics.delivered == before
                 # A copy that was sent again may come later on: read on while there is room.
                 if settle and page.messages and fruitless and engine.sds.is_crowded:

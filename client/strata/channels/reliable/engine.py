@@ -365,7 +365,7 @@ class ChannelEngine:
 
     def plan_retrieval(self, now_ms: int) -> RetrievalPlan | None:
         """What to ask the store for now; see `Retrieval`."""
-        return self.retrieval.take(now_ms, self.sds.missing(), self.catching_up.oldest(now_ms))
+        return self.retrieval.take(now_ms, self.sds.missing())
 
     # What the shell takes.
 

@@ -20,10 +20,9 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from strata.channels.reliable.catching_up import CatchingUp
 from strata.channels.sds import HistoryEntry
 
-__all__ = ["ByHash", "ByWindow", "CatchingUp", "Retrieval", "RetrievalPlan", "has_hint", "hinted"]
+__all__ = ["ByHash", "ByWindow", "Retrieval", "RetrievalPlan", "has_hint", "hinted"]
 
 _HINT_BYTES = 32
 _SOON_MS = 200
@@ -43,9 +42,7 @@ class ByHash:
 
 @dataclass(frozen=True, slots=True)
 class ByWindow:
-    """Read what is unread of the topic, back to this time, until nothing is missing."""
-
-    since_ms: int
+    """Read what is unread of the topic, until nothing is missing."""
 
 
 RetrievalPlan = ByHash | ByWindow
@@ -75,7 +72,7 @@ class Retrieval:
         if self._frequency and not self._under_way:
             self.at = min(self.at, now + min(_SOON_MS, self._frequency))
 
-    def take(self, now: int, missing: Sequence[HistoryEntry], window_since_ms: int) -> RetrievalPlan | None:
+    def take(self, now: int, missing: Sequence[HistoryEntry]) -> RetrievalPlan | None:
         """What to ask for now; None if nothing is missing. Then say `finished`."""
         self.at = math.inf
         if not missing or not self._frequency:
@@ -90,7 +87,7 @@ class Retrieval:
             return ByHash(hashes)
         self._rounds = 0
         self._window_next = False
-        return ByWindow(window_since_ms)
+        return ByWindow()
 
     def finished(self, now: int, *, brought: int, still_missing: bool) -> None:
         """An answer is complete: so many new messages came of it."""

@@ -343,7 +343,7 @@ class StoreQueries:
         if named:
             await self._ask(named.values())
         if len(named) < len(entries):
-            await self._read_rest(self._engine.catching_up.oldest(self._now_ms()))
+            await self._read_rest()
 
     def _stores_now_ms(self) -> int:
         """The time by the clocks of the stores; by ours where they have not told theirs."""
@@ -428,7 +428,7 @@ class StoreQueries:
         if await self._guarded(self._fetch(plan)):
             self._flush()
             if self._hears_its_first():
-                await self._guarded(self._read_rest(engine.catching_up.oldest(self._now_ms())))
+                await self._guarded(self._read_rest())
                 await self._guarded(self._settle_front(heard=True))
                 engine.tell_gap()
                 self._flush()
@@ -454,19 +454,20 @@ class StoreQueries:
         if isinstance(plan, ByHash) and self._can_ask:
             await self._ask(plan.hashes)
         else:
-            await self._read_rest(self._engine.catching_up.oldest(self._now_ms()))
+            await self._read_rest()
 
     @property
     def _can_ask(self) -> bool:
         """Whether the store finds a message by its hash without being read through."""
         return bool(getattr(self._node, "finds_by_hash", True))
 
-    async def _read_rest(self, oldest: int) -> None:
+    async def _read_rest(self) -> None:
         """Read what is unread of the topic: on from a place, or by time where none is known.
 
         A topic that was empty when it was read gave no place, though its store may have places: what is new
         since then is read forwards, so that the next time there is one.
         """
+        oldest = self._engine.catching_up.oldest(self._now_ms())
         unread = self._read_range.unread(oldest, self._stores_now_ms())
         if self._engine.catching_up.position is not None:
             await self._read_on(oldest, settle=False)

@@ -333,7 +333,7 @@ FAULTS: dict[str, PlantedFault] = {
         PlantedFault(
             "no catch-up",
             "what was missed while away is not asked for",
-            "reliable.retrieval:CatchingUp.is_due",
+            "reliable.catching_up:CatchingUp.is_due",
             _returns(False),
             kinds=("absence",),
             within=5,

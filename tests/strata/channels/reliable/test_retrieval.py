@@ -14,7 +14,8 @@ from strata.channels.persistence import MemoryPersistence
 from strata.channels.persistence.interface import Put
 from strata.channels.persistence.records import QueryMark, read_records
 from strata.channels.reliable import IrretrievableMessage
-from strata.channels.reliable.retrieval import ByHash, ByWindow, CatchingUp, Retrieval
+from strata.channels.reliable.catching_up import CatchingUp
+from strata.channels.reliable.retrieval import ByHash, ByWindow, Retrieval
 from strata.channels.sds import HistoryEntry, SdsMessage
 from strata.protocol.errors import ConnectionFailed
 
@@ -475,14 +476,14 @@ def test_a_short_frequency_is_soon_enough() -> None:
 def test_hints_are_asked_for_together_once_each_and_at_most_so_many() -> None:
     schedule = Retrieval(10_000)
     many = [HistoryEntry(f"m{n}", n.to_bytes(32, "big"), "bob") for n in range(1_000)]
-    plan = schedule.take(0, [*HINTED, *HINTED, *many], 5)
+    plan = schedule.take(0, [*HINTED, *HINTED, *many])
     assert isinstance(plan, ByHash)
     assert len(plan.hashes) == len(set(plan.hashes)) == 128
 
 
 def test_what_has_hints_goes_before_what_has_none() -> None:
-    assert Retrieval(10_000).take(0, [*BARE, *HINTED], 5) == ByHash((bytes(32), bytes(31) + b"\x01"))
-    assert Retrieval(10_000).take(0, BARE, 5) == ByWindow(5)
+    assert Retrieval(10_000).take(0, [*BARE, *HINTED]) == ByHash((bytes(32), bytes(31) + b"\x01"))
+    assert Retrieval(10_000).take(0, BARE) == ByWindow()
 
 
 @pytest.mark.req("C-168")
@@ -490,7 +491,7 @@ def test_as_long_as_answers_bring_something_the_next_question_follows_at_once() 
     schedule = Retrieval(10_000)
     plans = []
     for now in range(6):
-        plans.append(schedule.take(now, HINTED, 5))
+        plans.append(schedule.take(now, HINTED))
         schedule.finished(now, brought=1, still_missing=True)
         assert schedule.at == now
     # After four by hint the topic is read through once, then hints again.
@@ -502,7 +503,7 @@ def test_fruitless_questions_alternate_and_grow_rarer_up_to_a_bound() -> None:
     schedule = Retrieval(10_000)
     now, plans, waits = 0, [], []
     for _ in range(12):
-        plans.append(type(schedule.take(now, HINTED, 5)))
+        plans.append(type(schedule.take(now, HINTED)))
         schedule.finished(now, brought=0, still_missing=True)
         waits.append(int(schedule.at - now))
         now = int(schedule.at)
@@ -513,7 +514,7 @@ def test_fruitless_questions_alternate_and_grow_rarer_up_to_a_bound() -> None:
 
 def test_news_of_a_gap_does_not_hasten_what_was_fruitless() -> None:
     schedule = Retrieval(10_000)
-    schedule.take(0, HINTED, 5)
+    schedule.take(0, HINTED)
     schedule.finished(100, brought=0, still_missing=True)
     schedule.found_missing(200)
     assert schedule.at >= 10_000
@@ -521,24 +522,24 @@ def test_news_of_a_gap_does_not_hasten_what_was_fruitless() -> None:
 
 def test_nothing_missing_asks_nothing_and_forgets_what_was_fruitless() -> None:
     schedule = Retrieval(10_000)
-    schedule.take(0, HINTED, 5)
+    schedule.take(0, HINTED)
     schedule.finished(0, brought=0, still_missing=True)
-    assert schedule.take(20_000, [], 5) is None and schedule.at == math.inf
-    schedule.take(30_000, HINTED, 5)
+    assert schedule.take(20_000, []) is None and schedule.at == math.inf
+    schedule.take(30_000, HINTED)
     schedule.finished(30_000, brought=0, still_missing=True)
     assert schedule.at == 40_000
 
 
 def test_a_store_that_could_not_be_asked_is_asked_again_after_the_frequency() -> None:
     schedule = Retrieval(10_000)
-    schedule.take(0, HINTED, 5)
+    schedule.take(0, HINTED)
     schedule.failed(500)
     assert schedule.at == 10_500
 
 
 def test_a_gap_found_while_a_question_is_under_way_waits_for_its_answer() -> None:
     schedule = Retrieval(10_000)
-    schedule.take(0, HINTED, 5)
+    schedule.take(0, HINTED)
     schedule.found_missing(10)
     assert schedule.at == math.inf
     schedule.finished(20, brought=1, still_missing=True)
@@ -564,7 +565,7 @@ def test_whatever_happens_a_gap_is_asked_for_again_within_bounds(steps: list[tup
             open_gap = True
             schedule.found_missing(now)
         elif open_gap and schedule.at <= now:
-            assert schedule.take(now, HINTED, 0) is not None
+            assert schedule.take(now, HINTED) is not None
             if what == "failed":
                 schedule.failed(now)
             else:

@@ -21,7 +21,6 @@ from strata.relays.pool import PoolOptions
 __all__ = ["Node", "NodeConfig", "create_node", "parse_size"]
 
 _SIZE = re.compile(r"\s*([0-9]+)\s*(KiB|KB|B)?\s*")
-_POOL_OPTIONS = tuple(each.name for each in fields(PoolOptions))
 _UNITS = {"KiB": 1024, "KB": 1000, "B": 1, None: 1}
 
 

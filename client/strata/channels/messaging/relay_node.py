@@ -35,8 +35,6 @@ from strata.channels.messaging.values import (
 )
 from strata.protocol import ids, packets
 from strata.protocol.errors import (
-    Closed,
-    ConnectionFailed,
     ErrorCode,
     InvalidPacket,
     MissingCapability,
@@ -476,7 +474,4 @@ def _failure(request_id: str, message_hash: bytes | None, error: Exception) -> N
             recoverable, retry_after_ms = True, _WRONG_TIME_WAIT_MS
     elif isinstance(error, InvalidPacket | MissingCapability | NodeError):
         recoverable = False
-    elif isinstance(error, ConnectionFailed | Closed):
-        # The relay cannot be had any more, which a channel over several may outlive: its node is offline.
-        recoverable = True
     return NodeMessageError(request_id, message_hash, str(error), code, recoverable, retry_after_ms)

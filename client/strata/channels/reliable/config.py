@@ -136,9 +136,7 @@ _SECTIONS: dict[str, type[Any]] = {
     "segmentation": SegmentationConfig,
     "rate_limit": RateLimitConfig,
 }
-_SECTION_OF = {each.name: section for section, kind in _SECTIONS.items() for each in fields(kind)} | {
-    "enabled": "rate_limit"
-}
+_SECTION_OF = {each.name: section for section, kind in _SECTIONS.items() for each in fields(kind)}
 _PLAIN = {each.name for each in fields(ReliableChannelConfig)} - set(_SECTIONS)
 
 ALIASES: Mapping[str, str] = {

@@ -236,11 +236,6 @@ class Reassembler:
         for instance in self._instances.values():
             instance.touched_at += by_ms
 
-    def purge(self) -> None:
-        """Drop all instances without events: the channel is closed for good."""
-        for instance in list(self._instances.values()):
-            self._forget(instance)
-
     def _receive_raw(self, sender_id: str, message_id: str, content: bytes) -> None:
         """Channels of other makes put the payload itself into their messages."""
         if len(content) > self._options.max_segment_bytes:

@@ -329,15 +329,6 @@ def test_a_damaged_stored_segment_is_left_out() -> None:
     assert len(after.changes_to_store()) == 1
 
 
-def test_purge_frees_everything(wire: Wire) -> None:
-    wire.send(cut()[:2])
-    state = StoredState()
-    state.apply(wire.reassembler.changes_to_store())
-    wire.reassembler.purge()
-    state.apply(wire.reassembler.changes_to_store())
-    assert state.records == {} and wire.reassembler.events_received() == []
-
-
 def with_parity(payload: bytes, rate: float = 0.5, size: int = 64) -> list[Segment]:
     return cut(payload, segment_size_bytes=size, enable_reed_solomon=True, parity_rate=rate)
 

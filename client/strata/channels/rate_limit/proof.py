@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Awaitable, Callable
 
 from strata.protocol.errors import StrataError
@@ -28,10 +27,10 @@ async def obtain_proof(provider: ProofProvider | None, message: bytes) -> bytes 
     """
     if provider is None:
         return None
+    from strata.channels.awaiting import answer_of  # the limiter, which is core, loads this module too
+
     try:
-        proof = provider(message)
-        if inspect.isawaitable(proof):
-            proof = await proof
+        proof = await answer_of(provider, message)
     except Exception as error:
         raise ProofFailed from error
     if not isinstance(proof, bytes):

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
-from strata.channels.awaiting import answer_of, end_of
+from strata.channels.awaiting import end_of
 from strata.channels.encryption import DecryptionFailed, EncryptionFailed, EncryptionHook
 from strata.channels.rate_limit.proof import ProofFailed, ProofProvider, obtain_proof
 from strata.channels.rate_limit.values import Transmission
@@ -93,7 +93,7 @@ class Payloads:
         self._engine = engine
         self._hook = hook
         self._codec = codec
-        self._provider = None if proof_provider is None else _guarded(proof_provider)
+        self._provider = proof_provider
         self._now_ms = now_ms
         self._is_stored = is_stored
         self._flush = flush
@@ -224,12 +224,3 @@ class Payloads:
         except DecryptionFailed:
             return False
         return True
-
-
-def _guarded(provider: ProofProvider) -> ProofProvider:
-    """A provider in which something was cancelled has failed, as `answer_of` says."""
-
-    async def prove(message: bytes) -> bytes:
-        return await answer_of(provider, message)  # type: ignore[no-any-return]
-
-    return prove

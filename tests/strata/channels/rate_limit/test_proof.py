@@ -33,6 +33,12 @@ async def test_whatever_a_provider_does_wrong_is_one_error() -> None:
     with pytest.raises(ProofFailed):
         await obtain_proof(lambda _message: "text", b"abc")  # type: ignore[arg-type, return-value]
 
+    async def cut_off(_message: bytes) -> bytes:
+        raise asyncio.CancelledError
+
+    with pytest.raises(ProofFailed):
+        await obtain_proof(cut_off, b"abc")
+
 
 async def test_cancelling_reaches_the_provider() -> None:
     begun, ended = asyncio.Event(), list[str]()

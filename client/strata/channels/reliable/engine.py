@@ -166,8 +166,7 @@ class ChannelEngine:
 
     def _content(self, message_id: str) -> bytes | None:
         """The content of a logged message."""
-        data = self.sds.encoded(message_id)
-        message = None if data is None else SdsMessage.decode(data)
+        message = self.sds.message(message_id)
         return None if message is None else message.content
 
     # What comes in.

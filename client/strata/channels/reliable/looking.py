@@ -9,7 +9,7 @@ from strata.channels.reliable.handover import Handover
 from strata.channels.reliable.payloads import Payloads
 from strata.channels.reliable.store_queries import StoreQueries
 from strata.channels.reliable.values import ChannelStatistics, MissingMessage, OutstandingMessage, SyncStatus
-from strata.channels.sds import Participant, SdsMessage
+from strata.channels.sds import Participant
 
 __all__ = ["causal_log", "statistics", "sync_status"]
 
@@ -69,11 +69,9 @@ def statistics(engine: ChannelEngine, queries: StoreQueries, payloads: Payloads)
 
 def causal_log(sds: Participant) -> list[tuple[str, str, int, tuple[str, ...]]]:
     """The value of `ReliableChannel.causal_log`."""
-    found = []
-    for entry in sds.log():
-        data = sds.encoded(entry.message_id)
-        message = None if data is None else SdsMessage.decode(data)
-        if message is not None:
-            follows = tuple(each.message_id for each in message.causal_history)
-            found.append((message.message_id, message.sender_id, message.lamport_timestamp or 0, follows))
-    return found
+    logged = (sds.message(entry.message_id) for entry in sds.log())
+    return [
+        (each.message_id, each.sender_id, each.lamport_timestamp or 0, tuple(each.history_ids))
+        for each in logged
+        if each is not None
+    ]

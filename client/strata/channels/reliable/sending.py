@@ -227,8 +227,7 @@ class Sending:
         """Give own messages that never went out, and have a Lamport time before this one, a new place."""
         held: list[tuple[str, bytes]] = []
         for message_id in self._sds.undispatched():
-            data = self._sds.encoded(message_id)
-            message = SdsMessage.decode(data) if data is not None else None
+            message = self._sds.message(message_id)
             if self._outbox.is_in_flight(message_id) or message is None or message.content is None:
                 continue
             if self._requests.find(message_id) is not None and (message.lamport_timestamp or 0) < before:

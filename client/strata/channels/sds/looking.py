@@ -10,7 +10,7 @@ from strata.channels.sds.events import SdsStatistics, WaitingMessage
 from strata.channels.sds.history import History
 from strata.channels.sds.incoming import IncomingBuffer, Waiting
 from strata.channels.sds.log import LoggedMessage
-from strata.channels.sds.messages import HistoryEntry
+from strata.channels.sds.messages import HistoryEntry, SdsMessage
 from strata.channels.sds.outgoing import OutgoingBuffer, OutgoingState, WireCache
 from strata.channels.sds.repair import RepairBuffers
 from strata.channels.sds.timing import SteadyClock
@@ -42,6 +42,11 @@ class Looking:
             return data
         kept = self._outgoing.get(message_id) or self._history.log.get(message_id)
         return None if kept is None else kept.body.restore()
+
+    def message(self, message_id: str) -> SdsMessage | None:
+        """A logged or unacknowledged message; None if it is unknown."""
+        data = self.encoded(message_id)
+        return None if data is None else SdsMessage.read(data)
 
     def place(self, message_ids: Iterable[str]) -> tuple[int, str] | None:
         """Where the first of these messages stands in the order of `log`: its Lamport time, then its id.

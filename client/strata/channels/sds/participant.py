@@ -255,10 +255,9 @@ class Participant(Looking):
         it need no change. It names what came before it, as far as that is still there.
         """
         outgoing, entry = self._outgoing.get(message_id), self._history.log.get(message_id)
-        data = self.encoded(message_id)
-        if outgoing is None or entry is None or entry.dispatched or data is None:
+        if outgoing is None or entry is None or entry.dispatched:
             return False
-        message = SdsMessage.decode(data, max_entries=max(1_000, self.config.causal_history_size))
+        message = self.message(message_id)
         if message is None or all(named in self._history.known for named in message.history_ids):
             return False
         before = self._history.log.recent(

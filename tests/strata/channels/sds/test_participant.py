@@ -752,3 +752,13 @@ def test_an_own_message_lost_with_the_state_is_taken_back_when_others_wait_for_i
     reborn.receive(data, T)
     assert [event.content for event in of(Delivered, reborn.events())] == [b"two"]
     assert [entry.sender_id for entry in reborn.log()] == ["alice", "bob"]
+
+
+def test_a_message_that_was_taken_can_be_read_whatever_it_names() -> None:
+    bob = join("bob", replace(QUIET, max_received_history=2_000))
+    names = [f"before-{number}" for number in range(1_001)]
+    bob.pass_over(names, T)
+    bob.receive(stranger("m", *names), T)
+    kept = bob.message("m")
+    assert kept is not None and kept.history_ids == names
+    assert bob.message("never seen") is None

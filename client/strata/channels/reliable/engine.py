@@ -16,8 +16,9 @@ engine itself what comes in.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import replace
+from itertools import islice
 
 from strata.channels import sds
 from strata.channels.persistence.interface import Change
@@ -266,24 +267,31 @@ class ChannelEngine:
         self._settle(now_ms)
 
     def _add_to_gap(self, gone: list[str]) -> None:
-        gap = self._gap
-        if gap is None:
+        if self._gap is None:
             first = self.sds.first_waiting()
             if first is None:
                 return
-            before = self.sds.last_before(first.lamport)
-            gap = HistoryGap(
-                channel_id=self.sds.channel_id,
-                from_time=None if before is None else before.lamport,
-                to_time=first.lamport,
-                from_id=None if before is None else before.message_id,
-                to_id=first.message_id,
-                message_ids=(),
-                at_least=0,
-            )
-        named = (*gap.message_ids, *gone)[:_MAX_NAMED]
-        self._gap = replace(gap, message_ids=named, at_least=gap.at_least + len(gone))
+            self._gap = self._gap_behind(first.lamport, first.lamport, first.message_id)
         self._gone += gone
+
+    def _gap_behind(self, lamport: int, to_time: int, to_id: str) -> HistoryGap:
+        """A gap behind what was said last before this time; its messages are named when it is told."""
+        before = self.sds.last_before(lamport)
+        return HistoryGap(
+            channel_id=self.sds.channel_id,
+            from_time=None if before is None else before.lamport,
+            to_time=to_time,
+            from_id=None if before is None else before.message_id,
+            to_id=to_id,
+            message_ids=(),
+            at_least=0,
+        )
+
+    def _tell_whole(self, gap: HistoryGap, gone: Collection[str]) -> None:
+        """Tell a gap with the messages in it, which are given up in silence from now on."""
+        named = tuple(islice(gone, _MAX_NAMED))
+        self._events.append(replace(gap, message_ids=named, at_least=len(gone)))
+        self.sds.told(gone)
 
     def tell_gap(self) -> None:
         """A reading has come to its end: the gap that it came upon is told, whole, in one event.
@@ -291,8 +299,7 @@ class ChannelEngine:
         Of a gap that a crash keeps from being told, each message is told when it is given up.
         """
         if self._gap is not None:
-            self._events.append(self._gap)
-            self.sds.told(self._gone)
+            self._tell_whole(self._gap, self._gone)
             self._gap, self._gone = None, []
         if self._turned_away and self.catching_up.has_whole:
             self._tell_turned_away()
@@ -303,20 +310,8 @@ class ChannelEngine:
         gone = {id_: lamport for id_, lamport in self._turned_away.items() if not here(id_)}
         self._turned_away = {}
         if gone:
-            first, last = min(gone.values()), max(gone, key=gone.__getitem__)
-            before = self.sds.last_before(first)
-            self._events.append(
-                HistoryGap(
-                    channel_id=self.sds.channel_id,
-                    from_time=None if before is None else before.lamport,
-                    to_time=gone[last],
-                    from_id=None if before is None else before.message_id,
-                    to_id=last,
-                    message_ids=tuple(gone)[:_MAX_NAMED],
-                    at_least=len(gone),
-                )
-            )
-            self.sds.told(gone)
+            last = max(gone, key=gone.__getitem__)
+            self._tell_whole(self._gap_behind(min(gone.values()), gone[last], last), gone)
 
     def is_genuine(self, data: bytes, author: str | None) -> bool:
         """Whether a sender that is a DID, or a device of one, has signed, where that counts (C-287)."""
@@ -410,7 +405,7 @@ class ChannelEngine:
                 case sds.MissingFound():
                     self.retrieval.found_missing(now_ms)
                 case sds.Lost():
-                    self._give_up(event)
+                    self._give_up(event.entry, event.first_missing_at)
                 case sds.RefusedOld():
                     self._tell_refused(event, now_ms)
                 case sds.Retransmit():
@@ -443,38 +438,22 @@ class ChannelEngine:
                     order=self.sds.place(event.message_ids),
                 )
             else:
-                self._events.append(
-                    IrretrievableMessage(
-                        message_id=event.message_hash.hex(),
-                        retrieval_hint=None,
-                        sender_id=event.sender_id,
-                        channel_id=self.sds.channel_id,
-                        first_missing_at=event.first_received_at,
-                    )
-                )
-
-    def _give_up(self, event: sds.Lost) -> None:
-        self._events.append(
-            IrretrievableMessage(
-                message_id=event.entry.message_id,
-                retrieval_hint=event.entry.retrieval_hint,
-                sender_id=event.entry.sender_id,
-                channel_id=self.sds.channel_id,
-                first_missing_at=event.first_missing_at,
-            )
-        )
+                entry = HistoryEntry(event.message_hash.hex(), None, event.sender_id)
+                self._give_up(entry, event.first_received_at)
 
     def _tell_refused(self, event: sds.RefusedOld, now_ms: int) -> None:
         # What is read from a place on was never read before. By time, much comes again that was delivered.
-        if event.stored and self.catching_up.position is None:
-            return
+        if not event.stored or self.catching_up.position is not None:
+            self._give_up(HistoryEntry(event.message_id, event.retrieval_hint, event.sender_id), now_ms)
+
+    def _give_up(self, entry: HistoryEntry, first_missing_at: int) -> None:
         self._events.append(
             IrretrievableMessage(
-                message_id=event.message_id,
-                retrieval_hint=event.retrieval_hint,
-                sender_id=event.sender_id,
+                message_id=entry.message_id,
+                retrieval_hint=entry.retrieval_hint,
+                sender_id=entry.sender_id,
                 channel_id=self.sds.channel_id,
-                first_missing_at=now_ms,
+                first_missing_at=first_missing_at,
             )
         )
 

@@ -18,7 +18,16 @@ import msgspec
 from strata.channels.messaging.node import MessagingNode
 from strata.channels.messaging.values import NodeMessageReceived
 
-__all__ = ["HistoryPage", "PagedHistory", "Place", "read_pages", "read_position", "write_position"]
+__all__ = [
+    "HistoryPage",
+    "Order",
+    "PagedHistory",
+    "Place",
+    "read_pages",
+    "read_position",
+    "sent_ms",
+    "write_position",
+]
 
 Order = Literal["asc", "desc"]
 
@@ -79,7 +88,7 @@ async def read_pages(
         async with aclosing(node.history(topic, since_ms=since_ms)) as found:
             async for messages in found:
                 if until_ms is not None:
-                    messages = [each for each in messages if _sent_ms(each) <= until_ms]
+                    messages = [each for each in messages if sent_ms(each) <= until_ms]
                 yield HistoryPage(messages)
         return
     while True:
@@ -88,15 +97,16 @@ async def read_pages(
             async for messages in found:
                 spool.add(messages)
         while messages := spool.take():
-            newest = max(newest, *map(_sent_ms, messages))
+            newest = max(newest, *map(sent_ms, messages))
             yield HistoryPage(messages)
         if spool.is_whole or newest <= since_ms:
             return
         since_ms = newest  # a further walk brings what had no room
 
 
-def _sent_ms(event: NodeMessageReceived) -> int:
-    return (event.message.timestamp or 0) * 1000
+def sent_ms(event: NodeMessageReceived) -> int:
+    """When its author says that a message was sent, in milliseconds; 0 if that is not known."""
+    return 1000 * (event.message.timestamp or 0)
 
 
 class _Spool:

@@ -26,10 +26,10 @@ from msgspec import structs
 from strata.channels.persistence.interface import Change
 from strata.channels.persistence.records import QueryMark, put
 
-__all__ = ["CatchingUp", "Joining", "ReadRange", "SyncProgress"]
+__all__ = ["OVERLAP_MS", "CatchingUp", "Joining", "ReadRange", "SyncProgress"]
 
-_OVERLAP_MS = 600_000
-"""Relays' clocks and ours differ."""
+OVERLAP_MS = 600_000
+"""Relays' clocks and ours may differ by so much."""
 _MARK_EVERY_MS = 60_000
 _RETRY_MS = 10_000
 _MAX_RETRY_MS = 320_000
@@ -122,7 +122,7 @@ class CatchingUp:
         if self._missed:
             return now >= self._retry_at
         age = now - self.ahead_ms - self._succeeded_at
-        return self._wanted or not self._asked or age > self._threshold or age < -_OVERLAP_MS
+        return self._wanted or not self._asked or age > self._threshold or age < -OVERLAP_MS
 
     @property
     def retry_at(self) -> float:
@@ -151,7 +151,7 @@ class CatchingUp:
         """The time has jumped: ahead, the machine may have slept, so the store is to be asked."""
         self._retry_at = 0
         self.ahead_ms = max(0, self.ahead_ms + by_ms)
-        if by_ms > _ASLEEP_MS or by_ms < -_OVERLAP_MS:
+        if by_ms > _ASLEEP_MS or by_ms < -OVERLAP_MS:
             self._missed = self.clock_jumped = True
             self._whole = False
 
@@ -206,7 +206,7 @@ class CatchingUp:
 
     def begin(self, now: int) -> int:
         """A reading begins; returns where its window does (C-173), for stores not read before."""
-        if self._whole and self._received_at - _OVERLAP_MS > self._position_at:
+        if self._whole and self._received_at - OVERLAP_MS > self._position_at:
             self._position = None  # all since then was heard: the time says it better
         self._asked = False  # should this reading break off, it is due again
         self._missed = self._wanted = self._held = self._whole = False
@@ -217,9 +217,9 @@ class CatchingUp:
         """Where the window of a reading at this time begins."""
         now -= self.ahead_ms
         known = max(self._succeeded_at, self._received_at)
-        if known - now > _OVERLAP_MS:
+        if known - now > OVERLAP_MS:
             known = 0  # a mark of a clock that was wrong: nobody knows what was asked for
-        return max(max(min(now, known), self.from_ms) - _OVERLAP_MS, now - self._window)
+        return max(max(min(now, known), self.from_ms) - OVERLAP_MS, now - self._window)
 
     def oldest(self, now: int) -> int:
         """The earliest time worth reading back to for a gap."""
@@ -297,7 +297,7 @@ class CatchingUp:
 
     def _mark_now(self) -> QueryMark:
         position = self._position
-        if self._received_at - _OVERLAP_MS > self._position_at > 0:
+        if self._received_at - OVERLAP_MS > self._position_at > 0:
             position = None  # all was heard for longer than clocks differ: the time says it better
         return QueryMark(self._succeeded_at, self._received_at, position, self.from_ms)
 
@@ -327,5 +327,5 @@ class ReadRange:
         """What is left to read since `oldest`, the newest first: where each part begins and ends."""
         if not self._high:
             return [(oldest, None)]
-        newest: list[tuple[int, int | None]] = [(max(oldest, min(self._high, now) - _OVERLAP_MS), None)]
+        newest: list[tuple[int, int | None]] = [(max(oldest, min(self._high, now) - OVERLAP_MS), None)]
         return newest + ([(oldest, self._low)] if oldest < self._low else [])

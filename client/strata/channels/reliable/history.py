@@ -15,7 +15,7 @@ from typing import Literal
 import msgspec
 
 from strata.channels.messaging.node import MessagingNode
-from strata.channels.messaging.reading import HistoryPage, read_pages
+from strata.channels.messaging.reading import HistoryPage, read_pages, sent_ms
 from strata.channels.messaging.values import NodeMessageReceived
 from strata.channels.reliable.events import MessageReceived
 from strata.channels.reliable.retrieval import has_hint, hinted
@@ -115,7 +115,7 @@ class _Page:
         self.ids.add(message.message_id)
         self.named |= {entry.message_id: entry for entry in message.causal_history}
         place = (message.lamport_timestamp or 0, message.message_id)
-        if 1000 * (event.message.timestamp or 0) > place[0] + _LATE_MS:
+        if sent_ms(event) > place[0] + _LATE_MS:
             self.again.append(_short(key))
         if segment is None or (segment.data_segment_count == 1 and not segment.is_parity):
             self._add(key, place, event, message.content if segment is None else segment.payload)

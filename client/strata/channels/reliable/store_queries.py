@@ -23,9 +23,9 @@ from typing import TypeVar
 
 from strata.channels.awaiting import Alarm
 from strata.channels.messaging.node import MessagingNode
-from strata.channels.messaging.reading import HistoryPage, read_pages
+from strata.channels.messaging.reading import HistoryPage, Order, read_pages, sent_ms
 from strata.channels.messaging.values import ConnectionStatus, NodeMessageReceived
-from strata.channels.reliable.catching_up import ReadRange
+from strata.channels.reliable.catching_up import OVERLAP_MS, ReadRange
 from strata.channels.reliable.engine import ChannelEngine
 from strata.channels.reliable.retrieval import ByHash, RetrievalPlan, has_hint, hinted
 from strata.channels.sds import HistoryEntry
@@ -43,7 +43,6 @@ _MAX_PAGES_SINCE = 4
 """Most pages held at once of what was said while a newcomer's node began to hear."""
 _PER_TURN = 32
 """Messages taken before other tasks get their turn, in one step: about 10 ms of work."""
-_OVERLAP_MS = 600_000
 _PAGE_TIMEOUT = 60.0
 _PATIENCE_SECONDS = 1.0
 """What a store does not have when it was just read may be on its way from there all the same."""
@@ -359,7 +358,7 @@ class StoreQueries:
         said = [first.lamport]
         if first.origin.sent_at is not None:
             said.append(1000 * first.origin.sent_at)
-        return all(abs(now - each) < _OVERLAP_MS // 2 for each in said)
+        return all(abs(now - each) < OVERLAP_MS // 2 for each in said)
 
     def _reaches_all(self) -> bool:
         return self._node.connection_status is ConnectionStatus.CONNECTED
@@ -414,7 +413,7 @@ class StoreQueries:
         Whoever joined now goes by the store's clock too: a sender whose own is slow is no less wanted.
         """
         begins = self._engine.catching_up.begins_ms
-        if not 0 < _sent_ms(event) < begins:
+        if not 0 < sent_ms(event) < begins:
             return False
         by_store = event.received_at if self._engine.config.join == "now" else None
         return by_store is None or 1000 * by_store < begins
@@ -501,24 +500,20 @@ class StoreQueries:
             self._read_range.covered(since, now if until is None else until)
 
     def _pages(
-        self, order: str, since: int, *, until: int | None = None, after: str | None = None
+        self, order: Order, since: int, *, until: int | None = None, after: str | None = None
     ) -> AsyncGenerator[HistoryPage, None]:
         return read_pages(
             self._node,
             self._engine.content_topic,
-            order="asc" if order == "asc" else "desc",
+            order=order,
             since_ms=since,
             until_ms=until,
             after=after,
         )
 
 
-def _sent_ms(event: NodeMessageReceived) -> int:
-    return 1000 * (event.message.timestamp or 0)
-
-
 def _last_sent(messages: Iterable[NodeMessageReceived]) -> int:
-    return max(map(_sent_ms, messages), default=0)
+    return max(map(sent_ms, messages), default=0)
 
 
 async def _next_page(pages: AsyncGenerator[T, None]) -> T | None:

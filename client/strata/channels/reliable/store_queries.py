@@ -356,8 +356,9 @@ class StoreQueries:
         if first is None or self._engine.catching_up.position is not None:
             return True
         said = [first.lamport]
-        if first.origin.sent_at is not None:
-            said.append(1000 * first.origin.sent_at)
+        sent_at = first.reception.origin.sent_at
+        if sent_at is not None:
+            said.append(1000 * sent_at)
         return all(abs(now - each) < OVERLAP_MS // 2 for each in said)
 
     def _reaches_all(self) -> bool:

@@ -11,10 +11,11 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable
 
+import msgspec
+
 from strata.channels.sds.bodies import Body
 from strata.channels.sds.config import FAR_AHEAD_MS, SdsConfig
 from strata.channels.sds.events import (
-    NO_ORIGIN,
     Delivered,
     Lost,
     MissingFound,
@@ -28,11 +29,21 @@ from strata.channels.sds.messages import HistoryEntry, SdsMessage, is_usable_id
 from strata.channels.sds.repair import RepairBuffers
 from strata.channels.sds.timing import LamportClock, SteadyClock
 
-__all__ = ["MAX_HINT_BYTES", "IncomingBuffer", "Missing", "Receiver", "Waiting"]
+__all__ = ["IncomingBuffer", "Missing", "Receiver", "Reception", "Waiting", "usable_hint"]
 
-MAX_HINT_BYTES = 256
+_MAX_HINT_BYTES = 256
 _WANTED_SHARE = 2
 """For messages that others wait for there is so many times the room."""
+
+
+class Reception(msgspec.Struct, frozen=True):
+    """How a message came."""
+
+    hint: bytes | None
+    """What finds it in a store."""
+    origin: Origin
+    stored: bool
+    """It was read from a store, and not heard."""
 
 
 class Waiting:
@@ -41,13 +52,11 @@ class Waiting:
     __slots__ = (
         "alone",
         "body",
-        "hint",
         "lamport",
         "message_id",
-        "origin",
         "received_at",
+        "reception",
         "sender_id",
-        "stored",
         "unmet",
         "unread",
     )
@@ -59,12 +68,10 @@ class Waiting:
         lamport: int,
         body: Body,
         unmet: set[str],
+        reception: Reception,
         *,
-        hint: bytes | None,
         received_at: int,
-        origin: Origin = NO_ORIGIN,
-        alone: bool = False,
-        stored: bool = False,
+        alone: bool,
     ) -> None:
         self.message_id = message_id
         self.sender_id = sender_id
@@ -72,20 +79,21 @@ class Waiting:
         self.body = body
         self.alone = alone
         """It names no message that was there when it came."""
-        self.stored = stored
-        """It was read from a store, and not heard."""
-        self.unread = not stored
+        self.reception = reception
+        self.unread = not reception.stored
         """It has not been read, not even after it was heard."""
         self.unmet = unmet
-        self.hint = hint
         self.received_at = received_at
-        self.origin = origin
 
     @property
     def said_at(self) -> int:
         """When it was said, at the latest, in milliseconds: by its store's clock, else by its sender's."""
-        stored_at = self.origin.stored_at
+        stored_at = self.reception.origin.stored_at
         return self.lamport if stored_at is None else 1000 * stored_at
+
+    def log_order(self) -> tuple[int, str]:
+        """Its place in the order that all participants share."""
+        return self.lamport, self.message_id
 
 
 class Missing:
@@ -221,10 +229,11 @@ class IncomingBuffer:
         """
         at_front: set[str] = set()
         found: dict[str, HistoryEntry] = {}
-        for waiting in sorted(self.waiting.values(), key=_log_order):
-            if waiting.said_at >= said_before and (waiting.stored or not heard):
+        for waiting in sorted(self.waiting.values(), key=Waiting.log_order):
+            stored = waiting.reception.stored
+            if waiting.said_at >= said_before and (stored or not heard):
                 continue
-            if not ((waiting.alone and (waiting.stored or heard)) or waiting.lamport <= edge):
+            if not ((waiting.alone and (stored or heard)) or waiting.lamport <= edge):
                 continue
             named = [each for each in waiting.unmet if each not in self.waiting]
             if any(each not in at_front for each in waiting.unmet if each in self.waiting):
@@ -274,7 +283,7 @@ class IncomingBuffer:
         stuck = [each for each in self.waiting.values() if each.message_id not in hopeful]
         if not stuck:
             return []
-        first = min(stuck, key=lambda each: (each.lamport, each.message_id))
+        first = min(stuck, key=Waiting.log_order)
         for message_id in first.unmet:
             self._waiters[message_id].pop(first.message_id)
         first.unmet.clear()
@@ -331,10 +340,10 @@ class Receiver:
             and not incoming.is_released(entry.message_id)
         }
 
-    def is_new(self, message_id: str, hint: bytes | None, *, stored: bool = False) -> bool:
+    def is_new(self, message_id: str, reception: Reception) -> bool:
         """Whether a content message was not received before (C-112); a duplicate is counted.
 
-        `stored`: it was read from a store. If it was heard before, it need not wait for that any more.
+        One that is read from a store, and was heard before, need not wait for that any more.
         """
         if message_id not in self._history.known and message_id not in self._incoming.waiting:
             unwanted = self._incoming.lost.get(message_id, False)
@@ -342,11 +351,11 @@ class Receiver:
             return not unwanted
         self._statistics.duplicates += 1
         self.arrived(message_id)
-        if stored and message_id in self._incoming.waiting:
+        if reception.stored and message_id in self._incoming.waiting:
             self._deliver_all(self._incoming.read(message_id))
         logged = self._history.log.get(message_id)
         if logged is not None and logged.hint is None:
-            self._history.learn_hint(logged, hint)
+            self._history.learn_hint(logged, reception.hint)
         return False
 
     def arrived(self, id_: str) -> None:
@@ -365,15 +374,12 @@ class Receiver:
         message: SdsMessage,
         body: Body,
         unmet: dict[str, HistoryEntry],
-        hint: bytes | None,
-        origin: Origin = NO_ORIGIN,
-        *,
-        stored: bool = False,
+        reception: Reception,
     ) -> None:
         """Deliver a new content message, or hold it (C-116)."""
         id_, lamport = message.message_id, message.lamport_timestamp or 0
-        if not unmet and (stored or not self._incoming.holds_heard):
-            self._deliver(message, body, hint, origin)
+        if not unmet and (reception.stored or not self._incoming.holds_heard):
+            self._deliver(message, body, reception)
             self.met(id_)
             return
         alone = not any(map(self._history.known.__contains__, message.history_ids))
@@ -384,11 +390,9 @@ class Receiver:
                 lamport,
                 body,
                 set(unmet),
-                hint=hint,
+                reception,
                 received_at=self._clock.now,
-                origin=origin,
                 alone=alone,
-                stored=stored,
             )
         )
         self._mark("waiting", id_)
@@ -493,14 +497,14 @@ class Receiver:
     def _deliver_all(self, ready: list[Waiting]) -> None:
         while ready:
             following: list[Waiting] = []
-            for waiting in sorted(ready, key=_log_order):
+            for waiting in sorted(ready, key=Waiting.log_order):
                 message = SdsMessage.read(waiting.body.restore())
-                self._deliver(message, waiting.body, waiting.hint, waiting.origin)
+                self._deliver(message, waiting.body, waiting.reception)
                 self._mark("waiting", waiting.message_id)
                 following += self._incoming.met(waiting.message_id)
             ready = following
 
-    def _deliver(self, message: SdsMessage, body: Body, hint: bytes | None, origin: Origin) -> None:
+    def _deliver(self, message: SdsMessage, body: Body, reception: Reception) -> None:
         """Log a message and deliver its content; the own Lamport time follows (C-117)."""
         lamport = message.lamport_timestamp or 0
         # One extreme value must not freeze the order for all (C-119, A-141).
@@ -514,24 +518,25 @@ class Receiver:
             message.history_ids,
             clock=self._lamport.time,
             now=self._clock.now,
-            hint=hint,
+            hint=reception.hint,
         )
         if message.sender_id == self._sender_id:
             return  # an own message, lost with an earlier state: the application knows it
         self._statistics.delivered += 1
-        content = message.content or b""
-        self._emit(Delivered(message.message_id, message.sender_id, content, lamport, hint, origin))
+        content, hint = message.content or b"", reception.hint
+        self._emit(Delivered(message.message_id, message.sender_id, content, lamport, hint, reception.origin))
 
 
 def _bounded(entry: HistoryEntry) -> HistoryEntry:
     """A received entry without a hint or sender id that is too long to keep."""
-    hint, sender_id = entry.retrieval_hint, entry.sender_id
+    sender_id = entry.sender_id
     return HistoryEntry(
         entry.message_id,
-        hint if hint and len(hint) <= MAX_HINT_BYTES else None,
+        usable_hint(entry.retrieval_hint),
         sender_id if sender_id and is_usable_id(sender_id) else None,
     )
 
 
-def _log_order(waiting: Waiting) -> tuple[int, str]:
-    return waiting.lamport, waiting.message_id
+def usable_hint(hint: bytes | None) -> bytes | None:
+    """A hint; None for one that is empty or too long to keep."""
+    return hint if hint and len(hint) <= _MAX_HINT_BYTES else None

@@ -14,7 +14,7 @@ from strata.channels.sds.bloom import BloomParameters
 from strata.channels.sds.bodies import Archive, Keyframe
 from strata.channels.sds.events import Origin
 from strata.channels.sds.history import History
-from strata.channels.sds.incoming import IncomingBuffer, Missing, Waiting
+from strata.channels.sds.incoming import IncomingBuffer, Missing, Reception, Waiting
 from strata.channels.sds.log import NO_HORIZON, LoggedMessage
 from strata.channels.sds.messages import HistoryEntry
 from strata.channels.sds.outgoing import Outgoing, OutgoingBuffer, OutgoingState
@@ -139,19 +139,20 @@ def _waiting_record(key: str, incoming: IncomingBuffer) -> Record | None:
     waiting = incoming.waiting.get(key)
     if waiting is None:
         return None
+    reception = waiting.reception
     return WaitingRecord(
         key,
         waiting.sender_id,
         waiting.lamport,
         tuple(sorted(waiting.unmet)),
-        waiting.hint,
+        reception.hint,
         waiting.received_at,
         BodyRecord.of(waiting.body),
-        waiting.origin.author,
-        waiting.origin.sent_at,
+        reception.origin.author,
+        reception.origin.sent_at,
         waiting.alone,
-        waiting.stored,
-        waiting.origin.stored_at,
+        reception.stored,
+        reception.origin.stored_at,
     )
 
 
@@ -207,6 +208,7 @@ def restore(
         body = waiting.body.restore(keyframes)
         history.archive.adopt(body)
         history.filter.insert(waiting.message_id)
+        origin = Origin(waiting.author, waiting.sent_at, stored_at=waiting.stored_at)
         incoming.hold(
             Waiting(
                 waiting.message_id,
@@ -214,11 +216,9 @@ def restore(
                 waiting.lamport,
                 body,
                 set(waiting.unmet),
-                hint=waiting.retrieval_hint,
+                Reception(waiting.retrieval_hint, origin, waiting.stored),
                 received_at=min(waiting.received_at, now),
-                origin=Origin(waiting.author, waiting.sent_at, stored_at=waiting.stored_at),
                 alone=waiting.alone,
-                stored=waiting.stored,
             )
         )
     for missing in sorted(state.all(MissingRecord), key=lambda each: each.first_missing_at):

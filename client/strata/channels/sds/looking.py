@@ -143,5 +143,4 @@ class Looking:
 
     def first_waiting(self) -> Waiting | None:
         """The first message, in the order that all share, that waits for others."""
-        waiting = self._incoming.waiting.values()
-        return min(waiting, key=lambda each: (each.lamport, each.message_id), default=None)
+        return min(self._incoming.waiting.values(), key=Waiting.log_order, default=None)

@@ -34,7 +34,7 @@ from strata.channels.sds.events import (
     SendSync,
 )
 from strata.channels.sds.history import History
-from strata.channels.sds.incoming import MAX_HINT_BYTES, IncomingBuffer, Receiver
+from strata.channels.sds.incoming import IncomingBuffer, Receiver, Reception, usable_hint
 from strata.channels.sds.journal import Journal, restore
 from strata.channels.sds.log import LoggedMessage
 from strata.channels.sds.looking import Looking
@@ -319,18 +319,18 @@ class Participant(Looking):
         if message is None:
             return None
         self.statistics.received += 1
-        hint = retrieval_hint if retrieval_hint and len(retrieval_hint) <= MAX_HINT_BYTES else None
+        reception = Reception(usable_hint(retrieval_hint), origin, stored)
         if message.sender_id == self.sender_id:
-            self._own_echo(message, data, now, hint, origin, stored=stored)
+            self._own_echo(message, data, now, reception)
         elif message.kind is Kind.EPHEMERAL:
             content = message.content or b""
             self._events.append(EphemeralReceived(message.message_id, message.sender_id, content, origin))
         elif message.kind is Kind.SYNC:
             self._receive_sync(message, now, origin)
-        elif self._receiver.is_new(message.message_id, hint, stored=stored):
-            self._receive_content(message, data, now, hint, origin, stored=stored)
+        elif self._receiver.is_new(message.message_id, reception):
+            self._receive_content(message, data, now, reception)
         elif self._lists:
-            self._sent_again(message, now, hint)
+            self._sent_again(message, now, reception.hint)
         return message
 
     def _sent_again(self, message: SdsMessage, now: int, hint: bytes | None) -> None:
@@ -356,16 +356,7 @@ class Participant(Looking):
             return None
         return message
 
-    def _own_echo(
-        self,
-        message: SdsMessage,
-        data: bytes,
-        now: int,
-        hint: bytes | None,
-        origin: Origin,
-        *,
-        stored: bool,
-    ) -> None:
+    def _own_echo(self, message: SdsMessage, data: bytes, now: int, reception: Reception) -> None:
         """An own message comes back: it is ignored (C-111), unless it was lost with an earlier state.
 
         A lost message is logged in its place like any other, since other participants have it.
@@ -375,10 +366,10 @@ class Participant(Looking):
         is_content = message.kind is Kind.CONTENT
         if is_content and (id_ in self._history.known or id_ in self._incoming.waiting):
             return
-        if self._own_name.heard(message, origin):
+        if self._own_name.heard(message, reception.origin):
             self._sync.sender_is_shared(now)
         if is_content:
-            self._receive_content(message, data, now, hint, origin, stored=stored)
+            self._receive_content(message, data, now, reception)
 
     def _receive_sync(self, message: SdsMessage, now: int, origin: Origin) -> None:
         """A sync message acknowledges and reveals gaps; it is not kept (C-131, C-134)."""
@@ -400,29 +391,20 @@ class Participant(Looking):
             unheard.listed(read_receipts(sync.receipts), now)
         return unheard.is_due(now, chain(incoming.missing, incoming.waiting, incoming.lost))
 
-    def _receive_content(
-        self,
-        message: SdsMessage,
-        data: bytes,
-        now: int,
-        hint: bytes | None,
-        origin: Origin,
-        *,
-        stored: bool = False,
-    ) -> None:
+    def _receive_content(self, message: SdsMessage, data: bytes, now: int, reception: Reception) -> None:
         id_ = message.message_id
         own = message.sender_id == self.sender_id
         # A refused message acknowledges too. An own message acknowledges nothing (C-092).
         if not own:
-            self._review(message, now, origin)
+            self._review(message, now, reception.origin)
         if (message.lamport_timestamp or 0) <= self._history.known.horizon:
             self.statistics.refused_old += 1
             if not own:
-                self._tell_refused_old(message, hint, stored=stored)
+                self._tell_refused_old(message, reception)
             return
         unmet = self._receiver.unmet(message)
         wanted = id_ in self._incoming.missing
-        waits = bool(unmet) or (self._incoming.holds_heard and not stored)
+        waits = bool(unmet) or (self._incoming.holds_heard and not reception.stored)
         if waits and not self._incoming.has_room(len(data), len(unmet), wanted=wanted):
             self.statistics.refused_full += 1
             return
@@ -435,16 +417,16 @@ class Participant(Looking):
             stands_for = () if self._lists else message.history_ids
             self._sync.received_content(id_, message.sender_id, now, stands_for=stands_for)
         body = self._history.archive.keep(message.sender_id, data, self._wire_filter(message))
-        self._receiver.take(message, body, unmet, hint, origin, stored=stored)
+        self._receiver.take(message, body, unmet, reception)
 
-    def _tell_refused_old(self, message: SdsMessage, hint: bytes | None, *, stored: bool) -> None:
+    def _tell_refused_old(self, message: SdsMessage, reception: Reception) -> None:
         """A message is refused for its age, as one from a long partition is: the program must hear of it."""
         id_ = message.message_id
         if id_ not in self._refused_old:
             self._refused_old[id_] = None
             if len(self._refused_old) > _MAX_REFUSED_OLD:
                 del self._refused_old[next(iter(self._refused_old))]
-            self._events.append(RefusedOld(id_, message.sender_id, hint, stored))
+            self._events.append(RefusedOld(id_, message.sender_id, reception.hint, reception.stored))
 
     def _note_live(self, message: SdsMessage, now: int, *, needless: bool) -> None:
         """Count the sender as present, unless this was said long ago and comes from a store."""

@@ -17,6 +17,7 @@ import asyncio
 from collections import deque
 from collections.abc import Callable, Iterable
 from heapq import heapify, heappop, heappush
+from typing import NamedTuple
 
 from strata.channels.awaiting import Alarm
 from strata.channels.messaging.emitter import EventEmitter, Handler
@@ -39,6 +40,16 @@ __all__ = ["Events", "Handover"]
 _RECEIVED = (MessageReceived.name, ReliableMessageReceived.name)
 _PAUSE_SECONDS, _MAX_PAUSE_SECONDS = 1.0, 60.0
 """How long a handler that raised is left alone; twice as long each time."""
+
+
+class _Again(NamedTuple):
+    """A message whose handlers raised, and that they hear of again; ordered by when."""
+
+    at: float
+    pause: float
+    """How long they are left alone, in seconds; the next time it is longer."""
+    position: int
+    received: Received
 
 
 class Handover:
@@ -64,8 +75,7 @@ class Handover:
         self._auto_ack = auto_ack
         self._on_taken = on_taken
         self._gate: deque[tuple[int, ChannelEvent | int]] = deque()
-        first = inbox.first()
-        self._available = 0 if first is None else max(each.position for each in inbox)
+        self._available = max((each.position for each in inbox), default=0)
         self._iterating = False
         self._iterated = False
         """Whether messages are taken by iterating: then handlers hear of each as it is taken."""
@@ -74,8 +84,8 @@ class Handover:
         """The message that is acknowledged when the program asks for the next one."""
         self._unacknowledged: dict[int, Received] = {}
         """Messages that the program has, by the identities of the objects that it got."""
-        self._again: list[tuple[float, float, int, Received]] = []
-        """A heap of messages whose handlers raised: when to try again, the pause before, and the position."""
+        self._again: list[_Again] = []
+        """A heap."""
         self._arrived = asyncio.Event()
         self._woken = Alarm()
         self._closing = False
@@ -108,11 +118,7 @@ class Handover:
     def fail(self, error: ChannelFailed) -> None:
         """The channel has closed itself: everyone who waits gets this error. `end` follows."""
         self._failure = error
-        self._ended = True
-        self._arrived.set()
-        self._woken.set()
-        for events in self._iterators:
-            events.close(error)
+        self.end(error)
 
     def end(self, error: Exception | None = None) -> None:
         """The channel is closed: iterators stop, or raise `error`."""
@@ -232,12 +238,12 @@ class Handover:
     async def _hand_to_handlers(self) -> float | None:
         received, pause = self._in_hand or self._first(), 0.0
         now = asyncio.get_running_loop().time()
-        while self._again and self._again[0][3].acknowledged:  # by the program, since its handlers raised
+        while self._again and self._again[0].received.acknowledged:  # by the program meanwhile
             heappop(self._again)
-        if self._again and self._again[0][0] <= now:
+        if self._again and self._again[0].at <= now:
             _, pause, _, received = heappop(self._again)
         if received is None:
-            return self._again[0][0] - now if self._again else None
+            return self._again[0].at - now if self._again else None
         if self._at_most_once:
             await self._hand_once(received)
             return 0
@@ -250,7 +256,7 @@ class Handover:
             self._processed = None
             pause = min(max(_PAUSE_SECONDS, 2 * pause), _MAX_PAUSE_SECONDS)
             at = asyncio.get_running_loop().time() + pause
-            heappush(self._again, (at, pause, received.position, received))
+            heappush(self._again, _Again(at, pause, received.position, received))
         return 0
 
     async def _hand_once(self, received: Received) -> None:
@@ -287,13 +293,13 @@ class Handover:
 
     def _left_behind(self) -> Received | None:
         """The first message that handlers raised on, now that none of them listens."""
-        self._again = [each for each in self._again if not each[3].acknowledged]
+        self._again = [each for each in self._again if not each.received.acknowledged]
         if not self._again:
             return None
-        first = min(self._again, key=lambda each: each[2])
+        first = min(self._again, key=lambda each: each.position)
         self._again.remove(first)
         heapify(self._again)
-        return first[3]
+        return first.received
 
     def _first(self) -> Received | None:
         received = self._inbox.first()

@@ -54,7 +54,6 @@ def build_packet(
     *,
     now: int,
     nonce: str,
-    retention_seconds: int | None = None,
     max_bytes: int = packets.DEFAULT_MAX_PACKET_BYTES,
 ) -> Packet:
     """A packet around a message, as of `now` in Unix seconds (C-280, C-282, C-293).
@@ -66,7 +65,7 @@ def build_packet(
         "profile": PROFILE,
         "payload": base64.b64encode(envelope.payload).decode("ascii"),
     }
-    expires_at = None if retention_seconds is None else now + retention_seconds
+    expires_at = None if envelope.retention_seconds is None else now + envelope.retention_seconds
     if envelope.ephemeral:
         content["ephemeral"] = True
         expires_at = now + EPHEMERAL_SECONDS

@@ -171,10 +171,14 @@ class RelayNode:
         request_id = request_id or secrets.token_hex(16)
         if self._max_payload is not None and len(envelope.payload) > self._max_payload:
             raise NodeError(f"{len(envelope.payload)} bytes exceed the node's limit of {self._max_payload}")
-        packet = self._build(lambda: self._packet(envelope))
+        packet = self._build(
+            lambda: binding.build_packet(
+                self._identity, envelope, now=int(self.wall()), nonce=f"0x{secrets.token_hex(16)}"
+            )
+        )
         if topic not in self._topics:
             await self.subscribe([topic])
-        await self._start(packet, request_id)
+        await self._spawn(self._publish(packet, request_id), f"strata-send {request_id}")
         return request_id
 
     async def send_again(
@@ -183,15 +187,6 @@ class RelayNode:
         """Publish a new packet that embeds a stored packet as its author signed it (C-294)."""
         work = self._repair(message_hash, topic, request_id, retention_seconds)
         await self._spawn(work, f"strata-repair {request_id}")
-
-    def _packet(self, envelope: MessageEnvelope) -> Packet:
-        return binding.build_packet(
-            self._identity,
-            envelope,
-            now=int(self.wall()),
-            nonce=f"0x{secrets.token_hex(16)}",
-            retention_seconds=envelope.retention_seconds,
-        )
 
     def _build(self, build: Callable[[], Packet]) -> Packet:
         try:
@@ -202,9 +197,6 @@ class RelayNode:
         if limit is not None and packet.size_bytes > limit:
             raise NodeError(f"the packet would have {packet.size_bytes} bytes, the relay takes {limit}")
         return packet
-
-    async def _start(self, packet: Packet, request_id: str) -> None:
-        await self._spawn(self._publish(packet, request_id), f"strata-send {request_id}")
 
     async def _spawn(self, work: Coroutine[Any, Any, None], name: str) -> None:
         self._watch()

@@ -32,7 +32,7 @@ def envelope(payload: bytes = b"hello", **members) -> MessageEnvelope:
 
 
 def packed(payload: bytes = b"hello", **members) -> Packet:
-    return build_packet(ALICE, envelope(payload), now=NOW, nonce=NONCE, **members)
+    return build_packet(ALICE, envelope(payload, **members), now=NOW, nonce=NONCE)
 
 
 def with_content(content: dict, signer: Identity = ALICE) -> Packet:
@@ -77,7 +77,8 @@ def test_a_retention_of_an_hour_is_an_expiry_in_an_hour():
 
 @pytest.mark.req("C-185", "C-290")
 def test_no_retention_makes_an_ephemeral_message_live_longer():
-    packet = build_packet(ALICE, envelope(ephemeral=True), now=NOW, nonce=NONCE, retention_seconds=3600)
+    said = envelope(ephemeral=True, retention_seconds=3600)
+    packet = build_packet(ALICE, said, now=NOW, nonce=NONCE)
     assert packet.value["expires_at"] == NOW + 60
 
 
@@ -137,22 +138,22 @@ def test_only_true_makes_a_message_ephemeral(claim):
 @pytest.mark.parametrize("limit", [2_000, 20_480, 65_537, 262_144])
 def test_the_largest_payload_fits_whatever_else_the_packet_says(topic, limit):
     most = largest_payload(ALICE.did, topic, limit)
-    full = MessageEnvelope(content_topic=topic, payload=bytes(most), ephemeral=True)
-    packet = build_packet(ALICE, full, now=NOW, nonce=NONCE, retention_seconds=3600, max_bytes=limit)
+    full = MessageEnvelope(content_topic=topic, payload=bytes(most), ephemeral=True, retention_seconds=3600)
+    packet = build_packet(ALICE, full, now=NOW, nonce=NONCE, max_bytes=limit)
     assert limit - 64 < packet.size_bytes <= limit, "and wastes next to nothing"
 
 
 @pytest.mark.req("C-289")
 def test_what_does_not_fit_is_refused_and_not_sent():
     with pytest.raises(InvalidPacket):
-        packed(bytes(1_000), max_bytes=1_000)
+        build_packet(ALICE, envelope(bytes(1_000)), now=NOW, nonce=NONCE, max_bytes=1_000)
 
 
 @pytest.mark.req("C-289")
 @pytest.mark.parametrize("limit", [5_000, 262_144])
 def test_a_payload_that_is_to_be_repairable_fits_embedded_too(limit):
     most = largest_payload(ALICE.did, TOPIC, limit, repairable=True)
-    original = build_packet(ALICE, envelope(bytes(most)), now=NOW, nonce=NONCE, retention_seconds=3600)
+    original = packed(bytes(most), retention_seconds=3600)
     repair = build_repair(BOB, original, now=NOW, nonce=NONCE, retention_seconds=3600, max_bytes=limit)
     assert limit - 128 < repair.size_bytes <= limit
 

@@ -392,8 +392,11 @@ class _Service(Generic[M]):
         if kind == _HELLO:
             self._welcome(session_id, receiver)
             await self._send_welcome(session_id)
-        elif kind in (_DATA, _BYE) and receiver == self._name:
-            await self._heard(kind, session_id, rest)
+        elif receiver == self._name and session_id in self._open:
+            if kind == _DATA:
+                await self._take_piece(session_id, rest)
+            elif kind == _BYE:
+                self._drop(session_id)
         self._arm()
 
     async def _send_welcome(self, session_id: int) -> None:
@@ -416,12 +419,8 @@ class _Service(Generic[M]):
     def _drop(self, session_id: int) -> None:
         self._open.pop(session_id).link.connection_lost(self._loop.time())
 
-    async def _heard(self, kind: int, session_id: int, rest: bytes) -> None:
-        session = self._open.get(session_id)
-        if session is None or kind == _BYE:
-            if session is not None:
-                self._drop(session_id)
-            return
+    async def _take_piece(self, session_id: int, rest: bytes) -> None:
+        session = self._open[session_id]
         self._open.move_to_end(session_id)
         if len(rest) < _PLACE.size:
             return

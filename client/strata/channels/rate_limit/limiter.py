@@ -64,7 +64,7 @@ class RateLimiter:
         self, config: RateLimitConfig = DEFAULT_RATE_LIMIT_CONFIG, *, counted: EpochCount | None = None
     ) -> None:
         """`counted` is the stored count of an earlier run (C-235)."""
-        self._config = config
+        self.config = config
         self._budget = TransportBudget(config, counted)
         self._stored_count = counted
         self._lanes: OrderedDict[str, _Lane] = OrderedDict()  # the lane with the next turn comes first
@@ -76,8 +76,8 @@ class RateLimiter:
     def check_room(self, lane: str, count: int) -> None:
         """Raise `SendQueueFull` unless `count` more first transmissions can be queued."""
         waiting = len(self._lane(lane).queues[Priority.CONTENT])
-        if waiting + count > self._config.max_queued:
-            raise SendQueueFull(lane, waiting, self._config.max_queued)
+        if waiting + count > self.config.max_queued:
+            raise SendQueueFull(lane, waiting, self.config.max_queued)
 
     def offer(self, lane: str, message_ids: Sequence[str], *, opens_message: bool = True) -> None:
         """Queue the first transmissions of a message's chunks: all, or none and `SendQueueFull` (C-227).
@@ -106,7 +106,7 @@ class RateLimiter:
         queues = self._lane(lane)
         if (priority, message_id) in queues.ids:
             return False
-        if len(queues.queues[priority]) >= self._config.max_queued:
+        if len(queues.queues[priority]) >= self.config.max_queued:
             self.refused_background += 1
             return False
         self._append(queues, Transmission(lane=lane, message_id=message_id, priority=priority))
@@ -287,7 +287,7 @@ class RateLimiter:
     def _needs_message_budget(self, transmission: Transmission) -> bool:
         if transmission.priority is not Priority.CONTENT or transmission.counted_in == self._budget.epoch:
             return False  # A-122
-        return transmission.opens_message or self._config.chunk_accounting == "each"
+        return transmission.opens_message or self.config.chunk_accounting == "each"
 
     def _allowed_at(self, transmission: Transmission) -> int:
         budget = self._budget

@@ -66,7 +66,6 @@ class Hub:
         self.members: dict[str, HubMember] = {}
         """The open channels by the lanes of their outboxes."""
         self._limiter: RateLimiter | None = None
-        self._rate_limit: RateLimitConfig | None = None
         self._loop = asyncio.get_running_loop()
         self._preparing = asyncio.Lock()
         self._clock = ChannelClock(node.wall, self._loop.time)
@@ -142,7 +141,7 @@ class Hub:
             limiter = self._limiter
             if limiter is None:
                 limiter = await self._make_limiter(config, persistence)
-        if config != self._rate_limit:
+        if config != limiter.config:
             raise InvalidConfiguration(
                 "the channels of one node share one rate limit, and another one is in force"
             )
@@ -154,7 +153,6 @@ class Hub:
         stored = await persistence.load(key)
         counted = read_records(EpochCount, stored.records.get(EpochCount.KIND, {})).get("current")
         limiter = self._limiter = RateLimiter(config, counted=counted)
-        self._rate_limit = config
         self._counts = ChangeWriter(persistence, key, on_fault=self._fail)
         if (limit := self.node.declared_limit()) is not None:
             limiter.learn_limit(*limit)  # C-221
@@ -346,13 +344,13 @@ class Hub:
             consignment.member.fail("noting what was not sent", error)
 
     def _store_counts(self) -> None:
-        limit = self._rate_limit
-        if self._counts is None or self._limiter is None or limit is None:
+        limiter = self._limiter
+        if self._counts is None or limiter is None:
             return
-        if limit.messages_per_epoch is None and limit.segments_per_epoch is None:
+        if limiter.config.messages_per_epoch is None and limiter.config.segments_per_epoch is None:
             return
         try:
-            self._counts.submit(self._limiter.counts_to_store())
+            self._counts.submit(limiter.counts_to_store())
         except PersistenceError as error:
             _log.error("what was sent in this epoch could not be stored: %s", error)
 

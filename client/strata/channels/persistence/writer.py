@@ -24,11 +24,15 @@ from strata.channels.persistence.interface import (
     check_changes,
 )
 
-__all__ = ["ChangeWriter", "WriterHealth", "last_words"]
+__all__ = ["ChangeWriter", "Steps", "WriterHealth", "last_words"]
 
 _log = logging.getLogger(__name__)
 
 _MAX_BATCH = 1024
+_MAX_UNSTORED = 20_000
+"""Most changes that a store has not confirmed; with more it is far behind."""
+_MAX_TICKETS = 1_024
+_NEVER = 2**63
 _MAX_DOUBLINGS = 32
 """A store may be out of order for days: its failures, as an exponent, soon exceed what a float holds."""
 
@@ -273,3 +277,60 @@ class ChangeWriter:
     def _report(self) -> None:
         if self._on_health is not None:
             self._on_health(self.health)
+
+
+class Steps:
+    """The steps of an engine on their way to its store, and what each of them has made to be sent.
+
+    Nothing that a step has made may go out before the step is durable. A step that the writer does not take
+    waits for the next one.
+    """
+
+    def __init__(self, writer: ChangeWriter) -> None:
+        self._writer = writer
+        self._changes: list[Change] = []
+        self._made: list[str] = []
+        """What the steps have made whose changes the writer has not taken."""
+        self._tickets: dict[str, int] = {}
+        """By what was made: the submission that must be durable before it goes out."""
+
+    def store(self, changes: Sequence[Change], made: Sequence[str]) -> int:
+        """Store a step, and those before it that wait. Returns the number of the submission to wait for.
+
+        Raises as `ChangeWriter.submit`: then the step waits too.
+        """
+        self._changes += changes
+        self._made += made
+        if not self._changes:
+            return self._writer.submitted
+        self._tickets |= dict.fromkeys(self._made, _NEVER)
+        ticket = self._writer.submit(self._changes)
+        self._tickets |= dict.fromkeys(self._made, ticket)
+        self._changes, self._made = [], []
+        return ticket
+
+    def is_stored(self, name: str) -> bool:
+        """Whether the step that has made this is durable."""
+        return self._tickets.get(name, 0) <= self._writer.confirmed
+
+    def forget(self, name: str) -> None:
+        """This has gone out, or never will."""
+        self._tickets.pop(name, None)
+
+    def written(self) -> None:
+        """The store has confirmed more."""
+        if len(self._tickets) > _MAX_TICKETS:
+            confirmed = self._writer.confirmed
+            self._tickets = {name: at for name, at in self._tickets.items() if at > confirmed}
+
+    @property
+    def is_behind(self) -> bool:
+        """Whether the store has too much to write, or nothing can be written any more."""
+        return bool(self._changes) or self._writer.pending > _MAX_UNSTORED or self._writer.has_failed
+
+    def check(self) -> None:
+        """Raise the `PersistenceError` of a store that is out of order, or far behind."""
+        if (error := self._writer.health.error) is not None:
+            raise error
+        if self.is_behind:
+            raise PersistenceError("the store is far behind")

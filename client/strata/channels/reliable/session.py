@@ -18,9 +18,9 @@ from strata.channels.awaiting import Alarm, end_of
 from strata.channels.encryption import EncryptionHook
 from strata.channels.messaging.emitter import EventEmitter, callers
 from strata.channels.messaging.values import MessageEnvelope, NodeMessageError, NodeMessageReceived
-from strata.channels.persistence.interface import Change, ParticipantKey, Persistence, PersistenceError
+from strata.channels.persistence.interface import ParticipantKey, Persistence, PersistenceError
 from strata.channels.persistence.state import ChannelState
-from strata.channels.persistence.writer import ChangeWriter, WriterHealth
+from strata.channels.persistence.writer import ChangeWriter, Steps, WriterHealth
 from strata.channels.rate_limit.values import Transmission
 from strata.channels.reliable.config import ReliableChannelConfig
 from strata.channels.reliable.departures import Departures
@@ -48,14 +48,10 @@ __all__ = ["ChannelSession"]
 _log = logging.getLogger("strata.reliable")
 
 _SETTLE_TIMEOUT = 5.0
-_MAX_TICKETS = 1_024
-_NEVER = 2**63
 _LATE_MS, _MAX_PAUSE_MS = 250, 2_000
 _MAX_BEHIND_MS = 60_000
 """Timers wait so long for a process that is behind, and no longer."""
 _REFUSALS = (ReliableMessageSendError.name, SendingMessageIrrecoverableError.name)
-_MAX_UNSTORED = 20_000
-"""Most changes that the store has not confirmed; with more the channel reads no further."""
 
 
 class ChannelSession:
@@ -100,6 +96,7 @@ class ChannelSession:
             on_health=self._on_store_health,
             on_fault=lambda error: self.fail("the writer", error),
         )
+        self._steps = Steps(self.writer)
         self.engine = ChannelEngine(
             key.channel_id,
             key.sender_id,
@@ -140,7 +137,7 @@ class ChannelSession:
             self.handover,
             works=lambda: self._works,
             has_failed=lambda: self.failure is not None,
-            is_behind=self._is_behind,
+            is_behind=lambda: self._steps.is_behind,
             flush=self.flush,
             read_again=self._read_again,
             now_ms=hub.now_ms,
@@ -153,10 +150,6 @@ class ChannelSession:
             flush=self.flush,
             now_ms=hub.now_ms,
         )
-        self._unsubmitted: list[Change] = []
-        self._unsubmitted_ids: list[str] = []
-        self._tickets: dict[str, int] = {}
-        """By message: the submission that must be durable before it goes out."""
         self._woken = Alarm()
         self._armed_for = math.inf
         self._lifecycle = asyncio.Lock()
@@ -394,21 +387,12 @@ class ChannelSession:
         """Store the changes of one step of the engine, and tell its events once they are durable."""
         if self.failure is not None:
             return
-        self._unsubmitted += self.engine.changes()
-        if self._unsubmitted:
-            try:
-                ticket = self.writer.submit(self._unsubmitted)
-            except PersistenceError as error:
-                # The next step tries again; events are told once they are stored.
-                _log.debug("%s: state waits to be stored: %s", self.channel_id, error)
-                self._unsubmitted_ids += self.engine.sending.wrapped()
-                self._tickets |= dict.fromkeys(self._unsubmitted_ids, _NEVER)
-                return
-            self._unsubmitted = []
-            self._tickets |= dict.fromkeys([*self._unsubmitted_ids, *self.engine.sending.wrapped()], ticket)
-            self._unsubmitted_ids = []
-        else:
-            ticket = self.writer.submitted
+        try:
+            ticket = self._steps.store(self.engine.changes(), self.engine.sending.wrapped())
+        except PersistenceError as error:
+            # The next step tries again; events are told once they are stored.
+            _log.debug("%s: state waits to be stored: %s", self.channel_id, error)
+            return
         events = self.engine.events()
         self._departures.note(events, heard=any(map(self._emitter.count, _REFUSALS)))
         self.handover.tell(events, ticket, self.engine.inbox.newest)
@@ -422,16 +406,10 @@ class ChannelSession:
 
     def check_store(self) -> None:
         """Raise the `PersistenceError` of a store that is out of order: no message is accepted then."""
-        health = self.writer.health
-        if health.error is not None:
-            raise health.error
-        if self._unsubmitted or health.pending > _MAX_UNSTORED:
-            raise PersistenceError("the store is far behind")
+        self._steps.check()
 
     def _on_written(self) -> None:
-        if len(self._tickets) > _MAX_TICKETS:
-            confirmed = self.writer.confirmed
-            self._tickets = {name: at for name, at in self._tickets.items() if at > confirmed}
+        self._steps.written()
         self.handover.wake()
         if self.outbox.waits:
             self._hub.wake()
@@ -452,7 +430,7 @@ class ChannelSession:
 
     def _is_stored(self, transmission: Transmission) -> bool:
         """Whether the step that made a transmission is durable: before that it must not go out."""
-        return self._tickets.get(transmission.message_id, 0) <= self.writer.confirmed
+        return self._steps.is_stored(transmission.message_id)
 
     def is_ready(self) -> bool:
         """Whether the next transmission of each queue can go out at once."""
@@ -496,7 +474,7 @@ class ChannelSession:
         if isinstance(sent, Ephemeral):
             self.engine.ephemerals.sent(sent)
         else:
-            self._tickets.pop(sent.message_id, None)
+            self._steps.forget(sent.message_id)
             self.engine.sending.dispatched(sent, self.now_ms(), message_hash)
         self.flush()
 
@@ -509,7 +487,7 @@ class ChannelSession:
         elif error.recoverable:
             self.engine.sending.not_dispatched(sent, self.now_ms())
         else:
-            self._tickets.pop(sent.message_id, None)
+            self._steps.forget(sent.message_id)
             self.engine.sending.refused(sent, self.now_ms(), error.error, error.code)
             self._payloads.renew()
         self.flush()
@@ -539,10 +517,6 @@ class ChannelSession:
     @property
     def _works(self) -> bool:
         return self.started and self.failure is None
-
-    def _is_behind(self) -> bool:
-        """Whether the store has too much to write: the channel reads no further."""
-        return bool(self._unsubmitted) or self.writer.pending > _MAX_UNSTORED or self.writer.has_failed
 
     # Looking.
 

@@ -22,6 +22,7 @@ from strata.channels.persistence import (
     WriterHealth,
 )
 from strata.channels.persistence.testing import FaultyPersistence
+from strata.channels.persistence.writer import Steps
 
 ALICE = ParticipantKey("room", "alice")
 
@@ -145,6 +146,28 @@ async def test_closing_with_a_store_out_of_order_says_what_was_lost(store: Fault
     with pytest.raises(PersistenceClosed):
         writer.submit([Put("log", "b", b"")])
     assert writer.health.pending == 1
+
+
+async def test_what_a_step_made_goes_out_once_the_step_is_durable(store: FaultyPersistence) -> None:
+    async with ChangeWriter(store, ALICE, max_pending=2) as writer:
+        steps = Steps(writer)
+        assert steps.store([], ["kept nowhere"]) == 0 and steps.is_stored("kept nowhere")
+        first = steps.store([Put("log", "a", b"")], ["a"])
+        assert not steps.is_stored("a")
+        with pytest.raises(PersistenceError):  # the writer has no room for it
+            steps.store([Put("log", "b", b""), Put("log", "c", b"")], ["b"])
+        assert steps.is_behind
+        with pytest.raises(PersistenceError, match="far behind"):
+            steps.check()
+        await writer.written()
+        assert (first, steps.is_stored("a"), steps.is_stored("b")) == (1, True, False)
+        assert steps.store([], ["d"]) == 2
+        steps.check()
+        assert not steps.is_stored("b") and not steps.is_stored("d")
+        await writer.written()
+        assert steps.is_stored("b") and steps.is_stored("d")
+        steps.forget("b")
+        assert steps.is_stored("b")
 
 
 async def test_a_store_that_failed_for_good_is_not_tried_again(store: FaultyPersistence) -> None:

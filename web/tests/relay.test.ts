@@ -280,6 +280,24 @@ test("a search and a loop end in time, though the keys do not come", async (cont
   assert.ok(performance.now() - startedAt < 1500);
 });
 
+test("whoever still reads when a connection is closed hears so, and waits for no keys", async () => {
+  const world = new World();
+  world.answer = (frame, socket) => {
+    if (frame["gapless"] === true || frame.type !== "SUBSCRIBE") return;
+    if ((frame["filters"] as { authors?: string[] }).authors === undefined) {
+      socket.event(packets[0] as Packet, 0, "c", frame.subscription_id);
+    }
+    endHistory(frame, socket);
+  };
+  const relay = await connect(URL, world.options());
+  const subscription = relay.subscribe();
+  await until(() => relay.statistics.eventsReceived === 1);
+  await relay.close();
+  const startedAt = performance.now();
+  await assert.rejects(subscription.next(), { name: "Closed" });
+  assert.ok(performance.now() - startedAt < 5_000);
+});
+
 test("a signer that fails is said, and nothing hangs", async () => {
   const world = new World();
   const identity = { did: me.did, sign: () => Promise.reject(new Error("the device is gone")) };

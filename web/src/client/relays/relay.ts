@@ -314,6 +314,7 @@ export class Relay {
 
   /** Every identity packet that the relay has of these authors, whoever signed it. */
   private async *identityPackets(authors: readonly string[], signal: AbortSignal): AsyncGenerator<ReceivedPacket> {
+    this.driver.checkOpen(); // it may have been closed since the keys were wanted
     this.driver.core.statistics.keyFetches++;
     const query = new Query({ authors, types: IDENTITY_TYPES, live: false });
     let arrived = () => {};

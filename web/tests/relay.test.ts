@@ -22,6 +22,8 @@ class World {
   readonly seen: Frame[] = [];
   greet = [CHALLENGE as object];
   isDown = false;
+  /** It takes connections and says nothing. */
+  isMute = false;
   /** Called with each frame of the client's. */
   answer: (frame: Frame, socket: FakeSocket) => void = () => undefined;
 
@@ -54,6 +56,7 @@ class FakeSocket {
   constructor(private readonly world: World) {
     world.sockets.push(this);
     setTimeout(() => {
+      if (world.isMute) return;
       if (world.isDown) {
         this.onerror?.({} as never); // and, as in Node, nothing else
         return;
@@ -141,6 +144,22 @@ test("a relay that will not have us is not asked again", async () => {
   assert.equal(relay.failure?.name, "ConnectionFailed");
   assert.equal(world.sockets.length, 1);
   assert.throws(() => relay.subscribe(), { name: "ConnectionFailed" });
+});
+
+test("the pauses between attempts grow, however long an attempt has taken", async (context) => {
+  const world = new World();
+  world.isMute = true;
+  const waits: number[] = [];
+  const inner = globalThis.setTimeout;
+  context.mock.method(globalThis, "setTimeout", (act: () => void, ms: number) => (waits.push(ms), inner(act, ms)));
+  context.mock.method(Math, "random", () => 0.999);
+  const relay = new Relay(URL, world.options({ handshakeTimeout: 0.05, stableAfter: 0.05, backoffBase: 0.05, backoffCap: 10, connectTimeout: Infinity }));
+  const opening = assert.rejects(relay.open(), { name: "Closed" });
+  await until(() => world.sockets.length === 4);
+  assert.ok(waits.includes(100) && waits.includes(200), `waited ${waits.join(", ")} ms`);
+  assert.equal(relay.statistics.connectionsFailed, 3);
+  await relay.close();
+  await opening;
 });
 
 test("an address that is none, and one where nobody answers", async () => {

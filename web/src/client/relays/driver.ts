@@ -70,6 +70,7 @@ export class Driver {
   private timer: Timer;
   private timerAt = Infinity;
   private pulse: ReturnType<typeof setInterval> | undefined;
+  private madeAt = 0;
   private heardAt = 0;
   private probedAt: number | undefined;
   private probeEndsAt = Infinity;
@@ -235,9 +236,12 @@ export class Driver {
     globalThis.addEventListener?.("online", this.wake);
     globalThis.document?.addEventListener("visibilitychange", this.wake);
     while (this.failure === undefined) {
-      const startedAt = this.now();
+      const { statistics } = this.core;
+      const before = statistics.connections;
       const ending = await this.serve(opened);
       if (this.failure !== undefined) break;
+      const isMade = statistics.connections > before;
+      if (!isMade) statistics.connectionsFailed++;
       const isFinal = FINAL_CLOSE_CODES.includes(ending.code);
       const problem = describe(ending, this.url);
       if (isFinal) {
@@ -247,7 +251,7 @@ export class Driver {
       this.lastProblem = problem;
       // A relay that says goodbye has not failed: it makes way for another, or for itself anew.
       const worth = GOODBYE_CODES.includes(ending.code) ? backoffBase : stableAfter;
-      if (this.now() - startedAt >= worth) backoff.reset();
+      if (isMade && this.now() - this.madeAt >= worth) backoff.reset();
       await this.sleep(backoff.nextDelay());
     }
     globalThis.removeEventListener?.("online", this.wake);
@@ -302,16 +306,13 @@ export class Driver {
       const slow = patience(this.options.handshakeTimeout, "slow" as const);
       const first = await Promise.race([isReady, ended, slow]);
       if (first === "slow") return { code: 1006, reason: "it did not answer in time" };
-      if (first !== undefined) {
-        this.core.statistics.connectionsFailed++;
-        return first;
-      }
+      if (first !== undefined) return first;
       let announced = await Promise.race([manifest, patience(this.options.manifestTimeout, undefined), ended]);
       if (announced !== undefined && "code" in announced) return announced;
       if (announced === undefined) announced = await this.announcedBy(early, ended, patience);
       if (this.failure !== undefined) return await ended;
       this.socket = socket;
-      this.heardAt = this.now();
+      this.madeAt = this.heardAt = this.now();
       isServing = true;
       this.step((core) => {
         core.connectionMade(announced ?? { extensions: new Set() }, this.now(), Date.now() / 1000);

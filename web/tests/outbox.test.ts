@@ -4,10 +4,11 @@ import { tmpdir } from "node:os";
 import { join } from "node:path";
 import { after, test } from "node:test";
 
-import { addressOf, build, Identity, memoryOutbox, type OutboxStore, RequestRefused } from "../src/client/index.js";
+import { addressOf, build, Closed, Identity, memoryOutbox, type OutboxStore, RequestRefused } from "../src/client/index.js";
 import { MAX_OUTBOX_PACKETS, Outbox, type OutboxNews, type Published, RequestTimeout, type Send } from "../src/client/index.js";
 import { fileOutbox, filePins } from "../src/client/node.js";
 
+const CLOSED = new Closed("the test is over");
 const me = await Identity.generate();
 const packets = await Promise.all(Array.from({ length: 20 }, (_, n) => build(me, { type: "POST", text: `${n}` })));
 const entries = packets.map(({ packetId, canonical }) => ({ packetId, canonical }));
@@ -74,7 +75,7 @@ for (const [name, make] of stores) {
     assert.deepEqual([kept?.packet.packetId, kept?.state, kept?.isStale, more.length], [refused, "refused", false, 0]);
     await outbox.remove(refused as string);
     assert.deepEqual(await outbox.list(), []);
-    await outbox.stop();
+    await outbox.stop(CLOSED);
   });
 }
 
@@ -96,10 +97,10 @@ test("what gets no answer is sent again, and a stopped outbox keeps it", async (
   const never = new Outbox(store, (_, { signal }) => {
     return new Promise((_resolve, reject) => signal?.addEventListener("abort", () => reject(signal.reason)));
   });
-  await outbox.stop();
+  await outbox.stop(CLOSED);
   never.start();
   const waiting = await never.add(second as never);
-  await never.stop();
+  await never.stop(CLOSED);
   await assert.rejects(waiting.sent, { name: "Closed" });
   await assert.rejects(never.add(first as never), { name: "Closed" });
   assert.equal((await store.list())[0]?.packetId, second?.packetId);
@@ -119,7 +120,7 @@ test("a packet that is sent before its store has said so is settled all the same
   outbox.start();
   const queued = await outbox.add(packets[0] as never);
   assert.equal((await queued.sent).packetId, packets[0]?.packetId);
-  await outbox.stop();
+  await outbox.stop(CLOSED);
 });
 
 test("what others do with a packet is said to whoever waits for it", async () => {
@@ -141,7 +142,7 @@ test("what others do with a packet is said to whoever waits for it", async () =>
   await assert.rejects(removed?.sent as Promise<Published>, { name: "OutboxError" });
   await outbox.remove(mine?.packetId as string);
   await assert.rejects(mine?.sent as Promise<Published>, { name: "OutboxError" });
-  await outbox.stop();
+  await outbox.stop(CLOSED);
 });
 
 test("a store that fails for a while stops nothing", async (context) => {
@@ -171,7 +172,7 @@ test("a store that fails for a while stops nothing", async (context) => {
   clearInterval(ringing);
   assert.deepEqual([...failures.values()].map((left) => left < 1), [true, true, true]);
   assert.deepEqual((await outbox.list()).map(({ state }) => state), ["refused"]);
-  await outbox.stop();
+  await outbox.stop(CLOSED);
 });
 
 test("a second adding that fails leaves the first one's promise", async (context) => {
@@ -186,7 +187,7 @@ test("a second adding that fails leaves the first one's promise", async (context
   isFull = true;
   await assert.rejects(outbox.add(packets[0] as never), { message: "full" });
   outbox.start();
-  context.after(() => outbox.stop());
+  context.after(() => outbox.stop(CLOSED));
   assert.equal((await first.sent).packetId, packets[0]?.packetId);
 });
 
@@ -204,7 +205,7 @@ test("of two programs that share a folder, the other one's work is noticed", asy
   isUp = true;
   outbox.wake();
   await assert.rejects(queued.sent, { name: "OutboxError" });
-  await outbox.stop();
+  await outbox.stop(CLOSED);
 });
 
 test("what another program puts into a folder is heard of, where as much has gone meanwhile too", async (context) => {
@@ -236,7 +237,7 @@ test("whoever adds a packet that was refused is told so again", async () => {
   for (let time = 0; time < 2; time++) {
     await assert.rejects((await outbox.add(packets[0] as never)).sent, { code: "timestamp_too_old" });
   }
-  await outbox.stop();
+  await outbox.stop(CLOSED);
 });
 
 test("whoever adds a packet that was refused is told so where another tab sends", async () => {
@@ -250,7 +251,7 @@ test("whoever adds a packet that was refused is told so where another tab sends"
   outbox.start();
   const [refused, waiting] = [await outbox.add(packets[0] as never), await outbox.add(packets[1] as never)];
   await assert.rejects(refused.sent, { code: "blocked_author" });
-  await outbox.stop();
+  await outbox.stop(CLOSED);
   await assert.rejects(waiting.sent, { name: "Closed" });
 });
 
@@ -275,7 +276,7 @@ test("a packet that a relay wants to hear of later is sent no sooner, and holds 
   context.mock.method(performance, "now", () => now() + 1.2 * 3_600_000);
   await outbox.add(await build(me, { type: "POST" }));
   assert.equal((await first.sent).packetId, budgeted?.packetId);
-  await outbox.stop();
+  await outbox.stop(CLOSED);
 });
 
 test("files of a killed program are whole or none, and private", async () => {
@@ -321,7 +322,7 @@ for (const [what, text] of [
     assert.equal((await queued.sent).packetId, packets[2]?.packetId);
     clearInterval(ringing);
     assert.deepEqual([await outbox.list(), warned], [[], ["OutboxError"]]);
-    await outbox.stop();
+    await outbox.stop(CLOSED);
     assert.deepEqual(await readdir(place), [`${name}.damaged`]);
     assert.equal(await readFile(join(place, `${name}.damaged`), "utf8"), text);
   });

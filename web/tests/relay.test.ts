@@ -1,7 +1,7 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
 
-import { build, connect, type Delivery, Identity, type Packet, Relay, RequestRefused } from "../src/client/index.js";
+import { build, connect, type Delivery, Identity, memoryOutbox, type Packet, Relay, RequestRefused } from "../src/client/index.js";
 import type { ConnectOptions } from "../src/client/index.js";
 import { bytes } from "./vectors.js";
 
@@ -144,6 +144,22 @@ test("a relay that will not have us is not asked again", async () => {
   assert.equal(relay.failure?.name, "ConnectionFailed");
   assert.equal(world.sockets.length, 1);
   assert.throws(() => relay.subscribe(), { name: "ConnectionFailed" });
+});
+
+test("a relay that will not have us leaves the outbox to other tabs, and says so to whoever waits for it", async () => {
+  const world = new World();
+  const { exclusively, ...store } = memoryOutbox();
+  let isOver = false;
+  const outbox = { ...store, exclusively: (drain: () => Promise<void>, signal: AbortSignal) => exclusively(drain, signal).finally(() => (isOver = true)) };
+  const relay = await connect(URL, world.options({ outbox }));
+  const { sent } = await relay.outbox.add(packets[0] as Packet);
+  await until(() => world.sent("PUBLISH").length === 1);
+  world.last.drop(1008);
+  await assert.rejects(sent, { name: "ConnectionFailed" });
+  await until(() => isOver);
+  await assert.rejects(relay.outbox.add(packets[1] as Packet), { name: "ConnectionFailed" });
+  assert.equal(await store.count(), 1, "it waits for the next connection");
+  await relay.close();
 });
 
 test("the pauses between attempts grow, however long an attempt has taken", async (context) => {

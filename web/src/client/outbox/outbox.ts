@@ -7,7 +7,7 @@
  * `duplicate` to the second. Of several tabs that share a store one sends at a time, where the browser has locks.
  */
 
-import { Closed, InvalidPacket, OutboxError, RequestRefused } from "../protocol/errors.js";
+import { InvalidPacket, OutboxError, RequestRefused, type StrataError } from "../protocol/errors.js";
 import { DEFAULT_MAX_PACKET_AGE_SECONDS, Packet } from "../protocol/packets.js";
 import { afterRetryAfter } from "../relays/backoff.js";
 import type { Published, PublishOptions } from "../relays/values.js";
@@ -28,9 +28,9 @@ export interface OutboxEntry {
 export interface Queued {
   readonly packetId: string;
   /**
-   * The relay's word on it, whichever tab has sent it. Rejects with what the relay's final refusal is, `Closed` when the
-   * relay connection is closed first (the packet waits in the store then), and `OutboxError` when the packet was removed,
-   * or another program that shares a folder has dealt with it. May be ignored.
+   * The relay's word on it, whichever tab has sent it. Rejects with what the relay's final refusal is, `Closed` or
+   * `ConnectionFailed` when the relay connection ends for good first (the packet waits in the store then), and
+   * `OutboxError` when the packet was removed, or another program that shares a folder has dealt with it. May be ignored.
    */
   readonly sent: Promise<Published>;
 }
@@ -44,7 +44,6 @@ export const MAX_OUTBOX_PACKETS = 1_000;
 const AT_ONCE = 16;
 const ATTEMPT_SECONDS = 60;
 const RETRY_SECONDS = 2;
-const CLOSED = "the relay connection was closed";
 
 interface Promised {
   readonly promise: Promise<Published>;
@@ -75,11 +74,11 @@ export class Outbox {
   /**
    * Keep a packet until the relay has it; resolves when it is durable in the store.
    *
-   * Rejects with `OutboxError` if there is no room or the store cannot be used, and `Closed`.
+   * Rejects with `OutboxError` if there is no room or the store cannot be used, `Closed` and `ConnectionFailed`.
    */
   async add(packet: Packet): Promise<Queued> {
     const { signal } = this.stopping;
-    if (signal.aborted) throw new Closed(CLOSED);
+    signal.throwIfAborted();
     if ((await this.store.count()) >= MAX_OUTBOX_PACKETS) throw new OutboxError(`${MAX_OUTBOX_PACKETS} packets wait already`);
     // Before it is stored: it may be sent, and settled, before the store has said so.
     const { packetId, canonical } = packet;
@@ -91,7 +90,7 @@ export class Outbox {
       throw error;
     }
     promised.isStored = true;
-    if (signal.aborted) promised.reject(new Closed(CLOSED));
+    if (signal.aborted) promised.reject(signal.reason);
     this.ring();
     // Another tab sends, and says once that a packet was refused: perhaps before it was added here.
     if (this.bell === undefined)
@@ -135,13 +134,13 @@ export class Outbox {
     this.draining = this.store.exclusively(() => this.drain(), this.stopping.signal).catch(this.warn);
   }
 
-  /** @internal Send no more; what waits stays in the store. */
-  async stop(): Promise<void> {
-    this.stopping.abort();
+  /** @internal Send no more, for this reason; what waits stays in the store. Idempotent. */
+  async stop(reason: StrataError): Promise<void> {
+    this.stopping.abort(reason);
     this.stopWatching?.();
     this.wake();
     await this.draining;
-    for (const promised of this.awaited.values()) promised.reject(new Closed(CLOSED));
+    for (const promised of this.awaited.values()) promised.reject(this.stopping.signal.reason);
     this.awaited.clear();
   }
 

@@ -80,6 +80,7 @@ export class Relay {
     this.identity = identity;
     const changed = () => {
       if (this.isConnected) this.outbox.wake();
+      if (this.failure !== undefined) void this.outbox.stop(this.failure); // another tab may have a connection
       try {
         onChange?.();
       } catch (error) {
@@ -119,8 +120,9 @@ export class Relay {
 
   /** Close the connection: publishes and subscriptions still waiting reject with `Closed`. Idempotent. */
   async close(): Promise<void> {
-    this.driver.stop(new Closed("the relay connection was closed"));
-    await this.outbox.stop();
+    const closed = new Closed("the relay connection was closed");
+    this.driver.stop(closed);
+    await this.outbox.stop(closed);
   }
 
   /** Closes, at the end of an `await using` block. */

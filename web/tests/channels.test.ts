@@ -419,6 +419,22 @@ test("a message that a relay wants to hear of later is sent no sooner", async (c
   assert.ok(Math.max(...waits) >= 600_000, `after ${Math.max(...waits)} ms`);
 });
 
+test("a relay that wants to be asked later for the channel is asked no sooner", async (context) => {
+  const waits: number[] = [];
+  const inner = globalThis.setTimeout;
+  context.mock.method(globalThis, "setTimeout", (act: () => void, ms: number) => (waits.push(ms), inner(act, Math.min(ms, 20))));
+  context.mock.method(console, "warn", () => undefined);
+  const world = new World();
+  await (await participant(context, world.relay())).channel.send(utf8("said"));
+  let refusals = 0;
+  const refused = new RequestRefused("rate_limited", "later", { retryAfter: 600 });
+  const refusing = { close: () => undefined, [Symbol.asyncIterator]: () => ({ next: () => Promise.reject(refused) }) };
+  const subscribe: ChannelRelay["subscribe"] = (options) => (refusals++ === 0 ? refusing : world.relay().subscribe(options));
+  const { handed } = await participant(context, { ...world.relay(), subscribe }, { syncEvery: 1000, resendAfter: 1000 });
+  await until(() => handed.length === 1, "it is asked again");
+  assert.ok(Math.max(...waits) >= 600_000, `after ${Math.max(...waits)} ms`);
+});
+
 test("the oldest are forgotten, and are not handed over again", async (context) => {
   const world = new World();
   const one = await participant(context, world.relay());

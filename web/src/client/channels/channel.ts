@@ -245,9 +245,9 @@ export class ReliableChannel {
 
   private async read(): Promise<void> {
     while (!this.closing.signal.aborted) {
+      let failure: unknown;
       try {
-        const cursor = this.places.at(-1);
-        const found = this.relay.subscribe({ types: this.options.topic, ...(cursor === undefined ? {} : { cursor }) });
+        const found = this.relay.subscribe({ types: this.options.topic, cursor: this.places.at(-1) });
         for await (const delivery of until(this.closing.signal, found)) {
           const before = this.places;
           await this.inTurn(async () => {
@@ -263,8 +263,9 @@ export class ReliableChannel {
         // The places are of another log than the relay has now: what is here already is known by its id.
         if (error instanceof RequestRefused && error.code === "invalid_cursor") this.places = [];
         console.warn("the channel cannot be read", error);
+        failure = error;
       }
-      await pause(retryIn(), this.closing.signal);
+      await pause(retryIn(failure), this.closing.signal);
     }
   }
 
@@ -335,6 +336,7 @@ export class ReliableChannel {
 
   /** Read the relay's history for what is missing. */
   private async look(query: FetchOptions): Promise<void> {
+    let wait = 0;
     try {
       for await (const delivery of until(this.closing.signal, this.relay.fetch(query))) {
         await this.inTurn(async () => {
@@ -344,10 +346,10 @@ export class ReliableChannel {
         if (this.search.size === 0) break;
       }
     } catch (error) {
+      wait = 1000 * retryIn(error);
       if (!this.closing.signal.aborted) console.warn("the relay's history cannot be read", error);
-    } finally {
-      this.search.ended(clock());
     }
+    this.search.ended(clock(), wait);
   }
 
   /** Give a message of the store to the package. */

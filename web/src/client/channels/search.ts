@@ -65,10 +65,10 @@ export class Search {
     return cursor === undefined ? { types } : { types, cursor };
   }
 
-  /** A reading has ended; the next one waits longer. */
-  ended(now: number): void {
+  /** A reading has ended; the next one waits longer, and at least this long. */
+  ended(now: number, wait: number): void {
     this.isLooking = false;
-    this.lookAt = now + this.pause * 2 ** Math.min(this.looks, 6);
+    this.lookAt = now + Math.max(wait, this.pause * 2 ** Math.min(this.looks, 6));
   }
 
   /** So many seconds were waited: the messages that are given up by that. */

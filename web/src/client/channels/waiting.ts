@@ -12,7 +12,7 @@ const RETRY_SECONDS = 2;
 export const clock = (): number => performance.now();
 
 /** After how many seconds to try again what came to this error: no sooner than the relay has asked for, within reason. */
-export function retryIn(error?: unknown): number {
+export function retryIn(error: unknown): number {
   const asked = error instanceof RequestRefused ? (error.retryAfter ?? 0) : 0;
   return Math.max(RETRY_SECONDS, afterRetryAfter(Math.min(asked, MAX_RETRY_AFTER_SECONDS), Math.random));
 }

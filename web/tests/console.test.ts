@@ -5,6 +5,7 @@ import { Identity } from "../src/client/index.js";
 import * as checking from "../src/console/state/checking.js";
 import { chosen } from "../src/console/state/keys.js";
 import * as link from "../src/console/state/link.js";
+import { rowOf } from "../src/console/state/rows.js";
 import * as session from "../src/console/state/session.js";
 import * as tail from "../src/console/state/tail.js";
 
@@ -131,6 +132,26 @@ test("keys are known when the relay was asked after what their author last publi
     socket.says({ type: "END_OF_HISTORY", subscription_id, complete: true, cursor: null });
     await settle();
     assert.equal(isKnown, known);
+  }
+});
+
+test("lines in view are all checked in the end, however many authors are asked for at once", async (context) => {
+  const socket = connected(context.mock);
+  const made = (number: number) => ({ packet_id: id(number), author_id: `did:x:${number}`, content: { type: "POST" } });
+  const lines = Array.from({ length: 300 }, (_, at) => rowOf({ text: "{}", packet: made(at), received_at: 1 }));
+  for (let at = 0; at < lines.length; at += 48) checking.check(lines.slice(at, at + 48)); // a flood, and then nothing more comes
+  const unchecked = () => lines.slice(-12).filter(({ verdict }) => verdict.peek() === "unchecked").length;
+  assert.equal(unchecked(), 12, "more wait already than are kept waiting");
+  const answered = new Set<string>();
+  for (let seconds = 0; unchecked() > 0; seconds++) {
+    assert.ok(seconds < 60, "they have their turn");
+    pass(context.mock.timers, 1);
+    for (const { subscription_id } of socket.asked()) {
+      if (answered.has(subscription_id)) continue;
+      answered.add(subscription_id);
+      socket.says({ type: "END_OF_HISTORY", subscription_id, complete: true, cursor: null });
+    }
+    await settle();
   }
 });
 

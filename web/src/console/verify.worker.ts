@@ -25,22 +25,18 @@ async function examine(text: string, receivedAt: number): Promise<{ verdict: str
     return { verdict: error.detail ?? error.code, steps };
   }
   const same = packet.canonical === text;
-  steps.push({
-    name: "form",
-    holds: same,
-    words: same ? "The bytes are in canonical form (RFC 8785)." : "The bytes are not in canonical form.",
-  });
-  steps.push({ name: "id", holds: true, words: "BLAKE3 of the canonical form without id and signature gives the packet's id." });
+  steps.push(
+    { name: "form", holds: same, words: same ? "The bytes are in canonical form (RFC 8785)." : "The bytes are not in canonical form." },
+    { name: "id", holds: true, words: "BLAKE3 of the canonical form without id and signature gives the packet's id." },
+  );
   if (!same) return { verdict: "not_canonical", steps };
   const chain = chains.get(packet.authorId) ?? (await chainOf(packet.authorId, []));
   const { verdict, key } = await chain.judge(packet, receivedAt);
+  const holds = key !== null; // a packet that no key has signed is never valid, and any other is
   steps.push(
-    key === null
-      ? { name: "signature", holds: false, words: "No key of the author that counted at that time has signed this packet." }
-      : { name: "signature", holds: true, words: `Ed25519 by the key ${key}.` },
+    { name: "signature", holds, words: holds ? `Ed25519 by the key ${key}.` : "No key of the author that counted at that time has signed this packet." },
+    { name: "key", holds, words: holds ? chain.words : verdict.replaceAll("_", " ") },
   );
-  if (verdict !== "valid") steps.push({ name: "key", holds: false, words: verdict.replaceAll("_", " ") });
-  else steps.push({ name: "key", holds: true, words: chain.words });
   return { verdict, steps };
 }
 

@@ -77,6 +77,7 @@ const outdated = new Set<string>();
 let askedRelayAt = 0;
 const wanted = new Map<string, (() => void)[]>();
 let timer: ReturnType<typeof setTimeout> | undefined;
+let rest: ReturnType<typeof setTimeout> | undefined;
 
 declare const trustedTypes: { createPolicy(name: string, rules: object): { createScriptURL(url: string): string } } | undefined;
 
@@ -195,11 +196,13 @@ export async function examine(text: string, author: string, receivedAt: number):
   return ask({ kind: "packet", text, receivedAt });
 }
 
-/** Check the rows that are not checked yet, a few at a time; the rest has its turn when it is on view. */
+/** Check the rows that are not checked yet, a few at a time: of what was asked for last, the rest has its turn in a while. */
 export function check(rows: readonly Row[]): void {
-  if (wanted.size > MOST_WAITING || asked.size > MOST_WAITING) return;
+  const room = Math.max(wanted.size, asked.size) > MOST_WAITING ? 0 : AT_ONCE;
   const todo = rows.filter((row): row is PacketRow => row.kind === "packet" && row.verdict.value === "unchecked");
-  for (const row of todo.slice(0, AT_ONCE)) void checkOne(row);
+  for (const row of todo.splice(0, room)) void checkOne(row);
+  clearTimeout(rest);
+  if (todo.length > 0) rest = setTimeout(check, PAUSE, todo);
 }
 
 async function checkOne(row: PacketRow): Promise<void> {

@@ -52,14 +52,11 @@ let overlap = new Set<string>();
 /** Begin, once; the tail goes on while other pages are open. */
 export function follow(): void {
   if (close !== null) return;
-  close = () => undefined;
   lately(() => [rows.value, checked.value], TALLY_INTERVAL, count);
   lately(() => received.value, ANNOUNCE_INTERVAL, () => (announced.value = received.peek()));
-  const stop = effect(() => {
-    if (phase.value !== "online" || ready.peek()) return;
-    void start();
+  close = effect(() => {
+    if (phase.value === "online" && !ready.peek()) void start();
   });
-  close = stop;
 }
 
 /** Run `act` a while after something that `seen` looks at has changed, and not before that. */

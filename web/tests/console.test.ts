@@ -5,6 +5,7 @@ import { Identity } from "../src/client/index.js";
 import * as checking from "../src/console/state/checking.js";
 import { chosen } from "../src/console/state/keys.js";
 import * as link from "../src/console/state/link.js";
+import * as metrics from "../src/console/state/metrics.js";
 import { rowOf } from "../src/console/state/rows.js";
 import * as session from "../src/console/state/session.js";
 import * as tail from "../src/console/state/tail.js";
@@ -66,7 +67,7 @@ Object.assign(globalThis, {
   WebSocket: Socket,
   Worker: Checker,
   addEventListener: () => undefined,
-  document: { addEventListener: () => undefined, querySelector: () => null, hidden: false },
+  document: { addEventListener: () => undefined, removeEventListener: () => undefined, querySelector: () => null, hidden: false },
   location: new URL("http://127.0.0.1:7447/"),
   localStorage: { getItem: () => null, setItem: () => undefined, removeItem: () => undefined },
 });
@@ -153,6 +154,19 @@ test("lines in view are all checked in the end, however many authors are asked f
     }
     await settle();
   }
+});
+
+test("a relay's figures are asked for one after the other, and for no longer than they are worth", async (context) => {
+  connected(context.mock);
+  const signals: AbortSignal[] = [];
+  context.mock.method(AbortSignal, "timeout", () => new AbortController().signal);
+  const never = new Promise<Response>(() => undefined);
+  context.mock.method(globalThis, "fetch", (_: string, { signal }: { signal: AbortSignal }) => (signals.push(signal), never));
+  const stop = metrics.watch();
+  pass(context.mock.timers, 20);
+  stop();
+  assert.equal(signals.length, 1);
+  assert.ok(signals[0] instanceof AbortSignal);
 });
 
 test("the live page outlasts what a relay refuses for a while, and each loss of its log", async (context) => {

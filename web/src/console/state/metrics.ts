@@ -3,6 +3,7 @@
 import { signal } from "@preact/signals";
 
 const INTERVAL = 2000;
+const PATIENCE = 10_000;
 const KEPT = 300;
 
 /** One reading: every sample by its name and labels, as Prometheus writes them. */
@@ -55,10 +56,13 @@ export function quantile(share: number, name: string, now: Reading, before: Read
 }
 
 let previous: { at: number; reading: Reading } | null = null;
+let isReading = false;
 
 async function read(): Promise<void> {
+  if (isReading) return;
+  isReading = true;
   try {
-    const answer = await fetch("metrics");
+    const answer = await fetch("metrics", { signal: AbortSignal.timeout(PATIENCE) });
     if (!answer.ok) {
       missing.value = answer.status === 404 ? "elsewhere" : "unreachable";
       return;
@@ -71,6 +75,8 @@ async function read(): Promise<void> {
     previous = { at, reading };
   } catch {
     missing.value = "unreachable";
+  } finally {
+    isReading = false;
   }
 }
 

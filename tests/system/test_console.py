@@ -220,6 +220,16 @@ async def test_the_keyboard_is_enough(house: House, chromium: Browser):
             assert motion == "0s"
 
 
+async def test_who_searched_for_one_packet_comes_back_from_it(house: House, tab: Page):
+    missing_id = f"0x{'00' * 32}"
+    await tab.evaluate("location.hash = '#/topics'")
+    await tab.locator("h1", has_text="Topics").wait_for()
+    await tab.evaluate("id => void (location.hash = `#/search?q=${id}`)", missing_id)
+    await tab.locator("h1", has_text="Packet").wait_for()
+    await tab.keyboard.press("Escape")
+    await tab.locator("h1", has_text="Topics").wait_for(timeout=5_000)
+
+
 async def test_a_killed_relay_costs_no_packet_and_repeats_none(house: House, tab: Page):
     author = new_identity()
     relay = house.relay

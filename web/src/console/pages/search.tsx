@@ -50,7 +50,7 @@ export function Search(): JSX.Element {
 
   useEffect(() => {
     setText(query);
-    if (understood.packet !== null) go("packet", understood.packet);
+    if (understood.packet !== null) location.replace(to("packet", understood.packet)); // there is a way back
     else void read(NOTHING, null);
     return () => void round.current++;
   }, [query]);

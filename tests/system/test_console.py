@@ -422,6 +422,26 @@ async def test_a_draft_that_the_browser_cannot_keep_is_sent_as_it_is_now(house: 
         assert "after" in await preview.inner_text()
 
 
+async def test_what_is_written_while_a_packet_is_published_stays(house: House, chromium: Browser):
+    async with console(house, chromium, "publish") as (page, _):
+        await page.get_by_role("button", name="Make a new identity").click()
+        await page.locator(".card .did").wait_for()
+        text = page.get_by_label("Text", exact=True)
+        await text.fill("the first")
+        await page.get_by_role("button", name="Show what will be sent").click()
+        await page.get_by_label("The packet's bytes").wait_for()
+        await text.evaluate(
+            """field => {
+                const all = [...document.querySelectorAll("button")];
+                all.find((each) => each.textContent === "Publish").click();
+                field.value = "the next";
+                field.dispatchEvent(new Event("input", { bubbles: true }));
+            }"""
+        )
+        await page.locator(".outbox .stored").wait_for()
+        assert await text.input_value() == "the next"
+
+
 async def test_two_tabs_have_one_outbox_and_send_each_packet_once(house: House, chromium: Browser):
     relay = house.relay
     async with console(house, chromium, "live") as (one, watch):

@@ -73,7 +73,7 @@ export function Publish(): JSX.Element {
     if (ready === null) return;
     try {
       await put(ready);
-      write({ ...written, text: "" });
+      write((now) => (now === written ? { ...now, text: "" } : now)); // and not what was written meanwhile
     } catch (error) {
       setWrong(error instanceof Error ? error.message : String(error));
     }

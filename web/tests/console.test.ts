@@ -224,5 +224,8 @@ test("a challenge is answered once, whoever wants the session authenticated", as
   }
   assert.deepEqual(await Promise.all([mine, another]), [true, true]);
   assert.equal(session.speaksFor.value, identity.did);
+  // A packet that this identity may not publish is refused in the same words: its challenge proves nothing twice.
+  assert.equal(await session.authenticate(), true);
+  assert.equal(session.speaksFor.value, identity.did);
   assert.equal(answers().length, 1);
 });

@@ -295,10 +295,8 @@ export function request(message: object | ((id: string) => string)): Promise<Mes
     setTimeout(() => {
       if (requests.delete(id)) reject(new RequestFailed("timeout", "the relay did not answer in time"));
     }, ANSWER_TIMEOUT);
-    if (!send(typeof message === "function" ? message(id) : { ...message, client_msg_id: id })) {
-      requests.get(id)?.reject(new RequestFailed("offline", "there is no connection to the relay"));
-      requests.delete(id);
-    }
+    const isSent = send(typeof message === "function" ? message(id) : { ...message, client_msg_id: id });
+    if (!isSent && requests.delete(id)) reject(new RequestFailed("offline", "there is no connection to the relay"));
   });
 }
 

@@ -41,9 +41,10 @@ async function attempt(): Promise<boolean> {
   const identity = chosen.value;
   if (identity === null) return false;
   wanted = true;
-  if (speaksFor.value !== null && speaksFor.value !== identity.did) {
-    reconnect(); // and then as the one that is chosen now
-    return false;
+  const spoken = speaksFor.value;
+  if (spoken !== null) {
+    if (spoken !== identity.did) reconnect(); // and then as the one that is chosen now
+    return spoken === identity.did; // no challenge follows success: what is refused all the same is refused to this identity
   }
   try {
     const asked = await nextChallenge();

@@ -28,7 +28,7 @@ import {
   type StrataError,
 } from "../protocol/errors.js";
 import { type AuthChallenge, type AuthOk, encode, type ErrorMessage } from "../protocol/wire.js";
-import { afterRetryAfter, fullJitter, MAX_RETRY_AFTER_SECONDS, type Random } from "./backoff.js";
+import { MAX_RETRY_AFTER_SECONDS, type Random, retryDelay } from "./backoff.js";
 import type { Options } from "./options.js";
 import type { Authenticated, Statistics } from "./values.js";
 
@@ -295,11 +295,8 @@ export class Authenticating {
     }
     const refusal = error instanceof RequestRefused ? error : undefined;
     if (refusal?.retry === "later") this.challenge ??= this.answered; // the relay has not looked at it yet
-    const { backoffBase, backoffCap, authTimeout } = this.options;
-    let delay = fullJitter(this.attempts, backoffBase, backoffCap, this.random);
-    if (refusal?.retryAfter !== undefined) delay = Math.max(delay, afterRetryAfter(refusal.retryAfter, this.random));
-    this.retryAt = now + delay;
-    this.patienceEndsAt = this.retryAt + authTimeout;
+    this.retryAt = now + retryDelay(this.attempts, this.options, refusal?.retryAfter, this.random);
+    this.patienceEndsAt = this.retryAt + this.options.authTimeout;
     this.proceed(now);
   }
 

@@ -22,6 +22,17 @@ export function afterRetryAfter(retryAfter: number, random: Random): number {
   return Math.min(Math.max(retryAfter, 0), FOREVER_SECONDS) * (1 + SPREAD * random());
 }
 
+/** Seconds to wait after a refusal that may pass: at least as long as the relay asked for, and never all at the same moment. */
+export function retryDelay(
+  attempt: number,
+  { backoffBase, backoffCap }: { readonly backoffBase: number; readonly backoffCap: number },
+  retryAfter: number | undefined,
+  random: Random,
+): number {
+  const delay = fullJitter(attempt, backoffBase, backoffCap, random);
+  return retryAfter === undefined ? delay : Math.max(delay, afterRetryAfter(retryAfter, random));
+}
+
 /** Successive waits between attempts to connect. */
 export class Backoff {
   private attempt = 0;

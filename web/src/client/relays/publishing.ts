@@ -20,7 +20,7 @@ import { RequestRefused, RequestTimeout, type StrataError } from "../protocol/er
 import type { JsonObject } from "../protocol/json.js";
 import { isObject, member } from "../protocol/json.js";
 import { type ErrorMessage, type Ok, publishFrame } from "../protocol/wire.js";
-import { afterRetryAfter, fullJitter, MAX_RETRY_AFTER_SECONDS, type Random } from "./backoff.js";
+import { MAX_RETRY_AFTER_SECONDS, type Random, retryDelay } from "./backoff.js";
 import type { Options } from "./options.js";
 import type { Published, Statistics } from "./values.js";
 
@@ -198,7 +198,7 @@ export class Publishing {
     } else if (retry === "never" || retry === "authenticate") {
       this.refuse(handle, refusal);
     } else {
-      const delay = this.delay(refusal, pending.attempts);
+      const delay = retryDelay(pending.attempts, this.options, refusal.retryAfter, this.random);
       const isInTime = now + delay < pending.deadline;
       // A relay that asks for a longer wait than anybody has time for has refused this packet alone.
       const isBearable = isInTime || (refusal.retryAfter ?? 0) <= MAX_RETRY_AFTER_SECONDS;
@@ -294,14 +294,6 @@ export class Publishing {
     this.pending.delete(handle);
     this.statistics.publishesRefused++;
     this.settled.push({ kind: "published", handle, outcome: refusal });
-  }
-
-  /** R-338: at least as long as the relay asked for, and never all at the same moment. */
-  private delay(refusal: RequestRefused, attempts: number): number {
-    const { backoffBase, backoffCap } = this.options;
-    const backoff = fullJitter(attempts, backoffBase, backoffCap, this.random);
-    if (refusal.retryAfter === undefined) return backoff;
-    return Math.max(backoff, afterRetryAfter(refusal.retryAfter, this.random));
   }
 
   /** Which publish an answer is for. A plain relay may not echo `client_msg_id` (R-136). */

@@ -32,7 +32,7 @@ import { ConnectionFailed, type RequestRefused, RequestTimeout, type StrataError
 import { type JsonObject, MAX_SAFE_INTEGER } from "../protocol/json.js";
 import { DEFAULT_MAX_PACKET_AGE_SECONDS, MAX_FUTURE_SECONDS } from "../protocol/packets.js";
 import { encode, type EndOfHistory, type Event } from "../protocol/wire.js";
-import { afterRetryAfter, fullJitter, MAX_RETRY_AFTER_SECONDS, type Random } from "./backoff.js";
+import { MAX_RETRY_AFTER_SECONDS, type Random, retryDelay } from "./backoff.js";
 import type { Options } from "./options.js";
 import type { Announced, LogReset, Query, Statistics } from "./values.js";
 
@@ -289,7 +289,7 @@ export class Stream {
         this.close(refusal);
         return;
       }
-      delay = this.delay(refusal);
+      delay = retryDelay(this.refusals++, this.options, refusal.retryAfter, this.random);
     }
     if (this.phase !== "waiting") this.move("waiting");
     this.retryAt = now + delay;
@@ -475,11 +475,5 @@ export class Stream {
     if (refusal.retryAfter !== undefined && refusal.retryAfter > MAX_RETRY_AFTER_SECONDS) return true;
     // Coming back frees no place among our own.
     return refusal.detail === "too_many_subscriptions" || refusal.detail === "too_many_filter_bytes";
-  }
-
-  private delay(refusal: RequestRefused): number {
-    const delay = fullJitter(this.refusals++, this.options.backoffBase, this.options.backoffCap, this.random);
-    if (refusal.retryAfter === undefined) return delay;
-    return Math.max(delay, afterRetryAfter(refusal.retryAfter, this.random));
   }
 }

@@ -1,9 +1,9 @@
 /** An identity that the browser keeps: its key is in IndexedDB and cannot be read out. */
 
+import { Database } from "./indexeddb.js";
 import { IdentityError } from "./protocol/errors.js";
 import { Identity } from "./protocol/ids.js";
 
-const DATABASE = "strata-identities";
 const STORE = "keys";
 
 /**
@@ -19,32 +19,19 @@ export async function browserIdentity(name = "default"): Promise<Identity> {
   }
   const made = await Identity.generate();
   if (made.keyPair === undefined) throw new IdentityError("this browser's WebCrypto has no Ed25519, so no key is kept");
-  const database = await opened();
+  const database = new Database("strata-identities", (created) => created.createObjectStore(STORE));
+  const failed = (reason: string) => new IdentityError(`this browser keeps no key: ${reason}`);
   try {
-    const pair = await new Promise<CryptoKeyPair>((resolve, reject) => {
-      const transaction = database.transaction(STORE, "readwrite", { durability: "strict" });
-      const keys = transaction.objectStore(STORE);
-      const kept = keys.get(name) as IDBRequest<CryptoKeyPair | undefined>;
-      let result: CryptoKeyPair | undefined;
+    const kept = await database.within([STORE], { mode: "readwrite", durability: "strict", failed }, (store) => {
+      const found = store(STORE).get(name) as IDBRequest<CryptoKeyPair | undefined>;
       // Looked up and made in one transaction: two tabs get one key.
-      kept.onsuccess = () => {
-        result = kept.result ?? made.keyPair;
-        if (kept.result === undefined) keys.add(made.keyPair, name);
+      found.onsuccess = () => {
+        if (found.result === undefined) store(STORE).add(made.keyPair, name);
       };
-      transaction.oncomplete = () => resolve(result as CryptoKeyPair);
-      transaction.onabort = () => reject(new IdentityError(`the key cannot be kept: ${transaction.error?.message}`));
+      return found;
     });
-    return await Identity.fromKeyPair(pair);
+    return await Identity.fromKeyPair(kept.result ?? made.keyPair);
   } finally {
     database.close();
   }
-}
-
-function opened(): Promise<IDBDatabase> {
-  return new Promise((resolve, reject) => {
-    const request = indexedDB.open(DATABASE, 1);
-    request.onupgradeneeded = () => request.result.createObjectStore(STORE);
-    request.onsuccess = () => resolve(request.result);
-    request.onerror = () => reject(new IdentityError(`this browser keeps no keys: ${request.error?.message}`));
-  });
 }

@@ -21,7 +21,7 @@ import pyarrow.dataset as pads
 from strata.protocol.lake import Erasure, Manifest, Part, StoredObject, told
 
 from strata_pipeline.errors import LakeError
-from strata_pipeline.jobs.copy_files import extract, folders_in, put_files, write_without
+from strata_pipeline.jobs.copy_files import extract, put_files, write_without
 from strata_pipeline.jobs.publishing import publish_rewritten
 from strata_pipeline.lake import files
 from strata_pipeline.lake.attempts import object_name
@@ -139,9 +139,8 @@ def _stage(lake: AnyLake, copy: Lake, record: Erasure, concerned: Sequence[Manif
     day, staged = record.day, copy.staged_erasure
     files.remove(staged)
     files.make_folder(staged)
-    old = Folders(copy.folders_of_day(copy.packets, day), copy.folders_of_day(copy.quarantine, day))
     spans = [one.span for one in concerned]
-    new = write_without(old, _gone(lake, copy, record), spans, copy.root, staged, _name_of(record))
+    new = write_without(copy.day(day), _gone(lake, copy, record), spans, copy.root, staged, _name_of(record))
     manifests = told(copy.erasures.told(copy.chain.of_day(day)), [record])
     check_day(day, Unit(manifests, *new))
     for root in (copy.packets, copy.quarantine):
@@ -189,7 +188,7 @@ def _without(
     ):
         if faults:
             raise LakeError(f"{faults[0].detail}; the day stays as it is. Copy the lake to another place")
-        new = write_without(folders_in(folder), gone, [part.span], folder, Path(made), name)
+        new = write_without(Folders.below(folder), gone, [part.span], folder, Path(made), name)
         check_day(rewrite.day, Unit(manifests, *new))
         return _put(copy, rewrite, part, Path(made))
 

@@ -23,7 +23,7 @@ from strata_pipeline.lake.layout import Folders, LakeLayout, batch_path, span_of
 from strata_pipeline.lake.rows import rows_in
 from strata_pipeline.lake.stores.objects import ObjectStore
 
-__all__ = ["extract", "folders_in", "put_files", "write_without"]
+__all__ = ["extract", "put_files", "write_without"]
 
 _GATHERED_BYTES: Final = 64 * 2**20
 
@@ -85,14 +85,6 @@ def put_files(
     return objects
 
 
-def folders_in(folder: Path) -> Folders:
-    """The folders of batches below a folder that lies as a lake does."""
-    packets, quarantine = (
-        sorted((folder / root).glob("day=*/batch=*"), key=span_of) for root in Folders._fields
-    )
-    return Folders(packets, quarantine)
-
-
 def write_without(
     old: Folders, gone: pa.Table, spans: Sequence[Span], base: Path, target: Path, name: str
 ) -> Folders:
@@ -115,7 +107,7 @@ def write_without(
             folder = target / "quarantine" / batch_path(span)
             folder.mkdir(parents=True, exist_ok=True)
             pq.write_table(rows, folder / f"{name}.parquet", compression="zstd")
-    return folders_in(target)
+    return Folders.below(target)
 
 
 def _filter(path: Path, manifest: Manifest, target: Path) -> None:

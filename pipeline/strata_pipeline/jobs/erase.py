@@ -189,7 +189,7 @@ def _erase_from_day(spark: SparkSession, lake: Lake, day: int, found: Found, pat
     manifests = lake.erasures.told(lake.chain.of_day(day))
     if any(one.format == 1 for one in manifests):
         raise LakeError(f"{day_text(day)} has batches of format 1: run strata-pipeline migrate-lake first")
-    old = Folders(lake.folders_of_day(lake.packets, day), lake.folders_of_day(lake.quarantine, day))
+    old = lake.day(day)
     check_day(day, Unit(manifests, *old))
     files.remove(lake.staged_erasure)
     new = _write(spark, lake, day, found, manifests)

@@ -33,7 +33,7 @@ from strata_pipeline.errors import LakeError, LogError, StoreError
 from strata_pipeline.lake.attempts import object_name
 from strata_pipeline.lake.checking import Unit
 from strata_pipeline.lake.generations import check_day
-from strata_pipeline.lake.layout import Folders, span_of
+from strata_pipeline.lake.layout import Folders
 from strata_pipeline.lake.object_generations import batches_of
 from strata_pipeline.lake.rows import read_places
 from strata_pipeline.lake.stores.objects import ObjectStore
@@ -119,11 +119,8 @@ def _brought(
 ) -> Iterator[tuple[Folders, list[str]]]:
     """The folders of objects, brought here, and what is wrong with them."""
     with shelf.at_hand(objects) as (folder, faults):
-        packets, quarantine = (
-            sorted((folder / root).glob("day=*/batch=*"), key=span_of) for root in Folders._fields
-        )
         try:
-            yield Folders(packets, quarantine), [fault.detail for fault in faults]
+            yield Folders.below(folder), [fault.detail for fault in faults]
         except LakeError as error:
             raise LakeError(str(error).replace(f"{folder}/", f"{store.url()}/")) from None
 

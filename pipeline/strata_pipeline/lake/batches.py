@@ -50,9 +50,7 @@ class Batch:
         """
         manifests = tuple(lake.erasures.told(manifests))
         span = Span(manifests[0].after, manifests[-1].up_to)
-        folders = lake.folders_of(span)
-        sound = [folder for folder in folders if folder.is_relative_to(lake.packets)]
-        aside = [folder for folder in folders if folder not in sound]
+        sound, aside = lake.folders_of(span)
         try:
             packets = read_places(sound, span)
             quarantined = read_places(aside, span)

@@ -67,9 +67,7 @@ def batch_name(manifest: Manifest) -> str:
 
 def units_of_day(lake: LakeLayout, day: int, manifests: Sequence[Manifest]) -> list[Unit]:
     """A day's batches and folders, as finely divided as folders allow."""
-    packets, quarantine = (
-        sorted(lake.folders_of_day(root, day), key=span_of) for root in (lake.packets, lake.quarantine)
-    )
+    packets, quarantine = (sorted(some, key=span_of) for some in lake.day(day))
     units: list[Unit] = []
     ends = 0
     left = list(reversed(manifests))

@@ -15,7 +15,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 from strata.protocol.lake import Manifest, Span, day_text, encode
 
@@ -48,6 +48,11 @@ class Folders(NamedTuple):
 
     packets: list[Path]
     quarantine: list[Path]
+
+    @classmethod
+    def below(cls, folder: Path) -> Self:
+        """Those below a folder that lies as a lake does."""
+        return cls(*(sorted((folder / root).glob("day=*/batch=*"), key=span_of) for root in cls._fields))
 
 
 class LakeLayout(LakeState):
@@ -97,14 +102,13 @@ class LakeLayout(LakeState):
         folders = listed(root / f"day={day_text(day)}")
         return [folder for folder in folders if BATCH.fullmatch(folder.name) and folder.is_dir()]
 
-    def folders_of(self, span: Span) -> list[Path]:
+    def day(self, day: int) -> Folders:
+        """The folders of batches of a day, by name."""
+        return Folders(*(self.folders_of_day(root, day) for root in (self.packets, self.quarantine)))
+
+    def folders_of(self, span: Span) -> Folders:
         """The folders that hold the packets and quarantined rows of a batch: its own, or those of its day."""
-        return [
-            folder
-            for root in (self.packets, self.quarantine)
-            for folder in self.folders_of_day(root, span.day)
-            if span_of(folder).overlaps(span)
-        ]
+        return Folders(*([one for one in some if span_of(one).overlaps(span)] for some in self.day(span.day)))
 
     def batches(self, day: int) -> list[Span]:
         """The spans of a day's folders of packets, in order: its batches, or one for all of them."""

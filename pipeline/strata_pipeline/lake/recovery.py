@@ -140,10 +140,11 @@ def _check_last_is_there(lake: LakeLayout) -> None:
     if last is None:
         return
     [last] = lake.erasures.told([last])
-    for root, rows in ((lake.packets, last.packets), (lake.quarantine, last.quarantined)):
-        if rows and not any(folder.is_relative_to(root) for folder in lake.folders_of(last.span)):
+    told = (("packets", last.packets), ("quarantine", last.quarantined))
+    for (root, rows), folders in zip(told, lake.folders_of(last.span), strict=True):
+        if rows and not folders:
             raise LakeError(
-                f"the lake's last manifest, {last.number}, tells of {rows} rows under {root.name}/"
+                f"the lake's last manifest, {last.number}, tells of {rows} rows under {root}/"
                 f"{batch_path(last.span)}, and that is not there: the chain is another lake's, or the lake "
                 "is being copied. Complete the copy, or bring the files back; nothing was changed"
             )

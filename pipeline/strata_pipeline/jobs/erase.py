@@ -9,29 +9,27 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
+from itertools import groupby
 from pathlib import Path
 from typing import Final
 
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.dataset as pads
 import pyarrow.parquet as pq
-from blake3 import blake3
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 from strata.protocol.errors import InvalidInput
-from strata.protocol.lake import Erasure, Manifest, Span, day_of, day_text, seal_erasure, told
+from strata.protocol.lake import Manifest, Span, day_of, day_text, told
 from strata.protocol.tombstones import read_tombstone
 
 from strata_pipeline.datasets import Packets
 from strata_pipeline.errors import LakeBusy, LakeError, LogError
 from strata_pipeline.jobs.failures import translate_failures
 from strata_pipeline.jobs.object_days import Found, erase_from_day, finished_days, still_there
-from strata_pipeline.jobs.parts import PartDone, PartWork
+from strata_pipeline.jobs.parts import PartDone, PartWork, packets_there
 from strata_pipeline.jobs.publishing import publish_rewritten
 from strata_pipeline.jobs.rewriting import rewrite_parts, write_day
 from strata_pipeline.lake import files
@@ -43,7 +41,6 @@ from strata_pipeline.lake.lake import Lake
 from strata_pipeline.lake.layout import Folders, listed
 from strata_pipeline.lake.object_lake import ObjectLake
 from strata_pipeline.lake.rewrites import ERASED_GRACE, Grace
-from strata_pipeline.lake.rows import read_places
 from strata_pipeline.lake.stores.schemes import is_object_place
 from strata_pipeline.log.database import connect, read_tombstones
 from strata_pipeline.transforms.emptying import emptied, erased_batches
@@ -98,11 +95,7 @@ def erase(
         return _erase_from_bucket(spark, url, str(path), timedelta(seconds=grace), progress)
     done = ErasedFrom()
     with contextlib.closing(connect(url)) as connection, Lake.replace(path) as lake:
-        by_day: dict[int, list[bytes]] = defaultdict(list)
-        for sequence, text in read_tombstones(connection, lake.reached):
-            by_day[day_of(sequence)].append(text)
-            done.tombstones += 1
-        for day, texts in sorted(by_day.items()):
+        for day, texts in _by_day(read_tombstones(connection, lake.reached), done):
             found = _still_there(lake, day, texts)
             if not found:
                 continue
@@ -130,12 +123,8 @@ def _erase_from_bucket(
     kept = Grace(erased=grace)
     with contextlib.closing(connect(url)) as connection, ObjectLake.replace(place, kept) as lake:
         done.deleted = len(lake.left.deleted)
-        by_day: dict[int, list[bytes]] = defaultdict(list)
-        for sequence, text in read_tombstones(connection, lake.reached):
-            by_day[day_of(sequence)].append(text)
-            done.tombstones += 1
         finished = set(finished_days(lake))
-        for day, texts in sorted(by_day.items()):
+        for day, texts in _by_day(read_tombstones(connection, lake.reached), done):
             found = still_there(lake, day, _read(texts))
             try:
                 erased = erase_from_day(lake, day, found, run) if found and day in finished else 0
@@ -155,6 +144,13 @@ def _erase_from_bucket(
     return done
 
 
+def _by_day(tombstones: Sequence[tuple[int, bytes]], done: ErasedFrom) -> list[tuple[int, list[bytes]]]:
+    """The texts of tombstones, which come with their places and in order, by the days that they lie in."""
+    done.tombstones = len(tombstones)
+    days = groupby(tombstones, lambda one: day_of(one[0]))
+    return [(day, [text for _, text in some]) for day, some in days]
+
+
 def _read(texts: Sequence[bytes]) -> Found:
     """Tombstones by sequence. Raises `LogError` for a bad one."""
     found = {}
@@ -170,18 +166,8 @@ def _read(texts: Sequence[bytes]) -> Found:
 def _still_there(lake: Lake, day: int, texts: Sequence[bytes]) -> Found:
     """The tombstones of packets that the files of a day hold. Raises `LogError` for a bad one."""
     found = _read(texts)
-    places = read_places(lake.folders_of_day(lake.packets, day))
-    there = places.filter(pc.is_in(places["sequence"], value_set=pa.array(list(found), pa.int64())))
-    kept = {}
-    for row in there.select(["sequence", "packet_id"]).to_pylist():
-        sequence, packet_id = row["sequence"], f"0x{row['packet_id'].hex()}"
-        if found[sequence][0].packet_id != packet_id:
-            raise LogError(
-                f"the tombstone of {sequence} names packet {found[sequence][0].packet_id}, and the lake has "
-                f"{packet_id} there: this is the log of another relay. Nothing was erased from that day"
-            )
-        kept[sequence] = found[sequence]
-    return dict(sorted(kept.items()))
+    there = packets_there(lake.day(day).packets, [tombstone for tombstone, _ in found.values()])
+    return {one.sequence: found[one.sequence] for one in there}
 
 
 def _erase_from_day(spark: SparkSession, lake: Lake, day: int, found: Found, patience: float) -> bool:
@@ -194,17 +180,8 @@ def _erase_from_day(spark: SparkSession, lake: Lake, day: int, found: Found, pat
     files.remove(lake.staged_erasure)
     new = _write(spark, lake, day, found, manifests)
     tombstones = b"".join(text + b"\n" for _, text in found.values())
-    record = seal_erasure(
-        Erasure(
-            number=len(lake.erasures.records),
-            day=day,
-            written_at=int(time.time()),
-            batches=erased_batches(manifests, old, new, list(found)),
-            tombstones=blake3(tombstones).hexdigest(),
-            erased=len(found),
-            previous=lake.erasures.tip,
-        )
-    )
+    batches = erased_batches(manifests, old, new, list(found))
+    record = lake.erasures.next(day, int(time.time()), batches, tombstones)
     check_day(day, Unit(told(manifests, [record]), *new))
     for folder in (new.packets[0], new.quarantine[0]):
         mark(folder.parent, record.number)

@@ -94,7 +94,7 @@ def erase_from_day(lake: ObjectLake, day: int, found: Found, run: Run) -> int:
         give_up(lake.store, rewrite)
         return 0
     batches_now = [batch for one in done for batch in one.batches]
-    erasing = Erasing(batches_now, [found[sequence][1] for sequence in erased])
+    erasing = Erasing(batches_now, b"".join(found[sequence][1] + b"\n" for sequence in erased))
     supersede(lake, rewrite, _with(parts, done), int(time.time()), erasing)
     return len(erased)
 

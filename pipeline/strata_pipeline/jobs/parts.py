@@ -41,7 +41,7 @@ from strata_pipeline.lake.stores.shelves import Bucket
 from strata_pipeline.schemas import schema
 from strata_pipeline.transforms.emptying import emptied, erased_batches
 
-__all__ = ["PartDone", "PartWork", "groups_of", "rewrite_part"]
+__all__ = ["PartDone", "PartWork", "groups_of", "packets_there", "rewrite_part"]
 
 _AT_ONCE_BYTES: Final = 4 * OBJECT_BYTES
 """Files are read whole. A batch that is larger is not compacted, but it can be erased from."""
@@ -94,7 +94,7 @@ def rewrite_part(store: ObjectStore, work: PartWork) -> PartDone:
     with _brought(shelf, store, work.part.objects) as (old, faults):
         if faults:
             raise LakeError(f"{faults[0]}; the day stays as it is. Bring it back from a copy of the lake")
-        gone = _there(old, work.tombstones)
+        gone = packets_there(old.packets, work.tombstones)
         if work.tombstones:
             if not gone:
                 return PartDone(work.part)
@@ -125,11 +125,14 @@ def _brought(
             raise LakeError(str(error).replace(f"{folder}/", f"{store.url()}/")) from None
 
 
-def _there(folders: Folders, tombstones: Sequence[Tombstone]) -> list[Tombstone]:
-    """Those tombstones whose packets lie in these folders. Raises `LogError` where another lies there."""
+def packets_there(folders: Sequence[Path], tombstones: Sequence[Tombstone]) -> list[Tombstone]:
+    """Those tombstones, in order of sequence, whose packets lie in these folders.
+
+    Raises `LogError` where another lies there.
+    """
     if not tombstones:
         return []
-    places = read_places(folders.packets)
+    places = read_places(folders)
     wanted = pa.array([one.sequence for one in tombstones], pa.int64())
     rows = places.filter(pc.is_in(places["sequence"], value_set=wanted)).select(["sequence", "packet_id"])
     there = {row["sequence"]: f"0x{row['packet_id'].hex()}" for row in rows.to_pylist()}

@@ -14,10 +14,12 @@ from blake3 import blake3
 from strata.protocol.errors import InvalidInput
 from strata.protocol.lake import (
     GENESIS,
+    ErasedBatch,
     Erasure,
     Manifest,
     check_erasures,
     decode_erasure,
+    seal_erasure,
     told,
 )
 from strata.protocol.tombstones import Tombstone, read_tombstone
@@ -51,6 +53,20 @@ class Erasures:
     def tip(self) -> str:
         """The hash of the last record."""
         return self.records[-1].hash if self.records else GENESIS
+
+    def next(self, day: int, written_at: int, batches: list[ErasedBatch], text: bytes) -> Erasure:
+        """A record that follows the last, of what batches of a day hold now; `text` is the file of its
+        tombstones, a line for each in order of sequence."""
+        record = Erasure(
+            number=len(self.records),
+            day=day,
+            written_at=written_at,
+            batches=batches,
+            tombstones=blake3(text).hexdigest(),
+            erased=len(text.splitlines()),
+            previous=self.tip,
+        )
+        return seal_erasure(record)
 
     @staticmethod
     def names(number: int) -> tuple[str, str]:

@@ -6,7 +6,6 @@ import contextlib
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from blake3 import blake3
 from strata.protocol.lake import (
     ErasedBatch,
     Erasure,
@@ -17,7 +16,6 @@ from strata.protocol.lake import (
     day_text,
     encode_day_listing,
     seal_day_listing,
-    seal_erasure,
     seal_generation,
 )
 
@@ -33,8 +31,8 @@ class Erasing(NamedTuple):
 
     batches: list[ErasedBatch]
     """What these batches hold with it."""
-    tombstones: list[bytes]
-    """Their texts, in order of sequence."""
+    tombstones: bytes
+    """Their texts, a line for each in order of sequence."""
     record: Erasure | None = None
     """The record, where it is that of the lake that is copied."""
 
@@ -70,7 +68,7 @@ def supersede(
         give_up(lake.store, rewrite)
         raise LakeError(f"{rows} rows were written of {day_text(rewrite.day)}, and its manifests tell others")
     if erasing is not None:
-        lake.store.put(rewrite.tombstones, _text(erasing))
+        lake.store.put(rewrite.tombstones, erasing.tombstones)
     lake.store.put(rewrite.listing, encode_day_listing(listing))
     while lake.base_of(rewrite.day) == rewrite.base and _is_next(lake, erasing):
         generation = seal_generation(
@@ -110,18 +108,4 @@ def _is_next(lake: ObjectLake, erasing: Erasing | None) -> bool:
 def _record(lake: ObjectLake, rewrite: Rewrite, written_at: int, erasing: Erasing) -> Erasure:
     if erasing.record is not None:
         return erasing.record
-    return seal_erasure(
-        Erasure(
-            number=len(lake.erasures.records),
-            day=rewrite.day,
-            written_at=written_at,
-            batches=erasing.batches,
-            tombstones=blake3(_text(erasing)).hexdigest(),
-            erased=len(erasing.tombstones),
-            previous=lake.erasures.tip,
-        )
-    )
-
-
-def _text(erasing: Erasing) -> bytes:
-    return b"".join(text + b"\n" for text in erasing.tombstones)
+    return lake.erasures.next(rewrite.day, written_at, erasing.batches, erasing.tombstones)

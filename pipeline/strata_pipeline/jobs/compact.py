@@ -18,12 +18,12 @@ from datetime import timedelta
 from pathlib import Path
 
 from pyspark.sql import SparkSession
-from strata.protocol.lake import day_of, day_text
+from strata.protocol.lake import day_text
 
 from strata_pipeline.datasets import Packets
 from strata_pipeline.errors import LakeBusy
 from strata_pipeline.jobs.failures import translate_failures
-from strata_pipeline.jobs.object_days import compact_day, finished_days
+from strata_pipeline.jobs.object_days import compact_day
 from strata_pipeline.jobs.parts import PartDone, PartWork
 from strata_pipeline.jobs.publishing import publish_rewritten
 from strata_pipeline.jobs.rewriting import FILE_BYTES, rewrite_parts, write_day
@@ -84,8 +84,8 @@ def compact(
     done = Compacted()
     with Lake.replace(path) as lake:
         done.deleted = delete_retired(lake, int(time.time()), grace)
-        for day in lake.days():
-            if day < day_of(lake.reached) and len(lake.batches(day)) > 1:
+        for day in lake.finished_days():
+            if len(lake.batches(day)) > 1:
                 if _compact_day(spark, lake, day, file_bytes, patience, done) and is_published(lake):
                     publish(Lake.open(path), days=[day])
                 progress(done)
@@ -113,7 +113,7 @@ def _compact_bucket(
     kept = timedelta(seconds=grace)
     with ObjectLake.replace(place, Grace(kept, min(kept, ERASED_GRACE))) as lake:
         done.deleted, done.sealed = len(lake.left.deleted), lake.sealed
-        for day in finished_days(lake):
+        for day in lake.finished_days():
             try:
                 became = compact_day(lake, day, run, part_bytes)
             except LakeBusy:

@@ -28,7 +28,7 @@ from strata.protocol.tombstones import read_tombstone
 from strata_pipeline.datasets import Packets
 from strata_pipeline.errors import LakeBusy, LakeError, LogError
 from strata_pipeline.jobs.failures import translate_failures
-from strata_pipeline.jobs.object_days import Found, erase_from_day, finished_days, still_there
+from strata_pipeline.jobs.object_days import Found, erase_from_day, still_there
 from strata_pipeline.jobs.parts import PartDone, PartWork, packets_there
 from strata_pipeline.jobs.publishing import publish_rewritten
 from strata_pipeline.jobs.rewriting import rewrite_parts, write_day
@@ -99,7 +99,7 @@ def erase(
             found = _still_there(lake, day, texts)
             if not found:
                 continue
-            if day < day_of(lake.reached) and _erase_from_day(spark, lake, day, found, patience):
+            if not lake.may_grow(day) and _erase_from_day(spark, lake, day, found, patience):
                 done.days += 1
                 done.packets += len(found)
                 if is_published(lake):
@@ -123,7 +123,7 @@ def _erase_from_bucket(
     kept = Grace(erased=grace)
     with contextlib.closing(connect(url)) as connection, ObjectLake.replace(place, kept) as lake:
         done.deleted = len(lake.left.deleted)
-        finished = set(finished_days(lake))
+        finished = set(lake.finished_days())
         for day, texts in _by_day(read_tombstones(connection, lake.reached), done):
             found = still_there(lake, day, _read(texts))
             try:

@@ -10,7 +10,7 @@ import time
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
-from strata.protocol.lake import LakeError, Part, day_of, day_text
+from strata.protocol.lake import LakeError, Part, day_text
 from strata.protocol.tombstones import Tombstone
 
 from strata_pipeline.jobs.parts import PartDone, PartWork, groups_of
@@ -20,17 +20,12 @@ from strata_pipeline.lake.rewrites import give_up
 from strata_pipeline.lake.rows import read_places
 from strata_pipeline.lake.superseding import Erasing, attempting, supersede
 
-__all__ = ["Found", "Run", "compact_day", "erase_from_day", "finished_days", "still_there"]
+__all__ = ["Found", "Run", "compact_day", "erase_from_day", "still_there"]
 
 Run = Callable[[ObjectLake, Sequence[PartWork]], list[PartDone]]
 """Does the work of tasks, in whatever order."""
 Found = Mapping[int, tuple[Tombstone, bytes]]
 """Tombstones by sequence, each with its text."""
-
-
-def finished_days(lake: ObjectLake) -> list[int]:
-    """The days that get no more batches: all but the last."""
-    return [day for day in lake.days() if day < day_of(lake.reached)]
 
 
 def compact_day(lake: ObjectLake, day: int, run: Run, part_bytes: int) -> tuple[int, int] | None:

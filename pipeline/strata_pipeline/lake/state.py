@@ -50,6 +50,10 @@ class LakeState:
         """Whether the chain may yet get batches of a day."""
         return day >= day_of(self.reached)
 
+    def finished_days(self) -> list[int]:
+        """The days that get no more batches: all but the last."""
+        return [day for day in self.days() if not self.may_grow(day)]
+
     @property
     def is_half_copied(self) -> bool:
         """Whether records of erasures tell of a day that is not over: a copy has them before the batches."""

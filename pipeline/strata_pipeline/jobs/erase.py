@@ -22,7 +22,7 @@ import pyarrow.parquet as pq
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 from strata.protocol.errors import InvalidInput
-from strata.protocol.lake import Manifest, Span, day_of, day_text, told
+from strata.protocol.lake import Manifest, day_of, day_text, told
 from strata.protocol.tombstones import read_tombstone
 
 from strata_pipeline.datasets import Packets
@@ -38,7 +38,7 @@ from strata_pipeline.lake.delta import is_published, publish
 from strata_pipeline.lake.erasing import mark, place_erasure
 from strata_pipeline.lake.generations import check_day
 from strata_pipeline.lake.lake import Lake
-from strata_pipeline.lake.layout import Folders, listed
+from strata_pipeline.lake.layout import Folders, listed, span_over
 from strata_pipeline.lake.object_lake import ObjectLake
 from strata_pipeline.lake.rewrites import ERASED_GRACE, Grace
 from strata_pipeline.lake.stores.schemes import is_object_place
@@ -194,7 +194,7 @@ def _erase_from_day(spark: SparkSession, lake: Lake, day: int, found: Found, pat
 
 def _write(spark: SparkSession, lake: Lake, day: int, found: Found, manifests: Sequence[Manifest]) -> Folders:
     """Write the day's new files: packets as a compaction does, quarantined rows into one file."""
-    folder = f"{lake.day_folder(day).name}/batch={_whole(manifests)}"
+    folder = f"{lake.day_folder(day).name}/batch={span_over(manifests)}"
     packets, quarantine = (
         lake.staged_erasure / root.name / folder for root in (lake.packets, lake.quarantine)
     )
@@ -213,8 +213,3 @@ def _write(spark: SparkSession, lake: Lake, day: int, found: Found, manifests: S
         compression="zstd",
     )
     return Folders([packets], [quarantine])
-
-
-def _whole(manifests: Sequence[Manifest]) -> Span:
-    """The sequences of a day."""
-    return Span(manifests[0].after, manifests[-1].up_to)

@@ -27,8 +27,8 @@ from strata.protocol.lake import Manifest, Span
 from strata_pipeline.datasets import Packets
 from strata_pipeline.errors import LakeError, LogError
 from strata_pipeline.jobs.failures import translate_failures
-from strata_pipeline.lake.batches import Batch, batch_name, leading_days_with_holes
-from strata_pipeline.lake.checking import chunks
+from strata_pipeline.lake.batches import Batch, leading_days_with_holes
+from strata_pipeline.lake.checking import batch_name, chunks
 from strata_pipeline.lake.places import AnyLake, open_lake
 from strata_pipeline.log import restoring
 from strata_pipeline.log.restoring import Head

@@ -12,10 +12,10 @@ from strata.protocol.lake import Manifest, Span, day_of, first_of_day
 from strata_pipeline.errors import LakeError
 from strata_pipeline.lake.checking import batch_name
 from strata_pipeline.lake.contents import UNREADABLE, Contents
-from strata_pipeline.lake.layout import LakeLayout
+from strata_pipeline.lake.layout import LakeLayout, span_over
 from strata_pipeline.lake.rows import cut, digest_of, read_places
 
-__all__ = ["Batch", "Part", "batch_name", "leading_days_with_holes"]
+__all__ = ["Batch", "Part", "leading_days_with_holes"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +49,7 @@ class Batch:
         unless count and digest agree.
         """
         manifests = tuple(lake.erasures.told(manifests))
-        span = Span(manifests[0].after, manifests[-1].up_to)
+        span = span_over(manifests)
         sound, aside = lake.folders_of(span)
         try:
             packets = read_places(sound, span)
@@ -66,7 +66,7 @@ class Batch:
     @property
     def span(self) -> Span:
         """Its sequences."""
-        return Span(self.manifests[0].after, self.manifests[-1].up_to)
+        return span_over(self.manifests)
 
     def manifest_of(self, sequence: int) -> Manifest:
         """The manifest that tells of a row."""
@@ -78,7 +78,7 @@ class Batch:
         if not bound:
             return
         try:
-            contents = Contents.of(self.folders, self.aside, Span(bound[0].after, bound[-1].up_to))
+            contents = Contents.of(self.folders, self.aside, span_over(bound))
         except UNREADABLE as error:
             raise _damaged(bound[0], f"its files cannot be read: {error}") from None
         for manifest in bound:

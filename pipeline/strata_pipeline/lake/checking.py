@@ -19,7 +19,7 @@ from strata.protocol.lake import Manifest, Span, StoredObject
 from strata_pipeline.lake.contents import UNREADABLE, Contents, FalseBounds, Rows, parquet_files, read_rows
 from strata_pipeline.lake.faults import Fault
 from strata_pipeline.lake.kinds import kind_of
-from strata_pipeline.lake.layout import LakeLayout, span_of
+from strata_pipeline.lake.layout import LakeLayout, span_of, span_over
 from strata_pipeline.lake.rows import cut, digest_of, read_places
 
 __all__ = [
@@ -110,7 +110,7 @@ def batches_faults(
     manifests: Sequence[Manifest], packets: Sequence[Path], quarantine: Sequence[Path]
 ) -> list[Fault]:
     """The faults of batches that follow each other, whose rows lie in these folders."""
-    span = Span(manifests[0].after, manifests[-1].up_to)
+    span = span_over(manifests)
     try:
         sound, aside = read_places(packets, span), read_places(quarantine, span)
         contents = Contents.of(packets, quarantine, span) if manifests[-1].format > 1 else Contents()

@@ -11,14 +11,14 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
-from strata.protocol.lake import Span, day_text
+from strata.protocol.lake import day_text
 
 from strata_pipeline.errors import LakeError
 from strata_pipeline.lake import files
 from strata_pipeline.lake.checking import Unit, batches_faults, chunks, places_faults
 from strata_pipeline.lake.faults import Fault
 from strata_pipeline.lake.lake import Lake
-from strata_pipeline.lake.layout import listed, span_of
+from strata_pipeline.lake.layout import listed, span_of, span_over
 from strata_pipeline.lake.recovery import retire
 
 __all__ = ["check_day", "delete_retired", "replace_day", "staged_day"]
@@ -33,7 +33,7 @@ def staged_day(lake: Lake, day: int) -> Path:
     files.remove(staged)
     # Not left to Spark: an archive that ends a batch just now removes `_staging` if it is empty.
     files.make_folder(staged)
-    return staged / f"batch={Span(spans[0].after, spans[-1].up_to)}"
+    return staged / f"batch={span_over(spans)}"
 
 
 def replace_day(lake: Lake, day: int, staged: Path, patience: float) -> Path:
@@ -75,7 +75,7 @@ def check_day(day: int, unit: Unit, aside: Sequence[Path] = ()) -> None:
     """
     faults: list[Fault] = []
     for chunk in chunks(unit.manifests):
-        span = Span(chunk[0].after, chunk[-1].up_to)
+        span = span_over(chunk)
         quarantine = [folder for folder in (*unit.quarantine, *aside) if span_of(folder).overlaps(span)]
         faults += batches_faults(chunk, unit.packets, quarantine)
     faults += places_faults(unit)

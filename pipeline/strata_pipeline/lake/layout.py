@@ -34,6 +34,7 @@ __all__ = [
     "is_visible",
     "listed",
     "span_of",
+    "span_over",
 ]
 
 STAGED_MANIFEST = "manifest.json"
@@ -185,6 +186,11 @@ def _has_parquet(path: Path) -> bool:
 def batch_path(span: Span) -> Path:
     """The place of a batch below `packets` or `quarantine`."""
     return Path(f"day={day_text(span.day)}", f"batch={span}")
+
+
+def span_over(batches: Sequence[Manifest | Span]) -> Span:
+    """All sequences of batches that follow each other."""
+    return Span(batches[0].after, batches[-1].up_to)
 
 
 def span_of(folder: Path) -> Span:

@@ -16,7 +16,6 @@ from strata.protocol.lake import (
     GENESIS,
     Erasure,
     Manifest,
-    Span,
     encode,
     encode_erasure,
     migrated,
@@ -29,6 +28,7 @@ from strata_pipeline.lake.chain import manifest_name
 from strata_pipeline.lake.checking import batches_faults, chunks, units_of_day
 from strata_pipeline.lake.contents import Contents
 from strata_pipeline.lake.lake import Lake
+from strata_pipeline.lake.layout import span_over
 
 __all__ = ["migrate_chain"]
 
@@ -97,8 +97,7 @@ def _digests(lake: Lake, progress: Callable[[int], None]) -> dict[int, str]:
                 faults = batches_faults(chunk, unit.packets, unit.quarantine)
                 if faults:
                     raise LakeError(f"{faults[0].detail}. Nothing was changed; run audit")
-                span = Span(chunk[0].after, chunk[-1].up_to)
-                contents = Contents.of(unit.packets, unit.quarantine, span)
+                contents = Contents.of(unit.packets, unit.quarantine, span_over(chunk))
                 digests |= {one.number: contents.digest(one.span) for one in chunk}
                 progress(len(digests))
     return digests

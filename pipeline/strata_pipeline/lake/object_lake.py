@@ -63,7 +63,7 @@ from strata_pipeline.lake.attempts import (
 from strata_pipeline.lake.chain import manifest_name
 from strata_pipeline.lake.checking import Unit, batch_name, batches_faults
 from strata_pipeline.lake.faults import Fault
-from strata_pipeline.lake.layout import LakeLayout, batch_path
+from strata_pipeline.lake.layout import LakeLayout, batch_path, span_over
 from strata_pipeline.lake.object_generations import Generations, ObjectErasures, batches_of
 from strata_pipeline.lake.rewrites import DEFAULT_GRACE, NO_BASE, Grace, replaced, rewrites, sweep_days
 from strata_pipeline.lake.state import LakeState
@@ -329,8 +329,7 @@ class ObjectLake(LakeState):
         objects = self._objects_of_batches(batches, damaged)
         days = {one.span.day for one in manifests if self.generations.of_day(one.span.day) is not None}
         for day in sorted(days):
-            wanted = [one.span for one in manifests if one.span.day == day]
-            whole = Span(wanted[0].after, wanted[-1].up_to)
+            whole = span_over([one.span for one in manifests if one.span.day == day])
             try:
                 parts = self.parts(day)
             except LakeError:

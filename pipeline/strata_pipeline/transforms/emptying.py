@@ -13,7 +13,7 @@ from strata.protocol.tombstones import Tombstone
 
 from strata_pipeline.lake.checking import batch_name
 from strata_pipeline.lake.contents import Contents
-from strata_pipeline.lake.layout import Folders, listed
+from strata_pipeline.lake.layout import Folders, listed, span_over
 from strata_pipeline.lake.rows import cut, read_places
 from strata_pipeline.transforms.checking import check_batch
 
@@ -47,7 +47,7 @@ def erased_batches(
 ) -> list[ErasedBatch]:
     """What the batches hold now from which something was erased. Raises `LakeError` where a row that was to
     stay has changed."""
-    span = Span(manifests[0].after, manifests[-1].up_to)
+    span = span_over(manifests)
     before, after = Contents.of(*old, span), Contents.of(*new, span)
     spans = [one.span for one in manifests]
     tables = zip(manifests, *(cut(read_places(folders), spans) for folders in new), strict=True)

@@ -341,15 +341,15 @@ class ObjectLake(LakeState):
         folders = [f"{root}/"] if kinds is None else [f"/kind={kind}/" for kind in kinds]
         return [one for name, one in found.items() if _is_below(root, one) and _is_in(name, folders)]
 
-    def objects_of_day(self, day: int, root: str) -> list[StoredObject]:
+    def objects_of_day(self, day: int, root: str, *, damaged: bool = False) -> list[StoredObject]:
         """The objects with the packets, or the quarantined rows, of a day; one that was written anew is told
         by its listing alone, and not by each of its manifests.
 
-        Raises `LakeError`.
+        Raises `LakeError`; with `damaged`, not for the listing of a batch, which is left out.
         """
         generation = self.generations.of_day(day)
         if generation is None:
-            return self.objects(self.chain.of_day(day), root)
+            return self.objects(self.chain.of_day(day), root, damaged=damaged)
         return [
             one
             for part in self._reached(self.generations.listed(generation))
@@ -360,22 +360,18 @@ class ObjectLake(LakeState):
     def objects_of_kinds(self, kinds: Collection[str]) -> list[StoredObject]:
         """The objects with packets of some kinds, of all days, as far as they can be told.
 
-        After years most days have none: what lies there says so, and nothing else is read of these days. A
-        day that was written anew is told by its listing alone, and not by each of its manifests.
+        After years most days have none: what lies there says so, and nothing else is read of these days.
         """
         found: list[StoredObject] = []
         folders = [f"/kind={kind}/" for kind in kinds]
         for day in self.days():
-            generation = self.generations.of_day(day)
-            with contextlib.suppress(LakeError):
-                if generation is not None:
-                    parts = self._reached(self.generations.listed(generation))
-                    objects = [one for part in parts for one in part.objects]
-                elif any(_is_in(name, folders) for name in self.store.keys(f"packets/day={day_text(day)}")):
-                    objects = self.objects(self.chain.of_day(day), "packets", damaged=True)
-                else:
+            if self.generations.of_day(day) is None:
+                there = self.store.keys(f"packets/day={day_text(day)}")
+                if not any(_is_in(name, folders) for name in there):
                     continue
-                found += [one for one in objects if _is_below("packets", one) and _is_in(one.name, folders)]
+            with contextlib.suppress(LakeError):
+                objects = self.objects_of_day(day, "packets", damaged=True)
+                found += [one for one in objects if _is_in(one.name, folders)]
         return found
 
     def _objects_of_batches(self, manifests: Sequence[Manifest], damaged: bool) -> list[StoredObject]:

@@ -17,7 +17,7 @@ from strata.protocol.lake import day_text
 
 from strata_pipeline.datasets import Dataset
 from strata_pipeline.globs import for_spark
-from strata_pipeline.jobs.tables import put, writable, writing
+from strata_pipeline.jobs.tables import portions, put, writable, writing
 from strata_pipeline.lake import files
 from strata_pipeline.lake.places import AnyLake
 from strata_pipeline.schemas import schema
@@ -25,8 +25,6 @@ from strata_pipeline.schemas import schema
 __all__ = ["DayTables", "bring_up"]
 
 _NOTE = "_kept.json"
-_PORTION = 31
-"""So many days are read at a time, and then kept: a run that is stopped goes on there."""
 _D = TypeVar("_D", bound=Dataset)
 _Of = Callable[[list[int]], DataFrame]
 """The rows of days of a lake, with the column `day`, as 2026-11-21."""
@@ -125,9 +123,7 @@ def bring_up(
     missing = [
         day for day in days if not all(table.has(names[day], mark_of(names[day])) for table, _ in tables)
     ]
-    for start in range(0, len(missing), _PORTION):
-        portion = missing[start : start + _PORTION]
-        progress(f"reading {names[portion[0]]} to {names[portion[-1]]}")
+    for portion in portions(missing, progress):
         for table, of in tables:
             table.keep(of(portion), {names[day]: mark_of(names[day]) for day in portion})
     return missing

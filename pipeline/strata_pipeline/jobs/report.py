@@ -17,20 +17,18 @@ from pyspark.sql import Row, SparkSession
 from pyspark.sql import functions as F
 from strata.protocol.lake import day_text
 
-from strata_pipeline.datasets import Packets, Quarantine
+from strata_pipeline.datasets import Quarantine
 from strata_pipeline.days.figures import DayFigures, Kind, keep_days, kept, week_of
 from strata_pipeline.errors import UsageError
 from strata_pipeline.jobs.failures import translate_failures
-from strata_pipeline.jobs.tables import DayWindow, check_output, write_page
-from strata_pipeline.lake.places import AnyLake, open_lake
+from strata_pipeline.jobs.tables import DayWindow, check_output, portions, write_page
+from strata_pipeline.lake.places import open_lake
 from strata_pipeline.planning import planned
 from strata_pipeline.reports.site import RelayScore, SiteFigures, render_site
 from strata_pipeline.transforms.days import count_days, count_periods
 
 __all__ = ["Reported", "report"]
 
-_PORTION = 31
-"""So many days are counted at a time, and then kept: a report that is stopped goes on there."""
 _MOST_SCORES = 100_000
 _AT = re.compile(r"at=(\d{1,12})")
 _BESIDE = (
@@ -77,10 +75,8 @@ def report(
     found = {day: figures for day, figures in there if figures is not None}
     missing = [day for day in window.days if day not in found]
     with lake.held(), translate_failures("report"):
-        for start in range(0, len(missing), _PORTION):
-            portion = missing[start : start + _PORTION]
-            progress(f"reading {day_text(portion[0])} to {day_text(portion[-1])}")
-            counted = _count(spark, lake, portion)
+        for portion in portions(missing, progress):
+            counted = _count(spark, window, portion)
             keep_days(folder / "days", counted.values())
             found |= counted
         progress("adding up authors")
@@ -97,10 +93,9 @@ def report(
     return Reported(lake.tip, len(shown), len(missing), sum(one.packets for one in shown), pages)
 
 
-def _count(spark: SparkSession, lake: AnyLake, days: list[int]) -> dict[int, DayFigures]:
-    committed = F.col("sequence") <= lake.reached
-    packets = Packets(Packets.of(spark, lake, days).frame.where(committed))
-    aside = Quarantine(Quarantine.of(spark, lake, days).frame.where(committed))
+def _count(spark: SparkSession, window: DayWindow, days: list[int]) -> dict[int, DayFigures]:
+    lake, packets = window.lake, window.packets(spark, days=days)
+    aside = Quarantine(Quarantine.of(spark, lake, days).frame.where(F.col("sequence") <= lake.reached))
     with planned(spark, sum(map(lake.chain.rows_of, days))):
         rows = count_days(packets, aside).collect()
     return {day: _figures(day_text(day), lake.mark_of(day), [row for row in rows if row["day"] == day])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -23,6 +23,7 @@ __all__ = [
     "DayWindow",
     "check_output",
     "keep",
+    "portions",
     "put",
     "rows_of",
     "writable",
@@ -34,6 +35,7 @@ __all__ = [
 
 _DRAFTS: Final = "_writing."
 _NEW_SECONDS: Final = 3600
+_PORTION: Final = 31
 
 
 class DayWindow:
@@ -58,13 +60,19 @@ class DayWindow:
         self.earlier = [day for day in there if day < self.first]
         self.note = LakeNote(lake.tip, day_text(self.days[0]), day_text(self.days[-1]), len(self.days))
 
-    def packets(
-        self, spark: SparkSession, kind: str | None = None, *, days: list[int] | None = None
-    ) -> Packets:
-        """The packets of these days, or of others of the lake; all, or of one `kind` alone."""
+    def packets(self, spark: SparkSession, *kinds: str, days: list[int] | None = None) -> Packets:
+        """The packets of these days, or of others of the lake; all, or of some `kinds` alone."""
         wanted = self.days if days is None else days
-        frame = Packets.of(spark, self.lake, wanted, kinds=None if kind is None else [kind]).frame
+        frame = Packets.of(spark, self.lake, wanted, kinds=kinds or None).frame
         return Packets(frame.where(F.col("sequence") <= self.lake.reached))
+
+
+def portions(days: list[int], progress: Callable[[str], None]) -> Iterator[list[int]]:
+    """Days to be read, as many at a time as are then kept: a job that is stopped goes on there."""
+    for start in range(0, len(days), _PORTION):
+        portion = days[start : start + _PORTION]
+        progress(f"reading {day_text(portion[0])} to {day_text(portion[-1])}")
+        yield portion
 
 
 @contextlib.contextmanager

@@ -13,12 +13,11 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from strata.protocol.lake import day_text
 
-from strata_pipeline.datasets import Packets
 from strata_pipeline.datasets.trust import TrustStatements
 from strata_pipeline.jobs.day_tables import DayTables, bring_up
 from strata_pipeline.jobs.failures import translate_failures
 from strata_pipeline.jobs.tables import DayWindow, check_output, keep, rows_of, write_page, write_tables
-from strata_pipeline.lake.places import AnyLake, open_lake
+from strata_pipeline.lake.places import open_lake
 from strata_pipeline.reports.trust import TENTHS, TrustFigures, render_trust
 from strata_pipeline.transforms.trust import STATEMENTS, count_authors, standing_edges, statements_by_day
 
@@ -48,11 +47,11 @@ def trust(
     with lake.held(), translate_failures("trust"):
         if folder is None:
             progress("following statements")
-            counted, statements = window.days, TrustStatements(_read(spark, lake, window.days))
+            counted, statements = window.days, TrustStatements(_read(spark, window, window.days))
         else:
             days = DayTables(folder / "trust_days", TrustStatements, _FORMAT)
             counted = bring_up(
-                [(days, lambda missing: _read(spark, lake, missing))], lake, window.days, progress
+                [(days, lambda missing: _read(spark, window, missing))], lake, window.days, progress
             )
             progress("following statements")
             statements = days.read(spark, map(day_text, window.days))
@@ -79,9 +78,8 @@ def trust(
                 return figures
 
 
-def _read(spark: SparkSession, lake: AnyLake, days: list[int]) -> DataFrame:
-    rows = Packets.of(spark, lake, days, kinds=STATEMENTS).frame
-    statements = statements_by_day(Packets(rows.where(F.col("sequence") <= lake.reached)))
+def _read(spark: SparkSession, window: DayWindow, days: list[int]) -> DataFrame:
+    statements = statements_by_day(window.packets(spark, *STATEMENTS, days=days))
     return statements.repartition("day")  # few: a day is one file
 
 

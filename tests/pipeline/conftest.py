@@ -12,6 +12,7 @@ import asyncpg
 import pytest
 from obstore.store import MemoryStore
 from pyspark.sql import SparkSession
+from strata_pipeline.lake import chain
 from strata_pipeline.lake.stores.objects import ObjectStore
 
 from relayd.postgres import EmbeddedPostgres
@@ -19,6 +20,15 @@ from relayd.store.migrate import migrate
 from tests.support.object_stores import BUCKET, ObjectServer, serving
 
 _PREFIXES = map("lake-{}".format, itertools.count(1))
+
+
+@pytest.fixture(scope="session", autouse=True)
+def short_chains() -> Iterator[None]:
+    """No test makes a chain that goes on for long after a hole, and to look for 10,000 manifests after the
+    end of one takes a tenth of a second each time that a lake on a disk is opened."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(chain, "_LOOK_AHEAD", 100)
+        yield
 
 
 @pytest.fixture(scope="session")

@@ -64,11 +64,10 @@ def test_the_lake_holds_all_but_what_was_erased_and_proves_it(spark, original, n
     assert not list(tmp_path.glob("_retired/*")) and not (tmp_path / "_staging").exists()
     # Manifests, and so every tip that was noted, are what they were.
     assert Lake.open(tmp_path).tip == tip
-    audited = audit(spark, tmp_path)
-    assert audited.holds and audited.erased == len(ERASED)
+    audited = audit(spark, tmp_path, url=url)
+    assert audited.counts == {"log: altered": 1} and audited.erased == len(ERASED)  # that of today
     assert audited.packets == 90 - len(ERASED) and audited.quarantined == len(ERASED)
     assert audit(spark, tmp_path, since="2").holds
-    assert audit(spark, tmp_path, url=url).counts == {"log: altered": 1}  # that of today
     assert erase(spark, url, tmp_path).packets == 0
     # It goes on: the next day ends today, compaction and a second erasure change nothing else.
     relay_logs.append(url, more := relay_logs.make_many(5, first=500, at=NOON + 3 * DAY), NOON + 3 * DAY)
@@ -128,13 +127,13 @@ def test_cut_off_at_any_step_a_day_has_all_or_nothing_erased(
         patch.setattr("strata_pipeline.jobs.erase.mark", erasing.mark)
         with pytest.raises(Killed):
             erase(spark, original[0], tmp_path)
-    if (tmp_path / "_staging" / "erasure" / "record.json").exists():
+    if is_complete := (tmp_path / "_staging" / "erasure" / "record.json").exists():
         with pytest.raises(LakeError, match="was cut off: strata-pipeline erase, or compact"):
             audit(spark, tmp_path)
         with Lake.replace(tmp_path):
             pass  # whoever may write finishes it
-        assert audit(spark, tmp_path).erased > 0
-    assert audit(spark, tmp_path).holds
+    audited = audit(spark, tmp_path)
+    assert audited.holds and (audited.erased > 0 or not is_complete)
     erase(spark, original[0], tmp_path)
     assert bodies(tmp_path) == kept(made)
     assert audit(spark, tmp_path).holds and not (tmp_path / "_staging").exists()

@@ -27,8 +27,11 @@ ITEMS_AT_ONCE: Final = 5000
 """Rows that one page looks at."""
 
 _SKIPS: Final = """
-SELECT "timestamp", packet_id FROM peer_skips WHERE peer_id = $1 AND "timestamp" BETWEEN $2 AND $3 LIMIT $4
+SELECT "timestamp", packet_id FROM peer_skips WHERE peer_id = $1 AND "timestamp" BETWEEN $2 AND $3
+    AND split_part(reason, '/', 1) NOT IN ('internal_error', 'rate_limited') LIMIT $4
 """
+"""Without what a plug-in could not decide, or did not want yet, and what this relay failed on: that may pass
+the next time, and is asked for again."""
 
 
 @dataclass(frozen=True, slots=True)

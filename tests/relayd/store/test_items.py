@@ -60,7 +60,9 @@ async def test_what_was_refused_of_a_peer_counts_where_all_types_are_compared(st
     one, other = numbers.values()
     table = PeerStore(database)
     refused = [(bytes([n]) * 32, NOW - 100 - n, "policy_rejected") for n in range(1, 6)]
+    passing = ("internal_error/policy_unavailable", "internal_error", "rate_limited", "rate_limited/later")
     await table.skip(one, refused, 100)
+    await table.skip(one, [(bytes([9, n]) * 16, NOW - 100, why) for n, why in enumerate(passing)], 100)
     await table.close()
     row = replace(packet(1), timestamp=NOW - 10)
     await store.append([row], NOW)

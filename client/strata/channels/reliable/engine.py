@@ -207,12 +207,16 @@ class ChannelEngine:
         self._settle(now_ms)
         return message
 
+    def decode(self, data: bytes) -> SdsMessage | None:
+        """Read decrypted bytes; None for what is no message, or names more than this channel takes."""
+        return SdsMessage.decode(data, max_entries=self._max_entries)
+
     def pass_over(self, data: bytes, now_ms: int) -> None:
         """Decrypted bytes from before this participant's part: the message is not wanted, nor what it names.
 
         Never raises for them.
         """
-        message = SdsMessage.decode(data, max_entries=self._max_entries)
+        message = self.decode(data)
         if message is not None and message.channel_id == self.sds.channel_id and message.has_usable_ids:
             ids = [*message.history_ids, message.message_id] if message.content else message.history_ids
             self.sds.pass_over(ids, now_ms)
@@ -317,7 +321,7 @@ class ChannelEngine:
         """Whether a sender that is a DID, or a device of one, has signed, where that counts (C-287)."""
         if self.config.sender_binding == "off":
             return True
-        message = SdsMessage.decode(data, max_entries=self._max_entries)
+        message = self.decode(data)
         if message is None or not message.sender_id.startswith("did:"):
             return True
         return person_of(message.sender_id) == author

@@ -172,18 +172,20 @@ class ChannelPast:
         *,
         segmentation: Literal["always", "auto", "off", "raw"],
         open_payload: Callable[[NodeMessageReceived], Awaitable[bytes | None]],
+        decode: Callable[[bytes], SdsMessage | None],
         is_genuine: Callable[[bytes, str | None], bool],
         is_known: Callable[[str], bool],
         oldest_ms: Callable[[], int],
         now_ms: Callable[[], int],
     ) -> None:
-        """`segmentation` is that of the channel. `open_payload` decrypts. `is_known` tells whether a
-        message is in this participant's log."""
+        """`segmentation` is that of the channel. `open_payload` decrypts, and `decode` reads that. `is_known`
+        tells whether a message is in this participant's log."""
         self._node = node
         self._channel_id = channel_id
         self._topic = content_topic
         self._segmentation = segmentation
         self._open = open_payload
+        self._decode = decode
         self._is_genuine = is_genuine
         self._is_known = is_known
         self._oldest_ms = oldest_ms
@@ -256,7 +258,7 @@ class ChannelPast:
 
     async def _read(self, event: NodeMessageReceived) -> SdsMessage | None:
         data = await self._open(event)
-        message = None if data is None else SdsMessage.decode(data)
+        message = None if data is None else self._decode(data)
         if data is None or message is None or message.kind is not Kind.CONTENT or not message.has_usable_ids:
             return None
         if message.channel_id != self._channel_id or not self._is_genuine(data, event.message.author):

@@ -529,6 +529,7 @@ class ChannelSession:
             self.content_topic,
             segmentation=engine.segmentation.segmentation,
             open_payload=lambda event: self._payloads.read(event.message.payload),
+            decode=engine.decode,
             is_genuine=engine.is_genuine,
             is_known=engine.sds.knows,
             oldest_ms=lambda: self.now_ms() - self._config.query_window_ms,

@@ -127,6 +127,16 @@ async def test_a_page_says_what_is_missing() -> None:
         assert len(said_in(pages)) == 39 and not told.of(HistoryGap)
 
 
+@pytest.mark.parametrize(("most", "found"), [(1_500, 1), (1_000, 0)])
+@virtually
+async def test_a_message_may_name_as_many_as_the_channel_takes(most: int, found: int) -> None:
+    node = at(PagingNode(), 1_000)
+    before = [said(n) for n in range(1_200)]
+    node.keep(said(1_200, follows=before), at=1)
+    async with opened(node, **QUIETLY, max_received_history=most) as (channel, _):
+        assert len((await channel.history()).messages) == found
+
+
 @virtually
 async def test_messages_of_other_channels_and_garbage_are_no_part_of_it() -> None:
     node = at(PagingNode(), 1_000)

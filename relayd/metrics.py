@@ -305,7 +305,11 @@ class Metrics:
             MESSAGE_TYPES,
         )
         self.auths = Counters(
-            registry, "relayd_auths_total", "AUTH messages answered.", "outcome", AUTH_OUTCOMES
+            registry,
+            "relayd_auths_total",
+            "AUTH messages answered; none of a wrong shape, which are messages of type other.",
+            "outcome",
+            AUTH_OUTCOMES,
         )
         self.rate_limited = Counters(
             registry, "relayd_rate_limited_total", "Requests over a limit.", "limit", RATE_LIMITS
@@ -320,7 +324,11 @@ class Metrics:
 
     def _add_publishing(self, registry: CollectorRegistry) -> None:
         self.publishes = Counters(
-            registry, "relayd_publishes_total", "PUBLISH messages answered.", "outcome", PUBLISH_OUTCOMES
+            registry,
+            "relayd_publishes_total",
+            "PUBLISH messages answered; none of a wrong shape, which are messages of type other.",
+            "outcome",
+            PUBLISH_OUTCOMES,
         )
         self.publish_seconds = LatencyHistogram(
             "relayd_publish_seconds",

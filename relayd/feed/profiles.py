@@ -7,7 +7,6 @@ from __future__ import annotations
 from typing import Final
 
 from msgspec.structs import replace
-from strata.protocol.errors import ErrorCode, InvalidMessage
 from strata.protocol.wire import Filters
 
 __all__ = ["PROFILES", "UNSUPPORTED_PROFILE", "of_profile"]
@@ -33,12 +32,10 @@ _SOCIAL: Final = (
 
 
 def of_profile(filters: Filters, profile: str | None) -> Filters:
-    """The filters with what the profile adds. Raises `InvalidMessage` where nothing could match both."""
+    """The filters with what the profile adds: a packet must meet both (R-144)."""
     if profile != PUBLIC_SOCIAL:
         return filters
     types = [name for name in _SOCIAL if not filters.types or name in filters.types]
-    if not types:
-        raise InvalidMessage(
-            f"no type of {PUBLIC_SOCIAL} is in filters.types", code=ErrorCode.UNSUPPORTED_PROFILE
-        )
+    if not types:  # an empty list would ask for all types; no packet was received in a time that holds none
+        return replace(filters, received_since=1, received_until=0)
     return replace(filters, types=types)

@@ -208,7 +208,9 @@ class Error(_Message, frozen=True, kw_only=True, tag="ERROR"):
     lost its end since the cursor asked for was given out, and this one is of the last place still good.
 
     The four numbers of a limit are integers from a relay of this project (R-314). RFC-0004 §6.1 does not ask
-    that of others, so a client has to read fractions too (A-068).
+    that of others, so a client has to read fractions too (A-068). With `too_many_subscriptions` and
+    `too_many_filter_bytes`, which are details of `rate_limited`, no waiting helps: there is room once a
+    subscription of this session ends.
     """
 
     code: str

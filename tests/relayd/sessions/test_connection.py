@@ -130,25 +130,32 @@ async def test_every_message_counts_by_its_type_whatever_becomes_of_it(rigs):
         '{"type":"AUTH","author_id":"x","challenge":"x","signature":"x"}',
         '{"type":"FLY"}',
         '{"type":"SUBSCRIBE"}',
+        '{"type":"PUBLISH"}',
+        '{"type":"AUTH"}',
         "{",
         "{",
         "{",
     ]
     rig.socket.data_received(b"".join(map(frame, asked)))
-    counted = {
-        sample.labels["type"]: sample.value
-        for metric in rig.relay.metrics.registry.collect()
-        for sample in metric.samples
-        if sample.name == "relayd_messages_received_total" and sample.value
-    }
-    assert counted == {
+
+    def counted(name: str, label: str) -> dict[str, float]:
+        return {
+            sample.labels[label]: sample.value
+            for metric in rig.relay.metrics.registry.collect()
+            for sample in metric.samples
+            if sample.name == name and sample.value
+        }
+
+    assert counted("relayd_messages_received_total", "type") == {
         "SUBSCRIBE": 4,
         "UNSUBSCRIBE": 1,
         "MODERATE": 1,
         "RECONCILE": 1,
         "AUTH": 1,
-        "other": 5,  # a type that is not known, a shape that is wrong, and three that are no message
+        "other": 7,  # a type that is not known, three shapes that are wrong, and three that are no message
     }
+    assert sum(counted("relayd_auths_total", "outcome").values()) == 1, "none of a wrong shape"
+    assert counted("relayd_publishes_total", "outcome") == {}
 
 
 @pytest.mark.req("R-316", "R-319")

@@ -31,6 +31,7 @@ from relayd.sessions.actions import (
     UnknownUnsubscribe,
 )
 from relayd.sessions.session import Session
+from relayd.store.types import LogEntry, NewPacket
 
 CODEC = CursorCodec(bytes(32))
 OPEN = Grants()
@@ -622,6 +623,19 @@ def test_a_profile_is_of_peers_alone_and_one_that_cannot_be_told_is_refused_to_a
         opened = take(peer, subscribe(replication_profile="PUBLIC_SOCIAL"))
         assert isinstance(opened, SubscriptionOpened)
         assert bool(opened.subscription.filter.types) is ("replicate" in granted)
+
+
+@pytest.mark.req("R-144", "R-361")
+def test_a_profile_and_types_that_have_nothing_in_common_match_nothing():
+    peer = session()
+    peer.authenticated(attempt(peer), ("subscribe", "replicate"))
+    opened = take(peer, subscribe(filters={"types": ["NOTE"]}, replication_profile="PUBLIC_SOCIAL"))
+    assert isinstance(opened, SubscriptionOpened)
+    wanted = opened.subscription.filter
+    packets = [NewPacket(bytes(32), "did:strata:a", type_, 1, None, b"{}") for type_ in ("NOTE", "POST")]
+    assert not any(
+        wanted.matches(LogEntry(1, received_at, packet)) for packet in packets for received_at in (0, 1, 2)
+    )
 
 
 def reconcile(**members: Any) -> dict[str, Any]:

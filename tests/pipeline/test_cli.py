@@ -64,10 +64,22 @@ def test_whose_tombstones_count_is_said_by_a_did():
     assert done.exit_code == 2 and "--relay takes a DID" in done.stderr
 
 
-@pytest.mark.parametrize("at", ["nan", "inf", "-1e999", "tomorrow", ""])
+@pytest.mark.parametrize("at", ["nan", "inf", "-1e999", "1e300", "tomorrow", ""])
 def test_a_time_that_is_none_is_told(tmp_path, at):
     done = pipeline("reputation", "--probes", str(tmp_path), "--at", at)
     assert done.exit_code == 2 and "a time is Unix seconds" in done.stderr
+
+
+@pytest.mark.parametrize("option", ["burst-floor", "burst-ceiling", "burst-hours", "verdict-hours"])
+def test_a_bound_that_no_count_reaches_is_told(tmp_path, option):
+    done = pipeline("traffic", "--lake", str(tmp_path), f"--{option}", str(2**63))
+    assert done.exit_code == 2 and "from 1 to" in done.stderr
+
+
+@pytest.mark.parametrize("command", [["compact"], ["erase", "--database-url", "postgresql://nowhere"]])
+def test_a_grace_of_more_seconds_than_times_have_is_told(command):
+    done = pipeline(*command, "--lake", "s3://bucket/lake", "--grace", str(10**15))
+    assert done.exit_code == 2 and "--grace" in done.stderr
 
 
 def test_probes_lie_in_a_folder_that_has_a_name(tmp_path, monkeypatch):

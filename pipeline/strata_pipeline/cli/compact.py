@@ -7,7 +7,16 @@ from typing import TYPE_CHECKING, Annotated
 import msgspec
 import typer
 
-from strata_pipeline.cli.app import Json, LakePlace, Master, SparkConf, failures_told, say, spark_conf
+from strata_pipeline.cli.app import (
+    LONGEST_GRACE,
+    Json,
+    LakePlace,
+    Master,
+    SparkConf,
+    failures_told,
+    say,
+    spark_conf,
+)
 from strata_pipeline.cli.progress import steps_shown
 
 if TYPE_CHECKING:
@@ -20,7 +29,12 @@ def compact_command(
     lake: LakePlace,
     grace: Annotated[
         int,
-        typer.Option(metavar="SECONDS", help="How long replaced files are kept for their readers.", min=0),
+        typer.Option(
+            metavar="SECONDS",
+            help="How long replaced files are kept for their readers.",
+            min=0,
+            max=LONGEST_GRACE,
+        ),
     ] = 86_400,
     patience: Annotated[
         float,

@@ -7,7 +7,17 @@ from typing import TYPE_CHECKING, Annotated
 import msgspec
 import typer
 
-from strata_pipeline.cli.app import Json, LakePlace, Master, SparkConf, Url, failures_told, say, spark_conf
+from strata_pipeline.cli.app import (
+    LONGEST_GRACE,
+    Json,
+    LakePlace,
+    Master,
+    SparkConf,
+    Url,
+    failures_told,
+    say,
+    spark_conf,
+)
 from strata_pipeline.cli.progress import steps_shown
 
 if TYPE_CHECKING:
@@ -31,6 +41,7 @@ def erase_command(
             metavar="SECONDS",
             help="In a bucket: how long replaced objects are kept for their readers.",
             min=0,
+            max=LONGEST_GRACE,
         ),
     ] = 3_600,
     master: Master = None,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import datetime
-import math
 from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
@@ -18,6 +17,8 @@ if TYPE_CHECKING:
 
 __all__ = ["reputation_command"]
 
+_LAST_SECOND = 2**53
+"""As in the lines of probes."""
 _COLUMNS = f"{'state':<12}{'score':>6}  {'latency':>9}  {'uptime':>6}  {'observations':>12}  relay"
 
 
@@ -83,7 +84,7 @@ def _moment(text: str | None) -> float | None:
     except ValueError:
         pass
     else:
-        if not math.isfinite(seconds):
+        if not abs(seconds) <= _LAST_SECOND:
             raise wrong
         return seconds
     try:

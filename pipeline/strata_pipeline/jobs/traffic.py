@@ -33,7 +33,7 @@ from strata_pipeline.transforms.near_duplicates import (
     find_near_duplicates,
     read_texts,
 )
-from strata_pipeline.transforms.thresholds import BURST_CEILING, BURST_FLOOR, Thresholds
+from strata_pipeline.transforms.thresholds import BURST_CEILING, BURST_FLOOR, Thresholds, check_counts
 from strata_pipeline.transforms.traffic import (
     count_author_hours,
     count_hours,
@@ -52,11 +52,14 @@ _FORMAT = 1
 
 @dataclass(frozen=True)
 class TrafficOptions:
-    """The bounds of bursts and of abuse."""
+    """The bounds of bursts and of abuse. Raises `UsageError` for values that make no sense."""
 
     burst_floor: int = BURST_FLOOR
     burst_ceiling: int = BURST_CEILING
     thresholds: Thresholds = field(default_factory=Thresholds)
+
+    def __post_init__(self) -> None:
+        check_counts(self.burst_floor, self.burst_ceiling)
 
 
 @dataclass(frozen=True)

@@ -114,7 +114,8 @@ def id_at(connection: adbc.Connection, sequence: int) -> bytes | None:
 
 def last_of(connection: adbc.Connection, span: Span, rows: int) -> int:
     """Where the last lies of so many rows of a span, or of all that it has; its end where it has none."""
-    first = f"sequence > {span.after} AND sequence <= {span.up_to} ORDER BY sequence LIMIT {rows}"
+    most = min(rows, span.up_to - span.after)  # whoever asks for all may say a number that SQL has not
+    first = f"sequence > {span.after} AND sequence <= {span.up_to} ORDER BY sequence LIMIT {most}"
     with translate_errors(), connection.cursor() as cursor:
         cursor.execute(f"SELECT max(sequence) FROM (SELECT sequence FROM packets WHERE {first}) AS r")
         row = cursor.fetchone()

@@ -1,10 +1,18 @@
-"""`python -m relayd` is `relayd`."""
+"""`relayd`, and `python -m relayd`."""
 
 from __future__ import annotations
 
-from relayd.cli import main
+from strata.protocol.interrupts import EndsAtOnce
 
-__all__: list[str] = []
+__all__ = ["main"]
+
+
+def main() -> None:
+    """Entry point of the command."""
+    with EndsAtOnce():
+        from relayd.cli import main as run
+    run()
+
 
 if __name__ == "__main__":
     main()

@@ -1,5 +1,18 @@
-"""`python -m strata_pipeline`: the same as `strata-pipeline`."""
+"""`strata-pipeline`, and `python -m strata_pipeline`."""
 
-from strata_pipeline.cli import main
+from __future__ import annotations
 
-main()
+from strata.protocol.interrupts import EndsAtOnce
+
+__all__ = ["main"]
+
+
+def main() -> None:
+    """Entry point of the command."""
+    with EndsAtOnce():
+        from strata_pipeline.cli import main as run
+    run()
+
+
+if __name__ == "__main__":
+    main()

@@ -17,7 +17,9 @@ from typing import TYPE_CHECKING, Annotated, Any, BinaryIO
 
 import msgspec
 import typer
+from strata.protocol.interrupts import EndsAtOnce
 from strata.protocol.streams import forget_stdout, open_standard_streams
+from typer.main import get_command
 
 from relayd.cli import console
 from relayd.cli.arguments import ConfigFile, DatabaseUrl, DataDir, Json
@@ -41,7 +43,7 @@ app = typer.Typer(
     name="relayd",
     no_args_is_help=True,
     context_settings={"help_option_names": ["-h", "--help"]},
-    pretty_exceptions_show_locals=False,  # locals hold settings, and settings hold secrets
+    pretty_exceptions_enable=False,  # they show locals: settings, and those hold secrets
     rich_markup_mode=None,
 )
 
@@ -49,8 +51,10 @@ app = typer.Typer(
 def main() -> None:
     """Entry point of the command."""
     open_standard_streams()
+    with EndsAtOnce():
+        command = get_command(app)
     try:
-        app(prog_name="relayd")
+        command(prog_name="relayd")
     except OSError as error:  # a full disk below stdout: what else may fail, the commands tell themselves
         forget_stdout()
         console.say(str(error))

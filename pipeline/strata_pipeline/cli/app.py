@@ -22,13 +22,16 @@ from typing import Annotated
 
 import typer
 from rich.console import Console
+from strata.protocol.interrupts import EndsAtOnce
 from strata.protocol.lake import LakeError
 from strata.protocol.streams import forget_stdout, open_standard_streams
+from typer.main import get_command
 
 from strata_pipeline.errors import LogUnavailable, PipelineError, UsageError
 from strata_pipeline.lake.stores.schemes import is_object_place, not_on_a_disk
 
 __all__ = [
+    "LONGEST_GRACE",
     "BootstrapFile",
     "Json",
     "LakeFolder",
@@ -127,6 +130,8 @@ SparkConf = Annotated[
     list[str] | None,
     typer.Option("--conf", metavar="KEY=VALUE", help="A setting of Spark; may repeat."),
 ]
+LONGEST_GRACE = 10**10
+"""Seconds, three hundred years: what Python's own times are still told apart by."""
 Json = Annotated[bool, typer.Option("--json", help="Print JSON lines, for programs.")]
 
 
@@ -238,8 +243,10 @@ def _end(why: object, code: int) -> None:
 def main() -> None:
     """The entry point of the `strata-pipeline` command."""
     open_standard_streams()
+    with EndsAtOnce():
+        command = get_command(app)
     try:
-        app(prog_name="strata-pipeline")
+        command(prog_name="strata-pipeline")
     except OSError as error:  # a full disk below stdout: any other has become a sentence already
         forget_stdout()
         print(f"strata-pipeline: {error}", file=sys.stderr)

@@ -13,7 +13,9 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
+from typer.main import get_command
 
+from strata.protocol.interrupts import EndsAtOnce
 from strata.protocol.streams import forget_stdout, open_standard_streams
 from strata.tools.cli import contexts, moderate, relays
 from strata.tools.cli import identity as identities
@@ -482,8 +484,10 @@ app.add_typer(moderate.app)
 def main() -> None:
     """The entry point of the `strata` command."""
     open_standard_streams()
+    with EndsAtOnce():
+        command = get_command(app)
     try:
-        app(prog_name="strata")
+        command(prog_name="strata")
     except OSError as error:  # a full disk below stdout: what else may fail, the commands tell themselves
         from strata.tools.cli import output
 

@@ -12,8 +12,8 @@ import asyncio
 import contextlib
 import json
 import time
-from collections.abc import Sequence
-from typing import Final
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any, Final
 
 import structlog
 from strata.protocol.ids import Identity
@@ -84,21 +84,28 @@ async def serve(
     problem: str | None = None
     current = CurrentSettings(settings)
     ports: dict[str, int] = {}  # those that were chosen stay chosen
+
+    async def begin(announce: Announce) -> Claim:
+        return await _serve(
+            current,
+            database_url,
+            metrics=metrics,
+            plugins=plugins,
+            tls=tls,
+            claim=claim,
+            announce=announce,
+            stop=stop,
+            ports=ports,
+            post=post,
+        )
+
     try:
         while True:
             try:
-                claim = await _serve(
-                    current,
-                    database_url,
-                    metrics=metrics,
-                    plugins=plugins,
-                    tls=tls,
-                    claim=claim,
-                    announce=(lambda addresses: None) if has_served else announce,
-                    stop=stop,
-                    ports=ports,
-                    post=post,
-                )
+                if has_served:  # what it knows of the log that was lost is to be written down first
+                    claim = await begin(lambda addresses: None)
+                else:
+                    claim = await _unless_stopped(begin, announce, stop)
                 has_served = True
                 problem = None
             except StoreError as error:
@@ -117,6 +124,31 @@ async def serve(
                 return
     finally:
         plugins.close()
+
+
+async def _unless_stopped(
+    begin: Callable[[Announce], Coroutine[Any, Any, Claim]], announce: Announce, stop: asyncio.Event
+) -> Claim | None:
+    """Serve; or None where `stop` is set before it listens, when nobody is there to take leave of: to read
+    the keys of a large log, or to wait for the lock of another process, takes long."""
+    is_listening = False
+
+    def announced(addresses: dict[str, str]) -> None:
+        nonlocal is_listening
+        is_listening = True
+        announce(addresses)
+
+    serving = asyncio.create_task(begin(announced), name="serve")
+    stopped = asyncio.create_task(stop.wait(), name="stop")
+    try:
+        await asyncio.wait((serving, stopped), return_when=asyncio.FIRST_COMPLETED)
+        if not is_listening and not serving.done():
+            return None
+        return await serving
+    finally:
+        for task in (serving, stopped):
+            task.cancel()
+        await asyncio.gather(serving, stopped, return_exceptions=True)
 
 
 async def _serve(

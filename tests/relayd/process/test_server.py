@@ -11,6 +11,7 @@ import structlog
 from relayd.config import Settings
 from relayd.lineage import NOWHERE, Claim
 from relayd.process import server
+from relayd.process.serving import Announce
 from relayd.store.types import StoreTimeout, StoreUnavailable, UnsafeDatabase
 
 CLAIM = Claim(NOWHERE, is_exact=True)
@@ -51,3 +52,26 @@ async def test_a_relay_whose_log_was_replaced_waits_for_a_database_it_can_serve(
 async def test_a_relay_does_not_start_on_a_database_it_cannot_serve(monkeypatch, error):
     with pytest.raises(type(error)):
         await run(monkeypatch, error)
+
+
+@pytest.mark.parametrize("is_listening", [False, True])
+async def test_a_stop_amid_the_start_ends_it_and_one_later_drains(monkeypatch, is_listening):
+    stop, ends = asyncio.Event(), list[str]()
+
+    async def attempt(*_: Any, announce: Announce, **others: Any) -> Claim:
+        if is_listening:
+            announce({})
+        asyncio.get_running_loop().call_soon(stop.set)
+        try:
+            async with asyncio.timeout(0.1):  # opening its store, or draining
+                await asyncio.Event().wait()
+        except TimeoutError:
+            ends.append("in its own time")
+        except asyncio.CancelledError:
+            ends.append("at once")
+            raise
+        return CLAIM
+
+    monkeypatch.setattr(server, "_serve", attempt)
+    await server.serve(Settings(), "postgresql://", announce=lambda addresses: None, stop=stop)
+    assert ends == ["in its own time" if is_listening else "at once"]

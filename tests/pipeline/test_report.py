@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from strata_pipeline.days.cohorts import HASHES, SAMPLED, Cohort, Week, cohorts_of
-from strata_pipeline.days.figures import DayFigures, Kind, calendar, keep_days, kept, week_of
+from strata_pipeline.days.figures import DayFigures, Kind, calendar, forget_changed, keep_days, kept, week_of
 from strata_pipeline.days.forecast import forecast
 from strata_pipeline.days.lags import GROWTH, added, percentile, seconds_of, share_below
 from strata_pipeline.errors import UsageError
@@ -127,6 +127,10 @@ def test_a_day_is_kept_for_as_long_as_it_does_not_grow(tmp_path):
     assert kept(tmp_path / "days", "2026-11-21", day.tip) == day
     assert kept(tmp_path / "days", "2026-11-21", "cd" * 32) is None
     assert kept(tmp_path / "days", "2026-11-20", day.tip) is None
+    forget_changed(tmp_path / "days", lambda _: day.tip)
+    assert kept(tmp_path / "days", "2026-11-21", day.tip) == day
+    forget_changed(tmp_path / "days", lambda _: "cd" * 32)
+    assert list((tmp_path / "days").iterdir()) == []
     (tmp_path / "days" / "2026-11-21.json").write_text('{"format": 9}')
     assert kept(tmp_path / "days", "2026-11-21", day.tip) is None
     with pytest.raises(UsageError, match="cannot be written"):
@@ -289,7 +293,9 @@ def test_a_report_reads_each_day_once_and_adds_up_what_the_lake_has(spark, tmp_p
     # What was kept is not read again: only the day that has grown.
     (lake / "packets" / "day=2024-10-04").rename(lake / "_gone")
     write_batch(lake, [3], day=DAY + 1)
+    first.with_stem("2024-09-01").write_bytes(first.read_bytes())  # of a day that has changed, or is gone
     again = report(spark, lake, output, days=2)
+    assert sorted((output / "days").iterdir()) == [first, second]
     assert (again.days, again.counted, again.packets) == (2, 1, 6)
     assert second.stem in (output / "lag.html").read_text()
     with pytest.raises(UsageError, match="lies in the lake"):

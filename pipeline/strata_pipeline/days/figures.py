@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import datetime
 import os
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import msgspec
 
 from strata_pipeline.errors import UsageError
 
-__all__ = ["AUTHORS", "DayFigures", "Kind", "calendar", "keep_days", "kept", "week_of"]
+__all__ = ["AUTHORS", "DayFigures", "Kind", "calendar", "forget_changed", "keep_days", "kept", "week_of"]
 
 _FORMAT = 2
 AUTHORS = 12
@@ -78,6 +78,17 @@ def keep_days(folder: Path, days: Iterable[DayFigures]) -> None:
             draft = folder / f"_{figures.day}.{os.getpid()}"
             draft.write_bytes(msgspec.json.format(msgspec.json.encode(figures), indent=1))
             draft.replace(folder / f"{figures.day}.json")
+    except OSError as error:
+        raise UsageError(f"{folder} cannot be written: {error.strerror or error}") from None
+
+
+def forget_changed(folder: Path, mark_of: Callable[[str], str]) -> None:
+    """Remove what is kept of days that have another mark now: something may have been erased from them, and
+    no later report need ask for them. Raises `UsageError` as above."""
+    try:
+        for file in folder.glob("????-??-??.json"):  # whatever else is there is not ours
+            if kept(folder, file.stem, mark_of(file.stem)) is None:
+                file.unlink(missing_ok=True)
     except OSError as error:
         raise UsageError(f"{folder} cannot be written: {error.strerror or error}") from None
 

@@ -292,6 +292,7 @@ class WebSocket(asyncio.Protocol):
     def eof_received(self) -> bool:
         if self._is_asked and self._transport.can_write_eof():
             # Either it has said all that it had to say, or it has gone: the answer has so long to be found.
+            # Not so over TLS, where asyncio and uvloop end the connection whatever is returned here.
             if not self._parting.has_begun:
                 self._parting.begin(time.monotonic())
             return True

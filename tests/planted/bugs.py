@@ -207,7 +207,7 @@ _ADMISSION = [
     *_bugs(
         "admission/gathering",
         "admission/test_gathering.py",
-        ("a batch that fails is forgotten", "self._on_lost(jobs, error)", "pass"),
+        ("a batch that fails is forgotten", "self._on_lost(job, error)", "pass"),
         ("what waits behind a batch is left", "if self._waiting and self._task is None:", "if False:"),
     ),
     *_bugs(
@@ -215,7 +215,7 @@ _ADMISSION = [
         "admission/test_checks.py admission/test_pipeline.py",
         ("an identity packet has any size", "packet.size_bytes > max_identity_bytes:", "False:"),
         ("a full chain keeps a stolen key", '(2 if packet.content.get("event") == "REVOKE" else 1)', "1"),
-        ("policy is not asked", "    policy.check(packet)\n    check_freshness(", "    check_freshness("),
+        ("policy is not asked", "    policy.check(packet)\n    if origin is None:", "    if origin is None:"),
     ),
     *_bugs(
         "admission/lanes",

@@ -103,7 +103,7 @@ async def test_a_page_and_a_program_hold_one_conversation_through_loss_a_reload_
             strata.connect(process.ws, identity=me, options=options) as relay,
             relay.channel("room", topic=TOPIC, **PYTHON) as room,
         ):
-            page.set_default_timeout(60_000)
+            page.set_default_timeout(150_000)  # beside the tests of Spark a browser gets little
             room.message_events.on(
                 "message-received", lambda event: taken.append((event.payload.decode(), event.author))
             )

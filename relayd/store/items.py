@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
 import asyncpg
+from strata.protocol.errors import ErrorCode
 
 from relayd.store.columns import string_key
 from relayd.store.declined import DECLINED_CONDITIONS, declined_parameters
@@ -28,10 +29,11 @@ ITEMS_AT_ONCE: Final = 5000
 
 _SKIPS: Final = """
 SELECT "timestamp", packet_id FROM peer_skips WHERE peer_id = $1 AND "timestamp" BETWEEN $2 AND $3
-    AND split_part(reason, '/', 1) NOT IN ('internal_error', 'rate_limited') LIMIT $4
+    AND split_part(reason, '/', 1) <> ALL ($5) LIMIT $4
 """
-"""Without what a plug-in could not decide, or did not want yet, and what this relay failed on: that may pass
-the next time, and is asked for again."""
+_MAY_PASS: Final = [ErrorCode.INTERNAL_ERROR.value, ErrorCode.RATE_LIMITED.value]
+"""The codes of refusals that are left out: what a plug-in could not decide, or did not want yet, and what
+this relay failed on, may pass the next time, and is asked for again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,5 +114,5 @@ async def read_skips(
     connection: asyncpg.Connection[Any], peer_id: int, span: ItemRange, most: int
 ) -> Sequence[tuple[int, bytes]]:
     """What this peer serves and this relay refused, of a range of time."""
-    rows = await connection.fetch(_SKIPS, peer_id, span.since, min(span.until, 2**62), most)
+    rows = await connection.fetch(_SKIPS, peer_id, span.since, min(span.until, 2**62), most, _MAY_PASS)
     return [(row[0], row[1]) for row in rows]

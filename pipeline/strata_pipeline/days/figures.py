@@ -82,15 +82,20 @@ def keep_days(folder: Path, days: Iterable[DayFigures]) -> None:
         raise UsageError(f"{folder} cannot be written: {error.strerror or error}") from None
 
 
-def forget_changed(folder: Path, mark_of: Callable[[str], str]) -> None:
-    """Remove what is kept of days that have another mark now: something may have been erased from them, and
-    no later report need ask for them. Raises `UsageError` as above."""
+def forget_changed(folder: Path, mark_of: Callable[[str], str]) -> dict[str, DayFigures]:
+    """What is kept of days whose mark is still the same, by day. What is kept of others is removed: something
+    may have been erased from them, and no later report need ask for them. Raises `UsageError` as above."""
+    current: dict[str, DayFigures] = {}
     try:
         for file in folder.glob("????-??-??.json"):  # whatever else is there is not ours
-            if kept(folder, file.stem, mark_of(file.stem)) is None:
+            figures = kept(folder, file.stem, mark_of(file.stem))
+            if figures is None:
                 file.unlink(missing_ok=True)
+            else:
+                current[file.stem] = figures
     except OSError as error:
         raise UsageError(f"{folder} cannot be written: {error.strerror or error}") from None
+    return current
 
 
 def calendar(first: str, last: str) -> list[str]:

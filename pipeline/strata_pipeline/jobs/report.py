@@ -18,7 +18,7 @@ from pyspark.sql import functions as F
 from strata.protocol.lake import day_text
 
 from strata_pipeline.datasets import Quarantine
-from strata_pipeline.days.figures import DayFigures, Kind, forget_changed, keep_days, kept, week_of
+from strata_pipeline.days.figures import DayFigures, Kind, forget_changed, keep_days, week_of
 from strata_pipeline.errors import UsageError
 from strata_pipeline.jobs.failures import translate_failures
 from strata_pipeline.jobs.tables import DayWindow, check_output, portions, write_page
@@ -72,11 +72,12 @@ def report(
     assert folder is not None
     history = [] if scores is None else _scores(Path(scores))
     numbers = {day_text(day): day for day in lake.days()}
-    forget_changed(folder / "days", lambda day: lake.mark_of(numbers[day]) if day in numbers else "")
-    there = ((day, kept(folder / "days", day_text(day), lake.mark_of(day))) for day in window.days)
-    found = {day: figures for day, figures in there if figures is not None}
-    missing = [day for day in window.days if day not in found]
     with lake.held(), translate_failures("report"):
+        current = forget_changed(
+            folder / "days", lambda day: lake.mark_of(numbers[day]) if day in numbers else ""
+        )
+        found = {day: current[day_text(day)] for day in window.days if day_text(day) in current}
+        missing = [day for day in window.days if day not in found]
         for portion in portions(missing, progress):
             counted = _count(spark, window, portion)
             keep_days(folder / "days", counted.values())

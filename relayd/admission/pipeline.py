@@ -61,7 +61,16 @@ _SHORT_TYPES = IDENTITY_TYPES - {"DID_DOCUMENT"}
 """What is judged as quickly where it has many values: nothing of these is canonicalised again."""
 _LATELY = 0.1
 """Seconds after which a publish that is answered is not felt any more."""
+_UNDER_WAY_SECONDS = 0.05
+"""By how much a packet stands behind in the line of the checks whose sender has others under way."""
 _DECIDED = (PublishVerdict.PASSED, PublishVerdict.REFUSED)
+
+
+def _place(request: PublishRequest) -> float:
+    """Where it stands among those to be checked."""
+    lane = request.lane
+    behind = _UNDER_WAY_SECONDS if len(lane.requests) > 1 else 0.0
+    return lane.publisher.turn(time.monotonic()) + behind
 
 
 class Admission:
@@ -149,7 +158,7 @@ class Admission:
             threads=verify_threads,
             loop=asyncio.get_running_loop(),
             is_quick=lambda request: not request.is_dear,
-            place=lambda request: request.lane.publisher.turn(time.monotonic()),
+            place=_place,
             on_dear=self._was_dear,
         )
 

@@ -8,8 +8,9 @@ A job is quick, or it is dear: a packet that takes milliseconds to parse. The de
 in which those stand first whose senders have had little, and it never goes before the quick. Where there is
 more than one thread, one of them does nothing dear. So whoever sends what is dear keeps nobody else waiting.
 
-A few quick jobs while no other is being checked are done on the loop: waking a thread and being woken by it
-takes longer than the checks, all the more where a thread at something dear holds the interpreter's lock.
+A few quick jobs are done on the loop: all there are while no other is being checked, and of many those
+whose senders have had little. Waking a thread and being woken by it takes longer than the checks, all the
+more where it is at a batch, and asks a busy loop for the interpreter's lock after each check of it.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from __future__ import annotations
 import asyncio
 import heapq
 import itertools
+import math
 import queue
 import threading
 import time
@@ -28,6 +30,8 @@ __all__ = ["BATCH", "VerifyPool"]
 BATCH = 64
 _FEW = 4
 """So many quick checks take less of the loop than threads take to wake, and to be given the interpreter."""
+_SOON_SECONDS = 0.02
+"""Whose place is no further off has had little: one request alone is owed for some milliseconds."""
 _DEAR_SECONDS = 0.001
 """Of the processor: ten times what an ordinary packet takes."""
 
@@ -49,9 +53,9 @@ class VerifyPool(Generic[J]):
 
     A check returns how many seconds of a processor it used besides those of its thread. A job whose check
     raises goes to `on_failed(job, error)` on the loop instead. `is_quick` tells which jobs are, and
-    `place(job)` where a dear one stands in its line: the lowest is first. `on_dear(job, seconds)` hears of
-    each that took much of the processor. The lines are bounded by the callers: they stop reading from their
-    peers.
+    `place(job)` when its sender owes nothing, by `time.monotonic`: the lowest is first. `on_dear(job,
+    seconds)` hears of each that took much of the processor. The lines are bounded by the callers: they stop
+    reading from their peers.
     """
 
     def __init__(
@@ -63,7 +67,7 @@ class VerifyPool(Generic[J]):
         threads: int,
         loop: asyncio.AbstractEventLoop,
         is_quick: Callable[[J], bool] = lambda job: True,
-        place: Callable[[J], float] = lambda job: 0.0,
+        place: Callable[[J], float] = lambda job: math.inf,
         on_dear: Callable[[J, float], None] = lambda job, seconds: None,
     ) -> None:
         self._is_quick = is_quick
@@ -112,10 +116,16 @@ class VerifyPool(Generic[J]):
         if 0 < len(quick) <= _FEW and not self._quick_under_way:
             self._tell(self._checked(quick))
             return
+        placed = sorted((self._place(job), number, job) for number, job in enumerate(quick))
+        soon = time.monotonic() + _SOON_SECONDS
+        first = [job for place, _, job in placed[:_FEW] if place <= soon]
+        quick = [job for _, _, job in placed[len(first) :]]
         self._quick_under_way += len(quick)
         share = min(BATCH, -(-len(quick) // len(self._threads)))
         for start in range(0, len(quick), share or 1):
             self._batches.put((quick[start : start + share], False))
+        if first:
+            self._tell(self._checked(first))
 
     def _begin_dear(self) -> None:
         while self._dear and self._dear_under_way < self._dear_at_once:

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
-from deltalake import CommitProperties, DeltaTable, Schema, Transaction
+from deltalake import CommitProperties, DeltaTable, PostCommitHookProperties, Schema, Transaction
 from deltalake.exceptions import CommitFailedError, DeltaError
 from deltalake.transaction import AddAction, RemoveAction, create_table_with_add_actions
 from pyspark.sql.types import StringType, StructField, StructType
@@ -37,9 +37,11 @@ _PARTITIONS = ["day", "batch", "kind"]  # as folders tell: Polars refuses a tabl
 _TIP = "strata_tip"
 _ATTEMPTS = 5
 """In a bucket the second of two publishers begins again: what the first has published is there then."""
+_CHECKPOINT_EVERY = 100
+"""Versions. Old ones are cleaned up as often: to find them is to look at the names of all."""
 _PROPERTIES = {
     "delta.appendOnly": "true",  # whoever deletes rows of a lake by mistake is refused
-    "delta.checkpointInterval": "100",
+    "delta.checkpointInterval": str(_CHECKPOINT_EVERY),
     "delta.logRetentionDuration": "interval 7 days",  # of a commit a minute: each looks at the names of all
 }
 
@@ -209,9 +211,11 @@ def _publish_gained(
     version = table.version()
     opened.leave(place, table)
     if added:
+        cleans_up = (version + 1) % _CHECKPOINT_EVERY == 0
         table.create_write_transaction(
-            [*added], "append", _schema(), _PARTITIONS, commit_properties=_properties(lake)
-        )
+            [*added], "append", _schema(), _PARTITIONS, commit_properties=_properties(lake),
+            post_commithook_properties=PostCommitHookProperties(cleanup_expired_logs=cleans_up),
+        )  # fmt: skip
         version += 1  # nothing is tried again, and who opens the table next reads what was added
     rows = sum(map(lake.rows_of, days))
     return Published(version, lake.chain.end.number - 1, len(added), 0, rows)

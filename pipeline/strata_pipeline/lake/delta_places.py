@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import re
 import time
 from collections.abc import Collection, Iterator, Mapping
@@ -95,7 +96,9 @@ class _OnDisk:
         self.log = str(delta_log(lake))
 
     def has_log(self) -> bool:
-        return next(Path(self.log).glob("*.json"), None) is not None
+        with contextlib.suppress(FileNotFoundError), os.scandir(self.log) as found:
+            return any(one.name.endswith(".json") for one in found)
+        return False
 
     def is_outdated(self) -> bool:
         return False  # folders are looked at as they are

@@ -43,6 +43,19 @@ async def test_a_session_s_packets_enter_the_log_in_the_order_sent(rig):
     assert [name for name, _ in peer.answers] == [str(number) for number in range(60)]
 
 
+async def test_whoever_publishes_one_packet_does_not_wait_for_the_checks_of_who_publishes_many(rig):
+    many, one = Peer(), Peer()
+    rig.publish(one, made(0), "to have the keys in memory")
+    await rig.answers(one, 1)
+    for number in range(1, 41):
+        rig.publish(many, made(number), str(number))
+    rig.publish(one, made(41), "one")
+    await asyncio.sleep(0)  # at the end of a step of the loop they are shared out
+    assert rig.log.received[1:] == [made(41)]
+    await rig.answers(many, 40)
+    assert rig.log.received[2:] == [made(number) for number in range(1, 41)]
+
+
 async def test_admission_is_busy_while_a_publish_waits_and_a_moment_longer(rig):
     assert not rig.admission.is_busy()
     peer = Peer()

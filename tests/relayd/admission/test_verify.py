@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -119,7 +120,7 @@ class Held:
         self.on_the_loop: dict[str, bool] = {}
         self.done: list[str] = []
 
-    def pool(self, threads: int = 1, place: Callable[[str], float] = lambda job: 0.0) -> VerifyPool[str]:
+    def pool(self, threads: int = 1, place: Callable[[str], float] = lambda job: math.inf) -> VerifyPool[str]:
         return VerifyPool(
             self._check,
             lambda jobs, seconds: None,
@@ -203,6 +204,24 @@ async def test_dear_jobs_are_done_in_the_order_of_their_places():
     held.release.set()
     await held.all_done(5)
     assert held.done == ["dear first", "dear a", "dear b", "dear b too", "dear c"]
+    await asyncio.to_thread(pool.close)
+
+
+async def test_of_many_jobs_those_of_who_has_had_little_are_done_on_the_loop():
+    now = time.monotonic()
+    places = {f"little {number}": now - number for number in range(6)} | {"much": now + 60, "held": now + 30}
+    held = Held("held")
+    pool = held.pool(place=places.__getitem__)
+    await put(pool, "held", "much", *(f"little {number}" for number in range(6)))
+    first = ["little 5", "little 4", "little 3", "little 2"]
+    assert held.done[:4] == first and all(map(held.on_the_loop.__getitem__, first)), (
+        "few, for the loop serves all"
+    )
+    await asyncio.to_thread(held.begun["held"].wait, 30)
+    held.release.set()
+    await held.all_done(8)
+    assert held.done[4:] == ["little 1", "little 0", "held", "much"]
+    assert not any(map(held.on_the_loop.__getitem__, held.done[4:]))
     await asyncio.to_thread(pool.close)
 
 

@@ -129,7 +129,9 @@ class Membership:
                 member.seated, member.trial_until = False, None
         waiting = sorted((m for m in usable if not m.seated), key=self._turn)
         for member in [m for m in usable if m.seated and self._is_lost(m, now)]:
-            if waiting:
+            # A seat beside the others is nobody's place: it has its minute, and goes.
+            is_beside = member.trial_until is not None and sum(m.seated for m in usable) > options.connections
+            if waiting and not is_beside:
                 self._swap(member, waiting.pop(0), now)
         self._end_trials(now)
         free = options.connections - sum(m.seated for m in usable)
@@ -206,19 +208,18 @@ class Membership:
     def _unseat(self, loser: _Member) -> None:
         """Take a seat away; its relay goes to the end of the line."""
         self._turns += 1
-        loser.turn, loser.seated, loser.connected = self._turns, False, False
+        loser.turn, loser.seated, loser.connected, loser.trial_until = self._turns, False, False, None
 
     def _swap(self, loser: _Member, successor: _Member, now: float) -> None:
         self._unseat(loser)
         loser.is_slow |= loser.is_new
-        loser.trial_until = None
         self._seat(successor, now)
 
     def _end_trials(self, now: float) -> None:
-        seated = [m for m in self._members.values() if m.seated]
-        for tried in [m for m in seated if m.trial_until is not None and now >= m.trial_until]:
-            tried.trial_until = None
-            if sum(m.seated for m in seated) <= self._options.connections:
-                continue
-            worst = min(seated, key=lambda m: (m.connected, self._score(m.url), -m.turn))
+        for member in self._members.values():
+            if member.trial_until is not None and now >= member.trial_until:
+                member.trial_until = None
+        kept = [m for m in self._members.values() if m.seated and m.trial_until is None]
+        kept.sort(key=lambda m: (m.connected, self._score(m.url), -m.turn), reverse=True)
+        for worst in kept[self._options.connections :]:
             self._unseat(worst)

@@ -170,6 +170,27 @@ def test_trying_can_be_switched_off_and_needs_someone_to_try():
     assert it.sample(100) is None
 
 
+@pytest.mark.req("R-345", "C-272")
+def test_one_that_cannot_be_reached_when_it_is_tried_leaves_no_seat_behind():
+    it = members("abcde", sample_interval=100.0)
+    connect_all(it, 0)
+    assert it.sample(0) is None
+    tried = it.sample(151)
+    seats = it.seats(151)
+    assert tried in seats and len(seats) == 4
+    assert it.seats(155) == seats, "it has its minute"
+    assert it.seats(211) == ["a", "b", "c"]
+
+
+@pytest.mark.req("R-345")
+def test_trials_that_are_over_at_once_leave_no_seat_behind():
+    it = members("abcde", sample_interval=20.0)
+    connect_all(it, 0)
+    tried = [it.sample(float(now)) for now in range(61)]
+    assert set("de") < set(tried)
+    assert it.seats(121) == ["a", "b", "c"], "nobody looked meanwhile, as where the machine slept"
+
+
 events = st.lists(
     st.tuples(
         st.sampled_from("abcdef"), st.sampled_from(["up", "down", "miss", "pong", "bad", "good", "slow"])
@@ -204,3 +225,27 @@ def test_whatever_happens_seats_are_few_usable_and_as_many_as_there_can_be(some,
         readers = it.readers(2, seats)
         assert set(readers) <= {url for url in seats if it.is_connected(url)}
         assert set(it.targets()) == set(seats)
+
+
+@given(events, st.integers(1, 4))
+def test_whatever_happens_no_more_seats_are_taken_beside_the_others_than_trials_run(some, connections):
+    opinions = Opinions()
+    it = members("abcdef", opinions, connections=connections, copies=1, readers=1, sample_interval=20.0)
+    trials: list[float] = []
+    for step, (url, what) in enumerate(some):
+        now = step * 7.0
+        match what:
+            case "up" if url in it.seats(now):
+                it.connected(url)
+            case "down":
+                it.disconnected(url, now)
+            case "miss":
+                it.ping_missed(url)
+            case "bad":
+                opinions.standings[url] = Standing.BLACKLISTED
+            case "good":
+                opinions.standings[url] = Standing.ACTIVE
+        if it.sample(now) is not None:
+            trials.append(now)
+        running = sum(now - began < 60 for began in trials)
+        assert min(connections, len(it.usable())) <= len(it.seats(now)) <= connections + running

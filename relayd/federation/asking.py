@@ -9,13 +9,13 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 
-import msgspec
 from strata.protocol.keys import IDENTITY_TYPES
 from strata.relays.connection.driver import Driver
 from strata.relays.connection.queue import QueuedEvent
 from strata.relays.connection.stream import Phase, Stream
 from strata.relays.connection.values import Query
 
+from relayd.federation.claims import claimed_id
 from relayd.federation.comparing import Fetched
 from relayd.federation.intake import Intake, Item
 
@@ -73,7 +73,7 @@ class Asking:
         try:
             async with asyncio.timeout(_FETCH_TIMEOUT), self._answers(query) as told:
                 async for event in told.events():
-                    packet_id = wanted.get(_id_of(event))
+                    packet_id = wanted.get(claimed_id(event.packet))  # admission checks it
                     if packet_id is None or packet_id in sent:
                         continue  # nobody has asked for it
                     while not self._has_room(intake):
@@ -153,18 +153,3 @@ async def _set_within(event: asyncio.Event, seconds: float) -> None:
         async with asyncio.timeout(seconds):
             await event.wait()
     event.clear()
-
-
-class _Named(msgspec.Struct, gc=False):
-    packet_id: str
-
-
-_NAMED = msgspec.json.Decoder(_Named)
-
-
-def _id_of(event: QueuedEvent) -> str:
-    """The id that a packet claims; admission checks it."""
-    try:
-        return _NAMED.decode(event.packet).packet_id
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
-        return ""

@@ -10,13 +10,14 @@ import time
 from collections.abc import Callable, Collection, Coroutine, Sequence
 from typing import Any
 
-from strata.protocol.errors import ErrorCode, InvalidPacket
+from strata.protocol.errors import InvalidPacket
 from strata.relays.connection.driver import Driver
 from strata.relays.connection.queue import QueuedEvent
 
 from relayd.admission.origin import PeerOrigin
 from relayd.admission.request import Lane, PublishRequest
 from relayd.federation.asking import Asking
+from relayd.federation.claims import claims_of
 from relayd.federation.intake import (
     MAX_ATTEMPTS,
     Intake,
@@ -31,6 +32,7 @@ from relayd.federation.intake import (
 )
 from relayd.federation.link_parts import LinkEnded, LinkParts
 from relayd.federation.peers_file import Upstream
+from relayd.store.skips import reason_of
 from relayd.store.types import PeerMark
 
 __all__ = ["Judging"]
@@ -146,11 +148,13 @@ class Judging:
                 self._parts.told.verdicts(verdict)
             case _:
                 if verdict is PeerVerdict.FORGED:
-                    self._parts.told.forged(_reason(error))
+                    self._parts.told.forged(reason_of(error))
                 elif is_suspicious(error):
                     self._parts.told.malformed()
-                if verdict is not PeerVerdict.FORGED and packet is not None:
-                    self._parts.told.skipped(packet.digest, packet.timestamp, _reason(error))
+                # A packet that is larger than this relay takes is known by its own word alone.
+                claims = claims_of(request.raw) if packet is None else (packet.digest, packet.timestamp)
+                if verdict is not PeerVerdict.FORGED and claims is not None:
+                    self._parts.told.skipped(*claims, reason_of(error))
                 self._settle(request, verdict)
 
     def publish_unanswerable(self) -> None:
@@ -225,8 +229,3 @@ class Judging:
         task = asyncio.create_task(work, name=f"peer-packet {self._peer.relay_id}")
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
-
-
-def _reason(error: InvalidPacket) -> str:
-    code = ErrorCode(error.code).value
-    return f"{code}/{error.detail}" if error.detail else code

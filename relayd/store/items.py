@@ -11,29 +11,19 @@ A packet may arrive long after its `timestamp`, so there is no upper bound but t
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
 import asyncpg
-from strata.protocol.errors import ErrorCode
 
 from relayd.store.columns import string_key
 from relayd.store.declined import DECLINED_CONDITIONS, declined_parameters
 from relayd.store.types import Declined
 
-__all__ = ["ITEMS_AT_ONCE", "ItemPlace", "ItemRange", "ItemsPage", "read_items", "read_skips"]
+__all__ = ["ITEMS_AT_ONCE", "ItemPlace", "ItemRange", "ItemsPage", "read_items"]
 
 ITEMS_AT_ONCE: Final = 5000
 """Rows that one page looks at."""
-
-_SKIPS: Final = """
-SELECT "timestamp", packet_id FROM peer_skips WHERE peer_id = $1 AND "timestamp" BETWEEN $2 AND $3
-    AND split_part(reason, '/', 1) <> ALL ($5) LIMIT $4
-"""
-_MAY_PASS: Final = [ErrorCode.INTERNAL_ERROR.value, ErrorCode.RATE_LIMITED.value]
-"""The codes of refusals that are left out: what a plug-in could not decide, or did not want yet, and what
-this relay failed on, may pass the next time, and is asked for again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,11 +98,3 @@ async def read_items(
         return ItemsPage(items, ItemPlace(place.value, rows[-1][0]))
     following = place.value + 1
     return ItemsPage(items, ItemPlace(following) if following < len(values) else None)
-
-
-async def read_skips(
-    connection: asyncpg.Connection[Any], peer_id: int, span: ItemRange, most: int
-) -> Sequence[tuple[int, bytes]]:
-    """What this peer serves and this relay refused, of a range of time."""
-    rows = await connection.fetch(_SKIPS, peer_id, span.since, min(span.until, 2**62), most, _MAY_PASS)
-    return [(row[0], row[1]) for row in rows]

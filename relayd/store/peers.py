@@ -16,6 +16,7 @@ from typing import Any, Final, NamedTuple
 import asyncpg
 
 from relayd.store.connection import close_quietly, connect, connected, deadline
+from relayd.store.skips import REASONS, SKIP, TRIM, Skip
 from relayd.store.types import StoreError, StoreUnavailable
 
 __all__ = [
@@ -46,19 +47,6 @@ FROM peers p LEFT JOIN LATERAL
     (SELECT max(last_witness) AS last_witness FROM peer_cursors WHERE peer_id = p.peer_id) AS c ON true
 ORDER BY p.peer_id
 """
-_SKIP: Final = """
-INSERT INTO peer_skips (peer_id, packet_id, "timestamp", reason)
-SELECT $1, i, t, r FROM unnest($2::bytea[], $3::bigint[], $4::text[]) AS new (i, t, r) ON CONFLICT DO NOTHING
-"""
-_TRIM: Final = """
-DELETE FROM peer_skips WHERE peer_id = $1 AND "timestamp" <
-    (SELECT "timestamp" FROM peer_skips WHERE peer_id = $1 ORDER BY "timestamp" DESC OFFSET $2 LIMIT 1)
-"""
-
-
-_SKIP_REASONS: Final = (
-    "SELECT reason, count(*) FROM peer_skips WHERE peer_id = $1 GROUP BY reason ORDER BY 2 DESC LIMIT 50"
-)
 _COMPARISONS: Final = (
     "SELECT peer_id, asked, done, asked_since, is_running, found::text, equal_at FROM peer_comparisons"
 )
@@ -228,11 +216,11 @@ class PeerStore:
             follows,
         )
 
-    async def skip(self, peer_id: int, skips: Sequence[tuple[bytes, int, str]], most: int) -> None:
-        """Remember packets of a peer that were refused: id, timestamp, reason; the newest `most` are kept."""
+    async def skip(self, peer_id: int, skips: Sequence[Skip], most: int) -> None:
+        """Remember packets of a peer that were refused, each once; the newest `most` are kept."""
         columns = [list(column) for column in zip(*skips, strict=True)] or [[], [], []]
-        await self._run("execute", _SKIP, peer_id, *columns)
-        await self._run("execute", _TRIM, peer_id, most)
+        await self._run("execute", SKIP, peer_id, *columns)
+        await self._run("execute", TRIM, peer_id, most)
 
     async def pause(self, relay_id: str, paused: bool) -> bool:
         """Stop or go on reading from a peer; whether there is such a peer."""
@@ -281,7 +269,7 @@ class PeerStore:
 
     async def skip_reasons(self, peer_id: int) -> dict[str, int]:
         """Why packets of this peer were refused, of those that are remembered, and how many for each."""
-        return dict(map(tuple, await self._run("fetch", _SKIP_REASONS, peer_id)))
+        return dict(map(tuple, await self._run("fetch", REASONS, peer_id)))
 
     async def identity_seed(self) -> bytes:
         """The seed of the relay's DID that the database keeps. Raises `StoreError` where none has served."""

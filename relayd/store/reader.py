@@ -17,7 +17,7 @@ from relayd.lineage import KnownLog, Mark
 from relayd.store.columns import entry
 from relayd.store.connection import Payer, Pool
 from relayd.store.declined import covers
-from relayd.store.items import ItemPlace, ItemRange, ItemsPage, read_items, read_skips
+from relayd.store.items import ItemPlace, ItemRange, ItemsPage, read_items
 from relayd.store.queries import (
     ABUSE,
     BY_ID,
@@ -32,6 +32,7 @@ from relayd.store.queries import (
     page_statement,
     ways,
 )
+from relayd.store.skips import read_skips
 from relayd.store.terms import Reset, agree, notice, read_head, read_resets, read_state
 from relayd.store.types import (
     AbuseEntry,
@@ -263,7 +264,7 @@ class Reader:
     ) -> Sequence[tuple[int, bytes]]:
         """What a peer serves and this relay refused. Raises and cancels as `items` does."""
         async with self._pages.lease(payer) as connection:
-            return await read_skips(connection, peer_id, span, most)
+            return await read_skips(connection, peer_id, span.since, span.until, most)
 
     async def tombstones(self, ids: Sequence[bytes]) -> dict[bytes, bytes]:
         """The tombstones of those of `ids` that were erased (`strata.protocol.tombstones`).

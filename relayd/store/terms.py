@@ -15,6 +15,7 @@ import structlog
 
 from relayd.lineage import Claim, KnownLog, Lineage, Mark, Term
 from relayd.store.queries import STATE
+from relayd.store.skips import FORGET
 from relayd.store.types import LogLost, StoreUnavailable
 
 __all__ = [
@@ -155,6 +156,8 @@ async def open_term(
             if tags:
                 await connection.execute(_REMEMBER_LOST, tags, good_to, claim.mark.epoch, now)
         tag, epoch = await connection.fetchrow(_OPEN, found or "start", now, found is not None, least)
+        if found is not None:
+            await connection.execute(FORGET)
         lineage, head = await _read(connection)
     known.lineage = lineage
     known.is_followed = True

@@ -31,13 +31,14 @@ class MadeLink:
         self.submitted: list[PublishRequest] = []
         self.ended: list[str] = []
         self.told: list[str] = []
+        self.skipped: list[tuple[bytes, int, str]] = []
         admission = SimpleNamespace(submit=self.submitted.append, is_full=lambda: False)
         told = SimpleNamespace(
             verdicts=lambda verdict: self.told.append(verdict.value),
             forged=lambda reason: None,
             malformed=lambda: None,
             refused_witness=lambda: None,
-            skipped=lambda packet_id, at, reason: None,
+            skipped=lambda *skip: self.skipped.append(skip),
         )
         parts = SimpleNamespace(
             admission=admission, max_backfill_seconds=604_800, clock=lambda: NOW, told=told
@@ -189,3 +190,24 @@ async def test_a_peer_that_never_tells_all_keys_does_not_hold_up_what_follows_fo
         packet = await judged_by_keys(link, "ACCEPTED", 2 * n)
     link.judging.publish_refused(packet, NOT_THE_AUTHORS)
     assert link.told[-1] == "skipped" and not link.judging._items
+
+
+TOO_LARGE = InvalidPacket(ErrorCode.PACKET_TOO_LARGE, "no", max_bytes=1024)
+
+
+@pytest.mark.req("R-379")
+@pytest.mark.parametrize(
+    ("raw", "skipped"),
+    [
+        (PACKET.canonical, [(PACKET.digest, PACKET.timestamp, "packet_too_large")]),
+        (b'{"packet_id": 7}', []),
+        (b'{"packet_id": "0x' + b"0" * 64 + b'", "timestamp": 1e99}', []),
+    ],
+)
+def test_what_is_refused_before_it_is_read_is_remembered_by_its_own_word(raw, skipped):
+    """Else each comparison of sets would fetch it again: the peer takes larger packets than this relay."""
+    link = MadeLink()
+    intake = Intake(None)
+    link.judging.submit(intake, intake.add(raw, NOW, "c"))
+    link.judging.publish_refused(link.submitted[0], TOO_LARGE)
+    assert link.skipped == skipped and link.told == ["skipped"]

@@ -139,7 +139,7 @@ async def test_what_an_operator_does(store, peers):
     row = next(row for row in await table.rows() if row.peer_id == peer)
     assert (row.paused, row.offences, row.barred_until, row.state) == (True, 2, NOW, "disconnected")
     assert (row.has_conduct, await table.conduct(peer)) == (True, '{"a": 1}')
-    assert (len(row.problem or ""), row.skipped) == (500, 5)
+    assert (len(row.problem or ""), row.skipped) == (500, 4)
     assert await table.pause(did, False)
     assert await table.forgive(did)
     # Whoever did not know of that writes nothing over it.

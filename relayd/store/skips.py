@@ -1,0 +1,66 @@
+"""What peers serve and this relay refused, and why: the table `peer_skips`.
+
+A reason is the code of the refusal, and its detail behind a slash where there is one. What may pass the next
+time counts in no comparison, and so is asked for again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Final
+
+import asyncpg
+from strata.protocol.errors import ErrorCode, InvalidPacket
+
+__all__ = ["FORGET", "REASONS", "SKIP", "TRIM", "Skip", "read_skips", "reason_of"]
+
+Skip = tuple[bytes, int, str]
+"""A packet's id and `timestamp`, and the reason."""
+
+_DETAIL: Final = "/"
+_MAY_PASS: Final = [
+    ErrorCode.INTERNAL_ERROR.value,
+    ErrorCode.RATE_LIMITED.value,
+    ErrorCode.TIMESTAMP_IN_FUTURE.value,
+]
+"""What this relay failed on, what a plug-in could not decide or did not want yet, and what came too early: a
+comparison is of the past, and so it has come in time by then."""
+
+
+def reason_of(error: InvalidPacket) -> str:
+    """Why a packet was refused, as it is kept and told."""
+    code = ErrorCode(error.code).value
+    return f"{code}{_DETAIL}{error.detail}" if error.detail else code
+
+
+SKIP: Final = """
+INSERT INTO peer_skips AS old (peer_id, packet_id, "timestamp", reason)
+SELECT $1, i, t, r FROM unnest($2::bytea[], $3::bigint[], $4::text[]) AS new (i, t, r)
+ON CONFLICT (peer_id, packet_id) DO UPDATE SET "timestamp" = excluded."timestamp", reason = excluded.reason
+    WHERE (old."timestamp", old.reason) <> (excluded."timestamp", excluded.reason)
+"""
+"""The last reason counts: what might pass was asked for again, and may have been refused for good."""
+TRIM: Final = """
+DELETE FROM peer_skips WHERE peer_id = $1 AND ("timestamp", packet_id) <=
+    (SELECT "timestamp", packet_id FROM peer_skips WHERE peer_id = $1
+        ORDER BY "timestamp" DESC, packet_id DESC OFFSET $2 LIMIT 1)
+"""
+REASONS: Final = (
+    "SELECT reason, count(*) FROM peer_skips WHERE peer_id = $1 GROUP BY reason ORDER BY 2 DESC LIMIT 50"
+)
+FORGET: Final = "DELETE FROM peer_skips"
+"""For a log that has lost its end: a packet that was refused, taken later from elsewhere and lost would be
+asked for no more."""
+
+_READ: Final = f"""
+SELECT "timestamp", packet_id FROM peer_skips WHERE peer_id = $1 AND "timestamp" BETWEEN $2 AND $3
+    AND split_part(reason, '{_DETAIL}', 1) <> ALL ($5) LIMIT $4
+"""
+
+
+async def read_skips(
+    connection: asyncpg.Connection[Any], peer_id: int, since: int, until: int, most: int
+) -> Sequence[tuple[int, bytes]]:
+    """What this peer serves and this relay refused for good, of a range of time: `timestamp` and id."""
+    rows = await connection.fetch(_READ, peer_id, since, min(until, 2**62), most, _MAY_PASS)
+    return [(row[0], row[1]) for row in rows]

@@ -67,10 +67,11 @@ WHERE NOT EXISTS (SELECT FROM packets AS p WHERE p.author_id = newest.author_id
 
 _MOVE = {
     "packets": "INSERT INTO packets_kept SELECT * FROM {name} WHERE content_type = ANY ($1::bytea[])",
-    # The ids of spared packets stay known for as long as the packets are there.
+    # The ids of spared packets stay known for as long as the packets are there, and those of what was erased
+    # for ever: a manifest that a peer still has is never too old to be taken once more.
     "packet_ids": (
         "INSERT INTO packet_ids_kept SELECT i.* FROM {name} AS i"
-        " WHERE EXISTS (SELECT FROM packets_kept AS p WHERE p.sequence = i.sequence)"
+        " WHERE i.sequence IN (SELECT sequence FROM packets_kept UNION ALL SELECT sequence FROM tombstones)"
     ),
 }
 

@@ -5,10 +5,13 @@ from __future__ import annotations
 import asyncio
 
 import pytest
+from strata.protocol.ids import Identity
 from strata.protocol.keys import IDENTITY_TYPES
 from strata.protocol.lake import DAY_SECONDS, day_of
 
+from relayd.moderation import Kind
 from relayd.store import Gone, LogQuery, Outcome, Store
+from relayd.store.erasing import Eraser
 from relayd.store.retention import Swept
 from relayd.store.types import EXEMPT_TYPES, NewPacket, StoredPacket
 
@@ -137,6 +140,30 @@ async def test_generations_go_in_the_end_but_not_the_ids_of_exempt_packets(datab
         assert [place.outcome for place in appended.dispositions] == [Outcome.DUPLICATE, Outcome.STORED]
         # Look-ups by id probe few partitions, however long the relay has run.
         assert len(await partitions(sql, "packet_ids")) <= 5
+
+
+@pytest.mark.req("R-310")
+async def test_what_was_erased_is_known_for_good(database, packet):
+    """Peers may bring a manifest of any age, and one of them may have it still."""
+    async with await Store.open(database, retention_days=1, dedup_window_seconds=DAY_SECONDS) as store:
+        manifest, plain = packet(1, type="CLIENT_MANIFEST"), packet(2)
+        await store.maintain(NOW)
+        await store.append([manifest, plain], NOW)
+        await Eraser(store.url, Identity(bytes(32))).erase(
+            Kind.PACKET,
+            ["0x" + manifest.packet_id.hex()],
+            reason="asked for",
+            actor="ann",
+            via="command",
+            now=NOW,
+        )
+        for day in range(1, 5):
+            now = NOW + day * DAY_SECONDS
+            await store.append([packet(100 + day)], now)
+            await store.maintain(now)
+        appended = await store.append([manifest, plain], now)
+        assert [place.outcome for place in appended.dispositions] == [Outcome.DUPLICATE, Outcome.STORED]
+        assert isinstance(await store.by_id(manifest.packet_id, now), Gone)
 
 
 async def test_without_retention_everything_stays(database, packet, sql):

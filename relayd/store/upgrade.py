@@ -28,6 +28,7 @@ T = TypeVar("T")
 _LOCK = 0x72656C617964  # "relayd": the key of the advisory lock under which one process migrates
 _LOCK_TIMEOUT = "120s"
 _CONNECT_TIMEOUT = 10.0
+_HAS_0004 = "SELECT to_regclass('moderation') IS NOT NULL"
 
 
 def upgrade(url: str) -> None:
@@ -75,13 +76,19 @@ def _driver_errors() -> Iterator[None]:
 
 def _upgrade(connection: sa.Connection) -> None:
     config = alembic_config()
-    known = {script.revision for script in ScriptDirectory.from_config(config).walk_revisions()}
-    revision = MigrationContext.configure(connection).get_current_revision()
+    scripts = ScriptDirectory.from_config(config)
+    known = {script.revision for script in scripts.walk_revisions()}
+    context = MigrationContext.configure(connection)
+    revision = context.get_current_revision()
     if revision is not None and revision not in known:
         raise UnsafeDatabase(f"the database's schema ({revision}) is newer than this program: upgrade relayd")
+    if revision == "0004" and not connection.exec_driver_sql(_HAS_0004).scalar():
+        # Programs of 22 November 2026 called 0003 so, before there was anything else of that number. Going on
+        # from there would leave out what 0004 makes, and no program would serve the log any more.
+        context.stamp(scripts, "0003")
     config.attributes["connection"] = connection
     command.upgrade(config, "head")
-    served = " ".join(served_revisions(ScriptDirectory.from_config(config)))
+    served = " ".join(served_revisions(scripts))
     connection.exec_driver_sql(f"COMMENT ON TABLE alembic_version IS '{SERVES}{served}'")
 
 

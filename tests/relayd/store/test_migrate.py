@@ -142,6 +142,27 @@ async def test_a_log_of_revision_0002_keeps_its_places(empty_database):
         assert store.known.lineage.good_to(Mark(head + 7, None, 1), head + 9) == head
 
 
+@pytest.mark.req("R-308")
+async def test_a_log_whose_terms_were_numbered_0004_comes_to_the_newest_with_all_its_tables(empty_database):
+    """So they were for an hour of development, before 0004 was what it is."""
+
+    def to_0003(connection: sa.Connection) -> None:
+        config = alembic_config()
+        config.attributes["connection"] = connection
+        command.upgrade(config, "0003")
+
+    await asyncio.to_thread(run_sync, empty_database, to_0003)
+    await execute(empty_database, "UPDATE alembic_version SET version_num = '0004'")
+    await migrate(empty_database)
+    assert await current_revision(empty_database) == REVISION
+    connection = await asyncpg.connect(empty_database)
+    try:
+        found = await connection.fetch("SELECT tablename FROM pg_tables WHERE schemaname = 'public'")
+    finally:
+        await connection.close()
+    assert {table.name for table in METADATA.sorted_tables} <= {row[0] for row in found}
+
+
 _OLD_ROWS = """
 SELECT relay_append($1, $2::bytea[], $3::bytea[], $4::bytea[], $5::bigint[], $6::bigint[], $7::bytea[], NULL)
 """

@@ -85,7 +85,7 @@ async def serve(
     current = CurrentSettings(settings)
     ports: dict[str, int] = {}  # those that were chosen stay chosen
 
-    async def begin(announce: Announce) -> Claim:
+    async def begin(announce: Announce, written: Callable[[], None]) -> Claim:
         return await _serve(
             current,
             database_url,
@@ -94,6 +94,7 @@ async def serve(
             tls=tls,
             claim=claim,
             announce=announce,
+            written=written,
             stop=stop,
             ports=ports,
             post=post,
@@ -102,10 +103,8 @@ async def serve(
     try:
         while True:
             try:
-                if has_served:  # what it knows of the log that was lost is to be written down first
-                    claim = await begin(lambda addresses: None)
-                else:
-                    claim = await _unless_stopped(begin, announce, stop)
+                to_tell = (lambda addresses: None) if has_served else announce
+                claim = await _unless_stopped(begin, to_tell, stop, knows_of_loss=has_served)
                 has_served = True
                 problem = None
             except StoreError as error:
@@ -127,19 +126,31 @@ async def serve(
 
 
 async def _unless_stopped(
-    begin: Callable[[Announce], Coroutine[Any, Any, Claim]], announce: Announce, stop: asyncio.Event
+    begin: Callable[[Announce, Callable[[], None]], Coroutine[Any, Any, Claim]],
+    announce: Announce,
+    stop: asyncio.Event,
+    *,
+    knows_of_loss: bool,
 ) -> Claim | None:
     """Serve; or None where `stop` is set before it listens, when nobody is there to take leave of: to read
-    the keys of a large log, or to wait for the lock of another process, takes long."""
+    the keys of a large log, or to wait for the lock of another process, takes long. What a process knows of
+    a log that was lost is written down first."""
     is_listening = False
+    written = asyncio.Event()
+    if not knows_of_loss:
+        written.set()
 
     def announced(addresses: dict[str, str]) -> None:
         nonlocal is_listening
         is_listening = True
         announce(addresses)
 
-    serving = asyncio.create_task(begin(announced), name="serve")
-    stopped = asyncio.create_task(stop.wait(), name="stop")
+    async def may_end() -> None:
+        await stop.wait()
+        await written.wait()
+
+    serving = asyncio.create_task(begin(announced, written.set), name="serve")
+    stopped = asyncio.create_task(may_end(), name="stop")
     try:
         await asyncio.wait((serving, stopped), return_when=asyncio.FIRST_COMPLETED)
         if not is_listening and not serving.done():
@@ -160,6 +171,7 @@ async def _serve(
     tls: ServerTls | None,
     claim: Claim | None,
     announce: Announce,
+    written: Callable[[], None],
     stop: asyncio.Event,
     ports: dict[str, int],
     post: Post | None,
@@ -167,7 +179,7 @@ async def _serve(
     """Serve until `stop` is set, or until the log has lost its end; returns what is known of the log.
 
     All that is kept of it in memory is wrong then, so the caller makes everything anew, in the same process
-    and on the same port.
+    and on the same port. `written` is called once the database has what `claim` says.
     """
     settings = current.settings
     bootstrap = read_bootstrap(settings.bootstrap_file)
@@ -178,6 +190,7 @@ async def _serve(
         guard = Guard(settings.log_guard or settings.data_dir / "log-guard", store.secrets.cursor_key)
         claims = [claim, await asyncio.to_thread(guard.read)]
         await store.begin([claim for claim in claims if claim is not None])
+        written()
         if not settings.retention_requires_archive:
             await store.maintain(int(time.time()))
         identity = relay_identity(settings, store)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -75,3 +76,29 @@ async def test_a_stop_amid_the_start_ends_it_and_one_later_drains(monkeypatch, i
     monkeypatch.setattr(server, "_serve", attempt)
     await server.serve(Settings(), "postgresql://", announce=lambda addresses: None, stop=stop)
     assert ends == ["in its own time" if is_listening else "at once"]
+
+
+async def test_a_stop_amid_a_new_beginning_ends_it_once_what_was_lost_is_written_down(monkeypatch):
+    stop, said = asyncio.Event(), list[str]()
+
+    async def attempt(*_: Any, claim: Claim | None, written: Callable[[], None], **others: Any) -> Claim:
+        if claim is None:
+            return CLAIM  # the log has lost its end
+        stop.set()
+        for _round in range(5):
+            await asyncio.sleep(0)
+        said.append("written")
+        written()
+        try:
+            async with asyncio.timeout(0.1):  # reading the keys
+                await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            said.append("ended at once")
+            raise
+        return CLAIM
+
+    monkeypatch.setattr(server, "_serve", attempt)
+    monkeypatch.setattr(server, "_ANEW_PAUSE", 0.0)
+    async with asyncio.timeout(10):
+        await server.serve(Settings(), "postgresql://", announce=lambda addresses: None, stop=stop)
+    assert said == ["written", "ended at once"]

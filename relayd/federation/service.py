@@ -153,7 +153,8 @@ class Federation:
         task = self._tasks.get(peer_id)
         if task is not None and (not wanted or (link is not None and link.fence != row.fence)):
             await self._stop(peer_id)
-            await self._table.report(peer_id, "paused" if row.paused else "barred", None, self._clock())
+            state = "paused" if row.paused else "barred" if is_barred else "reset"
+            await self._table.report(peer_id, state, None, self._clock())
             task = link = None
         if wanted and task is None:
             self._tasks[peer_id] = asyncio.create_task(
@@ -315,7 +316,7 @@ class Federation:
         for peer_id in self._peers:
             if (kept := self._standings.to_write(peer_id, self._clock())) is not None:
                 await self._keep_conduct(peer_id, kept)
-        for peer_id, skips in self._skips.items():
+        for peer_id, skips in list(self._skips.items()):  # a link may begin meanwhile
             if skips:
                 some = list({skip[0]: skip for skip in skips}.values())
                 skips.clear()

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 from strata.protocol.ids import Identity
 
+from relayd.federation.mesh import Mesh
 from relayd.federation.peers_file import Upstream
 from relayd.federation.service import Federation
 from relayd.metrics import Metrics
@@ -54,6 +56,7 @@ class Table:
         self.looks = asyncio.Event()
         self.is_slow = False
         """The next write does not come to its end by itself."""
+        self.states: list[str] = []
 
     async def take_lead(self) -> bool:
         return True
@@ -67,6 +70,12 @@ class Table:
 
     async def close(self) -> None:
         pass
+
+    async def conduct(self, peer_id: int) -> str | None:
+        return None
+
+    async def report(self, peer_id: int, state: str, problem: str | None, now: int) -> None:
+        self.states.append(state)
 
     async def skip(self, peer_id: int, skips: Sequence[tuple[bytes, int, str]], most: int) -> None:
         self.meanwhile()
@@ -95,6 +104,17 @@ async def test_refusals_outlast_a_database_that_is_away():
     assert len(table.skipped) == 20_000
 
 
+async def test_a_peer_may_begin_to_be_read_while_refusals_of_another_are_written_down():
+    reading, table = federation(Metrics()), Table()
+    reading._table = cast(Any, table)
+    table.is_away = False
+    other = Upstream("wss://other", "did:strata:zOther")
+    table.meanwhile = lambda: cast(None, reading._reports(other, 2))
+    reading._reports(PEER, 1).skipped(b"l" * 32, 7, "policy_rejected")
+    await reading._write_down()
+    assert table.skipped == [(b"l" * 32, 7, "policy_rejected")]
+
+
 @pytest.mark.parametrize("amid_a_write", [False, True])
 async def test_refusals_of_the_last_moment_are_written_down_at_a_stop(amid_a_write):
     reading, table = federation(Metrics()), Table()
@@ -113,3 +133,26 @@ async def test_refusals_of_the_last_moment_are_written_down_at_a_stop(amid_a_wri
     await asyncio.wait([running])
     assert running.cancelled()
     assert table.skipped == [(b"l" * 32, 7, "policy_rejected")]
+
+
+@pytest.mark.parametrize(
+    ("changes", "state"),
+    [({"fence": 2}, "reset"), ({"paused": True}, "paused"), ({"barred_until": 100}, "barred")],
+)
+async def test_why_a_link_was_stopped_is_told(monkeypatch, changes, state):
+    """One that is to read its peer's log again is not barred."""
+    reading, table = federation(Metrics()), Table()
+    reading._table = cast(Any, table)
+
+    async def keep(*_: object) -> None:
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(reading, "_keep", keep)
+    reading._links[1] = cast(Any, SimpleNamespace(fence=1))
+    reading._tasks[1] = asyncio.create_task(keep())
+    row = PeerRow(1, PEER.relay_id, PEER.url, False, 1, 0, 0, 0, "connected", 0, None, None, 0, False)
+    await reading._look_after(
+        PEER, row._replace(**changes), Mesh("did:strata:zOwn", {PEER.relay_id: ""}, 0.0)
+    )
+    assert table.states == [state]
+    await reading._stop_all()

@@ -6,6 +6,7 @@ the real ones. What is made here is the log, the network and time."""
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, cast
 
@@ -77,6 +78,9 @@ class SimulatedRelay:
         self.standings = Standings()
         self.skips: dict[str, dict[int, int]] = {}
         """What was refused of each peer, and its timestamp."""
+        self.refuses: Callable[[int], bool] = lambda packet_id: False
+        """What a rule of its operator keeps away."""
+        self.erased: set[int] = set()
         self.lies = False
         self.received = 0
         self.brought = 0
@@ -93,7 +97,8 @@ class SimulatedRelay:
     def start(self) -> None:
         """A fresh process on what was stored."""
         others = [did for did in self.world.dids if did != self.did and self.world.reads(self.did, did)]
-        self.mesh = Mesh(self.did, dict.fromkeys(others, "mesh"), self.world.now)
+        group = "" if self.world.is_ring else "mesh"
+        self.mesh = Mesh(self.did, dict.fromkeys(others, group), self.world.now)
         self.readers: dict[str, Reader] = {}
         for did in others:
             cursor = self.cursors.get(did)
@@ -116,7 +121,7 @@ class SimulatedRelay:
         found = []
         for index in range(0 if after is None else int(after), len(self.log)):
             row = self.log[index]
-            if row.via in not_via:
+            if row.via in not_via or row.packet.packet_id in self.erased:
                 continue
             if self.lies:
                 chance = self.world.random.random()
@@ -131,11 +136,14 @@ class SimulatedRelay:
 
     def claims(self, reader: str, since: int, until: int) -> list[tuple[int, bytes]]:
         """The set that an upstream compares: a liar names packets that nobody has ever seen."""
-        items = {row.packet.packet_id: row.packet.timestamp for row in self.log}
-        items |= self.skips.get(reader, {})
+        items = self.items() | self.skips.get(reader, {})
         if self.lies:
             items |= {2**200 + n: until - n for n in range(_INVENTED)}
         return [(at, n.to_bytes(32, "big")) for n, at in items.items() if since <= at <= until]
+
+    def items(self) -> dict[int, int]:
+        """What it serves: packets, and their timestamps."""
+        return {n: row.packet.timestamp for n, row in self.known.items() if n not in self.erased}
 
     def step(self) -> None:
         for did, reader in self.readers.items():
@@ -174,7 +182,7 @@ class SimulatedRelay:
         self, did: str, upstream: SimulatedRelay, since: int, until: int
     ) -> tuple[set[int], bool]:
         """What the peer has and this relay has not; the network may cut the exchange off amid it."""
-        ours = {n: row.packet.timestamp for n, row in self.known.items()} | self.skips.get(did, {})
+        ours = self.items() | self.skips.get(did, {})
         items = [(at, n.to_bytes(32, "big")) for n, at in ours.items() if since <= at <= until]
         mine = Reconciler(ItemSet(items))
         theirs = Reconciler(ItemSet(upstream.claims(self.did, since, until)))
@@ -251,6 +259,8 @@ class SimulatedRelay:
         packet = cast(Any, row.packet)
         if row.packet.is_forged:
             raise InvalidPacket(ErrorCode.INVALID_SIGNATURE, "made up", detail="packet_id_mismatch")
+        if self.refuses(row.packet.packet_id):
+            raise InvalidPacket(ErrorCode.POLICY_REJECTED, "not here")
         origin = PeerOrigin(1, row.told_at, True, 604_800)
         witness = witness_of(packet, origin, self.clock)
         check_age(packet, origin, witness, self.clock, max_age_seconds=86_400)
@@ -258,7 +268,8 @@ class SimulatedRelay:
 
 
 class SimulatedWorld:
-    """Relays that all read from each other; `cuts` holds the pairs that cannot, and until when."""
+    """Relays that all read from each other, or each from the next; `cuts` holds the pairs that cannot, and
+    until when."""
 
     def __init__(
         self,
@@ -269,6 +280,7 @@ class SimulatedWorld:
         tick: float = TICK,
         compares_each: float = 0.0,
         loss: float = 0.0,
+        is_ring: bool = False,
     ) -> None:
         """`compares_each` is the interval of comparisons, if there are any. `loss` is the part of what is
         sent that is lost, and as much comes twice, or in another order."""
@@ -276,6 +288,7 @@ class SimulatedWorld:
         self.tick = tick
         self.compares_each = compares_each
         self.loss = loss
+        self.is_ring = is_ring
         self.now = 0.0
         self.dids = [f"did:strata:z{n}" for n in range(count)]
         self.cuts: dict[frozenset[str], float] = {}
@@ -285,6 +298,8 @@ class SimulatedWorld:
             self.relays[did] = SimulatedRelay(self, did, skews[n] if skews else 0)
 
     def reads(self, reader: str, upstream: str) -> bool:
+        if self.is_ring:
+            return self.dids.index(upstream) == (self.dids.index(reader) + 1) % len(self.dids)
         return reader != upstream
 
     def is_cut(self, one: str, other: str) -> bool:

@@ -189,3 +189,44 @@ def test_what_was_lost_on_the_way_is_found_by_comparing(part):
             else:
                 pytest.fail(f"seed {seed}: nobody may lie for ever")
     assert received < 1.6 * sent_once
+
+
+@pytest.mark.req("R-364", "R-374")
+@pytest.mark.parametrize("loss", [0.0, 0.05])
+def test_three_relays_of_which_each_reads_the_next_one_alone(loss):
+    """Each comes to hold, once, all that can come to it, and then there is silence: a packet goes round the
+    loop once. What one has erased does not come back to it; what one refuses does not come by it."""
+    for seed in range(3 * SEEDS):
+        world = SimulatedWorld(seed, 3, tick=20.0, compares_each=300.0, loss=loss, is_ring=True)
+        a, b, c = world.dids
+        author = dict[int, str]()
+        world.relays[b].refuses = lambda packet_id: packet_id % 5 == 0
+        for _ in range(20):
+            for _ in range(world.random.randrange(4)):
+                did = world.random.choice(world.dids)
+                world.publish(did)
+                author.setdefault(world.published, did)
+            if world.random.random() < 0.3:
+                world.trouble()
+            world.run(world.random.choice((20, 20, 60, 140)))
+        world.heal()
+        author.pop(0, None)
+        world.run(2400)
+        by_b = {n for n, did in author.items() if n % 5 or did == b}
+        by_a = by_b | {n for n, did in author.items() if did == a}
+        for did, held in ((a, by_a), (b, by_b), (c, set(author))):
+            relay = world.relays[did]
+            assert relay.known.keys() == held and len(relay.log) == len(held), seed
+            assert all(row.told_at == row.packet.timestamp for row in relay.log), seed
+        received = world.received
+        world.run(900)
+        assert world.received == received, f"seed {seed}: a converged world is silent"
+        world.relays[a].erased.update(world.random.sample(sorted(by_a), min(3, len(by_a))))
+        world.relays[a].cursors.clear()
+        world.relays[a].start()  # to read all of its peer's log again
+        world.run(900)
+        assert world.received <= received + len(by_b) and len(world.relays[a].log) == len(by_a), seed
+        received = world.received
+        world.publish(a)
+        world.run(900)
+        assert world.received == received + 3 - (world.published % 5 == 0), f"seed {seed}: once round"

@@ -72,6 +72,7 @@ class StoredMessages:
             query["until"] = until_ms // 1000
         # Who reads backwards often wants one page: relays are not asked for the next one ahead of time.
         at_once = None if order == "asc" else _PAGE_MESSAGES
+        first = set[bytes]()
         while True:
             found = self._relays.subscribe(
                 types=topic,
@@ -86,9 +87,13 @@ class StoredMessages:
             size = count = 0
             async with aclosing(found):
                 async for delivery in found:
+                    if delivery.packet.digest in first:
+                        continue
                     count += 1
                     message = await self._open(delivery, topic)
                     places |= _place_of(self._relays, delivery)
+                    if at_once is not None and not places:
+                        first.add(delivery.packet.digest)
                     if message is None:
                         continue
                     page.append(message)
@@ -98,11 +103,13 @@ class StoredMessages:
                         yield HistoryPage(page, write_position(places))
                         page, size = [], 0
                 places |= _places_of(found)
-            is_end = at_once is None or count < at_once or not places
+            is_end = at_once is None or count < at_once
             if page or is_end:
                 yield HistoryPage(page, write_position(places))
             if is_end:
                 return
+            if not places:  # a relay without cursors goes on from nowhere: all of it comes, but for this page
+                at_once = None
 
     def _resumed(self, places: dict[str, Place]) -> dict[str, Any]:
         """The options of a subscription that goes on from these places."""

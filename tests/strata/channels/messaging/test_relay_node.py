@@ -679,6 +679,18 @@ async def test_reading_backwards_asks_for_a_page_at_a_time_and_goes_on_where_it_
 
 
 @virtual
+async def test_reading_backwards_comes_to_the_end_where_the_relay_gives_no_cursors() -> None:
+    log = Log()
+    for number in range(1_100):
+        log.store(packed(b"%d" % number))
+    relays = MadeRelays(log)
+    async with node_over(relays) as node, aclosing(node.read(TOPIC, order="desc", since_ms=0)) as pages:
+        found = [each.message.payload async for page in pages for each in page.messages]
+    assert [query.get("limit") for query in relays.queries] == [500, None]
+    assert found == [b"%d" % number for number in reversed(range(1_100))]
+
+
+@virtual
 async def test_a_history_that_is_left_early_lets_go_of_its_query():
     log = Log()
     for number in range(501):

@@ -77,6 +77,8 @@ _SETTINGS = {
 class EmbeddedPostgres:
     """A PostgreSQL server as an async context manager; `url` is valid inside it.
 
+    A server that says nothing new for half of `start_timeout`, and has had all of it to start, is given up.
+
     `tcp_port` makes it listen on 127.0.0.1 as well (0 is not accepted: choose one), with the password that
     `tcp_url` contains; Spark and JDBC need that. Children of this process may use `url` too.
 
@@ -373,18 +375,28 @@ class EmbeddedPostgres:
             command += [f"--{name}={value}" for name, value in settings.items()]
             server.start(self._launch(command), self._log, fds)
         self._server = server
+        said = None
         try:
-            async with asyncio.timeout(self._start_timeout):
+            while not await self._comes_up(server):
+                # How long it takes to recover is a matter of its disk. It tells every ten seconds how far it
+                # has come, and whoever ends it has it begin anew.
+                if said == self._last_words():
+                    raise EmbeddedPostgresError(f"PostgreSQL did not start in time; {said}")
+                said = self._last_words()
+        except BaseException:
+            await asyncio.shield(server.stop())
+            raise
+
+    async def _comes_up(self, server: ServerProcess) -> bool:
+        """Wait for a server until it is ready; False after half of the time that it has at least."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(self._start_timeout / 2):
                 while not self._is_ready(server.pid):
                     if not server.is_alive():
                         raise EmbeddedPostgresError(f"PostgreSQL did not start; {self._last_words()}")
                     await asyncio.sleep(_POLL_INTERVAL)
-        except TimeoutError:
-            await server.stop()
-            raise EmbeddedPostgresError(f"PostgreSQL did not start in time; {self._last_words()}") from None
-        except BaseException:
-            await asyncio.shield(server.stop())
-            raise
+                return True
+        return False
 
     def _password(self) -> str:
         return (self._cluster / "password").read_text()

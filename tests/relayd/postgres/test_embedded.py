@@ -408,3 +408,20 @@ def test_reachable_means_every_folder_on_the_way(tmp_path):
     folder.parent.chmod(0o700)
     assert not is_reachable(folder, stranger)
     assert is_reachable(folder, None)
+
+
+async def test_a_server_that_recovers_takes_as_long_as_it_goes_on(data_dir, monkeypatch):
+    programs, cluster = data_dir / "bin", data_dir / "postgres-18"
+    programs.mkdir(parents=True)
+    cluster.mkdir()
+    (cluster / "PG_VERSION").write_text("18\n")
+    server = programs / "postgres"
+    server.write_text("#!/bin/sh\nfor n in $(seq 20); do echo redo $n; sleep 0.1; done; echo redone\n")
+    server.chmod(0o755)
+    monkeypatch.setattr(embedded, "find_binaries", lambda owner: programs)
+    monkeypatch.setattr(embedded, "server_owner", lambda folder: None)
+    with pytest.raises(EmbeddedPostgresError, match=r"did not start; .*redone"):
+        await EmbeddedPostgres(data_dir, start_timeout=1.0).start()
+    server.write_text("#!/bin/sh\necho starts\nexec sleep 60\n")
+    with pytest.raises(EmbeddedPostgresError, match="did not start in time"):
+        await EmbeddedPostgres(data_dir, start_timeout=0.3).start()

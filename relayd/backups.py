@@ -18,6 +18,7 @@ import itertools
 import os
 import re
 import shutil
+import sys
 import tempfile
 import time
 from collections.abc import AsyncIterator, Callable
@@ -30,7 +31,7 @@ from urllib.parse import unquote, urlsplit
 import msgspec
 
 from relayd.left_folders import remove_left
-from relayd.postgres import EmbeddedPostgres
+from relayd.postgres import EmbeddedPostgres, EmbeddedPostgresError
 from relayd.postgres.binaries import find_binaries, server_owner
 from relayd.postgres.durable import make_durable
 from relayd.postgres.embedded import is_abandoned
@@ -63,6 +64,9 @@ hot_standby = off
 """
 """Without `hot_standby` nobody comes in, to count or to write, before the replay has ended. Each target is
 said: a server that was put back to a moment itself has that one in its settings, and so has its backup."""
+_NOT_REACHED: Final = "recovery ended before configured recovery target was reached"
+"""What PostgreSQL says where nothing was committed after the moment to stop at: it cannot know whether WAL is
+missing."""
 _SIGNAL: Final = "recovery.signal"
 """PostgreSQL removes this file once it has replayed all."""
 _RECORD: Final = "relayd.json"
@@ -85,6 +89,11 @@ _OURS: Final = "relayd@relayd"
 """Role and database of the servers that this program starts itself."""
 _HBA_TRIES: Final = 50
 _SEGMENT: Final = re.compile(r"[0-9A-F]{24}(\.partial)?")
+_PARTIAL: Final = ".partial"
+"""A file of WAL that is being received: filled with zeros first, and given its name when it is full."""
+_WAL_PAGE: Final = 8192
+_PAGE_HEADERS: Final = (24, 40)
+"""How long the header of a page of WAL is, and of the first page of a file."""
 _VERSION: Final = re.compile(r"\(PostgreSQL\) (\d+)")
 
 
@@ -178,13 +187,18 @@ def _begin_wal(backup: Path) -> None:
     Its last file is received once more: a standby ends a backup within one, and not with it.
     """
     wal = backup / _WAL
-    if not wal.is_dir():
+    if wal.is_dir():
+        for begun in wal.glob(f"*{_PARTIAL}"):
+            # One that a full disk, or a kill, has left half filled with zeros is refused by pg_receivewal.
+            if not _received(begun.read_bytes()):
+                os.truncate(begun, 0)
+    else:
         fresh = backup / f"{_WAL}.new"
         shutil.rmtree(fresh, ignore_errors=True)
         fresh.mkdir(mode=0o700)
         files = sorted(path for path in (backup / _BASE / "pg_wal").iterdir() if len(path.name) == 24)
         for path in files:
-            name = f"{path.name}.partial" if path is files[-1] else path.name
+            name = f"{path.name}{_PARTIAL}" if path is files[-1] else path.name
             make_durable(Path(shutil.copyfile(path, fresh / name)))
         make_durable(fresh)
         fresh.rename(wal)
@@ -266,13 +280,16 @@ async def _started(
                 raise BackupFailed("the copy was stopped")
             return shutil.copy2(source, target)
 
+        def copy_wal(source: str, target: str) -> None:
+            _copy_received(source, target, copy_file)
+
         shutil.copytree(
             backup / _BASE, fresh, symlinks=True, ignore=_OF_THE_OTHER_SERVER, copy_function=copy_file
         )
         if record.owner is not None:
             _adopt(fresh)
         if (backup / _WAL).is_dir():
-            shutil.copytree(backup / _WAL, fresh / _KEPT_WAL, copy_function=copy_file)
+            shutil.copytree(backup / _WAL, fresh / _KEPT_WAL, copy_function=copy_wal)
             _replay(fresh, until)
         for folder, _, files in os.walk(fresh):
             os.chmod(folder, 0o700)
@@ -287,10 +304,43 @@ async def _started(
                 await asyncio.to_thread(_check_replayed, cluster)
             yield server.url
             server.accept()
+    except EmbeddedPostgresError as error:
+        if until is None or _NOT_REACHED not in str(error):
+            raise
+        raise BackupFailed(
+            f"the WAL has no commit after {until:%Y-%m-%dT%H:%M:%SZ}: without --until all of it is put back"
+        ) from None
     finally:
         # Where the signal is left, the server goes on with that WAL when it is started next.
         if is_copied and not (cluster / _SIGNAL).exists():
             await asyncio.to_thread(shutil.rmtree, cluster / _KEPT_WAL, True)
+
+
+def _copy_received(source: str, target: str, copy: Callable[[str, str], object]) -> None:
+    """Copy a file of WAL while `follow` may be at work; one in which there is nothing yet is left out.
+
+    The last one is written from its beginning, and so it is read twice: up to where the first look has found
+    something the second finds all. A copy with a hole in it would be damaged.
+    """
+    if not source.endswith(_PARTIAL):
+        copy(source, target)
+        return
+    try:
+        with open(source, "rb") as file:
+            found = file.read()
+            end = len(_received(found))
+            file.seek(0)
+            received = file.read(end)
+    except FileNotFoundError:  # it has become full, and has its name
+        copy(source.removesuffix(_PARTIAL), target.removesuffix(_PARTIAL))
+    else:
+        if received:
+            Path(target).write_bytes(received.ljust(len(found), b"\0"))
+
+
+def _received(data: bytes) -> bytes:
+    """What there is of a file of WAL before the zeros that it was filled with."""
+    return data.rstrip(b"\0")
 
 
 def _adopt(cluster: Path) -> None:
@@ -324,16 +374,34 @@ def _check_replayed(cluster: Path) -> None:
     whole = [name for name in names if len(name) == 24]
     if not whole or not histories:
         return
-    size = (cluster / _KEPT_WAL / whole[-1]).stat().st_size
+    last = (cluster / _KEPT_WAL / whole[-1]).read_bytes()
+    size = len(last)
     high, low = histories[-1].read_text().strip().splitlines()[-1].split("\t")[1].split("/")
-    reached = (int(high, 16) << 32 | int(low, 16)) // size
+    reached, within = divmod(int(high, 16) << 32 | int(low, 16), size)
     there = [int(name[8:16], 16) * (2**32 // size) + int(name[16:24], 16) for name in names]
+    ended = there[names.index(whole[-1])]
     # Within the last one that is whole it may end: its last record may go on in one that has not come.
-    if reached < there[names.index(whole[-1])] or any(b > a + 1 for a, b in itertools.pairwise(there)):
+    is_short = reached < ended or (reached == ended and _has_record(last, within))
+    if is_short or any(b > a + 1 for a, b in itertools.pairwise(there)):
         raise BackupFailed(
             f"the WAL can be read up to {high}/{low} and no further, and there is more, up to {names[-1]}: a"
-            " file in between is missing or damaged. With --until a moment before can be had"
+            " file of it is missing or damaged. With --until a moment before can be had"
         )
+
+
+def _has_record(segment: bytes, start: int) -> bool:
+    """Whether a file of WAL has what begins at `start`, where a record ends, to its end.
+
+    That a record is not all there can only be told by the length that it begins with. Where that is 0, there
+    is none, and nothing behind it.
+    """
+    there = len(_received(segment))
+    at = start if start % _WAL_PAGE else start + _PAGE_HEADERS[start == 0]
+    left = int.from_bytes(segment[at : at + 4], sys.byteorder)
+    while left > (room := _WAL_PAGE - at % _WAL_PAGE):
+        left -= room
+        at += room + _PAGE_HEADERS[False]
+    return there > start and there >= at + left
 
 
 async def _count(url: str, record: _Record) -> Drilled:

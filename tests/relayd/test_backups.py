@@ -9,15 +9,20 @@ import shutil
 import sys
 import tempfile
 import threading
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
 
+from relayd import backups
 from relayd.backups import (
+    _NOT_REACHED,
     BackupFailed,
     _allow_replication,
     _begin_wal,
     _check_replayed,
+    _copy_received,
+    _has_record,
     _read_record,
     _Record,
     _remove_abandoned_drills,
@@ -150,6 +155,102 @@ def test_wal_that_lacks_something_is_not_taken_for_replayed(
     else:
         with pytest.raises(BackupFailed, match="missing or damaged"):
             _check_replayed(tmp_path)
+
+
+async def test_of_a_moment_after_the_last_commit_it_is_said_how_that_is_put_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    class Server:
+        def __init__(self, *arguments: object, **options: object) -> None: ...
+
+        async def __aenter__(self) -> None:
+            raise EmbeddedPostgresError(f"did not start: FATAL:  {_NOT_REACHED} | LOG:  shut down")
+
+        async def __aexit__(self, *_: object) -> None: ...
+
+    (tmp_path / "wal").mkdir()
+    (tmp_path / "relayd.json").write_text('{"taken_at":1,"head":0,"epoch":1,"version":"18"}')
+    monkeypatch.setattr(backups, "EmbeddedPostgres", Server)
+    with pytest.raises(BackupFailed, match=r"no commit after 2026-11-22T21:00:00Z: without --until"):
+        await restore(tmp_path, tmp_path / "data", verify=False, until=datetime(2026, 11, 22, 21, tzinfo=UTC))
+
+
+PAGE = 8192
+HEADER = 24
+
+
+def record_across_pages(at: int, length: int) -> tuple[bytes, int]:
+    """A file of WAL with a record at `at`, and where the record ends."""
+    segment = bytearray(b"\1" * at).ljust(MEGABYTE, b"\0")
+    segment[at : at + 4] = length.to_bytes(4, sys.byteorder)
+    left, end = length, at
+    while left > (room := PAGE - end % PAGE):
+        left -= room
+        end += room + HEADER
+    end += left
+    segment[at + 4 : end] = b"\1" * (len(segment[at + 4 : end]))
+    return bytes(segment[:MEGABYTE]), end
+
+
+@pytest.mark.parametrize(
+    ("at", "length", "lacks", "is_there"),
+    [
+        (PAGE + HEADER, 100, 0, True),
+        (PAGE + HEADER, 100, 1, False),
+        (PAGE - 8, 3 * PAGE, 0, True),  # it goes on in other pages, behind their headers
+        (PAGE - 8, 3 * PAGE, 1, False),
+        (MEGABYTE - 8, 100, 0, False),  # it goes on in another file
+        (PAGE - 8, 0, 0, False),
+    ],
+)
+def test_a_record_that_is_there_to_its_end_is_told_from_one_of_which_more_had_to_come(
+    at: int, length: int, lacks: int, is_there: bool
+):
+    segment, end = record_across_pages(at, length)
+    assert _has_record(segment[: end - lacks] if length else segment[:at], at) is is_there
+
+
+def test_wal_that_is_damaged_within_the_last_whole_file_is_not_taken_for_replayed(tmp_path: Path):
+    kept, own = tmp_path / "restored_wal", tmp_path / "pg_wal"
+    kept.mkdir()
+    own.mkdir()
+    at = 2 * PAGE + HEADER
+    (kept / "000000010000000000000001").write_bytes(b"\1" * MEGABYTE)
+    (kept / "000000010000000000000002.partial").write_bytes(b"\1" * PAGE + bytes(MEGABYTE - PAGE))
+    for length in (100, 0):  # a page that is gone has no length either
+        segment = bytearray(b"\1" * MEGABYTE)
+        segment[at : at + 4] = length.to_bytes(4, sys.byteorder)
+        (kept / "000000010000000000000001").write_bytes(segment)
+        (own / "00000002.history").write_text(f"1\t0/{MEGABYTE + at:08X}\tno recovery target\n")
+        with pytest.raises(BackupFailed, match="missing or damaged"):
+            _check_replayed(tmp_path)
+
+
+def test_wal_is_copied_while_it_is_received(tmp_path: Path):
+    wal, copied = tmp_path / "wal", tmp_path / "copied"
+    wal.mkdir()
+    copied.mkdir()
+    full, received, begun = (f"00000001000000000000000{n}" for n in (1, 2, 3))
+    (wal / full).write_bytes(b"WAL")  # it was listed as the one that is received
+    (wal / f"{received}.partial").write_bytes(b"WA\0\0")
+    (wal / f"{begun}.partial").write_bytes(b"\0\0")
+    for name in (full, received, begun):
+        source, target = str(wal / f"{name}.partial"), str(copied / f"{name}.partial")
+        _copy_received(source, target, shutil.copy2)
+    assert {path.name: path.read_bytes() for path in copied.iterdir()} == {
+        full: b"WAL",
+        f"{received}.partial": b"WA\0\0",
+    }
+
+
+def test_a_file_of_wal_that_a_full_disk_has_left_half_filled_is_begun_anew(tmp_path: Path):
+    wal = tmp_path / "wal"
+    wal.mkdir()
+    received, begun = (f"00000001000000000000000{n}.partial" for n in (1, 2))
+    (wal / received).write_bytes(b"WA\0\0")
+    (wal / begun).write_bytes(b"\0\0")
+    _begin_wal(tmp_path)
+    assert {path.name: path.read_bytes() for path in wal.iterdir()} == {received: b"WA\0\0", begun: b""}
 
 
 def test_only_the_copies_of_drills_that_were_killed_are_removed(

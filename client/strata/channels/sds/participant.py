@@ -329,7 +329,8 @@ class Participant(Looking):
             self._receive_sync(message, now, origin)
         elif self._receiver.is_new(message.message_id, reception):
             self._receive_content(message, data, now, reception)
-        elif self._lists:
+        elif self._lists and self.is_here(message.message_id):
+            # One that was passed over is not here: a list that names it would acknowledge it.
             self._sent_again(message, now, reception.hint)
         return message
 

@@ -132,6 +132,18 @@ def test_a_message_that_is_sent_again_is_listed_again() -> None:
     assert alice.outgoing() == {}
 
 
+@pytest.mark.req("C-093")
+def test_a_message_that_was_passed_over_is_not_acknowledged_when_it_comes_again() -> None:
+    alice, bob = join("alice"), join("bob")
+    before = say(alice, "before bob's time")
+    bob.pass_over([before.message_id], T)
+    bob.receive(say(alice, "in his time").encode(), T)
+    bob.receive(before.encode(), T + 5_000, b"second packet")
+    assert [event.content for event in bob.events() if isinstance(event, Delivered)] == [b"in his time"]
+    alice.receive(next_sync(bob, now=T + 5_000).encode(), T + 7_500)
+    assert list(alice.outgoing()) == [before.message_id]
+
+
 def test_more_than_a_list_may_hold_takes_a_filter() -> None:
     alice, bob = join("alice"), join("bob")
     for number in range(1_100):

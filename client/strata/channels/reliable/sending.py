@@ -86,9 +86,12 @@ class Sending:
             if message_id not in waiting:
                 found = self._requests.find(message_id)
                 self._outbox.queue([message_id], opens_message=found is None or found[1] == 0)
-        for message_id, where in outgoing.items():
-            if where is OutgoingState.EXHAUSTED:
-                self._requests.mark_undelivered(message_id)
+        # A chunk that is neither acknowledged nor tracked was exhausted too, so long ago that SDS forgot it.
+        for request in list(self._requests):
+            for chunk in request.chunks:
+                where = outgoing.get(chunk.message_id, OutgoingState.EXHAUSTED)
+                if where is OutgoingState.EXHAUSTED and not chunk.acknowledged:
+                    self._requests.mark_undelivered(chunk.message_id)
 
     def send(self, payload: bytes, request_id: str, now_ms: int, *, chosen: bool = False) -> None:
         """Register a message: its chunks are tracked and queued from here on (C-062 … C-064).

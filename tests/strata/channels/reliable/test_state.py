@@ -131,6 +131,25 @@ async def test_unacknowledged_chunks_are_sent_again_after_a_restart(disk: Disk) 
 
 @pytest.mark.req("C-257")
 @virtually
+async def test_what_was_given_up_long_ago_is_still_so_after_a_restart(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("strata.channels.sds.outgoing._MAX_EXHAUSTED", 1)
+    options = {"acknowledgement_timeout_ms": 5_000, "max_retransmissions": 0}
+    disk = Disk(None)
+    async with living(disk, ScriptedNode(), **options) as (channel, _):
+        for payload in (b"one", b"two", b"three"):
+            await channel.send(payload)
+        await asyncio.sleep(10)
+        assert [each.undelivered for each in channel.sync_status().outstanding] == [True, True, True]
+    # Else it would be outstanding for ever: only so many that were given up are kept.
+    monkeypatch.setattr("strata.channels.reliable.requests._MAX_UNDELIVERED", 2)
+    async with living(disk, later(60), **options) as (channel, _):
+        assert [each.undelivered for each in channel.sync_status().outstanding] == [True, True]
+
+
+@pytest.mark.req("C-257")
+@virtually
 async def test_attempts_made_before_a_restart_count(disk: Disk) -> None:
     options: dict[str, Any] = {"acknowledgement_timeout_ms": 5_000, "max_retransmissions": 2}
     node = ScriptedNode()

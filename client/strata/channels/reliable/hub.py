@@ -254,10 +254,15 @@ class Hub:
 
     def admit_ephemeral(self) -> EphemeralDropReason | None:
         """Charge an ephemeral message of no channel; or say why it must be dropped (C-181)."""
-        return None if self._limiter is None else self._limiter.admit_ephemeral(self.now_ms())
+        if self._limiter is None:
+            return None
+        reason = self._limiter.admit_ephemeral(self.now_ms())
+        self._store_counts()
+        return reason
 
     async def send_now(self, member: HubMember, ephemeral: Ephemeral, envelope: MessageEnvelope) -> None:
         """Send an ephemeral message past the queue. Raises as the node does."""
+        self._store_counts()  # its channel has charged it
         name = self._under_way.free_name(ephemeral.request_id)
         sending = self.node.send(envelope, request_id=name)
         consignment = Consignment(member, ephemeral, len(envelope.payload))

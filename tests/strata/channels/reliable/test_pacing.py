@@ -6,12 +6,15 @@ import asyncio
 from typing import Any
 
 import pytest
+from strata.channels.messaging.values import MessageEnvelope
 from strata.channels.persistence import MemoryPersistence
 from strata.channels.rate_limit import RateLimitConfig, SendQueueFull
 from strata.channels.reliable import (
     EphemeralMessageDropped,
     MessageSent,
     ReliableChannelConfig,
+    ReliableClient,
+    ReliableEnvelope,
     ReliableMessageSendError,
     SendingMessageIrrecoverableError,
     make_channel,
@@ -313,6 +316,22 @@ async def test_the_count_of_the_epoch_survives_a_restart() -> None:
         assert texts(node) == [b"0", b"1", b"2"]
         await asyncio.sleep(100)
         assert texts(node)[3:] == [b"3"]
+
+
+@pytest.mark.req("C-235")
+@virtually
+async def test_ephemeral_messages_count_after_a_restart_too() -> None:
+    options: dict[str, Any] = {"messages_per_epoch": 10, "persistence": MemoryPersistence(), **EPOCH}
+    node = ScriptedNode()
+    async with opened(node, **options) as (channel, _):
+        for _ in range(3):
+            await channel.send_ephemeral(b"typing")
+    async with opened(node, **options) as (channel, _):
+        assert channel.sync_status().rate_limit_utilization == 30
+        outside = ReliableEnvelope(message_envelope=MessageEnvelope(content_topic=TOPIC, payload=b"hello"))
+        await ReliableClient(node).send(outside)
+    async with opened(node, **options) as (channel, _):
+        assert channel.sync_status().rate_limit_utilization == 40
 
 
 @pytest.mark.req("C-236")

@@ -456,7 +456,7 @@ class Receiver:
     def requested(self, entry: HistoryEntry) -> None:
         """Another participant requests a message: answer in time, and drop the own request (C-153, C-154)."""
         id_, now = entry.message_id, self._clock.now
-        if self._repair.asked_by_other(entry, now):
+        if self._repair.asked_by_other(id_, now):
             self._mark("request", id_)
         held = self.held_for_repair(id_)
         if held is not None and self._repair.answer(id_, entry.sender_id, held.sender_id, now):

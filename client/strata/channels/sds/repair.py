@@ -59,7 +59,7 @@ class RepairBuffers:
         self.responses: Schedule[None] = Schedule()
         """Requested messages by `T_resp` (C-144)."""
         self._answered: Schedule[None] = Schedule()
-        self._left_to_others: Schedule[HistoryEntry] = Schedule()
+        self._left_to_others: Schedule[None] = Schedule()
 
     @property
     def is_full(self) -> bool:
@@ -85,16 +85,16 @@ class RepairBuffers:
             self._schedule(entry, now)
         return tuple([entry for _, entry in due])
 
-    def asked_by_other(self, entry: HistoryEntry, now: int) -> bool:
+    def asked_by_other(self, message_id: str, now: int) -> bool:
         """Another participant requests a message: drop the own request (C-153); False if there was none."""
-        if not self.requests.discard(entry.message_id):
+        if not self.requests.discard(message_id):
             return False
-        self._left_to_others.put(entry.message_id, now + self._config.repair_t_max_ms, entry)
+        self._left_to_others.put(message_id, now + self._config.repair_t_max_ms, None)
         return True
 
-    def take_unanswered(self, now: int) -> list[HistoryEntry]:
+    def take_unanswered(self, now: int) -> list[str]:
         """Requests that were left to others, when an answer could have come by now: they may be due again."""
-        return [entry for _, entry in self._left_to_others.take_due(now)]
+        return [message_id for message_id, _ in self._left_to_others.take_due(now)]
 
     def answer(self, message_id: str, sender_id: str | None, original_sender: str, now: int) -> bool:
         """Schedule the answer to a request for a logged message (C-154); False if that changes nothing.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import tracemalloc
 from dataclasses import replace
 from typing import Any
 
@@ -114,6 +115,23 @@ def test_what_is_held_is_bounded_in_bytes_and_twice_that_for_what_others_wait_fo
     for number in range(5, 8):
         bob.receive(forged(f"m{number}", "hole", content=big), T)
     assert len(bob.waiting()) == 2
+
+
+@pytest.mark.req("C-153", "C-302")
+def test_what_others_ask_for_is_not_kept_with_all_that_they_say_of_it() -> None:
+    bob = victim(SdsConfig(bloom_filter_size=100))
+    gaps = [f"gap {number}" for number in range(20)]
+    bob.receive(forged("m", *gaps), T)
+    tracemalloc.start()
+    try:
+        for gap in gaps:
+            asks = (HistoryEntry(gap, bytes(200_000)),)
+            bob.receive(SdsMessage("mallory", "", "room", T, (), None, asks).encode(), T)
+        kept_bytes, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert bob.repair_requests() == {}
+    assert kept_bytes < 1_000_000
 
 
 @pytest.mark.req("C-116", "C-152")

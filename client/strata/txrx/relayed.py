@@ -38,6 +38,7 @@ from strata.txrx.codecs import MessageCodec
 from strata.txrx.dialing import SessionTx
 from strata.txrx.ends import Rx, when_forgotten
 from strata.txrx.errors import SendError, TxRxClosed, TxRxIOError
+from strata.txrx.frames import HEADER_BYTES, encode_header
 from strata.txrx.queue import RxQueue
 from strata.txrx.receiving import ReceiverCounters, ReceivingLink, Sessions
 from strata.txrx.settings import TxRxSettings
@@ -75,7 +76,8 @@ class RelayEnd:
     """Both ends need the same encryption; where it needs a channel id, that is the topic. Without encryption
     the relay and every reader of the topic can read the messages."""
     members: tuple[str, ...] = ()
-    """The authors to hear. Without members, every author on the topic is heard."""
+    """The authors to hear. Without members, every author on the topic is heard, and by others from this end:
+    give them to the ends that send too."""
     ssl: ssl_module.SSLContext | None = None
     options: Options | None = None
 
@@ -397,6 +399,8 @@ class _Service(Generic[M]):
                 await self._take_piece(session_id, rest)
             elif kind == _BYE:
                 self._drop(session_id)
+        elif receiver == self._name and kind == _DATA:
+            self._refuse(session_id)
         self._arm()
 
     async def _send_welcome(self, session_id: int) -> None:
@@ -418,6 +422,17 @@ class _Service(Generic[M]):
 
     def _drop(self, session_id: int) -> None:
         self._open.pop(session_id).link.connection_lost(self._loop.time())
+
+    def _refuse(self, session_id: int) -> None:
+        """A sender that made room for others sends on: untold, it would wait until its delivery timeout."""
+        now = self._loop.time()
+        link = ReceivingLink(self._sessions, self._codec, self._settings, self.counters, now)
+        link.get_buffer()[:HEADER_BYTES] = encode_header(session_id)
+        link.buffer_updated(HEADER_BYTES, now)
+        link.take(1, now)
+        link.refuse("the receiver has too many senders, and this one was quiet for longest")
+        self._collect(session_id, _Session(link, 0))
+        link.connection_lost(now)
 
     async def _take_piece(self, session_id: int, rest: bytes) -> None:
         session = self._open[session_id]

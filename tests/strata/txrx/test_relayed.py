@@ -188,3 +188,25 @@ async def test_a_receiver_that_nobody_holds_closes_itself() -> None:
         await asyncio.wait(service.tasks)
     assert status.reason == "the receiver is gone"
     await tx.close()
+
+
+@pytest.mark.req("T-104")
+async def test_a_sender_that_made_room_for_another_is_told_so_by_its_next_message() -> None:
+    settings = TxRxSettings(max_connections=1, message_delivery_timeout=20.0)
+    first, second, theirs = Channel(), Channel(), Channel()
+    rx = await receiver(theirs, settings)
+    quiet, other = sender(first, settings=settings), sender(second, settings=settings)
+    async with asyncio.timeout(5):
+        joined(first, theirs)
+        await quiet.send(b"one")
+        joined(second, theirs)
+        await other.send(b"two")
+        joined(first, theirs)
+        error = await quiet.try_post(b"three")
+    assert error is not None and "too many senders" in error.reason
+    assert error.delivery is DeliveryStatus.NOT_DELIVERED
+    assert [await rx.recv(), await rx.recv(), rx.unread] == [b"one", b"two", 0]
+    await quiet.close()
+    joined(second, theirs)
+    await other.close()
+    await rx.join()

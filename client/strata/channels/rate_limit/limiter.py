@@ -16,8 +16,8 @@ Two budgets are refilled at each epoch:
     sync, repair            segments             no first transmission could go   waits
     ephemeral               messages, segments   below the threshold (C-181)      is dropped at once
 
-A relay that answers `rate_limited` pauses all transmissions. From then on the limiter keeps the relay's
-limit.
+A relay that answers `rate_limited` pauses all transmissions. A limit that a transport declares is kept from
+the beginning.
 """
 
 # Core: no I/O, no clock, no randomness (held by tests/test_layout.py).
@@ -226,7 +226,7 @@ class RateLimiter:
         self._budget.pause(retry_after_ms)
 
     def learn_limit(self, limit: int, window_ms: int) -> None:
-        """A relay takes `limit` transmissions in `window_ms`; the strictest known limit holds (C-221)."""
+        """A transport takes `limit` transmissions in `window_ms`; the strictest known limit holds (C-221)."""
         self._budget.learn_limit(limit, window_ms)
 
     # Questions.

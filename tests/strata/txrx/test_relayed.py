@@ -12,7 +12,17 @@ import pytest
 from strata.protocol.errors import StrataError
 from strata.txrx import DeliveryStatus, RelayAddress, RelayEnd, TxRxClosed, TxRxSettings
 from strata.txrx.codecs import BytesCodec
-from strata.txrx.relayed import RelayRx, RelayTx
+from strata.txrx.frames import SEQUENCE, encode_header
+from strata.txrx.framing import frame_of
+from strata.txrx.relayed import (
+    _DATA,
+    _HELLO,
+    _PLACE,
+    RelayRx,
+    RelayTx,
+    _message,
+    _read,
+)
 
 ADDRESS = RelayAddress("ws://relay.example/strata", "/test/1/relayed/proto")
 QUICK = TxRxSettings(message_delivery_timeout=2.0)
@@ -209,4 +219,88 @@ async def test_a_sender_that_made_room_for_another_is_told_so_by_its_next_messag
     await quiet.close()
     joined(second, theirs)
     await other.close()
+    await rx.join()
+
+
+class Wire:
+    """Speaks to a receiver message by message, as a sender over a relay does."""
+
+    def __init__(self, theirs: Channel) -> None:
+        self.ours, self._theirs = Channel(), theirs
+        joined(self.ours, theirs)
+        self.receiver = 0
+
+    async def hello(self, session: int, stream: int = 1) -> None:
+        self._say(_message(_HELLO, session, stream))
+        self.receiver = (await self.answer())[2]
+
+    def piece(self, session: int, stream: int, number: int, data: bytes) -> None:
+        self._say(_message(_DATA, session, self.receiver, _PLACE.pack(stream, number) + data))
+
+    async def answer(self) -> tuple[int, int, int, bytes]:
+        """Kind, session, receiver and the rest of the next answer."""
+        message = await self.ours.arrived.get()
+        assert isinstance(message, Message)
+        told = _read(message.payload)
+        assert told is not None
+        return told
+
+    def _say(self, payload: bytes) -> None:
+        self._theirs.arrived.put_nowait(Message(payload))
+
+
+def framed(number: int, body: bytes) -> bytes:
+    return b"".join(frame_of(SEQUENCE.pack(number) + body))
+
+
+@pytest.mark.req("T-030", "T-104")
+async def test_words_that_come_late_or_again_change_nothing() -> None:
+    theirs = Channel()
+    rx, wire = await receiver(theirs), Wire(theirs)
+    async with asyncio.timeout(5):
+        await wire.hello(7)
+        wire.piece(7, 1, 0, encode_header(7) + framed(0, b"one"))
+        assert await rx.recv() == b"one"
+        await wire.answer()
+        await wire.hello(7)  # sent before the first answer came
+        wire.piece(7, 1, 1, framed(1, b"two"))
+        assert await rx.recv() == b"two"
+        await wire.answer()
+        await wire.hello(7, stream=2)
+        wire.piece(7, 1, 2, framed(2, b"of the stream before"))
+        wire.piece(7, 2, 0, encode_header(7) + framed(2, b"three"))
+        assert await rx.recv() == b"three"
+    assert rx.statistics().rejects_sent == 0
+    await rx.join()
+
+
+@pytest.mark.req("T-031", "T-104")
+async def test_a_sender_of_whom_a_piece_is_lost_is_refused_after_what_came() -> None:
+    theirs = Channel()
+    rx, wire = await receiver(theirs), Wire(theirs)
+    async with asyncio.timeout(5):
+        await wire.hello(7)
+        wire.piece(7, 1, 0, encode_header(7) + framed(0, b"one"))
+        wire.piece(7, 1, 2, framed(2, b"three"))
+        told = (await wire.answer())[3]
+        if b"lost on the way" not in told:
+            told = (await wire.answer())[3]
+        assert b"lost on the way" in told
+    assert (await rx.recv(), rx.unread) == (b"one", 0)
+    await rx.join()
+
+
+@pytest.mark.req("T-104")
+async def test_the_sender_that_was_quiet_for_longest_makes_room() -> None:
+    theirs = Channel()
+    rx = await receiver(theirs, TxRxSettings(max_connections=2, message_delivery_timeout=2.0))
+    wire = Wire(theirs)
+    async with asyncio.timeout(5):
+        for session in (1, 2):
+            await wire.hello(session)
+        wire.piece(1, 1, 0, encode_header(1) + framed(0, b"still here"))
+        await wire.answer()
+        await wire.hello(3)
+        wire.piece(1, 1, 1, framed(1, b"and here"))
+        assert [await rx.recv(), await rx.recv()] == [b"still here", b"and here"]
     await rx.join()

@@ -172,3 +172,19 @@ async def test_a_socket_file_that_cannot_be_removed_keeps_nobody_from_hearing_of
     assert "stays behind: Permission denied" in caplog.text
     _, another = await serve(address, bytes)
     await another.join()
+
+
+@pytest.mark.req("T-035")
+async def test_senders_that_are_gone_are_forgotten_one_after_the_other() -> None:
+    settings = TxRxSettings(session_timeout=0.1, message_delivery_timeout=0.05)
+    address, rx = await serve("tcp:127.0.0.1:0", bytes, settings=settings)
+    assert isinstance(address, TcpAddress) and isinstance(rx, NetRx)
+    for session in (1, 2):
+        with socket.socket() as peer:
+            peer.connect(("127.0.0.1", address.port))
+            peer.sendall(struct.pack(">4sQB", b"STRX", session, 1) + MESSAGE)
+            assert await rx.recv() == b"message"
+        await asyncio.sleep(0.05)
+    assert len(rx._hub.sessions) > 0
+    await until(lambda: len(rx._hub.sessions) == 0)
+    await rx.join()

@@ -263,3 +263,17 @@ async def test_closing_writes_what_a_cancelled_task_has_left(turns: int) -> None
         await waiting
     await writer.close()
     assert (await store.load(ALICE)).records == {"log": {"a": b""}} and writer.pending == 0
+
+
+async def test_however_much_a_step_has_made_nothing_of_it_counts_as_stored_before_it_is() -> None:
+    writer = ChangeWriter(MemoryPersistence(), ALICE)
+    steps = Steps(writer)
+    names = [f"m{number}" for number in range(2_000)]
+    steps.store([Put("log", "m", b"")], names)
+    steps.written()  # as another step's
+    assert not any(map(steps.is_stored, names))
+    await writer.written()
+    steps.written()
+    assert all(map(steps.is_stored, names))
+    assert not steps._tickets, "and nothing is kept of what is stored"
+    await writer.close()

@@ -441,3 +441,30 @@ def test_random_traffic_keeps_the_limits_and_loses_nothing(
 def test_settings_that_cannot_work(name: str, value: object) -> None:
     with pytest.raises(ValueError, match=name):
         RateLimitConfig(**{name: value})  # type: ignore[arg-type]
+
+
+@pytest.mark.req("C-086", "C-232")
+@pytest.mark.parametrize("priority", list(Priority))
+def test_what_was_put_back_can_be_withdrawn_and_does_not_block_its_lane(priority: Priority) -> None:
+    limit = limiter()
+    if priority is Priority.CONTENT:
+        limit.offer("room", ["a"])
+    else:
+        limit.offer_again("room", "a", priority)
+    limit.put_back(take(limit, START))
+    limit.withdraw("room", "a")
+    assert not limit.waits("room") and limit.take(START) is None
+
+
+@pytest.mark.req("C-227")
+def test_what_is_queued_after_a_restart_stands_behind_what_was_queued_before() -> None:
+    first, store = limiter(messages_per_epoch=1), StoredState()
+    first.offer("room", ["a", "b"])
+    store.apply(first.changes_to_store("room"))
+    again = limiter()
+    again.restore("room", ChannelState.read(store).queue.values())
+    again.offer("room", ["c"])
+    store.apply(again.changes_to_store("room"))
+    assert [each.message_id for each in ChannelState.read(store).queue.values()] == ["a", "b", "c"]
+    again.withdraw("room", "c")
+    assert drain(again, START) == ["a", "b"]

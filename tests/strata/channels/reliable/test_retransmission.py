@@ -16,6 +16,7 @@ from strata.channels.reliable import (
     ReliableMessageSent,
     SendingMessageIrrecoverableError,
 )
+from strata.channels.reliable.requests import Requests
 from strata.channels.sds import HistoryEntry, OutgoingFull, SdsMessage
 from strata.tools.sim import Faults, Simulation, simulate
 
@@ -414,3 +415,15 @@ def test_a_lossy_network_loses_nothing_in_the_end() -> None:
 
     report = simulate(scenario, seed=11, faults=Faults(loss=0.3, duplication=0.2, latency=(0.01, 3.0)))
     assert report.checks.messages == 30
+
+
+@pytest.mark.req("C-055", "C-095")
+def test_a_late_acknowledgement_makes_room_among_what_was_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("strata.channels.reliable.requests._MAX_UNDELIVERED", 2)
+    requests = Requests()
+    for name in ("a", "b", "c", "d"):
+        requests.add(name, bytes(32), [f"sds {name}"])
+        requests.exhausted(f"sds {name}")
+        if name == "a":
+            requests.acknowledged("sds a")
+    assert [request.request_id for request in requests] == ["c", "d"]

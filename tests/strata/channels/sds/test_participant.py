@@ -34,6 +34,7 @@ from strata.channels.sds import (
     SendRepair,
     SendSync,
 )
+from strata.channels.sds.state import KnownRecord, LogRecord
 
 E = TypeVar("E", bound=SdsEvent)
 
@@ -747,6 +748,17 @@ def test_what_is_too_old_to_be_told_from_a_repetition_is_refused_after_a_restart
     again = reborn("bob", bob, config=config)
     again.receive(stranger("m0", lamport=T - 10), T)
     assert (of(Delivered, again.events()), again.statistics.refused_old) == ([], 1)
+
+
+@pytest.mark.req("C-095")
+def test_what_is_forgotten_leaves_the_store_too() -> None:
+    config = replace(QUIET, max_history=2, max_known_ids=3)
+    bob, state = join("bob", config), SdsState()
+    for number in range(10):
+        bob.receive(stranger(f"m{number}", lamport=T + number), T)
+        state.apply(bob.changes())
+    assert [each.message_id for each in state.all(KnownRecord)] == ["m7"]
+    assert [each.message_id for each in state.all(LogRecord)] == ["m8", "m9"]
 
 
 @pytest.mark.req("C-145", "C-257")

@@ -780,6 +780,20 @@ def test_filters_of_two_lives_do_not_mix() -> None:
     assert [lives[-1].encoded(message.message_id) for message in sent] == [each.encode() for each in sent]
 
 
+@pytest.mark.req("C-257")
+def test_what_waited_through_a_restart_leaves_the_log_like_any_other() -> None:
+    config = replace(QUIET, bloom_filter_size=100, max_history=2)
+    size = BloomParameters(100, config.bloom_filter_error_rate).size_bytes
+    bob, follows = join("bob", config), (HistoryEntry("m1"),)
+    held = SdsMessage("carol", "m2", "room", T, follows, random.Random(1).randbytes(size), content=b"x")
+    bob.receive(held.encode(), T)
+    again = reborn("bob", bob, config=config)
+    for number in (1, 3, 4, 5):
+        again.receive(stranger(f"m{number}", lamport=T + number), T)
+    assert [event.message_id for event in of(Delivered, again.events())] == ["m1", "m2", "m3", "m4", "m5"]
+    assert [entry.message_id for entry in again.log()] == ["m4", "m5"]
+
+
 @pytest.mark.req("C-123", "C-257")
 def test_own_messages_are_numbered_on_after_a_restart() -> None:
     alice = join("alice")

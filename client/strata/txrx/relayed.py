@@ -76,8 +76,8 @@ class RelayEnd:
     """Both ends need the same encryption; where it needs a channel id, that is the topic. Without encryption
     the relay and every reader of the topic can read the messages."""
     members: tuple[str, ...] = ()
-    """The authors to hear. Without members, every author on the topic is heard, and by others from this end:
-    give them to the ends that send too."""
+    """The authors to hear. Without members, every author on the topic is heard. Give them to all ends: each
+    fetches whatever the others have heard."""
     ssl: ssl_module.SSLContext | None = None
     options: Options | None = None
 

@@ -435,6 +435,30 @@ test("a relay that wants to be asked later for the channel is asked no sooner", 
   assert.ok(Math.max(...waits) >= 600_000, `after ${Math.max(...waits)} ms`);
 });
 
+test("a relay that refuses the channel for want of a session is asked less and less often", async (context) => {
+  const inner = globalThis.setTimeout;
+  const waits: number[] = [];
+  context.mock.method(globalThis, "setTimeout", (act: () => void, ms: number) => (waits.push(ms), inner(act, Math.min(ms, 5))));
+  context.mock.method(console, "warn", () => undefined);
+  const refused = new RequestRefused("unauthenticated", "who?", { detail: "missing_capability" });
+  const refusing = { close: () => undefined, [Symbol.asyncIterator]: () => ({ next: () => Promise.reject(refused) }) };
+  let reads = 0;
+  let publishes = 0;
+  const relay: ChannelRelay = {
+    ...new World().relay(),
+    subscribe: () => (reads++, refusing),
+    publish: () => (publishes++, Promise.reject(refused)),
+  };
+  const { channel } = await participant(context, relay, { syncEvery: 1000, resendAfter: 1000 });
+  await channel.send(utf8("to nobody yet"));
+  await until(() => Math.min(reads, publishes) >= 7, "it is asked again and again");
+  for (const seconds of [2, 4, 8, 16, 32, 60]) {
+    const found = waits.filter((wait) => wait >= 1000 * seconds && wait <= 1200 * seconds + 1).length;
+    assert.ok(found >= 2, `${found} waits of ${seconds} s`); // for the reading, and for the message
+  }
+  assert.equal(channel.status.sending, 1, "and it is not lost");
+});
+
 test("the oldest are forgotten, and are not handed over again", async (context) => {
   const world = new World();
   const one = await participant(context, world.relay());

@@ -4,7 +4,7 @@ import { tmpdir } from "node:os";
 import { join } from "node:path";
 import { after, test } from "node:test";
 
-import { addressOf, build, Closed, Identity, memoryOutbox, type OutboxStore, RequestRefused } from "../src/client/index.js";
+import { addressOf, build, Closed, Identity, memoryOutbox, MissingCapability, type OutboxStore, RequestRefused } from "../src/client/index.js";
 import { MAX_OUTBOX_PACKETS, Outbox, type OutboxNews, type Published, RequestTimeout, type Send } from "../src/client/index.js";
 import { fileOutbox, filePins } from "../src/client/node.js";
 
@@ -191,7 +191,7 @@ test("a second adding that fails leaves the first one's promise", async (context
   assert.equal((await first.sent).packetId, packets[0]?.packetId);
 });
 
-test("of two programs that share a folder, the other one's work is noticed", async () => {
+test("of two programs that share a folder, the other one's work is noticed", async (context) => {
   const place = await folder();
   let isUp = false;
   const other = fileOutbox(place);
@@ -203,9 +203,35 @@ test("of two programs that share a folder, the other one's work is noticed", asy
   const queued = await outbox.add(packets[0] as never);
   await other.remove(packets[0]?.packetId as string);
   isUp = true;
-  outbox.wake();
+  const now = performance.now.bind(performance);
+  let seconds = 0;
+  context.mock.method(performance, "now", () => now() + 1000 * seconds);
+  const ringing = setInterval(() => (seconds++, outbox.wake()), 5); // word of it may be on its way for a moment
   await assert.rejects(queued.sent, { name: "OutboxError" });
+  clearInterval(ringing);
   await outbox.stop(CLOSED);
+});
+
+test("what another tab has sent is told by its word, though the store tells sooner that the packet is gone", async (context) => {
+  const inner = memoryOutbox();
+  let tell: (news: OutboxNews) => void = () => undefined;
+  let looks = 0;
+  const store: OutboxStore = {
+    ...inner, // and no locks, as on plain http: both tabs send
+    list: () => (looks++, inner.list()),
+    watch: (heard) => ((tell = heard), () => undefined),
+  };
+  const outbox = new Outbox(store, () => Promise.reject(new RequestTimeout("PUBLISH", 1)));
+  outbox.start();
+  context.after(() => outbox.stop(CLOSED));
+  const { packetId, sent } = await outbox.add(packets[0] as never);
+  await inner.remove(packetId);
+  for (const before = looks; looks < before + 3; ) {
+    outbox.wake();
+    await new Promise((done) => setImmediate(done));
+  }
+  tell({ kind: "sent", published: published(packetId) });
+  assert.equal((await sent).packetId, packetId);
 });
 
 test("what another program puts into a folder is heard of, where as much has gone meanwhile too", async (context) => {
@@ -278,6 +304,42 @@ test("a packet that a relay wants to hear of later is sent no sooner, and holds 
   assert.equal((await first.sent).packetId, budgeted?.packetId);
   await outbox.stop(CLOSED);
 });
+
+for (const [why, refusal] of [
+  ["its relay says so", new RequestRefused("unauthenticated", "who?", { detail: "missing_capability" })],
+  ["its relay has said so before", new MissingCapability("publish", new Set())],
+] as const) {
+  test(`a session that may not publish asks less and less often, and the next one at once: ${why}`, async (context) => {
+    const { timers } = context.mock;
+    timers.enable({ apis: ["setTimeout"] });
+    let seconds = 0;
+    context.mock.method(performance, "now", () => 1000 * seconds);
+    const pass = async (time: number) => {
+      for (let each = 0; each < time; each++, seconds++) {
+        timers.tick(1000);
+        await new Promise((done) => setImmediate(done));
+      }
+    };
+    let attempts = 0;
+    let isGranted = false;
+    const outbox = new Outbox(memoryOutbox(), async ({ packetId }) => {
+      attempts++;
+      if (!isGranted) throw refusal;
+      return published(packetId);
+    });
+    outbox.start();
+    const queued = await Promise.all(packets.map((packet) => outbox.add(packet)));
+    await pass(60); // in which a relay closes a connection for good that it has refused 1 200 times
+    assert.ok(attempts >= 32 && attempts <= 6 * 16, `${attempts} in the first minute`);
+    attempts = 0;
+    await pass(600);
+    assert.ok(attempts >= 5 * 16 && attempts <= 11 * 16, `${attempts} in ten more minutes`);
+    isGranted = true;
+    outbox.wake();
+    await Promise.all(queued.map(({ sent }) => sent));
+    await outbox.stop(CLOSED);
+  });
+}
 
 test("files of a killed program are whole or none, and private", async () => {
   const place = await folder();

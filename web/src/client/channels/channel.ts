@@ -29,15 +29,9 @@ import { History } from "./history.js";
 import { Search, withPlace } from "./search.js";
 import { encodeSegment, Reassembly } from "./segments.js";
 import { Telling } from "./telling.js";
-import { clock, pause, retryIn, until } from "./waiting.js";
+import { Attempts, clock, pause, retryIn, until } from "./waiting.js";
 import type { Kept, MessageState, StoredMessage } from "./store.js";
-import {
-  type ChannelMessage,
-  type ChannelOptions,
-  type ChannelRelay,
-  type ChannelStatus,
-  MAX_PAYLOAD_BYTES,
-} from "./values.js";
+import { type ChannelMessage, type ChannelOptions, type ChannelRelay, type ChannelStatus, MAX_PAYLOAD_BYTES } from "./values.js";
 
 const MAX_KEPT_BYTES = 64 << 20;
 const MAX_HELD_BACK = 1_000;
@@ -206,6 +200,7 @@ export class ReliableChannel {
 
   /** Publish an own message until the relay has it, or refuses it for good. */
   private async deliver(entry: Entry): Promise<void> {
+    const attempts = new Attempts();
     while (!this.closing.signal.aborted) {
       try {
         const content = messageContent(this.options.topic, entry.wire);
@@ -221,7 +216,7 @@ export class ReliableChannel {
           this.first.delete(entry.id); // a packet that is too old by now; the next one has another time
           if (++entry.attempts > 3) return this.stateOf(entry.id, "failed");
         }
-        await pause(retryIn(error), this.closing.signal);
+        await pause(attempts.retryIn(error), this.closing.signal);
       }
     }
   }
@@ -244,11 +239,13 @@ export class ReliableChannel {
   // What the relay brings.
 
   private async read(): Promise<void> {
+    const attempts = new Attempts();
     while (!this.closing.signal.aborted) {
       let failure: unknown;
       try {
         const found = this.relay.subscribe({ types: this.options.topic, cursor: this.places.at(-1) });
         for await (const delivery of until(this.closing.signal, found)) {
+          attempts.granted();
           const before = this.places;
           await this.inTurn(async () => {
             await this.take(delivery, true);
@@ -265,7 +262,7 @@ export class ReliableChannel {
         console.warn("the channel cannot be read", error);
         failure = error;
       }
-      await pause(retryIn(failure), this.closing.signal);
+      await pause(attempts.retryIn(failure), this.closing.signal);
     }
   }
 

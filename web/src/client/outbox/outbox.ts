@@ -7,9 +7,9 @@
  * `duplicate` to the second. Of several tabs that share a store one sends at a time, where the browser has locks.
  */
 
-import { InvalidPacket, OutboxError, RequestRefused, type StrataError } from "../protocol/errors.js";
+import { InvalidPacket, MissingCapability, OutboxError, RequestRefused, type StrataError } from "../protocol/errors.js";
 import { DEFAULT_MAX_PACKET_AGE_SECONDS, Packet } from "../protocol/packets.js";
-import { afterRetryAfter } from "../relays/backoff.js";
+import { afterRefusals, afterRetryAfter } from "../relays/backoff.js";
 import type { Published, PublishOptions } from "../relays/values.js";
 import { after } from "../timers.js";
 import type { OutboxNews, OutboxStore, Refusal, StoredEntry } from "./store.js";
@@ -44,14 +44,24 @@ export const MAX_OUTBOX_PACKETS = 1_000;
 const AT_ONCE = 16;
 const ATTEMPT_SECONDS = 60;
 const RETRY_SECONDS = 2;
+/** How long word of what another tab has done may be on its way. */
+const NEWS_SECONDS = 1;
 
 interface Promised {
   readonly promise: Promise<Published>;
   /** Whether the store has said that the packet is durable. */
   isStored: boolean;
+  /** Since when it is in the store no more, and nobody has said why. */
+  missingSince: number | undefined;
   resolve(published: Published): void;
   reject(error: unknown): void;
 }
+
+/**
+ * What a sending came to. The packet has left the queue (`settled`), waits for a time of its own (`quiet`), with all
+ * others for a session that may publish (`unwelcome`), or for the next look (`left`).
+ */
+type Sending = "settled" | "quiet" | "unwelcome" | "left";
 
 /** The outbox of one relay connection. */
 export class Outbox {
@@ -64,6 +74,9 @@ export class Outbox {
   private hasRung = false;
   /** When a relay wants to hear of a packet again, where it has asked for quiet (R-338). */
   private readonly quietUntil = new Map<string, number>();
+  /** How often in a row this session was one that may not publish, and until when nothing is sent for that. */
+  private unwelcome = 0;
+  private heldUntil: number | undefined;
 
   /** @internal Made by `Relay`. */
   constructor(
@@ -119,6 +132,8 @@ export class Outbox {
   /** Look for work: a connection came, or a session that has another budget. */
   wake(): void {
     this.quietUntil.clear();
+    this.unwelcome = 0;
+    this.heldUntil = undefined;
     this.ring();
   }
 
@@ -160,36 +175,46 @@ export class Outbox {
       } catch (error) {
         this.warn(error);
       }
-      if (!signal.aborted) await this.pause(isSomeLeft ? RETRY_SECONDS : Math.min(...this.quietUntil.values()) - now());
+      if (!signal.aborted) await this.pause(isSomeLeft ? RETRY_SECONDS : this.nextAt() - now());
     }
   }
 
-  /** Send what waits, each packet once; whether some are left. */
+  /** When something that waits for a time may be sent. */
+  private nextAt(): number {
+    return Math.min(this.heldUntil ?? Infinity, ...this.quietUntil.values());
+  }
+
+  /** Send what waits, each packet once; whether some are left that wait for no time. */
   private async sendAll(): Promise<boolean> {
     const durable = [...this.awaited].filter(([, { isStored }]) => isStored);
     const entries = await this.store.list();
     const found = new Map(entries.map((entry) => [entry.packetId, entry]));
-    for (const [packetId] of durable) {
+    let isSomeLeft = false;
+    for (const [packetId, promised] of durable) {
       const entry = found.get(packetId);
-      if (entry === undefined) {
+      if (entry !== undefined) {
+        promised.missingSince = undefined;
+        this.heed(packetId, entry.refusal); // before it was added
+      } else if (now() - (promised.missingSince ??= now()) >= NEWS_SECONDS) {
         this.settle(packetId)?.reject(new OutboxError("another program has sent the packet, or removed it"));
       } else {
-        this.heed(packetId, entry.refusal); // before it was added
+        isSomeLeft = true; // another tab says what it has done only once it is done
       }
     }
+    if (this.heldUntil !== undefined && now() >= this.heldUntil) this.heldUntil = undefined;
     for (const [name, until] of this.quietUntil) if (now() >= until) this.quietUntil.delete(name);
     const waiting = entries.filter((entry) => entry.refusal === undefined && !this.quietUntil.has(entry.packetId));
-    let isSomeLeft = false;
-    for (let at = 0; at < waiting.length && !this.stopping.signal.aborted; at += AT_ONCE) {
+    for (let at = 0; at < waiting.length && this.heldUntil === undefined && !this.stopping.signal.aborted; at += AT_ONCE) {
       // Handed over in their order, which is the order of sending.
-      const settled = await Promise.all(waiting.slice(at, at + AT_ONCE).map((entry) => this.sendOne(entry)));
-      isSomeLeft ||= settled.includes(false);
+      const outcomes = await Promise.all(waiting.slice(at, at + AT_ONCE).map((entry) => this.sendOne(entry)));
+      isSomeLeft ||= outcomes.includes("left");
+      if (outcomes.includes("unwelcome")) this.heldUntil = now() + afterRefusals(this.unwelcome++, Math.random);
+      else if (outcomes.includes("settled")) this.unwelcome = 0;
     }
     return isSomeLeft;
   }
 
-  /** Whether there is nothing to be done about the packet now: it has left the queue, or waits for a time. */
-  private async sendOne({ packetId, canonical }: StoredEntry): Promise<boolean> {
+  private async sendOne({ packetId, canonical }: StoredEntry): Promise<Sending> {
     const { signal } = this.stopping;
     try {
       const published = await this.send(Packet.read(canonical), { timeout: ATTEMPT_SECONDS, signal });
@@ -199,22 +224,23 @@ export class Outbox {
       const isFinal = error instanceof InvalidPacket || (error instanceof RequestRefused && isForGood(error));
       const wait = (error as Partial<RequestRefused>).retryAfter ?? 0;
       if (wait > 0) this.quietUntil.set(packetId, now() + afterRetryAfter(wait, Math.random));
-      if (signal.aborted || !isFinal) return wait > 0;
-      return this.refuse(packetId, error);
+      if (!signal.aborted && isFinal) return this.refuse(packetId, error);
+      if (wait > 0) return "quiet";
+      return isForWantOfSession(error) ? "unwelcome" : "left";
     }
-    return true;
+    return "settled";
   }
 
-  private async refuse(packetId: string, error: InvalidPacket | RequestRefused): Promise<boolean> {
+  private async refuse(packetId: string, error: InvalidPacket | RequestRefused): Promise<Sending> {
     const { code, reason } = error;
     try {
       await this.store.refuse(packetId, { code, reason });
     } catch (problem) {
       this.warn(problem); // the relay refuses it again
-      return false;
+      return "left";
     }
     this.settle(packetId)?.reject(error);
-    return true;
+    return "settled";
   }
 
   private readonly warn = (error: unknown): void => {
@@ -258,7 +284,7 @@ export class Outbox {
       reject = failed;
     });
     promise.catch(() => undefined); // it may be ignored
-    const promised = { promise, isStored: false, resolve, reject };
+    const promised = { promise, isStored: false, missingSince: undefined, resolve, reject };
     this.awaited.set(packetId, promised);
     return promised;
   }
@@ -272,4 +298,9 @@ function now(): number {
 /** Whether the same packet will be refused again: not for want of a session, nor for a limit that passes. */
 function isForGood(refusal: RequestRefused): boolean {
   return refusal.retry === "never";
+}
+
+/** Whether this session may not publish, be it this packet or another: asking again and again changes nothing. */
+function isForWantOfSession(error: unknown): boolean {
+  return error instanceof MissingCapability || (error instanceof RequestRefused && error.retry === "authenticate");
 }

@@ -8,6 +8,8 @@ export const MAX_RETRY_AFTER_SECONDS = 3600;
 const MAX_DOUBLINGS = 32;
 const SPREAD = 0.2;
 const FOREVER_SECONDS = 2 ** 31;
+const REFUSED_BASE = 2;
+const REFUSED_CAP = 60;
 
 /** Gives values in [0, 1). */
 export type Random = () => number;
@@ -31,6 +33,14 @@ export function retryDelay(
 ): number {
   const delay = fullJitter(attempt, backoffBase, backoffCap, random);
   return retryAfter === undefined ? delay : Math.max(delay, afterRetryAfter(retryAfter, random));
+}
+
+/**
+ * Seconds to wait before asking again for what a relay has refused so many times in a row and named no time for, as for
+ * want of a session: doubled each time, up to a minute. A relay closes connections that it has to refuse all the time.
+ */
+export function afterRefusals(refusals: number, random: Random): number {
+  return afterRetryAfter(Math.min(REFUSED_CAP, REFUSED_BASE * 2 ** Math.min(refusals, MAX_DOUBLINGS)), random);
 }
 
 /** Successive waits between attempts to connect. */

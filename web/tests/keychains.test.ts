@@ -1,12 +1,14 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
 
-import { build, Identity } from "../src/client/index.js";
+import { build, DEFAULT_OPTIONS, Identity } from "../src/client/index.js";
 import { DidDocument } from "../src/client/protocol/documents.js";
 import { KeyChain } from "../src/client/protocol/keys/chain.js";
 import { KeyLedger } from "../src/client/protocol/keys/ledger.js";
 import { Packet } from "../src/client/protocol/packets.js";
+import { type Candidate, Inspector } from "../src/client/relays/inspection.js";
 import { KeyRing } from "../src/client/relays/keyring.js";
+import { Query, Statistics } from "../src/client/relays/values.js";
 import { vectors, verdict } from "./vectors.js";
 
 interface World {
@@ -112,6 +114,30 @@ test("what was heard while a relay's answer about keys was on its way outlasts t
     }
   }
   assert.ok(heard >= 5, `${heard} packets`);
+});
+
+test("a key whose recovery waits here and not at the relay makes no forger of it", async () => {
+  const packet = await build((await Identity.generate()).speakingFor(did), { type: "POST" });
+  const seen = new Set<boolean>();
+  for (const world of worlds) {
+    if (world.conflict) continue;
+    const documents = { [did]: world.documents.map((text) => DidDocument.parse(text)) };
+    const ring = new KeyRing({ documents, rules }, 1024, 300);
+    const events = world.events.map(([at, receivedAt]) => ({ packet: parsed[at] as Packet, receivedAt }));
+    const chain = await ring.build(did, events);
+    await ring.learn(did, chain, 10, { isWhole: true });
+    for (const { at } of world.keys) {
+      const pending = await Promise.all(events.map((event) => chain?.isPending(event.packet.packetId, at)));
+      const statistics = new Statistics();
+      const inspector = new Inspector(new Query({}), DEFAULT_OPTIONS, statistics, ring);
+      const event = { receivedAt: at, arrivedAt: 5 } as Candidate["event"];
+      await inspector.judge({ packet, event, originType: undefined });
+      if (statistics.eventsTampered === 0) continue; // no key could sign then
+      assert.equal(statistics.eventsForged, pending.includes(true) ? 0 : 1);
+      seen.add(pending.includes(true));
+    }
+  }
+  assert.equal(seen.size, 2);
 });
 
 test("keys whose refresh came to nothing are asked for again after the next interval", async () => {

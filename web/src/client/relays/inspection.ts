@@ -42,7 +42,7 @@ export class Inspector {
       candidate = { event, ...restore(event.packet, event.annotations) }; // R-183: recomputes the id
     } catch (error) {
       if (!(error instanceof InvalidPacket)) throw error;
-      this.count(error, undefined);
+      this.count(error);
       // Malformed by our rules: by the author's hand if the id holds, by the relay's if not.
       if (error.code === "invalid_schema" && !idHolds(event.packet)) this.statistics.eventsForged++;
       return undefined;
@@ -70,7 +70,7 @@ export class Inspector {
       else if (!(await this.keys.verify(packet, event.receivedAt, event.arrivedAt))) return KEYS_WANTED;
     } catch (error) {
       if (!(error instanceof InvalidPacket)) throw error;
-      this.count(error, packet.authorId);
+      this.count(error, (await this.keys?.hasAllKeys(packet.authorId, event.receivedAt)) ?? false);
       return undefined;
     }
     this.seen.add(packet.packetId);
@@ -80,13 +80,13 @@ export class Inspector {
     return { packet, receivedAt, cursor, live, originType };
   }
 
-  private count(error: InvalidPacket, author: string | undefined): void {
+  /** `hasAllKeys`: the relay has told, of the packet's author, all keys that it may have judged by. */
+  private count(error: InvalidPacket, hasAllKeys = false): void {
     const tampered = error.detail === undefined || error.detail === "packet_id_mismatch";
     if (error.code === "packet_expired") this.statistics.eventsExpired++;
     else if (error.code === "invalid_signature" && tampered) {
       this.statistics.eventsTampered++;
-      const hasKeys = author !== undefined && this.keys !== undefined && this.keys.hasAllKeys(author);
-      if (error.detail !== undefined || hasKeys) this.statistics.eventsForged++;
+      if (error.detail !== undefined || hasAllKeys) this.statistics.eventsForged++;
     } else this.statistics.eventsInvalid++;
   }
 }

@@ -121,9 +121,13 @@ export class KeyRing {
     return author && (author.chain ?? KeyChain.genesis(did, this.options(did)));
   }
 
-  /** Whether the relay has told everything that it had about this author's keys, and said so. */
-  hasAllKeys(did: string): boolean {
-    return this.authors.get(did)?.isWhole ?? false;
+  /**
+   * Whether the relay has told everything that it had about this author's keys, and said so, and nothing of that was
+   * still waiting here in this second: a relay may let a recovery wait for less.
+   */
+  async hasAllKeys(did: string, at: number): Promise<boolean> {
+    const author = this.authors.get(did);
+    return author !== undefined && author.isWhole && !((await author.chain?.isPending(undefined, at)) ?? false);
   }
 
   /**

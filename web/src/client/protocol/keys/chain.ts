@@ -172,8 +172,8 @@ export class KeyChain {
     await this.judge(signedBy, at, "auth", true);
   }
 
-  /** Whether this event waits for approvals or for its delay to pass (R-084…R-088). */
-  async isPending(packetId: string, at: number): Promise<boolean> {
+  /** Whether this event, or where none is named any, waits for approvals or for its delay to pass (R-084…R-088). */
+  async isPending(packetId: string | undefined, at: number): Promise<boolean> {
     return (await this.stateAt(at, true)).isPending(packetId);
   }
 

@@ -85,9 +85,9 @@ export class KeyLedger {
     return Math.min(...[...this.pending.values()].map((one) => one.dueAt));
   }
 
-  /** Whether this event is yet to take effect. */
-  isPending(packetId: string): boolean {
-    return this.pending.has(packetId);
+  /** Whether this event is yet to take effect; without one, whether any is. */
+  isPending(packetId?: string): boolean {
+    return packetId ? this.pending.has(packetId) : this.pending.size > 0;
   }
 
   /** The key with this id; `<did>#<multibase>` always names the key that it spells (R-060). */

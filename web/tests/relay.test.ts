@@ -423,6 +423,22 @@ test("a question of another kind is answered, refused, or lost with the connecti
   await relay.close();
 });
 
+test("nothing is kept of a question that nobody waits for, nor of a probe that is refused", async () => {
+  const world = new World();
+  world.answer = ({ type, subscription_id }, socket) => {
+    if (type === "SUBSCRIBE") socket.push({ type: "ERROR", code: "rate_limited", reason: "slow", retry_after: 60, subscription_id });
+  };
+  const relay = await connect(URL, world.options({ pingInterval: 0.02, pingTimeout: 5 }));
+  const { core } = (relay as unknown as { driver: { core: { isWaiting: boolean; probing: Set<string> } } }).driver;
+  await assert.rejects(relay.ask({ type: "MODERATE", action: "list" }, { timeout: 0.01 }), { name: "RequestTimeout" });
+  assert.equal(core.isWaiting, false, "a silence is no reason to ask whether the relay is there");
+  const found = relay.subscribe();
+  await until(() => world.seen.filter(({ subscription_id }) => subscription_id?.startsWith("k")).length >= 3);
+  assert.ok(core.probing.size <= 1, `${core.probing.size} probes`);
+  found.close();
+  await relay.close();
+});
+
 test("what has no end to wait for is waited for", async () => {
   const world = new World();
   world.answer = endHistory;

@@ -168,6 +168,11 @@ export class Core {
     return request;
   }
 
+  /** Nobody waits for this answer any more. */
+  cancelAsk(request: string): void {
+    this.asked.delete(request);
+  }
+
   /** Whether anything waits for the relay, so that its silence is worth a question. */
   get isWaiting(): boolean {
     return this.isOpen && (this.streams.size > 0 || this.publishing.size > 0 || this.asked.size > 0);
@@ -368,7 +373,7 @@ export class Core {
     }
     if (this.publishing.receiveError(message, refusal, now, park)) return;
     if (stream === undefined) {
-      this.blameUnlessOurs(wireId);
+      if (wireId === undefined || !this.probing.delete(wireId)) this.blameUnlessOurs(wireId);
       return;
     }
     stream.receiveError(refusal, now, park);

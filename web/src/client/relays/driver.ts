@@ -203,7 +203,9 @@ export class Driver {
         return;
       }
       const late = after(timeout, () => {
-        if (this.questions.delete(request)) reject(new RequestTimeout(message.type, timeout));
+        if (!this.questions.delete(request)) return;
+        this.core.cancelAsk(request);
+        reject(new RequestTimeout(message.type, timeout));
       });
       this.questions.set(request, {
         resolve: (answer) => (clearTimeout(late), resolve(answer)),

@@ -214,6 +214,16 @@ async def test_the_keyboard_is_enough(house: House, chromium: Browser):
             assert len(await rows(page)) == 1
             await press("Escape")
             assert await page.evaluate("document.activeElement === document.body")
+            await page.get_by_role("button", name="Switch single keys off").press("Enter")
+            await page.reload()  # it is remembered
+            await shows(page, [late.packet_id, *newest])
+            for key in ("j", "/", " "):
+                await press(key)
+            assert await page.evaluate("document.activeElement === document.body")
+            assert await page.get_by_role("button", name="Pause").count() == 1
+            await page.get_by_role("button", name="Switch single keys on").press("Enter")
+            await press("j")
+            assert await page.evaluate("document.activeElement.dataset.row") == late.packet_id
             motion = await page.evaluate(
                 "getComputedStyle(document.querySelector('.row')).transitionDuration"
             )

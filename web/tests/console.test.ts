@@ -1,11 +1,12 @@
 import assert from "node:assert/strict";
 import { beforeEach, test } from "node:test";
 
-import { Identity } from "../src/client/index.js";
+import { build, Identity } from "../src/client/index.js";
 import * as checking from "../src/console/state/checking.js";
 import { chosen } from "../src/console/state/keys.js";
 import * as link from "../src/console/state/link.js";
 import * as metrics from "../src/console/state/metrics.js";
+import * as outbox from "../src/console/state/outbox.js";
 import { rowOf } from "../src/console/state/rows.js";
 import * as session from "../src/console/state/session.js";
 import * as tail from "../src/console/state/tail.js";
@@ -54,19 +55,38 @@ class Socket {
   }
 }
 
-/** What checks packets, and knows of no key. */
-class Checker {
-  onmessage = (_: { data: object }): void => undefined;
+/** Tells the worker's own script something, once that is loaded. */
+let tellWorker: (event: { data: object }) => void = () => undefined;
 
-  postMessage({ number }: { number: number }): void {
-    queueMicrotask(() => this.onmessage({ data: { number } }));
+/** What checks packets, and finds them all valid unless it is told otherwise. */
+class Checker {
+  static made = 0;
+  static last: Checker | undefined;
+  /** Its script is not there, as where the relay was renewed. */
+  static isMissing = false;
+  /** What it says of the next packets. */
+  static readonly answers: object[] = [];
+  onmessage = (_: { data: object }): void => undefined;
+  onerror = (): void => undefined;
+
+  constructor() {
+    Checker.made++;
+    Checker.last = this;
+    if (Checker.isMissing) queueMicrotask(() => this.onerror());
   }
+
+  postMessage({ kind, number }: { kind: string; number: number }): void {
+    const answer = kind === "packet" ? (Checker.answers.shift() ?? { verdict: "valid" }) : {};
+    if (!Checker.isMissing) queueMicrotask(() => this.onmessage({ data: { ...answer, number } }));
+  }
+
+  terminate(): void {}
 }
 
 Object.assign(globalThis, {
   WebSocket: Socket,
   Worker: Checker,
-  addEventListener: () => undefined,
+  addEventListener: (name: string, act: (event: { data: object }) => void) => void (name === "message" && (tellWorker = act)),
   document: { addEventListener: () => undefined, removeEventListener: () => undefined, querySelector: () => null, hidden: false },
   location: new URL("http://127.0.0.1:7447/"),
   localStorage: { getItem: () => null, setItem: () => undefined, removeItem: () => undefined },
@@ -121,6 +141,73 @@ test("what a page has read of a history before a cut is read again and not doubl
   assert.equal((await found).events.length, 1);
 });
 
+test("what checks packets and cannot be fetched is told, and fetched again with the next connection", async (context) => {
+  const [first, second] = [1, 2].map((number) =>
+    rowOf({ text: "{}", packet: { packet_id: id(number), author_id: `did:x:late:${number}`, content: { type: "POST" } }, received_at: 1 }),
+  ) as [ReturnType<typeof rowOf>, ReturnType<typeof rowOf>];
+  const socket = connected(context.mock);
+  const answer = async (from: Socket) => {
+    pass(context.mock.timers, 2);
+    const { subscription_id } = from.asked().at(-1) as Frame;
+    from.says({ type: "END_OF_HISTORY", subscription_id, complete: true, cursor: null });
+    for (let turns = 0; turns < 5; turns++) await settle();
+  };
+  Checker.isMissing = true;
+  link.reconnect();
+  const anew = Socket.last.open();
+  checking.check([first]);
+  await answer(anew);
+  assert.deepEqual([checking.unable.value, first.verdict.value], [true, "unchecked"]);
+  await assert.rejects(checking.examine("{}", "did:x:another", 1));
+  const asked = Socket.last.asked().length;
+  checking.check([first, second]);
+  pass(context.mock.timers, 10);
+  assert.equal(Socket.last.asked().length, asked, "a relay is not asked for keys that nobody can use");
+  assert.notEqual(Socket.last, socket);
+  Checker.isMissing = false;
+  link.reconnect();
+  Socket.last.open();
+  assert.equal(checking.unable.value, false);
+  const before = Checker.made;
+  checking.check([first, second]);
+  await answer(Socket.last);
+  assert.deepEqual([Checker.made - before, first.verdict.value, second.verdict.value], [1, "valid", "valid"]);
+});
+
+test("a worker that has forgotten an author's keys judges by none, and is told them again", async (context) => {
+  await import("../src/console/verify.worker.js");
+  const said = new Map<number, { verdict?: string }>();
+  Object.assign(globalThis, { postMessage: (answer: { number: number; verdict?: string }) => said.set(answer.number, answer) });
+  let number = 0;
+  const worker = async (question: object) => {
+    tellWorker({ data: { ...question, number: ++number } });
+    while (!said.has(number)) await settle();
+    return said.get(number);
+  };
+  const tell = (did: string) => worker({ kind: "keys", did, events: [], at: 1, rules: { clockSkewSeconds: 300, recoveryDelaySeconds: 1 } });
+  const author = await Identity.generate();
+  const packet = await build(author, { type: "POST" });
+  const judge = () => worker({ kind: "packet", text: packet.canonical, receivedAt: packet.timestamp });
+  assert.equal((await judge())?.verdict, undefined);
+  await tell(author.did);
+  assert.equal((await judge())?.verdict, "valid");
+  for (let other = 1; other < 2000; other++) await tell(`did:x:${other}`);
+  assert.equal((await judge())?.verdict, "valid");
+  await tell("did:x:one-more-than-it-keeps");
+  assert.equal((await judge())?.verdict, undefined);
+
+  const socket = connected(context.mock);
+  Checker.answers.push({}, { verdict: "valid" });
+  const found = checking.examine(packet.canonical, author.did, 1);
+  for (let questions = 0; questions < 2; questions++) {
+    pass(context.mock.timers, 2);
+    const { subscription_id } = socket.asked().at(-1) as Frame;
+    socket.says({ type: "END_OF_HISTORY", subscription_id, complete: true, cursor: null });
+    for (let turns = 0; turns < 5; turns++) await settle();
+  }
+  assert.equal((await found).verdict, "valid");
+});
+
 test("keys are known when the relay was asked after what their author last published about them", async (context) => {
   const socket = connected(context.mock);
   const did = "did:x:author";
@@ -154,6 +241,34 @@ test("lines in view are all checked in the end, however many authors are asked f
     }
     await settle();
   }
+});
+
+test("what is read on and on and is refused, whatever for, is told and asked for again", async (context) => {
+  const socket = connected(context.mock);
+  const { timers } = context.mock;
+  const close = link.subscribe({ types: ["X"] }, { event: () => undefined }, { gapless: true });
+  const mine = (socket.asked(true).at(-1) as Frame).subscription_id;
+  const times = () => socket.asked(true).filter(({ subscription_id }) => subscription_id === mine).length;
+  const refuse = (code: string, more = {}) => socket.says({ type: "ERROR", code, reason: "no", subscription_id: mine, ...more });
+  for (const [code, seconds] of [["policy_rejected", 1], ["of_another_time", 2], ["internal_error", 4]] as const) {
+    const before = times();
+    refuse(code);
+    assert.equal(link.refused.value?.code, code);
+    pass(timers, seconds - 1);
+    assert.equal(times(), before, "not at once");
+    pass(timers, 1);
+    assert.equal(times(), before + 1);
+  }
+  socket.says({ type: "END_OF_HISTORY", subscription_id: mine, complete: true, cursor: "c" });
+  assert.equal(link.refused.value, null);
+  refuse("policy_rejected", { retry_after: 30 });
+  const before = times();
+  pass(timers, 29);
+  assert.equal(times(), before, "no sooner than it asks for");
+  pass(timers, 1);
+  assert.equal(times(), before + 1);
+  close();
+  assert.equal(link.refused.value, null);
 });
 
 test("a relay's figures are asked for one after the other, and for no longer than they are worth", async (context) => {
@@ -228,4 +343,24 @@ test("a challenge is answered once, whoever wants the session authenticated", as
   assert.equal(await session.authenticate(), true);
   assert.equal(session.speaksFor.value, identity.did);
   assert.equal(answers().length, 1);
+});
+
+test("what waits for a session that may publish is sent as soon as somebody else is chosen", async (context) => {
+  chosen.value = null;
+  const socket = connected(context.mock);
+  outbox.beginOutbox();
+  const identity = await Identity.generate();
+  void outbox.put(await build(identity, { type: "POST" }));
+  const sent = () => socket.seen.filter(({ type }) => type === "PUBLISH");
+  for (let turns = 0; turns < 20; turns++) await settle();
+  const [first] = sent() as [Frame];
+  socket.says({ type: "ERROR", code: "unauthenticated", reason: "who?", detail: "missing_capability", client_msg_id: first["client_msg_id"] });
+  for (let turns = 0; turns < 20; turns++) await settle();
+  assert.equal(sent().length, 1);
+  chosen.value = identity;
+  for (let turns = 0; turns < 20; turns++) await settle();
+  const [, second] = sent() as [Frame, Frame];
+  socket.says({ type: "OK", packet_id: "", received_at: 1, client_msg_id: second["client_msg_id"] });
+  for (let turns = 0; turns < 20; turns++) await settle();
+  assert.deepEqual(outbox.items.value.map(({ state }) => state), ["stored"]);
 });

@@ -6,11 +6,11 @@ import { effect, signal } from "@preact/signals";
 import type { JSX } from "preact";
 import { useEffect } from "preact/hooks";
 
-import { Note } from "./parts/bits.js";
+import { Unfetched } from "./parts/bits.js";
 import { connections } from "./state/link.js";
 import { ready } from "./state/tail.js";
 
-type Seldom = typeof import("./pages/seldom.js");
+type Seldom = typeof import("./pages/seldom.js") & typeof import("./pages/publish.js");
 
 const pages = signal<Seldom | null>(null);
 const failed = signal(false);
@@ -20,7 +20,8 @@ async function ask(): Promise<void> {
   if (isAsked) return;
   isAsked = true;
   try {
-    pages.value = await import("./pages/seldom.js");
+    const [others, publish] = await Promise.all([import("./pages/seldom.js"), import("./pages/publish.js")]);
+    pages.value = { ...others, ...publish };
     failed.value = false;
   } catch {
     isAsked = false;
@@ -44,18 +45,7 @@ export function later(name: keyof Seldom): () => JSX.Element {
     return (
       <section class="page">
         <h1>{name}</h1>
-        {failed.value ? (
-          <Note tone="warn" title="This page could not be fetched">
-            <p>
-              The relay did not answer, or it has been renewed since this page was opened.{" "}
-              <button type="button" onClick={() => location.reload()}>
-                Load the console again
-              </button>
-            </p>
-          </Note>
-        ) : (
-          <p class="hint">Reading…</p>
-        )}
+        {failed.value ? <Unfetched title="This page could not be fetched" /> : <p class="hint">Reading…</p>}
       </section>
     );
   };

@@ -9,7 +9,6 @@ import { step } from "./parts/list.js";
 import { Identity } from "./pages/identity.js";
 import { Live } from "./pages/live.js";
 import { PacketPage } from "./pages/packet.js";
-import { Publish } from "./pages/publish.js";
 import { Search } from "./pages/search.js";
 import { go, route, to } from "./route.js";
 import { loadKeys } from "./state/keys.js";
@@ -17,6 +16,7 @@ import { begin, connections } from "./state/link.js";
 import { beginOutbox } from "./state/outbox.js";
 import { manifest, refreshManifest } from "./state/relay.js";
 import { keepAuthenticated } from "./state/session.js";
+import { singleKeys } from "./state/shortcuts.js";
 import { follow, pause } from "./state/tail.js";
 import { shortDid, shown } from "./text.js";
 
@@ -32,7 +32,7 @@ const PAGES: Readonly<Record<string, Page>> = {
   search: { title: "Search", view: Search, listed: true },
   overview: { title: "Overview", view: later("Overview"), listed: true },
   topics: { title: "Topics", view: later("Topics"), listed: true },
-  publish: { title: "Publish", view: Publish, listed: true },
+  publish: { title: "Publish", view: later("Publish"), listed: true },
   operator: { title: "Operator", view: later("Operator"), listed: true },
   identity: { title: "Identity", view: Identity, listed: false },
   packet: { title: "Packet", view: PacketPage, listed: false },
@@ -87,9 +87,10 @@ function Frame(): JSX.Element {
   );
 }
 
-/** Space, /, j and k work wherever nothing is being typed. */
+/** Space, /, j and k work wherever nothing is being typed, unless they are switched off. */
 function keys(event: KeyboardEvent): void {
   if (event.defaultPrevented || event.ctrlKey || event.metaKey || event.altKey) return;
+  if (event.key.length === 1 && !singleKeys.value) return;
   const target = event.target as HTMLElement;
   const field = document.querySelector<HTMLInputElement>("[data-find]");
   if (target.matches("input, textarea, select")) {

@@ -12,7 +12,7 @@ const MOST_AUTHORS = 2000;
 const chains = new Map<string, Chain>();
 
 /** Take the packet apart in the order of relay.md §11 and say how far it got. */
-async function examine(text: string, receivedAt: number): Promise<{ verdict: string; steps: Step[] }> {
+async function examine(text: string, receivedAt: number): Promise<Omit<Answer, "number">> {
   const steps: Step[] = [];
   let packet: Packet;
   try {
@@ -27,10 +27,12 @@ async function examine(text: string, receivedAt: number): Promise<{ verdict: str
   const same = packet.canonical === text;
   steps.push(
     { name: "form", holds: same, words: same ? "The bytes are in canonical form (RFC 8785)." : "The bytes are not in canonical form." },
-    { name: "id", holds: true, words: "BLAKE3 of the canonical form without id and signature gives the packet's id." },
+    { name: "id", holds: true, words: "BLAKE3 of the canonical form without id and signature is the packet's id." },
   );
   if (!same) return { verdict: "not_canonical", steps };
-  const chain = chains.get(packet.authorId) ?? (await chainOf(packet.authorId, []));
+  const chain = chains.get(packet.authorId);
+  // The key in the DID alone proves nothing: it may have been revoked since.
+  if (!chain) return {};
   const { verdict, key } = await chain.judge(packet, receivedAt);
   const holds = key !== null; // a packet that no key has signed is never valid, and any other is
   steps.push(

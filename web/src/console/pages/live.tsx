@@ -9,6 +9,7 @@ import { phase, wantsAuth } from "../state/link.js";
 import { matches, type Row } from "../state/rows.js";
 import { announced, behind, held, isBehind, jump, pause, paused, ready, received, rows, skipped, tally } from "../state/tail.js";
 import { openingUrl } from "../state/messages.js";
+import { singleKeys, switchSingleKeys } from "../state/shortcuts.js";
 import { to } from "../route.js";
 import { count, span } from "../text.js";
 
@@ -51,7 +52,17 @@ export function Live(): JSX.Element {
       {found.length > 0 && <PacketList rows={found} label="Packets, newest first" />}
       {all.length > 0 && found.length === 0 && <p class="hint">None of the {count(all.length)} packets in the list matches.</p>}
       <p class="keys" aria-label="Keys">
-        <kbd>Space</kbd> pause <kbd>/</kbd> filter <kbd>j</kbd> <kbd>k</kbd> next, previous <kbd>Enter</kbd> open <kbd>Esc</kbd> back
+        <span>
+          {singleKeys.value && (
+            <>
+              <kbd>Space</kbd> pause <kbd>/</kbd> filter <kbd>j</kbd> <kbd>k</kbd> next, previous{" "}
+            </>
+          )}
+          <kbd>Enter</kbd> open <kbd>Esc</kbd> back{" "}
+        </span>
+        <button type="button" onClick={switchSingleKeys}>
+          Switch single keys {singleKeys.value ? "off" : "on"}
+        </button>
       </p>
     </section>
   );

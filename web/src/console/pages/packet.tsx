@@ -6,7 +6,7 @@ import { useEffect, useState } from "preact/hooks";
 import { Badge, Copy, Did, Note, PacketLink, Time } from "../parts/bits.js";
 import { RuleOn } from "../parts/rule-on.js";
 import { route } from "../route.js";
-import { type Answer, examine, type Step } from "../state/checking.js";
+import { type Answer, examine, type Step, unable } from "../state/checking.js";
 import { connections, type Event, page, RequestFailed } from "../state/link.js";
 import { openingUrl } from "../state/messages.js";
 import { rowOf } from "../state/rows.js";
@@ -52,9 +52,12 @@ function Whole({ event }: { event: Event }): JSX.Element {
   const [answer, setAnswer] = useState<Answer | null>(null);
   useEffect(() => {
     let isOver = false;
-    void examine(event.text, row.author, event.received_at).then((got) => isOver || setAnswer(got));
+    examine(event.text, row.author, event.received_at).then(
+      (got) => isOver || setAnswer(got),
+      () => undefined, // of which `unable` tells
+    );
     return () => void (isOver = true);
-  }, [event]);
+  }, [event, unable.value]);
   const http = new URL(`packets/${row.id}`, new URL(".", location.href)).href;
   const content = packet["content"] as Readonly<Record<string, unknown>>;
   const thread = content["thread_ref"];
@@ -119,7 +122,7 @@ function Steps({ answer }: { answer: Answer | null }): JSX.Element {
   return (
     <>
       <h2>
-        Checked in this browser <Badge verdict={answer?.verdict ?? "checking"} long />
+        Checked in this browser <Badge verdict={answer === null ? (unable.value ? "unchecked" : "checking") : (answer.verdict ?? "not_checked")} long />
       </h2>
       <ol class="steps">
         {STEPS.map((name) => {

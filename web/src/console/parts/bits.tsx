@@ -53,6 +53,20 @@ export function Note({ tone = "quiet", title, children }: { tone?: string; title
   );
 }
 
+/** A part of the console that did not come. */
+export function Unfetched({ title }: { title: string }): JSX.Element {
+  return (
+    <Note tone="warn" title={title}>
+      <p>
+        The relay did not answer, or it has been renewed since this page was opened.{" "}
+        <button type="button" onClick={() => location.reload()}>
+          Load the console again
+        </button>
+      </p>
+    </Note>
+  );
+}
+
 /** A text with a button that copies it; where copying is not allowed, the text can be marked. */
 export function Copy({ text, label }: { text: string; label: string }): JSX.Element {
   const [said, say] = useState("");

@@ -4,9 +4,10 @@ import type { JSX } from "preact";
 import { useEffect, useState } from "preact/hooks";
 
 import { to } from "../route.js";
-import { heardAt, hurry, limitedUntil, phase, wantsAuth } from "../state/link.js";
-import { clock, span } from "../text.js";
-import { Note } from "./bits.js";
+import { unable } from "../state/checking.js";
+import { heardAt, hurry, limitedUntil, phase, refused, wantsAuth } from "../state/link.js";
+import { clock, line, span } from "../text.js";
+import { Note, Unfetched } from "./bits.js";
 
 const WORDS = { connecting: "Connecting…", online: "Connected", offline: "Offline", draining: "Relay restarting" } as const;
 const MARKS = { connecting: "○", online: "●", offline: "✕", draining: "◐" } as const;
@@ -56,6 +57,14 @@ export function Notices(): JSX.Element {
           <p>The relay asks for fewer requests from this address. The page asks again when the time is up.</p>
         </Note>
       )}
+      {refused.value !== null && phase.value === "online" && (
+        <Note tone="warn" title="The relay sends no new packets">
+          <p>
+            It says: {line(refused.value.reason, 300)} ({line(refused.value.code, 60)}). The page asks again.
+          </p>
+        </Note>
+      )}
+      {unable.value && <Unfetched title="Packets are not checked: a part of the console is missing" />}
       {wantsAuth.value && (
         <Note tone="warn" title="This relay shows packets to authenticated readers only">
           <p>

@@ -6,7 +6,7 @@ import { useEffect, useLayoutEffect, useRef, useState } from "preact/hooks";
 import { to } from "../route.js";
 import type { GapRow, PacketRow, Row } from "../state/rows.js";
 import { preview } from "../state/rows.js";
-import { check } from "../state/checking.js";
+import { check, unable } from "../state/checking.js";
 import { bytes, clock, count, line, shortDid, shown, when } from "../text.js";
 import { Badge } from "./bits.js";
 
@@ -73,7 +73,7 @@ export function PacketList({ rows, label }: { rows: readonly Row[]; label: strin
   const last = Math.min(rows.length, Math.ceil((view.top + view.size) / height) + SPARE);
   const seen = rows.slice(first, last);
   const elements = useElements(seen);
-  useEffect(() => check(seen), [seen[0], seen.at(-1), seen.length]);
+  useEffect(() => check(seen), [seen[0], seen.at(-1), seen.length, unable.value]);
 
   return (
     <div class="list" ref={box} onScroll={look} role="region" aria-label={label} tabIndex={rows.length > 0 ? 0 : -1}>

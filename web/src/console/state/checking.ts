@@ -5,7 +5,7 @@
 
 import { signal } from "@preact/signals";
 
-import { page, phase, relayNow } from "./link.js";
+import { connections, page, phase, relayNow } from "./link.js";
 import { manifest } from "./relay.js";
 import type { PacketRow, Row } from "./rows.js";
 
@@ -50,6 +50,7 @@ export interface KeyHistory {
 
 export interface Answer {
   readonly number: number;
+  /** Of a packet: undefined where the worker does not have its author's keys any more, though it was given them. */
   readonly verdict?: string;
   readonly steps?: readonly Step[];
   readonly history?: KeyHistory;
@@ -57,25 +58,29 @@ export interface Answer {
 
 export const IDENTITY_TYPES = ["KEY_EVENT", "RECOVERY_APPROVAL", "DID_DOCUMENT"];
 export const checked = signal(0);
+/** The script that checks could not be fetched, or has failed: nothing is checked before there is another connection. */
+export const unable = signal(false);
 
 const AT_ONCE = 48;
 const AUTHORS_AT_ONCE = 50;
 const MOST_AUTHORS = 2000;
 const MOST_WAITING = 200;
 const PAGE = 500;
+/** Identity packets of an author, twice what a key chain may hold. */
+const MOST_EVENTS = 2048;
 const SOON = 150;
 /** Between two questions about keys, so that a page that is full of new authors keeps within a relay's limits. */
 const PAUSE = 1500;
 
 let worker: Worker | null = null;
 let numbers = 0;
-const asked = new Map<number, (answer: Answer) => void>();
+const asked = new Map<number, { resolve(answer: Answer): void; reject(error: Error): void }>();
 /** Authors whose keys the worker has, and the second in which the relay was asked for them. */
 const known = new Map<string, number>();
 /** Authors who have published something about keys since the relay was last asked: its answer may lack that. */
 const outdated = new Set<string>();
 let askedRelayAt = 0;
-const wanted = new Map<string, (() => void)[]>();
+const wanted = new Map<string, ((error?: Error) => void)[]>();
 let timer: ReturnType<typeof setTimeout> | undefined;
 let rest: ReturnType<typeof setTimeout> | undefined;
 
@@ -83,38 +88,68 @@ declare const trustedTypes: { createPolicy(name: string, rules: object): { creat
 
 const SCRIPT = new URL("./@verify.js@", import.meta.url).href;
 
+const rules = {
+  createScriptURL: (url: string): string => {
+    if (url !== SCRIPT) throw new TypeError("the console runs no other script");
+    return url;
+  },
+};
+/** Made once: a page may make no second one of this name. */
+let policy: { createScriptURL(url: string): string } | undefined;
+
 function start(): Worker {
-  const rules = {
-    createScriptURL: (url: string): string => {
-      if (url !== SCRIPT) throw new TypeError("the console runs no other script");
-      return url;
-    },
-  };
-  const policy = typeof trustedTypes === "undefined" ? rules : trustedTypes.createPolicy("strata", rules);
+  policy ??= typeof trustedTypes === "undefined" ? rules : trustedTypes.createPolicy("strata", rules);
   const made = new Worker(policy.createScriptURL(SCRIPT), { type: "module" });
   made.onmessage = ({ data }: MessageEvent<Answer>) => {
-    asked.get(data.number)?.(data);
+    asked.get(data.number)?.resolve(data);
     asked.delete(data.number);
   };
+  made.onerror = () => void (worker === made && giveUp());
   return made;
 }
 
-type Unnumbered = Ask extends infer One ? (One extends Ask ? Omit<One, "number"> : never) : never;
+const failure = (): Error => new Error("the script that checks packets could not be fetched, or has failed");
 
-export function ask(question: Unnumbered): Promise<Answer> {
-  worker ??= start();
-  const number = ++numbers;
-  worker.postMessage({ ...question, number });
-  return new Promise((resolve) => asked.set(number, resolve));
+/** Nobody waits for what does not come; and the next worker knows no keys, so their authors are asked for again. */
+function giveUp(): void {
+  worker?.terminate();
+  worker = null;
+  unable.value = true;
+  known.clear();
+  clearTimeout(timer);
+  timer = undefined;
+  for (const { reject } of asked.values()) reject(failure());
+  asked.clear();
+  for (const each of wanted.values()) for (const done of each) done(failure());
+  wanted.clear();
 }
 
-/** Have the keys of this author asked for, once; resolves when the worker knows them. */
-export function keysOf(did: string): Promise<void> {
-  if (known.has(did)) return Promise.resolve();
-  return new Promise((resolve) => {
+connections.subscribe(() => void (unable.value = false));
+
+type Unnumbered = Ask extends infer One ? (One extends Ask ? Omit<One, "number"> : never) : never;
+
+export async function ask(question: Unnumbered): Promise<Answer> {
+  if (unable.peek()) throw failure();
+  try {
+    worker ??= start();
+  } catch (error) {
+    giveUp();
+    throw error;
+  }
+  const number = ++numbers;
+  worker.postMessage({ ...question, number });
+  return new Promise((resolve, reject) => asked.set(number, { resolve, reject }));
+}
+
+/** Have the keys of this author asked for, once; resolves when the worker knows them, and rejects where there is none. */
+export async function keysOf(did: string): Promise<void> {
+  if (known.has(did)) return;
+  if (unable.peek()) throw failure();
+  await new Promise<void>((resolve, reject) => {
     const others = wanted.get(did) ?? [];
-    wanted.set(did, [...others, resolve]);
-    timer ??= setTimeout(() => void askRelay(), Math.max(SOON, askedRelayAt + PAUSE - Date.now()));
+    wanted.set(did, [...others, (error) => (error === undefined ? resolve() : reject(error))]);
+    // The clock may have been put back since.
+    timer ??= setTimeout(() => void askRelay(), Math.max(SOON, Math.min(PAUSE, askedRelayAt + PAUSE - Date.now())));
   });
 }
 
@@ -165,7 +200,7 @@ export async function learn(did: string, events: AuthorEvents): Promise<KeyHisto
 export async function identityPackets(authors: readonly string[]): Promise<Map<string, [string, number][]>> {
   const found = new Map<string, [string, number][]>();
   let cursor: string | null = null;
-  for (let pages = 0; pages < 20; pages++) {
+  for (let left = authors.length * MOST_EVENTS; ; ) {
     const part: Awaited<ReturnType<typeof page>> = await page({
       authors,
       types: IDENTITY_TYPES,
@@ -178,19 +213,24 @@ export async function identityPackets(authors: readonly string[]): Promise<Map<s
       found.set(did, [...(found.get(did) ?? []), [text, received_at]]);
     }
     cursor = part.cursor;
-    if (part.complete || cursor === null) break;
+    if (part.complete || cursor === null) return found;
+    left -= Math.max(part.events.length, 1);
+    // What would be left out may be a revocation.
+    if (left < 0) throw new Error("the relay tells more about keys than there may be");
   }
-  return found;
 }
 
 /**
  * Have one packet checked. A packet that does not verify may be signed by a key that is younger than what is known
  * here, so the verdict against it stands only if the relay was asked after it had received the packet.
+ *
+ * Rejects where nothing can be checked (`unable`).
  */
 export async function examine(text: string, author: string, receivedAt: number): Promise<Answer> {
   await keysOf(author);
   const answer = await ask({ kind: "packet", text, receivedAt });
-  if (answer.verdict === "valid" || (known.get(author) ?? 0) > receivedAt) return answer;
+  const isSure = answer.verdict !== undefined && (known.get(author) ?? 0) > receivedAt;
+  if (answer.verdict === "valid" || isSure) return answer;
   known.delete(author);
   await keysOf(author);
   return ask({ kind: "packet", text, receivedAt });
@@ -198,15 +238,20 @@ export async function examine(text: string, author: string, receivedAt: number):
 
 /** Check the rows that are not checked yet, a few at a time: of what was asked for last, the rest has its turn in a while. */
 export function check(rows: readonly Row[]): void {
+  clearTimeout(rest);
+  if (unable.peek()) return;
   const room = Math.max(wanted.size, asked.size) > MOST_WAITING ? 0 : AT_ONCE;
   const todo = rows.filter((row): row is PacketRow => row.kind === "packet" && row.verdict.value === "unchecked");
   for (const row of todo.splice(0, room)) void checkOne(row);
-  clearTimeout(rest);
   if (todo.length > 0) rest = setTimeout(check, PAUSE, todo);
 }
 
 async function checkOne(row: PacketRow): Promise<void> {
   row.verdict.value = "checking";
-  row.verdict.value = (await examine(row.event.text, row.author, row.receivedAt)).verdict ?? "not_checked";
-  checked.value += 1;
+  try {
+    row.verdict.value = (await examine(row.event.text, row.author, row.receivedAt)).verdict ?? "not_checked";
+    checked.value += 1;
+  } catch {
+    row.verdict.value = "unchecked"; // of which `unable` tells
+  }
 }

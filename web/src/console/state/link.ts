@@ -65,6 +65,9 @@ interface Open {
   filters: Filters;
   readonly gapless: boolean;
   readonly taker: Taker;
+  /** How often it was refused since anything came for it, and when it is asked for again. */
+  refusals: number;
+  due?: ReturnType<typeof setTimeout>;
 }
 
 interface Asked {
@@ -72,6 +75,7 @@ interface Asked {
   reject(error: Error): void;
 }
 
+const LONGEST_WAIT = 60;
 const SHORTEST_PAUSE = 500;
 const LONGEST_PAUSE = 15_000;
 const ANSWER_TIMEOUT = 15_000;
@@ -85,6 +89,8 @@ export const phase = signal<Phase>("connecting");
 export const heardAt = signal(0);
 /** Until when the relay wants to hear no SUBSCRIBE, in milliseconds. */
 export const limitedUntil = signal(0);
+/** Why the relay does not send what is read on and on; it is asked again. */
+export const refused = signal<Pick<Refusal, "code" | "reason"> | null>(null);
 /** The relay wants this session to authenticate before it reads. */
 export const wantsAuth = signal(false);
 /** What the relay last sent to be signed. */
@@ -192,6 +198,7 @@ function received(text: string): void {
   const now = Date.now();
   if (Math.abs(now - heardAt.peek()) > 1000) heardAt.value = now;
   const subscription = subscriptions.get(message.subscription_id ?? "");
+  if (subscription !== undefined && message.type !== "ERROR") granted(subscription);
   switch (message.type) {
     case "EVENT":
       if (subscription === undefined || message.packet === undefined) return;
@@ -229,22 +236,28 @@ function settle(message: Message): void {
   else asked.resolve(message);
 }
 
+/** The relay sends it: whatever it said against that is over. */
+function granted(subscription: Open): void {
+  if (subscription.gapless && subscription.refusals > 0) refused.value = null;
+  subscription.refusals = 0;
+}
+
 function refusedSubscription(subscription: Open, error: Message): void {
   const isLimit = error.code === "rate_limited";
-  // For what goes on nobody else would ask again.
-  if (isLimit || (subscription.gapless && error.code === "internal_error")) {
-    const wait = 1000 * Math.min(error.retry_after || 1, 3600);
-    if (isLimit) limitedUntil.value = Date.now() + wait;
-    waiting.add(subscription.id);
-    setTimeout(() => {
-      const still = subscriptions.get(subscription.id);
-      if (waiting.delete(subscription.id) && still !== undefined) ask(still);
-    }, wait);
-    return;
-  }
   if (error.code === "unauthenticated") {
     waiting.add(subscription.id);
     wantsAuth.value = true;
+    return;
+  }
+  // For what goes on nobody else would ask again, whatever the code is; only its taker knows another place to begin.
+  if (isLimit || (subscription.gapless && error.code !== "invalid_cursor")) {
+    const grown = Math.min(2 ** subscription.refusals++, LONGEST_WAIT);
+    const wait = 1000 * Math.min(error.retry_after || grown, 3600);
+    if (isLimit) limitedUntil.value = Date.now() + wait;
+    else refused.value = { code: error.code ?? "", reason: error.reason ?? "" };
+    waiting.add(subscription.id);
+    clearTimeout(subscription.due);
+    subscription.due = setTimeout(ask, wait, subscription);
     return;
   }
   subscriptions.delete(subscription.id);
@@ -262,7 +275,8 @@ function send(message: object | string): boolean {
   return true;
 }
 
-function ask({ id, filters, gapless }: Open): void {
+function ask({ id, filters, gapless, due }: Open): void {
+  clearTimeout(due);
   waiting.delete(id);
   send({ type: "SUBSCRIBE", subscription_id: id, filters, history_marker: true, ...(gapless && { gapless }) });
 }
@@ -278,11 +292,13 @@ export function authenticated(): void {
 
 /** Ask for packets; the returned function ends it. */
 export function subscribe(filters: Filters, taker: Taker, { gapless = false } = {}): () => void {
-  const subscription: Open = { id: `console-${++numbers}`, filters, gapless, taker };
+  const subscription: Open = { id: `console-${++numbers}`, filters, gapless, taker, refusals: 0 };
   subscriptions.set(subscription.id, subscription);
   ask(subscription);
   return () => {
     waiting.delete(subscription.id);
+    clearTimeout(subscription.due);
+    granted(subscription);
     if (subscriptions.delete(subscription.id)) send({ type: "UNSUBSCRIBE", subscription_id: subscription.id });
   };
 }

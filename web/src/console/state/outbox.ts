@@ -10,9 +10,9 @@ import { RequestRefused } from "../../client/protocol/errors.js";
 import type { Packet } from "../../client/protocol/packets.js";
 import { publishFrame } from "../../client/protocol/wire.js";
 import type { Published } from "../../client/relays/values.js";
-import { keepsKeys } from "./keys.js";
+import { chosen, keepsKeys } from "./keys.js";
 import { phase, request, RequestFailed } from "./link.js";
-import { authenticate } from "./session.js";
+import { authenticate, speaksFor } from "./session.js";
 
 export interface Item {
   readonly id: string;
@@ -33,7 +33,10 @@ const outbox = new Outbox(keepsKeys ? indexedDbOutbox("console") : memoryOutbox(
 /** Send what waits from before, and whatever is put in. */
 export function beginOutbox(): void {
   outbox.start();
-  effect(() => void (phase.value === "online" && outbox.wake()));
+  effect(() => {
+    const [isOnline] = [phase.value === "online", speaksFor.value, chosen.value]; // each of them may be what was wanting
+    if (isOnline) outbox.wake();
+  });
   void look();
 }
 

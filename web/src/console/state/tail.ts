@@ -6,7 +6,7 @@
 import { batch, computed, effect, signal } from "@preact/signals";
 
 import { check, checked, forgetKeys, IDENTITY_TYPES } from "./checking.js";
-import { type Event, type Filters, page, phase, relayNow, subscribe } from "./link.js";
+import { type Event, type Filters, page, phase, refused, relayNow, RequestFailed, subscribe } from "./link.js";
 import { type GapRow, type PacketRow, type Row, rowOf } from "./rows.js";
 
 const FIRST = 100;
@@ -82,6 +82,7 @@ async function start(): Promise<void> {
   try {
     const { events } = await page({ limit: FIRST });
     if (mine !== round) return;
+    refused.value = null;
     const first = events.map(rowOf);
     lastAt = first[0]?.receivedAt ?? 0;
     overlap = new Set(first.filter(({ receivedAt }) => receivedAt === lastAt).map(({ id }) => id));
@@ -90,8 +91,9 @@ async function start(): Promise<void> {
       ready.value = true;
     });
     tailFrom(lastAt > 0 ? { received_since: lastAt } : {});
-  } catch {
-    // Refused, of which the states of the connection tell: the next connection begins anew, or this one in a while.
+  } catch (error) {
+    if (error instanceof RequestFailed && mine === round) refused.value = error;
+    // The next connection begins anew, or this one in a while.
     setTimeout(() => mine === round && start(), AGAIN);
   }
 }
@@ -102,8 +104,8 @@ function tailFrom(filters: Filters): void {
     filters,
     {
       event: take,
-      refused: ({ code, detail, cursor }) => {
-        if (code !== "invalid_cursor") return;
+      // Its cursor is one that the relay does not know: anything else is asked for again as it was.
+      refused: ({ detail, cursor }) => {
         addGap({ from: lastAt, to: relayNow(), packets: null, why: detail === "log_reset" ? "the relay's log was put back to an older copy" : "the relay no longer knows this place" });
         if (cursor === undefined) jump();
         else tailFrom({ cursor });

@@ -45,7 +45,8 @@ class Outbox:
         self._frames: list[bytes] = []
         self._bytes = 0
         self._written = 0
-        self._withdrawn: tuple[int, float] | None = None  # up to which byte, and until when they may leave
+        # Up to which byte, and until when those may leave; the earliest first.
+        self._withdrawn: tuple[tuple[int, float], ...] = ()
         self._is_shut = False
         self._resumed: asyncio.Future[None] | None = None
         self.is_paused = False
@@ -133,16 +134,19 @@ class Outbox:
             await asyncio.shield(self._resumed)
 
     def withdraw(self, now: float) -> None:
-        """What was written before now and waits still must leave within a second, or not at all."""
-        if self.transport.get_write_buffer_size():
-            self._withdrawn = self._written, now + _WITHDRAWAL_TIMEOUT
+        """What was queued before now and waits still must leave within a second, or not at all.
+
+        What has been withdrawn already has no longer for it, however often more is.
+        """
+        self.flush()
+        waits = self.transport.get_write_buffer_size() > 0
+        if waits and (not self._withdrawn or self._withdrawn[-1][0] < self._written):
+            self._withdrawn += ((self._written, now + _WITHDRAWAL_TIMEOUT),)
 
     def is_late(self, now: float) -> bool:
         """Whether bytes that were withdrawn are waiting still, after all the time they had."""
-        if self._withdrawn is None:
+        if not self._withdrawn:
             return False
-        up_to, until = self._withdrawn
-        if self._written - self.transport.get_write_buffer_size() >= up_to:
-            self._withdrawn = None
-            return False
-        return now >= until
+        left = self._written - self.transport.get_write_buffer_size()
+        self._withdrawn = tuple(each for each in self._withdrawn if each[0] > left)
+        return bool(self._withdrawn) and now >= self._withdrawn[0][1]

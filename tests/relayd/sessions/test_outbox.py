@@ -70,6 +70,35 @@ def test_what_was_withdrawn_has_a_second_to_leave_and_what_came_later_has_not():
     assert not way.outbox.is_late(12.0), "it has left"
 
 
+def test_what_stands_in_line_to_be_written_is_withdrawn_with_what_was(monkeypatch):
+    way = Way()
+
+    def write(data: bytes) -> None:
+        way.transport.waiting += len(data)
+
+    monkeypatch.setattr(way.transport, "write", write)
+    way.outbox.queue(bytes(50))
+    way.outbox.withdraw(0.0)
+    way.outbox.flush()
+    assert way.outbox.is_late(1.0)
+
+
+def test_what_was_withdrawn_has_no_longer_for_it_where_more_is_withdrawn_again_and_again():
+    way = Way()
+    for n in range(3):
+        way.outbox.write(bytes(10))
+        way.transport.waiting += 10
+        way.outbox.withdraw(0.5 * n)
+    assert not way.outbox.is_late(0.9) and way.outbox.is_late(1.0)
+    way.transport.waiting = 20  # of the second and the third
+    assert not way.outbox.is_late(1.4) and way.outbox.is_late(1.5)
+    way.outbox.withdraw(1.5)  # nothing has been written since
+    way.transport.waiting = 10
+    assert way.outbox.is_late(2.0)
+    way.transport.waiting = 0
+    assert not way.outbox.is_late(9.0)
+
+
 @pytest.mark.parametrize("cancelled", [False, True])
 async def test_whoever_waits_for_room_goes_on_when_there_is_some(cancelled):
     outbox = Way().outbox
@@ -81,3 +110,35 @@ async def test_whoever_waits_for_room_goes_on_when_there_is_some(cancelled):
         waiting.pop().cancel()
     outbox.resume()
     await asyncio.gather(*waiting)
+
+
+async def test_whoever_waits_for_room_waits_again_when_it_is_gone_again():
+    outbox = Way().outbox
+    for _ in range(2):
+        outbox.pause()
+        waiting = asyncio.create_task(outbox.writable())
+        await asyncio.sleep(0)
+        assert not waiting.done()
+        outbox.resume()
+        await waiting
+
+
+def test_what_left_at_the_end_of_a_step_has_left_when_it_is_withdrawn():
+    way = Way()
+    way.outbox.queue(bytes(50))
+    way.outbox.flush()
+    way.transport.waiting = 50
+    way.outbox.withdraw(0.0)
+    way.outbox.queue(bytes(30))
+    way.outbox.flush()
+    way.transport.waiting = 30  # of what came later
+    assert not way.outbox.is_late(9.0)
+
+
+def test_a_socket_that_is_gone_is_written_to_no_more():
+    way = Way()
+    way.outbox.queue(b"before")
+    way.outbox.end()
+    way.outbox.queue(b"late")
+    way.outbox.flush()
+    assert not way.transport.written

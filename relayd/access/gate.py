@@ -20,7 +20,7 @@ No I/O: the shell passes what the socket and the request say, and the time in mo
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final, Protocol
 from urllib.parse import urlsplit
 
@@ -203,7 +203,9 @@ class Access:
         self.revision = 0
         """Rises with every change that open sessions must follow."""
         self._restricted: frozenset[str] = frozenset()
-        self._restricted_quotas = Quotas(anonymous, book=book, name="restricted")
+        # Without what only addresses pay for: else each such identity would bring AUTHs of its own.
+        restricted = replace(anonymous, auths=0, connects=0)
+        self._restricted_quotas = Quotas(restricted, book=book, name="restricted")
         self.max_sockets = settings.max_connections + _SPARE_SOCKETS
         """Sockets that may be open at once; the shell lowers it where the system allows fewer files."""
         self.sources = Sources()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import json
 import time
 from types import SimpleNamespace
 from typing import Any, cast
@@ -16,6 +17,7 @@ from strata.protocol.packets import Packet
 from websockets.datastructures import Headers
 
 from relayd.access.auth import Grants
+from relayd.moderation import Ban, Bans, Kind
 from relayd.sessions import auth_exchange
 from relayd.sessions.session import Session
 from relayd.store.types import LogEntry, NewPacket, StoreTimeout, StoreUnavailable
@@ -83,6 +85,21 @@ async def test_what_follows_an_auth_waits_for_its_outcome(slow):
     assert rig.relay.admission.pending == 2
     assert rig.transport.reading
     assert rig.connection._lane.identity == ALICE.did
+
+
+@pytest.mark.req("R-133", "R-321")
+async def test_more_frames_than_one_step_takes_are_all_heard_behind_an_auth(slow):
+    rig, identities = slow
+    count = 1000
+    received = rig.relay.metrics.messages_received["UNSUBSCRIBE"]._value
+    rig.socket.data_received(
+        auth(rig.challenge) + frame('{"type":"UNSUBSCRIBE","subscription_id":"s"}') * count
+    )
+    await asyncio.sleep(0)
+    assert received.get() == 0
+    identities.answers.put_nowait(None)
+    await eventually(lambda: received.get() == count)
+    await eventually(lambda: rig.transport.reading)
 
 
 @pytest.mark.req("R-277", "R-281", "R-282")
@@ -367,3 +384,65 @@ async def test_an_open_session_of_an_identity_that_is_restricted_has_the_limits_
         access.restricted = restricted
         rig.sweep(1)
         assert budget() == limit
+        rig.socket.data_received(publish(1) + publish(2))
+        said = rig.messages()
+        assert [each["limit"] for each in said] == ([1] if limit == 1 else [])
+
+
+@pytest.mark.req("R-316")
+async def test_auths_stay_charged_to_the_address_though_the_identity_is_restricted(rigs):
+    rig = rigs(auth_limit=2)
+    rig.relay.access.restricted = frozenset({ALICE.did})
+    rig.socket.data_received(auth(rig.challenge))
+    await until(rig, 1)
+    challenge = await fresh_challenge(rig)
+    rig.socket.data_received(auth(challenge))
+    (refused,) = await until(rig, 1)
+    assert (refused["code"], refused["detail"], refused["limit"]) == ("rate_limited", "auth_limit", 2)
+
+
+@pytest.mark.req("R-321", "R-323")
+@pytest.mark.parametrize("banned", ["author", "network"])
+async def test_an_open_session_of_somebody_who_is_banned_ends(rigs, banned):
+    rig = await authenticated(rigs)
+    authors = frozenset({ALICE.did} if banned == "author" else ())
+    bans = [Ban(Kind.NETWORK, "192.0.2.0/24", "x", "ann", None, NOW)] if banned == "network" else []
+    assert rig.relay.access.ban(authors, Bans.at(NOW, bans))
+    rig.sweep(1)
+    error, close = rig.frames()
+    told = json.loads(error[1])
+    code, detail = ("blocked_author", None) if banned == "author" else ("policy_rejected", "banned_address")
+    assert (told["code"], told.get("detail")) == (code, detail)
+    assert close[1][:2] == (1008).to_bytes(2, "big") and not rig.socket.is_open
+
+
+async def test_keys_that_come_late_do_not_judge_who_has_authenticated_anew_meanwhile(rigs):
+    """The session speaks for somebody else by then, and that one's key is good."""
+    rig = await authenticated(rigs)
+    lost = KeyChain.genesis(ALICE.did).apply(Packet.parse(revocation_of_alice().packet.body), NOW)
+    answers = {ALICE.did: asyncio.Queue[Any](), BOB.did: asyncio.Queue[Any]()}
+
+    class Elsewhere:
+        generation = 1
+
+        def is_plain(self, did: str) -> bool:
+            return did == BOB.did
+
+        def changed_since(self, did: str, generation: int) -> bool:
+            return did == ALICE.did
+
+        def chain(self, did: str) -> None:
+            return None
+
+        async def resolve(self, did: str) -> Any:
+            return await answers[did].get()
+
+    rig.challenge = await fresh_challenge(rig)
+    rig.relay.identities = cast(Any, Elsewhere())
+    rig.sweep(1)  # asks for Alice's keys
+    answers[BOB.did].put_nowait(KeyChain.genesis(BOB.did))
+    rig.socket.data_received(auth(rig.challenge, signer=BOB, author_id=BOB.did))
+    assert (await until(rig, 1))[0]["type"] == "AUTH_OK"
+    answers[ALICE.did].put_nowait(lost)
+    await eventually(lambda: not any(task.get_name().startswith("keys-") for task in asyncio.all_tasks()))
+    assert rig.frames() == [] and rig.socket.is_open

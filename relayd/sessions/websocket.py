@@ -102,6 +102,7 @@ class WebSocket(asyncio.Protocol):
         "_headers_end",
         "_held",
         "_is_resting",
+        "_is_stopped",
         "_liveness",
         "_parting",
         "_protocol",
@@ -126,6 +127,7 @@ class WebSocket(asyncio.Protocol):
         self._tally = relay.tally
         self.outbox = Outbox(settings.outbound_queue_bytes, relay.tally, relay.registry.wants_flush)
         self._reading = self._allowed = True
+        self._is_stopped = False
         self._headers_end = b""
         self._control: Budget | None = None
         self._resting: asyncio.TimerHandle | None = None
@@ -469,7 +471,7 @@ class WebSocket(asyncio.Protocol):
             or self._suspended
             or self._is_resting
             or self._frames.has_more
-            or (self._relay.registry.is_hushed and not self._parting.has_begun)
+            or ((self._is_stopped or self._relay.registry.is_hushed) and not self._parting.has_begun)
         )
         wanted = self._allowed and not is_held_up
         if wanted is self._reading or self._parting.is_lingering or self._transport.is_closing():
@@ -527,10 +529,9 @@ class WebSocket(asyncio.Protocol):
                 self.close(1013, "the reader takes nothing")
 
     def stop_reading(self) -> None:
-        """Take nothing further from the peer; the relay is draining."""
-        if self._reading and not self._parting.is_lingering and not self._transport.is_closing():
-            self._reading = False
-            self._transport.pause_reading()
+        """Take nothing further from the peer, whatever room there will be; the relay is draining."""
+        self._is_stopped = True
+        self._update_reading()
 
     # Closing.
 

@@ -9,8 +9,10 @@ from typing import Any, cast
 import pytest
 from websockets.server import ServerProtocol
 
+from relayd.access.memory import Pressure
 from relayd.sessions.connection import Connection
 from relayd.sessions.websocket import WebSocket
+from relayd.store.types import Page
 from tests.relayd.sessions.connection_rig import (
     ALICE,
     HANDSHAKE,
@@ -37,6 +39,21 @@ async def test_a_peer_with_too_many_unanswered_publishes_waits(rigs):
             got += rig.messages()
     assert [message["client_msg_id"] for message in got] == ["0", "1", "2", "3"]
     assert rig.transport.reading
+    writer.cancel()
+
+
+@pytest.mark.req("R-192")
+async def test_a_relay_that_drains_takes_nothing_further_of_a_publisher_whose_answers_make_room(rigs):
+    rig = rigs(max_pending_publishes=4)
+    rig.socket.data_received(b"".join(publish(n) for n in range(4)))
+    rig.relay.registry.stop_reading()
+    writer = asyncio.create_task(rig.relay.writer.run())
+    assert len(await until(rig, 4)) == 4
+    rig.socket.pause_writing()
+    rig.socket.resume_writing()
+    assert not rig.transport.reading
+    rig.socket.close(1001, "going away")
+    assert rig.transport.reading, "for its close frame"
     writer.cancel()
 
 
@@ -225,6 +242,79 @@ async def test_a_socket_too_many_is_dropped_unheard(rigs):
     for connection in sockets:
         connection.connection_lost(None)
     assert len(rig.relay.registry) == 1
+
+
+@pytest.mark.req("R-321")
+@pytest.mark.parametrize("why", ["it drains", "it is short of memory"])
+async def test_a_relay_that_drains_or_is_short_of_memory_begins_no_session(rigs, why):
+    rig = rigs()
+    registry = rig.relay.registry
+    if why == "it drains":
+        registry.draining = True
+    else:
+        registry.pressure = Pressure.SHORT
+    second = Connection(rig.relay, cast(Any, None), "/strata").socket
+    transport = FakeTransport()
+    second.connection_made(cast(asyncio.Transport, transport))
+    second.data_received(HANDSHAKE)
+    assert transport.written.startswith(b"HTTP/1.1 503") and b"Retry-After: " in transport.written
+    second.connection_lost(None)
+
+
+@pytest.mark.req("R-321")
+async def test_what_was_answered_counts_no_more_among_what_is_held(rigs):
+    rig = rigs()
+    before = rig.socket.held_bytes
+    rig.socket.data_received(publish(1) + publish(2))
+    assert rig.socket.held_bytes > before + 500
+    writer = asyncio.create_task(rig.relay.writer.run())
+    await until(rig, 2)
+    assert rig.socket.held_bytes == before
+    writer.cancel()
+
+
+@pytest.mark.req("R-180")
+async def test_what_was_unsubscribed_gets_nothing_that_comes_then(rigs):
+    rig = rigs()
+
+    async def page(*_: object, **__: object) -> Page:
+        return Page([], exhausted=True)
+
+    cast(Any, rig.relay.store).page = page
+    writer = asyncio.create_task(rig.relay.writer.run())
+    for name in "st":
+        rig.socket.data_received(frame(f'{{"type":"SUBSCRIBE","subscription_id":"{name}","gapless":true}}'))
+    await eventually(lambda: len(rig.relay.fanout) == 2)
+    rig.socket.data_received(frame('{"type":"UNSUBSCRIBE","subscription_id":"s"}') + publish(1))
+    answer, event = await until(rig, 2)
+    assert (answer["type"], event["type"], event["subscription_id"]) == ("OK", "EVENT", "t")
+    assert len(rig.relay.fanout) == rig.relay.metrics.subscriptions._value.get() == 1
+    writer.cancel()
+
+
+async def test_a_connection_that_goes_gives_back_what_it_held_of_others(rigs):
+    """A place among the comparisons, and one among the sessions of its address."""
+    rig = rigs()
+    relay, gone = rig.relay, Rig(rig.clock, relay=rig.relay, peer="198.51.100.7")
+    relay.comparisons.begin(ALICE.did, gone.connection._comparer)
+    places = [len(relay.comparisons), len(relay.access.sources._sessions)]
+    gone.socket.connection_lost(None)
+    assert (places, len(relay.comparisons), len(relay.access.sources._sessions)) == ([1, 2], 0, 1)
+
+
+@pytest.mark.req("R-321")
+async def test_who_has_used_the_database_for_its_share_gets_its_history_later(rigs, monkeypatch):
+    rig = rigs(read_share=0.5)
+    waits: list[float] = []
+
+    async def sleep(seconds: float) -> None:
+        waits.append(seconds)
+        rig.clock.now += seconds
+
+    rig.connection.payer.used_database(8.0, rig.clock.now)  # of the five seconds in ten
+    monkeypatch.setattr(asyncio, "sleep", sleep)
+    await rig.connection.writable()
+    assert sum(waits) == pytest.approx(6, abs=0.1)
 
 
 def reads(rig: Rig) -> bool:

@@ -396,7 +396,7 @@ class WebSocket(asyncio.Protocol):
         remaining, slices, place = iter(events), self._relay.slices, self._handler.turn(now)
         for event in remaining:
             if isinstance(event, bytes):
-                self._text(event, now)
+                self._message(event, True, now)
             elif isinstance(event, Frame):
                 self._frame(event, now)
             elif isinstance(event, Request):
@@ -440,22 +440,16 @@ class WebSocket(asyncio.Protocol):
         return self._control.take(now)
 
     def _message(self, data: bytes, is_text: bool, now: float) -> None:
-        if is_text:
-            self._text(data, now)
-        else:
-            self._handler.received(data, False, now)
-
-    def _text(self, data: bytes, now: float) -> None:
         if self._protocol.state is not OPEN and (self._close_reason or self._protocol.close_rcvd is None):
             return  # we are closing; messages before the peer's own close frame still count
-        if not data.isascii():
+        if is_text and not data.isascii():
             try:
                 data.decode()
             except UnicodeDecodeError:
                 self._close_reason = "protocol_error"
                 self._protocol.fail(1007, "a text frame must be UTF-8")  # RFC 6455 §8.1
                 return
-        self._handler.received(data, True, now)
+        self._handler.received(data, is_text, now)
 
     # Pressure and deadlines.
 

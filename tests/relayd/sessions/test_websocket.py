@@ -121,6 +121,15 @@ async def test_what_a_peer_sends_after_our_close_does_not_count(rigs):
     assert not rig.socket.eof_received()  # so the transport closes
 
 
+@pytest.mark.req("R-128", "R-132")
+async def test_what_stands_behind_the_frame_that_closed_is_neither_heard_nor_counted(rigs):
+    rig = rigs(malformed_limit=2)
+    sent = rig.relay.metrics.errors_sent[ErrorCode.INVALID_SCHEMA]._value.get
+    rig.socket.data_received(frame("{") * 4 + frame(b"x", 0x2) * 4 + publish(1))
+    assert [opcode for opcode, _ in rig.frames()] == [TEXT] * 3 + [CLOSE]
+    assert (sent(), rig.relay.admission.pending) == (3, 0)
+
+
 @pytest.mark.parametrize(
     ("request_", "status"),
     [

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from strata.relays.connection.values import RESUME_MARGIN_SECONDS
 from strata.relays.pool.values import Position
@@ -53,6 +53,15 @@ class _Swept:
     running: bool = False
     hastened: bool = False
     """Whether it was hastened while it ran: then it may have passed what was to be found."""
+    left: list[Position | None] = field(default_factory=list)
+    """Where the subscription stopped reading while it ran: it may have begun behind that."""
+
+    def go_back(self, position: Position | None) -> None:
+        """Begin no later than there, next time."""
+        received_at = 0 if position is None else position.received_at
+        if received_at < self.success_at:
+            self.success_at = received_at
+            self.cursor = None if position is None else position.cursor
 
 
 class Sweeps:
@@ -110,10 +119,10 @@ class Sweeps:
     def left_at(self, url: str, position: Position | None) -> None:
         """The subscription stopped reading from this relay at `position`: sweeps find what comes after it."""
         swept = self._relays.setdefault(url, _Swept(0.0, self._started_at))
-        received_at = 0 if position is None else position.received_at
-        if received_at < swept.success_at:
-            swept.success_at = received_at
-            swept.cursor = None if position is None else position.cursor
+        if swept.running:
+            swept.left.append(position)
+        else:
+            swept.go_back(position)
 
     def hasten(self, url: str, now: float) -> None:
         """Ask this relay at once: it was away, or another relay was."""
@@ -125,6 +134,9 @@ class Sweeps:
         swept = self._relays[url]
         if position is not None and position.cursor is not None:
             swept.cursor = position.cursor
+        for left in swept.left:
+            swept.go_back(left)
+        swept.left.clear()
         swept.due_at = now if swept.hastened else now + (self._interval or math.inf)
         swept.running = swept.hastened = False
 

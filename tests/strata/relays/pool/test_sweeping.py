@@ -64,6 +64,25 @@ def test_what_a_reader_left_unread_is_found_by_sweeps():
     assert starts(it, "a").cursor == "c3", "only ever further back"
 
 
+@pytest.mark.req("C-276")
+@pytest.mark.parametrize("ending", ["failed", "succeeded"])
+@pytest.mark.parametrize("reached", [None, Position("c8", T + 200)])
+def test_what_a_reader_left_unread_while_a_sweep_ran_is_found_by_the_next(ending, reached):
+    it = sweeps()
+    it.due(["a"], 0)
+    assert it.due(["a"], 300) == ["a"]  # which begins where the subscription did
+    it.left_at("a", Position("c3", T - 5000))
+    it.left_at("a", Position("c9", T + 50))
+    if ending == "failed":
+        it.failed("a", reached, 310)
+    else:
+        it.succeeded("a", reached, began_at=T + 300, now=310)
+    assert starts(it, "a").cursor == "c3"
+    it.due(["a"], 610)
+    it.succeeded("a", Position("c10", T + 500), began_at=T + 610, now=611)
+    assert starts(it, "a").cursor == "c10", "once"
+
+
 def test_bounds_of_the_query_hold_for_sweeps_as_well():
     start = start_after(T, since=T - 5, received_since=T + 5)
     assert (start.since, start.received_since) == (T - 5, T + 5)

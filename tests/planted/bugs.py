@@ -230,6 +230,20 @@ _ADMISSION = [
             "if not self._knowledge.is_current(request.packet, request.known):",
             "if False:",
         ),
+        (
+            "any event of an author lets others pass the one on its way",
+            "if request is not None and request.packet.digest == digest:",
+            "if request is not None:",
+        ),
+    ),
+    *_bugs(
+        "admission/last_checks",
+        "admission/test_budgets.py",
+        (
+            "what is lost is charged for ever",
+            "        elif request.is_ended:\n            self.settled(request)\n",
+            "",
+        ),
     ),
     *_bugs(
         "admission/commits",
@@ -295,9 +309,59 @@ _SESSION = [
         ("a last word is cut off", "self._transport.write_eof()", "self._transport.close()"),
     ),
     *_bugs(
+        "sessions/websocket",
+        "sessions/test_auth_exchange.py",
+        (
+            "frames that stand behind an AUTH are forgotten",
+            "        self._go_on_after(0.0)\n        self._update_reading()\n        if not self._held:",
+            "        self._update_reading()\n        if not self._held:",
+        ),
+    ),
+    *_bugs(
         "sessions/outbox",
         "sessions/test_outbox.py",
         ("a full reader is given more", "if self.is_paused or self._bytes > self._limit:", "if False:"),
+        (
+            "each ruling begins the second anew",
+            "self._withdrawn += ((self._written, now + _WITHDRAWAL_TIMEOUT),)",
+            "self._withdrawn = ((self._written, now + _WITHDRAWAL_TIMEOUT),)",
+        ),
+    ),
+    *_bugs(
+        "sessions/backlog",
+        "sessions/test_backlog.py",
+        ("a good cursor is of a lost log", "mark.sequence <= good_to:", "mark.sequence < good_to:"),
+        (
+            "a page is read for who takes nothing",
+            "            await self._connection.writable()\n            await self._its_turn()",
+            "            await self._its_turn()",
+        ),
+        ("history costs nothing", "self._connection.backfilled(len(frames))", "pass"),
+        (
+            "history ends where the feed stands",
+            "await relay.tail.reach(await relay.store.head())",
+            "await relay.store.head()",
+        ),
+    ),
+    *_bugs(
+        "sessions/connection",
+        "sessions/test_connection.py sessions/test_auth_exchange.py",
+        (
+            "what is answered is held",
+            "        self._pending_bytes -= self._pending_bytes // self._pending_publishes  #",
+            "        #",
+        ),
+        ("what is unsubscribed goes on", "            fanout.leave(subscription)\n", ""),
+        (
+            "who is restricted keeps the limits of its session",
+            "self._visitor.charged_too)\n        self._end(",
+            "()) if False else None\n        self._end(",
+        ),
+    ),
+    *_bugs(
+        "sessions/auth_exchange",
+        "sessions/test_auth_exchange.py",
+        ("late keys judge somebody else", "if proof is self._proof:  #", "if True:  #"),
     ),
     *_bugs(
         "sessions/liveness",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 
 import pytest
@@ -148,6 +149,22 @@ async def test_a_log_that_cannot_be_read_refuses_for_now(rig):
     assert results == [ErrorCode.INTERNAL_ERROR] and peer.errors["0"].detail == "store_unavailable"
     rig.log.down = False
     assert (await outcomes(rig, edge(1, 0.9)))[0] == ["ok"]
+
+
+@pytest.mark.req("R-192", "R-242")
+async def test_what_is_lost_while_its_budget_is_read_costs_nothing():
+    rig, peer = Rig(budgets={TrustAct.STRONG_EDGES: 1}), Peer()
+    rig.log.gate.clear()
+    rig.publish(peer, edge(1, 0.9), "lost")
+    await rig.log.asked.wait()
+    rig.admission.lost(peer.lane.requests[0], ValueError("ours"))
+    rig.log.gate.set()
+    async with asyncio.timeout(20):
+        while rig.admission._last_checks._tasks:  # noqa: ASYNC110
+            await asyncio.sleep(0)
+    assert peer.answers == [("lost", ErrorCode.INTERNAL_ERROR)]
+    assert (await outcomes(rig, edge(2, 0.9)))[0] == ["ok"]
+    await rig.close()
 
 
 @pytest.mark.req("R-242")

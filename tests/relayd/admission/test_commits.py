@@ -57,6 +57,13 @@ def test_answers_come_before_the_feed_and_both_before_the_write(commits, said):
     assert flush == "flush"
 
 
+@pytest.mark.req("R-370")
+def test_a_packet_of_a_peer_counts_from_when_the_first_relay_received_it(commits, said):
+    packet = NewPacket(bytes(32), "did:strata:a", "TEXT", NOW, None, b"{}", witnessed_at=NOW - 50)
+    commits.committed(Appended(6, [Disposition(Outcome.STORED, 7, NOW)]), [(packet, "old")], 0.001)
+    assert said[0] == ("ok", "old", NOW - 50, {"duplicate": False})
+
+
 def test_a_row_that_the_database_refuses_is_answered_and_does_not_reach_the_feed(commits, said):
     with structlog.testing.capture_logs() as lines:
         commits.committed(Appended(6, [Disposition(Outcome.INVALID, 0, 0)]), [(row(1), "bad")], 0.001)

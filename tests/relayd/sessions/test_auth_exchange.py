@@ -416,6 +416,17 @@ async def test_an_open_session_of_somebody_who_is_banned_ends(rigs, banned):
     assert close[1][:2] == (1008).to_bytes(2, "big") and not rig.socket.is_open
 
 
+@pytest.mark.req("R-186")
+async def test_somebody_who_is_banned_gets_no_session(rigs):
+    rig = rigs()
+    rig.relay.access.ban(frozenset({ALICE.did}), Bans())
+    rig.socket.data_received(auth(rig.challenge))
+    await eventually(lambda: not rig.socket.is_open)
+    error, close = rig.frames()
+    assert json.loads(error[1])["code"] == "blocked_author" and close[1][:2] == (1008).to_bytes(2, "big")
+    assert rig.connection._session.identity is None
+
+
 async def test_keys_that_come_late_do_not_judge_who_has_authenticated_anew_meanwhile(rigs):
     """The session speaks for somebody else by then, and that one's key is good."""
     rig = await authenticated(rigs)

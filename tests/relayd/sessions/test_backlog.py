@@ -8,6 +8,7 @@ from typing import Any, cast
 
 import pytest
 
+from relayd.lineage import Mark
 from relayd.sessions import backlog
 from relayd.store.types import Declined, LogQuery, Page, StoredPacket, StoreTimeout
 from tests.relayd.sessions.connection_rig import NOW, Rig, eventually, frame
@@ -18,19 +19,34 @@ class Log:
 
     def __init__(self, rig: Rig, count: int) -> None:
         self.asked: list[int] = []
+        self.limits: list[int] = []
+        self.slow = 0
+        """So many reads take too long."""
         self.given = 0
         self._bodies = [
             b'{"n":%d,"x":"%b"}' % (n, b"x" * (70_000 if n % 10 == 3 else 50)) for n in range(1, count + 1)
         ]
+        self.witnesses: list[Mark] = []
         store = cast(Any, rig.relay.store)
         store.page, store.head = self.page, self.head
+        store.good_to, store.bear_witness = self.good_to, self.bear_witness
         rig.relay.fanout.skip_to(count)
 
     async def head(self) -> int:
         return len(self._bodies)
 
+    async def good_to(self, mark: Mark) -> int | None:
+        return len(self._bodies)
+
+    async def bear_witness(self, mark: Mark) -> None:
+        self.witnesses.append(mark)
+
     async def page(self, query: LogQuery, limit: int, *_: object, **__: object) -> Page:
+        if self.slow:
+            self.slow -= 1
+            raise StoreTimeout("slow")
         self.asked.append(query.after)
+        self.limits.append(limit)
         assert query.up_to is not None
         last = min(query.up_to, query.after + limit)
         rows = [StoredPacket(n, NOW, self._bodies[n - 1]) for n in range(query.after + 1, last + 1)]
@@ -164,3 +180,89 @@ async def test_a_history_that_takes_too_long_is_answered_by_the_name_of_its_requ
     (error,) = said
     assert (error["code"], error["detail"]) == ("internal_error", "read_timeout")
     assert (error["subscription_id"], error["client_msg_id"]) == ("s", "m")
+
+
+async def test_a_read_that_takes_too_long_is_tried_with_a_small_page_and_pages_grow_again(rigs):
+    rig = rigs()
+    log = Log(rig, 730)
+    log.slow = 1
+    rig.socket.data_received(frame(SUBSCRIBE))
+    numbers, _ = await read_all(rig, 730)
+    assert numbers == list(range(1, 731))
+    assert log.limits[0] == 20 and log.limits[-1] > 300
+
+
+@pytest.mark.req("R-170")
+async def test_nothing_is_read_for_who_takes_nothing(rigs):
+    rig = rigs()
+    log = Log(rig, 30)
+    rig.socket.pause_writing()
+    rig.socket.data_received(frame(SUBSCRIBE))
+    for _ in range(20):
+        await asyncio.sleep(0)
+    assert not log.asked
+    rig.socket.resume_writing()
+    assert (await read_all(rig, 30))[0] == list(range(1, 31))
+
+
+@pytest.mark.req("R-317")
+async def test_history_is_paid_for_in_bytes(rigs):
+    rig = rigs(anonymous_backfill_limit_bytes=2000)
+    Log(rig, 30)
+    rig.socket.data_received(frame(SUBSCRIBE))
+    await read_all(rig, 30)
+    rig.socket.data_received(frame('{"type":"SUBSCRIBE","subscription_id":"t"}'))
+    (refused,) = messages(rig)
+    assert (refused["detail"], refused["subscription_id"]) == ("backfill_limit", "t")
+
+
+async def test_subscriptions_of_a_connection_take_turns_page_by_page(rigs):
+    rig = rigs()
+    log = Log(rig, 600)
+    for name in "st":
+        rig.socket.data_received(frame(f'{{"type":"SUBSCRIBE","subscription_id":"{name}","gapless":true}}'))
+    await read_all(rig, 1200)
+    assert log.asked == [0, 0, 500, 500]
+
+
+@pytest.mark.req("R-157")
+async def test_a_cursor_at_the_end_of_the_log_is_good_and_one_beyond_it_is_told_where_to_go_on(rigs):
+    rig = rigs()
+    log = Log(rig, 30)
+    for place, name in ((30, "here"), (31, "lost")):
+        cursor = rig.relay.cursors.encode(place)
+        members = {"subscription_id": name, "client_msg_id": "m", "history_marker": True}
+        rig.socket.data_received(
+            frame(json.dumps({"type": "SUBSCRIBE", "filters": {"cursor": cursor}, **members}))
+        )
+    said: list[dict[str, Any]] = []
+    async with asyncio.timeout(30):
+        while len(said) < 2:
+            said += messages(rig)
+            await asyncio.sleep(0)
+    told = {each["subscription_id"]: each for each in said}
+    assert told["here"]["type"] == "END_OF_HISTORY"
+    lost = told["lost"]
+    assert (lost["code"], lost["detail"], lost["client_msg_id"]) == ("invalid_cursor", "log_reset", "m")
+    assert rig.relay.cursors.open(lost["cursor"], ascending=True).sequence == 30
+    assert [mark.sequence for mark in log.witnesses] == [31]
+
+
+@pytest.mark.req("R-176")
+async def test_history_goes_as_far_as_the_log_does_and_not_only_the_feed(rigs):
+    """Another process may have acknowledged what the feed has not passed yet."""
+    rig = rigs()
+    log, fanout = Log(rig, 30), rig.relay.fanout
+    log._bodies += [b'{"n":31}']
+
+    async def reach(sequence: int) -> None:
+        fanout.skip_to(sequence)
+
+    cast(Any, rig.relay.tail).reach = reach
+    rig.socket.data_received(frame('{"type":"SUBSCRIBE","subscription_id":"s","history_marker":true}'))
+    said: list[dict[str, Any]] = []
+    async with asyncio.timeout(30):
+        while not said or said[-1]["type"] == "EVENT":
+            said += messages(rig)
+            await asyncio.sleep(0)
+    assert [each["packet"]["n"] for each in said[:-1]] == list(range(1, 32))

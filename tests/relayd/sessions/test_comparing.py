@@ -48,6 +48,7 @@ class MadeSession:
         self.answers: list[dict[str, Any]] = []
         self.closed: list[int] = []
         self.spent = 0
+        self.worked: list[float] = []
         self.writes = asyncio.Event()
         self.writes.set()
         self.session = SimpleNamespace(identity=identity, may_reconcile=True)
@@ -61,7 +62,7 @@ class MadeSession:
             answer=lambda payload, code: self.answers.append(json.loads(payload)),
             writable=self.writes.wait,
             backfilled=self._spend,
-            checked_for=lambda seconds: None,
+            checked_for=self.worked.append,
         )
         connection.failed = partial(Connection.failed, cast(Any, connection))
         self.comparer = Comparer(
@@ -250,6 +251,7 @@ def test_answers_fit_the_frame_and_the_account_pays_for_what_is_read():
         answer = await peer.ask(everything.initiate().hex())
         assert len(answer["message"]) // 2 <= 200_000
         assert peer.spent >= 40 * 7000 + len(answer["message"])
+        assert len(peer.worked) == 2, "to sort the set, and to answer"
         # A frame is no more than that, and the rest comes with the next one.
         needed, message = set[bytes](), everything.receive(bytes.fromhex(answer["message"]))
         while True:

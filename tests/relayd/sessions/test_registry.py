@@ -110,6 +110,23 @@ async def test_one_that_cannot_be_written_to_is_dropped_and_the_others_get_their
     assert dropped == [broken] and other.flushed == 1
 
 
+async def test_a_socket_that_fails_is_dropped_and_the_others_have_their_turn():
+    registry, others, dropped = quick_registry(), [Socket(), Socket()], []
+
+    class Broken(Socket):
+        def check_deadlines(self, now: float) -> None:
+            raise RuntimeError("no")
+
+        def abort(self) -> None:
+            dropped.append(self)
+
+    broken = Broken()
+    registry.wants_flush(others[1])
+    registry.sweep([others[0], broken, others[1]], 7.0)
+    assert dropped == [broken] and [socket.swept for socket in others] == [[7.0], [7.0]]
+    assert others[1].flushed == 1
+
+
 async def test_settling_looks_again_when_a_step_ends():
     registry, is_done = quick_registry(), False
     settling = asyncio.create_task(registry.settle(lambda: is_done, 10))
@@ -209,6 +226,16 @@ async def test_nobody_is_closed_who_holds_little():
         registry.add(socket)
     registry.relieve(Pressure.FULL)
     assert not any(socket.closed or socket.refused for socket in sockets)
+
+
+@pytest.mark.req("R-321")
+async def test_a_crowd_of_one_account_that_holds_little_each_may_not_publish_and_stays():
+    registry = quick_registry()
+    sockets = [Socket("crowd", 2000) for _ in range(200)]
+    for socket in sockets:
+        registry.add(socket)
+    registry.relieve(Pressure.FULL)
+    assert all(socket.refused for socket in sockets) and not any(socket.closed for socket in sockets)
 
 
 @pytest.mark.req("R-321")

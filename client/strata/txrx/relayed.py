@@ -25,6 +25,7 @@ import logging
 import secrets
 import ssl as ssl_module
 from collections import OrderedDict, deque
+from collections.abc import AsyncIterator
 from dataclasses import dataclass, replace
 from struct import Struct
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
@@ -76,8 +77,8 @@ class RelayEnd:
     """Both ends need the same encryption; where it needs a channel id, that is the topic. Without encryption
     the relay and every reader of the topic can read the messages."""
     members: tuple[str, ...] = ()
-    """The authors to hear. Without members, every author on the topic is heard. Give them to all ends: each
-    fetches whatever the others have heard."""
+    """The authors to hear. Without members, every author on the topic is heard. Give them to all ends: one
+    that hears everybody may send a stranger's message again as its own."""
     ssl: ssl_module.SSLContext | None = None
     options: Options | None = None
 
@@ -110,6 +111,13 @@ class _Line:
         except BaseException:
             await self.close()
             raise
+
+    async def heard(self) -> AsyncIterator[bytes]:
+        """What the members say. The channel also fetches what its other participants have heard of others."""
+        members = self._end.members
+        async for message in self.channel:
+            if not members or message.author in members:
+                yield message.payload
 
     async def close(self) -> None:
         """Close both; takes a few seconds at most."""
@@ -167,8 +175,8 @@ class RelayTx(SessionTx[M]):
 
     async def _listen(self) -> None:
         try:
-            async for message in self._line.channel:
-                self._hear(message.payload)
+            async for payload in self._line.heard():
+                self._hear(payload)
         except StrataError as error:
             # The next piece fails too, and then the line is opened anew.
             _log.warning("%s is heard no more: %s", self._address, error)
@@ -379,8 +387,8 @@ class _Service(Generic[M]):
 
     async def _listen(self) -> None:
         try:
-            async for message in self._line.channel:
-                await self._hear(message.payload)
+            async for payload in self._line.heard():
+                await self._hear(payload)
         except StrataError as error:
             # Nothing more will come: whoever waits for it has to hear of that.
             _log.error("%s is served no more: %s", self._address, error)

@@ -20,6 +20,7 @@ from strata.txrx.relayed import (
     _PLACE,
     RelayRx,
     RelayTx,
+    _Line,
     _message,
     _read,
 )
@@ -31,12 +32,14 @@ QUICK = TxRxSettings(message_delivery_timeout=2.0)
 @dataclass
 class Message:
     payload: bytes
+    author: str = "did:a:1"
 
 
 class Channel:
-    """One end of a channel; what it sends goes to `to`."""
+    """One end of a channel; what it sends goes to `to`, signed by `author`."""
 
-    def __init__(self) -> None:
+    def __init__(self, author: str = "did:a:1") -> None:
+        self.author = author
         self.to: Channel | None = None
         self.arrived: asyncio.Queue[Message | StrataError] = asyncio.Queue()
         self.refuses: Callable[[], StrataError | None] = lambda: None
@@ -47,7 +50,7 @@ class Channel:
         if refusal is not None:
             raise refusal
         if self.to is not None:
-            self.to.arrived.put_nowait(Message(payload))
+            self.to.arrived.put_nowait(Message(payload, self.author))
 
     send_ephemeral = send
 
@@ -62,10 +65,11 @@ class Channel:
         return message
 
 
-class Line:
+class Line(_Line):
     """Stands for a relay and a channel on it: a new one each time it is opened."""
 
-    def __init__(self, *channels: Channel) -> None:
+    def __init__(self, *channels: Channel, members: tuple[str, ...] = ()) -> None:
+        super().__init__(ADDRESS, RelayEnd(members=members))
         self.channels = list(channels)
         self.channel: Any = None
         self.is_open = False
@@ -85,14 +89,36 @@ def joined(one: Channel, other: Channel) -> None:
 
 def sender(*channels: Channel, settings: TxRxSettings = QUICK) -> RelayTx[bytes]:
     tx = RelayTx(ADDRESS, BytesCodec(), settings, RelayEnd())
-    tx._line = Line(*channels)  # type: ignore[assignment]
+    tx._line = Line(*channels)
     return tx
 
 
-async def receiver(channel: Channel, settings: TxRxSettings = QUICK) -> RelayRx[bytes]:
-    line = Line(channel)
+async def receiver(
+    channel: Channel, settings: TxRxSettings = QUICK, members: tuple[str, ...] = ()
+) -> RelayRx[bytes]:
+    line = Line(channel, members=members)
     await line.open()
-    return RelayRx(ADDRESS, BytesCodec(), settings, line)  # type: ignore[arg-type]
+    return RelayRx(ADDRESS, BytesCodec(), settings, line)
+
+
+@pytest.mark.req("T-104")
+async def test_what_the_channel_brings_of_others_than_the_members_is_not_handed_over() -> None:
+    alice, mallory, ours = Channel("did:a:alice"), Channel("did:a:mallory"), Channel("did:a:rx")
+    rx = await receiver(ours, members=("did:a:alice",))
+    joined(alice, ours)
+    good = sender(alice)
+    await good.send(b"from a member")
+    mallory.to = ours
+    bad = sender(mallory)
+    returned = bad.try_post(b"let me in")
+    await asyncio.sleep(0.1)
+    await good.send(b"from a member too")
+    assert [await rx.recv(), await rx.recv()] == [b"from a member", b"from a member too"]
+    await rx.join()
+    await good.close()
+    await bad.close()
+    error = await returned
+    assert error is not None and error.delivery is DeliveryStatus.NOT_DELIVERED
 
 
 @pytest.mark.req("T-065", "T-104")

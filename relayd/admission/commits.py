@@ -61,7 +61,8 @@ class Commits:
             self._tail.committed(appended.previous, entries)
         except Exception as error:
             self._faults.caught("commit", error)
-            self._tail.ring(entries[-1].sequence)  # the feed reads it from the log
+            if entries:
+                self._tail.ring(entries[-1].sequence)  # the feed reads it from the log
         self._on_flush()
         self._metrics.commit_packets.observe(len(batch))
         self._metrics.commit_seconds.observe(seconds)

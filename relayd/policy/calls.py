@@ -124,8 +124,12 @@ class _ThreadCaller:
     async def call(self, request: object, timeout: float) -> object:
         async with asyncio.timeout(timeout):
             await self._places.acquire()
-            if not self._threads:
-                self._start()
+            try:
+                if not self._threads:
+                    self._start()
+            except RuntimeError:  # the system lets no thread start: nobody would give the place back
+                self._places.release()
+                raise
             job = _Job(request)
             self._jobs.put(job)
             return await job.future  # cancelled at the deadline: a thread then passes over the job

@@ -81,7 +81,11 @@ def test_a_packet_that_was_not_stored_in_time_is_answered_and_written(commits, s
     assert said == [("error", "late", ErrorCode.INTERNAL_ERROR, "store_unavailable"), "flush"]
 
 
-def test_what_the_feed_cannot_take_it_reads_from_the_log(said):
+@pytest.mark.parametrize(
+    ("place", "rung"),
+    [(Disposition(Outcome.STORED, 7, NOW), [("ring", 7)]), (Disposition(Outcome.DUPLICATE, 3, NOW), [])],
+)
+def test_what_the_feed_cannot_take_it_reads_from_the_log(said, place, rung):
     def broken(*_: object) -> None:
         raise ValueError("no")
 
@@ -94,5 +98,5 @@ def test_what_the_feed_cannot_take_it_reads_from_the_log(said):
         on_flush=lambda: said.append("flush"),
         faults=Faults(),
     )
-    commits.committed(Appended(6, [Disposition(Outcome.STORED, 7, NOW)]), [(row(1), cast(Any, "new"))], 0.001)
-    assert said == [("ring", 7), "flush"]
+    commits.committed(Appended(6, [place]), [(row(1), cast(Any, "new"))], 0.001)
+    assert said == [*rung, "flush"]

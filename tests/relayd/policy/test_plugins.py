@@ -273,6 +273,19 @@ async def test_threads_that_hang_keep_their_places_and_the_queue_stays_short(mad
     assert asked == calls._THREADS + 1
 
 
+async def test_where_no_thread_can_start_no_place_is_lost(made, verdicts, monkeypatch):
+    def refused(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    plugins = made(one=lambda request: None)
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", refused)
+        for _ in range(calls._PLACES):
+            await refusal(plugins)
+    await plugins.check(PACKET, None)
+    assert verdicts == [("one", "raised")] * calls._PLACES + [("one", "passed")]
+
+
 # Loading.
 
 

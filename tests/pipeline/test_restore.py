@@ -365,15 +365,20 @@ def test_quarantined_rows_are_left_out_and_counted(spark, log_url, empty_url, tm
     damage = "UPDATE packets SET body = body || ' ' WHERE sequence IN ({0}, {1})"
     rows = asyncio.run(tables_of(log_url, ["packets"]))["packets"]
     asyncio.run(run_sql(log_url, damage.format(rows[2][0], rows[-1][0])))
+    # One that was erased before it was archived: the lake has its place and no tombstone.
+    [[erased]] = asyncio.run(run_sql(log_url, f"SELECT packet_id FROM packets WHERE sequence = {rows[7][0]}"))
+    relay_logs.erase(log_url, f"0x{erased['packet_id'].hex()}")
+    rows = asyncio.run(tables_of(log_url, ["packets"]))["packets"]
     archive(spark, log_url, tmp_path / "lake")
 
     done = restore(spark, empty_url, tmp_path / "lake")
-    assert (done.packets, done.left_out, done.reached) == (104, 2, rows[-1][0])
+    assert (done.packets, done.erased, done.left_out, done.reached) == (103, 1, 2, rows[-1][0])
     now = asyncio.run(tables_of(empty_url))
     assert now["packets"] == [*rows[:2], *rows[3:-1]]
+    assert erased["packet_id"] in [row[0] for row in now["packet_ids"]]
     assert now["head"][0][:2] == (rows[-1][0], rows[-1][1])
     again = restore(spark, empty_url, tmp_path / "lake")
-    assert (again.packets, again.left_out) == (0, 2)
+    assert (again.packets, again.erased, again.left_out) == (0, 0, 2)
     # The log that it was archived from has those rows, and is the beginning of the lake all the same.
     assert restore(spark, log_url, tmp_path / "lake").packets == 0
 
@@ -422,7 +427,8 @@ def test_the_command_tells_how_far_it_has_come(spark, original, empty_url, lake)
     *steps, done = map(json.loads, told.stdout.splitlines())
     assert {step["event"] for step in steps} == {"progress"}
     head = original["head"][0][0]
-    assert done == {"event": "done", "packets": 106, "left_out": 0, "reached": head, "left": 0, "epoch": 2}
+    counts = {"packets": 106, "erased": 0, "left_out": 0, "reached": head, "left": 0, "epoch": 2}
+    assert done == {"event": "done", **counts}
     assert CliRunner().invoke(app, there).stdout == f"nothing to restore: the log ends at {head}\n"
 
 

@@ -74,7 +74,8 @@ def _day(text: str | None) -> int | None:
 
 
 def _told(done: Restored) -> str:
-    aside = f"; {done.left_out:,} quarantined rows are not restored" if done.left_out else ""
+    aside = f"; {done.erased:,} were erased, and stay so" if done.erased else ""
+    aside += f"; {done.left_out:,} quarantined rows are not restored" if done.left_out else ""
     if not done.packets:
         return f"nothing to restore: the log ends at {done.reached}{aside}"
     return (

@@ -4,7 +4,9 @@ The log grows from its end, a part of a batch in each transaction. So it is alwa
 and the next run can go on after any interruption. Each batch is checked against its manifest, and each packet
 against its id, before the batch enters the log.
 
-Quarantined rows, the abuse table and the relay's secrets are not restored. Cursors that the old relay gave
+What was erased comes back as the relay had left it: an empty row at its place, whose id stays known, with its
+tombstone where the lake has that. So a day with such rows can still be proven to be in the lake. Other
+quarantined rows, the abuse table and the relay's secrets are not restored. Cursors that the old relay gave
 out can be judged by the new one only if the rows of `relay_secrets` and `log_terms` are copied from a backup
 before the restore. What was acknowledged after the lake's last batch is lost, so a restore that has added
 packets begins a new epoch of the log: readers that had come further are told.
@@ -13,7 +15,8 @@ packets begins a new epoch of the log: readers that had come further are told.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from bisect import bisect_right
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
@@ -23,16 +26,18 @@ from adbc_driver_postgresql import dbapi as adbc
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 from strata.protocol.lake import Manifest, Span
+from strata.protocol.tombstones import Tombstone
 
 from strata_pipeline.datasets import Packets
 from strata_pipeline.errors import LakeError, LogError
 from strata_pipeline.jobs.failures import translate_failures
 from strata_pipeline.lake.batches import Batch, leading_days_with_holes
 from strata_pipeline.lake.checking import batch_name, chunks
+from strata_pipeline.lake.contents import UNREADABLE
 from strata_pipeline.lake.places import AnyLake, open_lake
 from strata_pipeline.log import restoring
 from strata_pipeline.log.restoring import Head
-from strata_pipeline.transforms.restoring import stage_packets
+from strata_pipeline.transforms.restoring import read_erased, stage_packets, staged_erased
 
 __all__ = ["Restored", "restore"]
 
@@ -46,13 +51,15 @@ class Restored:
     packets: int = 0
     """Packets that this run has put into the log."""
     left_out: int = 0
-    """Quarantined rows of the lake up to the end of the log: they are not restored."""
+    """Quarantined rows of the lake up to the end of the log that are not in it: they are not restored."""
     reached: int = 0
     """The sequence at which the log ends."""
     left: int = 0
     """Packets of the lake that are not in the log yet."""
     epoch: int = 0
     """The epoch of the log that has begun with this run; 0 where nothing was restored."""
+    erased: int = 0
+    """Empty rows that this run has put there, of packets that were erased."""
 
 
 def restore(
@@ -78,7 +85,7 @@ def restore(
     with lake.held(), restoring.writing(url) as connection:
         manifests = lake.erasures.told(manifests)
         head = restoring.read_head(connection)
-        held = _check_beginning(lake, manifests, connection, head)
+        held, spare = _check_beginning(lake, manifests, connection, head)
         done = Restored(reached=head.sequence, left=sum(one.packets for one in manifests) - held)
         border = leading_days_with_holes(lake.manifests)
         if head.sequence == 0 and border > head.removed_to:
@@ -89,12 +96,13 @@ def restore(
             try:
                 for _, of_day in groupby(left, lambda one: one.span.day):
                     for some in chunks(of_day):
-                        for batch in _staged(spark, url, connection, table, lake, some, head):
-                            head = _move(connection, table, batch, head, chunk_rows, done, progress)
+                        for batch, erased in _staged(spark, url, connection, table, lake, some, head):
+                            head = _move(connection, table, batch, erased, head, chunk_rows, done, progress)
             finally:  # a relay may go on from wherever this ends, and from where another was killed
-                if done.packets or was_killed:
+                if done.packets or done.erased or was_killed:
                     done.epoch = restoring.begin_epoch(connection, int(time.time()))
-    done.left_out = sum(one.quarantined for one in manifests if one.up_to <= done.reached)
+    aside = sum(one.quarantined for one in manifests if one.up_to <= done.reached)
+    done.left_out = aside - spare - done.erased
     progress(done)
     return done
 
@@ -107,16 +115,18 @@ def _staged(
     lake: AnyLake,
     manifests: list[Manifest],
     head: Head,
-) -> Iterator[Batch]:
+) -> Iterator[tuple[Batch, Sequence[int]]]:
     """Stage small batches together. Where one of them is damaged, those before it, one by one.
 
-    What is given is in the staging table; it is to be moved before the next is asked for.
+    What is given, with the places of what was erased from it, is in the staging table; it is to be moved
+    before the next is asked for.
     """
     try:
         with lake.at_hand(manifests) as layout:
             batch = Batch.read(layout, *manifests)
             _stage(spark, url, table, lake, batch, head)
             batch.check_contents()  # after the packets: a fault of one of them is told by its place
+            erased = _stage_erased(url, table, lake, batch, head)
     except LakeError:
         if len(manifests) == 1:
             raise
@@ -124,7 +134,7 @@ def _staged(
         for manifest in manifests:
             yield from _staged(spark, url, connection, table, lake, [manifest], head)
     else:
-        yield batch
+        yield batch, erased
 
 
 def _stage(spark: SparkSession, url: str, table: str, lake: AnyLake, batch: Batch, head: Head) -> None:
@@ -144,10 +154,38 @@ def _stage(spark: SparkSession, url: str, table: str, lake: AnyLake, batch: Batc
         )
 
 
+def _stage_erased(url: str, table: str, lake: AnyLake, batch: Batch, head: Head) -> Sequence[int]:
+    """Stage the empty rows of a batch with their tombstones; their places, in order."""
+    span = Span(max(batch.span.after, head.sequence), batch.span.up_to)
+    try:
+        rows = read_erased(batch.aside, span)
+    except UNREADABLE as error:
+        raise LakeError(f"the lake's {batch_name(batch.manifests[0])} cannot be read: {error}") from None
+    if not rows.num_rows:
+        return []
+    staged = staged_erased(rows, _tombstones(lake, span), batch.manifests[0].number)
+    restoring.write_staged(url, table, iter(staged.to_batches()))
+    places: list[int] = staged["sequence"].to_pylist()
+    return places
+
+
+def _tombstones(lake: AnyLake, span: Span) -> dict[int, tuple[Tombstone, bytes]]:
+    """The lake's tombstones of a span of a day, by their places. Raises `LakeError`."""
+    found = {}
+    for record in lake.erasures.records:
+        if record.day == span.day:
+            texts = lake.erasures.text_of(record).splitlines()
+            for tombstone, text in zip(lake.erasures.tombstones(record), texts, strict=True):
+                if span.after < tombstone.sequence <= span.up_to:
+                    found[tombstone.sequence] = tombstone, text
+    return found
+
+
 def _move(
     connection: adbc.Connection,
     table: str,
     batch: Batch,
+    erased: Sequence[int],
     head: Head,
     chunk_rows: int,
     done: Restored,
@@ -155,8 +193,10 @@ def _move(
 ) -> Head:
     for part in batch.parts(head.sequence, chunk_rows):
         progress(done)
-        head = restoring.move(connection, table, batch.manifests[0].number, part, head)
+        empty = bisect_right(erased, part.span.up_to) - bisect_right(erased, part.span.after)
+        head = restoring.move(connection, table, batch.manifests[0].number, part, empty, head)
         done.packets += part.packets
+        done.erased += empty
         done.left -= part.packets
         done.reached = head.sequence
     restoring.forget_staged(connection, table)
@@ -165,11 +205,12 @@ def _move(
 
 def _check_beginning(
     lake: AnyLake, manifests: list[Manifest], connection: adbc.Connection, head: Head
-) -> int:
-    """How many packets of the lake the log holds. Raises `LogError` unless the log begins like the lake.
+) -> tuple[int, int]:
+    """How many packets of the lake the log holds, and how many other rows of it.
 
+    Raises `LogError` unless the log begins like the lake.
     The check compares the last packet of each batch, the last packet of all, and their number. Rows that the
-    lake has quarantined may be in the log (an older backup of the same log) or not (a restored log). Rows
+    lake has quarantined may be in the log (an older backup of the same log, or what was erased) or not. Rows
     that retention has removed from the log since are not missed.
     """
     end = min(head.sequence, manifests[-1].up_to)
@@ -193,7 +234,8 @@ def _check_beginning(
     stored = restoring.stored_rows(connection, Span(head.removed_to, end))
     if not least <= stored <= least + spare:
         raise _foreign(f"it has {stored} packets up to {end}, and the lake {least}")
-    return least + sum(one.packets for one in manifests if one.up_to <= min(head.removed_to, end))
+    removed = sum(one.packets for one in manifests if one.up_to <= min(head.removed_to, end))
+    return least + removed, stored - least
 
 
 def _read(lake: AnyLake, manifest: Manifest) -> Batch:

@@ -58,7 +58,8 @@ STAGED = pa.schema(
         ("equivalence_key", pa.binary()),
     ]
 )
-"""A staged row: the number of its manifest, then the columns of the log."""
+"""A staged row: the number of its manifest, then the columns of the log. One without author is empty in the
+log, and has its tombstone as `body` and the time of that as `timestamp`."""
 
 _LOCK = 0x726573746F7265  # "restore": the advisory lock that keeps two restores apart
 _PATIENCE = "10s"
@@ -123,14 +124,18 @@ BEGIN
     -- A task that was repeated has staged its rows twice.
     INSERT INTO packets (sequence, received_at, "timestamp", expires_at, packet_id, author_id, content_type,
             body, annotation)
-        SELECT sequence, received_at, "timestamp", expires_at, packet_id, author_id,
-            content_type, body, annotation
+        SELECT sequence, received_at, CASE author_id WHEN '' THEN 0 ELSE "timestamp" END, expires_at,
+            packet_id, author_id, content_type, CASE author_id WHEN '' THEN '' ELSE body END, annotation
         FROM {table} WHERE {those} ORDER BY sequence
         ON CONFLICT DO NOTHING;
     GET DIAGNOSTICS v_rows = ROW_COUNT;
     IF v_rows <> {rows} THEN
         RAISE EXCEPTION '% rows', v_rows USING ERRCODE = '{miscounted}';
     END IF;
+    INSERT INTO tombstones (packet_id, sequence, erased_at, body)
+        SELECT packet_id, sequence, "timestamp", body
+        FROM {table} WHERE {those} AND author_id = '' AND body <> ''
+        ON CONFLICT DO NOTHING;
     -- An id, or an equivalence key, stays with the place that it was first seen at.
     INSERT INTO packet_ids (packet_id, sequence, received_at)
         SELECT known.id, sequence, received_at
@@ -231,8 +236,10 @@ def keep_below(connection: adbc.Connection, border: int) -> None:
     _execute(connection, _KEEP_BELOW.format(border=border))
 
 
-def move(connection: adbc.Connection, table: str, batch: int, part: Part, head: Head) -> Head:
+def move(connection: adbc.Connection, table: str, batch: int, part: Part, empty: int, head: Head) -> Head:
     """Move a staged part into the log, which ends at `head`, in one transaction. Returns the new head.
+
+    `empty` rows of what was erased go there beside the part's packets.
 
     Raises `LogError`, and changes nothing, if the log ends elsewhere by now or if the staged rows differ from
     the part.
@@ -247,7 +254,7 @@ def move(connection: adbc.Connection, table: str, batch: int, part: Part, head: 
             head=head.sequence,
             day=day,
             adds_day=first_of_day(day) >= head.removed_to,
-            rows=part.packets,
+            rows=part.packets + empty,
             up_to=up_to,
             last_received_at=part.last_received_at,
             identity_types=", ".join(literal(name.encode()) for name in sorted(IDENTITY_TYPES)),

@@ -1,4 +1,4 @@
-"""Packets of a lake as rows of a relay's log, written to a staging table.
+"""Rows of a lake as rows of a relay's log, for a staging table.
 
 The manifest vouches for ids and places. Each body is checked against its id here, and each column against its
 body, for a lake may be years old.
@@ -6,21 +6,26 @@ body, for a lake may be years old.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 
 import pyarrow as pa
+import pyarrow.dataset as pads
 from pyspark.sql import DataFrame
 from strata.protocol.equivalence import EQUIVALENT_TYPES, equivalence_key
-from strata.protocol.lake import string_key
+from strata.protocol.lake import Span, string_key
 from strata.protocol.packets import Packet
+from strata.protocol.tombstones import Tombstone
 
 from strata_pipeline.datasets import Packets
+from strata_pipeline.errors import LakeError
 from strata_pipeline.log.restoring import STAGED, write_staged
 from strata_pipeline.transforms.checking import fault_of
 
-__all__ = ["stage_packets", "staged_batch"]
+__all__ = ["read_erased", "stage_packets", "staged_batch", "staged_erased"]
 
 _CHECKED = ("body", "packet_id", "author_id", "content_type", "timestamp", "expires_at")
+_PLACES = ("sequence", "received_at", "packet_id")
 _UNCHANGED = ("sequence", "received_at", "timestamp", "expires_at", "packet_id", "body", "annotation")
 _RESULT = pa.schema([("sequence", pa.int64()), ("reason", pa.string()), ("detail", pa.string())])
 _RESULT_DDL = "sequence bigint, reason string, detail string"
@@ -55,6 +60,50 @@ def staged_batch(rows: pa.RecordBatch, batch: int) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays(
         [columns[field.name].cast(field.type) for field in STAGED], schema=STAGED
     )
+
+
+def read_erased(folders: Sequence[Path], span: Span) -> pa.Table:
+    """The places and ids of a span's rows of which a relay had left no more, in log order.
+
+    `folders` are those of quarantined rows.
+    """
+    if not folders:
+        return pa.table({name: pa.array([], STAGED.field(name).type) for name in _PLACES})
+    field = pads.field
+    within = (field("sequence") > span.after) & (field("sequence") <= span.up_to)
+    empty = (field("body") == pa.scalar(b"", pa.binary())) & (field("author_id") == "")
+    nameless = (field("content_type") == "") & (field("timestamp") == 0) & (field("expires_at") == 0)
+    found = [
+        pads.dataset(folder, format="parquet").to_table(list(_PLACES), filter=within & empty & nameless)
+        for folder in folders
+    ]
+    return pa.concat_tables(found).sort_by("sequence")
+
+
+def staged_erased(rows: pa.Table, tombstones: Mapping[int, tuple[Tombstone, bytes]], batch: int) -> pa.Table:
+    """Rows of `read_erased` as `STAGED`, each with its tombstone where there is one.
+
+    Raises `LakeError` for a tombstone of another packet.
+    """
+    at, bodies = [], []
+    for place, packet_id in zip(rows["sequence"].to_pylist(), rows["packet_id"].to_pylist(), strict=True):
+        tombstone, text = tombstones.get(place, (None, b""))
+        if tombstone is not None and tombstone.packet_id != f"0x{packet_id.hex()}":
+            raise LakeError(f"the lake's tombstone for {place} is of another packet than its row. Run audit")
+        at.append(0 if tombstone is None else tombstone.erased_at)
+        bodies.append(text)
+    count = rows.num_rows
+    columns = {name: rows[name] for name in _PLACES} | {
+        "batch": [batch] * count,
+        "timestamp": at,
+        "expires_at": [0] * count,
+        "author_id": [b""] * count,
+        "content_type": [b""] * count,
+        "body": bodies,
+        "annotation": [None] * count,
+        "equivalence_key": [None] * count,
+    }
+    return pa.table({name: columns[name] for name in STAGED.names}, schema=STAGED)
 
 
 def _stage(batches: Iterator[pa.RecordBatch], url: str, table: str, batch: int) -> Iterator[pa.RecordBatch]:

@@ -96,8 +96,8 @@ def test_the_lake_holds_all_but_what_was_erased_and_proves_it(spark, original, n
     assert audited.holds and audited.erased == len(ERASED) + 2
     # A restore brings back the empty rows and the tombstones, as the relay has them.
     restored = new_log()
-    done = restore(spark, restored, tmp_path, chunk_rows=11)
-    assert (done.packets, done.erased, done.left_out) == (len(now) + len(more), len(ERASED) + 2, 0)
+    back = restore(spark, restored, tmp_path, chunk_rows=11)
+    assert (back.packets, back.erased, back.left_out) == (len(now) + len(more), len(ERASED) + 2, 0)
     assert asyncio.run(rows_of(restored)) == asyncio.run(rows_of(url))
     again = restore(spark, restored, tmp_path)
     assert (again.packets, again.erased, again.left_out) == (0, 0, 0)

@@ -171,14 +171,13 @@ def _stage_erased(url: str, table: str, lake: AnyLake, batch: Batch, head: Head)
 
 def _tombstones(lake: AnyLake, span: Span) -> dict[int, tuple[Tombstone, bytes]]:
     """The lake's tombstones of a span of a day, by their places. Raises `LakeError`."""
-    found = {}
-    for record in lake.erasures.records:
-        if record.day == span.day:
-            texts = lake.erasures.text_of(record).splitlines()
-            for tombstone, text in zip(lake.erasures.tombstones(record), texts, strict=True):
-                if span.after < tombstone.sequence <= span.up_to:
-                    found[tombstone.sequence] = tombstone, text
-    return found
+    return {
+        tombstone.sequence: (tombstone, text)
+        for record in lake.erasures.records
+        if record.day == span.day
+        for tombstone, text in lake.erasures.signed_tombstones(record)
+        if span.after < tombstone.sequence <= span.up_to
+    }
 
 
 def _move(

@@ -83,10 +83,14 @@ class Erasures:
 
     def tombstones(self, record: Erasure) -> Iterator[Tombstone]:
         """Those of a record, in order of sequence; their signatures hold. Raises `LakeError`."""
+        return (tombstone for tombstone, _ in self.signed_tombstones(record))
+
+    def signed_tombstones(self, record: Erasure) -> Iterator[tuple[Tombstone, bytes]]:
+        """The same, each with its text, which has the signature."""
         path = self._records.place(self._tombstones_of(record))
         for line in self.text_of(record).splitlines():
             try:
-                yield read_tombstone(line)
+                yield read_tombstone(line), line
             except InvalidInput as error:
                 raise LakeError(f"{path} has a tombstone that does not hold: {error.reason}") from None
 

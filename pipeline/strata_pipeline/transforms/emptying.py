@@ -17,9 +17,9 @@ from strata_pipeline.lake.layout import Folders, listed, span_over
 from strata_pipeline.lake.rows import cut, read_places
 from strata_pipeline.transforms.checking import check_batch
 
-__all__ = ["emptied", "erased_batches"]
+__all__ = ["EMPTY", "emptied", "erased_batches"]
 
-_EMPTY: Final = {
+EMPTY: Final = {
     "timestamp": (0, pa.int64()),
     "expires_at": (0, pa.int64()),
     "author_id": ("", pa.string()),
@@ -37,7 +37,7 @@ def emptied(tombstones: Sequence[Tombstone]) -> pa.Table:
         "received_at": pa.array([one.received_at for one in tombstones], pa.int64()),
         "packet_id": pa.array([bytes.fromhex(one.packet_id[2:]) for one in tombstones], pa.binary()),
     }
-    columns |= {name: pa.array([value] * len(tombstones), type_) for name, (value, type_) in _EMPTY.items()}
+    columns |= {name: pa.array([value] * len(tombstones), type_) for name, (value, type_) in EMPTY.items()}
     checked = check_batch(pa.RecordBatch.from_pydict(columns))
     return pa.Table.from_batches([checked]).drop_columns(["kind"])
 

@@ -21,6 +21,7 @@ from strata_pipeline.datasets import Packets
 from strata_pipeline.errors import LakeError
 from strata_pipeline.log.restoring import STAGED, write_staged
 from strata_pipeline.transforms.checking import fault_of
+from strata_pipeline.transforms.emptying import EMPTY
 
 __all__ = ["read_erased", "stage_packets", "staged_batch", "staged_erased"]
 
@@ -69,13 +70,12 @@ def read_erased(folders: Sequence[Path], span: Span) -> pa.Table:
     """
     if not folders:
         return pa.table({name: pa.array([], STAGED.field(name).type) for name in _PLACES})
-    field = pads.field
-    within = (field("sequence") > span.after) & (field("sequence") <= span.up_to)
-    empty = (field("body") == pa.scalar(b"", pa.binary())) & (field("author_id") == "")
-    nameless = (field("content_type") == "") & (field("timestamp") == 0) & (field("expires_at") == 0)
+    within = (pads.field("sequence") > span.after) & (pads.field("sequence") <= span.up_to)
+    for name, (value, type_) in EMPTY.items():
+        if value is not None:
+            within &= pads.field(name) == pa.scalar(value, type_)
     found = [
-        pads.dataset(folder, format="parquet").to_table(list(_PLACES), filter=within & empty & nameless)
-        for folder in folders
+        pads.dataset(folder, format="parquet").to_table(list(_PLACES), filter=within) for folder in folders
     ]
     return pa.concat_tables(found).sort_by("sequence")
 

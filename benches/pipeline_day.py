@@ -16,6 +16,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from strata_pipeline.jobs.rewriting import SORTED_BYTES
 from strata_pipeline.lake.generations import delete_retired
 from strata_pipeline.lake.lake import Lake
 from strata_pipeline.log.spans import DEFAULT_BATCH_ROWS
@@ -34,8 +35,12 @@ _WAL_BYTES = 2 * 2**30
 """So large the database lets its WAL grow, however small the log is."""
 _ARCHIVED_BYTES = 300
 """For each row in the lake, as archived."""
-_COMPACTED_BYTES = 900
-"""For each row while a day is compacted: the old files, the new ones, and what is sorted."""
+_COMPACTED_BYTES = 560
+"""For each row while a day is compacted: the old files and the new ones."""
+_SORTED_BYTES = 360
+"""And for each row that is sorted at a time."""
+_BODY_BYTES = 600
+"""Of a packet, about."""
 _DAY = 86_400
 _SMALL = 1_000
 _BATCHES = 24
@@ -56,7 +61,8 @@ def check_space(folder: Path, rows: int, portion_rows: int = PORTION_ROWS) -> No
 def _space(rows: int, portion_rows: int) -> int:
     """What a day takes on the disk at most: before the log goes, or while the day is compacted."""
     with_log = min(rows, portion_rows) * _LOG_BYTES + _WAL_BYTES + rows * _ARCHIVED_BYTES
-    return max(with_log, rows * _COMPACTED_BYTES)
+    sorted_rows = min(rows, SORTED_BYTES // _BODY_BYTES)
+    return max(with_log, rows * _COMPACTED_BYTES + sorted_rows * _SORTED_BYTES)
 
 
 def measure(

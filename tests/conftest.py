@@ -130,11 +130,12 @@ def pytest_runtest_protocol(item: pytest.Item) -> None:
 
 
 @pytest.fixture(scope="session")
-def spark() -> Iterator[SparkSession]:
+def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     """A Spark session for all tests of a worker."""
     from strata_pipeline.session import open_session
 
-    with open_session("tests", master="local[2]", conf=QUICK_SPARK) as session:
+    conf = {**QUICK_SPARK, "spark.local.dir": str(tmp_path_factory.mktemp("sorted"))}
+    with open_session("tests", master="local[2]", conf=conf) as session:
         yield session
 
 

@@ -56,6 +56,8 @@ _DEFAULTS = {
     # Between the JVM and its Python workers: faster than TCP over loopback, which has been seen to stop for
     # good when both directions were full.
     "spark.python.unix.domain.socket.enabled": "true",
+    # Else it stays until Java looks for garbage: a day's compaction would have all that it sorts on the disk.
+    "spark.sql.classic.shuffleDependency.fileCleanup.enabled": "true",
     "spark.ui.showConsoleProgress": "false",
     "spark.log.level": "ERROR",
 }

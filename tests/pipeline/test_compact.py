@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 import shutil
+from bisect import bisect_left
+from pathlib import Path
 
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
-from strata.protocol.lake import LakeError
+from strata.protocol.lake import LakeError, day_text
+from strata_pipeline.datasets import Packets
 from strata_pipeline.jobs.archive import archive
 from strata_pipeline.jobs.audit import audit
 from strata_pipeline.jobs.compact import compact
+from strata_pipeline.jobs.rewriting import write_day
 from strata_pipeline.lake import files
 from strata_pipeline.lake.delta import publish, published_files
 from strata_pipeline.lake.lake import Lake
 
 from tests.support import relay_logs
-from tests.support.lakes import DAY, NOON, bodies, sql
+from tests.support.lakes import DAY, NOON, bodies, plain, sql
+from tests.support.waiting import wait_until
 
 
 @pytest.fixture(scope="module")
@@ -59,6 +65,25 @@ def test_a_compacted_lake_holds_the_same_and_goes_on(spark, original, tmp_path, 
     assert bodies(tmp_path) == before + [packet.canonical for packet in more]
     assert compact(spark, tmp_path).days == 1
     assert audit(spark, tmp_path, url=log_url).holds
+
+
+def test_of_a_large_day_only_a_stretch_is_on_the_disk_to_be_sorted(spark, tmp_path, made):
+    lake, disk = Lake.open(tmp_path), Path(spark.sparkContext.getConf().get("spark.local.dir"))
+    day, *_ = lake.finished_days()
+    manifests, left = lake.chain.of_day(day), files.count(disk, "shuffle_*")
+    ends, written = [0, *(one.up_to for one in manifests)], tmp_path / "written"
+    write_day(Packets.read(spark, lake, [day]), written, manifests, sorted_bytes=1)
+    wait_until(lambda: files.count(disk, "shuffle_*") == left, "what was sorted is gone")
+    found = [
+        pq.ParquetFile(file).read(["sequence"])["sequence"].to_pylist() for file in written.rglob("*.parquet")
+    ]
+    assert len(manifests) > 1
+    for sequences in found:
+        assert sequences == sorted(sequences)
+        assert bisect_left(ends, sequences[0]) == bisect_left(ends, sequences[-1])
+    held = plain(tmp_path).filter(pc.field("day") == day_text(day))
+    assert sorted(one for sequences in found for one in sequences) == held["sequence"].to_pylist()
+    assert not [file for file in written.rglob("*") if file.is_file() and file.suffix != ".parquet"]
 
 
 @pytest.mark.parametrize("step", ["make_durable", "exchange", "remove"])

@@ -137,10 +137,10 @@ def _compact_day(
     spark: SparkSession, lake: Lake, day: int, file_bytes: int, patience: float, done: Compacted
 ) -> bool:
     """Whether the day could be compacted."""
-    body_bytes = sum(manifest.body_bytes for manifest in lake.chain.of_day(day))
     staged = staged_day(lake, day)
     with translate_failures(f"compacting {day_text(day)}"):
-        write_day(Packets.read(spark, lake, [day]), staged, body_bytes, file_bytes)
+        packets = Packets.read(spark, lake, [day])
+        write_day(packets, staged, lake.chain.of_day(day), file_bytes=file_bytes)
     before, after = (files.count(folder, "*.parquet") for folder in (lake.day_folder(day), staged))
     try:
         replace_day(lake, day, staged, patience)

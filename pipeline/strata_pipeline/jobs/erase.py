@@ -203,7 +203,7 @@ def _write(spark: SparkSession, lake: Lake, day: int, found: Found, manifests: S
     gone = spark.createDataFrame([(sequence,) for sequence in found], "sequence bigint")
     with translate_failures(f"erasing from {day_text(day)}"):
         left = Packets.read(spark, lake, [day]).join(F.broadcast(gone), "sequence", "left_anti")
-        write_day(left, packets, sum(one.body_bytes for one in manifests))
+        write_day(left, packets, manifests)
     rows = emptied([tombstone for tombstone, _ in found.values()])
     aside = lake.folders_of_day(lake.quarantine, day)
     kept = [pads.dataset(one, format="parquet").to_table(columns=rows.column_names) for one in aside]

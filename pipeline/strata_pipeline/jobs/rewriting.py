@@ -9,29 +9,64 @@ from typing import Final
 import msgspec
 import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+from strata.protocol.lake import Manifest
 
 from strata_pipeline.jobs.parts import PartDone, PartWork, rewrite_part
 from strata_pipeline.lake import files
 from strata_pipeline.lake.object_lake import ObjectLake
 from strata_pipeline.schemas import schema
 
-__all__ = ["FILE_BYTES", "rewrite_parts", "write_day"]
+__all__ = ["FILE_BYTES", "SORTED_BYTES", "rewrite_parts", "stretches", "write_day"]
 
 FILE_BYTES: Final = 256 * 2**20
 """The approximate size of the bodies in a file, and in a part of a bucket's day."""
+SORTED_BYTES: Final = 8 * 2**30
+"""Of bodies so much is sorted at a time. What Spark sorts lies on the disk beside old files and new ones."""
 _DONE: Final = pa.schema([("done", pa.binary())])
 
 
-def write_day(packets: DataFrame, folder: Path, body_bytes: int, file_bytes: int = FILE_BYTES) -> None:
-    """Write packets, whose bodies take `body_bytes`, by kind and in order of sequence into a new folder."""
-    (
-        packets.repartitionByRange(max(1, -(-body_bytes // file_bytes)), "kind", "sequence")
-        .sortWithinPartitions("kind", "sequence")
-        .select(*schema("packets").names, "kind")
-        .write.partitionBy("kind")
-        .parquet(str(folder))
-    )
+def write_day(
+    packets: DataFrame,
+    folder: Path,
+    manifests: Sequence[Manifest],
+    *,
+    file_bytes: int = FILE_BYTES,
+    sorted_bytes: int = SORTED_BYTES,
+) -> None:
+    """Write the packets of a day's manifests, by kind and in order of sequence, into a new folder.
+
+    A day of more than `sorted_bytes` is written in stretches of its sequence, one after the other.
+    """
+    for stretch in stretches(manifests, sorted_bytes):
+        body_bytes = sum(one.body_bytes for one in stretch)
+        (
+            packets.where(F.col("sequence").between(stretch[0].after + 1, stretch[-1].up_to))
+            .repartitionByRange(max(1, -(-body_bytes // file_bytes)), "kind", "sequence")
+            .sortWithinPartitions("kind", "sequence")
+            .select(*schema("packets").names, "kind")
+            .write.mode("append")
+            .partitionBy("kind")
+            .parquet(str(folder))
+        )
     files.without_notes(folder)
+
+
+def stretches(manifests: Sequence[Manifest], most: int) -> Iterator[list[Manifest]]:
+    """Consecutive manifests, as evenly divided as whole ones allow, so that each has about `most` bytes of
+    bodies at the most."""
+    total = sum(one.body_bytes for one in manifests)
+    number = max(1, -(-total // most))
+    stretch: list[Manifest] = []
+    passed, ended = 0, 1
+    for one in manifests:
+        stretch.append(one)
+        passed += one.body_bytes
+        if passed * number >= ended * total > 0:
+            yield stretch
+            stretch, ended = [], passed * number // total + 1
+    if stretch:
+        yield stretch
 
 
 def rewrite_parts(spark: SparkSession, lake: ObjectLake, works: Sequence[PartWork]) -> list[PartDone]:

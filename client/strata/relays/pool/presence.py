@@ -5,7 +5,8 @@ it by id, many packets in one request. When all have answered:
 
 - it is present on `copies` relays: done;
 - a relay that said OK does not have it: the packet is sent to it again and to another;
-- a relay that could not be asked says nothing: it is asked again next time.
+- a relay that could not be asked says nothing: it is asked again next time. Before the last time a packet
+  that was seen nowhere is sent to others all the same, if there are any.
 
 Not to have it is an offence only where the relay says so itself (`Answer.DENIAL`) and had said OK without
 holding the packet back (R-190). A packet is sent again on less.
@@ -162,7 +163,8 @@ class PresenceWatch:
                 continue
             watched.wait *= 2
             watched.due_at = now + watched.wait
-            missing -= len(watched.claimed & set(targets))
+            if watched.verified or watched.attempts < self._attempts - 1:
+                missing -= len(watched.claimed & set(targets))
             resends += [Resend(url, watched.packet) for url in self._again(watched, targets, missing)]
         return resends
 

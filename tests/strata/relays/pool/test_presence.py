@@ -134,6 +134,20 @@ def test_a_round_in_which_no_relay_could_be_asked_ends_all_the_same():
 
 
 @pytest.mark.req("C-274")
+def test_a_packet_for_which_nobody_could_be_asked_goes_to_others_before_it_is_given_up():
+    it = watch(copies=2)
+    for url in ("a", "b"):
+        it.claimed(packet(1), url, 0)
+    away = ["c", "a", "b"]  # their seats are kept
+    assert it.due(2, ["c"]) == [] and it.settle(2, away) == [], "their word stands"
+    assert it.due(6, ["c"]) == [] and it.settle(6, away) == [Resend("c", packet(1))]
+    it.claimed(packet(1), "c", 6)
+    (lookup,) = it.due(14, ["c"])
+    it.answered(lookup, ids(lookup), Answer.DENIAL)
+    assert it.settle(14, away) == [] and (len(it), it.given_up, it.thin) == (0, 0, 1)
+
+
+@pytest.mark.req("C-274")
 def test_time_without_any_relay_is_no_round():
     it = watch(attempts=2, copies=1)
     it.claimed(packet(1), "a", 0)

@@ -272,7 +272,8 @@ class RelayNode:
 
         What came in within the last ten minutes is received first, for relays' clocks may be behind ours. A
         topic that is subscribed already stays as it is. A relay that is away is no error: it is read from
-        once it is there. Raises `NodeError` for an invalid topic; then none was subscribed.
+        once it is there. Raises `NodeError` for an invalid topic, and for one that is subscribed with other
+        authors; then none was subscribed.
         """
         self._subscribe(topics, authors, from_head=False)
 
@@ -285,14 +286,19 @@ class RelayNode:
         self._subscribe(topics, authors, from_head=True)
 
     def _subscribe(self, topics: Sequence[str], authors: Iterable[str], *, from_head: bool) -> None:
+        wanted = tuple(authors)
         for topic in topics:
             check_content_topic(topic)
+            heard = self._topics.get(topic)
+            if heard is not None and set(heard.authors) != set(wanted):
+                whom = "others" if heard.authors else "everybody"
+                raise NodeError(f"{topic} is subscribed already, to hear {whom}: unsubscribe it first")
         for topic in topics:
             if topic not in self._topics:
                 self._topics[topic] = HeardTopic(
                     self._relays,
                     topic,
-                    tuple(authors),
+                    wanted,
                     from_head=from_head,
                     hand_on=self._hand_on,
                     wall=lambda: self.wall(),  # it may be set

@@ -108,8 +108,10 @@ class StoredMessages:
                 yield HistoryPage(page, write_position(places))
             if is_end:
                 return
-            if not places:  # a relay without cursors goes on from nowhere: all of it comes, but for this page
-                at_once = None
+            resumable = {url: place for url, place in places.items() if place.cursor is not None}
+            if not places or len(resumable) < len(places):
+                # A relay without cursors goes on from nowhere: all of it comes, but for this page.
+                places, at_once = resumable, None
 
     def _resumed(self, places: dict[str, Place]) -> dict[str, Any]:
         """The options of a subscription that goes on from these places."""

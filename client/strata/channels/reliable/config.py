@@ -76,7 +76,8 @@ class ReliableChannelConfig:
     """The name of this device among those of its person. With `sender_binding="did"` the sender id is
     `DID#device`; None makes a name and keeps it in the store."""
     members: tuple[str, ...] = ()
-    """The authors to hear, if they are known (C-288)."""
+    """The authors to hear, if they are known (C-288): the same for all channels of a node on one topic. What
+    these name of others is fetched all the same."""
     retention_seconds: int | None = None
     """How long stores should keep this channel's messages; None is up to them (C-295)."""
     proof_provider: ProofProvider | None = None

@@ -52,6 +52,8 @@ _LOOK_SECONDS = 5.0
 class _Topic:
     """A topic that channels are started on, or are about to be."""
 
+    authors: frozenset[str]
+    """Whom all of them hear; nobody named is everybody."""
     channels: int = 0
     subscribed: bool = False
     turn: asyncio.Lock = field(default_factory=asyncio.Lock)
@@ -214,10 +216,15 @@ class Hub:
     async def subscribe(self, topic: str, authors: tuple[str, ...], *, reads: bool) -> None:
         """Hear a topic as long as any channel is started on it; `reads`: what the store has is read.
 
-        Raises `StrataError`.
+        Raises `StrataError`, and `InvalidConfiguration` if channels on it hear other authors: a node has one
+        subscription of a topic, and one of the two would miss messages or get those of strangers.
         """
         live = getattr(self.node, "subscribe_live", None)  # nodes of other authors may lack the method
-        heard = self._topics.setdefault(topic, _Topic())
+        heard = self._topics.setdefault(topic, _Topic(frozenset(authors)))
+        if heard.authors != frozenset(authors):
+            raise InvalidConfiguration(
+                f"the channels of one node share what it hears on {topic}, and one has other members"
+            )
         heard.channels += 1
         try:
             async with heard.turn:

@@ -26,7 +26,7 @@ from strata.channels.reliable.config import ReliableChannelConfig
 from strata.channels.reliable.departures import Departures
 from strata.channels.reliable.engine import ChannelEngine
 from strata.channels.reliable.ephemerals import Ephemeral
-from strata.channels.reliable.errors import ChannelFailed, ChannelNotOpen, NotSent
+from strata.channels.reliable.errors import ChannelFailed, ChannelNotOpen, NotSent, NotStarted
 from strata.channels.reliable.events import (
     ReliableMessageSendError,
     SendingMessageIrrecoverableError,
@@ -456,8 +456,16 @@ class ChannelSession:
         return Dispatch(plan.request_id or secrets.token_hex(16), envelope, plan.original)
 
     async def send_ephemeral(self, ephemeral: Ephemeral) -> None:
-        """Send past the queue. Raises `EncryptionFailed`, `EncodingFailed`, `ProofFailed`, as the node."""
+        """Send past the queue. Raises `EncryptionFailed`, `EncodingFailed`, `ProofFailed`, as the node.
+
+        Raises `NotStarted` or `ChannelNotOpen` if the channel was stopped while a hook was at work: a node
+        begins to hear a topic that it sends on, and nobody would end that.
+        """
         payload = await self._payloads.make(ephemeral.data)
+        if not self._works:
+            self.check()
+            self._check_not_closed()
+            raise NotStarted
         envelope = MessageEnvelope(
             content_topic=self.content_topic,
             payload=payload.data,

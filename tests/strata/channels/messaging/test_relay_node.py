@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import secrets
+from collections.abc import AsyncGenerator
 from contextlib import aclosing
+from typing import Any
 
 import pytest
 from strata.channels.messaging import (
@@ -21,6 +23,7 @@ from strata.channels.messaging import (
     NodeMessageSent,
     RelayNode,
     TopicHealth,
+    stored,
 )
 from strata.channels.messaging.binding import PROFILE, build_packet
 from strata.protocol import packets
@@ -34,12 +37,14 @@ from strata.protocol.errors import (
 )
 from strata.protocol.ids import Identity
 from strata.protocol.packets import Packet
+from strata.relays.pool import Position
 
 from tests.support.made_relays import (
     ALICE,
     BOB,
     START,
     TOPIC,
+    Delivered,
     Log,
     MadeRelays,
     MarkedRelays,
@@ -345,6 +350,29 @@ async def test_known_authors_narrow_the_subscription():
         assert [query["authors"] for query in relays.queries] == [(BOB.did,)]
         assert [page async for page in node.history(TOPIC, since_ms=0)]
         assert relays.queries[-1]["authors"] == (BOB.did,), "and history just so"
+
+
+@pytest.mark.req("C-288")
+@virtual
+async def test_a_topic_is_not_subscribed_for_other_authors_than_those_it_is_heard_of():
+    log = Log()
+    relays = MadeRelays(log)
+    async with node_over(relays) as node:
+        told = Told(node)
+        await node.send(MessageEnvelope(content_topic=TOPIC, payload=b"to whom it may concern"))
+        with pytest.raises(NodeError, match="everybody"):
+            await node.subscribe([OTHER, TOPIC], authors=[BOB.did])
+        assert node.topics == (TOPIC,)
+        await node.unsubscribe([TOPIC])
+        await node.subscribe([TOPIC], authors=[BOB.did, ALICE.did])
+        await node.subscribe_live([TOPIC], authors=[ALICE.did, BOB.did])
+        for authors in ([], [BOB.did]):
+            with pytest.raises(NodeError, match="others"):
+                await node.subscribe_live([TOPIC], authors=authors)
+        log.store(packed(b"of a stranger", signer=Identity.from_seed(bytes([9]) * 32)))
+        log.store(packed(b"of a member"))
+        await until(lambda: b"of a member" in payloads(told))
+        assert b"of a stranger" not in payloads(told)
 
 
 @virtual
@@ -676,6 +704,64 @@ async def test_reading_backwards_asks_for_a_page_at_a_time_and_goes_on_where_it_
             async for page in pages:
                 found += [each.message.payload for each in page.messages]
         assert found == [b"%d" % number for number in reversed(range(1_100))]
+
+
+class PooledRelays(MadeRelays):
+    """A pool of two relays with other packets each, of which the first one gives no cursors."""
+
+    def __init__(self, plain: Log, marked: Log) -> None:
+        super().__init__(plain)
+        self.marked = marked
+
+    def subscribe(self, **query: Any) -> Any:  # type: ignore[override]
+        self.queries.append(query)
+        return Merged({"ws://plain": self.log, "ws://marked": self.marked}, query)
+
+
+class Merged:
+    """What a pool gives of a query from new to old."""
+
+    def __init__(self, logs: dict[str, Log], query: dict[str, Any]) -> None:
+        self.positions = dict(query.get("positions") or {})
+        self._packets = self._walk(logs, query["limit"])
+
+    def __aiter__(self) -> Any:
+        return self._packets
+
+    async def aclose(self) -> None:
+        await self._packets.aclose()
+
+    async def _walk(self, logs: dict[str, Log], limit: int | None) -> AsyncGenerator[Any, None]:
+        given = 0
+        for url, log in logs.items():
+            stood = self.positions.get(url)
+            end = len(log.packets) if stood is None or stood.cursor is None else int(stood.cursor)
+            for place in reversed(range(end)):
+                if given == limit:
+                    return
+                given += 1
+                await asyncio.sleep(0.0002)
+                self.positions[url] = Position(str(place) if url == "ws://marked" else None, START)
+                yield Delivered(log.packets[place][0])
+
+
+@virtual
+async def test_reading_backwards_comes_to_the_end_where_some_relay_of_a_pool_gives_no_cursors(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(stored, "PacketPool", PooledRelays)
+    plain, marked = Log(), Log()
+    for number in range(600):
+        plain.store(packed(b"plain %d" % number))
+        marked.store(packed(b"marked %d" % number))
+    relays = PooledRelays(plain, marked)
+    async with node_over(relays) as node, aclosing(node.read(TOPIC, order="desc", since_ms=0)) as pages:
+        found: list[bytes] = []
+        async with asyncio.timeout(60):
+            async for page in pages:
+                found += [each.message.payload for each in page.messages]
+    assert [query["limit"] for query in relays.queries] == [500, None]
+    assert found == [b"%s %d" % (kind, n) for kind in (b"plain", b"marked") for n in reversed(range(600))]
 
 
 @virtual

@@ -10,8 +10,10 @@ from typing import Any
 import pytest
 from strata.channels.encryption import GroupKey, GroupKeyEncryption
 from strata.channels.reliable import (
+    ChannelNotOpen,
     InvalidConfiguration,
     MessageSent,
+    NotStarted,
     ReliableChannel,
     ReliableMessageSendError,
     SegmentDoesNotFit,
@@ -340,6 +342,21 @@ async def test_the_encoder_goes_around_the_hook() -> None:
         assert node.sent[0].payload.startswith(b"<" + MARK)
         await node.deliver(framing.encode(hook.encrypt(said(1).encode())), b"boom", b"no frame")
         assert received == [b"bob 1"] and channel.statistics.undecodable == 2
+
+
+@pytest.mark.parametrize("closes", [False, True])
+@virtually
+async def test_an_ephemeral_message_goes_nowhere_once_the_channel_has_stopped_while_its_hook_was_at_work(
+    closes: bool,
+) -> None:
+    node = ScriptedNode()
+    async with opened(node, encryption=AsyncMarking()) as (channel, _):
+        sending = asyncio.create_task(channel.send_ephemeral(b"typing"))
+        await settle()
+        await (channel.close() if closes else channel.stop())
+        with pytest.raises(ChannelNotOpen if closes else NotStarted):
+            await sending
+        assert node.sent == [] and node.topics == []
 
 
 @pytest.mark.req("C-183", "C-241")

@@ -9,7 +9,13 @@ from typing import Any
 
 import pytest
 from strata.channels.messaging.node import NodeError
-from strata.channels.reliable import AlreadyOpen, MessageSent, ReliableChannel, make_channel
+from strata.channels.reliable import (
+    AlreadyOpen,
+    InvalidConfiguration,
+    MessageSent,
+    ReliableChannel,
+    make_channel,
+)
 from strata.channels.reliable.hub import Hub
 
 from tests.support.scripted_node import TOPIC, ScriptedNode, Sent, opened, settle, virtually
@@ -115,3 +121,24 @@ async def test_a_channel_subscribes_where_the_one_before_it_on_the_topic_failed_
         assert node.topics == [TOPIC]
     await opened_one.close()
     assert node.topics == [] and node.tries == 2
+
+
+@virtually
+async def test_channels_on_one_topic_hear_the_same_members_or_the_second_is_refused() -> None:
+    node = ScriptedNode()
+
+    def heard_by(sender_id: str, *members: str) -> ReliableChannel:
+        return make_channel(node, "room", TOPIC, sender_id, rng=random.Random(1), members=members)
+
+    async with heard_by("alice", "did:a", "did:b"):
+        for members in ((), ("did:a",), ("did:a", "did:c")):
+            with pytest.raises(InvalidConfiguration, match="members"):
+                await heard_by("bob", *members).open()
+        async with heard_by("bob", "did:b", "did:a"):
+            assert node.topics == [TOPIC]
+        other = make_channel(node, "hall", "/test/1/hall/proto", "bob", rng=random.Random(1))
+        async with other:
+            assert other.is_started()
+    async with heard_by("bob"):
+        assert node.topics == [TOPIC]
+    assert node.topics == []

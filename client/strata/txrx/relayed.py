@@ -64,6 +64,8 @@ _MOST_UNDER_WAY = 64
 _HELLO_SECONDS = 1.0
 _ANSWER_SECONDS = 0.02
 """Answers within this time go together, since each answer is a message on the relay."""
+_FULL_SECONDS = 0.1
+"""How soon a piece for which the channel had no room is given to it again."""
 _LAST_WORDS_SECONDS = 5.0
 
 
@@ -77,8 +79,8 @@ class RelayEnd:
     """Both ends need the same encryption; where it needs a channel id, that is the topic. Without encryption
     the relay and every reader of the topic can read the messages."""
     members: tuple[str, ...] = ()
-    """The authors to hear. Without members, every author on the topic is heard. Give them to all ends: one
-    that hears everybody may send a stranger's message again as its own."""
+    """The authors to hear. Without members, every author on the topic is heard. Give them to all ends: a
+    sender that hears everybody believes whoever answers in the receiver's place."""
     ssl: ssl_module.SSLContext | None = None
     options: Options | None = None
 
@@ -113,7 +115,10 @@ class _Line:
             raise
 
     async def heard(self) -> AsyncIterator[bytes]:
-        """What the members say. The channel also fetches what its other participants have heard of others."""
+        """What the members say. The channel also fetches what its other participants have heard of others.
+
+        They repeat what cannot be fetched: that has no author, since nothing proves who said it.
+        """
         members = self._end.members
         async for message in self.channel:
             if not members or message.author in members:
@@ -288,10 +293,21 @@ class _Carrier(Generic[M]):
             self._owner._lost(self, error)
 
     async def _send_piece(self, piece: bytes) -> None:
+        # Here, since a program without channels over relays needs none of their modules.
+        from strata.channels.rate_limit.values import SendQueueFull
+        from strata.channels.sds.participant import OutgoingFull
+
         place = _PLACE.pack(self._stream, self._number)
         self._number += 1
         self._under_way.append(self._core.acknowledged + self._core.unacked_size)
-        await self._channel.send(_message(_DATA, self._session, self.receiver, place + piece))
+        message = _message(_DATA, self._session, self.receiver, place + piece)
+        while not self._is_over:
+            try:
+                await self._channel.send(message)
+                return
+            except (OutgoingFull, SendQueueFull):
+                # A message may have more pieces than the channel takes before others acknowledge some.
+                await asyncio.sleep(_FULL_SECONDS)
 
 
 async def serve_relay(
@@ -348,11 +364,14 @@ class _Service(Generic[M]):
         self.counters = ReceiverCounters()
         self._address = address
         self._codec = codec
-        self._settings = settings
+        # A sender that is silent within a message may go on as long as that message has time: the channel
+        # repairs its connections, and others are heard first while the queue is full.
+        idle = max(settings.idle_frame_timeout, settings.message_delivery_timeout)
+        self._settings = replace(settings, idle_frame_timeout=idle)
         self._line = line
         self._name = secrets.randbits(64)
         self._loop = asyncio.get_running_loop()
-        self._sessions: Sessions[M] = Sessions(settings)
+        self._sessions: Sessions[M] = Sessions(self._settings)
         self._open: OrderedDict[int, _Session[M]] = OrderedDict()
         """By session id; the session that was heard last comes last."""
         self._answers: dict[int, bytes] = {}

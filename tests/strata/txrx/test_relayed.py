@@ -4,13 +4,24 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import itertools
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import pytest
+from strata.channels.rate_limit import SendQueueFull
+from strata.channels.sds import OutgoingFull
 from strata.protocol.errors import StrataError
-from strata.txrx import DeliveryStatus, RelayAddress, RelayEnd, TxRxClosed, TxRxSettings
+from strata.txrx import (
+    DeliveryStatus,
+    DeliveryTimeout,
+    RelayAddress,
+    RelayEnd,
+    TxRxClosed,
+    TxRxSettings,
+    relayed,
+)
 from strata.txrx.codecs import BytesCodec
 from strata.txrx.frames import SEQUENCE, encode_header
 from strata.txrx.framing import frame_of
@@ -25,6 +36,8 @@ from strata.txrx.relayed import (
     _read,
 )
 
+from tests.support.waiting import until
+
 ADDRESS = RelayAddress("ws://relay.example/strata", "/test/1/relayed/proto")
 QUICK = TxRxSettings(message_delivery_timeout=2.0)
 
@@ -32,7 +45,8 @@ QUICK = TxRxSettings(message_delivery_timeout=2.0)
 @dataclass
 class Message:
     payload: bytes
-    author: str = "did:a:1"
+    author: str | None = "did:a:1"
+    """None: somebody else repeats it."""
 
 
 class Channel:
@@ -111,7 +125,9 @@ async def test_what_the_channel_brings_of_others_than_the_members_is_not_handed_
     mallory.to = ours
     bad = sender(mallory)
     returned = bad.try_post(b"let me in")
+    ours.arrived.put_nowait(Message(_message(_HELLO, 7, 1), author=None))
     await asyncio.sleep(0.1)
+    assert len(rx._service._open) == 1
     await good.send(b"from a member too")
     assert [await rx.recv(), await rx.recv()] == [b"from a member", b"from a member too"]
     await rx.join()
@@ -313,6 +329,53 @@ async def test_a_sender_of_whom_a_piece_is_lost_is_refused_after_what_came() -> 
             told = (await wire.answer())[3]
         assert b"lost on the way" in told
     assert (await rx.recv(), rx.unread) == (b"one", 0)
+    await rx.join()
+
+
+@pytest.mark.req("T-104")
+async def test_a_message_may_stop_half_way_for_as_long_as_its_sender_waits_for_it() -> None:
+    theirs = Channel()
+    rx = await receiver(theirs, TxRxSettings(idle_frame_timeout=0.05, message_delivery_timeout=0.6))
+    wire = Wire(theirs)
+    message = framed(0, b"through a gap")
+    async with asyncio.timeout(5):
+        await wire.hello(7)
+        wire.piece(7, 1, 0, encode_header(7) + message[:20])
+        await asyncio.sleep(0.3)
+        wire.piece(7, 1, 1, message[20:])
+        assert await rx.recv() == b"through a gap"
+        wire.piece(7, 1, 2, framed(1, b"never whole")[:20])
+        await asyncio.sleep(0)
+        await until(lambda: rx.statistics().broken_connections == 1)
+    await rx.join()
+
+
+@pytest.mark.req("T-104")
+async def test_a_message_of_more_pieces_than_the_channel_takes_goes_as_there_is_room(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(relayed, "_FULL_SECONDS", 0.005)
+    ours, theirs = Channel(), Channel()
+    joined(ours, theirs)
+    tx, rx = sender(ours), await receiver(theirs)
+    await tx.send(b"small")
+    answers: list[StrataError | None] = [
+        OutgoingFull("too many await it"),
+        SendQueueFull("lane", 10, 10),
+        None,
+    ]
+    full = itertools.cycle(answers)
+    ours.refuses = lambda: next(full)
+    large = bytes(range(256)) * 1024  # in five pieces
+    async with asyncio.timeout(5):
+        await tx.send(large)
+        assert [await rx.recv(), await rx.recv()] == [b"small", large]
+    assert tx.statistics().connections == 1
+    ours.refuses = lambda: OutgoingFull("nobody acknowledges anything")
+    error = await tx.try_post(b"too late")
+    assert error is not None and isinstance(error.error, DeliveryTimeout)
+    await tx.close()
+    assert tx._carrier is not None and tx._carrier._sending.done()
     await rx.join()
 
 

@@ -10,7 +10,7 @@ import os
 import socket
 import ssl
 import stat
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import TypeAlias
 
 from strata.txrx.addresses import TcpAddress, TlsAddress, UnixAddress
@@ -22,7 +22,13 @@ _log = logging.getLogger(__name__)
 
 NetAddress: TypeAlias = TcpAddress | TlsAddress | UnixAddress
 
+_AddressInfo: TypeAlias = (
+    "tuple[socket.AddressFamily, socket.SocketKind, int, str, tuple[str, int] | tuple[str, int, int, int]]"
+)
+
 _BACKLOG = 512
+_TRIES = 10
+"""How many free ports are tried, where the system is to choose one for several addresses."""
 _KEEPALIVE_SECONDS = 15
 _UNIX_BUFFER = 1024 * 1024
 
@@ -110,9 +116,21 @@ async def _listen_tcp(host: str, port: int) -> list[socket.socket]:
     found = await loop.getaddrinfo(
         None if host == "*" else host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
     )
+    tries_left = 1 if port else _TRIES
+    while True:
+        tries_left -= 1
+        try:
+            return _bound(dict.fromkeys(found), host, port)
+        except OSError as error:
+            # A port that is free at the first address may be taken at another one.
+            if error.errno != errno.EADDRINUSE or not tries_left:
+                raise
+
+
+def _bound(addresses: Iterable[_AddressInfo], host: str, port: int) -> list[socket.socket]:
     sockets: list[socket.socket] = []
     try:
-        for family, kind, protocol, _, where in dict.fromkeys(found):
+        for family, kind, protocol, _, where in addresses:
             try:
                 one = socket.socket(family, kind, protocol)
             except OSError:  # the system knows this address family by name only

@@ -1,0 +1,59 @@
+"""The sockets of a server."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+from typing import Any
+
+import pytest
+from strata.txrx import AddressInUse, TcpAddress, serve
+from strata.txrx import sockets as txrx_sockets
+
+FIRST, SECOND = "127.0.0.1", "127.0.0.2"
+
+
+@pytest.fixture
+def taken(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """A host with two addresses, where others have the free port at the second address, so many times."""
+    times = [0]
+    with contextlib.ExitStack() as stack:
+
+        class Crowded(socket.socket):
+            def bind(self, where: Any) -> None:
+                super().bind(where)
+                if where == (FIRST, 0) and times[0]:
+                    times[0] -= 1
+                    other = stack.enter_context(socket.socket())
+                    other.bind((SECOND, self.getsockname()[1]))
+                    other.listen()
+
+        async def two_addresses(*_: object, **__: object) -> list[Any]:
+            kind = socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP, ""
+            return [(*kind, (FIRST, 0)), (*kind, (SECOND, 0))]
+
+        def of(count: int) -> None:
+            times[0] = count
+            monkeypatch.setattr(asyncio.get_running_loop(), "getaddrinfo", two_addresses)
+            monkeypatch.setattr(txrx_sockets.socket, "socket", Crowded)
+
+        yield of
+
+
+@pytest.mark.req("T-088")
+async def test_a_free_port_is_free_at_all_addresses_of_the_host(taken: Any) -> None:
+    taken(2)
+    address, rx = await serve("tcp:host.example:0", bytes)
+    async with rx:
+        assert isinstance(address, TcpAddress) and address.port
+        for host in (FIRST, SECOND):
+            _, writer = await asyncio.open_connection(host, address.port)
+            writer.close()
+
+
+@pytest.mark.req("T-088")
+async def test_where_no_port_is_free_everywhere_a_server_says_so(taken: Any) -> None:
+    taken(1000)
+    with pytest.raises(AddressInUse):
+        await serve("tcp:host.example:0", bytes)

@@ -56,6 +56,7 @@ class LocalRx(Rx[M]):
 
     def close(self) -> None:
         if self._finalizer.detach() is not None:
+            _served.pop(self._served_at.id, None)
             _close(self._served_at, self._queue, self._senders)
 
     async def join(self) -> None:
@@ -84,7 +85,7 @@ def _close_where_it_belongs(
 
 
 def _close(address: LocalAddress, queue: RxQueue[Any], senders: set[LocalTx[Any]]) -> None:
-    _served.pop(address.id, None)
+    # An end that was forgotten is served no more by itself: by now another one may be at its address.
     reason = TxRxClosed(f"{address} is closed")
     queue.close(reason)
     for sender in senders:

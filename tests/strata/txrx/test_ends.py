@@ -15,6 +15,7 @@ import msgspec
 import pytest
 import strata.txrx
 from strata.txrx import (
+    AddressInUse,
     ReturnChannel,
     Rx,
     SendError,
@@ -225,3 +226,22 @@ async def test_a_local_end_that_is_forgotten_closes_wherever_the_collector_runs(
     collector.join()
     with pytest.raises(TxRxClosed):
         await dial(address, str)
+
+
+@pytest.mark.req("T-024", "T-098")
+async def test_a_local_address_stays_with_the_end_that_came_after_a_forgotten_one() -> None:
+    _, rx = await serve("local:4711", bytes)
+    held: list[Rx[bytes]] = [rx]
+    del rx
+    collector = threading.Thread(target=held.clear)
+    collector.start()
+    collector.join()
+    _, another = await serve("local:4711", bytes)  # before the first one has closed on this loop
+    await asyncio.sleep(0.01)
+    async with another, await dial("local:4711", bytes) as tx:
+        await tx.send(b"message")
+        assert await another.recv() == b"message"
+        with pytest.raises(AddressInUse):
+            await serve("local:4711", bytes)
+    with pytest.raises(TxRxClosed):
+        await dial("local:4711", bytes)

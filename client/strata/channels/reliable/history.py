@@ -1,8 +1,9 @@
 """A channel's past, page by page and backwards, from the relays: nothing is handed over or kept.
 
 A page is cut where it has enough messages. Its `before` is the place of the cut, exact to the packet, so the
-next page skips nothing and repeats nothing. A message in several segments belongs to the page with its last
-segment; the rest of it is read ahead, and passed over by the next page.
+next page skips nothing and repeats nothing: also where a packet has gone since, and where relays of a pool
+give two packets the other way round the next time. A message in several segments belongs to the page with its
+last segment; the rest of it is read ahead, and passed over by the next page.
 """
 
 from __future__ import annotations
@@ -13,10 +14,12 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 import msgspec
+from msgspec import structs
 
 from strata.channels.messaging.node import MessagingNode
 from strata.channels.messaging.reading import HistoryPage, read_pages, sent_ms
 from strata.channels.messaging.values import NodeMessageReceived
+from strata.channels.reliable.clock import date_of_sending
 from strata.channels.reliable.events import MessageReceived
 from strata.channels.reliable.retrieval import has_hint, hinted
 from strata.channels.sds import HistoryEntry, SdsMessage
@@ -31,6 +34,8 @@ _MAX_PAGES = 40
 """Most pages of a store that are read for one page of messages; as many again for the rest of large ones."""
 _MAX_BYTES = 64 << 20
 _MAX_REMEMBERED = 1_000
+_MAX_SEEN = 500
+_FEW_BYTES = 8
 _LATE_MS = 2_000
 """A packet so much later than its message was sent again: an older one may be there."""
 
@@ -71,12 +76,19 @@ class _Place(msgspec.Struct, frozen=True, array_like=True):
     """The hash of the last packet that was read."""
     done: tuple[bytes, ...] = ()
     """Of what follows, the messages that were read ahead, and those that were sent again later."""
+    seen: tuple[bytes, ...] = ()
+    """The last packets that were read behind `after`, in a few bytes each; earlier versions knew one."""
+    read_at: int = 0
+    """When the first page was read, in milliseconds: what was sent later came since."""
 
 
 @dataclass(slots=True)
 class _Partial:
     segments: dict[int, Segment]
-    place: tuple[int, str]
+    order: tuple[int, str]
+    """The place of its first segment, as far as it has been read: that of the message."""
+    latest: int
+    """The Lamport time of its last one."""
     event: NodeMessageReceived
 
 
@@ -86,6 +98,7 @@ class _Page:
 
     limit: int
     segmentation: Literal["always", "auto", "off", "raw"]
+    now_ms: int
     done: set[bytes]
     found: list[tuple[tuple[int, str], MessageReceived]] = field(default_factory=list)
     partial: dict[Key, _Partial] = field(default_factory=dict)
@@ -118,17 +131,19 @@ class _Page:
         if sent_ms(event) > place[0] + _LATE_MS:
             self.again.append(_short(key))
         if segment is None or (segment.data_segment_count == 1 and not segment.is_parity):
-            self._add(key, place, event, message.content if segment is None else segment.payload)
+            payload = message.content if segment is None else segment.payload
+            self._add(key, place, place[0], event, payload)
             return
-        partial = self.partial.setdefault(key, _Partial({}, place, event))
+        partial = self.partial.setdefault(key, _Partial({}, place, place[0], event))
         if not segment.is_parity:
             partial.segments[segment.index] = segment
-            partial.place = max(partial.place, place)
+            partial.order = min(partial.order, place)
+            partial.latest = max(partial.latest, place[0])
         if len(partial.segments) == segment.data_segment_count:
             parts = [partial.segments[index].payload for index in sorted(partial.segments)]
             del self.partial[key]
             self.again.append(_short(key))
-            self._add(key, partial.place, partial.event, b"".join(parts))
+            self._add(key, partial.order, partial.latest, partial.event, b"".join(parts))
 
     def _segment(self, content: bytes) -> Segment | None:
         """The segment in a content, as far as the channel looks for one; None for bytes that are none."""
@@ -142,7 +157,9 @@ class _Page:
                 return None  # it only looks like one
         return segment
 
-    def _add(self, key: Key, place: tuple[int, str], event: NodeMessageReceived, payload: bytes) -> None:
+    def _add(
+        self, key: Key, order: tuple[int, str], latest: int, event: NodeMessageReceived, payload: bytes
+    ) -> None:
         sender_id, digest, request_id = key
         if message_hash(payload) != digest:
             return
@@ -154,11 +171,16 @@ class _Page:
             sender_id=sender_id,
             payload=payload,
             content_topic=event.message.content_topic,
-            timestamp=place[0] if sent is None else 1000 * sent,
+            timestamp=latest if sent is None else 1000 * sent,
             hash=event.message_hash,
+            meta=event.message.meta,
+            author=event.message.author,
+            sent_at=date_of_sending(order[0], sent, self.now_ms),
+            lamport_timestamp=order[0],
+            sds_id=order[1],
         )
         self.done.add(_short(key))
-        self.found.append((place, received))
+        self.found.append((order, received))
 
 
 class ChannelPast:
@@ -196,7 +218,7 @@ class ChannelPast:
         if not 1 <= limit <= _MAX_LIMIT:
             raise ValueError(f"limit must be between 1 and {_MAX_LIMIT}")
         start = self._place(before)
-        page = _Page(limit, self._segmentation, set(start.done))
+        page = _Page(limit, self._segmentation, self._now_ms(), set(start.done))
         cut, more = await self._fill(page, start)
         missing = await self._missing(page, more)
         page.found.sort(key=lambda each: each[0])
@@ -205,9 +227,11 @@ class ChannelPast:
 
     def _place(self, before: str | int | None) -> _Place:
         if before is None:
-            return _Place(None, self._now_ms() + 86_400_000, b"")
+            now = self._now_ms()
+            return _Place(None, now + 86_400_000, b"", read_at=now)
         if isinstance(before, int):
-            return _Place(None, 1000 * before - 1000, b"")
+            until = 1000 * before - 1000
+            return _Place(None, until, b"", read_at=until)
         try:
             return msgspec.msgpack.decode(bytes.fromhex(before), type=_Place)
         except (ValueError, msgspec.MsgspecError):
@@ -218,33 +242,41 @@ class ChannelPast:
 
         Returns the cut, and whether there is more behind it.
         """
-        after, last, skipping = start.after, start.last, bool(start.last)
-        place: tuple[str | None, bytes] | None = None
+        after, last = start.after, start.last
+        seen = list(start.seen) or ([last[:_FEW_BYTES]] if last else [])
+        known, is_before_cut = set(seen), bool(seen)
+        has_all = 0 < len(start.seen) < _MAX_SEEN
+        place: _Place | None = None
         pages_read = 0
         async with aclosing(self._pages(start)) as pages:
             async for stored in pages:
                 pages_read += 1
-                if start.after is not None and all(each.message_hash != last for each in stored.messages):
-                    skipping = False  # the packet of the cut has expired
+                if start.after is not None and known.isdisjoint(_few(each) for each in stored.messages):
+                    is_before_cut = False  # the packets before the cut have expired
                 for event in stored.messages:
-                    if skipping:
-                        skipping = event.message_hash != last
+                    if _few(event) in known:
+                        is_before_cut = False
                         continue
+                    if is_before_cut and not (has_all and sent_ms(event) <= start.read_at):
+                        continue  # it came since, or was read and is not among those that are known
                     if place is None and (page.is_full or pages_read > _MAX_PAGES):
-                        place = after, last
+                        place = structs.replace(start, after=after, last=last, seen=tuple(seen[-_MAX_SEEN:]))
                     message = await self._read(event)
                     if message is not None:
                         page.take(event, message, ahead=place is not None)
                     if place is None:
                         last = event.message_hash
+                        seen.append(_few(event))
                 if place is not None and (not page.partial or pages_read > 2 * _MAX_PAGES):
                     break
                 if place is None and stored.position is not None:
-                    after, last = stored.position, b""
-        cut_after, cut_last = place or (after, last)
+                    after, last, seen = stored.position, b"", []
+        if is_before_cut and pages_read and not has_all:
+            # The packets before the cut are gone: rather what came since than nothing.
+            return await self._fill(page, structs.replace(start, last=b"", seen=()))
+        cut = place or structs.replace(start, after=after, last=last, seen=tuple(seen[-_MAX_SEEN:]))
         done = tuple(dict.fromkeys([*start.done, *page.again, *map(_short, page.partial)]))[-_MAX_REMEMBERED:]
-        cut = _Place(cut_after, start.until_ms, cut_last, done)
-        return msgspec.msgpack.encode(cut).hex(), place is not None
+        return msgspec.msgpack.encode(structs.replace(cut, done=done)).hex(), place is not None
 
     def _pages(self, start: _Place) -> AsyncGenerator[HistoryPage, None]:
         return read_pages(
@@ -279,6 +311,11 @@ class ChannelPast:
         if not more:
             lost += [entry.message_id for entry in named if not has_hint(entry)]
         return (*lost, *(digest.hex() for _, digest, _ in page.partial))
+
+
+def _few(event: NodeMessageReceived) -> bytes:
+    """A packet in a few bytes."""
+    return event.message_hash[:_FEW_BYTES]
 
 
 def _short(key: Key) -> bytes:

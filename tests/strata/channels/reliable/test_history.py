@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from dataclasses import replace
 from typing import Any
 
+import msgspec
 import pytest
+from strata.channels.messaging.reading import HistoryPage
 from strata.channels.reliable import (
     HistoryGap,
     InvalidPlace,
@@ -60,6 +65,77 @@ async def test_what_is_in_the_past_looks_as_what_is_handed_over() -> None:
             assert (theirs.payload, theirs.hash) == (ours.payload, ours.hash)
         assert [each.timestamp for each in page.messages] == [START_MS + 1000 * n for n in range(5)]
         assert len(told.payloads) == 5, "nothing was handed over a second time"
+
+
+@virtually
+async def test_the_past_has_the_place_and_the_author_of_each_message_as_it_was_handed_over() -> None:
+    node = at(PagingNode(), 1_000)
+    one, two, three = segments(b"in three parts", size=5)
+    parts = [("bob", one), ("carol", *segments(b"between")), ("bob", two), ("bob", three)]
+    last: list[SdsMessage] = []
+    for n, (sender, content) in enumerate(parts):
+        last = [said(n, sender=sender, content=content, follows=last, lamport=START_MS + 1000 * n)]
+        node.keep(last[0], at=n)
+    node.log = [
+        replace(event, message=replace(event.message, author=f"did:x:{n}", meta=b"proof"))
+        for n, event in enumerate(node.log)
+    ]
+    async with opened(node) as (channel, told):
+        handed = sorted(told.of(MessageReceived), key=lambda each: each.order or (0, ""))
+        assert [each.payload for each in handed] == [b"in three parts", b"between"]
+        for past, ours in zip((await channel.history()).messages, handed, strict=True):
+            assert (past.payload, past.author, past.meta) == (ours.payload, ours.author, ours.meta)
+            assert (past.order, past.sent_at) == (ours.order, ours.sent_at) and past.order
+
+
+class Swapping(PagingNode):
+    """A node over relays that got some messages in another order: it gives one order, and then the other."""
+
+    async def read(self, topic: str, **options: Any) -> AsyncGenerator[HistoryPage, None]:
+        turned = len(self.queries) % 2
+        async with aclosing(super().read(topic, **options)) as pages:
+            async for page in pages:
+                found = list(page.messages)
+                for place in range(turned, len(found) - 1, 2):
+                    found[place : place + 2] = found[place : place + 2][::-1]
+                yield HistoryPage(found, page.position)
+
+
+@pytest.mark.parametrize("limit", [1, 4, 7, 30])
+@virtually
+async def test_a_page_begins_behind_what_was_read_in_whatever_order_it_comes(limit: int) -> None:
+    node = at(Swapping(), 1_000)
+    messages = talk(node, 70)
+    async with opened(node, **QUIETLY) as (channel, _):
+        assert sorted(said_in(await walk(channel, limit))) == sorted(payloads(messages))
+
+
+@pytest.mark.parametrize("gone", [0, 1, 5])
+@virtually
+async def test_a_past_goes_on_where_packets_before_the_cut_are_gone_and_without_what_came_since(
+    gone: int,
+) -> None:
+    node = at(PagingNode(), 1_000)
+    messages = talk(node, 30)
+    async with opened(node, **QUIETLY) as (channel, _):
+        newest = await channel.history(limit=5)
+        del node.log[25 : 25 + gone]
+        node.keep(said(31, lamport=START_MS + 2_000_000), at=2_000)
+        older = await channel.history(before=newest.before, limit=30)
+        assert [each.payload for each in older.messages] == payloads(messages)[:25]
+
+
+@virtually
+async def test_a_place_of_an_earlier_version_is_one_still() -> None:
+    node = at(PagingNode(), 1_000)
+    messages = talk(node, 30)
+    async with opened(node, **QUIETLY) as (channel, _):
+        page = await channel.history(limit=5)
+        assert page.before is not None
+        place = msgspec.msgpack.decode(bytes.fromhex(page.before))
+        before = msgspec.msgpack.encode(place[:4]).hex()
+        older = await channel.history(before=before, limit=30)
+        assert [each.payload for each in older.messages] == payloads(messages)[:25]
 
 
 @pytest.mark.parametrize("limit", [1, 2, 3])

@@ -92,16 +92,19 @@ async def read_pages(
                 yield HistoryPage(messages)
         return
     while True:
-        spool, newest = _Spool(), since_ms
+        spool, newest = _Spool(), 0
         async with aclosing(node.history(topic, since_ms=since_ms)) as found:
             async for messages in found:
-                spool.add(messages)
+                if messages:
+                    spool.add(messages)
         while messages := spool.take():
             newest = max(newest, *map(sent_ms, messages))
             yield HistoryPage(messages)
-        if spool.is_whole or newest <= since_ms:
+        second = since_ms // 1000 * 1000  # authors tell seconds
+        if spool.is_whole or not newest or newest < second:
             return
-        since_ms = newest  # a further walk brings what had no room
+        # A further walk brings what had no room; but a second that is fuller than that must not be the end.
+        since_ms = newest if newest > second else second + 1000
 
 
 def sent_ms(event: NodeMessageReceived) -> int:

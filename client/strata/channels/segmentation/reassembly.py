@@ -19,7 +19,8 @@ the timeout, and takes the late segments; else they would begin an instance that
 
 SDS has acknowledged every received segment, so a message must not be lost because it was given up for time or
 room. The ids of its segments are kept, and when another segment of it comes, the others are read from the
-log.
+log. Where it had no room that waits until all of it may be there: else a sender of more than its share would
+have all of it read, stored and given up again with each segment.
 """
 
 # Core: no I/O, no clock, no randomness (held by tests/test_layout.py).
@@ -30,6 +31,9 @@ import enum
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from typing import TypeAlias
+
+from msgspec import structs
 
 from strata.channels.persistence.interface import Change
 from strata.channels.persistence.records import (
@@ -62,6 +66,9 @@ __all__ = [
 
 _REMEMBERED_MESSAGE_IDS = 4096
 _REMEMBERED_GIVEN_UP = 256
+
+_Key: TypeAlias = tuple[str, bytes, str | None]
+"""Sender, hash and request id of a message."""
 
 
 class DropReason(enum.StrEnum):
@@ -169,7 +176,9 @@ class Reassembler:
         self._seen: OrderedDict[str, None] = OrderedDict()
         self._next_instance = 1
         self._fetch = fetch
-        self._given_up: OrderedDict[tuple[str, bytes, str | None], SegmentsGivenUp] = OrderedDict()
+        self._given_up: OrderedDict[_Key, SegmentsGivenUp] = OrderedDict()
+        self._crowded_out: set[_Key] = set()
+        """Those of them that had no room in this run."""
         self._events: list[Reassembled | Abandoned] = []
         self._changes: list[Change] = []
         self.statistics = ReassemblyStatistics()
@@ -269,9 +278,8 @@ class Reassembler:
     def _receive_part(
         self, sender_id: str, message_id: str, segment: Segment, content: bytes, now: int
     ) -> None:
-        instance = self._instance_for(sender_id, segment, now)
+        instance = self._instance_for(sender_id, message_id, segment, now)
         if instance is None:
-            self.statistics.dropped[DropReason.COUNTS_DIFFER] += 1
             return
         if instance.finished:
             self.statistics.dropped[DropReason.LATE] += 1
@@ -287,8 +295,9 @@ class Reassembler:
             self._try(instance, now)
         self._make_room(sender)
 
-    def _instance_for(self, sender_id: str, segment: Segment, now: int) -> Instance | None:
-        """The instance of a segment (C-207); None if its counts contradict the other segments (C-200)."""
+    def _instance_for(self, sender_id: str, message_id: str, segment: Segment, now: int) -> Instance | None:
+        """The instance of a segment (C-207). None if its counts contradict the other segments (C-200), and if
+        its message had no room, and is not all there."""
         # Segments without a request id share the id None.
         candidates = [
             instance
@@ -299,14 +308,30 @@ class Reassembler:
             if instance.agrees(segment) and instance.lacks(segment.index):
                 return instance
         if any(not instance.agrees(segment) and not instance.finished for instance in candidates):
+            self.statistics.dropped[DropReason.COUNTS_DIFFER] += 1
+            return None
+        if self._stays_in_log(
+            message_id, (sender_id, segment.entire_message_hash, segment.request_id), segment
+        ):
             return None
         instance = self._begin(sender_id, segment, now)
         self._revive(instance, now)
         return instance
 
+    def _stays_in_log(self, message_id: str, key: _Key, segment: Segment) -> bool:
+        """Whether a segment is of a message that had no room and is not all there: then its id is noted."""
+        record = self._given_up.get(key) if key in self._crowded_out else None
+        if record is None or len(record.message_ids) + 1 >= segment.data_segment_count:
+            return False
+        record = structs.replace(record, message_ids=(*record.message_ids, message_id))
+        self._given_up[key] = record
+        self._changes.append(put(record))
+        return True
+
     def _revive(self, instance: Instance, now: int) -> None:
         """Add the segments of this message that were given up before, if they are still known."""
         key = (instance.sender_id, instance.message_hash, instance.request_id)
+        self._crowded_out.discard(key)
         record = self._given_up.pop(key, None)
         if record is None or self._fetch is None:
             return
@@ -426,11 +451,13 @@ class Reassembler:
     def _abandon(self, instance: Instance, reason: AbandonReason) -> None:
         if not instance.finished:
             self._report_abandoned(instance, reason)
-            if reason is not AbandonReason.CORRUPT and self._fetch is not None:
-                self._remember_given_up(instance)
+            # There will never be room for a message that is too large by itself.
+            fits = instance.held_bytes <= self._options.max_partial_bytes_per_sender
+            if reason is not AbandonReason.CORRUPT and fits and self._fetch is not None:
+                self._remember_given_up(instance, reason)
         self._forget(instance)
 
-    def _remember_given_up(self, instance: Instance) -> None:
+    def _remember_given_up(self, instance: Instance, reason: AbandonReason) -> None:
         record = SegmentsGivenUp(
             instance.number,
             instance.sender_id,
@@ -442,8 +469,11 @@ class Reassembler:
         replaced = self._given_up.pop(key, None)
         self._given_up[key] = record
         self._changes.append(put(record))
+        if reason is AbandonReason.LIMIT:
+            self._crowded_out.add(key)
         if replaced is None and len(self._given_up) > _REMEMBERED_GIVEN_UP:
-            replaced = self._given_up.popitem(last=False)[1]
+            oldest, replaced = self._given_up.popitem(last=False)
+            self._crowded_out.discard(oldest)
         if replaced is not None:
             self._changes.append(remove(SegmentsGivenUp, replaced.key))
 

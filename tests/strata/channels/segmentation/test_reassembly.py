@@ -9,7 +9,7 @@ from collections.abc import Iterable
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from strata.channels.persistence import ChannelState, StoredState
+from strata.channels.persistence import ChannelState, Put, StoredState
 from strata.channels.persistence.records import PartialSegment
 from strata.channels.segmentation import (
     Abandoned,
@@ -542,6 +542,51 @@ def test_what_was_given_up_is_taken_up_again_in_the_same_run_and_no_segment_coun
     (whole,) = receive("m2", c, 2000)
     assert isinstance(whole, Reassembled) and whole.payload == PAYLOAD and "m1" in whole.message_ids
     assert reassembler.statistics.partial_bytes == 0
+
+
+class Logged:
+    """A reassembler, the log behind it, and what it stores."""
+
+    def __init__(self, **settings: object) -> None:
+        self.contents: dict[str, bytes] = {}
+        config = dataclasses.replace(CONFIG, **settings)  # type: ignore[arg-type]
+        self.reassembler = Reassembler(config, fetch=self.contents.get)
+        self.store = StoredState()
+        self.segments_stored = 0
+        self.events: list[Reassembled | Abandoned] = []
+
+    def receive(self, segment: Segment) -> None:
+        message_id = f"m{len(self.contents)}"
+        self.contents[message_id] = encode_segment(segment)
+        self.reassembler.receive("bob", message_id, self.contents[message_id], 0)
+        changes = self.reassembler.changes_to_store()
+        self.segments_stored += sum(isinstance(each, Put) and each.kind == "segment" for each in changes)
+        self.store.apply(changes)
+        self.events += self.reassembler.events_received()
+
+
+@pytest.mark.req("C-210")
+def test_what_had_no_room_is_taken_up_once_all_of_it_is_there_and_not_with_each_segment() -> None:
+    one, two = bytes(range(36)), bytes(range(36, 72))
+    logged = Logged(max_partial_bytes_per_sender=40)
+    for pair in zip(cut(one), cut(two), strict=True):
+        for segment in pair:
+            logged.receive(segment)
+    assert payloads(logged.events) == [one, two]
+    assert len(logged.events) == 3, "one of them was given up once"
+    assert logged.segments_stored < 2 * 18
+    assert logged.store.records == {}
+    assert logged.reassembler.statistics.partial_bytes == 0 and not logged.reassembler._crowded_out
+
+
+@pytest.mark.req("C-210")
+def test_a_message_that_is_too_large_by_itself_costs_what_it_is_once() -> None:
+    logged = Logged(max_partial_bytes_per_sender=40)
+    for segment in cut(bytes(range(120))):
+        logged.receive(segment)
+    assert payloads(logged.events) == [] and len(logged.events) == 2
+    assert logged.segments_stored == 30
+    assert "segments_given_up" not in logged.store.records
 
 
 def test_few_messages_that_were_given_up_are_remembered_and_their_records_go_with_them() -> None:

@@ -74,14 +74,16 @@ class TransportBudget:
         self._segments = _Meter(config.segments_per_epoch, counted.segments if counted else 0)
         self.epoch = counted.epoch if counted else -1
         """The number of the present epoch; -1 before the first `advance`."""
+        self._counted_in = self.epoch
+        """The epoch for which the meters count. It is a later one after the clock was set back."""
         self._now = 0
         self._paused_until = 0
         self._window: _Window | None = None
 
     @property
     def count(self) -> EpochCount:
-        """The count of the present epoch."""
-        return EpochCount(self.epoch, self._messages.used, self._segments.used)
+        """The count of the present epoch, or of the one from which the clock was set back."""
+        return EpochCount(self._counted_in, self._messages.used, self._segments.used)
 
     @property
     def messages_open(self) -> bool:
@@ -122,10 +124,11 @@ class TransportBudget:
                 self._window.shift(self._now - now)
         self._now = now
         epoch = now // self._config.epoch_size_ms
-        # When the clock was set back, an epoch comes again. It does not get a new budget, or more than the
-        # limit could be sent in it.
-        if epoch > self.epoch:
+        # When the clock was set back, epochs come again. Neither the one it is set to nor the one it was in
+        # gets a new budget, or more than the limit could be sent in it.
+        if epoch > self.epoch and epoch != self._counted_in:
             self._messages.used = self._segments.used = 0
+            self._counted_in = epoch
         self.epoch = epoch
 
     def charge(self, *, message: bool) -> None:

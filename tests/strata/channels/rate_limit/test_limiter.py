@@ -380,6 +380,25 @@ def test_a_clock_set_back_gives_no_budget_again_and_stretches_no_wait() -> None:
     assert drain(limit, back) == ["2", "3"]
 
 
+@pytest.mark.req("C-222", "C-235")
+@pytest.mark.parametrize("restarts", [False, True])
+def test_an_epoch_that_the_clock_comes_back_to_has_no_second_budget(restarts: bool) -> None:
+    limit, stored = limiter(messages_per_epoch=3), StoredState()
+    for number in range(9):
+        limit.offer("room", [str(number)])
+    assert take(limit, START).message_id == "0"
+    assert take(limit, START - 1).message_id == "1", "the clock was set back"
+    if restarts:
+        stored.apply(limit.counts_to_store())
+        counted = ChannelState.read(stored).epochs["current"]
+        limit = RateLimiter(limit.config, counted=counted)
+        for number in range(2, 9):
+            limit.offer("room", [str(number)])
+    assert drain(limit, START) == ["2"]
+    assert drain(limit, START - 1) == drain(limit, START + 1) == []
+    assert drain(limit, START + EPOCH) == ["3", "4", "5"]
+
+
 @settings(max_examples=60, deadline=None)
 @given(
     seed=st.integers(0, 2**32),

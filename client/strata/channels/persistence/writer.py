@@ -190,7 +190,7 @@ class ChangeWriter:
         self._closed = True
         if self._pause is not None:
             self._pause.cancel()
-        if self._pending and self._task is None and self._error is None:
+        if self._pending and self._task is None and not self.has_failed:
             self._begin()  # the task was cancelled, as by a program that cancels all of its tasks
         if (task := self._task) is not None:
             key = id(self._persistence), self._participant

@@ -265,6 +265,28 @@ async def test_closing_writes_what_a_cancelled_task_has_left(turns: int) -> None
     assert (await store.load(ALICE)).records == {"log": {"a": b""}} and writer.pending == 0
 
 
+@pytest.mark.parametrize("works_again", [True, False])
+async def test_closing_tries_once_more_also_where_the_task_was_cancelled_between_two_tries(
+    store: FaultyPersistence, works_again: bool
+) -> None:
+    pause = Stuck()
+    store.fail_before = [StorageFull("full")]
+    writer = ChangeWriter(store, ALICE, sleep=pause)
+    before = asyncio.all_tasks()
+    writer.submit([Put("log", "a", b"1")])
+    (task,) = asyncio.all_tasks() - before
+    await pause.begun.wait()
+    task.cancel()  # as by a program that ends and cancels all of its tasks
+    await asyncio.wait([task])
+    if works_again:
+        await writer.close()
+    else:
+        store.fail_before = [StorageFull("still full")]
+        with pytest.raises(StorageFull, match="still full"):
+            await writer.close()
+    assert ((await store.load(ALICE)).records == {"log": {"a": b"1"}}) is works_again
+
+
 async def test_however_much_a_step_has_made_nothing_of_it_counts_as_stored_before_it_is() -> None:
     writer = ChangeWriter(MemoryPersistence(), ALICE)
     steps = Steps(writer)

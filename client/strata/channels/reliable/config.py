@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, Literal, cast
@@ -110,6 +111,9 @@ class ReliableChannelConfig:
                 raise ValueError(f"{name} must be at least 1")
         if self.retention_seconds is not None and self.retention_seconds < 1:
             raise ValueError("retention_seconds must be at least 1")
+        for name in ("retrieve_frequency_ms", "query_window_ms", "retention_seconds"):
+            if getattr(self, name) == math.inf:  # dates and waits are reckoned from them
+                raise ValueError(f"{name} must be finite")
         if self.device is not None:
             check_device(self.device)
         if self.since is not None and (self.join == "now" or self.since < 0):

@@ -384,7 +384,16 @@ def test_what_is_not_a_number_is_refused() -> None:
 
 
 @pytest.mark.req("C-032")
-@pytest.mark.parametrize("name", ["acknowledgement_timeout_ms", "possible_ack_retry_factor"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "acknowledgement_timeout_ms",
+        "possible_ack_retry_factor",
+        "retrieve_frequency_ms",
+        "query_window_ms",
+        "retention_seconds",
+    ],
+)
 def test_a_time_without_end_is_refused_and_not_found_out_at_the_first_message(name: str) -> None:
     with pytest.raises(ValueError, match="finite"):
         configure(None, options={name: float("inf")})

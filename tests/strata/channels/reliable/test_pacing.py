@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -144,6 +145,35 @@ async def test_a_full_queue_is_an_error_and_what_waits_survives_a_restart_in_ord
         await asyncio.sleep(400)
         assert texts(again) == [b"1", b"2"]
         assert [event.chunk_info.total_chunks for event in told.of(MessageSent)] == [1, 1]
+
+
+@pytest.mark.req("C-227")
+@virtually
+async def test_a_channel_that_is_opened_again_sends_what_waited_once() -> None:
+    node, options = ScriptedNode(), {"messages_per_epoch": 1, "persistence": MemoryPersistence(), **EPOCH}
+    async with opened(node, channel_id="hall", topic="/test/1/hall/proto", **options):
+        async with opened(node, **options) as (channel, _):
+            for text in (b"0", b"1", b"2"):
+                await channel.send(text)
+        async with opened(node, **options) as (channel, _):
+            await asyncio.sleep(500)
+            assert texts(node) == [b"0", b"1", b"2"]
+
+
+@pytest.mark.req("C-292")
+@virtually
+async def test_refusals_are_waited_out_longer_and_longer_until_a_message_has_gone_out() -> None:
+    busy = Refusal("busy", recoverable=True)
+    script: list[Refusal | float] = [*[busy] * 8, 0.0, busy, 0.0]
+    node = ScriptedNode(answer=lambda sent: script.pop(0))
+    async with opened(node, **EPOCH) as (channel, _):
+        await channel.send(b"one")
+        await asyncio.sleep(100)
+        times = node.times()
+        assert [round(later - at, 1) for at, later in pairwise(times)] == [0.3, 0.5, 1, 2, 4, 8, 10, 10]
+        await channel.send(b"two")
+        await asyncio.sleep(100)
+        assert node.sent[-1].at - node.sent[-2].at < 1
 
 
 @pytest.mark.req("C-227")

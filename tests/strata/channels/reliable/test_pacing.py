@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any
 
 import pytest
 from strata.channels.messaging.values import MessageEnvelope
-from strata.channels.persistence import MemoryPersistence
+from strata.channels.persistence import Change, MemoryPersistence, ParticipantKey
 from strata.channels.rate_limit import RateLimitConfig, SendQueueFull
 from strata.channels.reliable import (
     EphemeralMessageDropped,
@@ -346,6 +347,34 @@ async def test_the_count_of_the_epoch_survives_a_restart() -> None:
         assert texts(node) == [b"0", b"1", b"2"]
         await asyncio.sleep(100)
         assert texts(node)[3:] == [b"3"]
+
+
+class SlowToCount(MemoryPersistence):
+    """A store that takes its time to write what was sent in an epoch."""
+
+    async def apply(self, participant: ParticipantKey, changes: Sequence[Change]) -> None:
+        if not participant.channel_id:
+            await asyncio.sleep(5)
+        await super().apply(participant, changes)
+
+
+@pytest.mark.req("C-235")
+@virtually
+async def test_a_count_that_is_still_being_written_is_waited_for() -> None:
+    node, options = ScriptedNode(), {"messages_per_epoch": 1, "persistence": SlowToCount(), **EPOCH}
+    async with opened(node, **options) as (channel, _):
+        await channel.send(b"0")
+        await settle()
+        closing = asyncio.create_task(channel.close())
+        await asyncio.sleep(1)
+        closing.cancel()
+        await asyncio.wait([closing])
+    async with opened(node, **options) as (channel, _):
+        await channel.send(b"1")
+        await asyncio.sleep(50)
+        assert texts(node) == [b"0"]
+        await asyncio.sleep(50)
+        assert texts(node) == [b"0", b"1"]
 
 
 @pytest.mark.req("C-235")

@@ -11,7 +11,7 @@ import socket
 import ssl
 import stat
 from collections.abc import Callable, Iterable
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from strata.txrx.addresses import TcpAddress, TlsAddress, UnixAddress
 from strata.txrx.errors import AddressInUse, TxRxIOError
@@ -21,10 +21,6 @@ __all__ = ["NetAddress", "SocketFile", "connect", "listen", "tune"]
 _log = logging.getLogger(__name__)
 
 NetAddress: TypeAlias = TcpAddress | TlsAddress | UnixAddress
-
-_AddressInfo: TypeAlias = (
-    "tuple[socket.AddressFamily, socket.SocketKind, int, str, tuple[str, int] | tuple[str, int, int, int]]"
-)
 
 _BACKLOG = 512
 _TRIES = 10
@@ -127,7 +123,7 @@ async def _listen_tcp(host: str, port: int) -> list[socket.socket]:
                 raise
 
 
-def _bound(addresses: Iterable[_AddressInfo], host: str, port: int) -> list[socket.socket]:
+def _bound(addresses: Iterable[tuple[Any, ...]], host: str, port: int) -> list[socket.socket]:
     sockets: list[socket.socket] = []
     try:
         for family, kind, protocol, _, where in addresses:

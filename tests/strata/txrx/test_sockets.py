@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 from strata.txrx import AddressInUse, TcpAddress, serve
-from strata.txrx import sockets as txrx_sockets
 
 FIRST, SECOND = "127.0.0.1", "127.0.0.2"
 
@@ -36,7 +35,7 @@ def taken(monkeypatch: pytest.MonkeyPatch) -> Any:
         def of(count: int) -> None:
             times[0] = count
             monkeypatch.setattr(asyncio.get_running_loop(), "getaddrinfo", two_addresses)
-            monkeypatch.setattr(txrx_sockets.socket, "socket", Crowded)
+            monkeypatch.setattr(socket, "socket", Crowded)
 
         yield of
 

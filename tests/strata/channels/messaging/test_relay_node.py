@@ -713,7 +713,7 @@ class PooledRelays(MadeRelays):
         super().__init__(plain)
         self.marked = marked
 
-    def subscribe(self, **query: Any) -> Any:  # type: ignore[override]
+    def subscribe(self, **query: Any) -> Any:
         self.queries.append(query)
         return Merged({"ws://plain": self.log, "ws://marked": self.marked}, query)
 

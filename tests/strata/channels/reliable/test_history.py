@@ -71,7 +71,8 @@ async def test_what_is_in_the_past_looks_as_what_is_handed_over() -> None:
 async def test_the_past_has_the_place_and_the_author_of_each_message_as_it_was_handed_over() -> None:
     node = at(PagingNode(), 1_000)
     one, two, three = segments(b"in three parts", size=5)
-    parts = [("bob", one), ("carol", *segments(b"between")), ("bob", two), ("bob", three)]
+    (between,) = segments(b"between")
+    parts = [("bob", one), ("carol", between), ("bob", two), ("bob", three)]
     last: list[SdsMessage] = []
     for n, (sender, content) in enumerate(parts):
         last = [said(n, sender=sender, content=content, follows=last, lamport=START_MS + 1000 * n)]

@@ -170,6 +170,20 @@ async def test_what_a_step_made_goes_out_once_the_step_is_durable(store: FaultyP
         assert steps.is_stored("b")
 
 
+async def test_a_store_that_has_too_much_to_write_is_behind_until_it_has_written_it() -> None:
+    writer = ChangeWriter(MemoryPersistence(), ALICE)
+    steps = Steps(writer)
+    steps.store([Put("log", "a", b"")] * 20_000, [])
+    assert not steps.is_behind
+    steps.store([Put("log", "b", b"")], [])
+    assert steps.is_behind
+    with pytest.raises(PersistenceError, match="far behind"):
+        steps.check()
+    await writer.written()
+    assert not steps.is_behind
+    await writer.close()
+
+
 async def test_a_store_that_failed_for_good_is_not_tried_again(store: FaultyPersistence) -> None:
     store.fail_before = [CorruptStore("damaged")]
     writer = ChangeWriter(store, ALICE, sleep=Stuck())

@@ -26,6 +26,7 @@ from strata.channels.messaging import (
     stored,
 )
 from strata.channels.messaging.binding import PROFILE, build_packet
+from strata.channels.messaging.reading import Place, write_position
 from strata.protocol import packets
 from strata.protocol.errors import (
     Closed,
@@ -704,6 +705,30 @@ async def test_reading_backwards_asks_for_a_page_at_a_time_and_goes_on_where_it_
             async for page in pages:
                 found += [each.message.payload for each in page.messages]
         assert found == [b"%d" % number for number in reversed(range(1_100))]
+
+
+@pytest.mark.parametrize("order", ["asc", "desc"])
+@virtual
+async def test_a_page_is_bounded_by_its_bytes(order: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stored, "_PAGE_BYTES", 10_000)
+    log = Log()
+    for _ in range(20):
+        log.store(packed(bytes(3_000)))
+    async with node_over(MarkedRelays(log)) as node:
+        pages = [len(page.messages) async for page in node.read(TOPIC, order=order, since_ms=0)]
+    assert sum(pages) == 20 and max(pages) == 4
+
+
+@virtual
+async def test_a_reading_goes_on_at_its_place_and_before_it_where_the_relay_has_forgotten_that() -> None:
+    relays = MarkedRelays(Log())
+    async with node_over(relays) as node:
+        for url in (relays.url, "ws://another"):
+            after = write_position({url: Place("5", START + 7)})
+            assert [page async for page in node.read(TOPIC, order="asc", since_ms=0, after=after)]
+    resumed, anew = relays.queries
+    assert (resumed["cursor"], resumed["cursor_fallback_since"]) == ("5", START + 7 - 600)
+    assert "cursor" not in anew
 
 
 class PooledRelays(MadeRelays):

@@ -22,7 +22,9 @@ from strata.channels.reliable import (
     SendingMessage,
 )
 from strata.channels.reliable.client import close_channels
+from strata.channels.reliable.departures import Departures
 from strata.channels.reliable.hub import Hub
+from strata.channels.reliable.requests import Requests
 
 from tests.support.channel_world import (
     SWALLOW,
@@ -250,6 +252,31 @@ async def test_a_refusal_that_a_handler_heard_of_is_not_told_twice() -> None:
         await alice.send(b"bad")
         await until(lambda: told.count(ReliableMessageSendError) == 1)
         await alice.drain()
+
+
+async def test_whoever_waits_for_a_message_hears_of_no_other_that_is_refused() -> None:
+    requests = Requests()
+    departures = Departures(requests)
+    requests.add("good", bytes(32), ["m1"])
+    draining = asyncio.create_task(departures.drain(60))
+    await asyncio.sleep(0)
+    requests.add("bad", bytes(32), ["m2"])
+    requests.failed("m2", "no", "refused")
+    departures.note(requests.events(), heard=True)
+    requests.sent("m1")
+    departures.note(requests.events(), heard=True)
+    await draining
+
+
+def test_of_refusals_that_nobody_heard_of_the_last_ones_are_kept() -> None:
+    requests = Requests()
+    departures = Departures(requests)
+    for number in range(1_100):
+        requests.add(f"{number}", bytes(32), [f"m{number}"])
+        requests.failed(f"m{number}", "no", "refused")
+        departures.note(requests.events(), heard=False)
+    assert list(departures.take_refused()) == [f"{number}" for number in range(76, 1_100)]
+    assert departures.take_refused() == {}
 
 
 @virtually

@@ -161,6 +161,24 @@ async def test_a_channel_that_is_opened_again_sends_what_waited_once() -> None:
             assert texts(node) == [b"0", b"1", b"2"]
 
 
+@pytest.mark.req("C-110", "C-257")
+@virtually
+async def test_what_waits_through_a_restart_names_no_message_that_was_refused_before_it() -> None:
+    options: dict[str, Any] = {"messages_per_epoch": 1, "persistence": MemoryPersistence(), **EPOCH}
+    strict, kind = ScriptedNode(answer=lambda sent: Refusal()), ScriptedNode()
+    async with opened(strict, **options) as (channel, told):
+        await asyncio.gather(*map(channel.send, (b"refused", b"one", b"two")))  # each names those before it
+        await settle()
+        assert len(told.of(SendingMessageIrrecoverableError)) == 1
+    async with opened(kind, **options):
+        await asyncio.sleep(300)
+        assert texts(kind) == [b"one", b"two"]
+        one, two = (sent.sds for sent in kind.sent)
+        assert one.causal_history == () and [each.message_id for each in two.causal_history] == [
+            one.message_id
+        ]
+
+
 @pytest.mark.req("C-292")
 @virtually
 async def test_refusals_are_waited_out_longer_and_longer_until_a_message_has_gone_out() -> None:

@@ -23,6 +23,8 @@ from strata.channels.messaging import (
     NodeMessageSent,
     RelayNode,
     TopicHealth,
+    heard,
+    relay_node,
     stored,
 )
 from strata.channels.messaging.binding import PROFILE, build_packet
@@ -657,6 +659,68 @@ async def test_a_subscription_that_failed_goes_on_behind_what_it_handed_on() -> 
         relays.failure = None
         await until(lambda: payloads(told) == [b"first", b"second"])
         assert relays.queries[-1]["cursor"] in "12"
+
+
+class Placed(MadeRelays):
+    """A pool of one relay, that goes on from any place."""
+
+    async def heads(self) -> dict[str, Position]:
+        return {"ws://made": Position(str(len(self.log.packets)), START)}
+
+    def subscribe(self, **query: Any) -> Any:
+        self.queries.append(query)
+        return PlacedStream(self, query["positions"])
+
+
+class PlacedStream:
+    """Gives what comes after its positions, all of it as what was there before."""
+
+    def __init__(self, relays: Placed, positions: dict[str, Position]) -> None:
+        self._relays = relays
+        self.positions = positions
+
+    def __aiter__(self) -> PlacedStream:
+        return self
+
+    async def __anext__(self) -> Delivered:
+        log, at = self._relays.log, int(self.positions["ws://made"].cursor or 0)
+        while at == len(log.packets):
+            await log.changed.wait()
+            if self._relays.failure is not None:
+                raise self._relays.failure
+        self.positions = {"ws://made": Position(str(at + 1), START)}
+        return Delivered(log.packets[at][0], live=False)
+
+    async def aclose(self) -> None:
+        pass
+
+
+@virtual
+async def test_over_a_pool_too_it_goes_on_where_it_stood_and_no_reading_is_trusted_with_what_is_heard(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for module in (heard, relay_node):
+        monkeypatch.setattr(module, "PacketPool", Placed)
+    log = Log()
+    log.store(packed(b"before"))
+    relays = Placed(log)
+    async with node_over(relays) as node:
+        told = Told(node)
+        await node.subscribe_live([TOPIC])
+        await until(lambda: relays.queries)
+        for number in range(3):
+            log.store(packed(b"%d" % number))
+        await until(lambda: len(payloads(told)) == 3)
+        relays.failure = RequestTimeout("SUBSCRIBE", 10)
+        log.tell()
+        await asyncio.sleep(0.1)
+        relays.failure = None
+        await until(lambda: len(relays.queries) == 2)
+        log.store(packed(b"3"))
+        await until(lambda: b"3" in payloads(told))
+        assert payloads(told) == [b"0", b"1", b"2", b"3"]
+        # Another reader of the pool may not come upon it.
+        assert not any(event.stored or event.live for event in told.of(NodeMessageReceived))
 
 
 @virtual

@@ -271,6 +271,19 @@ async def test_a_device_that_boots_before_its_time_is_set_answers_after_what_it_
 
 
 @virtually
+async def test_what_is_with_the_transport_when_the_time_is_set_is_not_made_another_message() -> None:
+    node = ScriptedNode(answer=lambda sent: 30.0)
+    node.clock_offset = -50 * YEAR
+    async with opened(node, acknowledgement_timeout_ms=10**8) as (channel, told):
+        await channel.send(b"under way")
+        await settle()
+        await set_clock(node, 50 * YEAR)
+        await asyncio.sleep(60)
+        assert [sent.segment.payload for sent in node.sent] == [b"under way"]
+        assert len(told.of(SendingMessage)) == len(channel.sync_status().outstanding) == 1
+
+
+@virtually
 async def test_what_was_written_at_the_right_time_keeps_its_id_when_the_device_boots_at_a_wrong_one() -> None:
     """Nobody knows whether it went out before: with another id it could arrive twice."""
     node, store = ScriptedNode(), MemoryPersistence()

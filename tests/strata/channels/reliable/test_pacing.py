@@ -161,6 +161,21 @@ async def test_a_channel_that_is_opened_again_sends_what_waited_once() -> None:
             assert texts(node) == [b"0", b"1", b"2"]
 
 
+@pytest.mark.req("C-223", "C-257")
+@virtually
+async def test_further_chunks_that_were_under_way_are_exempt_after_a_restart_too() -> None:
+    options: dict[str, Any] = {"messages_per_epoch": 1, "persistence": MemoryPersistence(), **EPOCH}
+    silent, node = ScriptedNode(answer=lambda sent: None), ScriptedNode()
+    async with opened(silent, segment_size_bytes=2, **options) as (channel, _):
+        await channel.send(b"a0a1a2")
+        await settle()
+        assert len(silent.sent) == 3
+    await asyncio.sleep(100)
+    async with opened(node, segment_size_bytes=2, **options):
+        await asyncio.sleep(50)
+        assert texts(node) == [b"a0", b"a1", b"a2"]
+
+
 @pytest.mark.req("C-110", "C-257")
 @virtually
 async def test_what_waits_through_a_restart_names_no_message_that_was_refused_before_it() -> None:

@@ -161,6 +161,17 @@ async def test_a_channel_that_is_opened_again_sends_what_waited_once() -> None:
             assert texts(node) == [b"0", b"1", b"2"]
 
 
+@pytest.mark.req("C-110")
+@virtually
+async def test_what_was_made_ahead_is_made_again_where_what_it_names_is_refused() -> None:
+    node = ScriptedNode(answer=lambda sent: Refusal() if sent.segment.payload == b"refused" else 0.0)
+    async with opened(node, messages_per_epoch=1, **EPOCH) as (channel, _):
+        await asyncio.gather(*map(channel.send, (b"refused", b"waits")))
+        await asyncio.sleep(150)
+        assert texts(node) == [b"refused", b"waits"]
+        assert node.sent[1].sds.causal_history == ()
+
+
 @pytest.mark.req("C-223", "C-257")
 @virtually
 async def test_further_chunks_that_were_under_way_are_exempt_after_a_restart_too() -> None:

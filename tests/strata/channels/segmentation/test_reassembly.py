@@ -24,6 +24,7 @@ from strata.channels.segmentation import (
     message_hash,
     segment_message,
 )
+from strata.channels.segmentation.instances import _segment_sizes
 from strata.channels.segmentation.parity import load_codec
 
 CONFIG = SegmentationConfig(segment_size_bytes=4, reassembly_timeout_ms=1000)
@@ -677,6 +678,14 @@ def test_a_length_that_is_told_takes_no_zeros_for_padding_however_many() -> None
     segments = cut(payload, segment_size_bytes=10_000, enable_reed_solomon=True)
     assert [segment.is_parity for segment in segments] == [False, False, True]
     assert payloads(Wire(Reassembler(CONFIG)).send([segments[0], segments[2]])) == [payload]
+
+
+@pytest.mark.req("C-302")
+def test_the_search_for_an_unknown_length_costs_no_more_for_a_large_message() -> None:
+    assert len(list(_segment_sizes(3, 128, {}))) == 64
+    assert len(list(_segment_sizes(16, 1 << 20, {}))) == 4
+    assert list(_segment_sizes(200, 1 << 20, {})) == [1 << 20]
+    assert list(_segment_sizes(200, 1 << 20, {5: bytes(100), 199: bytes(7)})) == [100]
 
 
 @needs_codec

@@ -174,13 +174,13 @@ async def test_a_store_that_has_too_much_to_write_is_behind_until_it_has_written
     writer = ChangeWriter(MemoryPersistence(), ALICE)
     steps = Steps(writer)
     steps.store([Put("log", "a", b"")] * 20_000, [])
-    assert not steps.is_behind
+    assert (steps.is_behind, writer.pending) == (False, 20_000)
     steps.store([Put("log", "b", b"")], [])
-    assert steps.is_behind
+    assert (steps.is_behind, writer.pending) == (True, 20_001)
     with pytest.raises(PersistenceError, match="far behind"):
         steps.check()
     await writer.written()
-    assert not steps.is_behind
+    assert (steps.is_behind, writer.pending) == (False, 0)
     await writer.close()
 
 

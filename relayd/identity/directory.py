@@ -80,6 +80,7 @@ class _Manifest(NamedTuple):
     """The manifest of a DID that counts, so far; None where the log holds none."""
 
     received_at: int
+    """As EVENTs tell it: of one that a peer brought, when the first relay received it."""
     packet: Packet | None
 
 
@@ -269,7 +270,7 @@ class Identities:
             return
         packet = outlined(packet)
         if packet.content_type == CLIENT_MANIFEST:
-            self._observe_manifest(packet, entry.received_at)
+            self._observe_manifest(packet, entry.told_at)
         else:
             self._observe_event(packet, entry.told_at)
 

@@ -43,17 +43,24 @@ ORDER BY p.sequence
 # OFFSET 0 keeps the planner from turning the index scans of these authors into one of everybody's packets,
 # which it takes for cheaper where a day has no statistics yet.
 
+_MOST_MANIFESTS: Final = 4096
+"""So many of an author's manifests are looked at for the one that counts, at most."""
+
 _MANIFESTS: Final = f"""
-SELECT newest.sequence, newest.received_at, newest.body FROM unnest($1::bytea[]) AS wanted (author)
-CROSS JOIN LATERAL (SELECT received_at FROM packets
+SELECT newest.sequence, newest.told_at, newest.body FROM unnest($1::bytea[]) AS wanted (author)
+CROSS JOIN LATERAL (SELECT least(witnessed_at, received_at) AS told_at FROM packets
     WHERE author_id = wanted.author AND {INDEXED} AND content_type = '{CLIENT_MANIFEST}'::bytea
     ORDER BY sequence DESC LIMIT 1) AS last
-CROSS JOIN LATERAL (SELECT sequence, received_at, body FROM packets
-    WHERE author_id = wanted.author AND {INDEXED} AND content_type = '{CLIENT_MANIFEST}'::bytea
-        AND sequence > (last.received_at / {DAY_SECONDS}) << 32 AND received_at = last.received_at
-    ORDER BY packet_id LIMIT 1) AS newest
+CROSS JOIN LATERAL (
+    SELECT * FROM (SELECT sequence, coalesce(witnessed_at, received_at) AS told_at, packet_id, body
+        FROM packets
+        WHERE author_id = wanted.author AND {INDEXED} AND content_type = '{CLIENT_MANIFEST}'::bytea
+            AND sequence > (last.told_at / {DAY_SECONDS}) << 32 AND received_at >= last.told_at
+        ORDER BY sequence DESC LIMIT {_MOST_MANIFESTS}) AS since
+    ORDER BY told_at DESC, packet_id LIMIT 1) AS newest
 """
-# R-236: of the last second's manifests the one with the smallest id. A second lies within one day.
+# R-236: the latest counts, and of two in the same second the one with the smaller id. It came here no earlier
+# than the last one of the log was first received anywhere: of what is published here that is its own second.
 
 _BY_KEY: Final = """
 SELECT p.sequence, coalesce(p.witnessed_at, p.received_at), p.body

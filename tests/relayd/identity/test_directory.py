@@ -42,9 +42,15 @@ class Log:
         self.names_gate = asyncio.Event()
         self.names_gate.set()
 
-    def add(self, packet: packets.Packet, at: int = NOW) -> LogEntry:
+    def add(self, packet: packets.Packet, at: int = NOW, witnessed_at: int | None = None) -> LogEntry:
         new = NewPacket(
-            packet.digest, packet.author_id, packet.content_type, packet.timestamp, None, packet.canonical
+            packet.digest,
+            packet.author_id,
+            packet.content_type,
+            packet.timestamp,
+            None,
+            packet.canonical,
+            witnessed_at=witnessed_at,
         )
         self.entries.append(LogEntry(len(self.entries) + 1, at, new))
         return self.entries[-1]
@@ -57,7 +63,7 @@ class Log:
     async def packets_of(self, authors: Sequence[str], types: Iterable[str]) -> list[StoredPacket]:
         self.reads.append(sorted(authors))
         rows = [
-            StoredPacket(entry.sequence, entry.received_at, entry.packet.body)
+            StoredPacket(entry.sequence, entry.told_at, entry.packet.body)
             for entry in self.entries
             if entry.packet.author_id in authors and entry.packet.content_type in types
         ]
@@ -344,6 +350,7 @@ async def test_the_newest_client_manifest_counts(log, way):
     entries = [log.add(manifest("old"), NOW - 5)]
     entries += [log.add(twin, NOW) for twin in reversed(twins)]
     entries.append(log.add(manifest("late in the log, early in time"), NOW - 1))
+    entries.append(log.add(manifest("brought by a peer, which had it before"), NOW + 5, NOW - 1))
     identities = directory(log)
     if way == "feed":
         identities.observe(entries)

@@ -117,6 +117,33 @@ async def test_only_the_manifest_that_counts_is_read(store, packet):
     assert await store.identities.packets_of(["did:strata:c"], ["CLIENT_MANIFEST"]) == []
 
 
+@pytest.mark.req("R-236", "R-367")
+async def test_a_manifest_that_a_peer_had_before_the_newest_one_does_not_replace_it(store, packet):
+    def manifest(number: int, witnessed_at: int | None = None) -> NewPacket:
+        made: NewPacket = packet(number, author="did:strata:a", type="CLIENT_MANIFEST")
+        return msgspec.structs.replace(
+            made, witnessed_at=witnessed_at, ingest_peer=None if witnessed_at is None else 1
+        )
+
+    async def counts() -> list[tuple[int, bytes]]:
+        rows = await store.identities.packets_of(["did:strata:a"], ["CLIENT_MANIFEST"])
+        return [(row.received_at, row.body) for row in rows]
+
+    await store.append([manifest(1)], NOW)
+    newest = manifest(2, NOW + 2 * DAY_SECONDS)
+    await store.append([newest], NOW + 2 * DAY_SECONDS + 9)
+    late = [manifest(3, NOW - 9 * DAY_SECONDS), manifest(4, NOW + DAY_SECONDS), manifest(5, NOW + 5)]
+    for n, one in enumerate(late):
+        await store.append([one], NOW + (3 + n) * DAY_SECONDS)
+        assert await counts() == [(NOW + 2 * DAY_SECONDS, newest.body)]
+    tied = manifest(6, NOW + 2 * DAY_SECONDS)
+    await store.append([tied], NOW + 6 * DAY_SECONDS)
+    first = min(newest, tied, key=lambda one: one.packet_id)
+    assert await counts() == [(NOW + 2 * DAY_SECONDS, first.body)]
+    await store.append([manifest(7)], NOW + 7 * DAY_SECONDS)
+    assert await counts() == [(NOW + 7 * DAY_SECONDS, manifest(7).body)]
+
+
 async def test_the_packets_of_authors_come_in_log_order(store, packet):
     mine = [packet(n, author="did:strata:a", type=KEYS[n % 2]) for n in range(4)]
     theirs = [packet(n, author="did:strata:b", type="KEY_EVENT") for n in (10, 11)]

@@ -1,7 +1,7 @@
 """Keep the log's partitions ahead of time, and drop whole days and generations when they are over.
 
-Nothing is deleted row by row but manifests that newer ones replace: it would take as long as storing did, and
-leave the space to vacuum.
+Nothing is deleted row by row but manifests and descriptors that newer ones replace: it would take as long as
+storing did, and leave the space to vacuum.
 A day goes in one transaction under the log's lock: what retention spares moves to the oldest partition,
 which grows to cover the day. So a spared packet is never out of sight, and keeps its sequence.
 
@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 
 import asyncpg
 import structlog
+from strata.protocol.keys import IDENTITY_TYPES
 from strata.protocol.lake import DAY_SECONDS, day_of, day_text, first_of_day
 from strata.protocol.provenance.manifest import CLIENT_MANIFEST
 
@@ -27,7 +28,7 @@ from relayd.store.archived import ArchivedDays, NotArchived
 from relayd.store.connection import translate_errors
 from relayd.store.identities import INDEXED
 from relayd.store.queries import HEAD
-from relayd.store.types import EXEMPT_TYPES
+from relayd.store.types import RELAY_DESCRIPTOR
 
 __all__ = ["Retention", "Swept"]
 
@@ -51,19 +52,41 @@ _NAME = re.compile(r"(packets|packet_ids)_d(\d+)(?:_d(\d+))?")
 
 _MANIFEST = f"content_type = '{CLIENT_MANIFEST}'::bytea"
 
-_DROP_FORMER_MANIFESTS = f"""
-DELETE FROM packets_kept AS kept USING (SELECT DISTINCT author_id FROM {{name}} WHERE {_MANIFEST}) AS newer
-WHERE kept.author_id = newer.author_id AND {INDEXED} AND {_MANIFEST}
-"""
-# R-236, R-309: only an author's newest manifest counts. `packets` holds the days after this one alone: the
-# days before are gone, and what was kept of them is detached as well.
 _MOVE_MANIFESTS = f"""
-INSERT INTO packets_kept SELECT * FROM (
-    SELECT DISTINCT ON (author_id) * FROM {{name}} WHERE {_MANIFEST}
-    ORDER BY author_id, received_at DESC, packet_id) AS newest
-WHERE NOT EXISTS (SELECT FROM packets AS p WHERE p.author_id = newest.author_id
-    AND {INDEXED.replace("content_type", "p.content_type")} AND p.{_MANIFEST})
+INSERT INTO packets_kept SELECT DISTINCT ON (author_id) * FROM {{name}} WHERE {_MANIFEST}
+    ORDER BY author_id, coalesce(witnessed_at, received_at) DESC, packet_id
 """
+_NEWER = f"""
+other.author_id = kept.author_id AND {INDEXED.replace("content_type", "other.content_type")}
+AND other.{_MANIFEST} AND (coalesce(other.witnessed_at, other.received_at), kept.packet_id)
+    > (coalesce(kept.witnessed_at, kept.received_at), other.packet_id)
+"""
+_DROP_FORMER_MANIFESTS = f"""
+DELETE FROM packets_kept AS kept USING (SELECT DISTINCT author_id FROM {{name}} WHERE {_MANIFEST}) AS moved
+WHERE kept.author_id = moved.author_id AND {INDEXED} AND {_MANIFEST}
+    AND (EXISTS (SELECT FROM packets_kept AS other WHERE {_NEWER})
+        OR EXISTS (SELECT FROM packets AS other WHERE {_NEWER}))
+"""
+# R-236, R-309: only an author's newest manifest counts, and a peer may have brought it before an older one.
+# `packets` holds the days after this one alone: the days before are gone, and what was kept of them is
+# detached as well.
+
+_DESCRIPTOR = f"content_type = '{RELAY_DESCRIPTOR}'::bytea"
+_DROP_EXPIRED_DESCRIPTORS = f"DELETE FROM packets_kept WHERE {_DESCRIPTOR} AND expires_at < $1"
+_MOVE_DESCRIPTORS = f"""
+INSERT INTO packets_kept SELECT DISTINCT ON (author_id) * FROM {{name}}
+    WHERE {_DESCRIPTOR} AND (expires_at IS NULL OR expires_at >= $1)
+    ORDER BY author_id, coalesce(witnessed_at, received_at) DESC, packet_id
+"""
+_DROP_FORMER_DESCRIPTORS = f"""
+DELETE FROM packets_kept AS kept USING (SELECT DISTINCT author_id FROM {{name}} WHERE {_DESCRIPTOR}) AS moved
+WHERE kept.author_id = moved.author_id AND {_DESCRIPTOR} AND EXISTS (
+    SELECT FROM packets_kept AS other WHERE other.author_id = kept.author_id AND other.{_DESCRIPTOR}
+    AND (coalesce(other.witnessed_at, other.received_at), kept.packet_id)
+        > (coalesce(kept.witnessed_at, kept.received_at), other.packet_id))
+"""
+# R-309, R-388: of each relay the latest that has not expired. Those of the days after this one are not looked
+# at: there is no index of an author's, and an author may have millions of other packets there.
 
 _MOVE = {
     "packets": "INSERT INTO packets_kept SELECT * FROM {name} WHERE content_type = ANY ($1::bytea[])",
@@ -146,7 +169,9 @@ class Retention:
             (p.end_day - 1 for p in await _partitions(connection) if p.parent == "packets"), default=today
         )
         ids_floor = min(today - self._memory_days, head_day, oldest_day)
-        generations = await self._remove_all(connection, await _past(connection, "packet_ids", ids_floor))
+        generations = await self._remove_all(
+            connection, await _past(connection, "packet_ids", ids_floor), now
+        )
         return Swept(days, generations)
 
     async def _remove_days(
@@ -154,13 +179,13 @@ class Retention:
     ) -> int:
         """Remove the days that are over, the oldest first, up to one that must wait; how many went."""
         if self._archived is None:
-            return await self._remove_all(connection, past)
+            return await self._remove_all(connection, past, now)
         removed = 0
         try:
             await self._archived.look(frozenset(partition.end_day - 1 for partition in past))
             for partition in past:
                 await self._archived.check(connection, partition.name, partition.end_day - 1, now)
-                if not await self._remove(connection, partition):
+                if not await self._remove(connection, partition, now):
                     break
                 removed += 1
         except NotArchived as why:
@@ -180,11 +205,13 @@ class Retention:
         )
         self._on_waiting(len(waiting), why.reason.value)
 
-    async def _remove_all(self, connection: asyncpg.Connection[Any], past: Sequence[_Partition]) -> int:
+    async def _remove_all(
+        self, connection: asyncpg.Connection[Any], past: Sequence[_Partition], now: int
+    ) -> int:
         """Remove these partitions in this order; how many went."""
         removed = 0
         for partition in past:
-            if not await self._remove(connection, partition):
+            if not await self._remove(connection, partition, now):
                 break  # the kept partition must grow without a hole
             removed += 1
         return removed
@@ -198,11 +225,11 @@ class Retention:
             for day in range(today, today + _AHEAD_DAYS + 1):
                 await connection.execute("SELECT relay_add_day($1)", day)
 
-    async def _remove(self, connection: asyncpg.Connection[Any], partition: _Partition) -> bool:
+    async def _remove(self, connection: asyncpg.Connection[Any], partition: _Partition, now: int) -> bool:
         """Take a partition out of the log and drop it; False when readers did not let go of it in time."""
         for patience in _PATIENCE:
             try:
-                await self._detach(connection, partition, patience)
+                await self._detach(connection, partition, patience, now)
             except (asyncpg.LockNotAvailableError, asyncpg.DeadlockDetectedError):
                 await asyncio.sleep(_RETRY_INTERVAL * random.uniform(0.5, 1.5))
                 continue
@@ -211,7 +238,7 @@ class Retention:
         return False
 
     async def _detach(
-        self, connection: asyncpg.Connection[Any], partition: _Partition, patience: str
+        self, connection: asyncpg.Connection[Any], partition: _Partition, patience: str, now: int
     ) -> None:
         parent, name = partition.parent, partition.name
         async with connection.transaction():
@@ -221,15 +248,18 @@ class Retention:
             await connection.execute(f"LOCK TABLE {parent} IN ACCESS EXCLUSIVE MODE")
             await connection.execute(f"ALTER TABLE {parent} DETACH PARTITION {parent}_kept")
             await connection.execute(f"ALTER TABLE {parent} DETACH PARTITION {name}")
-            spared = [[type_.encode() for type_ in EXEMPT_TYPES if type_ != CLIENT_MANIFEST]]
+            spared = [[type_.encode() for type_ in sorted(IDENTITY_TYPES)]]
             await connection.execute(
                 _MOVE[parent].format(name=name), *(spared if parent == "packets" else ())
             )
             if parent == "packets":
-                await connection.execute(_DROP_FORMER_MANIFESTS.format(name=name))
                 await connection.execute(_MOVE_MANIFESTS.format(name=name))
-            # This reads packets_kept once, to see that all of it is below the new bound. It holds key
-            # events and manifests only, so it stays small beside a day.
+                await connection.execute(_DROP_FORMER_MANIFESTS.format(name=name))
+                await connection.execute(_DROP_EXPIRED_DESCRIPTORS, now)
+                await connection.execute(_MOVE_DESCRIPTORS.format(name=name), now)
+                await connection.execute(_DROP_FORMER_DESCRIPTORS.format(name=name))
+            # This reads packets_kept once, to see that all of it is below the new bound. It holds key events
+            # only, and a manifest and a descriptor of each author, so it stays small beside a day.
             await connection.execute(
                 f"ALTER TABLE {parent} ATTACH PARTITION {parent}_kept"
                 f" FOR VALUES FROM (MINVALUE) TO ({first_of_day(partition.end_day)})"

@@ -47,8 +47,10 @@ __all__ = [
 SERVES = "for programs of "
 """How the comment on the table `alembic_version` begins; the revisions that a program may be of follow."""
 
-EXEMPT_TYPES = (*sorted(IDENTITY_TYPES), CLIENT_MANIFEST, "RELAY_DESCRIPTOR")
-"""Content types that outlive retention, manifests while they are current (R-073, R-309)."""
+RELAY_DESCRIPTOR = "RELAY_DESCRIPTOR"
+
+EXEMPT_TYPES = (*sorted(IDENTITY_TYPES), CLIENT_MANIFEST, RELAY_DESCRIPTOR)
+"""Content types that outlive retention, manifests and descriptors while they are current (R-073, R-309)."""
 
 
 class StoreError(Exception):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 
 import pytest
+from msgspec.structs import replace
 from strata.protocol.ids import Identity
 from strata.protocol.keys import IDENTITY_TYPES
 from strata.protocol.lake import DAY_SECONDS, day_of
@@ -108,6 +109,68 @@ async def test_of_an_author_s_manifests_only_the_current_one_outlives_retention(
         assert kept == [other, packet(20, author="did:strata:a", type="KEY_EVENT").body]
         for gone in (manifest(1), *tied):
             assert isinstance(await store.by_id(gone.packet_id, now), Gone), "and it is no new packet either"
+
+
+@pytest.mark.req("R-309", "R-236")
+@pytest.mark.parametrize("is_same_day", [True, False])
+async def test_an_older_manifest_that_a_peer_brings_later_pushes_no_newer_one_out(
+    database, packet, is_same_day
+):
+    def manifest(number: int, witnessed_at: int | None = None) -> NewPacket:
+        made: NewPacket = packet(number, author="did:strata:a", type="CLIENT_MANIFEST")
+        return replace(made, witnessed_at=witnessed_at, ingest_peer=None if witnessed_at is None else 1)
+
+    async with await Store.open(database, retention_days=1) as store:
+        newest, older = manifest(1), manifest(2, NOW - 5)
+        await store.append([newest], NOW)
+        for day in range(6):
+            now = NOW + day * DAY_SECONDS
+            if day == (0 if is_same_day else 3):
+                await store.append([older], now + 9)
+            await store.append([packet(100 + day)], now + 10)
+            await store.maintain(now)
+            rows = await store.identities.packets_of(["did:strata:a"], ["CLIENT_MANIFEST"])
+            assert [row.body for row in rows] == [newest.body], day
+        assert isinstance(await store.by_id(older.packet_id, now), Gone)
+        await store.append([manifest(3)], now)
+        for day in range(6, 9):
+            now = NOW + day * DAY_SECONDS
+            await store.append([packet(100 + day)], now)
+            await store.maintain(now)
+        assert isinstance(await store.by_id(newest.packet_id, now), Gone)
+        rows = await store.identities.packets_of(["did:strata:a"], ["CLIENT_MANIFEST"])
+        assert [row.body for row in rows] == [manifest(3).body]
+
+
+@pytest.mark.req("R-309", "R-388")
+async def test_of_a_relay_s_descriptors_only_the_current_one_outlives_retention(database, packet, sql):
+    def descriptor(number: int, author: str = "did:strata:a", expires_at: int | None = None) -> NewPacket:
+        made: NewPacket = packet(number, author=author, type="RELAY_DESCRIPTOR", expires_at=expires_at)
+        return made
+
+    async def kept() -> list[bytes]:
+        return [row[0] for row in await sql.fetch("SELECT body FROM packets_kept ORDER BY sequence")]
+
+    async with await Store.open(database, retention_days=1) as store:
+        soon, later = NOW + DAY_SECONDS, NOW + 5 * DAY_SECONDS
+        other, short = descriptor(1, "did:strata:b", later), descriptor(7, "did:strata:c", soon)
+        renewed = [descriptor(n, expires_at=later) for n in (2, 3)]
+        by_a_peer = replace(descriptor(4), witnessed_at=NOW - 9, ingest_peer=1)
+        days = [
+            [other, renewed[0], short, descriptor(5, "did:strata:b", soon)],
+            [by_a_peer],
+            [renewed[1]],
+            *([packet(100 + day)] for day in range(5)),
+        ]
+        left = []
+        for day, batch in enumerate(days):
+            now = NOW + day * DAY_SECONDS
+            for n, each in enumerate(batch):
+                await store.append([each], now + n)
+            await store.maintain(now + 10)
+            left.append(await kept())
+        first, second = [other.body, renewed[0].body], [other.body, renewed[1].body]
+        assert left == [[], [], first, first, second, [], [], []]
 
 
 @pytest.mark.req("R-310", "R-108", "R-102")

@@ -199,8 +199,7 @@ class Serving:
             await self._guard.write()
         finally:
             self._ports.close()
-            for socket in list(relay.registry.sockets):
-                socket.abort()
+            relay.registry.abort_all()
             for job in jobs:
                 job.cancel()
             await asyncio.gather(*jobs, return_exceptions=True)

@@ -127,7 +127,7 @@ class Registry:
             except Exception as error:
                 # What it was to send is lost, so its peer must not wait for it; others get theirs.
                 self._faults.caught("write", error)
-                queue.abort()
+                self._drop(queue, "write")
             if not done % _WRITTEN_AT_ONCE and time.monotonic() >= until:
                 break
         del dirty[:done]
@@ -135,6 +135,21 @@ class Registry:
         if dirty:
             asyncio.get_running_loop().call_soon(self._go_on_flushing)
         self._changed.set()
+
+    def _drop(self, failed: Queue | OpenSocket, place: str) -> None:
+        """Drop one with which something has failed; where that fails too, the others come all the same."""
+        try:
+            failed.abort()
+        except Exception as error:
+            self._faults.caught(place, error)
+
+    def _do(self, socket: OpenSocket, act: Callable[[OpenSocket], None]) -> None:
+        """Do this to one of many sockets. Never raises."""
+        try:
+            act(socket)
+        except Exception as error:
+            self._faults.caught("message", error)
+            self._drop(socket, "message")
 
     def each(
         self,
@@ -149,11 +164,7 @@ class Registry:
         self, sockets: Iterator[OpenSocket], act: Callable[[OpenSocket], None], then: Callable[[], None]
     ) -> None:
         for socket in sockets:
-            try:
-                act(socket)
-            except Exception as error:
-                self._faults.caught("message", error)
-                socket.abort()
+            self._do(socket, act)
             if self._slices.is_over():
                 self._slices.later(functools.partial(self._go_on_with, sockets, act, then))
                 break
@@ -182,6 +193,11 @@ class Registry:
         """Start the closing handshake with everybody."""
         self.each(list(self.sockets), lambda socket: socket.close(code, reason))
 
+    def abort_all(self) -> None:
+        """Drop every socket, at once. Never raises."""
+        for socket in list(self.sockets):
+            self._drop(socket, "message")
+
     def stop_reading(self) -> None:
         """Take nothing further from anybody."""
         self.each(list(self.sockets), lambda socket: socket.stop_reading())
@@ -195,24 +211,26 @@ class Registry:
         if self._is_weighing:
             return
         self._is_weighing = True
-        held: list[tuple[OpenSocket, int]] = []
-        self.each(
-            list(self.sockets),
-            lambda socket: held.append((socket, socket.held_bytes)),
-            functools.partial(self._relieve, held),
-        )
+        held: dict[OpenSocket, tuple[Hashable, int]] = {}
 
-    def _relieve(self, held: list[tuple[OpenSocket, int]]) -> None:
+        def weigh(socket: OpenSocket) -> None:
+            held[socket] = socket.account, socket.held_bytes
+
+        self.each(list(self.sockets), weigh, functools.partial(self._relieve, held))
+
+    def _relieve(self, held: dict[OpenSocket, tuple[Hashable, int]]) -> None:
         self._is_weighing = False
         pressure = self.pressure
-        held = [(socket, size) for socket, size in held if socket in self.sockets]
-        dear = dearest((socket.account, size) for socket, size in held) if pressure else set()
-        for socket, _ in held:
-            socket.refuse_publishes(socket.account in dear)
-        holders = sorted((item for item in held if item[0].account in dear), key=lambda item: -item[1])
-        for socket, size in holders[: _CLOSED_AT_ONCE[pressure]]:
-            if size >= HOLDS_MUCH // 4:
-                socket.dismiss(1013, "the relay is short of memory", "memory")
+        held = {socket: what for socket, what in held.items() if socket in self.sockets}
+        dear = dearest(held.values()) if pressure else set()
+        for socket in held:
+            self._do(socket, lambda socket: socket.refuse_publishes(held[socket][0] in dear))
+        holders = [
+            socket for socket, (account, size) in held.items() if account in dear and size >= HOLDS_MUCH // 4
+        ]
+        holders.sort(key=lambda socket: -held[socket][1])
+        for socket in holders[: _CLOSED_AT_ONCE[pressure]]:
+            self._do(socket, lambda socket: socket.dismiss(1013, "the relay is short of memory", "memory"))
 
     def sweep(self, sockets: Iterable[OpenSocket], now: float) -> None:
         """Let these sockets look at their deadlines; `now` is monotonic."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+from typing import Any
 
 import pytest
 
@@ -125,6 +126,43 @@ async def test_a_socket_that_fails_is_dropped_and_the_others_have_their_turn():
     registry.sweep([others[0], broken, others[1]], 7.0)
     assert dropped == [broken] and [socket.swept for socket in others] == [[7.0], [7.0]]
     assert others[1].flushed == 1
+
+
+class Stubborn(Socket):
+    """Fails at everything, at being dropped too."""
+
+    def _fail(self, *args: Any, **kwargs: Any) -> None:
+        raise RuntimeError("no")
+
+    flush = check_deadlines = dismiss = refuse_publishes = abort = _fail
+
+
+@pytest.mark.parametrize("is_late", [False, True])
+async def test_one_that_cannot_even_be_dropped_keeps_nobody_from_being_written_to(monkeypatch, is_late):
+    registry, others = quick_registry(), [Socket() for _ in range(64)]
+    monkeypatch.setattr("relayd.sessions.registry.SLICE_SECONDS", 0.0)
+    for socket in (*others, Stubborn(), others[0]) if is_late else (Stubborn(), *others):
+        registry.wants_flush(socket)
+    registry.flush()
+    await eventually(lambda: all(socket.flushed for socket in others))
+    again = Socket()
+    registry.wants_flush(again)
+    registry.flush()
+    await eventually(lambda: again.flushed == 1)
+
+
+async def test_one_that_cannot_even_be_dropped_keeps_nobody_from_their_turn():
+    registry, others, ended = quick_registry(), [Socket("other", 2**20), Socket("other", 2**20)], []
+    sockets = [others[0], Stubborn("other", 2**21), others[1]]
+    for socket in sockets:
+        registry.add(socket)
+    registry.each(sockets, lambda socket: socket.check_deadlines(7.0), lambda: ended.append(True))
+    assert [socket.swept for socket in others] == [[7.0], [7.0]] and ended
+    registry.relieve(Pressure.FULL)
+    assert all(socket.refused and socket.closed for socket in others)
+    registry.relieve(Pressure.FINE)
+    assert not any(socket.refused for socket in others), "memory is weighed again"
+    registry.abort_all()
 
 
 async def test_settling_looks_again_when_a_step_ends():

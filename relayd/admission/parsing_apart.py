@@ -5,8 +5,9 @@ would wait for that lock again and again. So a thread sends the text to another 
 no lock. What others ask for goes before it on the processor too.
 
 The process starts with the first dear packet, and there is one for each thread that sends something at the
-same time. It keeps nothing: one that dies takes along the packet it was at, and the next one gets a new
-process. It ends when the relay does, however that ends: nobody holds the other end of its socket then.
+same time. It keeps nothing: one that dies takes along the packet it was at, and no packet where it was at
+none; the next one gets a new process. It ends when the relay does, however that ends: nobody holds the other
+end of its socket then.
 """
 
 from __future__ import annotations
@@ -98,13 +99,24 @@ class ApartParser:
         with self._lock:
             if self._is_closed:
                 raise ParserLost("the relay ends")
-            try:
-                parser = self._idle.pop() if self._idle else _Parser(self._limits)
-            except OSError as error:
-                self._warn(error)
-                return None
+            parser = self._waiting()
+            if parser is None:
+                try:
+                    parser = _Parser(self._limits)
+                except OSError as error:
+                    self._warn(error)
+                    return None
             self._busy.add(parser)
             return parser
+
+    def _waiting(self) -> _Parser | None:
+        """One that has nothing to do. It may have been killed meanwhile, and that is no packet's fault."""
+        while self._idle:
+            parser = self._idle.pop()
+            if parser.is_alive:
+                return parser
+            parser.close()
+        return None
 
     def _give_back(self, parser: _Parser, *, is_sound: bool) -> None:
         with self._lock:
@@ -140,6 +152,10 @@ class _Parser:
                 )
             undo.pop_all()
         self._socket.settimeout(_PATIENCE)
+
+    @property
+    def is_alive(self) -> bool:
+        return self._process.poll() is None
 
     def parse(self, raw: bytes) -> Parsed:
         self._socket.sendall(_ASKED.pack(len(raw)) + raw)

@@ -116,9 +116,21 @@ def test_a_process_that_is_killed_takes_one_packet_along(apart: ApartParser, beg
     child.suspend()
     with ThreadPoolExecutor(1) as thread:
         parsed = thread.submit(apart.parse, made(2))
+        until(lambda: bool(apart._busy))
         child.kill()
         assert isinstance(parsed.exception(30), ParserLost)
     assert isinstance(apart.parse(made(3)).packet, Packet)
+    assert child not in begun()
+
+
+def test_a_process_that_is_killed_while_it_has_nothing_to_do_takes_none_along(
+    apart: ApartParser, begun: Begun
+):
+    apart.parse(made(1))
+    (child,) = begun()
+    child.kill()
+    until(lambda: child.status() == psutil.STATUS_ZOMBIE)
+    assert isinstance(apart.parse(made(2)).packet, Packet)
     assert child not in begun()
 
 

@@ -21,6 +21,7 @@ from websockets.exceptions import ConnectionClosed, ConnectionClosedOK
 from relayd.tls import DevCertificates, read_certificate, write_dev_certificates
 from tests.support.backups import Copied
 from tests.support.bare_client import open_client, publish_text
+from tests.support.federations import ids_at
 from tests.support.made_packets import ids_of, make, new_identity
 from tests.support.relay_process import RelayProcess, running
 from tests.support.waiting import wait_until
@@ -448,6 +449,38 @@ async def test_a_setting_for_new_processes_renews_the_workers_one_at_a_time(tmp_
         assert events == ["draining", "worker_renewed"] * 2
         _, _, manifest = relay.get("/.well-known/strata-relay.json")
         assert json.loads(manifest)["limits"]["max_limit"] == 300
+
+
+@pytest.mark.req("R-192")
+async def test_what_is_stored_while_a_wave_closes_is_answered(tmp_path: Path):
+    """A publisher whose answers always make room is read no further once its wave has come, which is all
+    here: what was read is in the log and answered, and nothing else is."""
+    identity = new_identity()
+    packets = [make(identity, n=n) for n in range(3000)]
+    accepted: list[str] = []
+    async with contextlib.AsyncExitStack() as stack:
+        relay = stack.enter_context(running(RelayProcess(tmp_path, drain_spread=1, max_pending_publishes=4)))
+        for _ in range(60):
+            await stack.enter_async_context(open_client(relay.ws))
+        client = await stack.enter_async_context(open_client(relay.ws))
+
+        async def publish() -> None:
+            with contextlib.suppress(ConnectionClosed):
+                for packet in packets:
+                    await client.send(publish_text(packet, packet.packet_id))
+
+        sending = asyncio.create_task(publish())
+        with pytest.raises(ConnectionClosed) as closed:
+            while True:
+                accepted.append((await client.receive())["packet_id"])
+                if len(accepted) == 100:
+                    relay.terminate()
+        assert closed.value.rcvd is not None and closed.value.rcvd.code == 1001
+        await sending
+        assert relay.wait() == 0
+        relay.start()
+        assert ids_of(await ids_at(relay, [identity.did])) == accepted
+    assert 100 <= len(accepted) < len(packets)
 
 
 async def test_a_stopping_relay_closes_a_crowd_in_waves_and_serves_the_rest_meanwhile(tmp_path: Path):

@@ -31,7 +31,7 @@ async def peer_rows(settings: Settings) -> list[dict[str, object]]:
 
 async def _rows(table: PeerStore) -> list[PeerRow]:
     """The table as it holds now: a process that ends, or dies, leaves there what was."""
-    rows = await table.rows()
+    rows = await table.rows(counted=True)
     if await table.is_led():
         return rows
     return [row._replace(state="disconnected") if row.state == "connected" else row for row in rows]

@@ -7,7 +7,7 @@ may be stopped anywhere and started again: an export goes on behind the last who
 import meets the packets it has brought in already as duplicates.
 
 An import believes nothing: each line's packet is parsed, its id recomputed, its size, signature and origin
-checked as those of a PUBLISH are (see `examiner`), but for freshness, since a log is old by nature, and for
+checked as those of a PUBLISH are (see `examiner`), but for its age, since a log is old by nature, and for
 policy, which decides about its serving. So annotations are found anew, and no file can bring its own. What
 fails is counted, and kept where asked.
 """
@@ -25,7 +25,7 @@ from typing import BinaryIO, NamedTuple, Protocol
 
 import msgspec
 from strata.protocol.errors import ErrorCode, InvalidInput, InvalidPacket
-from strata.protocol.packets import Packet
+from strata.protocol.packets import MAX_FUTURE_SECONDS, Packet
 from strata.protocol.tombstones import read_tombstone
 
 from relayd.admission.limits import AdmissionLimits
@@ -297,7 +297,11 @@ def _parse_line(line: _Line, now: float, limits: AdmissionLimits) -> Candidate |
         return None
     if not 0 <= decoded.received_at <= now + _CLOCK_TOLERANCE_SECONDS:
         raise InvalidPacket(ErrorCode.TIMESTAMP_IN_FUTURE, "received_at lies in the future")
-    return Candidate(limits.parse(bytes(decoded.packet)), decoded.received_at)
+    packet = limits.parse(bytes(decoded.packet))
+    if packet.timestamp - decoded.received_at > MAX_FUTURE_SECONDS:
+        # No relay takes such a packet (R-092), and who asks by time would not find it: see `Reader`.
+        raise InvalidPacket(ErrorCode.TIMESTAMP_IN_FUTURE, "timestamp is later than received_at")
+    return Candidate(packet, decoded.received_at)
 
 
 def _erased_id(exported: _Exported) -> bytes | None:

@@ -161,15 +161,16 @@ async def test_nothing_is_believed_and_nothing_is_lost_silently(identity):
         tampered(good, timestamp=good.timestamp + 1): "invalid_signature",
         line(good, NOW + 10**6): "timestamp_in_future",
         line(good, -1): "timestamp_in_future",
+        line(good, good.timestamp - 301): "timestamp_in_future",  # who asks by time would not find it
     }
     store, quarantine = MemoryStore(), io.BytesIO()
-    data = b"\n".join([line(good), *bad])
+    data = b"\n".join([line(good), *bad, line(other, other.timestamp - 300)])
     summary = await bring_in(store, data, quarantine=quarantine)
-    assert (summary.stored, summary.quarantined) == (1, len(bad))
+    assert (summary.stored, summary.quarantined) == (2, len(bad))
     assert summary.lines == summary.stored + summary.quarantined
     kept = [json.loads(text) for text in quarantine.getvalue().splitlines()]
     assert [item["code"] for item in kept] == list(bad.values())
-    assert summary.reasons == {"invalid_schema": 5, "invalid_signature": 2, "timestamp_in_future": 2}
+    assert summary.reasons == {"invalid_schema": 5, "invalid_signature": 2, "timestamp_in_future": 3}
     assert all(
         data.splitlines()[item["line"] - 1].decode("utf-8", "backslashreplace") == item["text"]
         for item in kept

@@ -2,7 +2,7 @@
 
     <data_dir>/relayd.lock            held while a relay uses the folder
     <data_dir>/relayd.link            where the short link to a cluster with a long path is, meanwhile
-    <data_dir>/postgres.log           the log of the server
+    <data_dir>/postgres.log           the log of the server; what was before is in postgres.log.1
     <data_dir>/relayd.restoring       there until a backup has been put back to its end
     <data_dir>/postgres-18/           the cluster, mode 0700; its socket is inside, so only its owner connects
 
@@ -188,7 +188,7 @@ class EmbeddedPostgres:
                 try:
                     await self._start_server()
                     break
-                except (EmbeddedPostgresError, OSError) as error:
+                except (EmbeddedPostgresError, OSError, RuntimeError) as error:  # the last: no thread
                     _logger.error("embedded_postgres_down", problem=problem_of(error), retry_in=delay)
                     await asyncio.sleep(delay)
                     delay = min(delay * 2, longest)
@@ -200,6 +200,8 @@ class EmbeddedPostgres:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(_CHECK_INTERVAL):
                     await server.exited.wait()
+            with contextlib.suppress(RuntimeError):  # the system lets no thread start: next time, then
+                await asyncio.to_thread(self._cut_log)
             suspicions = suspicions + 1 if server.has_given_up() else 0
             # Told to shut down, a server that has given up goes on refusing everybody and never ends.
             if suspicions >= (_LOOKS_WHILE_STOPPING if self._state() == "stopping" else _LOOKS):
@@ -387,6 +389,20 @@ class EmbeddedPostgres:
             await asyncio.shield(server.stop())
             raise
 
+    def _cut_log(self) -> None:
+        """Let the log of a server that runs for months not fill the disk: each read that somebody leaves
+        amid a page is a line in it, and a statement. The server writes on at the end of the same file."""
+        with contextlib.suppress(OSError):
+            if self._log.stat().st_size <= _MAX_LOG_BYTES:
+                return
+            former = self._log.with_suffix(".log.1")
+            try:
+                shutil.copyfile(self._log, former)
+            except OSError:  # no room for both
+                with contextlib.suppress(OSError):
+                    former.unlink(missing_ok=True)
+            os.truncate(self._log, 0)
+
     async def _comes_up(self, server: ServerProcess) -> bool:
         """Wait for a server until it is ready; False after half of the time that it has at least."""
         with contextlib.suppress(TimeoutError):
@@ -412,7 +428,7 @@ class EmbeddedPostgres:
     def _pid_file(self) -> list[str]:
         try:
             return (self._cluster / "postmaster.pid").read_text().split("\n")
-        except (FileNotFoundError, PermissionError):
+        except OSError:  # it is not there, or not to be read just now: for want of a file, say
             return []
 
     def _last_words(self) -> str:

@@ -40,32 +40,36 @@ class ServerProcess:
 
     def start(self, command: list[str], log: Path, fds: tuple[int, ...]) -> None:
         """Start the process; `OSError` if the launcher itself cannot run."""
-        started: list[OSError | None] = []
+        started: list[Exception | None] = []
         ready = threading.Event()
 
         def keep() -> None:
-            read_fd, write_fd = os.pipe()
             try:
-                with log.open("ab") as output:
-                    # A session of its own: a Ctrl-C in the terminal is for us to judge, not for the server.
-                    self._process = subprocess.Popen(
-                        command,
-                        stdin=read_fd,
-                        stdout=output,
-                        stderr=output,
-                        pass_fds=fds,
-                        start_new_session=True,
-                    )
-            except OSError as error:
-                os.close(write_fd)
+                read_fd, write_fd = os.pipe()
+                try:
+                    with log.open("ab") as output:
+                        # A session of its own: a Ctrl-C in the terminal is for us to judge, not for it.
+                        process = subprocess.Popen(
+                            command,
+                            stdin=read_fd,
+                            stdout=output,
+                            stderr=output,
+                            pass_fds=fds,
+                            start_new_session=True,
+                        )
+                except BaseException:
+                    os.close(write_fd)
+                    raise
+                finally:
+                    os.close(read_fd)
+            except Exception as error:  # whatever it is, the loop waits here to hear of it
                 started.append(error)
                 ready.set()
                 return
-            finally:
-                os.close(read_fd)
+            self._process = process
             started.append(None)
             ready.set()
-            self._process.wait()
+            process.wait()
             os.close(write_fd)
             with contextlib.suppress(RuntimeError):  # the loop is closed
                 self._loop.call_soon_threadsafe(self.exited.set)

@@ -18,6 +18,7 @@ import structlog
 
 from relayd.postgres import EmbeddedPostgres, EmbeddedPostgresError, embedded
 from relayd.postgres.binaries import Owner, is_reachable, server_owner
+from relayd.postgres.process import ServerProcess
 from relayd.postgres.running import running_server
 from relayd.store import Store, migrate
 from relayd.store.connection import connect
@@ -267,6 +268,52 @@ async def test_a_server_that_cannot_come_back_yet_comes_back_later(data_dir, eve
             await eventually(back)
         assert {entry["event"] for entry in logged} == {"embedded_postgres_down"}
         assert "nonsense" in logged[0]["problem"]
+        supervisor.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await supervisor
+
+
+async def test_a_state_that_cannot_be_read_ends_nothing(tmp_path, monkeypatch):
+    """A relay looks every two seconds, and there may be no file left just then."""
+    monkeypatch.setattr(embedded, "_CHECK_INTERVAL", 0.01)
+    (tmp_path / "postgres-18/postmaster.pid").mkdir(parents=True)
+    server = EmbeddedPostgres(tmp_path)
+    server._server = ServerProcess()
+    monkeypatch.setattr(ServerProcess, "has_given_up", lambda self: False)
+    supervisor = asyncio.create_task(server.supervise())
+    await asyncio.sleep(0.1)
+    assert not supervisor.done()
+    supervisor.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await supervisor
+
+
+async def test_the_log_of_a_server_that_runs_for_long_is_cut(data_dir, eventually, monkeypatch):
+    """Whoever subscribes and goes, again and again, writes a line into it each time."""
+    monkeypatch.setattr(embedded, "_CHECK_INTERVAL", 0.05)
+    monkeypatch.setattr(embedded, "_MAX_LOG_BYTES", 10_000)
+    log, former = data_dir / "postgres.log", data_dir / "postgres.log.1"
+    async with EmbeddedPostgres(data_dir) as server:
+        supervisor = asyncio.create_task(server.supervise())
+        connection = await asyncpg.connect(server.url)
+
+        async def say(word: str) -> None:
+            with pytest.raises(asyncpg.PostgresError):
+                await connection.execute(f"SELECT {word}")
+
+        for n in range(100):
+            await say(f"first_{n}_{'x' * 100}")
+        await eventually(lambda: former.exists() and log.stat().st_size <= 10_000)
+        assert "first_99_" in former.read_text() + log.read_text()
+        await say("second")
+        await eventually(lambda: "second" in log.read_text())
+        assert "\0" not in log.read_text()
+        former.unlink()
+        former.mkdir()  # nothing can be copied there
+        for n in range(100):
+            await say(f"third_{n}_{'x' * 100}")
+        await eventually(lambda: log.stat().st_size <= 10_000)
+        await connection.close()
         supervisor.cancel()
         with pytest.raises(asyncio.CancelledError):
             await supervisor

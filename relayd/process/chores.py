@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from collections.abc import Callable
 from typing import Final
@@ -64,7 +65,8 @@ async def watch_memory(settings: Settings, registry: Registry, metrics: Metrics)
     while True:
         await asyncio.sleep(_MEMORY_INTERVAL)
         if registry.pressure is not Pressure.FINE:
-            await asyncio.to_thread(give_back)
+            with contextlib.suppress(RuntimeError):  # the system lets no thread start
+                await asyncio.to_thread(give_back)
         look()
 
 
@@ -99,7 +101,7 @@ class GuardKeeper:
         """Write it down; a file that cannot be written is logged once and serves on."""
         try:
             await asyncio.to_thread(self._guard.write, self._store.known.claim)
-        except OSError as error:
+        except (OSError, RuntimeError) as error:  # the latter where the system lets no thread start
             if not self._has_failed:
                 _log.warning("log_guard_not_written", problem=problem_of(error))
             self._has_failed = True

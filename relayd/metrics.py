@@ -628,6 +628,9 @@ def _add_up(directory: Path, kind: str, pid: int) -> None:
     own, total = directory / f"{kind}_{pid}.db", directory / f"{kind}_{_ENDED}.db"
     if not own.exists():
         return
+    if not own.stat().st_size:  # it was killed before it had written anything, and nobody can read that
+        own.unlink()
+        return
     fresh = total.with_suffix(".new")
     _make_room(fresh, max(path.stat().st_size for path in (total, own) if path.exists()))
     values = MmapedDict(str(fresh))  # type: ignore[no-untyped-call]

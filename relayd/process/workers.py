@@ -181,7 +181,7 @@ class _Crew:
     async def _start_again(self, worker: _Worker) -> None:
         try:
             forget_process(worker.pid)
-        except OSError as error:
+        except Exception as error:  # whatever a killed process has left in its files: the relay goes on
             _log.warning("metrics_not_added_up", problem=logs.problem_of(error))
         if worker.makes_way:
             self._restarts["renewed"].inc()
@@ -204,7 +204,7 @@ class _Crew:
             self.renewal.clear()
             try:
                 self._check(self._workers[0].settings)
-            except ConfigurationError as error:
+            except Exception as error:  # of a package that is being replaced, say: those that are there go on
                 _log.error("not_renewed", problem=logs.problem_of(error))
                 continue
             for worker in self._workers:

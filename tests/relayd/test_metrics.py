@@ -10,7 +10,15 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from strata.protocol.errors import ErrorCode
 
-from relayd.metrics import CLOSE_REASONS, MESSAGE_TYPES, OTHER, PUBLISH_OUTCOMES, READ_OUTCOMES, Metrics
+from relayd.metrics import (
+    CLOSE_REASONS,
+    MESSAGE_TYPES,
+    OTHER,
+    PUBLISH_OUTCOMES,
+    READ_OUTCOMES,
+    Metrics,
+    forget_process,
+)
 
 ROOT = Path(__file__).parents[2]
 
@@ -167,3 +175,11 @@ def test_workers_add_up_what_they_count(tmp_path):
     assert "relayd_log_sequence 7.0" in lines
     assert 'relayd_retention_waiting_days{reason="behind"} 5.0' in lines  # who looked last is right
     assert any(line.startswith("process_resident_memory_bytes ") for line in lines)
+
+
+def test_a_worker_that_was_killed_before_it_had_counted_anything_is_no_trouble(tmp_path, monkeypatch):
+    monkeypatch.setenv("PROMETHEUS_MULTIPROC_DIR", str(tmp_path))
+    for name in ("counter_7.db", "histogram_7.db", "gauge_livesum_7.db"):
+        (tmp_path / name).touch()
+    forget_process(7)
+    assert not list(tmp_path.iterdir())

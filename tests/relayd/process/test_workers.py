@@ -199,13 +199,22 @@ async def test_a_reload_after_which_no_worker_could_start_changes_nothing(
     assert worker.settings is before and not crew.renewal.is_set()
 
 
-async def test_no_worker_makes_way_where_its_successor_could_not_start(tmp_path: Path):
+@pytest.mark.parametrize("is_broken", [False, True])
+async def test_no_worker_makes_way_where_its_successor_could_not_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_broken: bool
+):
     worker, _ = made(Settings(peers_file=tmp_path / "gone.toml"))
     crew = _Crew([worker], asyncio.Event())
+    if is_broken:
+
+        def version() -> NoReturn:
+            raise KeyError("Version")  # of a package that is being replaced
+
+        monkeypatch.setattr(workers, "installed_version", version)
     crew.renewal.set()
     with structlog.testing.capture_logs() as lines:
         task = asyncio.create_task(crew._renew())
-        while not lines:  # noqa: ASYNC110 - it says so to a log
+        while not lines and not task.done():  # noqa: ASYNC110 - it says so to a log
             await asyncio.sleep(0.01)
         task.cancel()
         await asyncio.wait([task])
@@ -213,6 +222,30 @@ async def test_no_worker_makes_way_where_its_successor_could_not_start(tmp_path:
     assert [each["event"] for each in lines] == ["not_renewed"]
     worker._process.kill()
     worker._process.join()
+
+
+async def test_whatever_a_killed_worker_has_left_in_its_counters_the_next_one_starts(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    def forget(pid: int) -> NoReturn:
+        raise RuntimeError("Read beyond file size detected, file is corrupted.")
+
+    monkeypatch.setattr(workers, "forget_process", forget)
+    worker, _ = made(runs_for=0)
+    worker._process.join()
+    worker.makes_way = True  # it is started again at once
+    started = asyncio.Event()
+
+    def start(*, is_revived: bool) -> None:
+        again, _ = made()
+        worker._process = again._process
+        started.set()
+
+    monkeypatch.setattr(worker, "start", start)
+    async with kept(worker) as task:
+        async with asyncio.timeout(60):
+            await started.wait()
+        assert not task.done()
 
 
 async def test_one_that_cannot_be_started_again_yet_is_tried_again(monkeypatch: pytest.MonkeyPatch):

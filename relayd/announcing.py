@@ -2,7 +2,8 @@
 (RFC-0007 §9, §10; decision 72).
 
 All processes of a relay make the same packets, for their time is the beginning of the half of a lifetime that
-it is: whoever publishes them second finds them known. They establish no trust, as the manifest does not.
+it is, or of a shorter part: whoever publishes them second finds them known. They establish no trust, as the
+manifest does not.
 """
 
 from __future__ import annotations
@@ -34,7 +35,8 @@ def announcements(settings: Settings, signer: Signer, now: int) -> list[Packet]:
     lifetime = settings.announce_seconds
     if not lifetime:
         return []
-    at = now - now % (lifetime // 2)
+    # Half a lifetime may be older than what this relay takes (R-093): then they are made anew as often.
+    at = now - now % min(lifetime // 2, settings.max_packet_age_seconds)
     said = [_descriptor(settings, signer.did)]
     if settings.replication_peers:
         said.append(_policy(settings, signer.did))

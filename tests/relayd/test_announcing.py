@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 from itertools import pairwise
 from types import SimpleNamespace
 from typing import Any, cast
@@ -10,7 +11,7 @@ from typing import Any, cast
 import pytest
 from strata.protocol.errors import ErrorCode, InvalidPacket
 from strata.protocol.ids import Identity
-from strata.protocol.packets import Packet
+from strata.protocol.packets import Packet, check_freshness
 from strata.protocol.typed import check_content
 from strata.relays.curation import Arrival, current_descriptor
 from strata.tools.sim.loop import run_virtually, virtual_time
@@ -36,6 +37,13 @@ def test_they_are_sound_and_every_process_makes_the_same():
     assert announcements(SETTINGS, RELAY, start + 3600)[0].timestamp == start + 3600
     arrivals = [Arrival(packet, packet.timestamp) for packet in said]
     assert current_descriptor(RELAY.did, arrivals, NOW) is not None
+
+
+def test_a_relay_takes_its_own_words_however_young_packets_have_to_be():
+    settings = dataclasses.replace(SETTINGS, announce_seconds=86_400, max_packet_age_seconds=600)
+    for at in range(NOW, NOW + 86_400, 599):
+        for packet in announcements(settings, RELAY, at):
+            check_freshness(packet, at, max_age_seconds=600)
 
 
 def test_who_is_read_by_nobody_says_no_policy_and_who_announces_nothing_says_nothing():

@@ -201,7 +201,7 @@ class EmbeddedPostgres:
                 async with asyncio.timeout(_CHECK_INTERVAL):
                     await server.exited.wait()
             with contextlib.suppress(RuntimeError):  # the system lets no thread start: next time, then
-                await asyncio.to_thread(self._cut_log)
+                await asyncio.to_thread(self._tend_files)
             suspicions = suspicions + 1 if server.has_given_up() else 0
             # Told to shut down, a server that has given up goes on refusing everybody and never ends.
             if suspicions >= (_LOOKS_WHILE_STOPPING if self._state() == "stopping" else _LOOKS):
@@ -262,6 +262,17 @@ class EmbeddedPostgres:
         link.symlink_to(self._cluster)
         note.write_text(str(link))
         return link
+
+    def _keep_link(self) -> None:
+        """Make the link again where it is gone, as temporary folders are cleaned of what is old: without it
+        nobody comes to the server any more, who has not come yet."""
+        link = self._alias
+        if link is None or self._stopping or os.path.lexists(link):
+            return
+        with contextlib.suppress(OSError):
+            link.parent.mkdir(mode=0o700, exist_ok=True)
+            if link.parent.lstat().st_uid == os.geteuid():  # where anybody may write
+                link.symlink_to(self._cluster)
 
     def _lock(self) -> None:
         self._lock_fd = os.open(self._data_dir / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -388,6 +399,10 @@ class EmbeddedPostgres:
         except BaseException:
             await asyncio.shield(server.stop())
             raise
+
+    def _tend_files(self) -> None:
+        self._keep_link()
+        self._cut_log()
 
     def _cut_log(self) -> None:
         """Let the log of a server that runs for months not fill the disk: each read that somebody leaves

@@ -111,12 +111,21 @@ async def test_it_listens_on_tcp_only_when_asked_and_with_a_password(data_dir, u
             await connection.close()
 
 
-async def test_a_deep_folder_does_not_make_the_socket_path_too_long(tmp_path):
+async def test_a_deep_folder_does_not_make_the_socket_path_too_long(tmp_path, monkeypatch, eventually):
     data_dir = tmp_path / ("deep" * 30) / ("deeper" * 20)
     async with EmbeddedPostgres(data_dir) as server:
         assert await one(server.url) == 1
         alias = server._alias
-    assert alias is not None and not alias.parent.exists()
+        assert alias is not None
+        monkeypatch.setattr(embedded, "_CHECK_INTERVAL", 0.05)
+        supervisor = asyncio.create_task(server.supervise())
+        shutil.rmtree(alias.parent)  # as a system cleans its temporary folder of what is old
+        await eventually(alias.exists)
+        assert await one(server.url) == 1
+        supervisor.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await supervisor
+    assert not alias.parent.exists()
     assert not (data_dir / "relayd.link").exists()
 
     # A relay that was killed has left its link: the next one takes that over, and no other.

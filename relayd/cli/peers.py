@@ -175,6 +175,11 @@ def peers_reconcile(
         moment = None if since is None else since_of(since, time.time())
     except (ValueError, OverflowError, OSError):
         console.fail(EXIT_CONFIGURATION, f"{since} is no time: write 12h, 7d or a date")
+    from relayd.federation.comparing import SETTLED_SECONDS
+
+    if moment is not None and moment > time.time() - SETTLED_SECONDS:  # nothing would be equal to nothing
+        problem = f"packets younger than {SETTLED_SECONDS} seconds may be on their way, and are not compared"
+        console.fail(EXIT_CONFIGURATION, f"--since {since}: {problem}")
     found = console.run(_followed(settings, peer, moment, quiet=json))
     if json:
         console.print_json(found)

@@ -22,13 +22,15 @@ from strata_pipeline.cli.restore import restore_command
 from strata_pipeline.errors import LakeError, LogError, LogUnavailable
 from strata_pipeline.jobs import restore as job
 from strata_pipeline.jobs.archive import archive
+from strata_pipeline.jobs.erase import erase
 from strata_pipeline.jobs.restore import restore
 from strata_pipeline.lake import checking
+from strata_pipeline.lake.erasures import Erasures
 from strata_pipeline.log import restoring
 from typer.testing import CliRunner
 
 from relayd.admission.checks import to_store
-from relayd.store import Outcome, Store
+from relayd.store import LogQuery, Outcome, Store
 from tests.support import relay_logs
 
 DAY = 86_400
@@ -359,9 +361,11 @@ def test_a_broken_chain_is_refused_before_anything_is_written(spark, empty_url, 
     assert asyncio.run(tables_of(empty_url)) == before
 
 
-def test_quarantined_rows_are_left_out_and_counted(spark, log_url, empty_url, tmp_path):
+def test_of_damaged_rows_the_places_alone_come_back_and_no_relay_serves_them(
+    spark, log_url, empty_url, new_log, tmp_path
+):
     asyncio.run(fill(log_url, DAYS))
-    # The third row, and the last of the log: so the head is a place that holds no packet.
+    # The third row, and the last of the log.
     damage = "UPDATE packets SET body = body || ' ' WHERE sequence IN ({0}, {1})"
     rows = asyncio.run(tables_of(log_url, ["packets"]))["packets"]
     asyncio.run(run_sql(log_url, damage.format(rows[2][0], rows[-1][0])))
@@ -372,15 +376,53 @@ def test_quarantined_rows_are_left_out_and_counted(spark, log_url, empty_url, tm
     archive(spark, log_url, tmp_path / "lake")
 
     done = restore(spark, empty_url, tmp_path / "lake")
-    assert (done.packets, done.erased, done.left_out, done.reached) == (103, 1, 2, rows[-1][0])
+    assert (done.packets, done.erased, done.damaged, done.left_out) == (103, 1, 2, 0)
+    assert done.reached == rows[-1][0]
     now = asyncio.run(tables_of(empty_url))
-    assert now["packets"] == [*rows[:2], *rows[3:-1]]
-    assert erased["packet_id"] in [row[0] for row in now["packet_ids"]]
+    empty = [(at, received, 0, 0, told, b"", b"", b"", b'{"restored":"damaged"}', None, None)
+             for at, received, _, _, told, *_ in (rows[2], rows[-1])]  # fmt: skip
+    assert now["packets"] == [*rows[:2], empty[0], *rows[3:-1], empty[1]]
+    known = {row[0] for row in now["packet_ids"]}
+    assert erased["packet_id"] in known and not known & {rows[2][4], rows[-1][4]}
     assert now["head"][0][:2] == (rows[-1][0], rows[-1][1])
     again = restore(spark, empty_url, tmp_path / "lake")
-    assert (again.packets, again.erased, again.left_out) == (0, 0, 2)
+    assert (again.packets, again.erased, again.damaged, again.left_out) == (0, 0, 0, 0)
     # The log that it was archived from has those rows, and is the beginning of the lake all the same.
     assert restore(spark, log_url, tmp_path / "lake").packets == 0
+    # The mark goes through another lake.
+    archive(spark, empty_url, tmp_path / "next")
+    done = restore(spark, next_url := new_log(), tmp_path / "next")
+    assert (done.packets, done.erased, done.damaged) == (103, 1, 2)
+    assert asyncio.run(tables_of(next_url)) == now
+    asyncio.run(_serve(empty_url, tmp_path / "lake" / "_manifests", now["packets"]))
+
+
+async def _serve(url, manifests, rows):
+    """A relay serves no empty row, takes a damaged packet again, and knows that the lake has the days."""
+    async with await Store.open(url, retention_days=1, archive_manifests=manifests) as store:
+        page = await store.page(LogQuery(), 1000, TODAY)
+        assert [row.sequence for row in page.rows] == [row[0] for row in rows if row[7]]
+        appended = await store.append(rows_of([DAYS[0][1][2]]), TODAY + 60)
+        assert appended.dispositions[0].outcome is Outcome.STORED
+        assert (await store.maintain(TODAY + 60)).days == 2
+
+
+def test_the_tombstones_of_a_day_are_checked_once(spark, log_url, empty_url, tmp_path, monkeypatch):
+    relay_logs.append(log_url, made := make_many(20), TODAY - DAY)
+    relay_logs.append(log_url, make_many(1, first=50), TODAY)
+    archive(spark, log_url, tmp_path, batch_rows=5)
+    relay_logs.erase(log_url, *(made[number].packet_id for number in (2, 9, 17)))
+    erase(spark, log_url, tmp_path)
+    read, real = [], Erasures.signed_tombstones
+
+    def counted(self, record):
+        for one in real(self, record):
+            read.append(one)
+            yield one
+
+    monkeypatch.setattr(Erasures, "signed_tombstones", counted)
+    monkeypatch.setattr(checking, "_CHUNK_ROWS", 1)  # so that each batch is staged by itself
+    assert restore(spark, empty_url, tmp_path).erased == len(read) == 3
 
 
 def test_until_a_day_and_then_the_rest(spark, original, empty_url, lake):
@@ -427,7 +469,15 @@ def test_the_command_tells_how_far_it_has_come(spark, original, empty_url, lake)
     *steps, done = map(json.loads, told.stdout.splitlines())
     assert {step["event"] for step in steps} == {"progress"}
     head = original["head"][0][0]
-    counts = {"packets": 106, "erased": 0, "left_out": 0, "reached": head, "left": 0, "epoch": 2}
+    counts = {
+        "packets": 106,
+        "erased": 0,
+        "damaged": 0,
+        "left_out": 0,
+        "reached": head,
+        "left": 0,
+        "epoch": 2,
+    }
     assert done == {"event": "done", **counts}
     assert CliRunner().invoke(app, there).stdout == f"nothing to restore: the log ends at {head}\n"
 

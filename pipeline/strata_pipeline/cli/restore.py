@@ -75,8 +75,9 @@ def _day(text: str | None) -> int | None:
 
 def _told(done: Restored) -> str:
     aside = f"; {done.erased:,} were erased, and stay so" if done.erased else ""
-    aside += f"; {done.left_out:,} quarantined rows are not restored" if done.left_out else ""
-    if not done.packets:
+    aside += f"; {done.damaged:,} were damaged, and only keep their places" if done.damaged else ""
+    aside += f"; {done.left_out:,} quarantined rows are not in the log" if done.left_out else ""
+    if not done.epoch:
         return f"nothing to restore: the log ends at {done.reached}{aside}"
     return (
         f"restored {done.packets:,} packets; the log ends at {done.reached}, epoch {done.epoch} begins{aside}"

@@ -5,21 +5,25 @@ and the next run can go on after any interruption. Each batch is checked against
 against its id, before the batch enters the log.
 
 What was erased comes back as the relay had left it: an empty row at its place, whose id stays known, with its
-tombstone where the lake has that. So a day with such rows can still be proven to be in the lake. Other
-quarantined rows, the abuse table and the relay's secrets are not restored. Cursors that the old relay gave
-out can be judged by the new one only if the rows of `relay_secrets` and `log_terms` are copied from a backup
-before the restore. What was acknowledged after the lake's last batch is lost, so a restore that has added
-packets begins a new epoch of the log: readers that had come further are told.
+tombstone where the lake has that. Of any other quarantined row, which was damaged in the old log, the place
+alone comes back: an empty row with a mark, whose id is not known. So a day with such rows can still be proven
+to be in the lake, and a relay serves none of them. The abuse table and the relay's secrets are not restored.
+Cursors that the old relay gave out can be judged by the new one only if the rows of `relay_secrets` and
+`log_terms` are copied from a backup before the restore. What was acknowledged after the lake's last batch is
+lost, so a restore that has added packets begins a new epoch of the log: readers that had come further are
+told.
 """
 
 from __future__ import annotations
 
+import functools
 import time
 from bisect import bisect_right
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
+from typing import NamedTuple
 
 import pyarrow.compute as pc
 from adbc_driver_postgresql import dbapi as adbc
@@ -37,7 +41,7 @@ from strata_pipeline.lake.contents import UNREADABLE
 from strata_pipeline.lake.places import AnyLake, open_lake
 from strata_pipeline.log import restoring
 from strata_pipeline.log.restoring import Head
-from strata_pipeline.transforms.restoring import read_erased, stage_packets, staged_erased
+from strata_pipeline.transforms.restoring import read_aside, stage_packets, staged_aside
 
 __all__ = ["Restored", "restore"]
 
@@ -51,7 +55,8 @@ class Restored:
     packets: int = 0
     """Packets that this run has put into the log."""
     left_out: int = 0
-    """Quarantined rows of the lake up to the end of the log that are not in it: they are not restored."""
+    """Quarantined rows of the lake up to the end of the log that are not in it: a restore of an earlier
+    version has left them out."""
     reached: int = 0
     """The sequence at which the log ends."""
     left: int = 0
@@ -60,6 +65,24 @@ class Restored:
     """The epoch of the log that has begun with this run; 0 where nothing was restored."""
     erased: int = 0
     """Empty rows that this run has put there, of packets that were erased."""
+    damaged: int = 0
+    """Empty rows that this run has put there, of rows that were damaged when they were archived."""
+
+
+class _Aside(NamedTuple):
+    """The places of a batch's quarantined rows, in order."""
+
+    erased: Sequence[int] = ()
+    damaged: Sequence[int] = ()
+
+    def within(self, span: Span) -> tuple[int, int]:
+        """How many of each lie in a span."""
+        erased, damaged = (bisect_right(one, span.up_to) - bisect_right(one, span.after) for one in self)
+        return erased, damaged
+
+
+_Tombstones = Callable[[int], Mapping[int, tuple[Tombstone, bytes]]]
+"""The lake's tombstones of a day, by their places. Raises `LakeError`."""
 
 
 def restore(
@@ -91,18 +114,22 @@ def restore(
         if head.sequence == 0 and border > head.removed_to:
             restoring.keep_below(connection, border)
             head = restoring.read_head(connection)
+        # Those of one day at a time: each signature is checked once, and not with each batch.
+        tombstones = functools.lru_cache(maxsize=1)(functools.partial(_tombstones, lake))
         with restoring.staging(connection) as (table, was_killed):
             left = [one for one in manifests if one.up_to > head.sequence]
             try:
                 for _, of_day in groupby(left, lambda one: one.span.day):
                     for some in chunks(of_day):
-                        for batch, erased in _staged(spark, url, connection, table, lake, some, head):
-                            head = _move(connection, table, batch, erased, head, chunk_rows, done, progress)
+                        for batch, aside in _staged(
+                            spark, url, connection, table, lake, tombstones, some, head
+                        ):
+                            head = _move(connection, table, batch, aside, head, chunk_rows, done, progress)
             finally:  # a relay may go on from wherever this ends, and from where another was killed
-                if done.packets or done.erased or was_killed:
+                if done.packets or done.erased or done.damaged or was_killed:
                     done.epoch = restoring.begin_epoch(connection, int(time.time()))
-    aside = sum(one.quarantined for one in manifests if one.up_to <= done.reached)
-    done.left_out = aside - spare - done.erased
+    quarantined = sum(one.quarantined for one in manifests if one.up_to <= done.reached)
+    done.left_out = quarantined - spare - done.erased - done.damaged
     progress(done)
     return done
 
@@ -113,28 +140,29 @@ def _staged(
     connection: adbc.Connection,
     table: str,
     lake: AnyLake,
+    tombstones: _Tombstones,
     manifests: list[Manifest],
     head: Head,
-) -> Iterator[tuple[Batch, Sequence[int]]]:
+) -> Iterator[tuple[Batch, _Aside]]:
     """Stage small batches together. Where one of them is damaged, those before it, one by one.
 
-    What is given, with the places of what was erased from it, is in the staging table; it is to be moved
-    before the next is asked for.
+    What is given, with the places of its quarantined rows, is in the staging table; it is to be moved before
+    the next is asked for.
     """
     try:
         with lake.at_hand(manifests) as layout:
             batch = Batch.read(layout, *manifests)
             _stage(spark, url, table, lake, batch, head)
             batch.check_contents()  # after the packets: a fault of one of them is told by its place
-            erased = _stage_erased(url, table, lake, batch, head)
+            aside = _stage_aside(url, table, tombstones, batch, head)
     except LakeError:
         if len(manifests) == 1:
             raise
         restoring.forget_staged(connection, table)
         for manifest in manifests:
-            yield from _staged(spark, url, connection, table, lake, [manifest], head)
+            yield from _staged(spark, url, connection, table, lake, tombstones, [manifest], head)
     else:
-        yield batch, erased
+        yield batch, aside
 
 
 def _stage(spark: SparkSession, url: str, table: str, lake: AnyLake, batch: Batch, head: Head) -> None:
@@ -154,29 +182,28 @@ def _stage(spark: SparkSession, url: str, table: str, lake: AnyLake, batch: Batc
         )
 
 
-def _stage_erased(url: str, table: str, lake: AnyLake, batch: Batch, head: Head) -> Sequence[int]:
-    """Stage the empty rows of a batch with their tombstones; their places, in order."""
+def _stage_aside(url: str, table: str, tombstones: _Tombstones, batch: Batch, head: Head) -> _Aside:
+    """Stage the places of a batch's quarantined rows, with tombstones."""
     span = Span(max(batch.span.after, head.sequence), batch.span.up_to)
     try:
-        rows = read_erased(batch.aside, span)
+        rows = read_aside(batch.aside, span)
     except UNREADABLE as error:
         raise LakeError(f"the lake's {batch_name(batch.manifests[0])} cannot be read: {error}") from None
     if not rows.num_rows:
-        return []
-    staged = staged_erased(rows, _tombstones(lake, span), batch.manifests[0].number)
+        return _Aside()
+    staged = staged_aside(rows, tombstones(span.day), batch.manifests[0].number)
     restoring.write_staged(url, table, iter(staged.to_batches()))
-    places: list[int] = staged["sequence"].to_pylist()
-    return places
+    is_erased = rows["is_erased"]
+    places = (rows["sequence"].filter(mask).to_pylist() for mask in (is_erased, pc.invert(is_erased)))
+    return _Aside(*places)
 
 
-def _tombstones(lake: AnyLake, span: Span) -> dict[int, tuple[Tombstone, bytes]]:
-    """The lake's tombstones of a span of a day, by their places. Raises `LakeError`."""
+def _tombstones(lake: AnyLake, day: int) -> Mapping[int, tuple[Tombstone, bytes]]:
     return {
         tombstone.sequence: (tombstone, text)
         for record in lake.erasures.records
-        if record.day == span.day
+        if record.day == day
         for tombstone, text in lake.erasures.signed_tombstones(record)
-        if span.after < tombstone.sequence <= span.up_to
     }
 
 
@@ -184,7 +211,7 @@ def _move(
     connection: adbc.Connection,
     table: str,
     batch: Batch,
-    erased: Sequence[int],
+    aside: _Aside,
     head: Head,
     chunk_rows: int,
     done: Restored,
@@ -192,10 +219,11 @@ def _move(
 ) -> Head:
     for part in batch.parts(head.sequence, chunk_rows):
         progress(done)
-        empty = bisect_right(erased, part.span.up_to) - bisect_right(erased, part.span.after)
-        head = restoring.move(connection, table, batch.manifests[0].number, part, empty, head)
+        erased, damaged = aside.within(part.span)
+        head = restoring.move(connection, table, batch.manifests[0].number, part, erased + damaged, head)
         done.packets += part.packets
-        done.erased += empty
+        done.erased += erased
+        done.damaged += damaged
         done.left -= part.packets
         done.reached = head.sequence
     restoring.forget_staged(connection, table)
@@ -209,7 +237,7 @@ def _check_beginning(
 
     Raises `LogError` unless the log begins like the lake.
     The check compares the last packet of each batch, the last packet of all, and their number. Rows that the
-    lake has quarantined may be in the log (an older backup of the same log, or what was erased) or not. Rows
+    lake has quarantined may be in the log (an older backup of the same log, or restored places) or not. Rows
     that retention has removed from the log since are not missed.
     """
     end = min(head.sequence, manifests[-1].up_to)

@@ -59,7 +59,8 @@ STAGED = pa.schema(
     ]
 )
 """A staged row: the number of its manifest, then the columns of the log. One without author is empty in the
-log, and has its tombstone as `body` and the time of that as `timestamp`."""
+log, and has its tombstone as `body` and the time of that as `timestamp`. One with an annotation beside was
+not erased: its id is nobody's."""
 
 _LOCK = 0x726573746F7265  # "restore": the advisory lock that keeps two restores apart
 _PATIENCE = "10s"
@@ -136,11 +137,12 @@ BEGIN
         SELECT packet_id, sequence, "timestamp", body
         FROM {table} WHERE {those} AND author_id = '' AND body <> ''
         ON CONFLICT DO NOTHING;
-    -- An id, or an equivalence key, stays with the place that it was first seen at.
+    -- An id, or an equivalence key, stays with the place that it was first seen at. Of a damaged row nothing
+    -- is known: a relay takes the packet again, should somebody still have it.
     INSERT INTO packet_ids (packet_id, sequence, received_at)
         SELECT known.id, sequence, received_at
         FROM {table} CROSS JOIN LATERAL (VALUES (packet_id), (equivalence_key)) AS known (id)
-        WHERE {those} AND known.id IS NOT NULL
+        WHERE {those} AND known.id IS NOT NULL AND (author_id <> '' OR annotation IS NULL)
             AND NOT EXISTS (SELECT FROM packet_ids AS i WHERE i.packet_id = known.id)
         ORDER BY sequence
         ON CONFLICT DO NOTHING;
@@ -239,7 +241,7 @@ def keep_below(connection: adbc.Connection, border: int) -> None:
 def move(connection: adbc.Connection, table: str, batch: int, part: Part, empty: int, head: Head) -> Head:
     """Move a staged part into the log, which ends at `head`, in one transaction. Returns the new head.
 
-    `empty` rows of what was erased go there beside the part's packets.
+    `empty` rows, of what was erased and of what was damaged, go there beside the part's packets.
 
     Raises `LogError`, and changes nothing, if the log ends elsewhere by now or if the staged rows differ from
     the part.

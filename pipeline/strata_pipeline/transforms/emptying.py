@@ -17,7 +17,7 @@ from strata_pipeline.lake.layout import Folders, listed, span_over
 from strata_pipeline.lake.rows import cut, read_places
 from strata_pipeline.transforms.checking import check_batch
 
-__all__ = ["EMPTY", "emptied", "erased_batches"]
+__all__ = ["DAMAGED", "EMPTY", "emptied", "erased_batches"]
 
 EMPTY: Final = {
     "timestamp": (0, pa.int64()),
@@ -28,6 +28,10 @@ EMPTY: Final = {
     "annotation": (None, pa.binary()),
 }
 """What a relay leaves of an erased row beside its place."""
+
+DAMAGED: Final = b'{"restored":"damaged"}'
+"""The annotation of a row that is as empty, and that nobody erased: it was damaged before it was archived,
+and a restore has kept its place alone."""
 
 
 def emptied(tombstones: Sequence[Tombstone]) -> pa.Table:

@@ -1,15 +1,18 @@
 """Rows of a lake as rows of a relay's log, for a staging table.
 
 The manifest vouches for ids and places. Each body is checked against its id here, and each column against its
-body, for a lake may be years old.
+body, for a lake may be years old. Of quarantined rows only the places go into the log.
 """
 
 from __future__ import annotations
 
+import functools
+import operator
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.dataset as pads
 from pyspark.sql import DataFrame
 from strata.protocol.equivalence import EQUIVALENT_TYPES, equivalence_key
@@ -21,15 +24,28 @@ from strata_pipeline.datasets import Packets
 from strata_pipeline.errors import LakeError
 from strata_pipeline.log.restoring import STAGED, write_staged
 from strata_pipeline.transforms.checking import fault_of
-from strata_pipeline.transforms.emptying import EMPTY
+from strata_pipeline.transforms.emptying import DAMAGED, EMPTY
 
-__all__ = ["read_erased", "stage_packets", "staged_batch", "staged_erased"]
+__all__ = ["read_aside", "stage_packets", "staged_aside", "staged_batch"]
 
 _CHECKED = ("body", "packet_id", "author_id", "content_type", "timestamp", "expires_at")
 _PLACES = ("sequence", "received_at", "packet_id")
 _UNCHANGED = ("sequence", "received_at", "timestamp", "expires_at", "packet_id", "body", "annotation")
 _RESULT = pa.schema([("sequence", pa.int64()), ("reason", pa.string()), ("detail", pa.string())])
 _RESULT_DDL = "sequence bigint, reason string, detail string"
+_ASIDE = pa.schema(
+    [
+        *(STAGED.field(name) for name in _PLACES),
+        *(pa.field(name, type_) for name, (_, type_) in EMPTY.items()),
+    ]
+)
+_IS_ERASED = functools.reduce(
+    operator.and_,
+    (
+        pads.field(name).is_null() if value is None else pads.field(name) == pa.scalar(value, type_)
+        for name, (value, type_) in EMPTY.items()
+    ),
+)
 
 
 def stage_packets(packets: Packets, url: str, table: str, batch: int) -> DataFrame:
@@ -63,35 +79,42 @@ def staged_batch(rows: pa.RecordBatch, batch: int) -> pa.RecordBatch:
     )
 
 
-def read_erased(folders: Sequence[Path], span: Span) -> pa.Table:
-    """The places and ids of a span's rows of which a relay had left no more, in log order.
+def read_aside(folders: Sequence[Path], span: Span) -> pa.Table:
+    """The places and ids of a span's quarantined rows, in log order, and by `is_erased` whether a relay had
+    left no more of a row.
 
     `folders` are those of quarantined rows.
     """
     if not folders:
-        return pa.table({name: pa.array([], STAGED.field(name).type) for name in _PLACES})
+        none = {name: pa.array([], STAGED.field(name).type) for name in _PLACES}
+        return pa.table(none | {"is_erased": pa.array([], pa.bool_())})
     within = (pads.field("sequence") > span.after) & (pads.field("sequence") <= span.up_to)
-    for name, (value, type_) in EMPTY.items():
-        if value is not None:
-            within &= pads.field(name) == pa.scalar(value, type_)
+    columns = {name: pads.field(name) for name in _PLACES} | {"is_erased": _IS_ERASED}
     found = [
-        pads.dataset(folder, format="parquet").to_table(list(_PLACES), filter=within) for folder in folders
+        # By a schema: an older file may lack a column.
+        pads.dataset(folder, schema=_ASIDE, format="parquet").to_table(columns, filter=within)
+        for folder in folders
     ]
-    return pa.concat_tables(found).sort_by("sequence")
+    rows = pa.concat_tables(found).sort_by("sequence")
+    place = rows.schema.get_field_index("is_erased")
+    return rows.set_column(place, "is_erased", pc.fill_null(rows["is_erased"], False))
 
 
-def staged_erased(rows: pa.Table, tombstones: Mapping[int, tuple[Tombstone, bytes]], batch: int) -> pa.Table:
-    """Rows of `read_erased` as `STAGED`, each with its tombstone where there is one.
+def staged_aside(rows: pa.Table, tombstones: Mapping[int, tuple[Tombstone, bytes]], batch: int) -> pa.Table:
+    """Rows of `read_aside` as `STAGED`, empty: one that was erased with its tombstone where there is one, and
+    any other with the mark of damage.
 
     Raises `LakeError` for a tombstone of another packet.
     """
-    at, bodies = [], []
-    for place, packet_id in zip(rows["sequence"].to_pylist(), rows["packet_id"].to_pylist(), strict=True):
-        tombstone, text = tombstones.get(place, (None, b""))
+    at, bodies, marks = [], [], []
+    told = (rows[name].to_pylist() for name in ("sequence", "packet_id", "is_erased"))
+    for place, packet_id, is_erased in zip(*told, strict=True):
+        tombstone, text = tombstones.get(place, (None, b"")) if is_erased else (None, b"")
         if tombstone is not None and tombstone.packet_id != f"0x{packet_id.hex()}":
             raise LakeError(f"the lake's tombstone for {place} is of another packet than its row. Run audit")
         at.append(0 if tombstone is None else tombstone.erased_at)
         bodies.append(text)
+        marks.append(None if is_erased else DAMAGED)
     count = rows.num_rows
     columns = {name: rows[name] for name in _PLACES} | {
         "batch": [batch] * count,
@@ -100,7 +123,7 @@ def staged_erased(rows: pa.Table, tombstones: Mapping[int, tuple[Tombstone, byte
         "author_id": [b""] * count,
         "content_type": [b""] * count,
         "body": bodies,
-        "annotation": [None] * count,
+        "annotation": marks,
         "equivalence_key": [None] * count,
     }
     return pa.table({name: columns[name] for name in STAGED.names}, schema=STAGED)

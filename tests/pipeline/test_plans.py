@@ -13,8 +13,9 @@ from pyspark.sql import functions as F
 from strata_pipeline.datasets.channels import ChannelPackets
 from strata_pipeline.datasets.traffic import Abuse, Texts
 from strata_pipeline.errors import UsageError
-from strata_pipeline.jobs.tables import write_tables, writing
+from strata_pipeline.jobs.tables import check_output, write_page, write_tables, writing
 from strata_pipeline.lake import files
+from strata_pipeline.lake.lake import Lake
 from strata_pipeline.planning import parallelism, planned
 from strata_pipeline.transforms.near_duplicates import find_meetings, find_near_duplicates
 from strata_pipeline.transforms.reliability import find_gaps
@@ -22,6 +23,7 @@ from strata_pipeline.transforms.signatures import Keys, identity_packets, keys_b
 
 from tests.support import relay_logs
 from tests.support.lake_rows import dataset
+from tests.support.toy_lakes import write_batch
 
 
 def plan_of(frame) -> list[str]:
@@ -132,3 +134,29 @@ def test_drafts_of_killed_jobs_go_and_those_of_others_stay(tmp_path: Path) -> No
     with files.occupied(busy), writing(tmp_path) as draft:
         assert sorted(tmp_path.iterdir()) == sorted([busy, new, draft])
     assert sorted(tmp_path.iterdir()) == [busy, new]
+
+
+def test_half_a_page_of_a_killed_job_goes_with_the_next_one(tmp_path: Path) -> None:
+    killed, busy, new, other, named = (
+        tmp_path / name
+        for name in ("_lag.html.1", "_lag.html.2", "_lag.html.3", "_notes.html.4", "_lag.html.old")
+    )
+    for file in (killed, busy, new, other, named):
+        file.write_text("half")
+    for file in (killed, busy, other, named):
+        os.utime(file, (0, 0))
+    with files.occupied(busy):
+        write_page(tmp_path / "lag.html", "whole")
+    assert sorted(tmp_path.iterdir()) == sorted([busy, new, other, named, tmp_path / "lag.html"])
+    assert (tmp_path / "lag.html").read_text() == "whole"
+
+
+def test_results_stay_out_of_a_lake_by_whatever_way_it_is_named(tmp_path: Path) -> None:
+    write_batch(tmp_path / "lake", [1])
+    lake = Lake.open(tmp_path / "lake")
+    (tmp_path / "link").symlink_to(tmp_path / "lake")
+    (tmp_path / "beside").mkdir()
+    for name in ("lake", "lake/packets/site", "link/packets", "beside/../lake/packets"):
+        with pytest.raises(UsageError, match="lies in the lake"):
+            check_output(tmp_path / name, lake)
+    assert check_output(tmp_path / "beside", lake) == tmp_path / "beside"

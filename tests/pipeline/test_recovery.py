@@ -169,3 +169,13 @@ def test_days_left_by_an_earlier_versions_exchange_come_back(lake):
         pass
     assert read(lake) == ALL and not aside.exists()
     assert len(list((lake / "_retired").iterdir())) == 1
+
+
+def test_halves_of_records_go_and_nothing_else_does(lake):
+    (lake / "_erased").mkdir()
+    names = ("_erased/_0000000000.json.7", "_erased/_0000000000.jsonl.7", "_manifests/_0000000005.json.7")
+    for name in (*names, "_erased/_notes"):
+        (lake / name).write_text("half")
+    with Lake.replace(lake), Lake.write(lake):
+        pass
+    assert not any((lake / name).exists() for name in names) and (lake / "_erased" / "_notes").exists()

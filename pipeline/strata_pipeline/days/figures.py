@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import datetime
-import os
+import re
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import msgspec
 
 from strata_pipeline.errors import UsageError
+from strata_pipeline.lake import files
 
 __all__ = ["AUTHORS", "DayFigures", "Kind", "calendar", "forget_changed", "keep_days", "kept", "week_of"]
 
@@ -59,6 +60,8 @@ class DayFigures(msgspec.Struct, frozen=True, kw_only=True):
 
 
 _DECODER = msgspec.json.Decoder(DayFigures)
+_FILE = re.compile(r"\d{4}-\d\d-\d\d(\.json)?")
+"""A day, by which earlier versions named their drafts, or its file."""
 
 
 def kept(folder: Path, day: str, tip: str) -> DayFigures | None:
@@ -75,18 +78,19 @@ def keep_days(folder: Path, days: Iterable[DayFigures]) -> None:
     try:
         folder.mkdir(parents=True, exist_ok=True)
         for figures in days:
-            draft = folder / f"_{figures.day}.{os.getpid()}"
-            draft.write_bytes(msgspec.json.format(msgspec.json.encode(figures), indent=1))
-            draft.replace(folder / f"{figures.day}.json")
+            text = msgspec.json.format(msgspec.json.encode(figures), indent=1)
+            files.replace(folder / f"{figures.day}.json", text)
     except OSError as error:
         raise UsageError(f"{folder} cannot be written: {error.strerror or error}") from None
 
 
 def forget_changed(folder: Path, mark_of: Callable[[str], str]) -> dict[str, DayFigures]:
     """What is kept of days whose mark is still the same, by day. What is kept of others is removed: something
-    may have been erased from them, and no later report need ask for them. Raises `UsageError` as above."""
+    may have been erased from them, and no later report need ask for them. What killed reports were writing
+    goes as well. Raises `UsageError` as above."""
     current: dict[str, DayFigures] = {}
     try:
+        files.remove_drafts(folder, lambda name: _FILE.fullmatch(name) is not None)
         for file in folder.glob("????-??-??.json"):  # whatever else is there is not ours
             figures = kept(folder, file.stem, mark_of(file.stem))
             if figures is None:

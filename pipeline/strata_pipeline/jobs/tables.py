@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
@@ -34,7 +33,6 @@ __all__ = [
 ]
 
 _DRAFTS: Final = "_writing."
-_NEW_SECONDS: Final = 3600
 _PORTION: Final = 31
 
 
@@ -139,9 +137,7 @@ def writing(output: Path) -> Iterator[Path]:
 def _remove_abandoned(output: Path) -> None:
     for folder in output.glob(f"{_DRAFTS}*"):
         with contextlib.suppress(FileNotFoundError):  # somebody else removes it as well
-            # One that somebody has just made is not occupied yet.
-            is_new = time.time() - folder.stat().st_mtime < _NEW_SECONDS
-            if not is_new and not files.is_occupied(folder):
+            if files.is_abandoned(folder):
                 files.remove(folder)
 
 
@@ -154,11 +150,10 @@ def put(draft: Path, target: Path) -> None:
 
 
 def write_page(path: Path, text: str) -> None:
-    """Replace a file as a whole. Raises `UsageError`."""
-    draft = path.with_name(f"_{path.name}.{os.getpid()}")
+    """Replace a file as a whole; what killed jobs have left of it goes. Raises `UsageError`."""
     with writable(path.parent):
-        draft.write_text(text, encoding="utf-8")
-        draft.replace(path)
+        files.remove_drafts(path.parent, lambda name: name == path.name)
+        files.replace(path, text.encode())
 
 
 @contextlib.contextmanager

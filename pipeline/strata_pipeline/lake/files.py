@@ -12,10 +12,11 @@ import ctypes
 import errno
 import fcntl
 import os
+import re
 import shutil
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from strata_pipeline.errors import LakeBusy, LakeError
@@ -24,6 +25,7 @@ __all__ = [
     "awaited",
     "count",
     "exchange",
+    "is_abandoned",
     "is_occupied",
     "locked",
     "make_durable",
@@ -32,7 +34,9 @@ __all__ = [
     "occupied",
     "place",
     "remove",
+    "remove_drafts",
     "remove_if_empty",
+    "replace",
     "shared",
     "sync",
     "unread",
@@ -44,6 +48,8 @@ _AT_FDCWD = -100
 _RENAME_EXCHANGE = 2
 _LOOK_SECONDS = 0.002
 """Short, to meet the moments in which none of several busy readers is at work: nobody stands in a queue."""
+_DRAFT = re.compile(r"_(.+)\.\d+")
+_NEW_SECONDS = 3600
 
 
 @contextlib.contextmanager
@@ -127,6 +133,39 @@ def is_occupied(folder: Path) -> bool:
     finally:
         os.close(descriptor)
     return False
+
+
+def is_abandoned(draft: Path) -> bool:
+    """Whether a file or folder that was `occupied` as it was made is nobody's any more."""
+    try:
+        # One that somebody has just made is not occupied yet.
+        is_new = time.time() - draft.stat().st_mtime < _NEW_SECONDS
+    except FileNotFoundError:  # somebody else has removed it
+        return False
+    return not is_new and not is_occupied(draft)
+
+
+def replace(path: Path, content: bytes) -> None:
+    """Replace a file as a whole, or make it; after a power cut it may be the old one, or empty.
+
+    Whoever is killed leaves a draft, for `remove_drafts`.
+    """
+    draft = path.with_name(f"_{path.name}.{os.getpid()}")
+    try:
+        draft.touch()
+        with occupied(draft):
+            draft.write_bytes(content)
+            draft.replace(path)
+    finally:
+        draft.unlink(missing_ok=True)
+
+
+def remove_drafts(folder: Path, is_ours: Callable[[str], bool]) -> None:
+    """Remove what killed processes have left of files that they were to `replace`, whose names are ours."""
+    for draft in folder.glob("_*.*"):
+        match = _DRAFT.fullmatch(draft.name)
+        if match and is_ours(match[1]) and not draft.is_symlink() and draft.is_file() and is_abandoned(draft):
+            draft.unlink(missing_ok=True)
 
 
 def write_new(path: Path, content: bytes) -> None:

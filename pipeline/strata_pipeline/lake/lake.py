@@ -121,8 +121,9 @@ class Lake(LakeLayout):
             yield
 
     def contains(self, folder: Path) -> bool:
-        """Whether a folder lies in the lake."""
-        return folder == self.root or self.root in folder.parents
+        """Whether a folder lies in the lake, by whatever way it is named."""
+        root, place = self.root.resolve(), folder.resolve()
+        return place == root or root in place.parents
 
     def written_anew(self) -> list[int]:
         """The days whose files may be others than the archive has written: folders do not tell which are."""

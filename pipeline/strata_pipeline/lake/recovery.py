@@ -30,7 +30,7 @@ __all__ = ["recover_batches", "recover_days", "retire"]
 
 _STAGED_DAY = re.compile(r"(day=\d{4}-\d\d-\d\d)(\.old)?")
 _DAY_ASIDE = re.compile(r"_(day=\d{4}-\d\d-\d\d)\.aside")  # as an earlier version named it
-_DRAFT = re.compile(r"_\d{10}\.json\.\d+")
+_DRAFT = re.compile(r"_\d{10}\.jsonl?\.\d+")
 _SHOWN = 3
 
 
@@ -52,9 +52,7 @@ def recover_batches(lake: LakeLayout) -> list[Path]:
     if strangers:
         _refuse(lake, strangers)
     _check_last_is_there(lake)
-    for draft in listed(lake.manifests_folder):
-        if _DRAFT.fullmatch(draft.name):
-            draft.unlink()
+    _remove_drafts(lake.manifests_folder)
     moved = []
     for span in sorted(spans):
         if not _complete(lake, span):
@@ -70,6 +68,7 @@ def recover_batches(lake: LakeLayout) -> list[Path]:
 def recover_days(lake: LakeLayout) -> list[Path]:
     """Bring back or retire the files of days that a killed compaction has left, and finish an erasure that
     is complete; returns what was moved."""
+    _remove_drafts(lake.erased)
     finish_erasure(lake)
     left = [(path, match) for path in listed(lake.packets) if (match := _DAY_ASIDE.fullmatch(path.name))]
     left += [(path, match) for path in listed(lake.staging) if (match := _STAGED_DAY.fullmatch(path.name))]
@@ -105,6 +104,13 @@ def _recover_chain(lake: LakeLayout) -> list[Path]:
             files.place(old, folder)
         moved += [files.move(one, lake.aside, name) for one in (old, new) if one.exists()]
     return moved
+
+
+def _remove_drafts(folder: Path) -> None:
+    """Remove what was never given the name of a record: nobody else writes here now."""
+    for draft in listed(folder):
+        if _DRAFT.fullmatch(draft.name):
+            draft.unlink()
 
 
 def _complete(lake: LakeLayout, span: Span) -> bool:

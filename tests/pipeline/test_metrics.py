@@ -132,6 +132,20 @@ def test_an_endpoint_answers_while_the_job_runs(tmp_path):
             pass
 
 
+def test_a_run_that_cannot_begin_has_failed(tmp_path):
+    (tmp_path / "tip").touch()
+    audit = tmp_path / "audit.prom"
+    done = CliRunner().invoke(
+        app, ["audit", "--lake", "x", "--tip-file", str(tmp_path / "tip"), "--metrics-file", str(audit)]
+    )
+    assert (done.exit_code, read(audit)["strata_pipeline_exit_code"]) == (2, 2)
+    archive = tmp_path / "archive.prom"
+    with served(JobMetrics("archive", "lake"), "127.0.0.1:0") as port:
+        with pytest.raises(UsageError), watched("archive", "lake", archive, f"127.0.0.1:{port}"):
+            pass
+    assert read(archive)["strata_pipeline_exit_code"] == 2
+
+
 def test_alerts_name_metrics_that_exist():
     known = {f"{name}_total" for name in COUNTERS} | set(GAUGES) | {"strata_audit_findings"}
     for path in (ROOT / "deploy" / "prometheus").glob("pipeline*"):

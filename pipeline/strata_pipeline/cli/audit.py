@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -98,10 +99,10 @@ def audit_command(
                 raise UsageError(
                     f"--relay takes a DID, and {did!r} is none: a relay's manifest names its own"
                 )
-        begin = since if tip_file is None else read_tip(tip_file)
-        command = "audit" if begin is None and tip_file is None else "audit-since"
+        command = "audit" if since is None and tip_file is None else "audit-since"
         with (
             watched(command, lake, metrics_file) as metrics,
+            contextlib.nullcontext(since if tip_file is None else read_tip(tip_file)) as begin,
             open_session("audit", master=master, conf=spark_conf(conf)) as spark,
             steps_shown("auditing", json, spark) as show,
         ):

@@ -33,10 +33,10 @@ def watched(command: str, lake: str, file: Path | None, listen: str | None = Non
     from strata_pipeline.metrics import JobMetrics, served
 
     metrics = JobMetrics(command, lake, file)
-    with served(metrics, listen):
-        try:
+    try:
+        with served(metrics, listen):
             yield metrics
-        except BaseException as error:
-            metrics.ended(exit_code(error), error)
-            raise
-        metrics.ended(0)
+    except BaseException as error:
+        metrics.ended(exit_code(error), error)
+        raise
+    metrics.ended(0)

@@ -1,15 +1,19 @@
-"""SQL views of a lake, for DuckDB and for Spark SQL. No I/O but a look which folders are there."""
+"""SQL views of a lake, for DuckDB and for Spark SQL. No I/O but a look which folders are there.
+
+Those of a lake on a disk name folders. Those of a lake in a bucket name the objects that count, for its
+folders hold others as well.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from strata_pipeline.errors import UsageError
 from strata_pipeline.globs import for_duckdb, for_spark
 
-__all__ = ["VIEWS", "Dialect", "statements", "statements_over_tables"]
+__all__ = ["VIEWS", "Dialect", "Objects", "statements", "statements_over_objects", "statements_over_tables"]
 
 Dialect = Literal["duckdb", "spark"]
 
@@ -62,6 +66,12 @@ _IN_SPARK = {
 }
 
 
+_NEEDED: Mapping[Dialect, str] = {
+    "duckdb": "DuckDB needs its extension httpfs, and a secret of type s3.",
+    "spark": "Spark needs hadoop-aws, and the keys of the bucket.",
+}
+
+
 def statements(lake: str | Path, dialect: Dialect = "duckdb") -> list[str]:
     """The statements that make `VIEWS`: lasting ones in DuckDB, temporary ones in Spark.
 
@@ -74,6 +84,38 @@ def statements(lake: str | Path, dialect: Dialect = "duckdb") -> list[str]:
     if dialect == "duckdb":
         return _made(_duckdb(root), _IN_DUCKDB)
     return _made(_spark(root), _IN_SPARK)
+
+
+class Objects(NamedTuple):
+    """What counts of a lake in a bucket."""
+
+    place: str
+    """`s3://bucket/prefix`."""
+    packets: Sequence[str]
+    """The names of objects below that place."""
+    quarantine: Sequence[str]
+    manifests: int
+    """How many there are."""
+
+
+def statements_over_objects(told: Objects, dialect: Dialect = "duckdb") -> list[str]:
+    """The statements that make `VIEWS` of a lake in a bucket as it is told of, as `statements` does.
+
+    The first begins with a comment, which says so and what they need. Raises `UsageError` for a lake without
+    packets.
+    """
+    if not told.packets:
+        raise UsageError(f"{told.place} holds no packets yet, and views need some")
+    if dialect == "duckdb":
+        made = _made(_duckdb_of_objects(told), _IN_DUCKDB)
+    else:
+        made = _made(_spark_of_objects(told), _IN_SPARK)
+    return [
+        f"-- {told.place} as it was when this was printed, up to manifest {told.manifests - 1}: print it\n"
+        "-- anew for what came since. Objects that compact and erase replace are deleted after a grace, and\n"
+        f"-- a query is an error then. {_NEEDED[dialect]}\n{made[0]}",
+        *made[1:],
+    ]
 
 
 def statements_over_tables(tables: Collection[str]) -> list[str]:
@@ -93,46 +135,96 @@ def _made(sources: list[str], words: Mapping[str, str]) -> list[str]:
 
 def _duckdb(root: Path) -> list[str]:
     place = for_duckdb(root)
+    aside = _quoted(f"{place}/quarantine/day=*/batch=*/*.parquet") if _has_quarantine(root) else ""
+    return _in_duckdb(_quoted(f"{place}/packets/day=*/batch=*/kind=*/*.parquet"), aside, place)
 
-    def read(folder: str, depth: str) -> str:
-        files = _quoted(f"{place}/{folder}/{depth}/*.parquet")
-        options = "hive_partitioning = true, hive_types_autocast = false, union_by_name = true"
-        return f"read_parquet({files}, {options})"
 
+def _duckdb_of_objects(told: Objects) -> list[str]:
+    packets, aside = (_listed(told.place, names) for names in (told.packets, told.quarantine))
+    # Manifests are never replaced, but others follow.
+    return _in_duckdb(packets, aside, told.place, f" WHERE number < {told.manifests}")
+
+
+def _listed(place: str, names: Sequence[str]) -> str:
+    files = ",\n  ".join(_quoted(f"{place}/{name}") for name in names)
+    return f"[\n  {files}\n]" if names else ""
+
+
+def _in_duckdb(packets: str, aside: str, place: str, of_manifests: str = "") -> list[str]:
+    """Views of these files, as DuckDB's functions take them; `aside` is empty where there are none."""
+    options = "hive_partitioning = true, hive_types_autocast = false, union_by_name = true"
     made = [
         f"CREATE OR REPLACE VIEW packets AS SELECT {_COLUMNS}, day::DATE AS day, kind "
-        f"FROM {read('packets', 'day=*/batch=*/kind=*')}"
+        f"FROM read_parquet({packets}, {options})"
     ]
-    if _has_quarantine(root):
+    if aside:
         made.append(
             "CREATE OR REPLACE VIEW quarantine AS SELECT * EXCLUDE (day, batch), day::DATE AS day "
-            f"FROM {read('quarantine', 'day=*/batch=*')}"
+            f"FROM read_parquet({aside}, {options})"
         )
     manifests = _quoted(f"{place}/_manifests/*.json")
-    made.append(f"CREATE OR REPLACE VIEW manifests AS SELECT * FROM read_json({manifests}, format = 'auto')")
+    made.append(
+        "CREATE OR REPLACE VIEW manifests AS SELECT * "
+        f"FROM read_json({manifests}, format = 'auto'){of_manifests}"
+    )
     return made
 
 
 def _spark(root: Path) -> list[str]:
-    def source(name: str, kind: str, path: str, options: str = "", columns: str = "") -> str:
-        # To Spark SQL a backslash escapes what follows.
-        where = _quoted(f"{for_spark(root)}/{path}".replace("\\", "\\\\"), "\\'")
-        return (
-            f"CREATE OR REPLACE TEMPORARY VIEW {name}{columns} USING {kind} OPTIONS (path {where}{options})"
+    place = for_spark(root)
+    aside = f"{place}/quarantine" if _has_quarantine(root) else ""
+    return _in_spark(f"{place}/packets", aside, f"{place}/_manifests")
+
+
+def _spark_of_objects(told: Objects) -> list[str]:
+    place = told.place.replace("s3://", "s3a://", 1)
+    packets, aside = (_alternatives(place, names) for names in (told.packets, told.quarantine))
+    folders = {"packets": f"{place}/packets", "quarantine": f"{place}/quarantine"}
+    return _in_spark(packets, aside, f"{place}/_manifests", folders, f" WHERE number < {told.manifests}")
+
+
+def _alternatives(place: str, names: Sequence[str]) -> str:
+    """A pattern that these objects fit and no other."""
+    return f"{place}/{{{','.join(names)}}}" if names else ""
+
+
+def _in_spark(
+    packets: str, aside: str, manifests: str, folders: Mapping[str, str] | None = None, of_manifests: str = ""
+) -> list[str]:
+    """Views of these paths, which are patterns; `aside` is empty where there are none. `folders` are those of
+    which each path names files."""
+
+    def source(name: str, kind: str, path: str, columns: str = "", **options: str) -> str:
+        told = ", ".join(
+            f"{key} {_in_spark_quoted(value)}" for key, value in {"path": path, **options}.items()
         )
+        return f"CREATE OR REPLACE TEMPORARY VIEW {name}{columns} USING {kind} OPTIONS ({told})"
+
+    def below(name: str) -> dict[str, str]:
+        return {} if folders is None else {"basePath": folders[name]}
 
     columns = _COLUMNS.replace("to_timestamp(", "timestamp_seconds(")
     made = [
-        source("lake_packets", "parquet", "packets"),
+        source("lake_packets", "parquet", packets, **below("packets")),
         f"CREATE OR REPLACE TEMPORARY VIEW packets AS SELECT {columns}, CAST(day AS DATE) AS day, kind "
         "FROM lake_packets",
     ]
-    if _has_quarantine(root):
-        made.append(source("quarantine", "parquet", "quarantine"))
+    if aside:
+        made.append(source("quarantine", "parquet", aside, **below("quarantine")))
     # Where Spark finds the columns by itself it reads all manifests, and takes their names for patterns.
-    options = ", multiLine 'true', pathGlobFilter '0*.json'"
-    made.append(source("manifests", "json", "_manifests", options, f" ({_MANIFEST})"))
+    options = {"multiLine": "true", "pathGlobFilter": "0*.json"}
+    name = "lake_manifests" if of_manifests else "manifests"
+    made.append(source(name, "json", manifests, f" ({_MANIFEST})", **options))
+    if of_manifests:
+        made.append(
+            f"CREATE OR REPLACE TEMPORARY VIEW manifests AS SELECT * FROM lake_manifests{of_manifests}"
+        )
     return made
+
+
+def _in_spark_quoted(text: str) -> str:
+    # To Spark SQL a backslash escapes what follows.
+    return _quoted(text.replace("\\", "\\\\"), "\\'")
 
 
 def _has_quarantine(root: Path) -> bool:

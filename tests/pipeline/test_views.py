@@ -11,10 +11,14 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from strata_pipeline.cli import app
+from strata_pipeline.databases import database_of
+from strata_pipeline.lake.object_lake import ObjectLake
 from strata_pipeline.views import VIEWS, statements
 from typer.testing import CliRunner
 
-from tests.support.toy_lakes import DAY, place, write_batch
+from tests.support.object_lakes import compacted, drafted, erased, put_batch
+from tests.support.toy_lakes import DAY, write_batch
+from tests.support.toy_lakes import place as sequence
 
 NOTEBOOK = Path(__file__).resolve().parents[2] / "examples" / "lake_questions.ipynb"
 QUESTIONS = (
@@ -60,7 +64,7 @@ def test_views_tell_what_the_lake_holds_now(lake, tmp_path):
     done = CliRunner().invoke(app, ["views", "--lake", str(lake), "--database", str(file)])
     assert (done.exit_code, done.stdout) == (0, f"made {len(VIEWS)} views in {file}\n")
     with duckdb.connect(file, read_only=True) as database:
-        assert database.sql("SELECT count(*), min(sequence) FROM packets").fetchall() == [(7, place(1))]
+        assert database.sql("SELECT count(*), min(sequence) FROM packets").fetchall() == [(7, sequence(1))]
         rows = database.sql("SELECT day::VARCHAR, kind, packets FROM packets_by_day ORDER BY ALL").fetchall()
         assert rows == [
             ("2024-10-04", "NOTE", 2), ("2024-10-04", "POST", 3),
@@ -105,3 +109,43 @@ def test_spark_and_duckdb_answer_alike(spark, lake):
     database = made(lake)
     for question in QUESTIONS:
         assert [tuple(row) for row in spark.sql(question).collect()] == database.sql(question).fetchall()
+
+
+@pytest.mark.timeout(600)
+def test_views_of_a_bucket_name_what_counted_when_they_were_printed(spark, place, tmp_path):
+    put_batch(place, (1, 2, 3), (4,))
+    put_batch(place, (5, 6))
+    put_batch(place, (1, 2), day=DAY + 1)
+    assert compacted(place) and erased(place, sequence(2)) == 1
+    with ObjectLake.write(place) as lake:
+        drafted(lake, [3, 4], day=DAY + 1)  # and then it is killed: objects that no manifest names
+    told = database_of(place)
+    expected = [told.sql(question).fetchall() for question in QUESTIONS]
+    printed = [
+        CliRunner().invoke(app, ["views", "--lake", place, "--dialect", dialect]).stdout
+        for dialect in ("duckdb", "spark")
+    ]
+    put_batch(place, [3], day=DAY + 1)
+    names = list(lake.store.keys(""))
+    for name, content in zip(names, lake.store.get_all(names), strict=True):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_bytes(content)
+
+    # As if a folder were the bucket: neither httpfs nor s3a is here.
+    in_duckdb, in_spark = printed
+    assert in_duckdb.startswith(f"-- {place} as it was when this was printed, up to manifest 2:")
+    database = duckdb.connect()
+    database.execute(in_duckdb.replace(f"'{place}/", f"'{tmp_path}/"))
+    assert [database.sql(question).fetchall() for question in QUESTIONS] == expected
+    for text in filter(str.strip, in_spark.split(";\n")):
+        spark.sql(text.replace(f"'s3a{place.removeprefix('s3')}/", f"'{tmp_path}/"))
+    assert [[tuple(row) for row in spark.sql(question).collect()] for question in QUESTIONS] == expected
+
+
+def test_views_of_a_bucket_are_printed_and_made_in_no_file(place, tmp_path):
+    put_batch(place, (), (1,))
+    made = ["views", "--lake", place, "--database", str(tmp_path / "lake.duckdb")]
+    refused = CliRunner().invoke(app, made)
+    assert refused.exit_code == 2 and "httpfs" in refused.output
+    refused = CliRunner().invoke(app, made[:3])
+    assert refused.exit_code == 2 and "holds no packets yet" in refused.output

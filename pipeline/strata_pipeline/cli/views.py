@@ -8,8 +8,9 @@ from typing import Annotated
 
 import typer
 
-from strata_pipeline.cli.app import Json, LakeFolder, failures_told, say
+from strata_pipeline.cli.app import Json, LakePlace, failures_told, say
 from strata_pipeline.errors import UsageError
+from strata_pipeline.lake.stores.schemes import is_object_place
 
 __all__ = ["views_command"]
 
@@ -20,7 +21,7 @@ class _Dialect(StrEnum):
 
 
 def views_command(
-    lake: LakeFolder,
+    lake: LakePlace,
     dialect: Annotated[
         _Dialect, typer.Option("--dialect", help="Whose SQL: that of DuckDB, or of Spark.")
     ] = _Dialect.DUCKDB,
@@ -37,22 +38,41 @@ def views_command(
     """Print the SQL of a lake's views, or make them in DuckDB.
 
     The views are packets, quarantine, manifests, packets_by_day, authors_by_day and lag_by_day. They name the
-    lake's folders and copy nothing. For Spark: spark-sql -i with the output in a file.
+    lake's folders and copy nothing. For Spark: spark-sql -i with the output in a file. Those of a bucket name
+    the objects that count as they are printed.
     """
-    from strata_pipeline.lake.lake import Lake
-    from strata_pipeline.views import statements
-
     with failures_told():
         if database is not None and dialect is not _Dialect.DUCKDB:
             raise UsageError("--database is a file of DuckDB: leave --dialect out")
-        if not Lake.open(lake).chain.end.number:
-            raise UsageError(f"{lake} holds no lake yet: begin with strata-pipeline archive")
-        made = statements(lake, dialect.value)
+        if database is not None and is_object_place(lake):
+            raise UsageError(
+                f"--database: views of {lake} take DuckDB's extension httpfs. Print them, and give them to a "
+                "DuckDB that has it (docs/guides/pipeline.md)"
+            )
+        made = _statements(lake, dialect)
         if database is None:
             say("\n\n".join(f"{text};" for text in made), json, event="views", statements=made)
             return
         _make(made, database)
     say(f"made {len(made)} views in {database}", json, event="views", database=str(database), views=len(made))
+
+
+def _statements(place: str, dialect: _Dialect) -> list[str]:
+    from strata_pipeline.lake.object_lake import ObjectLake
+    from strata_pipeline.lake.places import open_lake
+    from strata_pipeline.views import Objects, statements, statements_over_objects
+
+    lake = open_lake(place)
+    if isinstance(lake, ObjectLake):
+        packets, quarantine = (
+            [one.name for day in lake.days() for one in lake.objects_of_day(day, root)]
+            for root in ("packets", "quarantine")
+        )
+        told = Objects(lake.place, packets, quarantine, lake.chain.end.number)
+        return statements_over_objects(told, dialect.value)
+    if not lake.chain.end.number:
+        raise UsageError(f"{place} holds no lake yet: begin with strata-pipeline archive")
+    return statements(place, dialect.value)
 
 
 def _make(made: list[str], database: Path) -> None:

@@ -124,7 +124,8 @@ def test_a_damaged_last_row_blocks_nothing(spark, log_url, tmp_path):
         there = "SELECT sequence FROM packets ORDER BY sequence OFFSET"
         return f"UPDATE packets SET packet_id = '\\x{packet_id}' WHERE sequence = ({there} {n} LIMIT 1)"
 
-    sql(log_url, damaged("1234", 4), damaged("5678", 5))
+    late = "UPDATE packets SET received_at = 1::bigint << 60 WHERE packet_id = '\\x5678'"
+    sql(log_url, damaged("1234", 4), damaged("5678", 5), late)
     assert archive(spark, log_url, tmp_path).quarantined == 2
     assert archive(spark, log_url, tmp_path).batches == 0
     # Mended since, by hand or from a backup: the last packet that is one tells the log.

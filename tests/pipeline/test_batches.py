@@ -58,10 +58,22 @@ def test_a_sound_batch_is_cut_by_rows_and_ends_with_its_last(lake):
     assert (batch.packets_up_to(FIRST + 5), batch.quarantined_up_to(FIRST + 5)) == (4, 1)
 
 
+def test_a_row_received_after_its_day_does_not_set_the_clock_of_a_log(tmp_path):
+    rows = places([1, 2]).set_column(1, "received_at", pa.array([1_000, 2**40], pa.int64()))
+    with Lake.write(tmp_path) as lake:
+        staged = lake.stage(Span(0, FIRST + 2))
+        (staged / "packets").mkdir(parents=True)
+        pq.write_table(rows, staged / "packets" / "part-0.parquet")
+        lake.commit(manifest(0, 0, FIRST + 2, 2, 0, digest_of(rows)), staged / "packets", None)
+    assert Batch.read(lake, lake.manifests[0]).parts(0, 9) == [
+        Part(Span(0, FIRST + 2), 2, 20_001 * 86_400 - 1)
+    ]
+
+
 @pytest.mark.parametrize(
     ("damage", "told"),
     [
-        (lambda path: path.unlink(), "its files cannot be read"),
+        (lambda path: path.unlink(), "it has 0 packets and 2 quarantined rows, and must have 7 and 2"),
         (lambda path: path.write_bytes(b"PAR1 nothing PAR1"), "its files cannot be read"),
         (lambda path: path.write_bytes(path.read_bytes()[:-20]), "its files cannot be read"),
         (lambda path: pq.write_table(places([1, 2, 3, 5, 6, 7]), path), "it has 6 packets and 2 quarantined"),

@@ -26,7 +26,7 @@ from strata_pipeline.lake.faults import Fault
 from strata_pipeline.lake.generations import replace_day, staged_day
 from strata_pipeline.lake.lake import Lake
 from strata_pipeline.lake.migration import migrate_chain
-from strata_pipeline.lake.slices import Slice, rows_of
+from strata_pipeline.lake.slices import Slice, rows_of, slices
 
 from tests.support.toy_lakes import (
     DAY,
@@ -409,3 +409,31 @@ def test_a_lake_of_format_1_goes_on_in_format_2(tmp_path):
     assert [one.format for one in lake.manifests] == [1, 1, 1, 2] and faults(path) == []
     alter(*file_of(lake, 3, DAY + 1), annotation=b"{}")
     assert reasons(file_faults(lake)) == {"batch: contents"}
+
+
+@pytest.mark.parametrize(
+    ("root", "column", "value"),
+    [
+        ("packets", "sequence", "1"), ("packets", "received_at", "1"), ("packets", "packet_id", "1"),
+        ("packets", "content_type", 1.5), ("packets", "body", "{}"), ("packets", "annotation", 1),
+        ("quarantine", "size", 2**40), ("quarantine", "reason", 1.5), ("quarantine", "detail", [1]),
+        ("quarantine", "author_id", b"\xff"),
+    ],
+)  # fmt: skip
+def test_a_column_of_another_type_is_a_fault_and_no_end_of_the_audit(tmp_path, root, column, value):
+    lake = make(tmp_path / "lake", 2)
+    path = min((lake / root).rglob("*.parquet"))
+    rows = pq.ParquetFile(path).read()
+    other = rows.set_column(rows.schema.get_field_index(column), column, pa.array([value] * len(rows)))
+    pq.write_table(other, path)
+    found = {fault.reason for fault in file_faults(Lake.open(lake))}
+    assert found and found <= {"unreadable", "digest"}  # what can be made a number may be another one
+
+
+def test_a_link_that_leads_nowhere_is_divided_among_tasks_as_a_file_is(tmp_path):
+    lake = Lake.open(make(tmp_path / "lake", 2))
+    folder = next((tmp_path / "lake" / "packets" / "day=2024-10-04").rglob("kind=*"))
+    (folder / "gone.parquet").symlink_to(tmp_path / "nowhere")
+    names = [one.file for one in slices(lake.units(DAY)[0], 2)]
+    assert os.fsencode(folder / "gone.parquet") in names
+    assert "unreadable" in {fault.reason for fault in file_faults(lake)}

@@ -27,7 +27,7 @@ from strata_pipeline.lake.batches import Batch
 from strata_pipeline.lake.contents import contents_of
 from strata_pipeline.lake.lake import Lake
 from strata_pipeline.lake.places import AnyLake, write_lake
-from strata_pipeline.lake.rows import digest_of, read_places
+from strata_pipeline.lake.rows import digest_of, read_places, received_on
 from strata_pipeline.log.database import connect, id_at, last_of, log_state, sequence_of
 from strata_pipeline.log.spans import DEFAULT_BATCH_ROWS, LogState, next_batch
 from strata_pipeline.planning import parallelism
@@ -184,7 +184,7 @@ def _commit(
             body_bytes=pc.sum(places["size"]).as_py() or 0,
             kinds=_kinds(packets),
             last_packet_id=(places["packet_id"][last].as_py() or b"").hex(),
-            last_received_at=places["received_at"][last].as_py(),
+            last_received_at=received_on(span.day, places["received_at"][last].as_py()),
             written_at=int(time.time()),
             previous=lake.tip,
         )

@@ -13,7 +13,7 @@ from strata_pipeline.errors import LakeError
 from strata_pipeline.lake.checking import batch_name
 from strata_pipeline.lake.contents import UNREADABLE, Contents
 from strata_pipeline.lake.layout import LakeLayout, span_over
-from strata_pipeline.lake.rows import cut, digest_of, read_places
+from strata_pipeline.lake.rows import cut, digest_of, read_places, received_on
 
 __all__ = ["Batch", "Part", "leading_days_with_holes"]
 
@@ -25,6 +25,7 @@ class Part:
     span: Span
     packets: int
     last_received_at: int
+    """That of its last row (`received_on`)."""
 
 
 @dataclass(frozen=True)
@@ -104,7 +105,7 @@ class Batch:
             last = min(start + max_rows, len(sequences)) - 1
             high = self.span.up_to if last == len(sequences) - 1 else int(sequences[last])
             packets = self.packets_up_to(high) - self.packets_up_to(low)
-            parts.append(Part(Span(low, high), packets, int(received[last])))
+            parts.append(Part(Span(low, high), packets, received_on(self.span.day, int(received[last]))))
             low = high
         return parts
 

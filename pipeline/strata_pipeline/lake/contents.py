@@ -3,7 +3,7 @@ and their second digest (`strata.protocol.lake.digest`)."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Final, NamedTuple, Self
 
@@ -24,6 +24,16 @@ UNREADABLE: Final = (OSError, ValueError, pa.ArrowException)
 _RECORD_BYTES = 104
 _READ_ROWS = 2_048
 """Bodies have up to some hundred KiB each: what is in memory at a time stays below a few hundred MiB."""
+
+
+_NUMBER, _BYTES, _TEXT = (pa.int64(),), (pa.binary(), pa.large_binary()), (pa.string(), pa.large_string())
+_TYPES: Final[Mapping[str, Sequence[pa.DataType]]] = {
+    **dict.fromkeys(("sequence", "received_at", "timestamp", "expires_at"), _NUMBER),
+    "size": (pa.int32(),),
+    **dict.fromkeys(("packet_id", "body", "annotation"), _BYTES),
+    **dict.fromkeys(("author_id", "content_type", "reason", "detail"), _TEXT),
+}
+"""What a column may be: whoever may write files may choose any type."""
 
 
 class FalseBounds(ValueError):
@@ -63,8 +73,8 @@ def read_rows(
 ) -> Iterator[Rows]:
     """All rows of files, or at least those in a span: groups of rows that hold none of them are left out.
 
-    Raises OSError, ValueError for a file that is not Parquet or lacks a column, and `FalseBounds`; where
-    columns may be `absent`, those that a file lacks are null.
+    Raises OSError, ValueError for a file that is not Parquet, lacks a column or has it of another type, and
+    `FalseBounds`; where columns may be `absent`, those that a file lacks are null.
     """
     for path in files:
         with pq.ParquetFile(path) as file:
@@ -72,6 +82,10 @@ def read_rows(
             missing = [name for name in columns if name not in there]
             if missing and not (absent and "sequence" in there):
                 raise ValueError(f"{path} has no column {', '.join(missing)}")
+            for name in there:
+                found = file.schema_arrow.field(name).type
+                if found not in _TYPES.get(name, (found,)):
+                    raise ValueError(f"{path} has a column {name} of type {found}")
             for group, first, told in _groups(file.metadata, span):
                 for batch in file.iter_batches(_READ_ROWS, row_groups=[group], columns=there):
                     rows = batch

@@ -10,9 +10,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.dataset as pads
-from strata.protocol.lake import RowsDigest, Span, row_bytes
+from strata.protocol.lake import DAY_SECONDS, RowsDigest, Span, row_bytes
 
-__all__ = ["PLACES", "add_rows", "cut", "digest_of", "read_places", "rows_in"]
+__all__ = ["PLACES", "add_rows", "cut", "digest_of", "read_places", "received_on", "rows_in"]
 
 PLACES = ("sequence", "received_at", "packet_id", "size")
 _ROW_BYTES = 48
@@ -23,12 +23,16 @@ _NO_PLACES = pa.schema(
 
 
 def read_places(folders: Iterable[Path], span: Span | None = None) -> pa.Table:
-    """`PLACES` of all rows below these folders, or of the rows in a span, in log order, without bodies."""
+    """`PLACES` of all rows below these folders, or of the rows in a span, in log order, without bodies.
+
+    Raises OSError, ValueError and `pa.ArrowException` for a file that has others than rows of a lake.
+    """
     within = None
     if span is not None:
         within = (pads.field("sequence") > span.after) & (pads.field("sequence") <= span.up_to)
     tables = [
-        pads.dataset(folder, format="parquet").to_table(columns=list(PLACES), filter=within)
+        # By a schema: each file is held against it, and a folder may have none.
+        pads.dataset(folder, schema=_NO_PLACES.schema, format="parquet").to_table(filter=within)
         for folder in folders
     ]
     if not tables:
@@ -56,6 +60,15 @@ def digest_of(rows: pa.Table) -> str:
     digest = RowsDigest()
     add_rows(digest, rows)
     return digest.hexdigest()
+
+
+def received_on(day: int, at: int) -> int:
+    """When a row of a day was received, as far as that can be, whatever somebody has written there.
+
+    In a log time never goes back, so a later one would be that of all packets to come; and JSON has no
+    numbers beyond 2⁵³.
+    """
+    return max(0, min(at, (day + 1) * DAY_SECONDS - 1))
 
 
 def add_rows(digest: RowsDigest, rows: pa.Table) -> None:

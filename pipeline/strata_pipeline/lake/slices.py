@@ -6,6 +6,7 @@ also passes over a file it cannot read without a word; a task that reads it tell
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
@@ -65,7 +66,10 @@ def _files(unit: Unit) -> Iterator[Slice]:
                 yield Slice(os.fsencode(told.name), told.size, (told,))
         return
     for path in parquet_files(unit.packets):
-        yield Slice(os.fsencode(path), path.stat().st_size)
+        size = 0
+        with contextlib.suppress(OSError):  # whoever reads it is told what is wrong with it
+            size = path.stat().st_size
+        yield Slice(os.fsencode(path), size)
 
 
 def _divided(one: Slice, share: int) -> Iterator[Slice]:

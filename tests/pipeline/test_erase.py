@@ -8,15 +8,18 @@ import shutil
 
 import asyncpg
 import pytest
-from strata.protocol.lake import GENESIS, LakeError
+from strata.protocol.lake import GENESIS, ErasedBatch, LakeError
 from strata_pipeline.cli.app import app
 from strata_pipeline.errors import LogError
+from strata_pipeline.jobs import erase as job
 from strata_pipeline.jobs.archive import archive
 from strata_pipeline.jobs.audit import audit
 from strata_pipeline.jobs.audit_erasures import check_erasures
 from strata_pipeline.jobs.audited import Audited
 from strata_pipeline.jobs.compact import compact
+from strata_pipeline.jobs.copy import copy_lake
 from strata_pipeline.jobs.erase import ErasedFrom, erase
+from strata_pipeline.jobs.parts import packets_there
 from strata_pipeline.jobs.restore import restore
 from strata_pipeline.lake import erasing, files
 from strata_pipeline.lake.delta import publish, published_files
@@ -25,6 +28,8 @@ from typer.testing import CliRunner
 
 from tests.support import relay_logs
 from tests.support.lakes import DAY, NOON, bodies, sql
+from tests.support.toy_lakes import DAY as TOY_DAY
+from tests.support.toy_lakes import write_batch
 
 ERASED = (3, 8, 9, 10, 25, 41)
 """Some of both finished days: one amid a batch, all of one batch but two, the last of a batch."""
@@ -157,6 +162,58 @@ def test_cut_off_at_any_step_a_day_has_all_or_nothing_erased(
     assert audit(spark, tmp_path).holds and not (tmp_path / "_staging").exists()
 
 
+def test_a_day_of_which_nothing_stays_is_a_day_of_the_lake_like_any_other(spark, new_log, tmp_path):
+    url, lake = new_log(), tmp_path / "lake"
+    relay_logs.append(url, gone := relay_logs.make_many(6, at=NOON), NOON)
+    relay_logs.append(url, left := relay_logs.make_many(3, first=10, at=NOON + DAY), NOON + DAY)
+    archive(spark, url, lake, batch_rows=4)
+    publish(Lake.open(lake))
+    relay_logs.erase(url, *(packet.packet_id for packet in gone))
+    assert erase(spark, url, lake).packets == 6
+    assert erase(spark, url, lake).packets == 0 and compact(spark, lake).days == 0
+    copy_lake(lake, tmp_path / "copy")
+    for place in (lake, tmp_path / "copy"):
+        audited = audit(spark, place, url=url)
+        assert (audited.counts, audited.packets, audited.erased) == ({}, 3, 6)
+        assert bodies(place) == [packet.canonical for packet in left]
+    restored = new_log()
+    assert restore(spark, restored, lake).erased == 6
+    assert asyncio.run(rows_of(restored)) == asyncio.run(rows_of(url))
+
+
+def test_what_a_damaged_row_holds_of_an_erased_packet_is_told_of(spark, new_log, tmp_path):
+    url = new_log()
+    relay_logs.append(url, made := relay_logs.make_many(4, at=NOON), NOON)
+    relay_logs.append(url, relay_logs.make_many(2, first=9, at=NOON + DAY), NOON + DAY)
+    ids = [f"'\\x{packet.digest.hex()}'" for packet in made]
+    sql(url, f"UPDATE packets SET body = body || ' ' WHERE packet_id IN ({ids[1]}, {ids[2]})")
+    relay_logs.erase(url, made[2].packet_id)  # before it is archived: of that the lake has nothing
+    archive(spark, url, tmp_path)
+    relay_logs.erase(url, made[0].packet_id, made[1].packet_id)
+    done = erase(spark, url, tmp_path)
+    assert (done.packets, done.aside) == (1, 1)
+    done = erase(spark, url, tmp_path)
+    assert (done.packets, done.aside) == (0, 1)
+
+
+def test_a_day_from_which_all_is_erased_is_not_read_again(
+    spark, original, new_log, tmp_path, made, monkeypatch
+):
+    url, real, asked = new_log(original[0]), packets_there, []
+
+    def there(folders, tombstones):
+        asked.append([one.sequence & 0xFFFF for one in tombstones])
+        return real(folders, tombstones)
+
+    monkeypatch.setattr(job, "packets_there", there)
+    erase(spark, url, tmp_path)
+    assert asked == [[4, 9, 10, 11, 26], [12], [11]]
+    relay_logs.erase(url, made[30].packet_id)
+    asked.clear()
+    assert erase(spark, url, tmp_path).packets == 1
+    assert asked == [[1], [11]]  # what is new, and the day that is not over
+
+
 def test_readers_keep_their_files_and_the_day_waits(spark, original, tmp_path, made):
     with Lake.open(tmp_path).held():
         done = erase(spark, original[0], tmp_path, patience=0)
@@ -198,6 +255,37 @@ def test_what_the_tombstones_do_not_prove_is_found(spark, original, tmp_path, ma
     found = audit(spark, tmp_path)
     assert found.counts["erasure: row"] == 5 and any(name.startswith("batch: ") for name in found.counts)
     assert lake.erasures.records[0].previous == GENESIS
+
+
+def test_a_record_tells_of_batches_of_its_own_day_alone(tmp_path):
+    write_batch(tmp_path, [1, 2, 3])
+    write_batch(tmp_path, [1], day=TOY_DAY + 1)
+    lake = Lake.open(tmp_path)
+    first, second = lake.manifests
+    told = [
+        ErasedBatch(
+            manifest=one.hash, packets=0, quarantined=one.packets, contents="ab", body_bytes=0, kinds={}
+        )
+        for one in (first, second)
+    ]
+    erasing.put_record(lake, lake.erasures.next(TOY_DAY, 0, told, b""), b"")
+    now = Lake.open(tmp_path).erasures.told([first, second])
+    assert [one.packets for one in now] == [0, 1]
+
+
+@pytest.mark.parametrize("after", [0, 1])
+def test_a_record_that_takes_nothing_out_of_a_batch_proves_nothing_of_it(tmp_path, after):
+    write_batch(tmp_path, [1, 2, 3])
+    write_batch(tmp_path, [4])
+    write_batch(tmp_path, [1], day=TOY_DAY + 1)
+    lake = Lake.open(tmp_path)
+    [first, _] = lake.chain.of_day(TOY_DAY)
+    told = ErasedBatch(
+        manifest=first.hash, packets=3, quarantined=0, contents="ab" * 32, body_bytes=100, kinds={}
+    )
+    erasing.put_record(lake, lake.erasures.next(TOY_DAY, 0, [told], b""), b"")
+    check_erasures(Lake.open(tmp_path), (), audited := Audited(after=after))
+    assert audited.counts == {"erasure: count": 1} and "takes nothing out" in str(audited.findings)
 
 
 def test_a_lake_of_another_log_or_a_damaged_one_is_left_alone(spark, original, new_log, tmp_path, made):

@@ -69,6 +69,8 @@ def erase_command(
     text = f"erased {done.packets:,} packets from {done.days} days, of {done.tombstones:,} tombstones"
     if done.waiting:
         text += f"; {done.waiting:,} packets wait: their day is not over, or is being read or written"
+    if done.aside:
+        text += f"; {done.aside:,} rows in quarantine, damaged before, still hold some of it"
     if done.copies:
         text += f"; look for copies in {', '.join(done.copies)}"
     say(text, json, event="erased", **msgspec.to_builtins(done))

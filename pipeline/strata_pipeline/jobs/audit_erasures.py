@@ -10,7 +10,7 @@ from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
-from strata.protocol.lake import Erasure, Manifest
+from strata.protocol.lake import Erasure, Manifest, day_of
 from strata.protocol.tombstones import Tombstone
 
 from strata_pipeline.errors import LakeError
@@ -43,8 +43,9 @@ def check_erasures(lake: AnyLake, relays: Collection[str], audited: Audited) -> 
     for day, records in by_day.items():
         found: list[Finding] = []
         left: dict[int, Tombstone] = {}
-        # Only a whole audit has read all manifests anyway.
-        manifests = [] if audited.after else lake.chain.of_day(day)
+        # Those that this audit is about: only a whole one has read all manifests anyway.
+        gained = lake.chain.of_day(day) if day >= day_of(audited.after) else []
+        manifests = [one for one in gained if one.up_to > audited.after]
         held = {one.hash: (one, one.packets) for one in manifests}
         for record in records:
             try:
@@ -87,8 +88,8 @@ def _foreign(stones: Iterable[Tombstone], relays: Collection[str], audited: Audi
 def _miscounted(
     record: Erasure, held: Mapping[str, tuple[Manifest, int]], stones: list[int]
 ) -> Iterator[Finding]:
-    """Where a record takes more packets, or fewer, than it has tombstones for: as a whole, and of the batches
-    `held`, with what they had before."""
+    """Where a record takes more packets, or fewer, than it has tombstones for, or tells of nothing taken: as
+    a whole, and of the batches `held`, with what they had before."""
     if record.erased != len(stones):
         why = f"erasure {record.number} takes {record.erased} packets, and has tombstones for {len(stones)}"
         yield Finding("erasure", "count", detail=why)
@@ -99,6 +100,11 @@ def _miscounted(
         if taken != there:
             why = f"erasure {record.number} takes {taken} packets out of {batch_name(manifest)}"
             why += f", and has tombstones for {there}"
+            yield Finding("erasure", "count", manifest.up_to, detail=why)
+        elif name in told and not there:  # else whoever may write records could change a digest by one
+            why = (
+                f"erasure {record.number} tells anew what {batch_name(manifest)} holds, and takes nothing out"
+            )
             yield Finding("erasure", "count", manifest.up_to, detail=why)
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from itertools import groupby
@@ -17,12 +17,13 @@ from pathlib import Path
 from typing import Final
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.dataset as pads
 import pyarrow.parquet as pq
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 from strata.protocol.errors import InvalidInput
-from strata.protocol.lake import Manifest, day_of, day_text, told
+from strata.protocol.lake import Erasure, Manifest, Span, day_of, day_text, first_of_day, told
 from strata.protocol.tombstones import read_tombstone
 
 from strata_pipeline.datasets import Packets
@@ -34,16 +35,19 @@ from strata_pipeline.jobs.publishing import publish_rewritten
 from strata_pipeline.jobs.rewriting import rewrite_parts, write_day
 from strata_pipeline.lake import files
 from strata_pipeline.lake.checking import Unit
+from strata_pipeline.lake.contents import UNREADABLE
 from strata_pipeline.lake.delta import is_published, publish
 from strata_pipeline.lake.erasing import mark, place_erasure
 from strata_pipeline.lake.generations import check_day
 from strata_pipeline.lake.lake import Lake
 from strata_pipeline.lake.layout import Folders, listed, span_over
 from strata_pipeline.lake.object_lake import ObjectLake
+from strata_pipeline.lake.places import AnyLake
 from strata_pipeline.lake.rewrites import ERASED_GRACE, Grace
 from strata_pipeline.lake.stores.schemes import is_object_place
 from strata_pipeline.log.database import connect, read_tombstones
 from strata_pipeline.transforms.emptying import emptied, erased_batches
+from strata_pipeline.transforms.restoring import read_aside
 
 __all__ = ["DEFAULT_GRACE", "ErasedFrom", "erase"]
 
@@ -65,6 +69,8 @@ class ErasedFrom:
     wrote the day of a bucket anew meanwhile."""
     deleted: int = 0
     """In a bucket: objects that this run has deleted, replaced by it or by earlier ones."""
+    aside: int = 0
+    """Rows in quarantine that hold what was erased: they were damaged before they were archived, and stay."""
     copies: list[str] = field(default_factory=list)
     """Folders in `_aside`, which may hold copies of what was erased; nothing is deleted there."""
 
@@ -95,8 +101,10 @@ def erase(
         return _erase_from_bucket(spark, url, str(path), timedelta(seconds=grace), progress)
     done = ErasedFrom()
     with contextlib.closing(connect(url)) as connection, Lake.replace(path) as lake:
-        for day, texts in _by_day(read_tombstones(connection, lake.reached), done):
-            found = _still_there(lake, day, texts)
+        for day, texts in _by_day(lake, read_tombstones(connection, lake.reached), done):
+            asked = _read(texts)
+            found = _still_there(lake, day, asked)
+            done.aside += _held_aside(lake, day, asked)
             if not found:
                 continue
             if not lake.may_grow(day) and _erase_from_day(spark, lake, day, found, patience):
@@ -124,8 +132,10 @@ def _erase_from_bucket(
     with contextlib.closing(connect(url)) as connection, ObjectLake.replace(place, kept) as lake:
         done.deleted = len(lake.left.deleted)
         finished = set(lake.finished_days())
-        for day, texts in _by_day(read_tombstones(connection, lake.reached), done):
-            found = still_there(lake, day, _read(texts))
+        for day, texts in _by_day(lake, read_tombstones(connection, lake.reached), done):
+            asked = _read(texts)
+            found = still_there(lake, day, asked)
+            done.aside += _held_aside(lake, day, asked)
             try:
                 erased = erase_from_day(lake, day, found, run) if found and day in finished else 0
             except LakeBusy:
@@ -144,11 +154,25 @@ def _erase_from_bucket(
     return done
 
 
-def _by_day(tombstones: Sequence[tuple[int, bytes]], done: ErasedFrom) -> list[tuple[int, list[bytes]]]:
-    """The texts of tombstones, which come with their places and in order, by the days that they lie in."""
+def _by_day(
+    lake: AnyLake, tombstones: Sequence[tuple[int, bytes]], done: ErasedFrom
+) -> Iterator[tuple[int, list[bytes]]]:
+    """The texts of tombstones, which come with their places and in order, by the days that they lie in.
+
+    Those that a record of the lake has are left out: their rows are gone, or the record would not hold. Else
+    each run would read every day again that anything was ever erased from.
+    """
     done.tombstones = len(tombstones)
-    days = groupby(tombstones, lambda one: day_of(one[0]))
-    return [(day, [text for _, text in some]) for day, some in days]
+    records: dict[int, list[Erasure]] = {}
+    for record in lake.erasures.records:
+        records.setdefault(record.day, []).append(record)
+    for day, some in groupby(tombstones, lambda one: day_of(one[0])):
+        recorded: set[bytes] = set()
+        for record in records.get(day, ()):
+            with contextlib.suppress(LakeError):  # one that an audit tells of; then the files are asked
+                recorded.update(lake.erasures.text_of(record).splitlines())
+        if texts := [text for _, text in some if text not in recorded]:
+            yield day, texts
 
 
 def _read(texts: Sequence[bytes]) -> Found:
@@ -163,11 +187,22 @@ def _read(texts: Sequence[bytes]) -> Found:
     return found
 
 
-def _still_there(lake: Lake, day: int, texts: Sequence[bytes]) -> Found:
-    """The tombstones of packets that the files of a day hold. Raises `LogError` for a bad one."""
-    found = _read(texts)
+def _still_there(lake: Lake, day: int, found: Found) -> Found:
+    """Those tombstones whose packets the files of a day hold."""
     there = packets_there(lake.day(day).packets, [tombstone for tombstone, _ in found.values()])
     return {one.sequence: found[one.sequence] for one in there}
+
+
+def _held_aside(lake: AnyLake, day: int, found: Found) -> int:
+    """How many of the day's quarantined rows are of these tombstones, and not empty."""
+    with contextlib.suppress(LakeError, *UNREADABLE), lake.quarantine_at_hand(day) as layout:
+        folders = layout.folders_of_day(layout.quarantine, day)
+        rows = read_aside(folders, Span(first_of_day(day), first_of_day(day + 1) - 1))
+        full = rows.filter(pc.invert(rows["is_erased"]))
+        ids = {one.sequence: one.packet_id for one, _ in found.values()}
+        told = zip(full["sequence"].to_pylist(), full["packet_id"].to_pylist(), strict=True)
+        return sum(ids.get(sequence) == f"0x{packet_id.hex()}" for sequence, packet_id in told)
+    return 0  # files that cannot be read are for an audit to tell of
 
 
 def _erase_from_day(spark: SparkSession, lake: Lake, day: int, found: Found, patience: float) -> bool:

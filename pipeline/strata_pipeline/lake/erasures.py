@@ -9,6 +9,7 @@ _erased/0000000000.jsonl      its tombstones
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from itertools import groupby
 
 from blake3 import blake3
 from strata.protocol.errors import InvalidInput
@@ -74,8 +75,15 @@ class Erasures:
         return f"{number:010}.json", f"{number:010}.jsonl"
 
     def told(self, manifests: Iterable[Manifest]) -> list[Manifest]:
-        """These manifests, each with what its batch holds now: files are held against these."""
-        return told(manifests, self.records)
+        """These manifests, each with what its batch holds now: files are held against these.
+
+        A record tells of batches of its own day alone: those of years are not looked through for each day.
+        """
+        return [
+            one
+            for day, some in groupby(manifests, lambda one: one.span.day)
+            for one in told(some, [record for record in self.records if record.day == day])
+        ]
 
     def erased_from(self, day: int) -> int:
         """How many packets of a day were erased."""

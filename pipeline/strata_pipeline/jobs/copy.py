@@ -11,16 +11,16 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import groupby
 from pathlib import Path
 
 from strata.protocol.lake import Manifest
 
 from strata_pipeline.errors import LakeError
 from strata_pipeline.jobs.copy_erasures import bring_erasures, check_erasures_begin, listed_ahead
-from strata_pipeline.jobs.copy_files import extract, put_files
+from strata_pipeline.jobs.copy_files import Source, extract, put_files
 from strata_pipeline.lake.checking import chunks
 from strata_pipeline.lake.lake import Lake
-from strata_pipeline.lake.layout import LakeLayout
 from strata_pipeline.lake.places import AnyLake, open_lake, write_lake
 
 __all__ = ["Copied", "copy_lake"]
@@ -69,12 +69,14 @@ def copy_lake(
         done.left = sum(one.packets for one in missing)
         for some in chunks(missing):
             with lake.at_hand(some) as layout:
-                for manifest in some:
-                    progress(done)
-                    _copy(layout, lake.manifests[manifest.number], manifest, copy)
-                    done.batches += 1
-                    done.packets += manifest.packets
-                    done.left -= manifest.packets
+                for day, of_day in groupby(some, lambda one: one.span.day):
+                    there = Source.of(layout, day)
+                    for manifest in of_day:
+                        progress(done)
+                        _copy(there, lake.manifests[manifest.number], manifest, copy)
+                        done.batches += 1
+                        done.packets += manifest.packets
+                        done.left -= manifest.packets
         done.reached, done.tip = copy.reached, copy.tip
     progress(done)
     return done
@@ -89,11 +91,11 @@ def _check_beginning(lake: AnyLake, copy: AnyLake) -> None:
         )
 
 
-def _copy(layout: LakeLayout, manifest: Manifest, now: Manifest, copy: AnyLake) -> None:
+def _copy(source: Source, manifest: Manifest, now: Manifest, copy: AnyLake) -> None:
     """Add a batch; `now` tells what the batch holds since rows were erased."""
     if isinstance(copy, Lake):
         staged = copy.stage(manifest.span)
-        extract(layout, now, staged)
+        extract(source, now, staged)
         packets, quarantine = (
             folder if (folder := staged / root).is_dir() else None for root in ("packets", "quarantine")
         )
@@ -103,6 +105,6 @@ def _copy(layout: LakeLayout, manifest: Manifest, now: Manifest, copy: AnyLake) 
     attempt = copy.begin(manifest.span)
     if objects is None:
         with tempfile.TemporaryDirectory(prefix="strata-copy-") as name:
-            extract(layout, now, Path(name))
+            extract(source, now, Path(name))
             objects = put_files(Path(name), copy.store, attempt.object_name)
     copy.adopt(manifest, now, attempt, objects)

@@ -21,7 +21,7 @@ import pyarrow.dataset as pads
 from strata.protocol.lake import Erasure, Manifest, Part, StoredObject, told
 
 from strata_pipeline.errors import LakeError
-from strata_pipeline.jobs.copy_files import extract, put_files, write_without
+from strata_pipeline.jobs.copy_files import Source, extract, put_files, write_without
 from strata_pipeline.jobs.publishing import publish_rewritten
 from strata_pipeline.lake import files
 from strata_pipeline.lake.attempts import object_name
@@ -199,9 +199,10 @@ def _made_ahead(lake: AnyLake, copy: ObjectLake, rewrite: Rewrite) -> list[Part]
     parts = []
     for some in chunks(one for one in manifests if one.after >= copy.reached):
         with lake.at_hand(some) as layout:
+            source = Source.of(layout, rewrite.day)
             for manifest in some:
                 with tempfile.TemporaryDirectory(prefix="strata-copy-") as made:
-                    extract(layout, manifest, Path(made))
+                    extract(source, manifest, Path(made))
                     part = Part(after=manifest.after, up_to=manifest.up_to, objects=[])
                     parts.append(_put(copy, rewrite, part, Path(made)))
     return parts

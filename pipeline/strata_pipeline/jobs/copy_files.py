@@ -7,7 +7,7 @@ import os
 import shutil
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple, Self
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -23,24 +23,37 @@ from strata_pipeline.lake.layout import Folders, LakeLayout, batch_path, span_of
 from strata_pipeline.lake.rows import rows_in
 from strata_pipeline.lake.stores.objects import ObjectStore
 
-__all__ = ["extract", "put_files", "write_without"]
+__all__ = ["Source", "extract", "put_files", "write_without"]
 
 _GATHERED_BYTES: Final = 64 * 2**20
 
 
-def extract(layout: LakeLayout, manifest: Manifest, folder: Path) -> None:
+class Source(NamedTuple):
+    """The folders of a day's batches, and the sequences that their names tell: a day has thousands, and each
+    batch of it is looked for among them."""
+
+    packets: list[tuple[Span, Path]]
+    quarantine: list[tuple[Span, Path]]
+
+    @classmethod
+    def of(cls, layout: LakeLayout, day: int) -> Self:
+        """Those of a day."""
+        return cls(*([(span_of(one), one) for one in some] for some in layout.day(day)))
+
+
+def extract(source: Source, manifest: Manifest, folder: Path) -> None:
     """Make the files of a batch, by root and kind, in a folder.
 
     `manifest` tells what the batch holds now. Raises `LakeError` unless the files do.
     """
     made: dict[str, list[Path]] = {"packets": [], "quarantine": []}
-    for root in made:
-        for batch in layout.folders_of_day(layout.root / root, manifest.span.day):
-            if not span_of(batch).overlaps(manifest.span):
+    for root, folders in source._asdict().items():
+        for span, batch in folders:
+            if not span.overlaps(manifest.span):
                 continue
             for path in parquet_files([batch]):
                 target = folder / root / path.relative_to(batch)
-                if span_of(batch) == manifest.span:
+                if span == manifest.span:
                     target.parent.mkdir(parents=True, exist_ok=True)
                     shutil.copyfile(path, target)
                 else:

@@ -325,11 +325,15 @@ class ObjectLake(LakeState):
 
         Raises `LakeError` for a listing that is missing or damaged; with `damaged` it is left out.
         """
-        batches = [one for one in manifests if self.generations.of_day(one.span.day) is None]
+        batches: list[Manifest] = []
+        anew: dict[int, list[Manifest]] = {}
+        for manifest in manifests:  # of years there are millions: each is looked at once
+            day = day_of(manifest.up_to)
+            written = batches if self.generations.of_day(day) is None else anew.setdefault(day, [])
+            written.append(manifest)
         objects = self._objects_of_batches(batches, damaged)
-        days = {one.span.day for one in manifests if self.generations.of_day(one.span.day) is not None}
-        for day in sorted(days):
-            whole = span_over([one.span for one in manifests if one.span.day == day])
+        for day, some in sorted(anew.items()):
+            whole = span_over(some)
             try:
                 parts = self.parts(day)
             except LakeError:

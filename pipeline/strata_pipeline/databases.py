@@ -54,7 +54,7 @@ def database_of(place: str | Path) -> duckdb.DuckDBPyConnection:
     The views of a folder show what the lake gains later. Those of a bucket show the lake as it was opened:
     call this again for what came since. Where compact or erase have replaced objects, and their grace is
     over, a query is an error of DuckDB and never a wrong answer. Raises `LakeError`, `StoreError`, and
-    `UsageError` where DuckDB is not installed.
+    `UsageError` where DuckDB is not installed, or a folder holds no packets.
     """
     try:
         import duckdb

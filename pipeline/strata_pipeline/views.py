@@ -76,14 +76,16 @@ def statements(lake: str | Path, dialect: Dialect = "duckdb") -> list[str]:
     """The statements that make `VIEWS`: lasting ones in DuckDB, temporary ones in Spark.
 
     The views name folders, so they show what the lake gains later too. Raises `UsageError` for a path that
-    the dialect cannot name: to Spark's views a colon ends a scheme, and to DuckDB a backslash is a slash.
+    the dialect cannot name: to Spark's views a colon ends a scheme, and to DuckDB a backslash is a slash. And
+    for a lake without packets: neither makes a view of no file.
     """
     root = Path(str(lake).removeprefix("file://")).absolute()
     if dialect == "spark" and ":" in str(root):
         raise UsageError(f"Spark's views cannot name {root}: give its folder a name without a colon")
-    if dialect == "duckdb":
-        return _made(_duckdb(root), _IN_DUCKDB)
-    return _made(_spark(root), _IN_SPARK)
+    made = _made(_duckdb(root), _IN_DUCKDB) if dialect == "duckdb" else _made(_spark(root), _IN_SPARK)
+    if next(root.glob("packets/day=*/batch=*/kind=*/*.parquet"), None) is None:
+        raise _without_packets(root)
+    return made
 
 
 class Objects(NamedTuple):
@@ -105,7 +107,7 @@ def statements_over_objects(told: Objects, dialect: Dialect = "duckdb") -> list[
     packets.
     """
     if not told.packets:
-        raise UsageError(f"{told.place} holds no packets yet, and views need some")
+        raise _without_packets(told.place)
     if dialect == "duckdb":
         made = _made(_duckdb_of_objects(told), _IN_DUCKDB)
     else:
@@ -127,6 +129,10 @@ def statements_over_tables(tables: Collection[str]) -> list[str]:
         for name in ("quarantine", "manifests") if f"lake_{name}" in tables
     ]  # fmt: skip
     return _made(sources, _IN_DUCKDB | {"temporary": "TEMPORARY "})
+
+
+def _without_packets(place: object) -> UsageError:
+    return UsageError(f"{place} holds no packets yet, and views need some")
 
 
 def _made(sources: list[str], words: Mapping[str, str]) -> list[str]:

@@ -12,6 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 from strata_pipeline.cli import app
 from strata_pipeline.databases import database_of
+from strata_pipeline.errors import UsageError
 from strata_pipeline.lake.object_lake import ObjectLake
 from strata_pipeline.views import VIEWS, statements
 from typer.testing import CliRunner
@@ -140,6 +141,15 @@ def test_views_of_a_bucket_name_what_counted_when_they_were_printed(spark, place
     for text in filter(str.strip, in_spark.split(";\n")):
         spark.sql(text.replace(f"'s3a{place.removeprefix('s3')}/", f"'{tmp_path}/"))
     assert [[tuple(row) for row in spark.sql(question).collect()] for question in QUESTIONS] == expected
+
+
+def test_a_lake_of_quarantined_rows_alone_has_no_views(tmp_path):
+    write_batch(tmp_path, [], [1])
+    for dialect in ("duckdb", "spark"):
+        refused = CliRunner().invoke(app, ["views", "--lake", str(tmp_path), "--dialect", dialect])
+        assert refused.exit_code == 2 and "holds no packets yet" in refused.output
+    with pytest.raises(UsageError, match="holds no packets yet"):
+        database_of(tmp_path)
 
 
 def test_views_of_a_bucket_are_printed_and_made_in_no_file(place, tmp_path):

@@ -20,9 +20,11 @@ Dialect = Literal["duckdb", "spark"]
 VIEWS = ("packets", "quarantine", "manifests", "packets_by_day", "authors_by_day", "lag_by_day")
 """`quarantine` is there when the lake has such rows."""
 
-# What an author dates may be a time that no calendar has: a keys' packet is of any.
+# What an author dates may be a time that no calendar has: a keys' packet is of any. So may be what somebody
+# has written into the log.
 _COLUMNS = (
-    "sequence, received_at, to_timestamp(received_at) AS received, {timestamp}, "
+    "sequence, received_at, "
+    "CASE WHEN abs(received_at) < 9223372036854 THEN to_timestamp(received_at) END AS received, {timestamp}, "
     "CASE WHEN abs({timestamp}) < 9223372036854 THEN to_timestamp({timestamp}) END AS dated, "
     "expires_at, packet_id, author_id, content_type, size, body, annotation"
 )

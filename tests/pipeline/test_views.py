@@ -29,7 +29,7 @@ QUESTIONS = (
     "SELECT CAST(day AS STRING), packets, median, p99, from_the_future FROM lag_by_day ORDER BY day",
     "SELECT number, packets, quarantined FROM manifests ORDER BY number",
     "SELECT sequence, reason FROM quarantine",
-    "SELECT sequence, dated IS NULL FROM packets ORDER BY sequence",
+    "SELECT sequence, dated IS NULL, received IS NULL FROM packets ORDER BY sequence",
 )
 UNDATED = (-(10**15), 10**15)
 """What an author may write, and no calendar has."""
@@ -49,7 +49,9 @@ def lake(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for timestamp, file in zip(UNDATED, sorted(folder.glob("packets/**/*.parquet")), strict=False):
         rows = pq.ParquetFile(file).read()
         written = pa.array([timestamp] * len(rows), pa.int64())
-        pq.write_table(rows.set_column(rows.schema.get_field_index("timestamp"), "timestamp", written), file)
+        for name in ("timestamp", "received_at"):
+            rows = rows.set_column(rows.schema.get_field_index(name), name, written)
+        pq.write_table(rows, file)
     return folder
 
 

@@ -50,7 +50,7 @@ def main() -> None:
         sys.argv[1:] = request["arguments"]
         code: str | int | None = None
         try:
-            runpy.run_module(program, run_name="__main__", alter_sys=True)
+            runpy.run_module(request["module"], run_name="__main__", alter_sys=True)
         except SystemExit as end:
             code = end.code
         if code is None or isinstance(code, int):

@@ -21,8 +21,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import IO
 
-__all__ = ["RELAYD", "STRATA", "Completed", "ForkedProcess", "run_fork"]
+__all__ = ["FUZZERS", "RELAYD", "STRATA", "Completed", "ForkedProcess", "run_fork"]
 
+FUZZERS = "tests.fuzz.harnesses"
 RELAYD = "relayd"
 STRATA = "strata.tools.cli"
 
@@ -30,10 +31,12 @@ _ROOT = Path(__file__).resolve().parents[2]
 _SERVER = Path(__file__).with_name("fork_server.py")
 _START_TIMEOUT = 60.0
 _MODULES = {
+    FUZZERS: (),
     RELAYD: (
         "relayd.cli",
         "relayd.process.daemon",
         "relayd.cli.doctor",
+        "relayd.federation.service",
         "relayd.store.upgrade",
         "typer._adapters",
     ),
@@ -58,7 +61,8 @@ Completed = tuple[int, bytes, bytes]
 class ForkedProcess:
     """One process of a program; what tests use of `subprocess.Popen`.
 
-    A stream is a file or a descriptor, `subprocess.PIPE` or `subprocess.DEVNULL`.
+    A stream is a file or a descriptor, `subprocess.PIPE` or `subprocess.DEVNULL`. `module` is run in place of
+    the program, where another one needs the same imports.
     """
 
     def __init__(
@@ -68,6 +72,7 @@ class ForkedProcess:
         *,
         env: Mapping[str, str],
         cwd: Path | None = None,
+        module: str | None = None,
         stdin: int = subprocess.DEVNULL,
         stdout: int | IO[bytes] = subprocess.PIPE,
         stderr: int | IO[bytes] = subprocess.PIPE,
@@ -94,6 +99,7 @@ class ForkedProcess:
             status, answer = os.pipe()
             self._status, self._said = status, b""
             request = {
+                "module": module or program,
                 "arguments": [str(each) for each in arguments],
                 "environment": dict(env),
                 "folder": str(cwd or Path.cwd()),
@@ -178,11 +184,12 @@ def run_fork(
     arguments: Sequence[str],
     *,
     env: Mapping[str, str],
+    module: str | None = None,
     stdin: bytes = b"",
     timeout: float = 60.0,
 ) -> Completed:
     """Run a program to its end."""
-    process = ForkedProcess(program, arguments, env=env, stdin=subprocess.PIPE)
+    process = ForkedProcess(program, arguments, env=env, module=module, stdin=subprocess.PIPE)
     out, err = process.communicate(stdin, timeout)
     assert process.returncode is not None
     return process.returncode, out, err

@@ -10,7 +10,7 @@ import json
 import os
 import random
 import secrets
-import sys
+import subprocess
 import time
 from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
@@ -34,6 +34,7 @@ from strata.relays.pool import PoolOptions
 
 from benches.channel_absence import publish_all, written
 from tests.support.faulty_relay import faulty_relay
+from tests.support.forks import STRATA, ForkedProcess
 from tests.support.ports import free_port
 from tests.support.relay_process import RelayProcess, environment, running
 from tests.support.waiting import until
@@ -258,7 +259,7 @@ async def test_one_of_two_relays_of_a_pool_dies_for_good_and_nothing_is_lost(
 class Program:
     """One life of `channel_participant.py`."""
 
-    def __init__(self, process: asyncio.subprocess.Process) -> None:
+    def __init__(self, process: ForkedProcess) -> None:
         self.process = process
         self.sent: list[str] = []
         self.synced = False
@@ -268,14 +269,13 @@ class Program:
     @classmethod
     async def start(cls, **settings: Any) -> Program:
         settings = {"store": None, "options": {}, "seed": "07" * 32, "name": "child", **settings}
-        process = await asyncio.create_subprocess_exec(
-            sys.executable,
-            "-m",
-            "tests.support.channel_participant",
-            json.dumps(settings, default=str),
-            stdin=asyncio.subprocess.PIPE,
-            stdout=asyncio.subprocess.PIPE,
+        process = ForkedProcess(
+            STRATA,
+            [json.dumps(settings, default=str)],
             env=environment({}),
+            module="tests.support.channel_participant",
+            stdin=subprocess.PIPE,
+            stderr=2,
         )
         program = cls(process)
         async with asyncio.timeout(60):
@@ -284,7 +284,7 @@ class Program:
 
     async def _read(self) -> None:
         assert self.process.stdout is not None
-        async for line in self.process.stdout:
+        while line := await asyncio.to_thread(self.process.stdout.readline):
             kind, *rest = json.loads(line)
             if kind == "ready":
                 self.ready.set()
@@ -297,15 +297,16 @@ class Program:
     def tell(self, *command: str) -> None:
         assert self.process.stdin is not None
         self.process.stdin.write(json.dumps(command).encode() + b"\n")
+        self.process.stdin.flush()
 
     async def kill(self) -> None:
         """kill -9; what it had said until then is read."""
-        if self.process.returncode is None:
-            self.process.kill()
-        await self.process.wait()
+        self.process.kill()
+        await asyncio.to_thread(self.process.wait)
         await self._reader
-        assert self.process.stdin is not None
+        assert self.process.stdin is not None and self.process.stdout is not None
         self.process.stdin.close()
+        self.process.stdout.close()
 
 
 def has_recorded(record: Path, count: int) -> bool:

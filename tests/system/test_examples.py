@@ -1,23 +1,48 @@
 """The examples do what they say."""
 
 import json
-import os
 import random
 import socket
 import subprocess
 import sys
 from datetime import datetime
-from typing import Any
 from xml.etree import ElementTree
 
 import pytest
 from causal_svg import causal_svg
 
+from tests.support.example_program import example
+from tests.support.forks import ForkedProcess
 from tests.support.relay_process import ROOT, RelayProcess, running
+
+
+def finish(process: ForkedProcess, said: str = "", timeout: float = 60) -> str:
+    """What it printed until its end, which must be a good one."""
+    out, err = process.communicate(said.encode(), timeout)
+    assert process.returncode == 0, (out + err).decode()
+    return out.decode()
+
+
+def first_lines(process: ForkedProcess, count: int) -> list[str]:
+    assert process.stdout is not None
+    return [process.stdout.readline().decode().rstrip("\n") for _ in range(count)]
+
+
+def tell(process: ForkedProcess, line: str) -> None:
+    assert process.stdin is not None
+    process.stdin.write(line.encode())
+    process.stdin.flush()
+
+
+def end(process: ForkedProcess) -> None:
+    """One that runs until it is interrupted."""
+    process.kill()
+    process.communicate()
 
 
 @pytest.mark.timeout(400)
 def test_the_demo_kills_a_relay_and_loses_nothing():
+    """As whoever reads of it runs it: from the shell, on a data folder that the relay makes."""
     command = [sys.executable, str(ROOT / "examples" / "demo.py"), "--kills", "2", "--json"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=110, check=False)
     assert done.returncode == 0, done.stderr
@@ -30,20 +55,14 @@ def test_the_demo_kills_a_relay_and_loses_nothing():
 @pytest.mark.timeout(400)
 @pytest.mark.req("R-371", "R-373")
 def test_relays_of_different_owners_hold_the_same_after_a_kill_and_a_cut():
-    command = [sys.executable, str(ROOT / "examples" / "federation.py"), "--packets", "18", "--json"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=220, check=False)
-    assert done.returncode == 0, done.stderr
-    counts = json.loads(done.stdout)
+    counts = json.loads(finish(example("federation", "--packets", 18, "--json"), timeout=220))
     assert (counts["acknowledged"], counts["missing"]) == (18, 0)
     assert counts["held"] == {"anna": 18, "bert": 18, "cleo": 18}
 
 
 @pytest.mark.timeout(400)
 def test_the_upgrade_renews_workers_under_load_and_nobody_loses_anything():
-    command = [sys.executable, str(ROOT / "examples" / "upgrade.py"), "--rounds", "1", "--json"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=110, check=False)
-    assert done.returncode == 0, done.stderr
-    counts = json.loads(done.stdout)
+    counts = json.loads(finish(example("upgrade", "--rounds", 1, "--json"), timeout=110))
     assert counts["workers_renewed"] == 2
     assert counts["acknowledged"] > 0
     assert (counts["lost"], counts["doubled"], counts["out_of_order"]) == (0, 0, 0)
@@ -52,41 +71,8 @@ def test_the_upgrade_renews_workers_under_load_and_nobody_loses_anything():
 @pytest.mark.timeout(400)
 @pytest.mark.req("C-272")
 def test_many_relays_survive_the_death_of_one():
-    command = [sys.executable, str(ROOT / "examples" / "many_relays.py")]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=110, check=False)
-    assert done.returncode == 0, done.stderr
-    counts = json.loads(done.stdout)
+    counts = json.loads(finish(example("many_relays"), timeout=110))
     assert counts == {"acknowledged": 100, "received": 100, "lost": 0, "doubled": 0}
-
-
-def example(name: str, *arguments: object, **options: Any) -> subprocess.Popen[str]:
-    command = [sys.executable, str(ROOT / "examples" / f"{name}.py"), *map(str, arguments)]
-    pipe, environment = subprocess.PIPE, {**os.environ, "PYTHONUNBUFFERED": "1", "PYTHONUTF8": "1"}
-    started: subprocess.Popen[str] = subprocess.Popen(
-        command, text=True, env=environment, stdin=pipe, stdout=pipe, stderr=pipe, **options
-    )
-    return started
-
-
-def finish(process: subprocess.Popen[str], said: str | None = None, timeout: float = 60) -> str:
-    """What it printed until its end, which must be a good one."""
-    try:
-        out, err = process.communicate(said, timeout=timeout)
-    finally:
-        process.kill()
-    assert process.returncode == 0, out + err
-    return out
-
-
-def first_lines(process: subprocess.Popen[str], count: int) -> list[str]:
-    assert process.stdout is not None
-    return [process.stdout.readline().rstrip("\n") for _ in range(count)]
-
-
-def end(process: subprocess.Popen[str]) -> None:
-    """One that runs until it is interrupted."""
-    process.kill()
-    process.communicate()
 
 
 def test_the_chat_shows_a_message_to_the_others_and_two_ticks_to_its_author(relay):
@@ -118,9 +104,7 @@ def test_an_author_hears_who_has_read_a_message(relay):
     reader = example("read_receipts", relay.ws, "bob")
     author = example("read_receipts", relay.ws, "alice")
     try:
-        assert author.stdin is not None
-        author.stdin.write("shall we meet?\n")
-        author.stdin.flush()
+        tell(author, "shall we meet?\n")
         assert first_lines(reader, 1) == ["alice: shall we meet?"]
         (receipt,) = first_lines(author, 1)
     finally:
@@ -133,9 +117,7 @@ def test_the_others_see_that_somebody_is_typing(relay):
     listener = example("typing_notices", relay.ws, "bob")
     talker = example("typing_notices", relay.ws, "alice")
     try:
-        assert talker.stdin is not None and listener.stdin is not None
-        talker.stdin.write("is anybody there?\n")
-        talker.stdin.flush()
+        tell(talker, "is anybody there?\n")
         assert first_lines(listener, 1) == ["alice: is anybody there?"]
         finish(talker, "I ...\nI am here\n")
         assert first_lines(listener, 2) == ["alice is typing", "alice: I am here"]
@@ -162,7 +144,7 @@ def test_every_alarm_of_the_telemetry_arrives_and_readings_do_while_somebody_lis
         assert "30 readings sent, 3 alarms delivered" in finish(sensor)
     finally:
         dashboard.kill()
-        lines = dashboard.communicate()[0].splitlines()
+        lines = dashboard.communicate()[0].decode().splitlines()
     assert lines.count("ALARM 95.0") == 3
     assert sum(line.startswith("reading") for line in lines) > 0
 

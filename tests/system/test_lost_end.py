@@ -8,8 +8,6 @@ import http.client
 import json
 import os
 import signal
-import subprocess
-import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,6 +19,7 @@ import strata
 
 from tests.support.backups import Copied
 from tests.support.bare_client import BareClient, open_client
+from tests.support.forks import RELAYD, STRATA, run_fork
 from tests.support.made_packets import ids_of, make, new_identity
 from tests.support.relay_process import PostgresHost, RelayProcess, environment, running
 from tests.support.standbys import Standby
@@ -179,9 +178,8 @@ async def test_an_operators_new_epoch_and_what_the_command_line_says_of_it(tmp_p
     subscribe = ("subscribe", "--no-live", "--state", str(position), "--json")
 
     def strata_command(relay: RelayProcess) -> tuple[list[dict], str]:
-        done = command("strata.tools.cli", *subscribe, "--relay", relay.ws)
-        assert done.returncode == 0, done.stderr
-        return [json.loads(line) for line in done.stdout.splitlines()], done.stderr
+        said, told = command(STRATA, *subscribe, "--relay", relay.ws)
+        return [json.loads(line) for line in said.splitlines()], told
 
     relay = RelayProcess(tmp_path, database_url=database.url)
     with running(relay):
@@ -200,8 +198,8 @@ async def test_an_operators_new_epoch_and_what_the_command_line_says_of_it(tmp_p
         assert "log" not in said
         relay.stop()
     await database.put_back()
-    told = await asyncio.to_thread(command, "relayd", "new-epoch", "--json", "--database-url", database.url)
-    assert told.returncode == 0 and json.loads(told.stdout)["epoch"] == 2, told.stderr
+    told, _ = await asyncio.to_thread(command, RELAYD, "new-epoch", "--json", "--database-url", database.url)
+    assert json.loads(told)["epoch"] == 2
     with running(relay):
         async with open_client(relay.ws) as client:
             await client.publish_all(new)
@@ -211,20 +209,15 @@ async def test_an_operators_new_epoch_and_what_the_command_line_says_of_it(tmp_p
         assert [record["packet"]["packet_id"] for record in records][-5:] == [
             packet.packet_id for packet in new
         ]
-        checked = await asyncio.to_thread(command, "relayd", "doctor", "--database-url", database.url)
-        assert "epoch 2" in checked.stdout
+        checked, _ = await asyncio.to_thread(command, RELAYD, "doctor", "--database-url", database.url)
+        assert "epoch 2" in checked
 
 
-def command(module: str, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """Run one of our commands to its end."""
-    return subprocess.run(
-        [sys.executable, "-m", module, *arguments],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        env=environment({}),
-        check=False,
-    )
+def command(program: str, *arguments: str) -> tuple[str, str]:
+    """What one of our commands prints until its end, which must be a good one, and its standard error."""
+    code, out, err = run_fork(program, arguments, env=environment({}), timeout=120)
+    assert code == 0, err.decode()
+    return out.decode(), err.decode()
 
 
 async def take(deliveries: strata.Subscription, count: int, seen: list[object]) -> None:

@@ -56,7 +56,9 @@ def configure(
     ]
     rendering: list[Processor] = [structlog.stdlib.ProcessorFormatter.remove_processors_meta]
     if console:
-        rendering += [_escape, structlog.dev.ConsoleRenderer(colors=stream.isatty())]
+        # A traceback with the values of variables would show what is never logged.
+        plain, colors = structlog.dev.plain_traceback, stream.isatty()
+        rendering += [_escape, structlog.dev.ConsoleRenderer(colors=colors, exception_formatter=plain)]
     else:
         rendering += [structlog.processors.format_exc_info, structlog.processors.JSONRenderer()]
     handler = _Handler(stream)

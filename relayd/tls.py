@@ -16,7 +16,6 @@ from datetime import datetime
 from pathlib import Path
 from urllib.parse import urlsplit
 
-import trustme
 from cryptography import x509
 
 from relayd.config import Settings
@@ -187,6 +186,8 @@ def write_dev_certificates(directory: Path, names: tuple[str, ...] = ()) -> DevC
     The CA's own key is thrown away, so the CA can vouch for nothing else. Existing files are never
     replaced: raises FileExistsError, and OSError when the folder cannot be written.
     """
+    import trustme  # it takes a while to load, and a relay needs it once in its life, if ever
+
     written = DevCertificates(directory / "ca.pem", directory / "cert.pem", directory / "key.pem")
     for path in (written.ca, written.cert, written.key):
         if path.exists():

@@ -102,6 +102,7 @@ class EmbeddedPostgres:
         self._port = tcp_port or _PORT  # it names the socket even where nothing listens on TCP
         self._start_timeout = start_timeout
         self._fill = fill
+        self._is_new = False
         self._owner: Owner | None = None
         self._lock_fd: int | None = None
         self._alias: Path | None = None
@@ -151,8 +152,13 @@ class EmbeddedPostgres:
             await self._prepared()
             await self._start_server()
             # `initdb` makes neither our database nor the password that TCP asks for.
-            password = None if self._tcp_port is None else self._password()
-            await provision(self.url, _USER, password=password, timeout=self._start_timeout)
+            await provision(
+                self.url,
+                _USER,
+                is_new=self._is_new,
+                password=None if self._tcp_port is None else self._password(),
+                timeout=self._start_timeout,
+            )
         except BaseException as error:
             await asyncio.shield(self.stop())
             if isinstance(error, OSError):
@@ -219,6 +225,7 @@ class EmbeddedPostgres:
             raise
 
     def _prepare(self) -> None:
+        self._is_new = False
         self._data_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._lock()
         unfinished = self._data_dir / _UNFINISHED
@@ -290,6 +297,7 @@ class EmbeddedPostgres:
         shutil.rmtree(fresh, ignore_errors=True)
         if self._fill is None:
             self._initialise(fresh)
+            self._is_new = True
         else:
             (self._data_dir / _UNFINISHED).touch()
             make_durable(self._data_dir)

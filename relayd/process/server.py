@@ -13,7 +13,7 @@ import contextlib
 import json
 import time
 from collections.abc import Callable, Coroutine, Sequence
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import structlog
 from strata.protocol.ids import Identity
@@ -23,7 +23,6 @@ from relayd import failpoints
 from relayd.access.ledger import Books, Ledger
 from relayd.config import Settings
 from relayd.federation.peers_file import Upstream, read_peers
-from relayd.federation.service import Federation
 from relayd.identity.bootstrap import read_bootstrap, trust_of
 from relayd.lineage import Claim
 from relayd.logs import problem_of
@@ -37,10 +36,12 @@ from relayd.process.serving import Announce, CurrentSettings, Post, Serving
 from relayd.relay import Relay
 from relayd.store import Store
 from relayd.store.guard import Guard
-from relayd.store.peers import register_peers
 from relayd.store.types import StoreError
 from relayd.tls import ServerTls, ends_at, make_certificate, read_tls_files
 from relayd.tracing.traces import open_target
+
+if TYPE_CHECKING:
+    from relayd.federation.service import Federation
 
 __all__ = ["print_ready", "serve"]
 
@@ -191,12 +192,11 @@ async def _serve(
         claims = [claim, await asyncio.to_thread(guard.read)]
         await store.begin([claim for claim in claims if claim is not None])
         written()
-        if not settings.retention_requires_archive:
-            await store.maintain(int(time.time()))
         identity = relay_identity(settings, store)
         upstreams = read_peers(settings.peers_file, own_id=identity.did)
-        named = [(peer.relay_id, peer.url) for peer in upstreams]
-        numbers = await register_peers(database_url, named)
+        numbers = await store.register_peers([(peer.relay_id, peer.url) for peer in upstreams])
+        if not settings.retention_requires_archive:
+            await store.maintain(int(time.time()))
         place = None if post is None else post.place
         ledger = None if place is None else Ledger(place.number)
         machines = machines_of(settings, place)
@@ -270,6 +270,8 @@ def _federation(
     """What reads from other relays; None where there are none to read from."""
     if not upstreams:
         return None
+    from relayd.federation.service import Federation  # and the client, which is a tenth of a start
+
     settings = relay.settings
     return Federation(
         upstreams,

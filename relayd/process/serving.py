@@ -11,7 +11,7 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import structlog
 from strata.protocol.ids import Signer
@@ -20,7 +20,6 @@ from relayd import failpoints
 from relayd.access.memory import Pressure
 from relayd.announcing import Announcer
 from relayd.config import ConfigurationError, Settings
-from relayd.federation.service import Federation
 from relayd.http.api import HttpApi
 from relayd.http.console import WebConsole
 from relayd.http.identities import IdentityApi
@@ -43,6 +42,9 @@ from relayd.process.roll_keeper import RollKeeper
 from relayd.relay import Relay
 from relayd.store.guard import Guard
 from relayd.tls import ServerTls, TlsError
+
+if TYPE_CHECKING:
+    from relayd.federation.service import Federation
 
 __all__ = ["Announce", "CurrentSettings", "Post", "Serving"]
 

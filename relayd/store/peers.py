@@ -27,6 +27,7 @@ __all__ = [
     "PeerStore",
     "printable",
     "register_peers",
+    "register_peers_over",
 ]
 
 MOST_PROBLEM: Final = 500
@@ -123,14 +124,21 @@ async def register_peers(
     Raises `StoreUnavailable`.
     """
     async with connected(url, "relayd peers", connect_timeout, longest=_LONGEST) as connection:
-        for relay_id, address in peers:
-            await connection.execute(
-                "INSERT INTO peers (relay_id, url) VALUES ($1, $2)"
-                " ON CONFLICT (relay_id) DO UPDATE SET url = excluded.url",
-                relay_id,
-                address,
-            )
-        rows = await connection.fetch("SELECT relay_id, peer_id FROM peers")
+        return await register_peers_over(connection, peers)
+
+
+async def register_peers_over(
+    connection: asyncpg.Connection[Any], peers: Sequence[tuple[str, str]]
+) -> dict[str, int]:
+    """As `register_peers`, over a connection that is there already."""
+    for relay_id, address in peers:
+        await connection.execute(
+            "INSERT INTO peers (relay_id, url) VALUES ($1, $2)"
+            " ON CONFLICT (relay_id) DO UPDATE SET url = excluded.url",
+            relay_id,
+            address,
+        )
+    rows = await connection.fetch("SELECT relay_id, peer_id FROM peers")
     return dict(map(tuple, rows))
 
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import math
 import secrets
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -16,12 +17,13 @@ import asyncpg
 from relayd.lineage import Claim, KnownLog, Mark
 from relayd.store.archived import ArchivedDays
 from relayd.store.bus import Bus
-from relayd.store.connection import Pool, connected
+from relayd.store.connection import Pool, close_quietly, connect, connected, deadline, translate_errors
 from relayd.store.doorbell import Doorbell
 from relayd.store.identities import IdentityReader
 from relayd.store.log import Log
 from relayd.store.migrate import check_revision
 from relayd.store.moderation import MODERATION_CHANNEL, Moderation
+from relayd.store.peers import register_peers, register_peers_over
 from relayd.store.reader import Reader
 from relayd.store.retention import Retention, Swept
 from relayd.store.roll import RollCall
@@ -100,6 +102,8 @@ class Store:
         self._retention = retention
         self._url = url
         self._connect_timeout = log.connect_timeout
+        self._first: asyncpg.Connection[Any] | None = None
+        """Over which the start was checked; the first chore is done over it too, and ends it."""
         self._doorbell: Doorbell | None = None
         self._listener: asyncio.Task[None] | None = None
         self._bus: Bus | None = None
@@ -203,9 +207,13 @@ class Store:
         await self.close()
 
     async def _check(self, allow_unsafe: bool) -> None:
-        async with connected(
-            self._url, "relayd start", self._connect_timeout, longest=_LONGEST_CHECK
-        ) as connection:
+        self._first = connection = await connect(
+            self._url,
+            name="relayd start",
+            connect_timeout=self._connect_timeout,
+            answer_timeout=_LONGEST_CHORE,
+        )
+        async with deadline(connection, _LONGEST_CHECK):
             await check_safety(connection, allow_unsafe=allow_unsafe)
             await check_revision(connection)
             # The first process decides; all read its decision.
@@ -362,10 +370,32 @@ class Store:
 
         Where that takes the proof that a day is archived, it takes some seconds for a million packets.
         """
-        async with connected(
-            self._url, "relayd maintenance", self._connect_timeout, answer_timeout=_LONGEST_CHORE
-        ) as connection:
+        async with self._chore("relayd maintenance") as connection:
             return await self._retention.sweep(connection, now)
+
+    async def register_peers(self, peers: Sequence[tuple[str, str]]) -> dict[str, int]:
+        """Give peers their numbers; see `peers.register_peers`. Raises `StoreUnavailable`."""
+        first = self._first
+        if first is None or first.is_closed():
+            return await register_peers(self._url, peers, connect_timeout=self._connect_timeout)
+        async with deadline(first, _LONGEST_CHECK):
+            return await register_peers_over(first, peers)
+
+    @contextlib.asynccontextmanager
+    async def _chore(self, name: str) -> AsyncIterator[asyncpg.Connection[Any]]:
+        """A connection for one piece of work; it is closed afterwards."""
+        first, self._first = self._first, None
+        if first is None or first.is_closed():
+            async with connected(
+                self._url, name, self._connect_timeout, answer_timeout=_LONGEST_CHORE
+            ) as connection:
+                yield connection
+            return
+        try:
+            with translate_errors():
+                yield first
+        finally:
+            await close_quietly(first)
 
     async def sizes(self) -> Sizes:
         """How large the database is, and how many connections it has left. Raises `StoreUnavailable`."""
@@ -378,6 +408,8 @@ class Store:
             task.cancel()
         if listening:
             await asyncio.wait(listening)
+        if self._first is not None:
+            await close_quietly(self._first)
         await self._log.close()
         for pool in self._pools:
             await pool.close()

@@ -4,6 +4,8 @@ import errno
 import io
 import json
 import logging
+import subprocess
+import sys
 from typing import Any
 
 import pytest
@@ -136,3 +138,25 @@ def test_what_others_say_steers_no_terminal_and_makes_no_line(stream):
     ours, theirs = stream.getvalue().splitlines()
     for line in ours, theirs:
         assert "[2J" in line and "level=error" in line and "\x1b" not in line
+
+
+@pytest.mark.req("R-328")
+@pytest.mark.parametrize("log_format", ["console", "json"])
+def test_a_traceback_shows_no_values_of_variables(stream, log_format):
+    def fails(seed: str) -> None:
+        raise RuntimeError("it failed")
+
+    logs.configure(log_format, "info", stream)
+    try:
+        fails("hunter" + "2" * 3)
+    except RuntimeError:
+        logs.get_logger("relayd.test").exception("caught")
+    said = stream.getvalue()
+    assert "RuntimeError" in said and "in fails" in said
+    assert "hunter222" not in said
+
+
+def test_a_relay_does_not_load_what_draws_tracebacks():
+    code = "import sys, relayd.process.workers; print('structlog' in sys.modules, 'rich' in sys.modules)"
+    loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert loaded.stdout.split() == ["True", "False"]

@@ -51,7 +51,7 @@ def main() -> None:
     del sys.argv[0]
     sys.path[0] = str(_FOLDER)
     sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
-    subprocess.Popen = _Popen  # type: ignore[misc]
+    subprocess.Popen = _Popen  # type: ignore[assignment, misc]
     runpy.run_path(sys.argv[0], run_name="__main__")
 
 

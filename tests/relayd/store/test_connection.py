@@ -213,3 +213,31 @@ async def test_limits_of_a_session_are_ours_whatever_the_database_has_for_everyb
                     for name in ("idle_session", "statement")
                 ]
             assert shown == ["0", "3001ms"]
+
+
+@pytest.mark.parametrize(
+    ("type", "values"),
+    [
+        ("bool", [True, None, False]),
+        ("bytea", [b"", b"\0\xff"]),
+        ("int2", [-(2**15)]),
+        ("int4", [2**31 - 1]),
+        ("int8", [-(2**63), 2**63 - 1]),
+        ("text", ["ü,{}", ""]),
+    ],
+)
+async def test_the_driver_need_not_ask_what_an_array_is(
+    database: str, monkeypatch: pytest.MonkeyPatch, type: str, values: list[object]
+) -> None:
+    async def asks(*_: object) -> None:
+        raise AssertionError("it asks")
+
+    connection = await connect(database, name="test", connect_timeout=LONG)
+    try:
+        monkeypatch.setattr(asyncpg.Connection, "_introspect_types", asks)
+        assert await connection.fetchval(f"SELECT $1::{type}[]", values) == values
+        assert await connection.fetchval(f"SELECT $1::{type}[]", [values, values]) == [values, values]
+        with pytest.raises(AssertionError, match="it asks"):
+            await connection.fetchval("SELECT $1::inet[]", [])
+    finally:
+        connection.terminate()

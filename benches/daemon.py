@@ -11,16 +11,17 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
+from typing import IO
 
 import psutil
 
 from benches.peer import BenchError
 
-__all__ = ["CpuTimes", "RelayProcess"]
+__all__ = ["CpuTimes", "RelayProcess", "spawn"]
 
 _START_TIMEOUT = 120.0
 _STOP_TIMEOUT = 30.0
@@ -157,14 +158,9 @@ class RelayProcess:
         folder = ["--data-dir", str(self._folder / "data")]
         if "database_url" in self._settings:  # which a folder on the command line would overrule
             environment["RELAYD_DATA_DIR"], folder = folder[1], []
+        command = [*self._command, "serve", "--port", str(self._port), *folder]
         with (self._folder / "stderr.log").open("w") as log:
-            self._process = subprocess.Popen(
-                [*self._command, "serve", "--port", str(self._port), *folder],
-                stdout=subprocess.PIPE,
-                stderr=log,
-                text=True,
-                env=environment,
-            )
+            self._process = spawn(command, environment, log)
         ready = json.loads(self._first_line())
         self.ws_url, self.metrics_url = ready["ws"], ready["metrics"]
 
@@ -197,6 +193,11 @@ class RelayProcess:
         assert self._process is not None
         root = psutil.Process(self._process.pid)
         return [*root.children(recursive=True), root]
+
+
+def spawn(command: Sequence[str], environment: Mapping[str, str], log: IO[str]) -> subprocess.Popen[str]:
+    """Start a relay, which says on standard output that it is ready."""
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True, env=environment)
 
 
 def _read_characters(pid: int) -> int:

@@ -14,7 +14,6 @@ from pathlib import Path
 import pytest
 
 from benches.__main__ import main
-from tests.support.databases import migrated_folder
 
 ROOT = Path(__file__).parents[2]
 
@@ -111,8 +110,7 @@ def test_each_benchmark_runs_and_reports(bench: str, capsys: pytest.CaptureFixtu
         done = run_benches("--brief", "--json", bench)
         code, out, err = done.returncode, done.stdout, done.stderr
     else:
-        serve = f"{sys.executable} -m tests.support.prepared_relay {migrated_folder()}"
-        code = main(["--brief", "--json", "--serve", serve, bench])
+        code = main(["--brief", "--json", bench])
         out, err = capsys.readouterr()
     assert code == 0, err
     measures = json.loads(out)["measures"]

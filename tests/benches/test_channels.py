@@ -16,7 +16,6 @@ from benches.channel_plot import plot
 from benches.channels import plan_of
 from benches.measures import BRIEF, FULL
 from benches.peer import BenchError
-from tests.support.databases import migrated_folder
 
 TALKS = ["sent to received", "sent to acknowledged", "sent again"]
 BLOB = [
@@ -46,8 +45,7 @@ MEASURES = {
 
 @pytest.mark.parametrize("bench", MEASURES)
 def test_each_benchmark_of_channels_runs_and_reports(bench: str, capsys: pytest.CaptureFixture[str]) -> None:
-    serve = f"{sys.executable} -m tests.support.prepared_relay {migrated_folder()}"
-    code = main(["--brief", "--json", "--serve", serve, bench])
+    code = main(["--brief", "--json", bench])
     out, err = capsys.readouterr()
     assert code == 0, err
     measures = json.loads(out)["measures"]
@@ -154,8 +152,7 @@ def test_a_brief_run_does_less() -> None:
 
 
 def test_the_benchmark_of_absences_runs_and_reports(capsys: pytest.CaptureFixture[str]) -> None:
-    serve = f"{sys.executable} -m tests.support.prepared_relay {migrated_folder()}"
-    assert main(["--brief", "--json", "--serve", serve, "absence"]) == 0
+    assert main(["--brief", "--json", "absence"]) == 0
     measures = json.loads(capsys.readouterr().out)["measures"]
     assert [measure["name"] for measure in measures] == [
         f"{size} {what}"

@@ -10,34 +10,48 @@ from pathlib import Path
 
 from tests.support.run_folder import run_folder, turn
 
-__all__ = ["copy_of", "copy_of_empty", "copy_of_migrated", "migrated_folder"]
+__all__ = ["copy_of_empty", "copy_of_migrated", "fill_cluster"]
 
 _ROOT = Path(__file__).resolve().parents[2]
 _MAKE = """
 import asyncio, sys
+import asyncpg
 from relayd.postgres.embedded import EmbeddedPostgres
 from relayd.store.migrate import migrate
 async def main():
     async with EmbeddedPostgres(sys.argv[1]) as server:
         if sys.argv[2] == "migrated":
             await migrate(server.url)
+        connection = await asyncpg.connect(server.url)
+        for name in sys.argv[3:]:
+            await connection.execute(f"ALTER DATABASE {name} IS_TEMPLATE false")
+            await connection.execute(f"DROP DATABASE {name}")
+        await connection.close()
 asyncio.run(main())
 """
+_LEFT_OUT = {"empty": ("template0",), "migrated": ("template1", "postgres")}
+"""Databases that nobody comes to, three hundred files each: in `empty`, tests make their own from
+`template1`; a relay that has its database goes to no other."""
 
 
 def copy_of_empty(data_dir: Path) -> None:
     """Make `data_dir` a data folder whose database has no tables yet, unless it is a data folder already."""
-    copy_of(_made("empty"), data_dir)
+    _copy(_made("empty"), data_dir)
 
 
 def copy_of_migrated(data_dir: Path) -> None:
     """Make `data_dir` the data folder of a migrated relay that has never served, unless it is one already."""
-    copy_of(migrated_folder(), data_dir)
+    _copy(_made("migrated"), data_dir)
 
 
-def migrated_folder() -> Path:
-    """The data folder of a migrated relay that has never served; for copies only."""
-    return _made("migrated")
+def fill_cluster(fresh: Path) -> None:
+    """Make `fresh` what `initdb` makes, and the database of a relay in it, without tables."""
+    (cluster,) = _made("empty").glob("postgres-*")
+    subprocess.run(["cp", "-a", cluster, fresh], check=True)
+
+
+_SEGMENTS = 2
+"""Of the log: the last checkpoint stands in the oldest, and may go on in the one after it."""
 
 
 @functools.cache
@@ -47,26 +61,31 @@ def _made(kind: str) -> Path:
         if not folder.exists():
             fresh = folder.with_suffix(".new")
             if kind != "empty":
-                copy_of(_made("empty"), fresh)
+                _copy(_made("empty"), fresh)
             clean = {name: value for name, value in os.environ.items() if not name.startswith("RELAYD_")}
             paths = os.pathsep.join([str(_ROOT), str(_ROOT / "client")])
             subprocess.run(
-                [sys.executable, "-c", _MAKE, str(fresh), kind], check=True, env=clean | {"PYTHONPATH": paths}
+                [sys.executable, "-c", _MAKE, str(fresh), kind, *_LEFT_OUT[kind]],
+                check=True,
+                env=clean | {"PYTHONPATH": paths},
             )
-            _leave_out_zeros(fresh)
+            _thin_out(fresh)
             fresh.rename(folder)
     return folder
 
 
-def _leave_out_zeros(data_dir: Path) -> None:
-    """Let the end of each log segment, where nothing was written yet, take no memory, here and in copies."""
-    for path in data_dir.glob("postgres-*/pg_wal/" + 24 * "[0-9A-F]"):
+def _thin_out(data_dir: Path) -> None:
+    """Leave out what copies carry for nothing: segments of the log for later, and the empty end of others."""
+    segments = sorted(data_dir.glob("postgres-*/pg_wal/" + 24 * "[0-9A-F]"))
+    for path in segments[_SEGMENTS:]:
+        path.unlink()
+    for path in segments[:_SEGMENTS]:
         data = path.read_bytes()
         os.truncate(path, len(data.rstrip(b"\0")))
         os.truncate(path, len(data))
 
 
-def copy_of(source: Path, target: Path) -> None:
+def _copy(source: Path, target: Path) -> None:
     """Make `target` a copy of the data folder `source`, unless it is a data folder already."""
     if any(target.glob("postgres-*")):
         return  # a later start on the same folder: what is there stays

@@ -23,6 +23,7 @@ from relayd.postgres.running import running_server
 from relayd.store import Store, migrate
 from relayd.store.connection import connect
 from tests.faults.disk import FaultyDisk
+from tests.support.databases import copy_of_empty
 
 NOW = 1_790_000_000
 
@@ -39,6 +40,19 @@ async def main():
         await asyncio.Event().wait()
 asyncio.run(main())
 """
+
+
+@pytest.fixture
+def new_dir(tmp_path: Path) -> Path:
+    """Where a server makes its folder itself."""
+    return tmp_path / "new"
+
+
+@pytest.fixture
+def data_dir(tmp_path: Path) -> Path:
+    """What `initdb` has made before."""
+    copy_of_empty(tmp_path / "data")
+    return tmp_path / "data"
 
 
 def alive(pid: int) -> bool:
@@ -74,8 +88,8 @@ async def one(url: str) -> int:
 
 
 @pytest.mark.req("R-299")
-async def test_it_is_a_database_that_keeps_what_was_stored(data_dir, packet):
-    async with EmbeddedPostgres(data_dir) as server:
+async def test_it_is_a_database_that_keeps_what_was_stored(new_dir, packet):
+    async with EmbeddedPostgres(new_dir) as server:
         assert server.is_alive()
         await migrate(server.url)
         async with await Store.open(server.url) as store:
@@ -83,18 +97,18 @@ async def test_it_is_a_database_that_keeps_what_was_stored(data_dir, packet):
         pid = server.pid
         assert pid is not None
     assert not server.is_alive() and not alive(pid)
-    async with EmbeddedPostgres(data_dir) as server, await Store.open(server.url) as store:
+    async with EmbeddedPostgres(new_dir) as server, await Store.open(server.url) as store:
         assert (await store.find([packet(1).packet_id])) != {}
-    assert (data_dir / "postgres-18").stat().st_mode & 0o777 == 0o700
+    assert (new_dir / "postgres-18").stat().st_mode & 0o777 == 0o700
 
 
-async def test_it_listens_on_tcp_only_when_asked_and_with_a_password(data_dir, unused_tcp_port):
-    async with EmbeddedPostgres(data_dir) as server:
+async def test_it_listens_on_tcp_only_when_asked_and_with_a_password(new_dir, unused_tcp_port):
+    async with EmbeddedPostgres(new_dir) as server:
         with pytest.raises(EmbeddedPostgresError):
             _ = server.tcp_url
         with pytest.raises(OSError):
             await asyncio.open_connection("127.0.0.1", unused_tcp_port)
-    async with EmbeddedPostgres(data_dir, tcp_port=unused_tcp_port) as server:
+    async with EmbeddedPostgres(new_dir, tcp_port=unused_tcp_port) as server:
         assert await one(server.tcp_url) == 1
         assert await one(server.url) == 1
         with pytest.raises(asyncpg.InvalidPasswordError):
@@ -154,18 +168,18 @@ async def test_a_data_folder_that_is_none_is_a_sentence(tmp_path):
         await EmbeddedPostgres(tmp_path / "file").start()
 
 
-async def test_a_folder_of_another_version_is_not_touched(data_dir):
-    (data_dir / "postgres-17").mkdir(parents=True)
+async def test_a_folder_of_another_version_is_not_touched(new_dir):
+    (new_dir / "postgres-17").mkdir(parents=True)
     with pytest.raises(EmbeddedPostgresError, match="another version"):
-        await EmbeddedPostgres(data_dir).start()
-    assert [path.name for path in data_dir.iterdir() if path.is_dir()] == ["postgres-17"]
+        await EmbeddedPostgres(new_dir).start()
+    assert [path.name for path in new_dir.iterdir() if path.is_dir()] == ["postgres-17"]
 
 
-async def test_an_interrupted_first_start_leaves_no_half_of_a_cluster(data_dir):
-    (data_dir / "postgres-18.new" / "base").mkdir(parents=True)
-    async with EmbeddedPostgres(data_dir) as server:
+async def test_an_interrupted_first_start_leaves_no_half_of_a_cluster(new_dir):
+    (new_dir / "postgres-18.new" / "base").mkdir(parents=True)
+    async with EmbeddedPostgres(new_dir) as server:
         assert await one(server.url) == 1
-    assert not (data_dir / "postgres-18.new").exists()
+    assert not (new_dir / "postgres-18.new").exists()
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
@@ -466,8 +480,8 @@ def test_reachable_means_every_folder_on_the_way(tmp_path):
     assert is_reachable(folder, None)
 
 
-async def test_a_server_that_recovers_takes_as_long_as_it_goes_on(data_dir, monkeypatch):
-    programs, cluster = data_dir / "bin", data_dir / "postgres-18"
+async def test_a_server_that_recovers_takes_as_long_as_it_goes_on(new_dir, monkeypatch):
+    programs, cluster = new_dir / "bin", new_dir / "postgres-18"
     programs.mkdir(parents=True)
     cluster.mkdir()
     (cluster / "PG_VERSION").write_text("18\n")
@@ -477,7 +491,7 @@ async def test_a_server_that_recovers_takes_as_long_as_it_goes_on(data_dir, monk
     monkeypatch.setattr(embedded, "find_binaries", lambda owner: programs)
     monkeypatch.setattr(embedded, "server_owner", lambda folder: None)
     with pytest.raises(EmbeddedPostgresError, match=r"did not start; .*redone"):
-        await EmbeddedPostgres(data_dir, start_timeout=1.0).start()
+        await EmbeddedPostgres(new_dir, start_timeout=1.0).start()
     server.write_text("#!/bin/sh\necho starts\nexec sleep 60\n")
     with pytest.raises(EmbeddedPostgresError, match="did not start in time"):
-        await EmbeddedPostgres(data_dir, start_timeout=0.3).start()
+        await EmbeddedPostgres(new_dir, start_timeout=0.3).start()

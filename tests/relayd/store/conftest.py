@@ -18,6 +18,7 @@ import pytest
 
 from relayd.postgres import EmbeddedPostgres
 from relayd.store import Store, migrate
+from tests.support.databases import copy_of_empty
 
 _COUNTER = itertools.count()
 
@@ -27,6 +28,7 @@ class Server:
 
     def __init__(self, runner: asyncio.Runner, url: str) -> None:
         self._runner = runner
+        self._connection: asyncpg.Connection[Any] | None = None
         self.url = url
         self.template = f"relayd_template_{os.getpid()}"
 
@@ -34,20 +36,28 @@ class Server:
         return urlunsplit(urlsplit(self.url)._replace(path="/" + database))
 
     def execute(self, statement: str) -> None:
-        self._execute(self.url, statement)
+        """Over a connection that stays: each test makes a database, and drops it."""
+
+        async def run() -> None:
+            if self._connection is None or self._connection.is_closed():
+                self._connection = await asyncpg.connect(self.url)
+            await self._connection.execute(statement)
+
+        self._runner.run(run())
 
     def execute_in(self, database: str, statement: str) -> None:
-        self._execute(self.url_of(database), statement)
-
-    def _execute(self, url: str, statement: str) -> None:
         async def run() -> None:
-            connection = await asyncpg.connect(url)
+            connection = await asyncpg.connect(self.url_of(database))
             try:
                 await connection.execute(statement)
             finally:
                 await connection.close()
 
         self._runner.run(run())
+
+    def close(self) -> None:
+        if self._connection is not None:
+            self._runner.run(self._connection.close())
 
     def make_template(self) -> None:
         self.execute(f"CREATE DATABASE {self.template}")
@@ -61,7 +71,9 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
         url = os.environ.get("RELAYD_TEST_DATABASE_URL")
         embedded = None
         if url is None:
-            embedded = EmbeddedPostgres(tmp_path_factory.mktemp("postgres"))
+            folder = tmp_path_factory.mktemp("postgres")
+            copy_of_empty(folder)
+            embedded = EmbeddedPostgres(folder)
             runner.run(embedded.start())
             url = embedded.url
         server = Server(runner, url)
@@ -69,10 +81,11 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
             server.make_template()
             yield server
         finally:
+            if embedded is None:
+                server.execute(f"DROP DATABASE {server.template} WITH (FORCE)")
+            server.close()
             if embedded is not None:
                 runner.run(embedded.stop())
-            else:
-                server.execute(f"DROP DATABASE {server.template} WITH (FORCE)")
 
 
 @pytest.fixture

@@ -9,16 +9,26 @@ from collections.abc import Callable
 __all__ = ["until", "wait_until"]
 
 INTERVAL = 0.005
+LONGEST_INTERVAL = 0.05
+_SHARE = 0.05
+"""What comes late is asked for less often: the question is often a scrape, and costs a relay milliseconds."""
+
+
+def _pause(waited: float) -> float:
+    """How long to wait until the next question, after so many seconds."""
+    return min(max(INTERVAL, _SHARE * waited), LONGEST_INTERVAL)
 
 
 async def until(
     condition: Callable[[], object], what: str = "the condition holds", timeout: float = 60.0
 ) -> None:
     """Wait until `condition` holds. Raises `AssertionError` after `timeout` seconds."""
+    loop = asyncio.get_running_loop()
+    begun_at = loop.time()
     try:
         async with asyncio.timeout(timeout):
             while not condition():  # noqa: ASYNC110 - nothing announces it
-                await asyncio.sleep(INTERVAL)
+                await asyncio.sleep(_pause(loop.time() - begun_at))
     except TimeoutError:
         raise AssertionError(f"not in {timeout:g} s: {what}") from None
 
@@ -27,8 +37,9 @@ def wait_until(
     condition: Callable[[], object], what: str = "the condition holds", timeout: float = 60.0
 ) -> None:
     """As `until`, where there is no event loop. Raises `AssertionError` after `timeout` seconds."""
-    deadline = time.monotonic() + timeout
+    begun_at = time.monotonic()
     while not condition():
-        if time.monotonic() > deadline:
+        waited = time.monotonic() - begun_at
+        if waited > timeout:
             raise AssertionError(f"not in {timeout:g} s: {what}")
-        time.sleep(INTERVAL)
+        time.sleep(_pause(waited))

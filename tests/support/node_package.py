@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.relay_process import ROOT
+from tests.support.run_folder import run_folder, turn
 
 __all__ = [
     "Agent",
@@ -95,6 +96,21 @@ def run_node(
 
 def pack_and_install(folder: Path) -> Path:
     """Install the packed client into an empty folder; return that folder."""
+    shutil.copytree(_installed(), folder, symlinks=True)
+    return folder
+
+
+@functools.cache
+def _installed() -> Path:
+    """A folder that has it, once for all workers of a run; for copies only."""
+    folder = run_folder() / "package"
+    with turn("package"):
+        if not folder.exists():
+            _install(folder.with_suffix(".new")).rename(folder)
+    return folder
+
+
+def _install(folder: Path) -> Path:
     folder.mkdir(parents=True)
     with alone():
         _npm("pack", "--pack-destination", str(folder), cwd=WEB)

@@ -58,13 +58,17 @@ async def say(page: Page, words: str) -> None:
     before = await page.evaluate("chat.channel.messages.filter((each) => each.isOwn).length")
     await page.locator("#text").fill(words)
     await page.keyboard.press("Enter")
-    await page.wait_for_function(
-        "(before) => chat.channel.messages.filter((each) => each.isOwn).length > before", arg=before
-    )
+    more = "(before) => chat.channel.messages.filter((each) => each.isOwn).length > before"
+    await holds(page, more, before)
+
+
+async def holds(page: Page, condition: str, argument: object = None) -> None:
+    """Wait until this holds in the page. Asked for each frame, by default, it draws sixty a second."""
+    await page.wait_for_function(condition, arg=argument, polling=50)
 
 
 async def entered(page: Page) -> None:
-    await page.wait_for_function("() => globalThis.chat?.channel !== undefined")
+    await holds(page, "() => globalThis.chat?.channel !== undefined")
     await page.locator("#link.good").wait_for()
 
 
@@ -128,10 +132,11 @@ async def test_a_page_and_a_program_hold_one_conversation_through_loss_a_reload_
             await asyncio.to_thread(process.start)
             await talk("after the kill")
 
-            await page.wait_for_function(
+            await holds(
+                page,
                 """(all) => chat.channel.messages.length >= all && chat.channel.status.heldBack === 0
                     && chat.channel.status.unacknowledged === 0""",
-                arg=2 * len(said),
+                2 * len(said),
             )
             async with asyncio.timeout(60):
                 while len(taken) < len(typed) or not confirmed.issuperset(said):  # noqa: ASYNC110
@@ -171,7 +176,7 @@ async def test_the_page_is_accessible_fits_a_phone_and_takes_messages_without_a_
         for address in (site, f"{site}/?{nobody}"):
             await page.goto(address)
             if address != site:
-                await page.wait_for_function("() => globalThis.chat?.channel !== undefined")
+                await holds(page, "() => globalThis.chat?.channel !== undefined")
                 await say(page, "A word. " * 40)
                 await page.reload()
                 await page.locator("[data-state=sending]").wait_for()

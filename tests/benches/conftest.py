@@ -26,7 +26,7 @@ def _spawn(command: Sequence[str], environment: Mapping[str, str], log: IO[str])
     arguments = command[command.index("serve") :]
     if "--data-dir" in arguments:  # else it has a database elsewhere
         copy_of_migrated(Path(arguments[arguments.index("--data-dir") + 1]))
-    process = ForkedProcess(RELAYD, arguments, env=environment, stderr=log)
+    process = ForkedProcess(RELAYD, arguments, env=environment, stderr=log.fileno())
     assert process.stdout is not None
-    process.stdout = io.TextIOWrapper(process.stdout)  # type: ignore[assignment, arg-type]
+    process.stdout = io.TextIOWrapper(process.stdout)  # type: ignore[assignment]
     return process

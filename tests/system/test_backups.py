@@ -68,7 +68,7 @@ async def test_a_backup_is_made_drilled_and_put_back_and_nothing_that_was_ruled_
     restored = relayd(other, "backup", "restore", backup, "--verify")
     assert (restored["packets"], restored["is_whole"]) == (13, True)
     assert "there already" in relayd(other, "backup", "restore", backup, exit_code=3)
-    with running(RelayProcess(tmp_path / "other", from_scratch=True, data_dir=other)) as again:
+    with running(RelayProcess(tmp_path / "other", data_dir=other)) as again:
         async with open_client(again.ws) as reader:
             kept, _ = await reader.subscribe("s", {"authors": [author.did, banned.did], "order": "asc"})
             assert ids_of(kept) == [each.packet_id for each in packets], "banned and erased ones stay away"
@@ -343,7 +343,7 @@ async def test_a_server_of_the_operators_own_is_backed_up_drilled_and_put_back_b
     data_dir = tmp_path / "own" / "data"
     restored = relayd(data_dir, "backup", "restore", backup, "--verify")
     assert (restored["packets"], restored["is_whole"]) == (7, True)
-    with running(RelayProcess(tmp_path / "own", from_scratch=True, data_dir=data_dir)) as again:
+    with running(RelayProcess(tmp_path / "own", data_dir=data_dir)) as again:
         async with open_client(again.ws) as reader:
             kept, _ = await reader.subscribe("s", {"authors": [author.did], "order": "asc"})
             assert ids_of(kept) == [packet.packet_id for packet in packets[:7]]

@@ -124,7 +124,7 @@ def test_a_taken_port_is_exit_code_4(tmp_path: Path):
     with socket.socket() as holder:
         holder.bind(("127.0.0.1", 0))
         holder.listen()
-        relay = RelayProcess(tmp_path, from_scratch=True, port=holder.getsockname()[1])
+        relay = RelayProcess(tmp_path, port=holder.getsockname()[1])
         relay.spawn()
         assert relay.wait() == 4
 

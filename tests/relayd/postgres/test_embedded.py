@@ -102,13 +102,13 @@ async def test_it_is_a_database_that_keeps_what_was_stored(new_dir, packet):
     assert (new_dir / "postgres-18").stat().st_mode & 0o777 == 0o700
 
 
-async def test_it_listens_on_tcp_only_when_asked_and_with_a_password(new_dir, unused_tcp_port):
-    async with EmbeddedPostgres(new_dir) as server:
+async def test_it_listens_on_tcp_only_when_asked_and_with_a_password(data_dir, unused_tcp_port):
+    async with EmbeddedPostgres(data_dir) as server:
         with pytest.raises(EmbeddedPostgresError):
             _ = server.tcp_url
         with pytest.raises(OSError):
             await asyncio.open_connection("127.0.0.1", unused_tcp_port)
-    async with EmbeddedPostgres(new_dir, tcp_port=unused_tcp_port) as server:
+    async with EmbeddedPostgres(data_dir, tcp_port=unused_tcp_port) as server:
         assert await one(server.tcp_url) == 1
         assert await one(server.url) == 1
         with pytest.raises(asyncpg.InvalidPasswordError):
@@ -127,6 +127,7 @@ async def test_it_listens_on_tcp_only_when_asked_and_with_a_password(new_dir, un
 
 async def test_a_deep_folder_does_not_make_the_socket_path_too_long(tmp_path, monkeypatch, eventually):
     data_dir = tmp_path / ("deep" * 30) / ("deeper" * 20)
+    copy_of_empty(data_dir)
     async with EmbeddedPostgres(data_dir) as server:
         assert await one(server.url) == 1
         alias = server._alias

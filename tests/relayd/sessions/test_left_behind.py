@@ -140,7 +140,6 @@ class Injector:
         self.target = target
         self.sites: dict[Site, None] = {}
         self.has_raised = self.is_in_thread = False
-        self._passed_over: set[CodeType] = set()
 
     def __enter__(self) -> Injector:
         _active.append(self)
@@ -151,20 +150,15 @@ class Injector:
         sys.settrace(None)
         _active.clear()
 
-    def called(self, frame: FrameType, event: str) -> None:
+    def called(self, frame: FrameType) -> None:
         """A function is called, or a coroutine goes on."""
         code = frame.f_code
-        if (
-            event != "call"
-            or code in self._passed_over
-            or self.has_raised
-            or (_resting and threading.get_ident() == _MAIN)
-        ):
+        if self.has_raised or (_resting and threading.get_ident() == _MAIN):
             return
         file = code.co_filename
         is_ours = file.startswith(OURS) and file[len(OURS) + 1 :].startswith(ON_THE_WAY)
         if not (is_ours or file.startswith(LIBRARY)) or code.co_qualname in CATCHERS or "<" in code.co_name:
-            self._passed_over.add(code)
+            _passed_over[id(code)] = code
             return
         caller = frame.f_back
         if code.co_flags & 0x80 and frame.f_lasti > 2 * 4:  # a coroutine that goes on after an await
@@ -181,12 +175,14 @@ class Injector:
 
 
 _active: list[Injector] = []
+_passed_over: dict[int, CodeType] = {}
+"""Where nothing is ever noted or raised, by `id`: to hash code takes longer than most calls."""
 
 
 def _trace(frame: FrameType, event: str, argument: object) -> None:
     """What the interpreter calls, on the loop's thread and on the one that checks signatures."""
-    if _active:
-        _active[0].called(frame, event)
+    if event == "call" and _active and id(frame.f_code) not in _passed_over:
+        _active[0].called(frame)
 
 
 class MemoryLog:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import random
 from dataclasses import replace
+from functools import cache
 
 import msgspec
 import pytest
@@ -23,6 +24,12 @@ IDS = st.sampled_from(["s1.1", "s1.2", "s1.3", "s1.4", "s2.1", "s2.2", "p1", "p2
 CURSORS = st.sampled_from([None, "a", "b", "c", ""])
 CHALLENGE = base64.b64encode(bytes(32)).decode()
 NAMES = ("packet_ids", "received_range", "history_marker", "gapless")
+
+
+@cache
+def steps(bodies, did):
+    """What happens to a connection. Made once: to look at a strategy takes longer than a message."""
+    return st.lists(messages(bodies, did) | st.sampled_from(["tick", "take", "cut"]), max_size=60)
 
 
 def messages(bodies, did):
@@ -99,7 +106,7 @@ def spelled(message):
 )
 def test_nothing_a_relay_says_does_harm(make, identities, data, extensions, authenticate):
     good = make(1).canonical
-    bodies = [good, good.replace(b"packet", b"forged"), b"{}", b"1", b'{"packet_id":"0x00"}']
+    bodies = (good, good.replace(b"packet", b"forged"), b"{}", b"1", b'{"packet_id":"0x00"}')
     options, me = replace(OPTIONS, authenticate=authenticate), identities[1]
     core = Core(options, random=random.Random(0).random, signer=me)
     states = [core.subscribe(Query(), 0), core.subscribe(Query(live=False, limit=3), 0)]
@@ -108,9 +115,7 @@ def test_nothing_a_relay_says_does_harm(make, identities, data, extensions, auth
     for _ in range(2):
         core.publish("id", good, timeout=60, now=0)
     now = 0.0
-    for step in data.draw(
-        st.lists(messages(bodies, me.did) | st.sampled_from(["tick", "take", "cut"]), max_size=60)
-    ):
+    for step in data.draw(steps(bodies, me.did)):
         if step == "tick":
             now = min(max(core.get_timer(), now), now + 10)
             core.handle_timer(now)

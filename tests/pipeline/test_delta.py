@@ -49,6 +49,7 @@ from typer.testing import CliRunner
 from tests.support.object_lakes import NO_GRACE, put_batch
 from tests.support.object_lakes import compacted as object_compacted
 from tests.support.object_stores import Asked
+from tests.support.short_lives import ShortLife, short_lives
 from tests.support.toy_lakes import DAY, compacted, faults, read, staged, write_batch
 from tests.support.toy_lakes import place as sequence
 
@@ -329,19 +330,18 @@ def test_a_batch_in_the_making_is_not_in_the_table_and_rows_cannot_be_deleted_th
 
 
 WRITER = """
-import sys
 from pathlib import Path
 from strata_pipeline.lake.delta import publish
 from strata_pipeline.lake.lake import Lake
-from strata_pipeline.lake.object_lake import ObjectLake
-from strata_pipeline.lake.places import open_lake
 from tests.support.toy_lakes import write_batch
-path, count = Path(sys.argv[1]), int(sys.argv[2])
-begun = Lake.open(path).chain.end.number
-print("ready", flush=True)
-for number in range(begun, count):
-    write_batch(path, [2 * number + 1, 2 * number + 2])
-    publish(Lake.open(path), days=())
+
+def main(place, count):
+    path = Path(place)
+    begun = Lake.open(path).chain.end.number
+    print("ready", flush=True)
+    for number in range(begun, count):
+        write_batch(path, [2 * number + 1, 2 * number + 2])
+        publish(Lake.open(path), days=())
 """
 
 
@@ -349,24 +349,28 @@ def test_killed_at_any_time_the_next_publisher_completes_the_log(tmp_path):
     path = tmp_path / "lake"
     write_batch(path, [1, 2])
     drawn, kills = random.Random(7), 0
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
-    while Lake.open(path).chain.end.number < COMMITS:
-        command = [sys.executable, "-c", WRITER, str(path), str(COMMITS)]
-        with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE) as writer:
-            assert writer.stdout is not None and writer.stdout.readline() == b"ready\n"
-            time.sleep(drawn.uniform(0.01, 0.2) * max(1, COMMITS / 60))
-            writer.kill()
-        kills += 1
-        with Lake.write(path):  # as the next archive does
-            pass
-        publish(Lake.open(path))
-        lake = Lake.open(path)
-        table = DeltaTable(path / "packets")
-        assert table.transaction_version(APP) == lake.chain.end.number - 1
-        rows = table.to_pyarrow_dataset().to_table(columns=["sequence"])["sequence"].to_pylist()
-        assert sorted(rows) == read(path) == [sequence(n + 1) for n in range(len(rows))]
+    with short_lives(WRITER) as start:
+        while Lake.open(path).chain.end.number < COMMITS:
+            publish_and_kill(start, path, drawn.uniform(0.01, 0.2) * max(1, COMMITS / 60))
+            kills += 1
     assert kills
     check_versions(path)
+
+
+def publish_and_kill(start: Callable[..., ShortLife], path: Path, seconds: float) -> None:
+    """A writer that is killed after some seconds, and the next, which completes the log."""
+    writer = start(str(path), COMMITS)
+    assert writer.line() == "ready"
+    time.sleep(seconds)
+    writer.kill()
+    with Lake.write(path):  # as the next archive does
+        pass
+    publish(Lake.open(path))
+    lake = Lake.open(path)
+    table = DeltaTable(path / "packets")
+    assert table.transaction_version(APP) == lake.chain.end.number - 1
+    rows = table.to_pyarrow_dataset().to_table(columns=["sequence"])["sequence"].to_pylist()
+    assert sorted(rows) == read(path) == [sequence(n + 1) for n in range(len(rows))]
 
 
 def check_versions(path: Path) -> None:

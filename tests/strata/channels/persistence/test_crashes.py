@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import random
 import signal
-import subprocess
-import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from strata.channels.persistence import ParticipantKey, SqlitePersistence, StoredState
+
+from tests.support.short_lives import ShortLife, short_lives
 
 ALICE = ParticipantKey("room", "alice")
 
 # Batch n puts parts n.0 … n.4, removes those of batch n-3, and lifts the clock to n. It prints what is
 # confirmed, and starts the next batches without waiting, so that the kill finds some under way.
 WRITER = """
-import asyncio, sys
+import asyncio
 from strata.channels.persistence import ParticipantKey, Put, Raise, Remove, SqlitePersistence
 
 ALICE = ParticipantKey("room", "alice")
@@ -27,27 +28,23 @@ async def write(store, n):
     await store.apply(ALICE, [*changes, Raise("lamport", n)])
     print(n, flush=True)
 
-async def main():
-    store = await SqlitePersistence.open(sys.argv[1])
-    n = int(sys.argv[2])
+async def write_all(path, n):
+    store = await SqlitePersistence.open(path)
     while True:
         await asyncio.gather(*(write(store, n + ahead) for ahead in range(4)))
         n += 4
 
-asyncio.run(main())
+def main(path, first):
+    asyncio.run(write_all(path, first))
 """
 
 
-def run_and_kill(path: Path, first: int, confirmations: int) -> int:
+def run_and_kill(start: Callable[..., ShortLife], path: Path, first: int, confirmations: int) -> int:
     """Start a writer, kill it after it confirmed so many batches, and return the last batch confirmed."""
-    with subprocess.Popen(
-        [sys.executable, "-c", WRITER, str(path), str(first)], stdout=subprocess.PIPE, text=True
-    ) as writer:
-        assert writer.stdout is not None
-        confirmed = [int(writer.stdout.readline()) for _ in range(confirmations)]
-        writer.kill()
-        confirmed += [int(line) for line in writer.stdout if line.endswith("\n")]
-        assert writer.wait() == -signal.SIGKILL
+    writer = start(str(path), first)
+    confirmed = [int(writer.line()) for _ in range(confirmations)]
+    confirmed += map(int, writer.kill())
+    assert writer.code == -signal.SIGKILL
     return max(confirmed)
 
 
@@ -66,10 +63,11 @@ async def test_kill_at_any_point(tmp_path: Path) -> None:
     moments = random.Random(4)
     path = tmp_path / "channels.db"
     last = -1
-    for _ in range(20):
-        confirmed = run_and_kill(path, last + 1, moments.randrange(1, 60))
-        # Opened at once: the lock of a killed process is gone with it.
-        store = await SqlitePersistence.open(path)
-        last = assert_whole(await store.load(ALICE), confirmed)
-        await store.close()
+    with short_lives(WRITER) as start:
+        for _ in range(20):
+            confirmed = run_and_kill(start, path, last + 1, moments.randrange(1, 60))
+            # Opened at once: the lock of a killed process is gone with it.
+            store = await SqlitePersistence.open(path)
+            last = assert_whole(await store.load(ALICE), confirmed)
+            await store.close()
     assert last > 20

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import random
-import subprocess
 import sys
 from collections import Counter
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -53,6 +52,7 @@ from tests.support.scripted_node import (
     virtually,
 )
 from tests.support.scripted_store import DictStore, Failing, InPlace, Mortal
+from tests.support.short_lives import ShortLife, short_lives
 
 ALICE = ParticipantKey("room", "alice")
 
@@ -469,13 +469,12 @@ def test_a_crash_at_any_write_loses_nothing_that_was_promised_and_repeats_nothin
 
 
 WRITER = """
-import asyncio, sys
-sys.path.insert(0, sys.argv[2])
+import asyncio
 from tests.support.scripted_node import ScriptedNode, chunks, make_channel, TOPIC
 from strata.channels.persistence import SqlitePersistence
 
-async def main():
-    store = await SqlitePersistence.open(sys.argv[1])
+async def send(path):
+    store = await SqlitePersistence.open(path)
     node = ScriptedNode()
     channel = make_channel(node, "room", TOPIC, "alice", options={"persistence": store})
     async with channel:
@@ -486,24 +485,27 @@ async def main():
             print(request_id, flush=True)
             n += 1
 
-asyncio.run(main())
+def main(path):
+    asyncio.run(send(path))
 """
+
+
+@pytest.fixture(scope="module")
+def start() -> Iterator[Callable[..., ShortLife]]:
+    """Starts writers."""
+    with short_lives(WRITER) as starting:
+        yield starting
 
 
 @pytest.mark.req("C-257", "C-255")
 @pytest.mark.parametrize("confirmations", [1, 7, 40])
 def test_after_kill_9_everything_accepted_is_sent_again_and_partial_messages_go_on(
-    confirmations: int, tmp_path: Path
+    confirmations: int, start: Callable[..., ShortLife], tmp_path: Path
 ) -> None:
     path = tmp_path / "channels.db"
-    root = str(Path(__file__).parents[4])
-    with subprocess.Popen(
-        [sys.executable, "-c", WRITER, str(path), root], stdout=subprocess.PIPE, text=True
-    ) as writer:
-        assert writer.stdout is not None
-        accepted = [writer.stdout.readline().strip() for _ in range(confirmations)]
-        writer.kill()
-        accepted += [line.strip() for line in writer.stdout if line.endswith("\n")]
+    writer = start(str(path))
+    accepted = [writer.line() for _ in range(confirmations)]
+    accepted += writer.kill()
 
     async def next_life() -> None:
         node = later(10.0**8)

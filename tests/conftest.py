@@ -16,7 +16,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from hypothesis import HealthCheck, settings
+from hypothesis import HealthCheck, given, settings
+from hypothesis.strategies import integers
 
 from tests.support.quick_spark import QUICK_SPARK
 from tests.support.run_folder import make_run_folder, turn
@@ -89,6 +90,12 @@ def pytest_collection() -> Iterator[None]:
     finally:
         gc.set_threshold(*COLLECTOR_THRESHOLDS)
         gc.enable()
+
+
+@settings(max_examples=200, database=None)
+@given(integers())
+def _draw(number: int) -> None:
+    """Enough for Hypothesis to look for the constants of what is imported."""
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -181,6 +188,11 @@ def _bounded(test: Callable[..., Awaitable[Any]], seconds: float) -> Callable[..
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        # Hypothesis parses each of our modules, and keeps what it has found for other processes: from a fresh
+        # clone six that begin together would parse all of them six times.
+        with turn("constants"):
+            _draw()
     gc.freeze()  # what collection has made stays to the end: no need to look through it again and again
     target: Path | None = session.config.getoption("--req-report")
     if target is None:

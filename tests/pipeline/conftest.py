@@ -16,7 +16,7 @@ from strata_pipeline.lake import chain
 from strata_pipeline.lake.stores.objects import ObjectStore
 
 from relayd.postgres import EmbeddedPostgres
-from relayd.store.migrate import migrate
+from tests.support.databases import copy_of_migrated
 from tests.support.object_stores import BUCKET, ObjectServer, serving
 
 _PREFIXES = map("lake-{}".format, itertools.count(1))
@@ -33,12 +33,14 @@ def short_chains() -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def postgres(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """The URL of a server."""
+    """The URL of a server, and of a database on it that is no relay's."""
     with asyncio.Runner() as runner:
-        server = EmbeddedPostgres(tmp_path_factory.mktemp("postgres"))
+        folder = tmp_path_factory.mktemp("postgres")
+        copy_of_migrated(folder)
+        server = EmbeddedPostgres(folder)
         runner.run(server.__aenter__())
         try:
-            yield server.url
+            yield urlunsplit(urlsplit(server.url)._replace(path="/postgres"))
         finally:
             runner.run(server.__aexit__(None, None, None))
 
@@ -57,14 +59,12 @@ def new_log(postgres: str) -> Callable[..., str]:
         finally:
             await connection.close()
 
-    def make(of: str = "/migrated") -> str:
+    def make(of: str = "/relayd") -> str:
         name = f"log_{next(numbers)}"
         asyncio.run(create(f"CREATE DATABASE {name} TEMPLATE {urlsplit(of).path[1:]}"))
         return url_of(name)
 
     numbers = itertools.count(1)
-    asyncio.run(create("CREATE DATABASE migrated"))
-    asyncio.run(migrate(url_of("migrated")))
     return make
 
 

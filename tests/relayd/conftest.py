@@ -16,7 +16,7 @@ from relayd.store import NewPacket
 NOW = 1_790_000_000
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def packet() -> Callable[..., NewPacket]:
     """Make a packet; `packet(7)` is always the same one."""
 

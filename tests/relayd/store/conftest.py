@@ -18,7 +18,7 @@ import pytest
 
 from relayd.postgres import EmbeddedPostgres
 from relayd.store import Store, migrate
-from tests.support.databases import copy_of_empty
+from tests.support.databases import copy_of_migrated
 
 _COUNTER = itertools.count()
 
@@ -59,9 +59,11 @@ class Server:
         if self._connection is not None:
             self._runner.run(self._connection.close())
 
-    def make_template(self) -> None:
-        self.execute(f"CREATE DATABASE {self.template}")
-        self._runner.run(migrate(self.url_of(self.template)))
+    def make_template(self, of: str | None) -> None:
+        """A migrated database: a copy `of` another, if there is one."""
+        self.execute(f"CREATE DATABASE {self.template}" + (f" TEMPLATE {of}" if of else ""))
+        if of is None:
+            self._runner.run(migrate(self.url_of(self.template)))
 
 
 @pytest.fixture(scope="session")
@@ -72,13 +74,13 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
         embedded = None
         if url is None:
             folder = tmp_path_factory.mktemp("postgres")
-            copy_of_empty(folder)
+            copy_of_migrated(folder)
             embedded = EmbeddedPostgres(folder)
             runner.run(embedded.start())
             url = embedded.url
         server = Server(runner, url)
         try:
-            server.make_template()
+            server.make_template(of=urlsplit(url).path[1:] if embedded is not None else None)
             yield server
         finally:
             if embedded is None:

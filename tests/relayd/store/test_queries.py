@@ -298,6 +298,34 @@ async def test_an_unsettled_bound_is_not_remembered(store, packet):
     assert len((await store.page(query, 10, NOW)).rows) == 3
 
 
+@pytest.fixture(scope="module")
+def varied(server, packet) -> Iterator[str]:
+    """Five thousand packets of fifty authors and ten types, which nobody changes."""
+    name = f"relayd_varied_{os.getpid()}"
+    server.execute(f"CREATE DATABASE {name} TEMPLATE {server.template}")
+
+    async def fill() -> None:
+        async with await Store.open(server.url_of(name)) as store:
+            for start in range(0, 5000, 500):
+                batch = [
+                    packet(
+                        n,
+                        author=f"did:strata:{n % 50}",
+                        type=f"T{n % 10}",
+                        timestamp=NOW - 40 + n // 100,
+                        size=400,
+                    )
+                    for n in range(start, start + 500)
+                ]
+                await store.append(batch, NOW)
+
+    with asyncio.Runner(loop_factory=asyncio.new_event_loop) as runner:
+        runner.run(fill())
+    server.execute_in(name, "ANALYZE packets")  # as autovacuum does once a minute
+    yield server.url_of(name)
+    server.execute(f"DROP DATABASE {name} WITH (FORCE)")
+
+
 @pytest.mark.req("R-302", "R-303", "R-304", "R-300")
 @pytest.mark.parametrize(
     ("query", "index"),
@@ -318,24 +346,10 @@ async def test_an_unsettled_bound_is_not_remembered(store, packet):
     ],
     ids=["all", "descending", "author", "authors", "type", "types", "id", "until", "since"],
 )
-async def test_every_shape_uses_its_index(database, packet, sql, query, index):
-    async with await Store.open(database) as store:
-        for start in range(0, 5000, 500):
-            batch = [
-                packet(
-                    n,
-                    author=f"did:strata:{n % 50}",
-                    type=f"T{n % 10}",
-                    timestamp=NOW - 40 + n // 100,
-                    size=400,
-                )
-                for n in range(start, start + 500)
-            ]
-            await store.append(batch, NOW)
-        await sql.execute("ANALYZE packets")  # as autovacuum does once a minute
-        async with store._reader._pages.lease() as connection:
-            text, parameters = page_statement(query, 100, NOW, 2**22, 0, None)
-            plan = "\n".join(row[0] for row in await connection.fetch("EXPLAIN " + text, *parameters))
+async def test_every_shape_uses_its_index(varied, query, index):
+    async with await Store.open(varied) as store, store._reader._pages.lease() as connection:
+        text, parameters = page_statement(query, 100, NOW, 2**22, 0, None)
+        plan = "\n".join(row[0] for row in await connection.fetch("EXPLAIN " + text, *parameters))
     assert index in plan
     assert "Seq Scan on packets_d" not in plan
 

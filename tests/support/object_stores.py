@@ -8,10 +8,7 @@ from contextlib import contextmanager
 from http.client import HTTPConnection
 from typing import Any, NamedTuple
 
-from moto.moto_server.werkzeug_app import DomainDispatcherApplication, create_backend_app
 from strata_pipeline.lake.stores.objects import ObjectStore
-from werkzeug.serving import WSGIRequestHandler, make_server
-from werkzeug.test import run_wsgi_app
 
 __all__ = ["BUCKET", "Asked", "ObjectServer", "serving"]
 
@@ -27,11 +24,6 @@ class Asked(NamedTuple):
     is_conditional: bool
 
 
-class _Quiet(WSGIRequestHandler):
-    def log(self, type: str, message: str, *arguments: Any) -> None:
-        pass
-
-
 class ObjectServer:
     """The server and its one bucket."""
 
@@ -42,10 +34,21 @@ class ObjectServer:
         """Asked after each request was carried out; a status that it returns is the answer."""
         self.deaf: bool
         """Whether it ignores If-None-Match, as stores did of old."""
+        # Most workers of a run collect these tests and run none of them.
+        from moto.moto_server.werkzeug_app import create_backend_app
+        from werkzeug.serving import WSGIRequestHandler, make_server
+        from werkzeug.test import run_wsgi_app
+
+        class Quiet(WSGIRequestHandler):
+            def log(self, type: str, message: str, *arguments: Any) -> None:
+                pass
+
         self.behave()
-        self._moto = DomainDispatcherApplication(create_backend_app)
+        # Without the part that finds the service that is asked for: it looks through a folder, twice.
+        self._moto = create_backend_app("s3")
+        self._run = run_wsgi_app
         self._lock = threading.Lock()  # it looks and puts in two steps
-        self._server = make_server("127.0.0.1", 0, self._answer, threaded=True, request_handler=_Quiet)
+        self._server = make_server("127.0.0.1", 0, self._answer, threaded=True, request_handler=Quiet)
         self._thread = threading.Thread(target=self._server.serve_forever, name="S3")
         self._thread.start()
         connection = HTTPConnection("127.0.0.1", self._server.server_port)
@@ -87,7 +90,7 @@ class ObjectServer:
         status = self.before(asked)
         if status is None:
             with self._lock:
-                body, told, headers = run_wsgi_app(self._moto, environ, buffered=True)
+                body, told, headers = self._run(self._moto, environ, buffered=True)
             status = self.after(asked)
             if status is None:
                 start(told, list(headers))

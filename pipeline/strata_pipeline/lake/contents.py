@@ -3,6 +3,7 @@ and their second digest (`strata.protocol.lake.digest`)."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Final, NamedTuple, Self
@@ -58,14 +59,25 @@ def parquet_files(folders: Iterable[Path]) -> list[Path]:
     DuckDB and Polars take files by the end of their names, hidden ones too. A link to a folder is a file
     here: some readers follow it, no writer of a lake makes one, and whoever reads it as a file is told so.
     """
-    found = []
-    for folder in folders:
-        for path in folder.rglob("*"):
-            is_hidden = any(name.startswith(("_", ".")) for name in path.relative_to(folder).parts)
-            is_read = path.suffix == ".parquet" or not is_hidden
-            if is_read and (path.is_file() or path.is_symlink()):
-                found.append(path)
-    return sorted(found)
+    there = [str(folder) for folder in folders if folder.is_dir()]
+    return sorted(Path(path) for folder in there for path in _read_below(folder, False))
+
+
+def _read_below(folder: str, is_hidden: bool) -> Iterator[str]:
+    """Those of a folder, which lies in a hidden one or not."""
+    try:
+        with os.scandir(folder) as found:
+            entries = list(found)
+    except PermissionError:
+        return
+    for entry in entries:
+        hidden = is_hidden or entry.name.startswith(("_", "."))
+        if entry.is_dir(follow_symlinks=False):
+            yield from _read_below(entry.path, hidden)
+        elif (not hidden or os.path.splitext(entry.name)[1] == ".parquet") and (
+            entry.is_symlink() or entry.is_file()
+        ):
+            yield entry.path
 
 
 def read_rows(
@@ -78,8 +90,9 @@ def read_rows(
     """
     for path in files:
         with pq.ParquetFile(path) as file:
-            there = [name for name in columns if name in file.schema_arrow.names]
-            missing = [name for name in columns if name not in there]
+            names = set(file.schema_arrow.names)
+            there = [name for name in columns if name in names]
+            missing = [name for name in columns if name not in names]
             if missing and not (absent and "sequence" in there):
                 raise ValueError(f"{path} has no column {', '.join(missing)}")
             for name in there:
@@ -87,7 +100,10 @@ def read_rows(
                 if found not in _TYPES.get(name, (found,)):
                     raise ValueError(f"{path} has a column {name} of type {found}")
             for group, first, told in _groups(file.metadata, span):
-                for batch in file.iter_batches(_READ_ROWS, row_groups=[group], columns=there):
+                is_large = file.metadata.row_group(group).num_rows > _READ_ROWS
+                for batch in file.iter_batches(
+                    _READ_ROWS, row_groups=[group], columns=there, use_threads=is_large
+                ):
                     rows = batch
                     # Whoever may write files may write false bounds, and rows that are asked for would be
                     # left out. But whoever asks for what they tell of reads the group.

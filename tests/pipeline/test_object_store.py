@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import pickle
+import threading
 from datetime import timedelta
 
 import pytest
 from strata_pipeline.errors import StoreError, UsageError
 from strata_pipeline.lake.stores import objects
-from strata_pipeline.lake.stores.objects import ObjectStore
+from strata_pipeline.lake.stores.objects import ObjectStore, several
 from strata_pipeline.lake.stores.records import ObjectRecords
 
 from tests.support.object_stores import Asked, ObjectServer
@@ -35,6 +36,26 @@ def test_objects_are_put_got_listed_and_deleted(store):
     assert not store.exists("day=1/2")
     with pytest.raises(FileNotFoundError, match=f"{store.url('day=1/2')} is missing"):
         store.get("day=1/2")
+
+
+@pytest.mark.parametrize("count", [1, 2, 40])
+def test_of_several_that_are_asked_for_at_once_all_have_ended_when_one_has_failed(count):
+    begun, ended = list[int](), list[int]()
+    others = threading.Event()
+
+    def ask(number: int) -> int:
+        begun.append(number)
+        if number == 0:
+            others.set()
+            raise KeyError(number)
+        others.wait()
+        ended.append(number)
+        return number
+
+    with pytest.raises(KeyError):
+        list(several(ask, range(count), 2))
+    assert sorted(begun) == [0, *sorted(ended)] and len(begun) <= 4
+    assert list(several(lambda number: number, range(1, count), 2)) == list(range(1, count))
 
 
 def test_the_first_who_puts_a_name_has_it(store):

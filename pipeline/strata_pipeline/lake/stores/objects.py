@@ -10,14 +10,15 @@ environment of the job names go with it; without such keys each executor uses wh
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from itertools import islice
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import obstore
 from obstore.exceptions import AlreadyExistsError, BaseError
@@ -26,7 +27,10 @@ from obstore.store import S3Store
 from strata_pipeline.errors import StoreError, UsageError
 from strata_pipeline.lake.stores.schemes import SCHEME
 
-__all__ = ["ObjectStore", "Stored"]
+__all__ = ["ObjectStore", "Stored", "several"]
+
+_One = TypeVar("_One")
+_Found = TypeVar("_Found")
 
 _is_place = re.compile(
     r"s3://([A-Za-z0-9][A-Za-z0-9._-]{1,253}[A-Za-z0-9])((?:/[A-Za-z0-9_.=-]+)*)/*"
@@ -44,6 +48,49 @@ _PATIENCE = timedelta(seconds=60)
 _TRANSFER = timedelta(minutes=10)
 _AT_ONCE = 16
 _LOOKS = 5
+
+
+@functools.cache
+def _threads(count: int) -> ThreadPoolExecutor:
+    """Threads that wait for stores. To start some for each question takes longer than most answers."""
+    return ThreadPoolExecutor(count, "objects")
+
+
+os.register_at_fork(after_in_child=_threads.cache_clear)
+
+
+def several(
+    asked: Callable[[_One], _Found], some: Sequence[_One], at_once: int = _AT_ONCE
+) -> Iterator[_Found]:
+    """What is found by asking for each, in this order, several at a time.
+
+    When this ends, also by an error, nothing is being asked for any more.
+    """
+    if len(some) == 1:
+        yield asked(some[0])
+        return
+    left = [_threads(at_once).submit(asked, one) for one in some][::-1]
+    try:
+        while left:
+            found = left[-1].result()
+            left.pop()
+            yield found
+    finally:
+        for one in left:
+            one.cancel()
+        wait(left)
+
+
+@functools.lru_cache(64)
+def _connected(bucket: str, prefix: str, settings: tuple[tuple[str, str], ...], plain_http: bool) -> S3Store:
+    """One for each place in a process: each has a client of its own, which reads all certificates."""
+    return S3Store(
+        bucket,
+        prefix=prefix or None,
+        config=dict(settings),  # type: ignore[arg-type]  # its own names, chosen above
+        client_options={"allow_http": plain_http, "timeout": _TRANSFER},
+        retry_config={"max_retries": 10, "retry_timeout": _PATIENCE},
+    )
 
 
 class Stored(NamedTuple):
@@ -113,9 +160,8 @@ class ObjectStore:
     def get_all(self, names: Iterable[str]) -> Iterator[bytes]:
         """The bytes of each, in this order, several at a time. Raises `FileNotFoundError`."""
         left = iter(names)
-        with ThreadPoolExecutor(_AT_ONCE) as pool:
-            while some := list(islice(left, 4 * _AT_ONCE)):
-                yield from pool.map(self.get, some)
+        while some := list(islice(left, 4 * _AT_ONCE)):
+            yield from several(self.get, some)
 
     def exists(self, name: str) -> bool:
         """Whether there is such an object."""
@@ -128,8 +174,7 @@ class ObjectStore:
 
     def all_exist(self, names: Iterable[str]) -> Iterator[bool]:
         """Whether there is an object of each name, in this order, several asked for at a time."""
-        with ThreadPoolExecutor(_AT_ONCE) as pool:
-            yield from pool.map(self.exists, names)
+        return several(self.exists, list(names))
 
     def put(self, name: str, content: bytes) -> None:
         """Put an object, also in place of another."""
@@ -183,20 +228,13 @@ class ObjectStore:
 
     def delete_all(self, names: Iterable[str]) -> None:
         """Delete objects, several at a time and in whatever order."""
-        with ThreadPoolExecutor(_AT_ONCE) as pool:
-            list(pool.map(lambda name: self.delete([name]), names))
+        for _ in several(lambda name: self.delete([name]), list(names)):
+            pass
 
     def _store(self) -> S3Store:
         if not self._opened:
-            self._opened.append(
-                S3Store(
-                    self.bucket,
-                    prefix=self.prefix or None,
-                    config=dict(self.settings),  # type: ignore[arg-type]  # its own names, chosen above
-                    client_options={"allow_http": self.plain_http, "timeout": _TRANSFER},
-                    retry_config={"max_retries": 10, "retry_timeout": _PATIENCE},
-                )
-            )
+            settings = tuple(sorted(self.settings.items()))
+            self._opened.append(_connected(self.bucket, self.prefix, settings, self.plain_http))
         return self._opened[0]
 
     @contextlib.contextmanager

@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import tempfile
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Protocol
 
@@ -17,7 +16,7 @@ from blake3 import blake3
 from strata.protocol.lake import StoredObject
 
 from strata_pipeline.lake.faults import Fault
-from strata_pipeline.lake.stores.objects import ObjectStore
+from strata_pipeline.lake.stores.objects import ObjectStore, several
 
 __all__ = ["Bucket", "MountedDisk", "Shelf", "fault_of_object"]
 
@@ -56,9 +55,9 @@ class Bucket:
 
     @contextlib.contextmanager
     def at_hand(self, objects: Sequence[StoredObject]) -> Iterator[tuple[Path, list[Fault]]]:
-        with tempfile.TemporaryDirectory(prefix="strata-lake-") as name, ThreadPoolExecutor(_AT_ONCE) as pool:
+        with tempfile.TemporaryDirectory(prefix="strata-lake-") as name:
             folder = Path(name)
-            found = list(pool.map(lambda one: self._bring(one, folder), objects))
+            found = list(several(lambda one: self._bring(one, folder), objects, _AT_ONCE))
             yield folder, [fault for fault in found if fault is not None]
 
     def told(self, fault: Fault, folder: Path) -> Fault:

@@ -7,7 +7,7 @@ import os
 import re
 import shutil
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from unittest.mock import Mock
 
@@ -24,6 +24,7 @@ from strata_pipeline.lake.generations import replace_day, staged_day
 from strata_pipeline.lake.lake import Lake
 from strata_pipeline.lake.object_lake import ObjectLake
 from strata_pipeline.lake.places import AnyLake, open_lake
+from strata_pipeline.lake.stores.objects import ObjectStore
 
 from tests.support import object_lakes
 from tests.support.file_faults import Killed, counted
@@ -59,17 +60,32 @@ def erased_all(where: str) -> None:
     erased(where, sequence(3), sequence(5))
 
 
+_kept: dict[Callable[[str], None], dict[str, bytes]] = {}
+
+
+def grown(place: str, before: str | None, act: Callable[[str], None]) -> str:
+    """The lake that an act makes of the one before: made once, and put into each world."""
+    store = ObjectStore.at(place)
+    if act in _kept:
+        for name, content in _kept[act].items():
+            store.put(name, content)
+        return place
+    if before is not None:
+        begin_with(place, before)
+    act(place)
+    names = list(store.keys(""))
+    _kept[act] = dict(zip(names, store.get_all(names), strict=True))
+    return place
+
+
 class World:
     """A lake before and after it was erased from, and places for copies."""
 
     def __init__(self, places: Iterator[str], folder: Path) -> None:
         self._places, self._folder, self._folders = places, folder, 0
-        self.half, self.whole, self.source = (next(places) for _ in range(3))
-        begun(self.half)
-        begin_with(self.whole, self.half)
-        ended(self.whole)
-        begin_with(self.source, self.whole)
-        erased_all(self.source)
+        self.half = grown(next(places), None, begun)
+        self.whole = grown(next(places), self.half, ended)
+        self.source = grown(next(places), self.whole, erased_all)
 
     def new(self, kind: str) -> Place:
         self._folders += 1
@@ -121,7 +137,8 @@ def seen(place: Place) -> tuple[list[int], list[int]]:
 
 
 def sequences_in(paths: Iterator[Path]) -> list[int]:
-    return [n for path in paths for n in pq.ParquetFile(path).read(["sequence"])["sequence"].to_pylist()]
+    found = (pq.ParquetFile(path).read(["sequence"], use_threads=False) for path in paths)
+    return [n for rows in found for n in rows["sequence"].to_pylist()]
 
 
 def seen_if_there(place: Place) -> tuple[list[int], list[int]]:
@@ -141,7 +158,7 @@ def bodies_in(place: Place) -> set[bytes]:
     else:
         store = ObjectLake.open(place).store
         files = [store.get(name) for name in store.keys("") if name.endswith(".parquet")]
-    tables = [pq.ParquetFile(pa.BufferReader(one)).read(["body"]) for one in files]
+    tables = [pq.ParquetFile(pa.BufferReader(one)).read(["body"], use_threads=False) for one in files]
     return {body for table in tables for body in table["body"].to_pylist()}
 
 

@@ -52,17 +52,22 @@ def original(request, tmp_path_factory) -> tuple[Path, int]:
     return make(tmp_path_factory.mktemp("toy") / "lake", request.param), request.param
 
 
+@pytest.fixture(scope="module")
+def with_a_compacted_day(original, tmp_path_factory) -> Path:
+    lake = Lake.open(shutil.copytree(original[0], tmp_path_factory.mktemp("compacted") / "lake"))
+    target = staged_day(lake, DAY)
+    compacted(lake, DAY, target)
+    replace_day(lake, DAY, target, 0)
+    return lake.root
+
+
 @pytest.fixture(params=["batches", "compacted", "pieces"])
-def lake(original, tmp_path, request, monkeypatch) -> Lake:
+def lake(original, with_a_compacted_day, tmp_path, request, monkeypatch) -> Lake:
     """A lake as it was archived, one whose first day was compacted, and that one checked piece by piece."""
-    lake = Lake.open(shutil.copytree(original[0], tmp_path / "lake"))
     if request.param == "pieces":
         monkeypatch.setattr(checking, "_CHUNK_ROWS", 1)
-    if request.param != "batches":
-        target = staged_day(lake, DAY)
-        compacted(lake, DAY, target)
-        replace_day(lake, DAY, target, 0)
-    return lake
+    made = original[0] if request.param == "batches" else with_a_compacted_day
+    return Lake.open(shutil.copytree(made, tmp_path / "lake"))
 
 
 def file_of(lake: Lake, ordinal: int, day: int = DAY) -> tuple[Path, int]:

@@ -9,8 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import obstore
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 from blake3 import blake3
 from strata.protocol.ids import Identity
@@ -25,7 +23,7 @@ from strata_pipeline.lake.rewrites import Grace
 from strata_pipeline.lake.stores.objects import ObjectStore
 
 from tests.support.file_faults import Killed
-from tests.support.toy_lakes import DAY, manifest_of, place, rows_table
+from tests.support.toy_lakes import DAY, manifest_once, place, rows_file, rows_table
 
 __all__ = [
     "NO_GRACE",
@@ -54,20 +52,20 @@ def drafted(
     span = Span(lake.reached, max([*sound, *aside]))
     attempt = lake.begin(span)
     objects = [
-        _put(lake, attempt.object_name("packets", kind), rows_table(some, kind=kind))
+        _put(lake, attempt.object_name("packets", kind), rows_file(tuple(some), kind=kind), len(some))
         for kind, some in (("POST", sound[::2]), ("NOTE", sound[1::2]))
         if some
     ]
     if aside:
-        table = rows_table(aside, quarantined=True)
-        objects.append(_put(lake, attempt.object_name("quarantine", None), table))
+        content = rows_file(tuple(aside), quarantined=True)
+        objects.append(_put(lake, attempt.object_name("quarantine", None), content, len(aside)))
     with lake.shelf.at_hand(objects) as (folder, faults):
         assert faults == []
         packets, quarantine = (
             [path] if (path := Path(folder, attempt.folder(root))).is_dir() else []
             for root in ("packets", "quarantine")
         )
-        manifest = manifest_of(lake, span, len(sound), len(aside), packets, quarantine)
+        manifest = manifest_once(lake, span, sound, aside, packets, quarantine)
     return manifest, attempt, objects
 
 
@@ -189,10 +187,6 @@ def requests(last: int | None = None) -> Iterator[list[str]]:
         yield sent
 
 
-def _put(lake: ObjectLake, name: str, table: pa.Table) -> StoredObject:
-    sink = pa.BufferOutputStream()
-    pq.write_table(table, sink)
-    content = sink.getvalue().to_pybytes()
+def _put(lake: ObjectLake, name: str, content: bytes, rows: int) -> StoredObject:
     lake.store.put(name, content)
-    hashed = blake3(content).hexdigest()
-    return StoredObject(name=name, size=len(content), rows=table.num_rows, hash=hashed)
+    return StoredObject(name=name, size=len(content), rows=rows, hash=blake3(content).hexdigest())

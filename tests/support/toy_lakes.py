@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import pyarrow as pa
 import pyarrow.dataset as pads
 import pyarrow.parquet as pq
 from blake3 import blake3
+from msgspec.structs import replace
 from strata.protocol.lake import Manifest, Span, first_of_day, manifests_of_day
 from strata_pipeline.lake.checking import batches_faults, chunks, places_faults, units_of_day
 from strata_pipeline.lake.contents import contents_of
@@ -25,8 +27,10 @@ __all__ = [
     "file_faults",
     "files_below",
     "manifest_of",
+    "manifest_once",
     "place",
     "read",
+    "rows_file",
     "rows_table",
     "staged",
     "write_batch",
@@ -80,6 +84,12 @@ def rows_table(sequences: Iterable[int], *, kind: str = "POST", quarantined: boo
     return pa.Table.from_pylist(rows, schema=_QUARANTINE if quarantined else _PACKETS)
 
 
+@lru_cache(10_000)
+def rows_file(sequences: tuple[int, ...], *, kind: str = "POST", quarantined: bool = False) -> bytes:
+    """A file of Parquet with these rows: hundreds of lakes are made of the same few."""
+    return _as_file(rows_table(sequences, kind=kind, quarantined=quarantined))
+
+
 def staged(
     lake: Lake, ordinals: Iterable[int], quarantined: Iterable[int] = (), *, day: int = DAY, version: int = 2
 ) -> tuple[Manifest, Path | None, Path | None]:
@@ -93,12 +103,13 @@ def staged(
         packets = folder / "packets"
         for kind, some in (("POST", sound[::2]), ("NOTE", sound[1::2])):
             if some:
-                _write(packets / f"kind={kind}" / f"part-{some[0]}.parquet", rows_table(some, kind=kind))
+                path = packets / f"kind={kind}" / f"part-{some[0]}.parquet"
+                _write(path, rows_file(tuple(some), kind=kind))
     if aside:
         quarantine = folder / "quarantine"
-        _write(quarantine / "part-0.parquet", rows_table(aside, quarantined=True))
+        _write(quarantine / "part-0.parquet", rows_file(tuple(aside), quarantined=True))
     folders = [[one] if one else [] for one in (packets, quarantine)]
-    return manifest_of(lake, span, len(sound), len(aside), *folders, version=version), packets, quarantine
+    return manifest_once(lake, span, sound, aside, *folders, version=version), packets, quarantine
 
 
 def manifest_of(
@@ -131,6 +142,27 @@ def manifest_of(
     )
 
 
+_manifests: dict[tuple[tuple[int, ...], tuple[int, ...], int], Manifest] = {}
+
+
+def manifest_once(
+    lake: LakeState,
+    span: Span,
+    sound: Sequence[int],
+    quarantined: Sequence[int],
+    folders: list[Path],
+    aside: list[Path],
+    *,
+    version: int = 2,
+) -> Manifest:
+    """The same of rows of `rows_table`: the files of the same places are read back once."""
+    key = (*sound,), (*quarantined,), version
+    if key not in _manifests:
+        counts = len(sound), len(quarantined)
+        _manifests[key] = manifest_of(lake, span, *counts, folders, aside, version=version)
+    return replace(_manifests[key], number=lake.chain.end.number, after=span.after, previous=lake.tip)
+
+
 def write_batch(
     path: Path, ordinals: Iterable[int], quarantined: Iterable[int] = (), *, day: int = DAY, version: int = 2
 ) -> Manifest:
@@ -144,7 +176,7 @@ def compacted(lake: Lake, day: int, target: Path) -> None:
     table = pads.dataset(lake.day_folder(day), schema=_PACKETS, format="parquet").to_table()
     for kind in ("POST", "NOTE"):
         some = table.filter(pads.field("content_type") == kind).sort_by("sequence")
-        _write(target / f"kind={kind}" / "part-0.parquet", some)
+        _write(target / f"kind={kind}" / "part-0.parquet", _as_file(some))
 
 
 def read(lake: Path, root: str = "packets") -> list[int]:
@@ -152,7 +184,9 @@ def read(lake: Path, root: str = "packets") -> list[int]:
     folder = lake / root
     paths = [path for path in files_below(folder) if path.suffix == ".parquet"]
     return sorted(
-        n for path in paths for n in pq.ParquetFile(path).read(["sequence"])["sequence"].to_pylist()
+        n
+        for path in paths
+        for n in pq.ParquetFile(path).read(["sequence"], use_threads=False)["sequence"].to_pylist()
     )
 
 
@@ -183,6 +217,12 @@ def files_below(folder: Path) -> list[Path]:
     )
 
 
-def _write(path: Path, table: pa.Table) -> None:
+def _write(path: Path, content: bytes) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
-    pq.write_table(table, path)
+    path.write_bytes(content)
+
+
+def _as_file(table: pa.Table) -> bytes:
+    sink = pa.BufferOutputStream()
+    pq.write_table(table, sink)
+    return sink.getvalue().to_pybytes()  # type: ignore[no-any-return]

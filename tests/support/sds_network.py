@@ -100,12 +100,9 @@ class Network:
 
     def run(self, duration_ms: int) -> None:
         end = self.now + duration_ms
+        timers = {name: self._timer(name) for name in self.peers}  # of the others nothing changes
         while True:
-            timers = [
-                (peer.participant.get_timer() - START_MS - peer.skew_ms, name)
-                for name, peer in self.peers.items()
-            ]
-            timer_at, timer_name = min(timers)
+            timer_at, timer_name = min(zip(timers.values(), timers, strict=True))
             queued_at = self._queue[0][0] if self._queue else float("inf")
             if min(timer_at, queued_at) > end:
                 break
@@ -113,11 +110,18 @@ class Network:
                 when, _, action, name, data = heapq.heappop(self._queue)
                 self.now = max(self.now, when)
                 self._act(action, name, data)
+                timers[name] = self._timer(name)
             else:
                 self.now = max(self.now, int(-(-timer_at // 1)))
                 self.peers[timer_name].participant.handle_timer(self.wall(timer_name))
                 self._settle(timer_name)
+                timers[timer_name] = self._timer(timer_name)
         self.now = end
+
+    def _timer(self, name: str) -> float:
+        """When a participant wants to be called."""
+        peer = self.peers[name]
+        return peer.participant.get_timer() - START_MS - peer.skew_ms
 
     def restart(self, name: str) -> None:
         """The process ends, and begins anew from what was stored."""

@@ -171,7 +171,7 @@ class _Count:
 class Conduct:
     """One relay. Times are Unix seconds."""
 
-    __slots__ = ("_blacklisted_until", "_counts", "_last_seen_at", "_strikes", "standing")
+    __slots__ = ("_blacklisted_until", "_counts", "_last_seen_at", "_strikes", "_summed", "standing")
 
     def __init__(self) -> None:
         self.standing = Standing.ACTIVE
@@ -180,12 +180,15 @@ class Conduct:
         self._blacklisted_until: float | None = None
         self._last_seen_at: float | None = None
         self._counts: dict[tuple[int, Aspect], _Count] = {}
+        self._summed: tuple[int, dict[Aspect, _Count]] | None = None
+        """What `_totals` has added up last, and from which hour on; None where more was observed since."""
 
     def record(self, at: float, kind: Aspect, good: int, bad: int, value: float | None = None) -> None:
         """Take note; `judge` draws the conclusions. `value` is the mean of what was measured, over `good`."""
         count = self._counts.setdefault((int(at // _BUCKET_SECONDS), kind), _Count())
         weight = max(good, 1) if value is not None else 0
         count.add(good, bad, weight, weight * (value or 0.0))
+        self._summed = None
         if good:
             self._last_seen_at = max(self._last_seen_at or 0.0, at)
 
@@ -208,6 +211,7 @@ class Conduct:
         self._blacklisted_until, self._last_seen_at = saved.blacklisted_until, saved.last_seen_at
         for hour, kind, good, bad, weight, total in counts:
             self._counts.setdefault((hour, kind), _Count()).add(good, bad, weight, total)
+        self._summed = None
 
     def has_forgiven(self, at: float, kind: Aspect) -> bool:
         """Whether what was seen then is forgotten, with a sentence that was served after it."""
@@ -280,6 +284,7 @@ class Conduct:
         """A sentence served: the same offences must not lead to another one."""
         for key in [k for k in self._counts if k[1] in _FORGIVEN]:
             del self._counts[key]
+        self._summed = None
         self.standing = Standing.BACKUP
 
     def _honesty(self, now: float) -> float:
@@ -295,13 +300,17 @@ class Conduct:
         return honesty
 
     def _totals(self, now: float) -> dict[Aspect, _Count]:
-        totals = {kind: _Count() for kind in Aspect}
+        """All that counts now, by what was observed; to be read only. A pool asks several times a second."""
         oldest = int((now - WINDOW_SECONDS) // _BUCKET_SECONDS)
+        if self._summed is not None and self._summed[0] == oldest:
+            return self._summed[1]
+        totals = {kind: _Count() for kind in Aspect}
         for key, count in list(self._counts.items()):
             if key[0] < oldest:
                 del self._counts[key]
             else:
                 totals[key[1]].add(count.good, count.bad, count.weight, count.total)
+        self._summed = oldest, totals
         return totals
 
 

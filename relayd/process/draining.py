@@ -33,7 +33,6 @@ async def drain(relay: Relay, settings: Settings) -> None:
         await failpoints.reached("server.drain")
     _log.info("draining", connections=len(registry), publishes=admission.pending)
     await _close_in_waves(registry, settings.drain_spread)
-    registry.is_hushed = True
     registry.stop_reading()
     await registry.settle(lambda: not admission.pending, settings.drain_timeout)
     registry.close_all(1001, _GOING_AWAY)

@@ -74,7 +74,7 @@ class OpenSocket(Protocol):
 
 
 class Registry:
-    """The open sockets. While `draining`, no new one becomes a session; once `is_hushed`, none reads.
+    """The open sockets. While `draining`, no new one becomes a session.
 
     What is done to many sockets is done to as many in a turn of the loop as `slices` allows.
     """
@@ -83,7 +83,7 @@ class Registry:
         self._faults = faults or Faults()
         self._slices = slices or Slices(self._faults)
         self.sockets: set[OpenSocket] = set()
-        self.draining = self.is_hushed = False
+        self.draining = False
         self.arriving = 0
         """Sockets in their TLS handshake, which are none of `sockets` yet."""
         self.pressure = Pressure.FINE

@@ -465,7 +465,7 @@ class WebSocket(asyncio.Protocol):
             or self._suspended
             or self._is_resting
             or self._frames.has_more
-            or ((self._is_stopped or self._relay.registry.is_hushed) and not self._parting.has_begun)
+            or (self._is_stopped and not self._parting.has_begun)
         )
         wanted = self._allowed and not is_held_up
         if wanted is self._reading or self._parting.is_lingering or self._transport.is_closing():

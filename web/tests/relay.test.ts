@@ -238,6 +238,18 @@ test("a packet that its author did not sign is dropped, and the next one is hand
   await assert.rejects(subscription.next(), { name: "Closed" });
 });
 
+test("a relay whose pages lead back is not asked for ever", async (context) => {
+  const world = new World();
+  let pages = 0;
+  world.answer = ({ type, subscription_id }, socket) => {
+    if (type === "SUBSCRIBE") socket.push({ type: "END_OF_HISTORY", subscription_id, complete: false, cursor: "abc"[pages++ % 3] });
+  };
+  const relay = await connect(URL, world.options());
+  context.after(() => relay.close());
+  assert.equal((await relay.fetch().next()).done, true);
+  assert.ok(pages < 12, `${pages} pages`);
+});
+
 test("a slow reader leaves the feed, and goes on where it stood", async () => {
   const world = new World();
   world.answer = (frame, socket) => {

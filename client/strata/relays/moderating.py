@@ -9,6 +9,7 @@ says so if an answer is lost.
 
 from __future__ import annotations
 
+import itertools
 import ssl as ssl_module
 from collections.abc import AsyncIterator
 from typing import Final, Literal
@@ -17,7 +18,7 @@ import msgspec
 from websockets.asyncio.client import ClientConnection
 
 from strata.protocol import wire
-from strata.protocol.errors import RequestRefused
+from strata.protocol.errors import ConnectionFailed, RequestRefused
 from strata.protocol.ids import Signer
 from strata.relays.connection.dialogue import Dialogue
 
@@ -68,7 +69,9 @@ class Moderator(Dialogue):
         return bool((await self._rule(message)).changed)
 
     async def bans(self, kind: ModeratedKind | None = None) -> AsyncIterator[dict[str, object]]:
-        """The bans in force, page by page. Raises as `ban` does."""
+        """The bans in force, page by page. Raises as `ban` does, and `ConnectionFailed` for pages without
+        end.
+        """
         async for entry in self._pages(wire.Moderate(action="list", kind=kind, limit=_PAGE)):
             yield entry
 
@@ -96,13 +99,20 @@ class Moderator(Dialogue):
 
     async def _pages(self, message: wire.Moderate) -> AsyncIterator[dict[str, object]]:
         after: str | None = None
-        while True:
+        kept: str | None = None
+        for number in itertools.count(1):
             answer = await self._rule(msgspec.structs.replace(message, after=after))
             for entry in answer.entries or ():
                 yield entry
-            if answer.next is None or answer.next == after:
-                return
             after = answer.next
+            if after is None:
+                return
+            # A relay whose pages lead back, or nowhere, would be asked for ever. One place kept is enough
+            # for any circle, where it is another one after twice as many pages each time (Brent).
+            if not answer.entries or after == kept:
+                raise ConnectionFailed("the relay gives its pages in a circle, or pages of nothing")
+            if number.bit_count() == 1:
+                kept = after
 
     async def _authenticate(self, socket: ClientConnection) -> None:
         await super()._authenticate(socket)

@@ -108,6 +108,8 @@ class Stream:
         self._attempt = 0
         self._position = query.cursor
         self._asked_position: str | None = None
+        self._landmark: str | None = None  # where a page has led before
+        self._pages = 0
         self._since = query.since
         self._newest_received_at: int | None = None
         self._clock_offset = 0.0
@@ -260,8 +262,7 @@ class Stream:
             return
         if isinstance(message.cursor, str):
             self._advance(message.cursor)
-        # A relay that says "more" and does not move would be asked for ever.
-        if message.complete or self._position == self._asked_position:
+        if message.complete or not self._has_moved():
             self._behind = False
             if self._can_be_gapless and not self._gapless:
                 self._resubscribe(now)
@@ -375,7 +376,7 @@ class Stream:
 
     def _end_page(self, now: float) -> None:
         """A plain relay's page is over; history may not be."""
-        if self._position == self._asked_position:
+        if not self._has_moved():
             # It gave events and no new position: it does not page, so this is all there is.
             self._finish_history()
         else:
@@ -401,8 +402,22 @@ class Stream:
                 self._options.history_timeout if self._marked else self._options.idle_timeout
             )
 
+    def _has_moved(self) -> bool:
+        """Whether the page has led to a new position: a relay that leads back, or nowhere, would be asked for
+        ever.
+
+        One landmark is enough for any circle, where it is another one after twice as many pages each time.
+        """
+        if self._position in (self._asked_position, self._landmark):
+            return False
+        self._pages += 1
+        if self._pages.bit_count() == 1:
+            self._landmark = self._position
+        return True
+
     def _turn_back(self, refusal: RequestRefused) -> bool:
         """Go on from the last place that is good; False where there is none."""
+        self._landmark, self._pages = None, 0
         lost = self._asked_position
         if refusal.detail != "log_reset" or lost is None:
             return self._fall_back()

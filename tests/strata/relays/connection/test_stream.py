@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 
 import pytest
@@ -213,6 +214,16 @@ def test_a_promised_end_that_does_not_come_is_a_timeout():
 def test_a_relay_that_says_more_without_moving_is_not_asked_for_ever():
     bench = Bench(query=Query(live=False, cursor="c1"))
     bench.end("c1")
+    assert bench.state.phase is Phase.ENDED
+
+
+@pytest.mark.parametrize("places", ["ab", "xyzabc"])
+def test_a_relay_whose_pages_lead_back_is_not_asked_for_ever(places: str):
+    bench = Bench(query=Query(live=False))
+    for place in itertools.islice(itertools.cycle(places), 30):
+        if bench.state.phase is Phase.ENDED:
+            break
+        bench.end(place)
     assert bench.state.phase is Phase.ENDED
 
 

@@ -94,6 +94,8 @@ export class Stream {
   private attempt = 0;
   private position: string | undefined;
   private askedPosition: string | undefined;
+  private landmark: string | undefined; // where a page has led before
+  private pages = 0;
   private since: number | undefined;
   private newestReceivedAt: number | undefined;
   private clockOffset = 0;
@@ -268,8 +270,7 @@ export class Stream {
     this.refusals = this.resets = 0;
     if (this.phase !== "history") return;
     if (message.cursor !== undefined) this.advance(message.cursor);
-    // A relay that says "more" and does not move would be asked for ever.
-    if (!message.complete && this.position !== this.askedPosition) {
+    if (!message.complete && this.hasMoved()) {
       this.resubscribe(now);
       return;
     }
@@ -373,8 +374,8 @@ export class Stream {
   /** A plain relay's page is over; history may not be. */
   private endPage(now: number): void {
     // If it gave events and no new position it does not page, so this is all there is.
-    if (this.position === this.askedPosition) this.finishHistory();
-    else this.resubscribe(now);
+    if (this.hasMoved()) this.resubscribe(now);
+    else this.finishHistory();
   }
 
   private finishHistory(): void {
@@ -395,8 +396,21 @@ export class Stream {
     this.wakeAt = this.gapless ? Infinity : now + (this.marked ? historyTimeout : idleTimeout);
   }
 
+  /**
+   * Whether the page has led to a new position: a relay that leads back, or nowhere, would be asked for ever. One landmark
+   * is enough for any circle, where it is another one after twice as many pages each time.
+   */
+  private hasMoved(): boolean {
+    if (this.position === this.askedPosition || this.position === this.landmark) return false;
+    this.pages++;
+    if ((this.pages & (this.pages - 1)) === 0) this.landmark = this.position;
+    return true;
+  }
+
   /** Go on from the last place that is good; false where there is none. */
   private turnBack(refusal: RequestRefused): boolean {
+    this.landmark = undefined;
+    this.pages = 0;
     const lost = this.askedPosition;
     if (refusal.detail !== "log_reset" || lost === undefined) return this.fallBack();
     this.resets++;

@@ -419,6 +419,29 @@ test("what a relay says beside a packet counts in the queue, and its times and c
   await relay.close();
 });
 
+test("a session that could not be authenticated is no other one for what a relay wants to hear of later", async (context) => {
+  const world = new World();
+  let isMember = false;
+  world.answer = ({ type, client_msg_id }, socket) => {
+    const refusal = { type: "ERROR", reason: "no", client_msg_id };
+    if (type === "PUBLISH") socket.push({ ...refusal, code: "rate_limited", detail: "trust_budget", retry_after: 3600 });
+    if (type !== "AUTH") return;
+    if (isMember) socket.push({ type: "AUTH_OK", author_id: me.did, client_msg_id });
+    else socket.push({ ...refusal, code: "unauthenticated", detail: "not_a_member" });
+  };
+  const relay = await connect(URL, world.options({ identity: me }));
+  context.after(() => relay.close());
+  await relay.outbox.add(packets[0] as Packet);
+  await until(() => world.sent("PUBLISH").length === 1);
+  await assert.rejects(relay.authenticate(), { code: "unauthenticated" });
+  await new Promise((done) => setTimeout(done, 20));
+  assert.equal(world.sent("PUBLISH").length, 1);
+  isMember = true;
+  world.last.push(CHALLENGE);
+  await relay.authenticate();
+  await until(() => world.sent("PUBLISH").length === 2);
+});
+
 test("a question of another kind is answered, refused, or lost with the connection", async () => {
   const world = new World();
   world.answer = ({ type, action, client_msg_id }, socket) => {

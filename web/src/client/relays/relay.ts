@@ -61,6 +61,8 @@ export class Relay {
   private readonly identity: Signer | undefined;
   private readonly keys: KeyFetcher;
   private inFlight = 0;
+  /** How many sessions there have been, anonymous ones among them, when the outbox was last woken. */
+  private sessions = 0;
   private readonly turns: (() => void)[] = [];
 
   /**
@@ -79,7 +81,11 @@ export class Relay {
     }
     this.identity = identity;
     const changed = () => {
-      if (this.isConnected) this.outbox.wake();
+      const { connections, authentications } = this.driver.core.statistics;
+      if (this.isConnected && this.sessions !== connections + authentications) {
+        this.sessions = connections + authentications; // one that could not be authenticated is no other session
+        this.outbox.wake();
+      }
       if (this.failure !== undefined) void this.outbox.stop(this.failure); // another tab may have a connection
       try {
         onChange?.();

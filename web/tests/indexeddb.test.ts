@@ -60,6 +60,22 @@ for (const isSaid of [true, false]) {
   });
 }
 
+test("what a tab does with its outbox is told to the others, and not to itself", async () => {
+  const browser = new Browser();
+  const [mine, other] = [indexedDbOutbox("test"), indexedDbOutbox("test")];
+  const heard: Record<"mine" | "other", string[]> = { mine: [], other: [] };
+  const stops = [mine.watch(({ kind }) => heard.mine.push(kind)), other.watch(({ kind }) => heard.other.push(kind))];
+  await mine.add(entry(1));
+  await mine.refuse(entry(1).packetId, { code: "policy_rejected", reason: "no" });
+  await mine.remove(entry(1).packetId);
+  await mine.add(entry(1)); // once more: word of its removal would be taken for that of this one
+  await other.add(entry(2));
+  while (heard.other.length < 4 || heard.mine.length < 1) await new Promise((done) => setImmediate(done));
+  assert.deepEqual(heard, { mine: ["added"], other: ["added", "refused", "removed", "added"] });
+  for (const stop of stops) stop();
+  browser.closeAll(false);
+});
+
 test("a failure to open is not remembered", async () => {
   const browser = new Browser();
   browser.isBroken = true;

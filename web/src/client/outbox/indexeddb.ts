@@ -19,6 +19,15 @@ export function indexedDbOutbox(name: string): OutboxStore {
     made.createObjectStore(STORE, { autoIncrement: true }).createIndex("packetId", "packetId", { unique: true });
   });
   const failed = (reason: string) => new OutboxError(`the outbox cannot be used: ${reason}`);
+  let watching: BroadcastChannel | undefined;
+
+  /** Tell the other tabs, and not whoever watches here: word of what it has done itself would come late. */
+  function announce(news: OutboxNews): void {
+    if (typeof BroadcastChannel === "undefined") return;
+    const channel = watching ?? new BroadcastChannel(full);
+    channel.postMessage(news);
+    if (channel !== watching) channel.close();
+  }
 
   function within<T>(mode: IDBTransactionMode, act: (store: IDBObjectStore) => T): Promise<T> {
     return database.within([STORE], { mode, durability: "strict", failed }, (store) => act(store(STORE)));
@@ -32,7 +41,7 @@ export function indexedDbOutbox(name: string): OutboxStore {
           if (known.result === undefined) store.add(entry);
         };
       });
-      announce(full, { kind: "added" });
+      announce({ kind: "added" });
     },
     async count() {
       return (await within("readonly", (store) => store.count())).result;
@@ -45,14 +54,14 @@ export function indexedDbOutbox(name: string): OutboxStore {
         const found = store.index("packetId").openCursor(packetId);
         found.onsuccess = () => found.result?.update({ ...(found.result.value as StoredEntry), refusal });
       });
-      announce(full, { kind: "refused", packetId, refusal });
+      announce({ kind: "refused", packetId, refusal });
     },
     async remove(packetId, published) {
       await within("readwrite", (store) => {
         const found = store.index("packetId").openCursor(packetId);
         found.onsuccess = () => found.result?.delete();
       });
-      announce(full, published === undefined ? { kind: "removed", packetId } : { kind: "sent", published });
+      announce(published === undefined ? { kind: "removed", packetId } : { kind: "sent", published });
     },
     async exclusively(drain, signal) {
       if (globalThis.navigator?.locks === undefined) return drain();
@@ -60,16 +69,12 @@ export function indexedDbOutbox(name: string): OutboxStore {
     },
     watch(heard) {
       if (typeof BroadcastChannel === "undefined") return () => undefined;
-      const channel = new BroadcastChannel(full);
+      const channel = (watching = new BroadcastChannel(full));
       channel.onmessage = ({ data }: MessageEvent<OutboxNews>) => heard(data);
-      return () => channel.close();
+      return () => {
+        channel.close();
+        if (watching === channel) watching = undefined;
+      };
     },
   };
-}
-
-function announce(name: string, news: OutboxNews): void {
-  if (typeof BroadcastChannel === "undefined") return;
-  const channel = new BroadcastChannel(name);
-  channel.postMessage(news);
-  channel.close();
 }

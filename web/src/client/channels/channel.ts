@@ -17,19 +17,19 @@ import {
 
 import { build, verify } from "../building.js";
 import { fromHex, hex } from "../protocol/bytes.js";
-import { Closed, ConnectionFailed, InvalidPacket, RequestRefused } from "../protocol/errors.js";
+import { Closed, ConnectionFailed, RequestRefused } from "../protocol/errors.js";
 import type { JsonObject } from "../protocol/json.js";
 import type { Packet } from "../protocol/packets.js";
 import type { Delivery, FetchOptions } from "../relays/values.js";
 import { Acknowledging } from "./acknowledging.js";
 import { asMessage, beyond, type Entry, inOrder, lastOwnTime, makeEntry, stored } from "./entry.js";
-import { decodeMessage, messageContent, readEnvelope, readMessage, repairContent } from "./envelope.js";
+import { decodeMessage, messageContent, readEnvelope, readMessage, repairContent, timeOfSending } from "./envelope.js";
 import { Forgotten } from "./forgotten.js";
 import { History } from "./history.js";
 import { Search, withPlace } from "./search.js";
 import { encodeSegment, Reassembly } from "./segments.js";
 import { Telling } from "./telling.js";
-import { Attempts, clock, pause, retryIn, until } from "./waiting.js";
+import { Attempts, clock, isIrrecoverable, isOfWrongTime, pause, until } from "./waiting.js";
 import type { Kept, MessageState, StoredMessage } from "./store.js";
 import { type ChannelMessage, type ChannelOptions, type ChannelRelay, type ChannelStatus, MAX_PAYLOAD_BYTES } from "./values.js";
 
@@ -49,6 +49,7 @@ export class ReliableChannel {
   private readonly forgotten: Forgotten;
   private readonly reassembly = new Reassembly();
   private readonly search: Search;
+  private readonly looking = new Attempts();
   private readonly closing = new AbortController();
   private readonly counts = { repeated: 0, refused: 0, resent: 0, repaired: 0 };
   private readonly acknowledging: Acknowledging;
@@ -212,10 +213,9 @@ export class ReliableChannel {
         return;
       } catch (error) {
         if (error instanceof Closed || error instanceof ConnectionFailed || this.closing.signal.aborted) return;
-        if (error instanceof InvalidPacket || (error instanceof RequestRefused && error.retry === "never")) {
-          this.first.delete(entry.id); // a packet that is too old by now; the next one has another time
-          if (++entry.attempts > 3) return this.stateOf(entry.id, "failed");
-        }
+        const isFinal = isIrrecoverable(error);
+        if (isFinal || isOfWrongTime(error)) this.first.delete(entry.id); // the next packet has a time of its own
+        if (isFinal) return this.stateOf(entry.id, "failed");
         await pause(attempts.retryIn(error), this.closing.signal);
       }
     }
@@ -303,7 +303,7 @@ export class ReliableChannel {
       wire: envelope.wire,
       isOwn,
       author: envelope.author,
-      sentAt: envelope.sentAt,
+      sentAt: timeOfSending(envelope.sentAt, Date.now()),
       hint,
       state: isOwn ? "sent" : "received",
     });
@@ -342,8 +342,9 @@ export class ReliableChannel {
         });
         if (this.search.size === 0) break;
       }
+      this.looking.granted();
     } catch (error) {
-      wait = 1000 * retryIn(error);
+      wait = 1000 * this.looking.retryIn(error);
       if (!this.closing.signal.aborted) console.warn("the relay's history cannot be read", error);
     }
     this.search.ended(clock(), wait);
@@ -403,7 +404,8 @@ export class ReliableChannel {
 
   private release(entry: Entry): void {
     entry.isReleased = true;
-    this.history.release(entry.id);
+    if (entry.state === "failed") this.history.withdraw(entry.id);
+    else this.history.release(entry.id);
     entry.payload = this.reassembly.take(entry.message.senderId, entry.message.content);
     if (entry.payload !== undefined) this.telling.message(asMessage(entry));
   }
@@ -489,6 +491,7 @@ export class ReliableChannel {
     const entry = this.entries.get(id);
     if (entry === undefined || entry.state === state || entry.state === "acknowledged") return;
     entry.state = state;
+    if (state === "failed") this.history.withdraw(id);
     this.keep(this.options.store.setState(id, state));
     this.telling.changed();
   }

@@ -86,6 +86,11 @@ export function readMessage(wire: Uint8Array, now: number): ContentMessage | Syn
   return Math.max(message.causalHistory.length, message.repairRequest.length) > MAX_ENTRIES ? undefined : message;
 }
 
+/** When a message was sent, by its signer's clock; undefined for a time that is a day ahead of `now` (Unix milliseconds). */
+export function timeOfSending(sentAt: number | undefined, now: number): number | undefined {
+  return sentAt !== undefined && 1000 * sentAt <= now + FAR_AHEAD_MS ? sentAt : undefined;
+}
+
 /**
  * The SDS message in these bytes, as the package can take it; undefined for bytes that are none.
  *

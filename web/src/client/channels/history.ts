@@ -69,7 +69,13 @@ export class History {
     this.released.add(id);
   }
 
-  /** Whether nothing has to wait for this message: it was released, forgotten, or given up. */
+  /** No relay will have the message: nobody is told that it was there, for they would wait for it. */
+  withdraw(id: string): void {
+    this.released.delete(id);
+    this.settle(id);
+  }
+
+  /** Whether nothing has to wait for this message: it was released, forgotten, withdrawn, or given up. */
   isSettled(id: string): boolean {
     return this.released.has(id) || this.settled.has(id);
   }

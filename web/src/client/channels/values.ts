@@ -56,7 +56,7 @@ export interface ChannelMessage {
   /** The participant's name, which only the signature proves. */
   readonly sender: string;
   readonly isOwn: boolean;
-  /** By the author's clock, in Unix seconds; undefined as `author` is. */
+  /** By the author's clock, in Unix seconds; undefined as `author` is, and where that is far ahead of ours. */
   readonly sentAt: number | undefined;
   readonly lamport: bigint;
   /** The ids of messages that its sender had handed on before. */

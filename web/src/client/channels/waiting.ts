@@ -1,7 +1,7 @@
 /** Waiting that ends when a channel is closed. */
 
-import { MissingCapability, RequestRefused } from "../protocol/errors.js";
-import { afterRefusals, afterRetryAfter, MAX_RETRY_AFTER_SECONDS } from "../relays/backoff.js";
+import { InvalidPacket, MissingCapability, RequestRefused } from "../protocol/errors.js";
+import { Refusals } from "../relays/backoff.js";
 import type { Delivery } from "../relays/values.js";
 import { after } from "../timers.js";
 import type { Reading } from "./values.js";
@@ -11,27 +11,31 @@ const RETRY_SECONDS = 2;
 /** Milliseconds by which waits are measured: the clock on the wall may be put back. */
 export const clock = (): number => performance.now();
 
-/** After how many seconds to try again what came to this error: no sooner than the relay has asked for, within reason. */
-export function retryIn(error: unknown): number {
-  const asked = error instanceof RequestRefused ? (error.retryAfter ?? 0) : 0;
-  return Math.max(RETRY_SECONDS, afterRetryAfter(Math.min(asked, MAX_RETRY_AFTER_SECONDS), Math.random));
-}
-
 /** The pauses between attempts at one thing: they grow for as long as the relay refuses it, and not while it is away. */
 export class Attempts {
-  private refusals = 0;
+  private readonly refusals = new Refusals(Math.random);
 
-  /** After how many seconds to try again what came to this error. */
+  /** After how many seconds to try again what came to this error: no sooner than the relay has asked for, within reason. */
   retryIn(error: unknown): number {
-    const isRefused = error instanceof RequestRefused || error instanceof MissingCapability;
-    if (!isRefused) return retryIn(error);
-    return Math.max(retryIn(error), afterRefusals(this.refusals++, Math.random));
+    if (error instanceof RequestRefused) return this.refusals.another(error.retryAfter);
+    return error instanceof MissingCapability ? this.refusals.another() : RETRY_SECONDS;
   }
 
   /** The relay has granted it. */
   granted(): void {
-    this.refusals = 0;
+    this.refusals.over();
   }
+}
+
+/** Whether the relay refuses a packet for its time: our clock is wrong, or the relay's, or the packet has waited long. */
+export function isOfWrongTime(error: unknown): boolean {
+  return error instanceof RequestRefused && ["timestamp_in_future", "timestamp_too_old"].includes(error.code);
+}
+
+/** Whether the relay will not have a message, however often it is asked, and though each packet has its own time (C-292). */
+export function isIrrecoverable(error: unknown): boolean {
+  if (error instanceof InvalidPacket || error instanceof MissingCapability) return true;
+  return error instanceof RequestRefused && ["never", "authenticate"].includes(error.retry) && !isOfWrongTime(error);
 }
 
 /** Wait so many seconds, or until `signal` aborts. */

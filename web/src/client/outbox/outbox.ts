@@ -9,7 +9,7 @@
 
 import { InvalidPacket, MissingCapability, OutboxError, RequestRefused, type StrataError } from "../protocol/errors.js";
 import { DEFAULT_MAX_PACKET_AGE_SECONDS, Packet } from "../protocol/packets.js";
-import { afterRefusals, afterRetryAfter } from "../relays/backoff.js";
+import { afterRetryAfter, Refusals } from "../relays/backoff.js";
 import type { Published, PublishOptions } from "../relays/values.js";
 import { after } from "../timers.js";
 import type { OutboxNews, OutboxStore, Refusal, StoredEntry } from "./store.js";
@@ -74,8 +74,8 @@ export class Outbox {
   private hasRung = false;
   /** When a relay wants to hear of a packet again, where it has asked for quiet (R-338). */
   private readonly quietUntil = new Map<string, number>();
-  /** How often in a row this session was one that may not publish, and until when nothing is sent for that. */
-  private unwelcome = 0;
+  /** That this session was one that may not publish, and until when nothing is sent for that. */
+  private readonly unwelcome = new Refusals(Math.random);
   private heldUntil: number | undefined;
 
   /** @internal Made by `Relay`. */
@@ -132,7 +132,7 @@ export class Outbox {
   /** Look for work: a connection came, or a session that has another budget. */
   wake(): void {
     this.quietUntil.clear();
-    this.unwelcome = 0;
+    this.unwelcome.over();
     this.heldUntil = undefined;
     this.ring();
   }
@@ -208,8 +208,8 @@ export class Outbox {
       // Handed over in their order, which is the order of sending.
       const outcomes = await Promise.all(waiting.slice(at, at + AT_ONCE).map((entry) => this.sendOne(entry)));
       isSomeLeft ||= outcomes.includes("left");
-      if (outcomes.includes("unwelcome")) this.heldUntil = now() + afterRefusals(this.unwelcome++, Math.random);
-      else if (outcomes.includes("settled")) this.unwelcome = 0;
+      if (outcomes.includes("unwelcome")) this.heldUntil = now() + this.unwelcome.another();
+      else if (outcomes.includes("settled")) this.unwelcome.over();
     }
     return isSomeLeft;
   }

@@ -36,11 +36,25 @@ export function retryDelay(
 }
 
 /**
- * Seconds to wait before asking again for what a relay has refused so many times in a row and named no time for, as for
- * want of a session: doubled each time, up to a minute. A relay closes connections that it has to refuse all the time.
+ * How often in a row a relay has refused one thing, as for want of a session, and how long to wait before it is asked
+ * again: twice as long each time, up to a minute, and no shorter than it wants. A relay closes connections that it has to
+ * refuse all the time.
  */
-export function afterRefusals(refusals: number, random: Random): number {
-  return afterRetryAfter(Math.min(REFUSED_CAP, REFUSED_BASE * 2 ** Math.min(refusals, MAX_DOUBLINGS)), random);
+export class Refusals {
+  private count = 0;
+
+  constructor(private readonly random: Random) {}
+
+  /** Seconds to wait after one more; `retryAfter` is what the relay has asked for, which counts within reason. */
+  another(retryAfter = 0): number {
+    const grown = Math.min(REFUSED_CAP, REFUSED_BASE * 2 ** Math.min(this.count++, MAX_DOUBLINGS));
+    return afterRetryAfter(Math.max(grown, Math.min(retryAfter, MAX_RETRY_AFTER_SECONDS)), this.random);
+  }
+
+  /** The relay has granted it, or would be asked in another session. */
+  over(): void {
+    this.count = 0;
+  }
 }
 
 /** Successive waits between attempts to connect. */

@@ -5,6 +5,7 @@ import { build, Identity } from "../src/client/index.js";
 import * as checking from "../src/console/state/checking.js";
 import { chosen } from "../src/console/state/keys.js";
 import * as link from "../src/console/state/link.js";
+import { readMessage } from "../src/console/state/messages.js";
 import * as metrics from "../src/console/state/metrics.js";
 import * as outbox from "../src/console/state/outbox.js";
 import { rowOf } from "../src/console/state/rows.js";
@@ -126,6 +127,25 @@ test("a relay that is gone without a word is asked, and left where it does not a
   pass(timers, 60);
   assert.equal(link.phase.value, "offline");
   assert.notEqual(Socket.last, socket, "it has not");
+});
+
+test("what is shown of a packet is what is checked, whatever a relay's frame looks like", () => {
+  const signed = '{"packet_id":"0x1","content":{"text":"signed"}}';
+  const other = '{"packet_id":"0x1","content":{"text":"another"}}';
+  for (const frame of [
+    `{"type":"EVENT","x":{"y":1,"packet":${signed},"received_at":1},"packet":${other}, "received_at":2}`,
+    `{"type":"EVENT","text":${JSON.stringify(signed)},"packet": ${other}}`,
+    `{"type":"EVENT","packet":${signed},"received_at":1,"packet" :${other}}`,
+    `{"type":"EVENT","packet":${signed},"packet":${other},"received_at":1}`,
+  ]) {
+    const { packet, text } = readMessage(frame) as { packet: object; text: string };
+    assert.deepEqual(JSON.parse(text), packet, frame);
+  }
+  const whole = readMessage('{"type":"EVENT","subscription_id":"s","packet":{"a": 1.0},"received_at":3,"cursor":"c"}');
+  assert.deepEqual(whole, { type: "EVENT", subscription_id: "s", packet: { a: 1 }, text: '{"a": 1.0}', received_at: 3, cursor: "c" });
+  for (const frame of ["", "null", "[]", '"EVENT"', '{"type":5}', '{"type":"EVENT"}', '{"type":"EVENT","packet":5,"received_at":1}']) {
+    assert.equal(readMessage(frame), null, frame);
+  }
 });
 
 test("what a page has read of a history before a cut is read again and not doubled, behind a cursor too", async (context) => {

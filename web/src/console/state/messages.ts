@@ -31,26 +31,43 @@ export interface Message {
 const PACKET = ',"packet":';
 const BEHIND = ',"received_at":';
 
-/** Decode one frame; null for what is no message. An EVENT gets the `text` of its packet. */
+/**
+ * Decode one frame; null for what is no message. An EVENT gets the `text` of its packet, and its packet is what that text
+ * says: what is shown is what is checked.
+ */
 export function readMessage(frame: string): Message | null {
-  let message: Message;
-  try {
-    message = JSON.parse(frame) as Message;
-  } catch {
-    return null;
-  }
-  if (typeof message !== "object" || message === null || typeof message.type !== "string") return null;
+  const event = asEvent(frame);
+  if (event !== undefined) return event;
+  const message = parsed<Message>(frame);
+  if (typeof message?.type !== "string") return null;
   if (message.type !== "EVENT") return message;
   const { packet } = message;
-  if (typeof packet !== "object" || packet === null) return null;
-  return Object.assign(message, { text: packetText(frame) ?? JSON.stringify(packet) });
+  return typeof packet === "object" && packet !== null ? { ...message, text: JSON.stringify(packet) } : null;
 }
 
-/** The packet's own bytes, as relayd writes an EVENT: its id and signature are over these and no others. */
-function packetText(frame: string): string | null {
-  const start = frame.indexOf(PACKET);
+/**
+ * An EVENT as relayd writes it. Its packet's own bytes are cut out of it: id and signature are over these and no others.
+ * Undefined for any other frame, such as one with something like a packet elsewhere.
+ */
+function asEvent(frame: string): Message | undefined {
+  const start = frame.indexOf(PACKET) + PACKET.length;
   const end = frame.lastIndexOf(BEHIND);
-  return start < 0 || end < start ? null : frame.slice(start + PACKET.length, end);
+  if (start < PACKET.length || end < start) return undefined;
+  const rest = parsed<Message>(`${frame.slice(0, start)}null${frame.slice(end)}`);
+  if (rest?.type !== "EVENT" || rest.packet !== null) return undefined;
+  const text = frame.slice(start, end);
+  const packet = parsed<Readonly<Record<string, unknown>>>(text);
+  return packet && { ...rest, packet, text };
+}
+
+/** An object of JSON, whose members are still to be looked at. */
+function parsed<T extends object>(text: string): T | undefined {
+  try {
+    const value = JSON.parse(text) as T | null;
+    return typeof value === "object" && value !== null ? value : undefined;
+  } catch {
+    return undefined;
+  }
 }
 
 function setting(name: string): string {

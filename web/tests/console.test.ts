@@ -8,6 +8,7 @@ import * as link from "../src/console/state/link.js";
 import { readMessage } from "../src/console/state/messages.js";
 import * as metrics from "../src/console/state/metrics.js";
 import * as outbox from "../src/console/state/outbox.js";
+import { type Book, turn } from "../src/console/state/paging.js";
 import { rowOf } from "../src/console/state/rows.js";
 import * as session from "../src/console/state/session.js";
 import * as tail from "../src/console/state/tail.js";
@@ -146,6 +147,23 @@ test("what is shown of a packet is what is checked, whatever a relay's frame loo
   for (const frame of ["", "null", "[]", '"EVENT"', '{"type":5}', '{"type":"EVENT"}', '{"type":"EVENT","packet":5,"received_at":1}']) {
     assert.equal(readMessage(frame), null, frame);
   }
+});
+
+test("pages that lead back, or nowhere, are turned no further", async (context) => {
+  const socket = connected(context.mock);
+  const pages: Record<string, [entries: number, next: string | undefined]> = { "": [2, "a"], a: [2, "b"], b: [1, "a"], n: [0, "o"], e: [0, undefined] };
+  const next = async (before?: Book<object>) => {
+    const turned = turn<object>({ action: "log" }, before);
+    const { after = "", client_msg_id } = socket.seen.at(-1) as Frame & { after?: string };
+    const [entries, following] = pages[after] as [number, string | undefined];
+    socket.says({ type: "MODERATED", action: "log", client_msg_id, entries: Array.from({ length: entries }, () => ({})), next: following });
+    return (await turned).book;
+  };
+  const third = next(await next(await next()));
+  await assert.rejects(third, { code: "circle" });
+  const at = (place: string) => ({ entries: [], next: place, places: [] });
+  await assert.rejects(next(at("n")), { code: "circle" });
+  assert.equal((await next(at("e"))).next, undefined);
 });
 
 test("what a page has read of a history before a cut is read again and not doubled, behind a cursor too", async (context) => {

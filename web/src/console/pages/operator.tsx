@@ -7,7 +7,8 @@ import { Did, Note, PacketLink } from "../parts/bits.js";
 import { IdentityCard } from "../parts/identity-card.js";
 import { WithReason } from "../parts/with-reason.js";
 import { route } from "../route.js";
-import { request, RequestFailed } from "../state/link.js";
+import { relayNow, request, RequestFailed } from "../state/link.js";
+import { type Book, EMPTY, turn } from "../state/paging.js";
 import { manifest } from "../state/relay.js";
 import { capabilities, speaksFor } from "../state/session.js";
 import { line, moment } from "../text.js";
@@ -36,17 +37,7 @@ interface Ruled extends Omit<Ban, "kind" | "expires_at" | "created_at"> {
   readonly act: string;
 }
 
-interface Book<T> {
-  readonly entries: readonly T[];
-  readonly next: string | undefined;
-}
-
-const EMPTY = { entries: [], next: undefined };
-
-async function entries<T>(action: "list" | "log", before: Book<T> = EMPTY): Promise<Book<T>> {
-  const answer = await request({ type: "MODERATE", action, limit: 50, ...(before.next !== undefined && { after: before.next }) });
-  return { entries: [...before.entries, ...((answer.entries ?? []) as unknown as T[])], next: answer.next };
-}
+const entries = async <T,>(action: "list" | "log", before?: Book<T>): Promise<Book<T>> => (await turn({ action, limit: 50 }, before)).book;
 
 const words = (error: unknown): string =>
   error instanceof RequestFailed ? `${error.reason}${error.detail === undefined ? "" : ` (${error.detail.replaceAll("_", " ")})`}` : String(error);
@@ -100,7 +91,7 @@ function Desk(): JSX.Element {
     });
   useEffect(() => void refresh(), []);
   const rule = async (action: "ban" | "unban", kind: Kind, subject: string, reason: string, seconds = 0): Promise<boolean> => {
-    const until = seconds > 0 ? { expires_at: Math.floor(Date.now() / 1000) + seconds } : {};
+    const until = seconds > 0 ? { expires_at: relayNow() + seconds } : {};
     const done = await attempt(() => request({ type: "MODERATE", action, kind, subject, reason, ...until }));
     if (done) {
       const [off, on] = kind === "packet" ? ["removed", "restored"] : ["banned", "no longer banned"];

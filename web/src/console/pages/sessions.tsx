@@ -6,6 +6,7 @@ import { useEffect, useState } from "preact/hooks";
 import { Did, Note } from "../parts/bits.js";
 import { WithReason } from "../parts/with-reason.js";
 import { request } from "../state/link.js";
+import { type Book, turn } from "../state/paging.js";
 import { bytes, count, line, span } from "../text.js";
 
 interface Session {
@@ -21,8 +22,7 @@ interface Session {
 }
 
 interface Roll {
-  readonly sessions: readonly Session[];
-  readonly next: string | undefined;
+  readonly book: Book<Session>;
   readonly total: number;
   readonly silent: number;
 }
@@ -39,10 +39,8 @@ const BETWEEN = 400;
 /** Sessions of a DID or of a network, or all; those behind `before` are added to it. */
 async function ask(subject: string, before?: Roll): Promise<Roll> {
   const of = subject === "" ? {} : { kind: subject.startsWith("did:") ? "author" : "network", subject };
-  const after = before?.next === undefined ? {} : { after: before.next };
-  const { entries, next, total, silent } = await request({ type: "MODERATE", action: "sessions", limit: PAGE, ...of, ...after });
-  const sessions = [...(before?.sessions ?? []), ...((entries ?? []) as unknown as Session[])];
-  return { sessions, next, total: total ?? sessions.length, silent: silent ?? 0 };
+  const { book, answer } = await turn<Session>({ action: "sessions", limit: PAGE, ...of }, before?.book);
+  return { book, total: answer.total ?? book.entries.length, silent: answer.silent ?? 0 };
 }
 
 export function Sessions({ attempt, say, ruled }: { attempt: Attempt; say: (words: string) => void; ruled: () => Promise<unknown> }): JSX.Element {
@@ -60,7 +58,7 @@ export function Sessions({ attempt, say, ruled }: { attempt: Attempt; say: (word
       const { changed } = await request({ type: "MODERATE", action: "close", subject: session.id, reason });
       say(changed === true ? `Session ${session.id} is closed. Its client may come back: a ban keeps it out.` : `Session ${session.id} had ended already.`);
       let found = await ask(subject.trim());
-      for (let looks = 1; looks < LOOKS && found.sessions.some((each) => each.id === session.id); looks++) {
+      for (let looks = 1; looks < LOOKS && found.book.entries.some((each) => each.id === session.id); looks++) {
         await new Promise((done) => setTimeout(done, BETWEEN));
         found = await ask(subject.trim());
       }
@@ -88,7 +86,7 @@ export function Sessions({ attempt, say, ruled }: { attempt: Attempt; say: (word
         </button>
         {roll !== null && (
           <p class="hint">
-            {count(roll.sessions.length)} shown, {count(roll.total)} open in all
+            {count(roll.book.entries.length)} shown, {count(roll.total)} open in all
           </p>
         )}
       </form>
@@ -97,11 +95,11 @@ export function Sessions({ attempt, say, ruled }: { attempt: Attempt; say: (word
           <p>{roll.silent === 1 ? "One process has" : `${roll.silent} processes have`} given no answer in time. What they hold is not in this list.</p>
         </Note>
       )}
-      {roll?.sessions.length === 0 && <p class="hint">No such session is open.</p>}
+      {roll?.book.entries.length === 0 && <p class="hint">No such session is open.</p>}
       <ul class="rulings">
-        {roll?.sessions.map((session) => <OpenSession key={session.id} session={session} close={close} />)}
+        {roll?.book.entries.map((session) => <OpenSession key={session.id} session={session} close={close} />)}
       </ul>
-      {roll?.next !== undefined && (
+      {roll?.book.next !== undefined && (
         <button type="button" class="more" disabled={isAsking} onClick={() => void look(subject.trim(), roll)}>
           More sessions
         </button>

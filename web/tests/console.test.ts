@@ -402,3 +402,28 @@ test("what waits for a session that may publish is sent as soon as somebody else
   for (let turns = 0; turns < 20; turns++) await settle();
   assert.deepEqual(outbox.items.value.map(({ state }) => state), ["stored"]);
 });
+
+test("an identity that the relay does not take is tried three times on a connection, and then by hand alone", async (context) => {
+  chosen.value = await Identity.generate();
+  const server_id = (await Identity.generate()).did;
+  const challenge = { type: "AUTH_CHALLENGE", challenge: Buffer.alloc(32, 7).toString("base64"), server_id, expires_at: 1_760_000_300 };
+  const tries = () => Socket.last.seen.filter(({ type }) => type === "AUTH");
+  const isTaken = async (trying: Promise<boolean>) => {
+    let outcome: boolean | undefined;
+    void trying.then((taken) => (outcome = taken));
+    for (; outcome === undefined; await settle()) {
+      const client_msg_id = tries().at(-1)?.["client_msg_id"];
+      Socket.last.says({ type: "ERROR", code: "unauthenticated", reason: "no member", client_msg_id });
+    }
+    return outcome;
+  };
+  for (let connection = 0; connection < 2; connection++) {
+    if (connection === 0) connected(context.mock);
+    else link.reconnect();
+    Socket.last.open().says(challenge);
+    for (let times = 0; times < 5; times++) assert.equal(await isTaken(session.authenticate()), false); // as for each packet that waits
+    assert.equal(tries().length, 3);
+    assert.equal(await isTaken(session.authenticate(true)), false);
+    assert.equal(tries().length, 4);
+  }
+});

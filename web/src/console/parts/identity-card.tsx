@@ -58,7 +58,7 @@ export function IdentityCard(): JSX.Element {
           Use a key file…
         </button>
         {identity !== null && speaksFor.value !== identity.did && phase.value === "online" && (
-          <button type="button" onClick={() => void authenticate()}>
+          <button type="button" onClick={() => void authenticate(true)}>
             Authenticate
           </button>
         )}
@@ -114,7 +114,7 @@ function Standing(): JSX.Element | null {
           It was <span class="mono">{shown(changed.known)}</span> and now says <span class="mono">{shown(changed.shown)}</span>. Nothing was
           signed for it. Somebody else may be answering at this address; or its operator has given it a new key.
         </p>
-        <button type="button" onClick={() => (acceptRelay(), void authenticate())}>
+        <button type="button" onClick={() => (acceptRelay(), void authenticate(true))}>
           I know of the change: use the new name
         </button>
       </Note>

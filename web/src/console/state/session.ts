@@ -10,6 +10,8 @@ import { chosen } from "./keys.js";
 import { authenticated, challenge, connections, reconnect, request, RequestFailed, wantsAuth } from "./link.js";
 
 const PIN = "strata-relay-id";
+/** Failures on one connection after which nobody but a person tries again; a relay closes for good after five (R-282). */
+const MOST_FAILURES = 3;
 
 export const speaksFor = signal<string | null>(null);
 export const capabilities = signal<readonly string[]>([]);
@@ -20,6 +22,8 @@ export const changedRelay = signal<{ known: string; shown: string } | null>(null
 
 let wanted = false;
 let trying: Promise<boolean> | null = null;
+/** Whose authentication has failed on this connection, and how often. */
+let failures = { did: "", count: 0 };
 
 function pin(): string | undefined {
   return localStorage.getItem(PIN) ?? undefined;
@@ -31,15 +35,20 @@ export function acceptRelay(): void {
   changedRelay.value = null;
 }
 
-/** Prove the chosen identity, now and after each reconnect. Resolves to whether the relay took it. */
-export function authenticate(): Promise<boolean> {
+/**
+ * Prove the chosen identity, now and after each reconnect. Resolves to whether the relay took it. Nothing is tried that has
+ * failed several times, unless `byHand` says that somebody asks for it.
+ */
+export function authenticate(byHand = false): Promise<boolean> {
   // A challenge can be answered once, and more than one may want the session authenticated.
-  return (trying ??= attempt().finally(() => (trying = null)));
+  return (trying ??= attempt(byHand).finally(() => (trying = null)));
 }
 
-async function attempt(): Promise<boolean> {
+async function attempt(byHand: boolean): Promise<boolean> {
   const identity = chosen.value;
   if (identity === null) return false;
+  if (failures.did !== identity.did) failures = { did: identity.did, count: 0 };
+  if (failures.count >= MOST_FAILURES && !byHand) return false;
   wanted = true;
   const spoken = speaksFor.value;
   if (spoken !== null) {
@@ -70,6 +79,7 @@ async function attempt(): Promise<boolean> {
 }
 
 function fail(error: unknown): void {
+  failures.count++;
   speaksFor.value = null;
   capabilities.value = [];
   if (error instanceof InvalidMessage && error.detail === "server_id_unexpected") {
@@ -99,9 +109,10 @@ export function keepAuthenticated(): void {
     const isConnected = connections.value > 0;
     speaksFor.value = null;
     capabilities.value = [];
-    if (wanted && isConnected) queueMicrotask(authenticate);
+    failures.count = 0;
+    if (wanted && isConnected) queueMicrotask(() => void authenticate());
   });
   effect(() => {
-    if (wantsAuth.value && chosen.value !== null && changedRelay.peek() === null) queueMicrotask(authenticate);
+    if (wantsAuth.value && chosen.value !== null && changedRelay.peek() === null) queueMicrotask(() => void authenticate());
   });
 }

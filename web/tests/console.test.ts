@@ -398,7 +398,15 @@ test("what waits for a session that may publish is sent as soon as somebody else
   chosen.value = identity;
   for (let turns = 0; turns < 20; turns++) await settle();
   const [, second] = sent() as [Frame, Frame];
-  socket.says({ type: "OK", packet_id: "", received_at: 1, client_msg_id: second["client_msg_id"] });
+  const { packet_id } = second["packet"] as { packet_id: string };
+  socket.says({ type: "OK", packet_id: id(1), received_at: 1, client_msg_id: second["client_msg_id"] });
+  for (let turns = 0; turns < 20; turns++) await settle();
+  assert.deepEqual(outbox.items.value.map(({ state }) => state), ["waiting"], "another packet's OK");
+  chosen.value = null;
+  for (let turns = 0; turns < 20; turns++) await settle();
+  const third = sent().at(-1) as Frame;
+  assert.notEqual(third, second);
+  socket.says({ type: "OK", packet_id, received_at: 1, client_msg_id: third["client_msg_id"] });
   for (let turns = 0; turns < 20; turns++) await settle();
   assert.deepEqual(outbox.items.value.map(({ state }) => state), ["stored"]);
 });

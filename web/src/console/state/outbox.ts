@@ -75,13 +75,15 @@ export async function discard(id: string): Promise<void> {
 async function send(packet: Packet): Promise<Published> {
   try {
     const ok = await request((id) => publishFrame(packet.canonical, id));
+    // To believe another packet's would be to take silence for success.
+    if (ok.type !== "OK" || ok.packet_id !== packet.packetId) throw new RequestFailed("other", "the relay has answered something else");
     const duplicate = ok.duplicate === true;
     remember(packet, duplicate);
     setTimeout(() => void look());
     return { packetId: packet.packetId, receivedAt: ok.received_at, duplicate, queued: false, downgradedTo: undefined };
   } catch (error) {
     // Without an answer it is sent again.
-    if (!(error instanceof RequestFailed) || ["lost", "timeout", "offline"].includes(error.code)) throw error;
+    if (!(error instanceof RequestFailed) || ["lost", "timeout", "offline", "other"].includes(error.code)) throw error;
     if (error.code === "unauthenticated") await authenticate();
     setTimeout(() => void look());
     throw new RequestRefused(error.code, error.reason, error);

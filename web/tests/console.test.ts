@@ -10,6 +10,7 @@ import * as metrics from "../src/console/state/metrics.js";
 import * as outbox from "../src/console/state/outbox.js";
 import { type Book, turn } from "../src/console/state/paging.js";
 import { rowOf } from "../src/console/state/rows.js";
+import { understand } from "../src/console/state/searching.js";
 import * as session from "../src/console/state/session.js";
 import * as tail from "../src/console/state/tail.js";
 
@@ -164,6 +165,16 @@ test("pages that lead back, or nowhere, are turned no further", async (context) 
   const at = (place: string) => ({ entries: [], next: place, places: [] });
   await assert.rejects(next(at("n")), { code: "circle" });
   assert.equal((await next(at("e"))).next, undefined);
+});
+
+test("a day that no calendar has is not understood", () => {
+  const days = (text: string) => understand(text).parts;
+  assert.deepEqual(days("2026-02-28 ..2026-03-01"), ["on 2026-02-28", "to 2026-03-01"]);
+  for (const text of ["2026-02-29", "2026-13-01", "2026-01-01..2026-01-32", "0000-00-00", "0099-01-01"]) {
+    assert.deepEqual([days(text), understand(text).unknown], [[], [text]]);
+  }
+  const { since = 0, until = 0 } = understand("2026-11-01").filters;
+  assert.deepEqual([new Date(1000 * since), new Date(1000 * until + 1000)], [new Date(2026, 10, 1), new Date(2026, 10, 2)]);
 });
 
 test("what a page has read of a history before a cut is read again and not doubled, behind a cursor too", async (context) => {

@@ -19,11 +19,12 @@ const RECEIVED = /^received:(\d{1,12})\.\.(\d{1,12})$/;
 const TYPE = /^(type:)?([A-Za-z0-9_./-]{1,120})$/;
 const MOST_PARTS = 50;
 
-/** The first second of a day here, or the one after its last. */
+/** The first second of a day here, or the one after its last; null for a day that no calendar has. */
 function midnight(day: string, after = 0): number | null {
   const [year = 0, month = 1, date = 1] = day.split("-").map(Number);
-  const at = new Date(year, month - 1, date + after).getTime();
-  return Number.isFinite(at) ? Math.floor(at / 1000) : null;
+  const that = new Date(year, month - 1, date);
+  if (that.getFullYear() !== year || that.getMonth() !== month - 1 || that.getDate() !== date) return null;
+  return Math.floor(new Date(year, month - 1, date + after).getTime() / 1000);
 }
 
 export function understand(text: string): Understood {
@@ -36,6 +37,9 @@ export function understand(text: string): Understood {
   for (const word of text.split(/\s+/).filter(Boolean).slice(0, MOST_PARTS)) {
     const received = RECEIVED.exec(word);
     const days = DAY.exec(word);
+    const [from, to] = [days?.[1], days?.[2] === undefined ? days?.[1] : days[3]];
+    const since = from === undefined ? undefined : midnight(from);
+    const until = to === undefined ? undefined : midnight(to, 1);
     if (ID.test(word.toLowerCase())) {
       packets.push(word.toLowerCase());
       parts.push("one packet id");
@@ -46,13 +50,11 @@ export function understand(text: string): Understood {
       times.received_since = Number(received[1]);
       times.received_until = Number(received[2]);
       parts.push("a time of receipt");
-    } else if (days !== null && (days[1] ?? days[3]) !== undefined) {
-      const from = days[1];
-      const to = days[2] === undefined ? days[1] : days[3];
-      const since = from === undefined ? null : midnight(from);
-      const until = to === undefined ? null : midnight(to, 1);
-      if (since !== null) times.since = since;
-      if (until !== null) times.until = until - 1;
+    } else if (since === null || until === null) {
+      unknown.push(word);
+    } else if (since !== undefined || until !== undefined) {
+      if (since !== undefined) times.since = since;
+      if (until !== undefined) times.until = until - 1;
       parts.push(from === to ? `on ${from}` : `${from === undefined ? "" : `from ${from} `}${to === undefined ? "" : `to ${to}`}`.trim());
     } else if (TYPE.test(word)) {
       const type = word.replace(/^type:/, "");

@@ -505,8 +505,11 @@ test("nobody waits for a message that no relay would have, nor after a reload", 
   const world = new World();
   const store = memoryChannelStore();
   let isWelcome = false;
-  const publish: ChannelRelay["publish"] = (packet, options) =>
-    isWelcome ? world.relay().publish(packet, options) : Promise.reject(new RequestRefused("unauthenticated", "who?"));
+  const publish: ChannelRelay["publish"] = async (packet, options) => {
+    if (isWelcome) return world.relay().publish(packet, options);
+    await sleep(20);
+    throw new RequestRefused("unauthenticated", "who?");
+  };
   const one = await participant(context, { ...world.relay(), publish }, { store });
   const other = await participant(context, world.relay());
   await one.channel.send(utf8("unheard"));

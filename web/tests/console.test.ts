@@ -9,6 +9,7 @@ import { readMessage } from "../src/console/state/messages.js";
 import * as metrics from "../src/console/state/metrics.js";
 import * as outbox from "../src/console/state/outbox.js";
 import { type Book, turn } from "../src/console/state/paging.js";
+import { manifest } from "../src/console/state/relay.js";
 import { rowOf } from "../src/console/state/rows.js";
 import { understand } from "../src/console/state/searching.js";
 import * as session from "../src/console/state/session.js";
@@ -129,6 +130,33 @@ test("a relay that is gone without a word is asked, and left where it does not a
   pass(timers, 60);
   assert.equal(link.phase.value, "offline");
   assert.notEqual(Socket.last, socket, "it has not");
+  for (let each = 0; each < 5; each++) {
+    Socket.last.open();
+    pass(timers, 60);
+  }
+  assert.equal(Socket.last.open().asked().length, 0, "and nobody waits for those answers any more");
+});
+
+test("a relay that closes each connection at once is come back to less and less often", async (context) => {
+  connected(context.mock);
+  context.mock.method(Math, "random", () => 0.5);
+  let livedFor = 0;
+  const now = performance.now.bind(performance);
+  context.mock.method(performance, "now", () => now() + livedFor);
+  const waited = (code: number) => {
+    const before = Socket.made.length;
+    Socket.last.onclose({ code });
+    let seconds = 0;
+    for (; Socket.made.length === before; seconds += 0.5) context.mock.timers.tick(500);
+    Socket.last.open();
+    return seconds;
+  };
+  assert.deepEqual([1008, 1008, 1001, 1006, 1008, 1008].map(waited), [0.5, 1, 2, 4, 8, 15]);
+  livedFor += 1000;
+  assert.equal(waited(1001), 0.5, "it said goodbye");
+  assert.equal(waited(1008), 1);
+  livedFor += 10_000;
+  assert.equal(waited(1006), 0.5, "it was worth having");
 });
 
 test("what is shown of a packet is what is checked, whatever a relay's frame looks like", () => {
@@ -150,6 +178,17 @@ test("what is shown of a packet is what is checked, whatever a relay's frame loo
   }
 });
 
+test("another packet than the one that was asked for is none", async (context) => {
+  const socket = connected(context.mock);
+  for (const number of [1, 2]) {
+    const found = link.packetById(id(1));
+    const { subscription_id } = socket.asked().at(-1) as Frame;
+    socket.says({ type: "EVENT", subscription_id, packet: { packet_id: id(number) }, received_at: 1 });
+    socket.says({ type: "END_OF_HISTORY", subscription_id, complete: true, cursor: null });
+    assert.equal((await found)?.packet["packet_id"], number === 1 ? id(1) : undefined);
+  }
+});
+
 test("pages that lead back, or nowhere, are turned no further", async (context) => {
   const socket = connected(context.mock);
   const pages: Record<string, [entries: number, next: string | undefined]> = { "": [2, "a"], a: [2, "b"], b: [1, "a"], n: [0, "o"], e: [0, undefined] };
@@ -165,6 +204,16 @@ test("pages that lead back, or nowhere, are turned no further", async (context) 
   const at = (place: string) => ({ entries: [], next: place, places: [] });
   await assert.rejects(next(at("n")), { code: "circle" });
   assert.equal((await next(at("e"))).next, undefined);
+
+  for (const cursors of [["a", "b", "a"], ["a", null]]) {
+    const found = assert.rejects(checking.identityPackets(["did:x:y"]), { message: /no end/ });
+    for (const cursor of cursors) {
+      const { subscription_id } = socket.asked().at(-1) as Frame;
+      socket.says({ type: "END_OF_HISTORY", subscription_id, complete: false, cursor });
+      await settle();
+    }
+    await found;
+  }
 });
 
 test("a day that no calendar has is not understood", () => {
@@ -272,6 +321,31 @@ test("keys are known when the relay was asked after what their author last publi
   }
 });
 
+test("the relay is asked one question about keys at a time, so that no answer is older than the one before", async (context) => {
+  const socket = connected(context.mock);
+  const known: string[] = [];
+  for (const did of ["did:x:first", "did:x:second"]) {
+    void checking.keysOf(did).then(() => known.push(did));
+    pass(context.mock.timers, 3);
+  }
+  for (let number = 0; number < 2; number++) {
+    assert.equal(socket.asked().length, number + 1);
+    const { subscription_id } = socket.asked().at(-1) as Frame;
+    socket.says({ type: "END_OF_HISTORY", subscription_id, complete: true, cursor: null });
+    for (let turns = 0; turns < 3; turns++) await settle();
+    pass(context.mock.timers, 3);
+  }
+  assert.deepEqual(known, ["did:x:first", "did:x:second"]);
+  // A page that shows an author's keys asks beside that, and its answer may be the older one.
+  const shown = checking.historyOf("did:x:first");
+  const { subscription_id } = socket.asked().at(-1) as Frame;
+  socket.says({ type: "END_OF_HISTORY", subscription_id, complete: true, cursor: null });
+  await shown;
+  void checking.keysOf("did:x:first");
+  pass(context.mock.timers, 3);
+  assert.equal(socket.asked().length, 4);
+});
+
 test("lines in view are all checked in the end, however many authors are asked for at once", async (context) => {
   const socket = connected(context.mock);
   const made = (number: number) => ({ packet_id: id(number), author_id: `did:x:${number}`, content: { type: "POST" } });
@@ -280,7 +354,8 @@ test("lines in view are all checked in the end, however many authors are asked f
   const unchecked = () => lines.slice(-12).filter(({ verdict }) => verdict.peek() === "unchecked").length;
   assert.equal(unchecked(), 12, "more wait already than are kept waiting");
   const answered = new Set<string>();
-  for (let seconds = 0; unchecked() > 0; seconds++) {
+  const isOver = () => lines.every(({ verdict }) => verdict.peek() !== "checking") && unchecked() === 0;
+  for (let seconds = 0; !isOver(); seconds++) {
     assert.ok(seconds < 60, "they have their turn");
     pass(context.mock.timers, 1);
     for (const { subscription_id } of socket.asked()) {
@@ -292,14 +367,30 @@ test("lines in view are all checked in the end, however many authors are asked f
   }
 });
 
+test("what comes meanwhile takes no line in view its turn to be checked", async (context) => {
+  const socket = connected(context.mock);
+  const made = (number: number) => ({ packet_id: id(number), author_id: "did:x:both", content: { type: "POST" } });
+  const [view, fresh] = [60, 20].map((count) => Array.from({ length: count }, (_, at) => rowOf({ text: "{}", packet: made(at), received_at: 1 })));
+  checking.check(view ?? []);
+  for (const row of fresh ?? []) {
+    checking.checkSome([row]);
+    pass(context.mock.timers, 1);
+    const { subscription_id } = (socket.asked().at(-1) ?? {}) as Frame;
+    socket.says({ type: "END_OF_HISTORY", subscription_id, complete: true, cursor: null });
+    for (let turns = 0; turns < 3; turns++) await settle();
+  }
+  assert.deepEqual(view?.filter(({ verdict }) => verdict.peek() !== "valid"), []);
+});
+
 test("what is read on and on and is refused, whatever for, is told and asked for again", async (context) => {
   const socket = connected(context.mock);
   const { timers } = context.mock;
+  context.mock.method(Math, "random", () => 0);
   const close = link.subscribe({ types: ["X"] }, { event: () => undefined }, { gapless: true });
   const mine = (socket.asked(true).at(-1) as Frame).subscription_id;
   const times = () => socket.asked(true).filter(({ subscription_id }) => subscription_id === mine).length;
   const refuse = (code: string, more = {}) => socket.says({ type: "ERROR", code, reason: "no", subscription_id: mine, ...more });
-  for (const [code, seconds] of [["policy_rejected", 1], ["of_another_time", 2], ["internal_error", 4]] as const) {
+  for (const [code, seconds] of [["policy_rejected", 2], ["of_another_time", 4], ["internal_error", 8]] as const) {
     const before = times();
     refuse(code);
     assert.equal(link.refused.value?.code, code);
@@ -354,7 +445,7 @@ test("the live page outlasts what a relay refuses for a while, and each loss of 
     socket.says({ type: "EVENT", subscription_id: live(), packet: packet(number), received_at: 1_760_000_000, cursor: `c${number}` });
   for (const number of [1, 2, 3]) say(number);
   socket.says({ type: "ERROR", code: "internal_error", reason: "too slow", detail: "read_timeout", subscription_id: live() });
-  pass(timers, 1);
+  pass(timers, 3);
   assert.deepEqual((socket.asked(true).at(-1) as Frame).filters, { cursor: "c3" });
   for (const cursor of ["r1", "r2"]) {
     socket.says({ type: "ERROR", code: "invalid_cursor", reason: "lost", detail: "log_reset", cursor, subscription_id: live() });
@@ -364,6 +455,40 @@ test("the live page outlasts what a relay refuses for a while, and each loss of 
   pass(timers, 1);
   const shown = tail.rows.value.filter((row) => row.kind === "packet").map((row) => row.id);
   assert.deepEqual(shown, [id(4), id(3), id(1), id(2)]);
+
+  // As in a page in the background, whose timers wait.
+  for (let number = 10; number < 6000; number++) say(number);
+  assert.equal(tail.rows.value.length, 5000, "no more is kept than the list has room for");
+  pass(timers, 3);
+  assert.equal(tail.rows.value.at(0)?.id, id(5999));
+});
+
+test("who jumps to now begins there by the relay's clock, and judges by no keys that were asked for before", async (context) => {
+  const socket = connected(context.mock);
+  const { timers } = context.mock;
+  context.after(() => (manifest.value = null));
+  manifest.value = { auth: { challenge_lifetime_seconds: 300 } } as never;
+  socket.says({ type: "AUTH_CHALLENGE", challenge: "", server_id: "", expires_at: 1_770_000_300 });
+  const did = "did:x:jumped";
+  const about = () => socket.asked().filter(({ filters }) => (filters["authors"] as string[] | undefined)?.includes(did));
+  const known = async () => {
+    let isKnown = false;
+    void checking.keysOf(did).then(() => (isKnown = true));
+    for (await settle(); !isKnown; await settle()) {
+      pass(timers, 1);
+      for (const { subscription_id } of socket.asked()) socket.says({ type: "END_OF_HISTORY", subscription_id, complete: true, cursor: null });
+      await settle();
+    }
+  };
+  await known();
+  await known();
+  assert.equal(about().length, 1);
+  timers.tick(3_600_000); // somebody has set the clock on the wall
+  tail.jump();
+  const since = Number((socket.asked(true).at(-1) as Frame).filters["received_since"]);
+  assert.ok(since >= 1_770_000_000 && since < 1_770_000_060, `${since}`);
+  await known();
+  assert.equal(about().length, 2, "what lies between may be a revocation");
 });
 
 test("a challenge is answered once, whoever wants the session authenticated", async (context) => {

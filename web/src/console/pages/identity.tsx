@@ -1,13 +1,13 @@
 // Identity: what a DID's keys were and are, worked out here from its signed events.
 
 import type { JSX } from "preact";
-import { useEffect, useState } from "preact/hooks";
+import { useState } from "preact/hooks";
 
-import { Note, PacketLink, Time } from "../parts/bits.js";
+import { Note, PacketLink, Time, useWhile } from "../parts/bits.js";
 import { PacketList } from "../parts/list.js";
 import { RuleOn } from "../parts/rule-on.js";
 import { route, to } from "../route.js";
-import { identityPackets, type KeyHistory, type KeyWindow, learn } from "../state/checking.js";
+import { historyOf, type KeyHistory, type KeyWindow } from "../state/checking.js";
 import { connections, page, RequestFailed } from "../state/link.js";
 import { type PacketRow, rowOf } from "../state/rows.js";
 import { line, moment, shown } from "../text.js";
@@ -20,11 +20,10 @@ interface Known {
   readonly rows: readonly PacketRow[];
 }
 
-async function read(did: string): Promise<Known> {
-  const [events, latest] = await Promise.all([identityPackets([did]), page({ authors: [did], limit: LATEST })]);
-  const history = await learn(did, events.get(did) ?? []);
+async function read(did: string, over: AbortSignal): Promise<Known> {
+  const [history, latest] = await Promise.all([historyOf(did, over), page({ authors: [did], limit: LATEST }, over)]);
   if (history === undefined) throw new Error("The keys could not be worked out.");
-  return { history, rows: latest.events.map(rowOf) };
+  return { history, rows: latest.events.map(rowOf).filter(({ author }) => author === did) };
 }
 
 export function Identity(): JSX.Element {
@@ -32,19 +31,17 @@ export function Identity(): JSX.Element {
   const [known, setKnown] = useState<Known | null>(null);
   const [failed, fail] = useState("");
   const times = connections.value;
-  useEffect(() => {
-    let isOver = false;
+  useWhile((over) => {
     if (!DID.test(did)) return fail("A DID begins with did:, a method and a colon.");
-    if (times === 0) return undefined;
-    read(did).then(
+    if (times === 0) return;
+    read(did, over).then(
       (found) => {
-        if (isOver) return;
+        if (over.aborted) return;
         fail("");
         setKnown(found);
       },
-      (error: unknown) => isOver || fail(error instanceof RequestFailed ? error.reason : String(error)),
+      (error: unknown) => over.aborted || fail(error instanceof RequestFailed ? error.reason : String(error)),
     );
-    return () => void (isOver = true);
   }, [did, times]);
   return (
     <section class="page identity">

@@ -3,11 +3,11 @@
 import type { ComponentChildren, JSX } from "preact";
 import { useEffect, useState } from "preact/hooks";
 
-import { Badge, Copy, Did, Note, PacketLink, Time } from "../parts/bits.js";
+import { Badge, Copy, Did, Note, PacketLink, Time, useWhile } from "../parts/bits.js";
 import { RuleOn } from "../parts/rule-on.js";
 import { route } from "../route.js";
 import { type Answer, examine, type Step, unable } from "../state/checking.js";
-import { connections, type Event, page, RequestFailed } from "../state/link.js";
+import { connections, type Event, packetById, RequestFailed } from "../state/link.js";
 import { openingUrl } from "../state/messages.js";
 import { rowOf } from "../state/rows.js";
 import { bytes, count, line, shown } from "../text.js";
@@ -21,15 +21,13 @@ export function PacketPage(): JSX.Element {
   const id = route.value.subject;
   const [found, setFound] = useState<Found>(null);
   const times = connections.value;
-  useEffect(() => {
-    let isOver = false;
+  useWhile((over) => {
     if (!ID.test(id)) return setFound({ failed: "A packet id is 0x and 64 lowercase hex digits." });
-    if (times === 0) return undefined;
-    page({ packet_ids: [id], limit: 1 }).then(
-      ({ events: [event] }) => isOver || setFound(event === undefined ? { failed: "The relay serves no packet with this id." } : { event }),
-      (error: unknown) => isOver || setFound({ failed: error instanceof RequestFailed ? error.reason : String(error) }),
+    if (times === 0) return;
+    packetById(id, over).then(
+      (event) => over.aborted || setFound(event === undefined ? { failed: "The relay serves no packet with this id." } : { event }),
+      (error: unknown) => over.aborted || setFound({ failed: error instanceof RequestFailed ? error.reason : String(error) }),
     );
-    return () => void (isOver = true);
   }, [id, times]);
   return (
     <section class="page packet">

@@ -1,9 +1,9 @@
 // Topics: what the latest packets are about, by content topic and type.
 
 import type { JSX } from "preact";
-import { useEffect, useState } from "preact/hooks";
+import { useState } from "preact/hooks";
 
-import { Note } from "../parts/bits.js";
+import { Note, useWhile } from "../parts/bits.js";
 import { to } from "../route.js";
 import { connections, page, RequestFailed } from "../state/link.js";
 import { manifest } from "../state/relay.js";
@@ -27,9 +27,9 @@ interface Sample {
   readonly isAll: boolean;
 }
 
-async function read(): Promise<Sample> {
+async function read(over?: AbortSignal): Promise<Sample> {
   const limit = Math.min(MOST, Number(manifest.value?.limits["max_limit"] ?? 100));
-  const { events, complete } = await page({ limit });
+  const { events, complete } = await page({ limit }, over);
   const topics = new Map<string, Topic>();
   for (const row of events.map(rowOf)) {
     const topic = topics.get(row.type) ?? { name: row.type, packets: 0, bytes: 0, last: 0, authors: new Set<string>() };
@@ -50,20 +50,20 @@ async function read(): Promise<Sample> {
 export function Topics(): JSX.Element {
   const [sample, setSample] = useState<Sample | null>(null);
   const [failed, fail] = useState("");
-  const look = (): void =>
-    void read().then(
+  const look = (over?: AbortSignal): void =>
+    void read(over).then(
       (found) => (setSample(found), fail("")),
-      (error: unknown) => fail(error instanceof RequestFailed ? error.reason : String(error)),
+      (error: unknown) => over?.aborted || fail(error instanceof RequestFailed ? error.reason : String(error)),
     );
   const times = connections.value;
-  useEffect(() => void (times > 0 && look()), [times]);
+  useWhile((over) => times > 0 && look(over), [times]);
   const content = sample?.topics.filter(({ name }) => name.startsWith("/")) ?? [];
   const others = sample?.topics.filter(({ name }) => !name.startsWith("/")) ?? [];
   return (
     <section class="page topics">
       <div class="bar">
         <h1>Topics</h1>
-        <button type="button" onClick={look}>
+        <button type="button" onClick={() => look()}>
           Refresh
         </button>
       </div>

@@ -1,11 +1,20 @@
 // Small parts that every page uses.
 
 import type { ComponentChildren, JSX } from "preact";
-import { useState } from "preact/hooks";
+import { useEffect, useState } from "preact/hooks";
 
 import { to } from "../route.js";
 import type { Verdict } from "../state/rows.js";
 import { moment, shortDid, shortId, shown } from "../text.js";
+
+/** Have something asked for while `inputs` are as they are, and waited for no longer: `over` aborts then. */
+export function useWhile(ask: (over: AbortSignal) => void, inputs: readonly unknown[]): void {
+  useEffect(() => {
+    const over = new AbortController();
+    ask(over.signal);
+    return () => over.abort();
+  }, inputs);
+}
 
 export function Did({ did, whole = false }: { did: string; whole?: boolean }): JSX.Element {
   return (

@@ -3,8 +3,9 @@
 import type { JSX } from "preact";
 import { useState } from "preact/hooks";
 
-import { choose, chosen, forget, identities, keepsKeys, make, take } from "../state/keys.js";
+import { choose, chosen, identities, keepsKeys } from "../state/keys.js";
 import { phase } from "../state/link.js";
+import { forget, make, take } from "../state/making.js";
 import { acceptRelay, authenticate, authFailed, capabilities, changedRelay, speaksFor } from "../state/session.js";
 import { line, shortDid, shown } from "../text.js";
 import { Did, Note } from "./bits.js";

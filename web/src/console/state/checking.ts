@@ -80,6 +80,8 @@ const known = new Map<string, number>();
 /** Authors who have published something about keys since the relay was last asked: its answer may lack that. */
 const outdated = new Set<string>();
 let askedRelayAt = 0;
+/** One question at a time: the answer to an earlier one must not come behind that to a later one. */
+let isAsking = false;
 const wanted = new Map<string, ((error?: Error) => void)[]>();
 let timer: ReturnType<typeof setTimeout> | undefined;
 let rest: ReturnType<typeof setTimeout> | undefined;
@@ -148,6 +150,7 @@ export async function keysOf(did: string): Promise<void> {
   await new Promise<void>((resolve, reject) => {
     const others = wanted.get(did) ?? [];
     wanted.set(did, [...others, (error) => (error === undefined ? resolve() : reject(error))]);
+    if (isAsking) return; // they have their turn behind this one
     // The clock may have been put back since.
     timer ??= setTimeout(() => void askRelay(), Math.max(SOON, Math.min(PAUSE, askedRelayAt + PAUSE - Date.now())));
   });
@@ -157,6 +160,12 @@ export async function keysOf(did: string): Promise<void> {
 export function forgetKeys(did: string): void {
   known.delete(did);
   if (wanted.has(did)) outdated.add(did);
+}
+
+/** Packets may have been passed over in which any author has published something about keys. */
+export function forgetAllKeys(): void {
+  known.clear();
+  for (const did of wanted.keys()) outdated.add(did);
 }
 
 async function askRelay(): Promise<void> {
@@ -169,6 +178,7 @@ async function askRelay(): Promise<void> {
   const askedAt = relayNow();
   askedRelayAt = Date.now();
   outdated.clear();
+  isAsking = true;
   try {
     const events = await identityPackets(authors);
     for (const did of authors) {
@@ -182,11 +192,12 @@ async function askRelay(): Promise<void> {
   } catch {
     // Asked again with the next packets, or in a while.
   }
+  isAsking = false;
   if (wanted.size > 0) timer ??= setTimeout(() => void askRelay(), PAUSE);
 }
 
 /** Let the worker know what the relay has of this author's keys. */
-export async function learn(did: string, events: AuthorEvents): Promise<KeyHistory | undefined> {
+async function learn(did: string, events: AuthorEvents): Promise<KeyHistory | undefined> {
   const said = manifest.peek();
   const rules = {
     clockSkewSeconds: said?.clock_skew_seconds ?? 300,
@@ -196,27 +207,31 @@ export async function learn(did: string, events: AuthorEvents): Promise<KeyHisto
   return history;
 }
 
+/** What the relay has of an author's keys, for people. It may be older than what packets are judged by, which is asked for again. */
+export async function historyOf(did: string, over?: AbortSignal): Promise<KeyHistory | undefined> {
+  const events = await identityPackets([did], over);
+  forgetKeys(did);
+  return learn(did, events.get(did) ?? []);
+}
+
 /** The packets that decide about these authors' keys, oldest first. */
-export async function identityPackets(authors: readonly string[]): Promise<Map<string, [string, number][]>> {
+export async function identityPackets(authors: readonly string[], over?: AbortSignal): Promise<Map<string, [string, number][]>> {
   const found = new Map<string, [string, number][]>();
+  const places = new Set<string>();
   let cursor: string | null = null;
   for (let left = authors.length * MOST_EVENTS; ; ) {
-    const part: Awaited<ReturnType<typeof page>> = await page({
-      authors,
-      types: IDENTITY_TYPES,
-      order: "asc",
-      limit: PAGE,
-      ...(cursor !== null && { cursor }),
-    });
+    const filters = { authors, types: IDENTITY_TYPES, order: "asc", limit: PAGE, ...(cursor !== null && { cursor }) } as const;
+    const part: Awaited<ReturnType<typeof page>> = await page(filters, over);
     for (const { packet, text, received_at } of part.events) {
       const did = String(packet["author_id"]);
       found.set(did, [...(found.get(did) ?? []), [text, received_at]]);
     }
     cursor = part.cursor;
-    if (part.complete || cursor === null) return found;
+    if (part.complete) return found;
     left -= Math.max(part.events.length, 1);
     // What would be left out may be a revocation.
-    if (left < 0) throw new Error("the relay tells more about keys than there may be");
+    if (left < 0 || cursor === null || places.has(cursor)) throw new Error("the relay comes to no end about keys");
+    places.add(cursor);
   }
 }
 
@@ -236,14 +251,20 @@ export async function examine(text: string, author: string, receivedAt: number):
   return ask({ kind: "packet", text, receivedAt });
 }
 
-/** Check the rows that are not checked yet, a few at a time: of what was asked for last, the rest has its turn in a while. */
+/** Check the rows in view that are not checked yet, a few at a time: of the view of now, the rest has its turn in a while. */
 export function check(rows: readonly Row[]): void {
   clearTimeout(rest);
-  if (unable.peek()) return;
+  const left = checkSome(rows);
+  if (left.length > 0) rest = setTimeout(check, PAUSE, left);
+}
+
+/** Check as many of these rows as there is room for now; those that are left. */
+export function checkSome(rows: readonly Row[]): readonly Row[] {
+  if (unable.peek()) return [];
   const room = Math.max(wanted.size, asked.size) > MOST_WAITING ? 0 : AT_ONCE;
   const todo = rows.filter((row): row is PacketRow => row.kind === "packet" && row.verdict.value === "unchecked");
   for (const row of todo.splice(0, room)) void checkOne(row);
-  if (todo.length > 0) rest = setTimeout(check, PAUSE, todo);
+  return todo;
 }
 
 async function checkOne(row: PacketRow): Promise<void> {

@@ -4,12 +4,11 @@
 
 import { signal } from "@preact/signals";
 
-import { fromHex } from "../../client/protocol/bytes.js";
-import { importSeed, publicKeyOf } from "../../client/protocol/ed25519.js";
 import { Identity } from "../../client/protocol/ids.js";
-import { all, drop, keep } from "./cellar.js";
+import { all } from "./cellar.js";
 
-interface Kept {
+/** An identity in the browser's database. */
+export interface Kept {
   readonly did: string;
   readonly pair: CryptoKeyPair;
   readonly madeAt: number;
@@ -31,7 +30,7 @@ export async function loadKeys(): Promise<void> {
   chosen.value = identities.value.find(({ did }) => did === last) ?? null;
 }
 
-const named = (identity: Identity, did: string): Identity => (identity.did === did ? identity : identity.speakingFor(did));
+export const named = (identity: Identity, did: string): Identity => (identity.did === did ? identity : identity.speakingFor(did));
 
 export function choose(identity: Identity | null): void {
   chosen.value = identity;
@@ -39,34 +38,3 @@ export function choose(identity: Identity | null): void {
   if (identity === null) localStorage.removeItem(CHOSEN);
   else localStorage.setItem(CHOSEN, identity.did);
 }
-
-async function add(identity: Identity): Promise<void> {
-  if (keepsKeys && identity.keyPair !== undefined) {
-    await keep<Kept>("identities", { did: identity.did, pair: identity.keyPair, madeAt: Date.now() });
-  }
-  identities.value = [...identities.value.filter(({ did }) => did !== identity.did), identity];
-  choose(identity);
-}
-
-export async function make(): Promise<void> {
-  await add(await Identity.generate());
-}
-
-/** Take over the key in a key file. Rejects with `IdentityError` for other text. */
-export async function take(text: string): Promise<void> {
-  const identity = await Identity.fromKeyFile(text);
-  if (!keepsKeys) return add(identity);
-  const seed = fromHex(String((JSON.parse(text) as { seed: unknown }).seed).slice(2)) ?? new Uint8Array();
-  const publicKey = await crypto.subtle.importKey("raw", await publicKeyOf(seed), "Ed25519", true, ["verify"]);
-  const pair = { privateKey: await importSeed(seed), publicKey };
-  seed.fill(0);
-  await add(named(await Identity.fromKeyPair(pair), identity.did));
-}
-
-/** Delete a key. It cannot be brought back. */
-export async function forget(identity: Identity): Promise<void> {
-  if (keepsKeys) await drop("identities", identity.did);
-  identities.value = identities.value.filter(({ did }) => did !== identity.did);
-  if (chosen.value?.did === identity.did) choose(null);
-}
-

@@ -5,6 +5,7 @@
 
 import { batch, signal } from "@preact/signals";
 
+import { Refusals } from "../../client/relays/backoff.js";
 import { type Message, openingUrl, readMessage } from "./messages.js";
 import { manifest } from "./relay.js";
 
@@ -65,8 +66,8 @@ interface Open {
   filters: Filters;
   readonly gapless: boolean;
   readonly taker: Taker;
-  /** How often it was refused since anything came for it, and when it is asked for again. */
-  refusals: number;
+  /** That it was refused since anything came for it, and when it is asked for again. */
+  readonly refusals: Refusals;
   due?: ReturnType<typeof setTimeout>;
 }
 
@@ -75,9 +76,11 @@ interface Asked {
   reject(error: Error): void;
 }
 
-const LONGEST_WAIT = 60;
 const SHORTEST_PAUSE = 500;
 const LONGEST_PAUSE = 15_000;
+/** A connection that lived this long has earned a fresh start of the pauses. */
+const STABLE = 10_000;
+const GOODBYES = [1001, 1012];
 const ANSWER_TIMEOUT = 15_000;
 /** How long a relay may be silent before it is asked something, and how long that answer may take. */
 const SILENCE = 30_000;
@@ -100,6 +103,7 @@ export const connections = signal(0);
 
 let socket: WebSocket | null = null;
 let pause = SHORTEST_PAUSE;
+let openedAt = NaN;
 let retry: ReturnType<typeof setTimeout> | undefined;
 let numbers = 0;
 let challengedAt: { at: number; expiresAt: number } | null = null;
@@ -113,9 +117,9 @@ const waiting = new Set<string>();
  */
 export function relayNow(): number {
   const lifetime = Math.min(manifest.peek()?.auth.challenge_lifetime_seconds ?? 0, 600);
-  const here = Date.now() / 1000;
-  if (challengedAt === null || lifetime === 0) return Math.floor(here);
-  return Math.floor(challengedAt.expiresAt - lifetime + here - challengedAt.at);
+  if (challengedAt === null || lifetime === 0) return Math.floor(Date.now() / 1000);
+  // By the clock that nobody sets: the relay's has not jumped with the one on the wall.
+  return Math.floor(challengedAt.expiresAt - lifetime + performance.now() / 1000 - challengedAt.at);
 }
 
 /** Connect, and stay connected. */
@@ -133,8 +137,12 @@ function listen(): void {
   const last = heardAt.value;
   // A clock that was set is no silence, but worth a question. Who may not read awaits nothing.
   if (phase.value !== "online" || wantsAuth.value || Math.abs(Date.now() - last) < SILENCE) return;
-  page({ types: ["-"], limit: 1 }).catch(() => undefined);
-  setTimeout(() => phase.value === "online" && heardAt.value === last && reconnect(), PATIENCE);
+  const over = new AbortController();
+  page({ types: ["-"], limit: 1 }, over.signal).catch(() => undefined);
+  setTimeout(() => {
+    over.abort();
+    if (phase.value === "online" && heardAt.value === last) reconnect();
+  }, PATIENCE);
 }
 
 /** Try now rather than later. */
@@ -156,10 +164,11 @@ function open(): void {
   clearTimeout(retry);
   const opened = new WebSocket(openingUrl());
   socket = opened;
+  openedAt = NaN;
   challenge.value = null;
   if (phase.value !== "draining") phase.value = heardAt.value ? "offline" : "connecting";
   opened.onopen = () => {
-    pause = SHORTEST_PAUSE;
+    openedAt = performance.now();
     batch(() => {
       phase.value = "online";
       heardAt.value = Date.now();
@@ -176,8 +185,10 @@ function open(): void {
 
 function ended(code: number): void {
   socket = null;
+  const isGoodbye = GOODBYES.includes(code);
+  if (performance.now() - openedAt >= (isGoodbye ? SHORTEST_PAUSE : STABLE)) pause = SHORTEST_PAUSE;
   batch(() => {
-    phase.value = code === 1001 || code === 1012 ? "draining" : heardAt.value ? "offline" : "connecting";
+    phase.value = isGoodbye ? "draining" : heardAt.value ? "offline" : "connecting";
     challenge.value = null;
   });
   forgetRequests();
@@ -210,7 +221,7 @@ function received(text: string): void {
       return;
     case "AUTH_CHALLENGE":
       challenge.value = message;
-      if (message.expires_at !== undefined) challengedAt = { at: now / 1000, expiresAt: message.expires_at };
+      if (message.expires_at !== undefined) challengedAt = { at: performance.now() / 1000, expiresAt: message.expires_at };
       return;
     case "ERROR":
       if (subscription !== undefined) refusedSubscription(subscription, message);
@@ -238,8 +249,8 @@ function settle(message: Message): void {
 
 /** The relay sends it: whatever it said against that is over. */
 function granted(subscription: Open): void {
-  if (subscription.gapless && subscription.refusals > 0) refused.value = null;
-  subscription.refusals = 0;
+  if (subscription.gapless) refused.value = null;
+  subscription.refusals.over();
 }
 
 function refusedSubscription(subscription: Open, error: Message): void {
@@ -251,8 +262,7 @@ function refusedSubscription(subscription: Open, error: Message): void {
   }
   // For what goes on nobody else would ask again, whatever the code is; only its taker knows another place to begin.
   if (isLimit || (subscription.gapless && error.code !== "invalid_cursor")) {
-    const grown = Math.min(2 ** subscription.refusals++, LONGEST_WAIT);
-    const wait = 1000 * Math.min(error.retry_after || grown, 3600);
+    const wait = 1000 * subscription.refusals.another(error.retry_after);
     if (isLimit) limitedUntil.value = Date.now() + wait;
     else refused.value = { code: error.code ?? "", reason: error.reason ?? "" };
     waiting.add(subscription.id);
@@ -292,7 +302,7 @@ export function authenticated(): void {
 
 /** Ask for packets; the returned function ends it. */
 export function subscribe(filters: Filters, taker: Taker, { gapless = false } = {}): () => void {
-  const subscription: Open = { id: `console-${++numbers}`, filters, gapless, taker, refusals: 0 };
+  const subscription: Open = { id: `console-${++numbers}`, filters, gapless, taker, refusals: new Refusals(Math.random) };
   subscriptions.set(subscription.id, subscription);
   ask(subscription);
   return () => {
@@ -316,8 +326,8 @@ export function request(message: object | ((id: string) => string)): Promise<Mes
   });
 }
 
-/** Stored packets, one page of them, newest first unless asked otherwise. */
-export function page(filters: Filters): Promise<{ events: Event[]; complete: boolean; cursor: string | null }> {
+/** Stored packets, one page of them, newest first unless asked otherwise. Nobody waits for them once `over` has aborted. */
+export function page(filters: Filters, over?: AbortSignal): Promise<{ events: Event[]; complete: boolean; cursor: string | null }> {
   const events: Event[] = [];
   return new Promise((resolve, reject) => {
     const close = subscribe({ order: "desc", ...filters }, {
@@ -329,5 +339,15 @@ export function page(filters: Filters): Promise<{ events: Event[]; complete: boo
       },
       refused: ({ code, reason, detail }) => reject(new RequestFailed(code, reason, detail)),
     });
+    over?.addEventListener("abort", () => {
+      close();
+      reject(over.reason);
+    });
   });
+}
+
+/** The packet with this id, and none that a relay may give in its place. */
+export async function packetById(id: string, over?: AbortSignal): Promise<Event | undefined> {
+  const { events } = await page({ packet_ids: [id], limit: 1 }, over);
+  return events.find(({ packet }) => packet["packet_id"] === id);
 }

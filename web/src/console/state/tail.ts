@@ -5,7 +5,7 @@
 
 import { batch, computed, effect, signal } from "@preact/signals";
 
-import { check, checked, forgetKeys, IDENTITY_TYPES } from "./checking.js";
+import { checked, checkSome, forgetAllKeys, forgetKeys, IDENTITY_TYPES } from "./checking.js";
 import { type Event, type Filters, page, phase, refused, relayNow, RequestFailed, subscribe } from "./link.js";
 import { type GapRow, type PacketRow, type Row, rowOf } from "./rows.js";
 
@@ -39,7 +39,7 @@ export const tally = signal({ packets: 0, done: 0, bad: 0 });
 export const announced = signal(0);
 
 let close: (() => void) | null = null;
-let round = 0;
+let reading = new AbortController();
 let arrived: PacketRow[] = [];
 let arrivedCharacters = 0;
 let lost = { count: 0, from: 0, to: 0 };
@@ -78,10 +78,12 @@ function count(): void {
 }
 
 async function start(): Promise<void> {
-  const mine = ++round;
+  reading.abort();
+  reading = new AbortController();
+  const { signal: over } = reading;
   try {
-    const { events } = await page({ limit: FIRST });
-    if (mine !== round) return;
+    const { events } = await page({ limit: FIRST }, over);
+    if (over.aborted) return;
     refused.value = null;
     const first = events.map(rowOf);
     lastAt = first[0]?.receivedAt ?? 0;
@@ -92,14 +94,16 @@ async function start(): Promise<void> {
     });
     tailFrom(lastAt > 0 ? { received_since: lastAt } : {});
   } catch (error) {
-    if (error instanceof RequestFailed && mine === round) refused.value = error;
+    if (over.aborted) return;
+    if (error instanceof RequestFailed) refused.value = error;
     // The next connection begins anew, or this one in a while.
-    setTimeout(() => mine === round && start(), AGAIN);
+    setTimeout(() => over.aborted || start(), AGAIN);
   }
 }
 
 function tailFrom(filters: Filters): void {
   close?.();
+  forgetAllKeys(); // what their authors have published since they were asked for may lie before this place
   close = subscribe(
     filters,
     {
@@ -123,9 +127,11 @@ function take(event: Event): void {
   }
   lastAt = row.receivedAt;
   if (IDENTITY_TYPES.includes(row.type)) forgetKeys(row.author);
-  if (paused.peek() && (arrived.length >= MOST_ROWS || arrivedCharacters > MOST_CHARACTERS)) {
+  const isFull = arrived.length >= MOST_ROWS || arrivedCharacters > MOST_CHARACTERS;
+  if (isFull && paused.peek()) {
     lost = { count: lost.count + 1, from: lost.from || row.receivedAt, to: row.receivedAt };
   } else {
+    if (isFull) show(); // browsers make the timers of a page in the background wait
     arrived.push(row);
     arrivedCharacters += row.size;
   }
@@ -133,6 +139,7 @@ function take(event: Event): void {
 }
 
 function show(): void {
+  clearTimeout(timer);
   timer = undefined;
   batch(() => {
     const late = arrived.at(-1);
@@ -142,7 +149,7 @@ function show(): void {
       return;
     }
     const fresh: Row[] = arrived.reverse();
-    check(fresh.slice(0, SAMPLE));
+    checkSome(fresh.slice(0, SAMPLE));
     received.value += fresh.length + lost.count;
     if (lost.count > 0) {
       skipped.value += lost.count;
@@ -182,14 +189,16 @@ export function pause(stop = !paused.value): void {
 /** Leave out what has not come yet, and go on with what is published from now on. */
 export function jump(): void {
   close?.();
-  round++;
-  overlap.clear();
-  const from = lastAt || relayNow();
+  reading.abort();
+  const now = relayNow();
+  const from = lastAt || now;
   batch(() => {
     paused.value = false;
     show();
     behind.value = 0;
-    addGap({ from, to: relayNow(), packets: null, why: "jumped to now" });
+    addGap({ from, to: now, packets: null, why: "jumped to now" });
   });
-  tailFrom({ received_since: relayNow() });
+  // What is here of that second comes once more.
+  overlap = new Set(rows.peek().flatMap((row) => (row.kind === "packet" && row.receivedAt >= now ? [row.id] : [])));
+  tailFrom({ received_since: now });
 }

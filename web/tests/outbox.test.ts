@@ -266,9 +266,14 @@ test("whoever adds a packet that was refused is told so again", async () => {
   await outbox.stop(CLOSED);
 });
 
-test("whoever adds a packet that was refused is told so where another tab sends", async () => {
+test("whoever adds a packet that was refused is told so where another tab sends", async (context) => {
+  context.mock.method(console, "warn", () => undefined);
+  context.mock.timers.enable({ apis: ["setTimeout"] });
+  const inner = memoryOutbox();
+  let failures = 0; // as when a browser has closed a database
   const store: OutboxStore = {
-    ...memoryOutbox(),
+    ...inner,
+    list: () => (failures++ === 0 ? Promise.reject(new Error("list fails")) : inner.list()),
     exclusively: (_, signal) => new Promise((resolve) => signal.addEventListener("abort", () => resolve())),
   };
   await store.add(entries[0] as never);
@@ -276,6 +281,8 @@ test("whoever adds a packet that was refused is told so where another tab sends"
   const outbox = new Outbox(store, () => Promise.reject(new Error("another tab sends")));
   outbox.start();
   const [refused, waiting] = [await outbox.add(packets[0] as never), await outbox.add(packets[1] as never)];
+  await new Promise((done) => setImmediate(done));
+  context.mock.timers.tick(2000);
   await assert.rejects(refused.sent, { code: "blocked_author" });
   await outbox.stop(CLOSED);
   await assert.rejects(waiting.sent, { name: "Closed" });

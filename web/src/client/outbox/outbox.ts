@@ -105,12 +105,21 @@ export class Outbox {
     promised.isStored = true;
     if (signal.aborted) promised.reject(signal.reason);
     this.ring();
-    // Another tab sends, and says once that a packet was refused: perhaps before it was added here.
-    if (this.bell === undefined)
-      this.store
-        .list()
-        .then((all) => this.heed(packetId, all.find((entry) => entry.packetId === packetId)?.refusal), this.warn);
+    void this.lookFor(packetId);
     return { packetId, sent: promised.promise };
+  }
+
+  /** Where another tab sends, it says once that a packet was refused: perhaps before it was added here. */
+  private async lookFor(packetId: string): Promise<void> {
+    while (this.bell === undefined && this.awaited.has(packetId)) {
+      try {
+        const found = (await this.store.list()).find((entry) => entry.packetId === packetId);
+        return this.heed(packetId, found?.refusal);
+      } catch (error) {
+        this.warn(error);
+        await new Promise<void>((resolve) => after(RETRY_SECONDS, resolve));
+      }
+    }
   }
 
   /** The packets that wait, and those that were refused, in the order they were added. */

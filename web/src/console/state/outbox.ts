@@ -76,7 +76,7 @@ async function send(packet: Packet): Promise<Published> {
   try {
     const ok = await request((id) => publishFrame(packet.canonical, id));
     // To believe another packet's would be to take silence for success.
-    if (ok.type !== "OK" || ok.packet_id !== packet.packetId) throw new RequestFailed("other", "the relay has answered something else");
+    if (ok.type !== "OK" || ok.packet_id !== packet.packetId) throw new RequestFailed("other", "no answer");
     const duplicate = ok.duplicate === true;
     remember(packet, duplicate);
     setTimeout(() => void look());

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from tests.support.run_folder import run_folder, turn
 
-__all__ = ["copy_of_empty", "copy_of_migrated", "fill_cluster"]
+__all__ = ["copy_of_empty", "copy_of_migrated", "copy_with_both", "fill_cluster"]
 
 _ROOT = Path(__file__).resolve().parents[2]
 _MAKE = """
@@ -20,7 +20,7 @@ from relayd.postgres.embedded import EmbeddedPostgres
 from relayd.store.migrate import migrate
 async def main():
     async with EmbeddedPostgres(sys.argv[1]) as server:
-        if sys.argv[2] == "migrated":
+        if sys.argv[2] != "empty":
             await migrate(server.url)
         connection = await asyncpg.connect(server.url)
         for name in sys.argv[3:]:
@@ -29,9 +29,9 @@ async def main():
         await connection.close()
 asyncio.run(main())
 """
-_LEFT_OUT = {"empty": ("template0",), "migrated": ("template1", "postgres")}
-"""Databases that nobody comes to, three hundred files each: in `empty`, tests make their own from
-`template1`; a relay that has its database goes to no other."""
+_LEFT_OUT = {"empty": ("template0",), "migrated": ("template1", "postgres"), "both": ("postgres",)}
+"""Databases that nobody comes to, three hundred files each: in `empty` and `both`, tests make their own
+from `template1`; a relay that has its database goes to no other."""
 
 
 def copy_of_empty(data_dir: Path) -> None:
@@ -42,6 +42,11 @@ def copy_of_empty(data_dir: Path) -> None:
 def copy_of_migrated(data_dir: Path) -> None:
     """Make `data_dir` the data folder of a migrated relay that has never served, unless it is one already."""
     _copy(_made("migrated"), data_dir)
+
+
+def copy_with_both(data_dir: Path) -> None:
+    """As `copy_of_migrated`, but for whoever makes empty databases there too."""
+    _copy(_made("both"), data_dir)
 
 
 def fill_cluster(fresh: Path) -> None:

@@ -18,7 +18,7 @@ import pytest
 
 from relayd.postgres import EmbeddedPostgres
 from relayd.store import Store, migrate
-from tests.support.databases import copy_of_migrated
+from tests.support.databases import copy_with_both
 
 _COUNTER = itertools.count()
 
@@ -74,7 +74,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
         embedded = None
         if url is None:
             folder = tmp_path_factory.mktemp("postgres")
-            copy_of_migrated(folder)
+            copy_with_both(folder)
             embedded = EmbeddedPostgres(folder)
             runner.run(embedded.start())
             url = embedded.url

@@ -47,28 +47,36 @@ class LoopWatch:
         """Look until cancelled."""
         self._thread = threading.get_ident()
         gc.callbacks.append(self._collecting)
+        self._loop = asyncio.get_running_loop()
+        self._ended: asyncio.Future[None] = self._loop.create_future()
+        self._used = time.thread_time()
+        self._look_in(_IDLE_INTERVAL)
         try:
-            await self._look()
+            await self._ended
         finally:
+            self._timer.cancel()
             gc.callbacks.remove(self._collecting)
 
-    async def _look(self) -> None:
-        interval, used = _IDLE_INTERVAL, time.thread_time()
-        while True:
-            due, self._apart = time.monotonic() + interval, 0.0
-            await asyncio.sleep(interval)
-            before, used = used, time.thread_time()
-            lag, work = max(0.0, time.monotonic() - due), used - before
+    def _look_in(self, interval: float) -> None:
+        # By a timer and not in a task: a relay that has nothing to do looks at itself most of the time.
+        self._interval, self._due, self._apart = interval, time.monotonic() + interval, 0.0
+        self._timer = self._loop.call_later(interval, self._look)
+
+    def _look(self) -> None:
+        try:
+            before, self._used = self._used, time.thread_time()
+            lag, work = max(0.0, time.monotonic() - self._due), self._used - before
             self._metrics.loop_lag_seconds.observe(lag)
             if lag > _LATE:
                 self._stepped(max(0.0, work - self._apart))
-            for (
-                cause,
-                seconds,
-            ) in self._pauses.items():  # not set where it is seen: the collector runs anywhere
-                self._metrics.loop_longest_pause_seconds[cause].set(seconds)
-            self._pauses.clear()
-            interval = _BUSY_INTERVAL if work > _BUSY * interval else _IDLE_INTERVAL
+            if self._pauses:  # not set where it is seen: the collector runs anywhere
+                for cause, seconds in self._pauses.items():
+                    self._metrics.loop_longest_pause_seconds[cause].set(seconds)
+                self._pauses.clear()
+            self._look_in(_BUSY_INTERVAL if work > _BUSY * self._interval else _IDLE_INTERVAL)
+        except Exception as error:  # our bug: whoever waits for `run` is to have it
+            if not self._ended.done():
+                self._ended.set_exception(error)
 
     def _stepped(self, seconds: float) -> None:
         self._metrics.loop_step_seconds.observe(seconds)

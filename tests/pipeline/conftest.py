@@ -16,7 +16,7 @@ from strata_pipeline.lake import chain
 from strata_pipeline.lake.stores.objects import ObjectStore
 
 from relayd.postgres import EmbeddedPostgres
-from tests.support.databases import copy_of_migrated
+from tests.support.databases import copy_with_both
 from tests.support.object_stores import BUCKET, ObjectServer, serving
 
 _PREFIXES = map("lake-{}".format, itertools.count(1))
@@ -36,7 +36,7 @@ def postgres(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """The URL of a server, and of a database on it that is no relay's."""
     with asyncio.Runner() as runner:
         folder = tmp_path_factory.mktemp("postgres")
-        copy_of_migrated(folder)
+        copy_with_both(folder)
         server = EmbeddedPostgres(folder)
         runner.run(server.__aenter__())
         try:

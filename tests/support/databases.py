@@ -31,7 +31,7 @@ asyncio.run(main())
 """
 _LEFT_OUT = {"empty": ("template0",), "migrated": ("template1", "postgres"), "both": ()}
 """Databases that nobody comes to, three hundred files each: in `empty` and `both`, tests make their own
-from `template1`; a relay that has its database goes to no other. All but `both` are copied hundreds of times."""
+from `template1`; a relay that has its database goes to no other. `both` is copied a few times alone."""
 
 
 def copy_of_empty(data_dir: Path) -> None:
@@ -45,7 +45,7 @@ def copy_of_migrated(data_dir: Path) -> None:
 
 
 def copy_with_both(data_dir: Path) -> None:
-    """As `copy_of_migrated`, but for whoever makes empty databases there too, or needs one that is no relay's."""
+    """As `copy_of_migrated`, for whoever makes empty databases there too, or needs one that is no relay's."""
     _copy(_made("both"), data_dir)
 
 

@@ -44,6 +44,8 @@ _MAX_LINE_BYTES = 4 * 2**20  # a packet of the hard limit, its escapes, and some
 _CLOCK_TOLERANCE_SECONDS = 300
 _BEGINNINGS = (b'{"packet":', b'{"tombstone":')
 """What a line of an export begins with."""
+_NAMELESS = b'{"tombstone":null,'
+"""And one of an empty row whose tombstone the log lacks."""
 
 
 class _Log(Protocol):
@@ -232,21 +234,29 @@ def _line_of(entry: LogEntry, tombstone: bytes) -> bytes:
 
 
 def _last_whole_line(path: Path) -> tuple[bytes | None, int]:
-    """The line before the last newline, None for no line, and where it ends. What follows may be torn.
+    """The last whole line that names a packet, None for no line, and where it ends.
 
-    Raises ValueError for a file that is no export, as far as a file without any newline tells.
+    What follows may be torn, or tells of empty rows without a name: an export comes to these again. Raises
+    ValueError for a file that is no export, as far as a file without any newline tells.
     """
     try:
         with path.open("rb") as file:
-            start = max(0, file.seek(0, os.SEEK_END) - 2 * _MAX_LINE_BYTES)
-            file.seek(start)
-            tail = file.read()
+            size, window = file.seek(0, os.SEEK_END), 2 * _MAX_LINE_BYTES
+            while True:
+                start = max(0, size - window)
+                file.seek(start)
+                tail = file.read()
+                begin = end = whole = tail.rfind(b"\n") + 1
+                while end and tail.startswith(_NAMELESS, begin := tail.rfind(b"\n", 0, end - 1) + 1):
+                    end = begin
+                if begin or not start or end == whole:
+                    break
+                window *= 2  # it may begin within the line before those without a name
     except FileNotFoundError:
         return None, 0
-    end = tail.rfind(b"\n") + 1
     if end:
-        return tail[:end].splitlines()[-1], start + end
-    if start or not any(begins.startswith(tail[: len(begins)]) for begins in _BEGINNINGS):
+        return tail[begin : end - 1], start + end
+    if not whole and (start or not any(begins.startswith(tail[: len(begins)]) for begins in _BEGINNINGS)):
         raise ValueError(f"{path} is no export")
     return None, 0
 

@@ -29,6 +29,7 @@ from relayd.store.types import (
     Outcome,
     StoredPacket,
 )
+from relayd.transfer import files
 from relayd.transfer.examiner import Examiner
 from relayd.transfer.files import ExportSummary, ImportSummary, export_log, import_log, resume_point
 from tests.support.made_origins import AUTHOR, CLIENT, attested, software_header
@@ -359,6 +360,22 @@ async def test_an_export_goes_on_behind_its_last_whole_line(identity, tmp_path, 
     assert summary.packets == 5
     assert path.read_bytes() == data
     assert await resume_point(path, store) == 9
+
+
+@pytest.mark.parametrize("most", [4 * 2**20, 100])
+async def test_an_export_goes_on_before_empty_rows_that_no_tombstone_names(
+    identity, tmp_path, monkeypatch, most
+):
+    data, store, path = exported(identity, 9), MemoryStore(), tmp_path / "log.jsonl"
+    await bring_in(store, data)
+    monkeypatch.setattr(files, "_MAX_LINE_BYTES", most)  # so much is read first, twice
+    named, nameless = b"".join(data.splitlines(keepends=True)[:4]), b'{"tombstone":null,"received_at":7}\n'
+    path.write_bytes(named + 30 * nameless + nameless[:9])
+    assert await resume_point(path, store) == 4
+    assert path.read_bytes() == named
+    path.write_bytes(30 * nameless)
+    assert await resume_point(path, store) == 0
+    assert path.read_bytes() == b""
 
 
 async def test_two_logs_never_mix_in_one_file(identity, tmp_path):

@@ -14,8 +14,8 @@ import contextlib
 import errno
 import socket
 import ssl
-from collections.abc import Callable
-from typing import Final, Protocol
+from collections.abc import Callable, Iterable
+from typing import Any, Final, Protocol
 
 import structlog
 
@@ -31,6 +31,8 @@ _UNSENT_BYTES: Final = 128 * 1024
 each peer that reads nothing: the relay would read them from the database, frame and write them for nobody,
 and hear only then that the peer is slow."""
 _ACCEPTED_AT_ONCE: Final = 64
+_TRIES: Final = 10
+"""How many free ports are tried, where the system is to choose one for several addresses."""
 _PAUSE: Final = 0.5
 """How long nothing is accepted when the system has no room for another file, in seconds."""
 _CLOSE_TIMEOUT: Final = 5.0
@@ -56,11 +58,26 @@ class NewConnection(Protocol):
 
 
 def bind(host: str, port: int, *, reuse_port: bool) -> list[socket.socket]:
-    """Sockets that listen on every address of `host`. Raises OSError, with nothing left open."""
+    """Sockets that listen on every address of `host`, all on one port, which the system chooses for 0.
+
+    Raises OSError, with nothing left open.
+    """
+    found = socket.getaddrinfo(host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    tries_left = 1 if port else _TRIES
+    while True:
+        tries_left -= 1
+        try:
+            return _bound(dict.fromkeys(found), reuse_port)
+        except OSError as error:
+            # A port that is free at the first address may be taken at another one.
+            if error.errno != errno.EADDRINUSE or not tries_left:
+                raise
+
+
+def _bound(found: Iterable[tuple[Any, ...]], reuse_port: bool) -> list[socket.socket]:
     with contextlib.ExitStack() as stack:
-        listening = []
-        found = socket.getaddrinfo(host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
-        for family, kind, protocol, _, address in dict.fromkeys(found):
+        listening: list[socket.socket] = []
+        for family, kind, protocol, _, (host, port, *more) in found:
             each = stack.enter_context(socket.socket(family, kind, protocol))
             each.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             if reuse_port:
@@ -69,7 +86,9 @@ def bind(host: str, port: int, *, reuse_port: bool) -> list[socket.socket]:
                 each.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
             with contextlib.suppress(OSError, AttributeError):  # a system that does not know it does without
                 each.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, _UNSENT_BYTES)
-            each.bind(address)
+            if listening and not port:
+                port = listening[0].getsockname()[1]
+            each.bind((host, port, *more))
             each.listen(_BACKLOG)
             each.setblocking(False)
             listening.append(each)

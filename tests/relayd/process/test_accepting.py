@@ -197,6 +197,34 @@ def test_ipv6_and_ipv4_have_sockets_of_their_own(host):
     assert all(only) and (host == "" or families == {socket.AF_INET6})
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="needs a second loopback address")
+@pytest.mark.parametrize("taken", [0, 2])
+def test_a_port_that_the_system_chooses_is_one_for_all_addresses(
+    monkeypatch: pytest.MonkeyPatch, taken: int
+) -> None:
+    addresses = ["127.0.0.1", "127.0.0.2"]
+    kind = (socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP, "")
+    found = [(*kind, (address, 0)) for address in addresses]
+    with contextlib.ExitStack() as stack:
+        others: list[socket.socket] = []
+
+        class Crowded(socket.socket):
+            """Where others have taken the port at the second address before we come there."""
+
+            def bind(self, where: Any) -> None:
+                super().bind(where)
+                if where == (addresses[0], 0) and len(others) < taken:
+                    others.append(stack.enter_context(socket.socket()))
+                    others[-1].bind((addresses[1], self.getsockname()[1]))
+                    others[-1].listen()
+
+        monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: found)
+        monkeypatch.setattr(socket, "socket", Crowded)
+        listening = [stack.enter_context(one) for one in bind("host.example", 0, reuse_port=False)]
+        hosts, ports = zip(*(one.getsockname() for one in listening), strict=True)
+        assert list(hosts) == addresses and len(set(ports)) == 1 and len(others) == taken
+
+
 def test_two_cannot_have_one_port_unless_they_share_it():
     (first,) = bind("127.0.0.1", 0, reuse_port=True)
     port = first.getsockname()[1]

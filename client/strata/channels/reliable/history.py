@@ -8,7 +8,7 @@ last segment; the rest of it is read ahead, and passed over by the next page.
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Collection
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Literal
@@ -199,9 +199,11 @@ class ChannelPast:
         is_known: Callable[[str], bool],
         oldest_ms: Callable[[], int],
         now_ms: Callable[[], int],
+        members: Collection[str] = (),
     ) -> None:
         """`segmentation` is that of the channel. `open_payload` decrypts, and `decode` reads that. `is_known`
-        tells whether a message is in this participant's log."""
+        tells whether a message is in this participant's log. `members` are the authors to read, if they are
+        named: a node whose channel is not started reads everybody."""
         self._node = node
         self._channel_id = channel_id
         self._topic = content_topic
@@ -212,6 +214,7 @@ class ChannelPast:
         self._is_known = is_known
         self._oldest_ms = oldest_ms
         self._now_ms = now_ms
+        self._members = frozenset(members)
 
     async def read(self, before: str | int | None, limit: int) -> PastMessages:
         """A page. Raises `InvalidPlace`, `ValueError` for the limit, `StrataError` if no relay answers."""
@@ -289,11 +292,14 @@ class ChannelPast:
         )
 
     async def _read(self, event: NodeMessageReceived) -> SdsMessage | None:
+        author = event.message.author
+        if self._members and author is not None and author not in self._members:
+            return None
         data = await self._open(event)
         message = None if data is None else self._decode(data)
         if data is None or message is None or message.kind is not Kind.CONTENT or not message.has_usable_ids:
             return None
-        if message.channel_id != self._channel_id or not self._is_genuine(data, event.message.author):
+        if message.channel_id != self._channel_id or not self._is_genuine(data, author):
             return None
         return message
 

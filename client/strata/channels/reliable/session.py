@@ -542,6 +542,7 @@ class ChannelSession:
             is_known=engine.sds.knows,
             oldest_ms=lambda: self.now_ms() - self._config.query_window_ms,
             now_ms=self.now_ms,
+            members=self._config.members,
         )
         return await past.read(before, limit)
 

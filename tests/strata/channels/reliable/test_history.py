@@ -89,6 +89,19 @@ async def test_the_past_has_the_place_and_the_author_of_each_message_as_it_was_h
             assert (past.order, past.sent_at) == (ours.order, ours.sent_at) and past.order
 
 
+@virtually
+async def test_the_past_is_that_of_the_members_whoever_the_node_reads() -> None:
+    node = at(PagingNode(), 1_000)
+    messages = talk(node, 6)
+    node.log = [
+        replace(event, message=replace(event.message, author=("did:x:bob", "did:x:mallory", None)[n % 3]))
+        for n, event in enumerate(node.log)
+    ]
+    async with opened(node, **QUIETLY, members=("did:x:bob",)) as (channel, _):
+        said_by_bob = [payload for n, payload in enumerate(payloads(messages)) if n % 3 != 1]
+        assert said_in(await walk(channel, 2)) == said_by_bob
+
+
 class Swapping(PagingNode):
     """A node over relays that got some messages in another order: it gives one order, and then the other."""
 

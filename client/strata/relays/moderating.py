@@ -9,7 +9,6 @@ says so if an answer is lost.
 
 from __future__ import annotations
 
-import itertools
 import ssl as ssl_module
 from collections.abc import AsyncIterator
 from typing import Final, Literal
@@ -20,6 +19,7 @@ from websockets.asyncio.client import ClientConnection
 from strata.protocol import wire
 from strata.protocol.errors import ConnectionFailed, RequestRefused
 from strata.protocol.ids import Signer
+from strata.relays.circles import Circle
 from strata.relays.connection.dialogue import Dialogue
 
 __all__ = ["ModeratedKind", "Moderator"]
@@ -99,20 +99,17 @@ class Moderator(Dialogue):
 
     async def _pages(self, message: wire.Moderate) -> AsyncIterator[dict[str, object]]:
         after: str | None = None
-        kept: str | None = None
-        for number in itertools.count(1):
+        circle = Circle()
+        while True:
             answer = await self._rule(msgspec.structs.replace(message, after=after))
             for entry in answer.entries or ():
                 yield entry
             after = answer.next
             if after is None:
                 return
-            # A relay whose pages lead back, or nowhere, would be asked for ever. One place kept is enough
-            # for any circle, where it is another one after twice as many pages each time (Brent).
-            if not answer.entries or after == kept:
+            # A relay whose pages lead back, or nowhere, would be asked for ever.
+            if not answer.entries or circle.closes(after):
                 raise ConnectionFailed("the relay gives its pages in a circle, or pages of nothing")
-            if number.bit_count() == 1:
-                kept = after
 
     async def _authenticate(self, socket: ClientConnection) -> None:
         await super()._authenticate(socket)

@@ -38,6 +38,7 @@ from collections.abc import Callable, Iterator
 from strata.protocol import wire
 from strata.protocol.errors import ErrorCode, RequestRefused, RequestTimeout, Retry, StrataError
 from strata.relays.backoff import MAX_RETRY_AFTER_SECONDS, retry_delay
+from strata.relays.circles import Circle
 from strata.relays.connection.options import Options
 from strata.relays.connection.queue import EventQueue, QueuedEvent, possible_time
 from strata.relays.connection.values import RESUME_MARGIN_SECONDS, Announced, LogReset, Query, Statistics
@@ -108,8 +109,7 @@ class Stream:
         self._attempt = 0
         self._position = query.cursor
         self._asked_position: str | None = None
-        self._landmark: str | None = None  # where a page has led before
-        self._pages = 0
+        self._circle = Circle()
         self._since = query.since
         self._newest_received_at: int | None = None
         self._clock_offset = 0.0
@@ -404,20 +404,12 @@ class Stream:
 
     def _has_moved(self) -> bool:
         """Whether the page has led to a new position: a relay that leads back, or nowhere, would be asked for
-        ever.
-
-        One landmark is enough for any circle, where it is another one after twice as many pages each time.
-        """
-        if self._position in (self._asked_position, self._landmark):
-            return False
-        self._pages += 1
-        if self._pages.bit_count() == 1:
-            self._landmark = self._position
-        return True
+        ever."""
+        return self._position != self._asked_position and not self._circle.closes(self._position)
 
     def _turn_back(self, refusal: RequestRefused) -> bool:
         """Go on from the last place that is good; False where there is none."""
-        self._landmark, self._pages = None, 0
+        self._circle = Circle()
         lost = self._asked_position
         if refusal.detail != "log_reset" or lost is None:
             return self._fall_back()

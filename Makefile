@@ -37,8 +37,9 @@ lint: $(DEV) ## Check style and formatting
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 
+# It fails with 2 where its workers do not start within three seconds, as on a busy machine: then one process does it.
 types: $(DEV) ## Check the types
-	$(BIN)/mypy --num-workers auto
+	$(BIN)/mypy --num-workers auto || { [ $$? -eq 2 ] && $(BIN)/mypy; }
 
 # Most system tests wait for something, so six at a time suit a machine with two cores.
 WORKERS ?= 6

@@ -12,7 +12,6 @@ import asyncio
 import time
 from collections.abc import Callable
 
-import structlog
 from strata.protocol.errors import InvalidPacket
 from strata.protocol.ids import Signer
 from strata.protocol.packets import Packet, build
@@ -21,11 +20,12 @@ from relayd.admission.pipeline import Admission
 from relayd.admission.request import Lane, PublishRequest
 from relayd.config import Settings
 from relayd.feed.profiles import PROFILES
+from relayd.logs import get_logger
 from relayd.version import VERSION
 
 __all__ = ["Announcer", "announcements"]
 
-_log = structlog.get_logger("relayd.announcing")
+_log = get_logger("relayd.announcing")
 
 _RETRY_SECONDS = 60.0
 

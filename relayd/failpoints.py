@@ -30,7 +30,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Final
 
-import structlog
+from relayd.logs import get_logger
 
 __all__ = ["ARMED", "POINTS", "Failpoint", "FailpointRaised", "hit", "parse", "reached"]
 
@@ -71,7 +71,7 @@ _ENTRY: Final = re.compile(
     r"(@(?:(?P<count>[1-9]\d*)|p(?P<chance>\d+(\.\d+)?)(:seed(?P<seed>\d+))?))?"
 )
 
-_log = structlog.get_logger("relayd.failpoints")
+_log = get_logger("relayd.failpoints")
 
 
 class FailpointRaised(Exception):

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Final
 
-import structlog
+from relayd.logs import get_logger
 
 __all__ = ["FAULT_PLACES", "Faults"]
 
@@ -37,7 +37,7 @@ _LOG_INTERVAL: Final = 10.0
 _MAX_REMEMBERED: Final = 256
 _FRAMES: Final = 6
 
-_log = structlog.get_logger("relayd.faults")
+_log = get_logger("relayd.faults")
 
 
 class Faults:

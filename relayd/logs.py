@@ -10,14 +10,34 @@ an address loses its host part (R-330), unless the operator asked for all of it 
 
 from __future__ import annotations
 
+import contextlib
 import ipaddress
 import logging
 import sys
-from collections.abc import MutableMapping
-from typing import Any, Literal, TextIO
+from collections.abc import Iterator, MutableMapping
+from typing import TYPE_CHECKING, Any, Literal, TextIO
 
-import structlog
-from structlog.typing import Processor
+if TYPE_CHECKING:
+    from structlog.typing import Processor
+
+
+@contextlib.contextmanager
+def _absent(*modules: str) -> Iterator[None]:
+    """Let imports of these modules fail meanwhile, but for those that are loaded already."""
+    hidden = [name for name in modules if name not in sys.modules]
+    for name in hidden:
+        sys.modules[name] = None  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        for name in hidden:
+            del sys.modules[name]
+
+
+# structlog loads these where they are installed, and allows for their absence. They are a quarter of a start,
+# for tracebacks in colour that show the values of variables, and for other kinds of threads.
+with _absent("rich", "greenlet", "twisted"):
+    import structlog
 
 __all__ = ["configure", "get_logger", "problem_of", "truncated_address"]
 

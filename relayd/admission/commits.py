@@ -8,8 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-import structlog
-
 from relayd import failpoints
 from relayd.admission.pipeline import Admission
 from relayd.admission.refusals import NOT_IN_TIME, NOT_STORABLE
@@ -17,12 +15,13 @@ from relayd.admission.request import PublishRequest
 from relayd.faults import Faults
 from relayd.feed.tail import Tail
 from relayd.identity.authors import DECISIVE_TYPES
+from relayd.logs import get_logger
 from relayd.metrics import Metrics
 from relayd.store.types import Appended, Disposition, LogEntry, NewPacket, Outcome
 
 __all__ = ["Commits"]
 
-_log = structlog.get_logger("relayd.admission")
+_log = get_logger("relayd.admission")
 
 
 class Commits:

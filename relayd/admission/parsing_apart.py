@@ -24,13 +24,14 @@ import threading
 import time
 from typing import Final, NamedTuple
 
-import structlog
 from strata.protocol.errors import InvalidPacket
 from strata.protocol.packets import Packet
 
+from relayd.logs import get_logger
+
 __all__ = ["ApartParser", "Parsed", "ParserLost"]
 
-_log = structlog.get_logger("relayd.admission")
+_log = get_logger("relayd.admission")
 
 _NICE: Final = 10
 _PATIENCE: Final = 20.0

@@ -23,7 +23,6 @@ import functools
 import time
 from collections.abc import Callable, Sequence
 
-import structlog
 from strata.protocol.errors import InvalidPacket
 from strata.protocol.keys import IDENTITY_TYPES
 from strata.protocol.packets import Packet
@@ -45,13 +44,14 @@ from relayd.admission.request import Publisher, PublishRequest, PublishVerdict
 from relayd.admission.verify import VerifyPool
 from relayd.faults import Faults
 from relayd.identity.directory import Identities
+from relayd.logs import get_logger
 from relayd.policy import Plugins, Policy
 from relayd.slices import Slices
 from relayd.store.types import NewPacket, StoreUnavailable
 
 __all__ = ["Admission"]
 
-_log = structlog.get_logger("relayd.admission")
+_log = get_logger("relayd.admission")
 
 _LOOKS_FOR_OVERDUE = 4
 """How often one looks for what has waited too long, in the time that it may wait."""

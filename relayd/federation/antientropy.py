@@ -13,7 +13,6 @@ from contextlib import AbstractAsyncContextManager
 from typing import Final, Protocol
 
 import msgspec
-import structlog
 from strata.relays.conduct import Aspect
 
 from relayd.faults import Faults
@@ -22,6 +21,7 @@ from relayd.federation.link_parts import LinkEnded
 from relayd.federation.peers_file import Upstream
 from relayd.federation.rounds import Rounds
 from relayd.federation.withholding import Withholding
+from relayd.logs import get_logger
 from relayd.metrics import Metrics
 from relayd.store import Store
 from relayd.store.peers import PeerComparison
@@ -29,7 +29,7 @@ from relayd.store.types import StoreError
 
 __all__ = ["DIFFERENCES", "AntiEntropy"]
 
-_log = structlog.get_logger("relayd.federation")
+_log = get_logger("relayd.federation")
 
 _EDGE_SECONDS = 3600
 """Packets that are nearly too old to be taken are left out: they would be too old on arrival."""

@@ -15,7 +15,6 @@ import contextlib
 import time
 from collections.abc import Sequence
 
-import structlog
 from strata.protocol.errors import StrataError
 from strata.relays.connection.driver import Driver
 from strata.relays.connection.queue import QueuedEvent
@@ -30,11 +29,12 @@ from relayd.federation.link_parts import LinkEnded, LinkParts, NotListed
 from relayd.federation.marking import Marking
 from relayd.federation.peers_file import Upstream
 from relayd.federation.selection import options_for, query_for
+from relayd.logs import get_logger
 from relayd.store.peers import PeerPlace
 
 __all__ = ["Link"]
 
-_log = structlog.get_logger("relayd.federation")
+_log = get_logger("relayd.federation")
 
 _AUTH_TIMEOUT = 10.0
 _AT_ONCE = 64

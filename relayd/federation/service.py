@@ -14,7 +14,6 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 
-import structlog
 from strata.protocol.ids import Identity
 from strata.relays.conduct import Aspect
 from strata.relays.reconciling import PeerSession
@@ -30,7 +29,7 @@ from relayd.federation.mesh import Mesh
 from relayd.federation.peers_file import Upstream
 from relayd.federation.selection import stream_of
 from relayd.federation.standings import KeptConduct, Standings
-from relayd.logs import problem_of
+from relayd.logs import get_logger, problem_of
 from relayd.metrics import Metrics
 from relayd.store import Store
 from relayd.store.peers import MOST_PROBLEM, PeerRow, PeerStore
@@ -38,7 +37,7 @@ from relayd.store.types import PeerMark, StoreError
 
 __all__ = ["Federation"]
 
-_log = structlog.get_logger("relayd.federation")
+_log = get_logger("relayd.federation")
 
 _LOOK_SECONDS = 1.0
 _RETRY_SECONDS = (1.0, 30.0)

@@ -14,17 +14,16 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Final, Protocol
 
-import structlog
 from strata.protocol.lake import HASHED
 
 from relayd.faults import Faults
-from relayd.logs import problem_of
+from relayd.logs import get_logger, problem_of
 from relayd.pauses import Pauses
 from relayd.store.types import LogEntry, LogQuery, StoreError
 
 __all__ = ["KnownTypes", "LogOfTypes"]
 
-_log = structlog.get_logger("relayd.feed")
+_log = get_logger("relayd.feed")
 
 _MOST_TYPES: Final = 2048
 """With more the set is given up: whoever publishes under ever new types must not fill memory."""

@@ -17,19 +17,17 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Final, Protocol
 
-import structlog
-
 from relayd import failpoints
 from relayd.faults import Faults
 from relayd.feed.fanout import Fanout
-from relayd.logs import problem_of
+from relayd.logs import get_logger, problem_of
 from relayd.pauses import Pauses
 from relayd.slices import SLICE_SECONDS
 from relayd.store.types import LogEntry, StoreError
 
 __all__ = ["LogReader", "Tail"]
 
-_log = structlog.get_logger("relayd.feed")
+_log = get_logger("relayd.feed")
 
 _TAIL_ROWS = 500
 _RETRY_SECONDS = (0.05, 2.0)

@@ -11,19 +11,18 @@ import itertools
 from collections.abc import Iterable
 from typing import Final, Protocol
 
-import structlog
 from strata.protocol.keys import IDENTITY_TYPES
 from strata.protocol.provenance.manifest import CLIENT_MANIFEST
 
 from relayd.identity.names import Names
-from relayd.logs import problem_of
+from relayd.logs import get_logger, problem_of
 from relayd.pauses import Pauses
 from relayd.store.identities import AuthorsPage
 from relayd.store.types import StoreError
 
 __all__ = ["DECISIVE_TYPES", "Authors", "LogOfAuthors"]
 
-_log = structlog.get_logger("relayd.identity.directory")
+_log = get_logger("relayd.identity.directory")
 
 DECISIVE_TYPES: Final = IDENTITY_TYPES | {CLIENT_MANIFEST}
 """Packets by which later ones are judged."""

@@ -23,7 +23,6 @@ import functools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Final, NamedTuple, Protocol
 
-import structlog
 from strata.protocol.errors import InvalidPacket
 from strata.protocol.keys import KeyChain, KeyRules
 from strata.protocol.packets import Packet
@@ -35,11 +34,12 @@ from relayd.identity.authors import DECISIVE_TYPES, Authors, LogOfAuthors
 from relayd.identity.bootstrap import Bootstrap
 from relayd.identity.kept import Kept
 from relayd.identity.outlines import OBJECT_BYTES, outlined, weight_of
+from relayd.logs import get_logger
 from relayd.store.types import LogEntry, StoredPacket, StoreError
 
 __all__ = ["Identities", "LogOfIdentities"]
 
-_log = structlog.get_logger("relayd.identity.directory")
+_log = get_logger("relayd.identity.directory")
 
 _CHAINS_BYTES: Final = 64 * 2**20
 _MANIFESTS_BYTES: Final = 16 * 2**20

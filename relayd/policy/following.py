@@ -13,16 +13,14 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Final, Protocol
 
-import structlog
-
 from relayd.faults import Faults
-from relayd.logs import problem_of
+from relayd.logs import get_logger, problem_of
 from relayd.moderation import NOTHING_READ, Ban, Bans, LastRuling, RulingsRead
 from relayd.store.types import StoreError
 
 __all__ = ["BanFollower"]
 
-_log = structlog.get_logger("relayd.policy")
+_log = get_logger("relayd.policy")
 
 _LOOK_INTERVAL: Final = 0.5
 

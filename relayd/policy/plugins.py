@@ -17,11 +17,11 @@ from importlib.metadata import EntryPoint, entry_points
 from types import MappingProxyType
 from typing import Final, Literal, Self
 
-import structlog
 from strata.protocol.errors import ErrorCode, InvalidPacket
 from strata.protocol.packets import Packet
 
 from relayd.config import ConfigurationError, Settings
+from relayd.logs import get_logger
 from relayd.policy.calls import Caller, Plugin, caller_of
 
 __all__ = ["ENTRY_POINT_GROUP", "VERDICTS", "Plugins", "PolicyRequest", "Refusal", "load_plugins"]
@@ -36,7 +36,7 @@ _MAX_TEXT: Final = 200
 _MAX_RETRY_SECONDS: Final = 86_400
 _LOG_INTERVAL: Final = 10.0
 
-_log = structlog.get_logger("relayd.policy")
+_log = get_logger("relayd.policy")
 
 
 @dataclass(frozen=True, slots=True)

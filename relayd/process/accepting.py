@@ -17,13 +17,12 @@ import ssl
 from collections.abc import Callable, Iterable
 from typing import Any, Final, Protocol
 
-import structlog
-
+from relayd.logs import get_logger
 from relayd.slices import Slices
 
 __all__ = ["Listener", "NewConnection", "bind"]
 
-_log = structlog.get_logger("relayd.accepting")
+_log = get_logger("relayd.accepting")
 
 _BACKLOG: Final = 4096
 _UNSENT_BYTES: Final = 128 * 1024

@@ -8,12 +8,10 @@ import time
 from collections.abc import Callable
 from typing import Final
 
-import structlog
-
 from relayd.access.memory import MemoryCeiling, Pressure
 from relayd.config import Settings
 from relayd.faults import Faults
-from relayd.logs import problem_of
+from relayd.logs import get_logger, problem_of
 from relayd.metrics import Metrics
 from relayd.process.memory import default_limit, give_back, resident_bytes
 from relayd.sessions.registry import Registry
@@ -23,7 +21,7 @@ from relayd.store.types import StoreError
 
 __all__ = ["GuardKeeper", "maintain", "sweep", "watch_memory"]
 
-_log = structlog.get_logger("relayd.server")
+_log = get_logger("relayd.server")
 
 _SWEEP_INTERVAL: Final = 1.0
 _SWEEP_PARTS: Final = 20

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 
-import structlog
 import uvloop
 
 from relayd import logs
 from relayd.config import ConfigurationError, Settings
 from relayd.database import database
 from relayd.exit_codes import EXIT_CONFIGURATION, EXIT_DATABASE, EXIT_OK, EXIT_PORT
+from relayd.logs import get_logger
 from relayd.process.listening import PortTaken
 from relayd.process.server import print_ready, serve
 from relayd.process.signals import stop_on_signals
@@ -20,7 +20,7 @@ from relayd.tls import TlsError, lacks_name, make_certificate
 
 __all__ = ["run"]
 
-_log = structlog.get_logger("relayd.daemon")
+_log = get_logger("relayd.daemon")
 
 
 def run(settings: Settings) -> int:

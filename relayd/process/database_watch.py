@@ -6,15 +6,13 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Final
 
-import structlog
-
 from relayd.faults import Faults
-from relayd.logs import problem_of
+from relayd.logs import get_logger, problem_of
 from relayd.store.types import StoreError
 
 __all__ = ["watch_database"]
 
-_log = structlog.get_logger("relayd.server")
+_log = get_logger("relayd.server")
 
 _INTERVAL: Final = 2.0
 _LONGEST_SILENCE: Final = 10.0

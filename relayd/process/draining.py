@@ -5,16 +5,15 @@ from __future__ import annotations
 import asyncio
 from typing import Final
 
-import structlog
-
 from relayd import failpoints
 from relayd.config import Settings
+from relayd.logs import get_logger
 from relayd.relay import Relay
 from relayd.sessions.registry import Registry
 
 __all__ = ["drain"]
 
-_log = structlog.get_logger("relayd.server")
+_log = get_logger("relayd.server")
 
 _GOING_AWAY: Final = "the relay is going away; resume by cursor"
 _WAVE_SECONDS: Final = 0.5

@@ -11,18 +11,17 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Final
 
-import structlog
-
 from relayd.access.gate import Access
 from relayd.config import Settings
 from relayd.faults import Faults
+from relayd.logs import get_logger
 from relayd.metrics import Metrics
 from relayd.store.sizes import Sizes
 from relayd.store.types import StoreError
 
 __all__ = ["Gauges", "open_files_share"]
 
-_log = structlog.get_logger("relayd.gauges")
+_log = get_logger("relayd.gauges")
 
 _INTERVAL: Final = 15.0
 _SIZES_EVERY: Final = 4

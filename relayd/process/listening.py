@@ -6,10 +6,9 @@ import errno
 import ssl
 from collections.abc import Callable
 
-import structlog
-
 from relayd.http.api import MetricsApi
 from relayd.http.scrapes import Scrapes
+from relayd.logs import get_logger
 from relayd.process.accepting import Listener, bind
 from relayd.process.files import room_for_sockets
 from relayd.relay import Relay
@@ -18,7 +17,7 @@ from relayd.sessions.http_requests import HttpResponder
 
 __all__ = ["PortTaken", "Ports"]
 
-_log = structlog.get_logger("relayd.server")
+_log = get_logger("relayd.server")
 
 
 class PortTaken(Exception):

@@ -14,15 +14,14 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 import msgspec
-import structlog
 
 from relayd.access.ledger import Ledger
 from relayd.faults import Faults
-from relayd.logs import problem_of
+from relayd.logs import get_logger, problem_of
 
 __all__ = ["Neighbourhood", "Neighbours"]
 
-_log = structlog.get_logger("relayd.workers")
+_log = get_logger("relayd.workers")
 
 _INTERVAL: Final = 0.2
 _INTERVAL_EACH: Final = 0.02

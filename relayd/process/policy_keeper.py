@@ -5,10 +5,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
-import structlog
-
 from relayd.config import Settings
-from relayd.logs import problem_of
+from relayd.logs import get_logger, problem_of
 from relayd.moderation import Bans
 from relayd.policy import BanFollower, Policy, apply_policy
 from relayd.relay import Relay
@@ -17,7 +15,7 @@ from relayd.store.types import AbuseEntry, StoreError
 
 __all__ = ["PolicyKeeper"]
 
-_log = structlog.get_logger("relayd.server")
+_log = get_logger("relayd.server")
 
 
 class PolicyKeeper:

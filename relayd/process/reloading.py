@@ -8,14 +8,13 @@ from __future__ import annotations
 import ssl
 from dataclasses import dataclass
 
-import structlog
-
 from relayd.config import Reloaded, Settings, reloaded
+from relayd.logs import get_logger
 from relayd.tls import ends_at, read_tls_files, tls_files
 
 __all__ = ["Reread", "read_again", "report"]
 
-_log = structlog.get_logger("relayd.reloading")
+_log = get_logger("relayd.reloading")
 
 
 @dataclass(frozen=True, slots=True)

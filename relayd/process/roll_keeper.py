@@ -6,9 +6,8 @@ import asyncio
 from typing import Final
 
 import msgspec
-import structlog
 
-from relayd.logs import problem_of
+from relayd.logs import get_logger, problem_of
 from relayd.relay import Relay
 from relayd.roll import Question, Selection, parts_of
 from relayd.sessions.registry import OpenSocket
@@ -16,7 +15,7 @@ from relayd.store.types import StoreError
 
 __all__ = ["RollKeeper"]
 
-_log = structlog.get_logger("relayd.server")
+_log = get_logger("relayd.server")
 
 _MOST_WAITING: Final = 8
 """Questions that wait for their turn; whoever asks the next one asks again."""

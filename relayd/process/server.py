@@ -15,7 +15,6 @@ import time
 from collections.abc import Callable, Coroutine, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
-import structlog
 from strata.protocol.ids import Identity
 from strata.protocol.streams import forget_stdout
 
@@ -25,7 +24,7 @@ from relayd.config import Settings
 from relayd.federation.peers_file import Upstream, read_peers
 from relayd.identity.bootstrap import read_bootstrap, trust_of
 from relayd.lineage import Claim
-from relayd.logs import problem_of
+from relayd.logs import get_logger, problem_of
 from relayd.metrics import Metrics
 from relayd.policy import Plugins
 from relayd.postgres.scheduling import ask_for_short_turns
@@ -45,7 +44,7 @@ if TYPE_CHECKING:
 
 __all__ = ["print_ready", "serve"]
 
-_log = structlog.get_logger("relayd.server")
+_log = get_logger("relayd.server")
 
 _ANEW_PAUSE: Final = 0.5
 

@@ -13,7 +13,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-import structlog
 from strata.protocol.ids import Signer
 
 from relayd import failpoints
@@ -26,7 +25,7 @@ from relayd.http.identities import IdentityApi
 from relayd.http.manifest import build_manifest
 from relayd.http.scrapes import Scrapes
 from relayd.identity.bootstrap import Bootstrap
-from relayd.logs import problem_of
+from relayd.logs import get_logger, problem_of
 from relayd.moderation import Bans
 from relayd.process.chores import GuardKeeper, maintain, sweep, watch_memory
 from relayd.process.database_watch import watch_database
@@ -48,7 +47,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Announce", "CurrentSettings", "Post", "Serving"]
 
-_log = structlog.get_logger("relayd.server")
+_log = get_logger("relayd.server")
 
 _SWITCH_INTERVAL: Final = 0.0005
 _COLLECTOR_THRESHOLDS: Final = (10_000, 5, 40)

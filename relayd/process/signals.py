@@ -6,11 +6,11 @@ import asyncio
 import os
 import signal
 
-import structlog
+from relayd.logs import get_logger
 
 __all__ = ["hold_reloads", "stop_on_signals"]
 
-_log = structlog.get_logger("relayd.server")
+_log = get_logger("relayd.server")
 
 
 def hold_reloads() -> None:

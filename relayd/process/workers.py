@@ -27,12 +27,12 @@ from multiprocessing.connection import Connection as Pipe
 from multiprocessing.process import BaseProcess
 from typing import Any, Final
 
-import structlog
 import uvloop
 
 from relayd import failpoints, logs
 from relayd.config import ConfigurationError, Origin, Settings, setting_table
 from relayd.database import database
+from relayd.logs import get_logger
 from relayd.metrics import SupervisorMetrics, forget_process, share_between_processes
 from relayd.process.listening import PortTaken
 from relayd.process.neighbours import Neighbourhood
@@ -48,7 +48,7 @@ from relayd.version import VERSION, installed_version
 
 __all__ = ["supervise"]
 
-_log = structlog.get_logger("relayd.workers")
+_log = get_logger("relayd.workers")
 
 _POLL_INTERVAL: Final = 0.1
 _DATABASE_PAUSE: Final = 1.0

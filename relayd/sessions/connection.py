@@ -17,7 +17,6 @@ import time
 from collections.abc import Callable, Hashable, Iterator
 from typing import Final
 
-import structlog
 from strata.protocol.errors import ErrorCode, InvalidPacket
 from strata.protocol.provenance import served
 from strata.protocol.wire import read_ids
@@ -32,6 +31,7 @@ from relayd.access.refusals import Refusals
 from relayd.admission.request import Lane, PublishRequest
 from relayd.feed.subscription import Phase, Subscription
 from relayd.frames import text_frame
+from relayd.logs import get_logger
 from relayd.metrics import OTHER
 from relayd.relay import Relay
 from relayd.roll import OpenSession, session_id
@@ -64,7 +64,7 @@ from relayd.sessions.websocket import WebSocket
 
 __all__ = ["Connection"]
 
-_log = structlog.get_logger("relayd.sessions.connection")
+_log = get_logger("relayd.sessions.connection")
 _numbers = itertools.count(1)
 
 _FAULT: Final = "internal error; resume by cursor"

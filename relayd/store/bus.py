@@ -20,15 +20,13 @@ import time
 from collections.abc import Awaitable, Callable
 from typing import Any, Final
 
-import structlog
-
 from relayd.lineage import KnownLog
-from relayd.logs import problem_of
+from relayd.logs import get_logger, problem_of
 from relayd.pauses import Pauses
 
 __all__ = ["BUS_EVENTS", "Bus", "BusMessages", "probe_bus"]
 
-_log = structlog.get_logger("relayd.store")
+_log = get_logger("relayd.store")
 
 _CONNECT_SECONDS: Final = 5
 _PING_SECONDS: Final = 2

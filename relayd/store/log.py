@@ -8,11 +8,11 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, TypeVar
 
 import asyncpg
-import structlog
 from strata.protocol.keys import IDENTITY_TYPES
 
 from relayd import failpoints
 from relayd.lineage import Claim, KnownLog, Mark
+from relayd.logs import get_logger
 from relayd.store.columns import is_storable, string_key
 from relayd.store.connection import close_quietly, connect, deadline
 from relayd.store.safety import check_safety
@@ -32,7 +32,7 @@ from relayd.store.types import (
 
 __all__ = ["Log"]
 
-_log = structlog.get_logger("relayd.store")
+_log = get_logger("relayd.store")
 
 _Result = TypeVar("_Result")
 

@@ -18,12 +18,12 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import asyncpg
-import structlog
 from strata.protocol.keys import IDENTITY_TYPES
 from strata.protocol.lake import DAY_SECONDS, day_of, day_text, first_of_day
 from strata.protocol.provenance.manifest import CLIENT_MANIFEST
 
 from relayd import failpoints
+from relayd.logs import get_logger
 from relayd.store.archived import ArchivedDays, NotArchived
 from relayd.store.connection import translate_errors
 from relayd.store.identities import INDEXED
@@ -32,7 +32,7 @@ from relayd.store.types import RELAY_DESCRIPTOR
 
 __all__ = ["Retention", "Swept"]
 
-_log = structlog.get_logger("relayd.store.retention")
+_log = get_logger("relayd.store.retention")
 
 _SWEEP_LOCK = 0x7377656570  # "sweep": the key of the advisory lock that lets one process at a time do this
 _AHEAD_DAYS = 1

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 import asyncpg
-import structlog
 
 from relayd.lineage import Claim, KnownLog, Lineage, Mark, Term
+from relayd.logs import get_logger
 from relayd.store.queries import STATE
 from relayd.store.skips import FORGET
 from relayd.store.types import LogLost, StoreUnavailable
@@ -29,7 +29,7 @@ __all__ = [
     "read_state",
 ]
 
-_log = structlog.get_logger("relayd.store")
+_log = get_logger("relayd.store")
 
 Reason = Literal["start", "rolled_back", "cursor", "moved", "operator"]
 """Why a term is opened. All but `start` begin an epoch: the database lacks what was committed

@@ -14,7 +14,6 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Final
 
-import structlog
 from opentelemetry.context import Context
 from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
 from opentelemetry.sdk.resources import Resource
@@ -32,12 +31,13 @@ from opentelemetry.trace import (
     set_span_in_context,
 )
 
+from relayd.logs import get_logger
 from relayd.tracing.spans import Span
 from relayd.version import VERSION
 
 __all__ = ["Collector"]
 
-_log = structlog.get_logger("relayd.tracing")
+_log = get_logger("relayd.tracing")
 
 _MOST_WAITING: Final = 8192
 _MOST_AT_ONCE: Final = 512

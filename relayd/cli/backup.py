@@ -98,8 +98,10 @@ def add_backup_commands(app: typer.Typer) -> None:
             datetime | None,
             typer.Option(
                 "--until",
+                metavar="TIME",
                 formats=["%Y-%m-%dT%H:%M:%SZ", "%Y-%m-%dT%H:%M:%S.%fZ"],
-                help="The moment (UTC) to stop at, of a backup that was followed. Default: the last.",
+                help="The moment to stop at, such as 2026-11-26T21:00:00Z, of a backup that was followed."
+                " Default: the last.",
             ),
         ] = None,
         config: ConfigFile = None,

@@ -199,7 +199,9 @@ def top(
     url: Annotated[
         str | None, typer.Option(metavar="URL", help="The relay's /metrics; by default that of the settings.")
     ] = None,
-    interval: Annotated[float, typer.Option(min=0.5, max=86_400, help="Seconds between two looks.")] = 2.0,
+    interval: Annotated[
+        float, typer.Option(min=0.5, max=86_400, metavar="SECONDS", help="Seconds between two looks.")
+    ] = 2.0,
     json: Json = False,
 ) -> None:
     """Show what a running relay does, again and again.

@@ -209,7 +209,11 @@ def add_commands(app: typer.Typer) -> None:
         limit: Annotated[
             int | None,
             typer.Option(
-                "--limit", min=1, max=100_000, help="So many, the newest. Default: 50, and all with --json."
+                "--limit",
+                min=1,
+                max=100_000,
+                metavar="N",
+                help="The newest N. Default: 50, and all with --json.",
             ),
         ] = None,
         config: ConfigFile = None,

@@ -90,8 +90,10 @@ def keygen(
 def publish(
     relay: RelayOption = DEFAULT_RELAY,
     identity: IdentityOption = DEFAULT_IDENTITY,
-    type: Annotated[str, typer.Option("--type", help="The packet's content.type.")] = "POST",
-    text: Annotated[str | None, typer.Option("--text", help="Publish one packet with this text.")] = None,
+    type: Annotated[str, typer.Option("--type", metavar="TYPE", help="The packet's content.type.")] = "POST",
+    text: Annotated[
+        str | None, typer.Option("--text", metavar="TEXT", help="Publish one packet with this text.")
+    ] = None,
     content: Annotated[
         str | None, typer.Option("--content", metavar="JSON", help="Publish one packet with this content.")
     ] = None,
@@ -136,7 +138,7 @@ def subscribe(
         list[str] | None, typer.Option("--author", metavar="DID", help="Only this author; may repeat.")
     ] = None,
     type: Annotated[
-        list[str] | None, typer.Option("--type", help="Only this content.type; may repeat.")
+        list[str] | None, typer.Option("--type", metavar="TYPE", help="Only this content.type; may repeat.")
     ] = None,
     since: Annotated[
         str | None,

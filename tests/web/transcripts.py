@@ -91,7 +91,7 @@ class Talk:
             if isinstance(event, LogReset):
                 taken.append({"lost": event.lost, "cursor": event.cursor, "since": event.since})
             else:
-                taken.append([event.cursor, event.received_at, event.live])
+                taken.append([event.cursor, event.received_at, event.live, event.by_receipt])
             self.core.taken(stream, delivered=not isinstance(event, LogReset), now=self.now)
         self._record("take", stream=number, most=most, taken=taken)
 
@@ -390,6 +390,21 @@ def fetch(talk: Talk) -> None:
     talk.timer()
 
 
+def by_receipt(talk: Talk) -> None:
+    """What was received since a time: by a relay that can tell, and by one that cannot."""
+    talk.connect(*OURS)
+    talk.subscribe(received_since=T)
+    talk.event("c1", received_at=T - 5000)
+    talk.end(True, "c1")
+    talk.take()
+    talk.lose()
+    talk.connect()
+    talk.event("c2")
+    talk.take()
+    talk.subscribe(received_since=T, since=T - 5)
+    talk.subscribe(received_since=5)
+
+
 SCRIPTS: list[tuple[Callable[[Talk], None], dict[str, Any]]] = [
     (resume, {}),
     (overflow, {}),
@@ -403,6 +418,7 @@ SCRIPTS: list[tuple[Callable[[Talk], None], dict[str, Any]]] = [
     (always, {"authenticate": "always"}),
     (plain_relay, {"signed_in": False}),
     (fetch, {}),
+    (by_receipt, {}),
 ]
 
 

@@ -184,3 +184,16 @@ test("a past state of an author's keys goes on from what is known, whatever orde
     KeyLedger.prototype.receive = received;
   }
 });
+
+test("a packet that came late from a relay's peer was asked for", async () => {
+  const packet = await build(await Identity.generate(), { type: "POST" });
+  const event = { packet: packet.canonical, receivedAt: packet.timestamp - 5000, annotations: undefined };
+  for (const byReceipt of [true, false]) {
+    const statistics = new Statistics();
+    const query = new Query({ receivedSince: packet.timestamp });
+    const inspector = new Inspector(query, DEFAULT_OPTIONS, statistics, undefined);
+    const read = inspector.read({ ...event, byReceipt } as Candidate["event"]);
+    assert.equal(read !== undefined, byReceipt);
+    assert.equal(statistics.eventsUnasked, byReceipt ? 0 : 1);
+  }
+});

@@ -126,7 +126,7 @@ function take(core: Core, stream: Stream, most: number, now: number): unknown[] 
       const { lost, cursor, since } = item.reset;
       taken.push({ lost, cursor: cursor ?? null, since: since ?? null });
     } else {
-      taken.push([item.cursor ?? null, item.receivedAt, item.live ?? null]);
+      taken.push([item.cursor ?? null, item.receivedAt, item.live ?? null, item.byReceipt]);
     }
     core.taken(stream, item.kind === "event", now);
   }

@@ -127,12 +127,12 @@ class HeardTopic:
 
     def _beginning(self, since: int) -> dict[str, Any]:
         """Where a subscription begins: behind what was handed on, else at this time by relays' clocks."""
-        # For relays that cannot search by the time of receipt: none takes a packet older than that.
-        oldest = max(0, since - packets.DEFAULT_MAX_PACKET_AGE_SECONDS)
         self.by_time = self._cursor is None
         if self._cursor is not None:
+            oldest = max(0, since - packets.DEFAULT_MAX_PACKET_AGE_SECONDS)
             return {"cursor": self._cursor, "cursor_fallback_since": oldest}
-        start: dict[str, Any] = {"received_since": max(0, since), "since": oldest}
+        # By the time of receipt alone: what comes from another relay may have been written days ago.
+        start: dict[str, Any] = {"received_since": max(0, since)}
         return start | ({"positions": self._positions} if self._positions else {})
 
 

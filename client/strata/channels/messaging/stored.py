@@ -9,7 +9,6 @@ from typing import Any
 from strata.channels.messaging.packet_relays import DeliveredPacket, PacketRelays, PacketStream
 from strata.channels.messaging.reading import HistoryPage, Order, Place, read_position, write_position
 from strata.channels.messaging.values import NodeMessageReceived
-from strata.protocol import packets
 from strata.relays.pool.pool import PacketPool
 from strata.relays.pool.values import Position
 
@@ -64,10 +63,8 @@ class StoredMessages:
     ) -> AsyncGenerator[HistoryPage, None]:
         """See `RelayNode.read`."""
         places = read_position(after)
-        query: dict[str, Any] = {"since": max(0, since_ms // 1000)}
-        if order == "asc":
-            query["received_since"] = query["since"]
-            query["since"] = max(0, query["since"] - packets.DEFAULT_MAX_PACKET_AGE_SECONDS)
+        # Forwards by the time of receipt alone: what comes from another relay may have been written days ago.
+        query: dict[str, Any] = {"received_since" if order == "asc" else "since": max(0, since_ms // 1000)}
         if until_ms is not None:
             query["until"] = until_ms // 1000
         # Who reads backwards often wants one page: relays are not asked for the next one ahead of time.

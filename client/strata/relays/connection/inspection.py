@@ -82,7 +82,7 @@ class Inspector:
             self._seen.move_to_end(packet.digest)
             self._statistics.events_repeated += 1
             return None
-        if not self._query.matches(packet, event.received_at):
+        if not self._query.matches(packet, event.received_at, by_receipt=event.by_receipt):
             self._statistics.events_unasked += 1
             return None
         return Candidate(event, packet, origin_type)

@@ -33,6 +33,8 @@ class QueuedEvent(NamedTuple):
     """When it came in, on the connection's clock."""
     size_bytes: int = 0
     """How much came: cursor and annotations may be larger than the packet."""
+    by_receipt: bool = False
+    """The relay was asked to apply the bounds on the time of receipt."""
 
 
 def possible_time(received_at: int) -> int:

@@ -113,7 +113,7 @@ class Stream:
         self._since = query.since
         self._newest_received_at: int | None = None
         self._clock_offset = 0.0
-        self._gapless = self._marked = False
+        self._gapless = self._marked = self._by_receipt = False
         self._behind = True
         self._page_limit = self._page_events = 0
         self._caught_up = False
@@ -331,6 +331,7 @@ class Stream:
             return
         announced = self._announced
         self._marked = "history_marker" in announced.extensions
+        self._by_receipt = "received_range" in announced.extensions
         # A gapless stream sends history faster than it can be left, and events sent in vain come twice. So if
         # the relay marks the end of history, pages come first.
         self._gapless = self._can_be_gapless and not (self._behind and self._marked)
@@ -449,7 +450,14 @@ class Stream:
         live: bool | None = self._caught_up if self._marked or self._caught_up else None
         received_at = possible_time(message.received_at)
         event = QueuedEvent(
-            message.packet, received_at, message.cursor, live, message.relay_annotations, now, size_bytes
+            message.packet,
+            received_at,
+            message.cursor,
+            live,
+            message.relay_annotations,
+            now,
+            size_bytes,
+            self._by_receipt,
         )
         self._queue.put(event)
         # Where a relay's clock is ahead, what it receives once that is set right must not be passed over.

@@ -123,7 +123,8 @@ class PacketSelection(TypedDict, total=False):
     until: int | None
     """The latest timestamp of a packet; only for reading that ends."""
     received_since: int | None
-    """The earliest time at which the relay received a packet."""
+    """The earliest time at which the relay received a packet. One that it got from another relay counts by
+    when it came here, and shows when that one had it (`Delivery.received_at`), which may be earlier."""
     received_until: int | None
     """The latest time at which the relay received a packet."""
     order: Order
@@ -203,6 +204,9 @@ class Query:
         """The filters as sent. Additive ones go only to relays that announced them (A-048, A-050)."""
         by_id = "packet_ids" in announced.extensions
         by_receipt = "received_range" in announced.extensions
+        if self.received_since is not None and not by_receipt:
+            # Such a relay has taken nothing older by then: without a bound it would send all that it has.
+            since = max(since or 0, self.received_since - RESUME_MARGIN_SECONDS)
         return wire.Filters(
             authors=list(self.authors) or None,
             types=list(self.types) or None,
@@ -224,15 +228,19 @@ class Query:
             or "received_range" in announced.extensions
         )
 
-    def matches(self, packet: Packet, received_at: int) -> bool:
-        """Whether the packet was asked for (R-166)."""
+    def matches(self, packet: Packet, received_at: int, *, by_receipt: bool = False) -> bool:
+        """Whether the packet was asked for (R-166).
+
+        With `by_receipt` the relay was asked to apply `received_since`. It goes by when the packet came to
+        it; `received_at` is when the first relay of a federation had it, which may be earlier.
+        """
         return (
             (not self.authors or packet.author_id in self.authors)
             and (not self.types or packet.content_type in self.types)
             and (not self.packet_ids or packet.packet_id in self.packet_ids)
             and (self.since is None or packet.timestamp >= self.since)
             and (self.until is None or packet.timestamp <= self.until)
-            and (self.received_since is None or received_at >= self.received_since)
+            and (by_receipt or self.received_since is None or received_at >= self.received_since)
             and (self.received_until is None or received_at <= self.received_until)
         )
 

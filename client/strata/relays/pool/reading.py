@@ -234,7 +234,9 @@ class Reading:
 
     def _offer(self, url: str, delivery: Delivery, *, in_stream: bool) -> bool:
         """Merge a packet. No await in here: a packet that a stream has given is queued."""
-        if self._coarse and not self.query.matches(delivery.packet, delivery.received_at):
+        # What a relay got from another one late shows an earlier time than it counts by here. So the full
+        # hour of `received_since` counts: that may be too much, and nothing is lost.
+        if self._coarse and not self.query.matches(delivery.packet, delivery.received_at, by_receipt=True):
             return False  # asked for only to hide which packets are wanted (R-405)
         statistics, failures = self._relays.statistics, self.merging.older_ids_failures
         try:

@@ -34,14 +34,9 @@ class Start:
 def start_after(received_at: int, *, since: int | None, received_since: int | None) -> Start:
     """Everything received from a time on, for a relay without a cursor of ours.
 
-    A plain relay cannot filter by receipt, so `since` bounds what it has to read through (A-042).
+    `since` is what was asked for: a packet that came from another relay may have been written days before.
     """
-    received_at = max(received_at, 0)
-    floor = max(received_at - RESUME_MARGIN_SECONDS, 0)
-    return Start(
-        since=floor if since is None else max(floor, since),
-        received_since=received_at if received_since is None else max(received_at, received_since),
-    )
+    return Start(since=since, received_since=max(received_at, received_since or 0, 0))
 
 
 @dataclass(slots=True)
@@ -101,11 +96,11 @@ class Sweeps:
     def start(self, url: str, *, since: int | None, received_since: int | None) -> Start:
         """Where this relay's sweep begins: never later than its last success (C-276)."""
         swept = self._relays[url]
-        from_time = start_after(swept.success_at - self._overlap, since=since, received_since=received_since)
+        from_time = swept.success_at - self._overlap
         if swept.cursor is None:
-            return from_time
+            return start_after(from_time, since=since, received_since=received_since)
         # A relay whose cursors have gone invalid answers from the time instead.
-        return Start(swept.cursor, from_time.since, since, received_since)
+        return Start(swept.cursor, max(from_time - RESUME_MARGIN_SECONDS, 0), since, received_since)
 
     def succeeded(self, url: str, position: Position | None, *, began_at: int, now: float) -> None:
         """The sweep came to its end; `position` is that of the last packet, if there was one."""

@@ -399,7 +399,7 @@ async def test_a_subscription_reaches_back_far_enough_for_relays_whose_clocks_ar
         await until(lambda: relays.queries)
     (query,) = relays.queries
     assert query["received_since"] == START - 600
-    assert query["since"] <= START - 600 - packets.DEFAULT_MAX_PACKET_AGE_SECONDS
+    assert "since" not in query, "another relay may bring what was written days ago"
 
 
 @pytest.mark.req("C-265", "C-266")
@@ -1052,7 +1052,7 @@ async def test_a_topic_is_heard_by_a_device_whose_clock_was_not_set() -> None:
         told = Told(node)
         await node.subscribe([TOPIC])
         await until(lambda: relays.queries)
-        assert relays.queries[0]["since"] == 0 and relays.queries[0]["received_since"] == 0
+        assert relays.queries[0]["received_since"] == 0
         log.store(packed(b"heard"))
         await until(lambda: payloads(told) == [b"heard"])
 

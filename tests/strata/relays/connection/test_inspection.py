@@ -157,3 +157,15 @@ def test_a_key_whose_recovery_waits_here_and_not_at_the_relay_makes_no_forger_of
         candidate = inspector.read(QueuedEvent(Raw(packet.canonical), at, None, None))
         assert candidate is not None and inspector.judge(candidate) is None
         assert (statistics.events_tampered, statistics.events_forged) == (1, forged)
+
+
+@pytest.mark.req("R-166", "R-168", "R-367")
+@pytest.mark.parametrize("by_receipt", [True, False])
+def test_a_packet_that_came_late_from_a_peer_was_asked_for(by_receipt):
+    """A relay that searches by the time of receipt goes by its own, and shows the earlier one of its peer."""
+    packet = packets.build(ME, {"type": "POST", "text": "late"}, timestamp=START - 5000)
+    statistics = Statistics()
+    inspector = Inspector(Query(received_since=START), Options(), statistics)
+    event = QueuedEvent(Raw(packet.canonical), START - 5000, "c", True, by_receipt=by_receipt)
+    assert (inspector.read(event) is not None) is by_receipt
+    assert statistics.events_unasked == (not by_receipt)

@@ -12,7 +12,7 @@ from strata.protocol.errors import RequestRefused, RequestTimeout
 from strata.relays.connection.core import Core
 from strata.relays.connection.options import Options
 from strata.relays.connection.stream import Phase
-from strata.relays.connection.values import Announced, LogReset, Query
+from strata.relays.connection.values import RESUME_MARGIN_SECONDS, Announced, LogReset, Query
 
 OPTIONS = Options(queue_events=8, page_events=4, idle_timeout=3, history_timeout=30, backoff_base=0.5)
 NOW = 100_000
@@ -278,3 +278,26 @@ def test_queries_that_no_relay_could_serve_are_refused():
         with pytest.raises(ValueError, match=r"limit|packet id"):
             Query(**bad)
     assert Query().filters(Announced(), cursor=None, since=None, limit=None) == wire.Filters()
+
+
+@pytest.mark.req("R-168", "R-139")
+def test_bounds_on_receipt_are_the_relays_to_apply_where_it_can():
+    """It goes by when a packet came to it, however long ago that was written: the event tells neither."""
+    bench = Bench(Announced(frozenset({"received_range", "history_marker"})), Query(received_since=NOW))
+    (asked,) = bench.sent()
+    assert (asked.filters.received_since, asked.filters.since) == (NOW, None)
+    bench.event("c1", received_at=NOW - 5000)
+    assert bench.state.take().by_receipt
+    bench.core.connection_lost()
+    bench.core.connection_made(MARKED, 1)
+    (asked,) = bench.sent()
+    assert (asked.filters.received_since, asked.filters.since) == (None, NOW - RESUME_MARGIN_SECONDS)
+    bench.event("c2")
+    assert not bench.state.take().by_receipt
+
+
+def test_a_plain_relay_is_never_asked_for_more_than_was_asked():
+    (asked,) = Bench(query=Query(received_since=NOW, since=NOW - 5)).sent()
+    assert asked.filters.since == NOW - 5
+    (asked,) = Bench(query=Query(received_since=5)).sent()
+    assert asked.filters.since == 0

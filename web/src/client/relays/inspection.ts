@@ -55,7 +55,7 @@ export class Inspector {
       this.statistics.eventsRepeated++;
       return undefined;
     }
-    if (!this.query.matches(candidate.packet, event.receivedAt)) {
+    if (!this.query.matches(candidate.packet, event.receivedAt, event.byReceipt)) {
       this.statistics.eventsUnasked++;
       return undefined;
     }

@@ -30,14 +30,11 @@
 
 import { ConnectionFailed, type RequestRefused, RequestTimeout, type StrataError } from "../protocol/errors.js";
 import { type JsonObject, MAX_SAFE_INTEGER } from "../protocol/json.js";
-import { DEFAULT_MAX_PACKET_AGE_SECONDS, MAX_FUTURE_SECONDS } from "../protocol/packets.js";
 import { encode, type EndOfHistory, type Event } from "../protocol/wire.js";
 import { MAX_RETRY_AFTER_SECONDS, type Random, retryDelay } from "./backoff.js";
 import type { Options } from "./options.js";
-import type { Announced, LogReset, Query, Statistics } from "./values.js";
+import { type Announced, type LogReset, type Query, RESUME_MARGIN_SECONDS, type Statistics } from "./values.js";
 
-/** How much older than its arrival a packet's timestamp may be, with both clocks' error. */
-const RESUME_MARGIN_SECONDS = DEFAULT_MAX_PACKET_AGE_SECONDS + MAX_FUTURE_SECONDS;
 const EVENT_OVERHEAD_BYTES = 256;
 const MAX_RESETS = 3;
 const UNBUFFERED_ROOM = 4;
@@ -66,6 +63,8 @@ export interface QueuedEvent {
   readonly arrivedAt: number;
   /** How much came: cursor and annotations may be larger than the packet. */
   readonly length: number;
+  /** The relay was asked to apply the bounds on the time of receipt. */
+  readonly byReceipt: boolean;
 }
 
 /** Word of a reset, between two events. */
@@ -101,6 +100,7 @@ export class Stream {
   private clockOffset = 0;
   private gapless = false;
   private marked = false;
+  private byReceipt = false;
   private behind = true;
   private pageLimit = 0;
   private pageEvents = 0;
@@ -327,6 +327,7 @@ export class Stream {
       return;
     }
     this.marked = announced.extensions.has("history_marker");
+    this.byReceipt = announced.extensions.has("received_range");
     // A gapless stream sends history faster than it can be left, and events sent in vain come twice. So if the
     // relay marks the end of history, pages come first.
     this.gapless = this.canBeGapless && !(this.behind && this.marked);
@@ -452,6 +453,7 @@ export class Stream {
       annotations: message.relay_annotations,
       arrivedAt: now,
       length,
+      byReceipt: this.byReceipt,
     });
     this.queuedBytes += length + EVENT_OVERHEAD_BYTES;
     // Where a relay's clock is ahead, what it receives once that is set right must not be passed over.

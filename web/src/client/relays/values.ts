@@ -3,8 +3,11 @@
 // Core: no I/O, no clock, no randomness (held by tests/layout.test.ts).
 
 import type { OriginType } from "../protocol/provenance.js";
-import { isContentId, type Packet } from "../protocol/packets.js";
+import { DEFAULT_MAX_PACKET_AGE_SECONDS, isContentId, MAX_FUTURE_SECONDS, type Packet } from "../protocol/packets.js";
 import type { Filters } from "../protocol/wire.js";
+
+/** How much older than its arrival a packet's timestamp may be, with both clocks' error. */
+export const RESUME_MARGIN_SECONDS = DEFAULT_MAX_PACKET_AGE_SECONDS + MAX_FUTURE_SECONDS;
 
 /** The relay's word that a packet is durably stored. */
 export interface Published {
@@ -76,7 +79,10 @@ export interface PacketSelection {
   readonly since?: number | undefined;
   /** The latest timestamp; only for reading that ends. */
   readonly until?: number | undefined;
-  /** The earliest time at which the relay received a packet. */
+  /**
+   * The earliest time at which the relay received a packet. One that it got from another relay counts by when it
+   * came here, and shows when that one had it (`Delivery.receivedAt`), which may be earlier.
+   */
   readonly receivedSince?: number | undefined;
   /** The latest such time. */
   readonly receivedUntil?: number | undefined;
@@ -150,7 +156,12 @@ export class Query {
     const filters: Filters = {};
     if (this.authors.length > 0) filters.authors = this.authors;
     if (this.types.length > 0) filters.types = this.types;
-    if (place.since !== undefined) filters.since = place.since;
+    let since = place.since;
+    if (this.receivedSince !== undefined && !byReceipt) {
+      // Such a relay has taken nothing older by then: without a bound it would send all that it has.
+      since = Math.max(since ?? 0, this.receivedSince - RESUME_MARGIN_SECONDS);
+    }
+    if (since !== undefined) filters.since = since;
     if (this.until !== undefined) filters.until = this.until;
     if (place.limit !== undefined) filters.limit = place.limit;
     if (place.cursor !== undefined) filters.cursor = place.cursor;
@@ -170,15 +181,20 @@ export class Query {
     );
   }
 
-  /** Whether the packet was asked for. */
-  matches(packet: Packet, receivedAt: number): boolean {
+  /**
+   * Whether the packet was asked for.
+   *
+   * With `byReceipt` the relay was asked to apply `receivedSince`. It goes by when the packet came to it;
+   * `receivedAt` is when the first relay of a federation had it, which may be earlier.
+   */
+  matches(packet: Packet, receivedAt: number, byReceipt = false): boolean {
     return (
       (this.authors.length === 0 || this.authors.includes(packet.authorId)) &&
       (this.types.length === 0 || this.types.includes(packet.contentType)) &&
       (this.packetIds.length === 0 || this.packetIds.includes(packet.packetId)) &&
       (this.since === undefined || packet.timestamp >= this.since) &&
       (this.until === undefined || packet.timestamp <= this.until) &&
-      (this.receivedSince === undefined || receivedAt >= this.receivedSince) &&
+      (byReceipt || this.receivedSince === undefined || receivedAt >= this.receivedSince) &&
       (this.receivedUntil === undefined || receivedAt <= this.receivedUntil)
     );
   }

@@ -50,7 +50,7 @@ def test_a_cursor_of_the_other_order_is_invalid(sequence, ascending):
         codec.decode(codec.encode(sequence, ascending=ascending), ascending=not ascending)
 
 
-@pytest.mark.req("R-157")
+@pytest.mark.req("R-155", "R-157")
 @given(sequences, st.data())
 def test_a_changed_character_is_invalid(sequence, data):
     codec = CursorCodec(KEY)
@@ -59,6 +59,15 @@ def test_a_changed_character_is_invalid(sequence, data):
     new = data.draw(st.characters().filter(lambda c: c != text[at]))
     with pytest.raises(InvalidCursor):
         codec.decode(text[:at] + new + text[at + 1 :], ascending=True)
+
+
+@pytest.mark.req("R-155", "R-157")
+def test_a_place_has_one_text():
+    codec = CursorCodec(KEY)
+    text = codec.encode(2**53 - 1)
+    assert text.upper() != text
+    with pytest.raises(InvalidCursor):
+        codec.decode(text.upper(), ascending=True)
 
 
 @pytest.mark.req("R-157")

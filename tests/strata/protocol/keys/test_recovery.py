@@ -108,6 +108,10 @@ def test_approvals_change_nothing_by_themselves():
         (ordinary, T), (approve(11, ordinary), T + 1), (approve(12, ordinary), T + 1), documents=TWO_OF_THREE
     )
     assert made.keys(T + 2 * DAY) == chain((ordinary, T), documents=TWO_OF_THREE).keys(T + 2 * DAY)
+    waiting = chain(
+        (RECOVER, T), (approve(11, RECOVER), T + 1), (approve(12, RECOVER), T + 1), documents=TWO_OF_THREE
+    )
+    assert waiting.keys(T + 2) == chain(documents=TWO_OF_THREE).keys(T + 2)
 
 
 @pytest.mark.req("R-081")

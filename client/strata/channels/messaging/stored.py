@@ -9,6 +9,7 @@ from typing import Any
 from strata.channels.messaging.packet_relays import DeliveredPacket, PacketRelays, PacketStream
 from strata.channels.messaging.reading import HistoryPage, Order, Place, read_position, write_position
 from strata.channels.messaging.values import NodeMessageReceived
+from strata.relays.connection.values import RESUME_MARGIN_SECONDS
 from strata.relays.pool.pool import PacketPool
 from strata.relays.pool.values import Position
 
@@ -16,8 +17,6 @@ __all__ = ["StoredMessages"]
 
 _PAGE_MESSAGES = 500
 _PAGE_BYTES = 4 << 20
-_RESUME_MARGIN_SECONDS = 600
-"""How far before its last packet a relay is read that knows its cursor no more."""
 _BY_HASH = frozenset({"packet_ids", "http_packets"})
 
 Open = Callable[[DeliveredPacket, str], Awaitable[NodeMessageReceived | None]]
@@ -118,7 +117,7 @@ class StoredMessages:
         place = places.get(getattr(self._relays, "url", ""))
         if place is None:
             return {}
-        since = max(0, place.received_at - _RESUME_MARGIN_SECONDS)
+        since = max(0, place.received_at - RESUME_MARGIN_SECONDS)
         return {"cursor": place.cursor, "cursor_fallback_since": since}
 
     @property

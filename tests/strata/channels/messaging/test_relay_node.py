@@ -40,6 +40,7 @@ from strata.protocol.errors import (
 )
 from strata.protocol.ids import Identity
 from strata.protocol.packets import Packet
+from strata.relays.connection.values import RESUME_MARGIN_SECONDS
 from strata.relays.pool import Position
 
 from tests.support.made_relays import (
@@ -783,6 +784,7 @@ async def test_a_page_is_bounded_by_its_bytes(order: Any, monkeypatch: pytest.Mo
     assert sum(pages) == 20 and max(pages) == 4
 
 
+@pytest.mark.req("R-339")
 @virtual
 async def test_a_reading_goes_on_at_its_place_and_before_it_where_the_relay_has_forgotten_that() -> None:
     relays = MarkedRelays(Log())
@@ -791,7 +793,7 @@ async def test_a_reading_goes_on_at_its_place_and_before_it_where_the_relay_has_
             after = write_position({url: Place("5", START + 7)})
             assert [page async for page in node.read(TOPIC, order="asc", since_ms=0, after=after)]
     resumed, anew = relays.queries
-    assert (resumed["cursor"], resumed["cursor_fallback_since"]) == ("5", START + 7 - 600)
+    assert (resumed["cursor"], resumed["cursor_fallback_since"]) == ("5", START + 7 - RESUME_MARGIN_SECONDS)
     assert "cursor" not in anew
 
 

@@ -6,7 +6,7 @@ import pytest
 from strata.protocol.keys import IDENTITY_TYPES
 
 from relayd.federation.peers_file import Upstream
-from relayd.federation.selection import query_for, stream_of
+from relayd.federation.selection import options_for, query_for, stream_of
 
 NOW = 1_760_000_000
 RELAY_ID = "did:strata:z6MkvDqGT54cXesYGvABpF1UapVNwjCqRcafi4Px6Thv5T3Z"
@@ -14,6 +14,14 @@ RELAY_ID = "did:strata:z6MkvDqGT54cXesYGvABpF1UapVNwjCqRcafi4Px6Thv5T3Z"
 
 def peer(**members: tuple[str, ...]) -> Upstream:
     return Upstream(url="wss://peer.example/strata", relay_id=RELAY_ID, **members)  # type: ignore[arg-type]
+
+
+@pytest.mark.req("R-298", "R-353", "R-355")
+def test_a_peer_is_held_to_its_did_and_authenticated_to_before_it_is_asked_for_anything():
+    options = options_for(peer())
+    assert options.relay_id == RELAY_ID
+    assert options.authenticate == "always"
+    assert "replicate" in (options.capabilities or ())
 
 
 @pytest.mark.req("R-365", "R-366")

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import strata
 from msgspec import Raw
 from msgspec.structs import replace
 from strata.protocol import wire
@@ -154,6 +155,21 @@ async def test_what_a_peer_sends_is_judged_and_dated(tmp_path):
         assert first.filters is not None
         assert (first.filters.since, first.replication_profile) == (0, "FULL_ARCHIVE")
         assert (first.filters.authors, first.filters.types) == (None, None)
+
+
+@pytest.mark.req("R-168", "R-367")
+async def test_a_client_that_asks_for_what_came_since_gets_what_a_peer_brought_late(tmp_path):
+    upstream, author, began = Upstream(), new_identity(), int(time.time())
+    late = make(author, age=3 * DAY)
+    upstream.put(late, said=began - 3 * DAY)
+    async with reading(tmp_path, upstream) as (relay, _):
+        await relay.holds(author, 1)
+        async with (
+            strata.connect(relay.process.ws) as client,
+            client.fetch(authors=author.did, received_since=began) as found,
+        ):
+            delivered = [(each.packet, each.received_at) async for each in found]
+    assert delivered == [(late, began - 3 * DAY)]
 
 
 @pytest.mark.req("R-381")

@@ -169,7 +169,7 @@ def test_a_client_msg_id_is_echoed_up_to_128_bytes(name):
     assert "client_msg_id" not in error_of(take(session(), {"type": "NONE"}))
 
 
-@pytest.mark.req("R-141", "R-195")
+@pytest.mark.req("R-141", "R-167", "R-195")
 @pytest.mark.parametrize(
     "members",
     [

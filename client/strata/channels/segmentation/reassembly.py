@@ -66,6 +66,8 @@ __all__ = [
 
 _REMEMBERED_MESSAGE_IDS = 4096
 _REMEMBERED_GIVEN_UP = 256
+_REMEMBERED_SEGMENTS = 512
+"""Segments remembered under one key: those of two sendings."""
 
 _Key: TypeAlias = tuple[str, bytes, str | None]
 """Sender, hash and request id of a message."""
@@ -286,8 +288,7 @@ class Reassembler:
             instance.add(message_id, segment, now)
             self._await_rest(instance)
             return
-        if instance.lacks(segment.index):  # else `_revive` has just added it
-            self._fill(instance, message_id, segment, content, now)
+        self._fill(instance, message_id, segment, content, now)
         self._instances.move_to_end(instance.number)
         sender = self._senders[sender_id]
         sender.instances.move_to_end(instance.number)
@@ -315,7 +316,7 @@ class Reassembler:
         ):
             return None
         instance = self._begin(sender_id, segment, now)
-        self._revive(instance, now)
+        self._revive(instance, segment.index, now)
         return instance
 
     def _stays_in_log(self, message_id: str, key: _Key, segment: Segment) -> bool:
@@ -328,14 +329,18 @@ class Reassembler:
         self._changes.append(put(record))
         return True
 
-    def _revive(self, instance: Instance, now: int) -> None:
-        """Add the segments of this message that were given up before, if they are still known."""
+    def _revive(self, instance: Instance, come: int, now: int) -> None:
+        """Add the segments of this message that were given up before, if they are still known.
+
+        `come` is the index of the segment that has just come. Segments of another sending of the message stay
+        remembered: the rest of that one can come too.
+        """
         key = (instance.sender_id, instance.message_hash, instance.request_id)
         self._crowded_out.discard(key)
         record = self._given_up.pop(key, None)
         if record is None or self._fetch is None:
             return
-        self._changes.append(remove(SegmentsGivenUp, record.key))
+        others: list[str] = []
         for message_id in record.message_ids:
             content = self._fetch(message_id)
             if content is None:
@@ -344,8 +349,15 @@ class Reassembler:
                 segment = decode_segment(content)
             except InvalidSegment:
                 continue
-            if instance.agrees(segment) and instance.lacks(segment.index):
+            if instance.agrees(segment) and segment.index != come and instance.lacks(segment.index):
                 self._fill(instance, message_id, segment, content, now)
+            else:
+                others.append(message_id)
+        if others:
+            self._given_up[key] = structs.replace(record, message_ids=tuple(others))
+            self._changes.append(put(self._given_up[key]))
+        else:
+            self._changes.append(remove(SegmentsGivenUp, record.key))
 
     def _fill(self, instance: Instance, message_id: str, segment: Segment, content: bytes, now: int) -> None:
         instance.add(message_id, segment, now)
@@ -458,15 +470,16 @@ class Reassembler:
         self._forget(instance)
 
     def _remember_given_up(self, instance: Instance, reason: AbandonReason) -> None:
+        key = (instance.sender_id, instance.message_hash, instance.request_id)
+        replaced = self._given_up.pop(key, None)
+        others = () if replaced is None else replaced.message_ids
         record = SegmentsGivenUp(
             instance.number,
             instance.sender_id,
             instance.message_hash,
-            tuple(instance.message_ids),
+            (*others, *instance.message_ids)[-_REMEMBERED_SEGMENTS:],
             instance.request_id,
         )
-        key = (instance.sender_id, instance.message_hash, instance.request_id)
-        replaced = self._given_up.pop(key, None)
         self._given_up[key] = record
         self._changes.append(put(record))
         if reason is AbandonReason.LIMIT:

@@ -556,10 +556,27 @@ class Logged:
         self.segments_stored = 0
         self.events: list[Reassembled | Abandoned] = []
 
-    def receive(self, segment: Segment) -> None:
+    def receive(self, segment: Segment, now: int = 0) -> None:
         message_id = f"m{len(self.contents)}"
         self.contents[message_id] = encode_segment(segment)
-        self.reassembler.receive("bob", message_id, self.contents[message_id], 0)
+        self.reassembler.receive("bob", message_id, self.contents[message_id], now)
+        self._take()
+
+    def wait(self, now: int) -> None:
+        self.reassembler.handle_timer(now)
+        self._take()
+
+    def restart(self, now: int) -> None:
+        known = ChannelState.read(self.store)
+        self.reassembler = Reassembler(
+            self.reassembler._options,
+            segments=known.segments.values(),
+            given_up=known.segments_given_up.values(),
+            fetch=self.contents.get,
+            now=now,
+        )
+
+    def _take(self) -> None:
         changes = self.reassembler.changes_to_store()
         self.segments_stored += sum(isinstance(each, Put) and each.kind == "segment" for each in changes)
         self.store.apply(changes)
@@ -588,6 +605,86 @@ def test_a_message_that_is_too_large_by_itself_costs_what_it_is_once() -> None:
     assert payloads(logged.events) == [] and len(logged.events) == 2
     assert logged.segments_stored == 30
     assert "segments_given_up" not in logged.store.records
+
+
+@pytest.mark.req("C-200", "C-207")
+@pytest.mark.parametrize("restarts", [False, True])
+def test_a_sending_in_other_pieces_does_not_make_one_forgotten_that_was_given_up(restarts: bool) -> None:
+    logged, two = Logged(), cut(segment_size_bytes=5)
+    a, b, c = cut()
+    logged.receive(a)
+    logged.receive(b)
+    logged.wait(1000)
+    logged.receive(two[0], 1100)
+    if restarts:
+        logged.restart(1100)
+    logged.wait(2100)  # it is given up too
+    if restarts:
+        logged.restart(2100)
+    logged.receive(c, 2200)
+    assert payloads(logged.events) == [PAYLOAD]
+    logged.receive(two[1], 2300)
+    assert payloads(logged.events) == [PAYLOAD, PAYLOAD]
+    assert logged.store.records == {}
+    assert logged.reassembler.statistics.partial_bytes == 0
+
+
+@pytest.mark.req("C-207", "C-209")
+def test_equal_messages_that_were_given_up_at_a_time_are_both_taken_up_again() -> None:
+    logged = Logged()
+    a, b, c = cut()
+    for segment in (a, b, a, b):
+        logged.receive(segment)
+    logged.wait(1000)
+    logged.receive(c, 1100)
+    logged.receive(c, 1100)
+    assert payloads(logged.events) == [PAYLOAD, PAYLOAD]
+    assert logged.store.records == {}
+
+
+@pytest.mark.req("C-207", "C-209")
+def test_an_equal_message_that_comes_whole_costs_the_one_that_was_given_up_nothing() -> None:
+    logged = Logged()
+    a, b, c = cut()
+    logged.receive(a)
+    logged.receive(b)
+    logged.wait(1000)
+    for segment in (a, b, c):
+        logged.receive(segment, 1100)
+    assert payloads(logged.events) == [PAYLOAD]
+    logged.wait(3000)
+    logged.receive(c, 4000)
+    assert payloads(logged.events) == [PAYLOAD, PAYLOAD]
+    assert logged.store.records == {}
+
+
+@pytest.mark.req("C-207", "C-209", "C-211")
+@given(data=st.data())
+def test_each_sending_arrives_however_long_its_segments_take(data: st.DataObject) -> None:
+    """Equal payloads in any order, given up again and again, and with restarts in between."""
+    sendings = data.draw(st.integers(1, 4))
+    logged, now = Logged(), 0
+    for segment in data.draw(st.permutations(cut() * sendings)):
+        now += data.draw(st.sampled_from([1, 400, 600, 1500]))
+        logged.wait(now)
+        if data.draw(st.booleans()):
+            logged.restart(now)
+        logged.receive(segment, now)
+    assert payloads(logged.events) == [PAYLOAD] * sendings
+    assert logged.store.records == {}
+
+
+def test_the_memory_of_one_message_is_bounded_however_often_it_is_sent_and_given_up() -> None:
+    logged = Logged()
+    segments = cut(bytes(range(200)))
+    for number in range(20):
+        for segment in segments[:-1]:
+            logged.receive(segment, 2000 * number)
+        logged.wait(2000 * number + 1000)
+    (record,) = ChannelState.read(logged.store).segments_given_up.values()
+    assert len(record.message_ids) <= 512
+    logged.receive(segments[-1], 50_000)
+    assert payloads(logged.events) == [bytes(range(200))]
 
 
 def test_few_messages_that_were_given_up_are_remembered_and_their_records_go_with_them() -> None:

@@ -145,6 +145,15 @@ def _read(payload: bytes) -> tuple[int, int, int, bytes] | None:
     return kind, session, receiver, payload[_HEAD.size :]
 
 
+def _is_full(error: StrataError) -> bool:
+    """Whether a channel takes no message now, and does later."""
+    # Here, since a program without channels over relays needs none of their modules.
+    from strata.channels.rate_limit.values import SendQueueFull
+    from strata.channels.sds.participant import OutgoingFull
+
+    return isinstance(error, OutgoingFull | SendQueueFull)
+
+
 class RelayTx(SessionTx[M]):
     """The transmitting end. It connects to the relay when the first message is posted."""
 
@@ -293,10 +302,6 @@ class _Carrier(Generic[M]):
             self._owner._lost(self, error)
 
     async def _send_piece(self, piece: bytes) -> None:
-        # Here, since a program without channels over relays needs none of their modules.
-        from strata.channels.rate_limit.values import SendQueueFull
-        from strata.channels.sds.participant import OutgoingFull
-
         place = _PLACE.pack(self._stream, self._number)
         self._number += 1
         self._under_way.append(self._core.acknowledged + self._core.unacked_size)
@@ -305,7 +310,9 @@ class _Carrier(Generic[M]):
             try:
                 await self._channel.send(message)
                 return
-            except (OutgoingFull, SendQueueFull):
+            except StrataError as error:
+                if not _is_full(error):
+                    raise
                 # A message may have more pieces than the channel takes before others acknowledge some.
                 await asyncio.sleep(_FULL_SECONDS)
 
@@ -509,14 +516,21 @@ class _Service(Generic[M]):
             await self._has_answers.wait()
             self._has_answers.clear()
             answers, self._answers = self._answers, {}
+            pause = _ANSWER_SECONDS
             for session_id, frames in answers.items():
                 message = _message(_ANSWER, session_id, self._name, frames)
                 try:
                     await self._line.channel.send(message)
                 except StrataError as error:
-                    # The sender gets no answer, and gives up after its own timeout.
-                    _log.warning("no answer through %s: %s", self._address, error)
-            await asyncio.sleep(_ANSWER_SECONDS)
+                    if _is_full(error):
+                        # No later answer may come: without this one what was accepted would be returned.
+                        self._answers[session_id] = frames + self._answers.get(session_id, b"")
+                        self._has_answers.set()
+                        pause = _FULL_SECONDS
+                    else:
+                        # The sender gets no answer, and gives up after its own timeout.
+                        _log.warning("no answer through %s: %s", self._address, error)
+            await asyncio.sleep(pause)
 
     def _arm(self) -> None:
         moments = [session.link.get_timer() for session in self._open.values()]

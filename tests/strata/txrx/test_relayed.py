@@ -23,7 +23,7 @@ from strata.txrx import (
     relayed,
 )
 from strata.txrx.codecs import BytesCodec
-from strata.txrx.frames import SEQUENCE, encode_header
+from strata.txrx.frames import SEQUENCE, Ack, encode_header, encode_response
 from strata.txrx.framing import frame_of
 from strata.txrx.relayed import (
     _DATA,
@@ -378,6 +378,26 @@ async def test_a_message_of_more_pieces_than_the_channel_takes_goes_as_there_is_
     assert error is not None and isinstance(error.error, DeliveryTimeout)
     await tx.close()
     assert tx._carrier is not None and tx._carrier._sending.done()
+    await rx.join()
+
+
+@pytest.mark.req("T-039", "T-104")
+@pytest.mark.parametrize("full", [OutgoingFull("too many await it"), SendQueueFull("lane", 10, 10)])
+async def test_an_answer_for_which_the_channel_has_no_room_goes_later(full: StrataError) -> None:
+    theirs = Channel()
+    rx, wire = await receiver(theirs), Wire(theirs)
+    async with asyncio.timeout(5):
+        await wire.hello(7)
+        tries = iter(range(2))
+        theirs.refuses = lambda: full if next(tries, None) is not None else None
+        wire.piece(7, 1, 0, encode_header(7) + framed(0, b"one"))
+        assert await rx.recv() == b"one"
+        wire.piece(7, 1, 1, framed(1, b"two"))
+        assert await rx.recv() == b"two"
+        acknowledged = (await wire.answer())[3]
+        while len(acknowledged) < 2 * len(encode_response(Ack(0))):
+            acknowledged += (await wire.answer())[3]
+    assert acknowledged == encode_response(Ack(0)) + encode_response(Ack(1))
     await rx.join()
 
 

@@ -23,12 +23,15 @@ from strata.txrx import (
     relayed,
 )
 from strata.txrx.codecs import BytesCodec
-from strata.txrx.frames import SEQUENCE, Ack, encode_header, encode_response
+from strata.txrx.frames import SEQUENCE, Ack, Reject, encode_header, encode_response
 from strata.txrx.framing import frame_of
 from strata.txrx.relayed import (
+    _ANSWER,
+    _BYE,
     _DATA,
     _HELLO,
     _PLACE,
+    _WELCOME,
     RelayRx,
     RelayTx,
     _Line,
@@ -89,8 +92,8 @@ class Line(_Line):
         self.is_open = False
 
     async def open(self) -> None:
+        assert not self.is_open, "one that has failed is closed first"
         self.channel = self.channels.pop(0)
-
         self.is_open = True
 
     async def close(self) -> None:
@@ -291,6 +294,46 @@ class Wire:
         self._theirs.arrived.put_nowait(Message(payload))
 
 
+class Desk:
+    """Speaks to a sender message by message, as a receiver over a relay does."""
+
+    def __init__(self, theirs: Channel, receiver: int = 77) -> None:
+        self.ours, self._theirs = Channel(), theirs
+        joined(self.ours, theirs)
+        self.receiver = receiver
+        self.session = 0
+
+    async def heard(self) -> tuple[int, int, int, bytes]:
+        """Kind, session, receiver or stream, and the rest of what the sender says next."""
+        message = await self.ours.arrived.get()
+        assert isinstance(message, Message)
+        told = _read(message.payload)
+        assert told is not None
+        return told
+
+    async def hello(self) -> int:
+        """The stream of the next Hello."""
+        kind, self.session, stream, _ = await self.heard()
+        assert kind == _HELLO
+        return stream
+
+    async def piece(self) -> tuple[int, int, bytes]:
+        """Stream, number and bytes of the next piece."""
+        kind, session, receiver, rest = await self.heard()
+        assert (kind, session, receiver) == (_DATA, self.session, self.receiver)
+        return *_PLACE.unpack_from(rest), rest[_PLACE.size :]
+
+    def say(
+        self, kind: int, rest: bytes = b"", session: int | None = None, receiver: int | None = None
+    ) -> None:
+        session = self.session if session is None else session
+        receiver = self.receiver if receiver is None else receiver
+        self._theirs.arrived.put_nowait(Message(_message(kind, session, receiver, rest)))
+
+    def acknowledge(self, sequence: int) -> None:
+        self.say(_ANSWER, encode_response(Ack(sequence)))
+
+
 def framed(number: int, body: bytes) -> bytes:
     return b"".join(frame_of(SEQUENCE.pack(number) + body))
 
@@ -313,6 +356,185 @@ async def test_words_that_come_late_or_again_change_nothing() -> None:
         wire.piece(7, 2, 0, encode_header(7) + framed(2, b"three"))
         assert await rx.recv() == b"three"
     assert rx.statistics().rejects_sent == 0
+    await rx.join()
+
+
+@pytest.mark.req("T-104")
+@pytest.mark.parametrize(
+    "stranger",
+    [
+        b"",
+        b"hello",
+        b"STRX",
+        b"STRX\x02" + bytes(7),
+        _message(_HELLO, 7, 9).replace(b"STRX", b"OTHR"),
+        _message(_DATA, 7, 0),
+        _message(_DATA, 7, 0, bytes(15)),
+        _message(_DATA, 8, 0, bytes(16)),
+        _message(_ANSWER, 7, 0),
+        _message(_ANSWER, 7, 0, b"no frame"),
+        _message(_WELCOME, 7, 0),
+        _message(_BYE, 8, 0),
+        _message(200, 7, 0, bytes(16)),
+    ],
+)
+async def test_what_others_say_on_the_topic_is_no_harm(stranger: bytes) -> None:
+    ours, theirs = Channel(), Channel()
+    joined(ours, theirs)
+    tx, rx = sender(ours), await receiver(theirs)
+    async with asyncio.timeout(5):
+        for message in (b"one", b"two"):
+            ours.arrived.put_nowait(Message(stranger))
+            theirs.arrived.put_nowait(Message(stranger))
+            await tx.send(message)
+            assert await rx.recv() == message
+    assert tx.statistics().connections == 1
+    assert list(rx._service._open) == [tx._session.session_id]
+    await tx.close()
+    await rx.join()
+
+
+@pytest.mark.req("T-104")
+async def test_a_sender_goes_by_what_its_own_receiver_says_to_it() -> None:
+    theirs = Channel()
+    tx, desk = sender(theirs), Desk(theirs)
+    rejected = encode_response(Reject("not for you"))
+    async with asyncio.timeout(5):
+        first = tx.try_post(b"one")
+        await desk.hello()
+        desk.say(_WELCOME, session=desk.session ^ 1, receiver=1)
+        for kind in (_HELLO, _DATA, _BYE):
+            desk.say(kind, receiver=1)
+        desk.say(_ANSWER, rejected)  # nobody is its receiver yet
+        desk.say(_WELCOME)
+        assert await desk.piece() == (1, 0, encode_header(desk.session) + framed(0, b"one"))
+        desk.say(_WELCOME)  # to a repeated Hello
+        desk.say(_WELCOME, receiver=1)  # of a second receiver
+        desk.say(_ANSWER, rejected, receiver=1)
+        desk.say(_ANSWER, rejected, session=desk.session ^ 1)
+        for kind in (_HELLO, _DATA, _BYE):
+            desk.say(kind, rejected)
+        await asyncio.sleep(0.05)
+        assert not first.settled and not tx.status().value.closed
+        desk.acknowledge(0)
+        assert await first is None
+        second = tx.try_post(b"two")
+        assert await desk.piece() == (1, 1, framed(1, b"two"))
+        desk.acknowledge(1)
+        assert await second is None
+    assert await tx.close() == []
+    assert (await desk.heard())[0] == _BYE
+
+
+@pytest.mark.req("T-097", "T-104")
+async def test_a_sender_that_nobody_answers_asks_now_and_then() -> None:
+    theirs = Channel()
+    tx, desk = sender(theirs, settings=TxRxSettings(message_delivery_timeout=20.0)), Desk(theirs)
+    async with asyncio.timeout(10):
+        message = tx.try_post(b"message")
+        assert await desk.hello() == 1
+        await asyncio.sleep(0.3)
+        assert desk.ours.arrived.empty()
+        assert await desk.hello() == 1
+        desk.say(_WELCOME)
+        assert (await desk.piece())[:2] == (1, 0)
+        desk.acknowledge(0)
+        assert await message is None
+    await tx.close()
+
+
+@pytest.mark.req("T-104")
+async def test_so_many_pieces_are_under_way_and_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(relayed, "_MOST_UNDER_WAY", 4)
+    monkeypatch.setattr(relayed, "_PIECE_BYTES", 100)
+    theirs = Channel()
+    tx, desk = sender(theirs), Desk(theirs)
+    frames = [framed(number, b"%100d" % number) for number in range(6)]
+    async with asyncio.timeout(5):
+        messages = [tx.try_post(b"%100d" % number) for number in range(6)]
+        await desk.hello()
+        desk.say(_WELCOME)
+
+        async def pieces(first: int, count: int) -> bytes:
+            got = [await desk.piece() for _ in range(count)]
+            await asyncio.sleep(0.02)
+            assert desk.ours.arrived.empty()
+            assert [number for _, number, _ in got] == list(range(first, first + count))
+            assert all(len(data) <= 100 for _, _, data in got)
+            return b"".join(data for _, _, data in got)
+
+        # Each message is in two pieces.
+        assert await pieces(0, 4) == encode_header(desk.session) + frames[0] + frames[1]
+        desk.acknowledge(0)
+        assert await pieces(4, 2) == frames[2]
+        desk.acknowledge(0)
+        assert await pieces(6, 0) == b""
+        desk.acknowledge(2)
+        assert await pieces(6, 4) == frames[3] + frames[4]
+        desk.acknowledge(4)
+        assert await pieces(10, 2) == frames[5]
+        desk.acknowledge(5)
+        assert [await message for message in messages] == [None] * 6
+    await tx.close()
+
+
+@pytest.mark.req("T-062", "T-104")
+async def test_a_sender_whose_piece_is_refused_begins_anew_on_the_same_line() -> None:
+    theirs = Channel()
+    tx, desk = sender(theirs, settings=TxRxSettings(message_delivery_timeout=20.0)), Desk(theirs)
+    async with asyncio.timeout(10):
+        first = tx.try_post(b"one")
+        await desk.hello()
+        desk.say(_WELCOME)
+        await desk.piece()
+        desk.acknowledge(0)
+        assert await first is None
+        refusals = [StrataError("the hook has no key yet")] * 2  # of the piece, and of the next Hello
+        theirs.refuses = lambda: refusals.pop() if refusals else None
+        second = tx.try_post(b"two")
+        assert await desk.hello() == 2
+        desk.say(_WELCOME)
+        assert await desk.piece() == (2, 0, encode_header(desk.session) + framed(1, b"two"))
+        desk.acknowledge(1)
+        assert await second is None
+    await tx.close()
+
+
+@pytest.mark.req("T-062", "T-104")
+async def test_a_relay_that_cannot_be_reached_is_tried_again_and_named_as_the_reason(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    theirs = Channel()
+    tx, desk = sender(theirs, settings=TxRxSettings(message_delivery_timeout=20.0)), Desk(theirs)
+    refusals = [StrataError("no relay there")] * 3
+    opened = tx._line.open
+
+    async def open_later() -> None:
+        if refusals:
+            raise refusals.pop()
+        await opened()
+
+    monkeypatch.setattr(tx._line, "open", open_later)
+    async with asyncio.timeout(10):
+        message = tx.try_post(b"message")
+        await desk.hello()
+        assert tx._last_failure == "no relay there"
+        desk.say(_WELCOME)
+        await desk.piece()
+        desk.acknowledge(0)
+        assert await message is None
+    await tx.close()
+
+
+@pytest.mark.req("T-104")
+async def test_a_piece_that_is_cut_off_changes_nothing() -> None:
+    theirs = Channel()
+    rx, wire = await receiver(theirs), Wire(theirs)
+    async with asyncio.timeout(5):
+        await wire.hello(7)
+        theirs.arrived.put_nowait(Message(_message(_DATA, 7, wire.receiver, bytes(15))))
+        wire.piece(7, 1, 0, encode_header(7) + framed(0, b"one"))
+        assert await rx.recv() == b"one"
     await rx.join()
 
 

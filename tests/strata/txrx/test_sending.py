@@ -643,14 +643,18 @@ def test_what_is_written_at_once_is_bounded() -> None:
 
 @pytest.mark.req("T-100")
 def test_what_is_counted() -> None:
-    session = session_of(posts=4, connected=True)
-    hear(session, Ack(1), now=2.0)
+    session = session_of()
+    post(session, *range(4), now=0.5)
+    session.connection_made(0.5)
+    session.data_to_send()
+    hear(session, Ack(1), now=2.5)
     hear(session, Ack(1), now=9.0)
     session.connection_lost(NEXT_ID)
     session.connection_made(3)
-    session.data_to_send()
-    session.handle_timer(30.0)
-    counters = session.counters
+    for _ in range(2):  # one message at a time
+        session.data_to_send(1)
+    session.handle_timer(30.5)
+    counters = session.statistics()
     assert (counters.messages_posted, counters.messages_delivered, counters.messages_returned) == (4, 2, 2)
     assert (counters.frames_sent, counters.retransmits, counters.connections) == (6, 2, 2)
     assert counters.bytes_sent == 6 * (8 + 8 + 8 + 9)

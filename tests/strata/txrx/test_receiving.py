@@ -330,6 +330,18 @@ def test_a_rejected_session_that_comes_back_is_rejected_again() -> None:
     assert two.link.is_finished and server.queue == messages(0)
 
 
+@pytest.mark.req("T-049", "T-031")
+def test_a_session_that_was_rejected_before_it_brought_anything_is_rejected_again() -> None:
+    server = Server()
+    one = server.connect()
+    one.post(2)
+    one.link.connection_lost(1.0)
+    two = server.connect(now=2.0)
+    two.post(0, now=2.0)
+    assert two.answers() == [Reject("the session is not known here, and begins with 2")]
+    assert two.link.is_finished and server.queue == []
+
+
 @pytest.mark.req("T-082")
 @pytest.mark.parametrize(
     "header", [b"STRY" + bytes(8) + b"\1", b"STRX" + bytes(8) + b"\2", b"GET / HTTP/1.1\r\n"]
@@ -607,4 +619,4 @@ def test_what_is_counted() -> None:
     counters = server.counters
     assert (counters.connections, counters.sessions, counters.messages_accepted) == (1, 1, 2)
     assert (counters.duplicates, counters.acks_sent, counters.queue_full) == (1, 1, 1)
-    assert counters.bytes_received == 13 + 4 * (8 + 8 + 8 + 9)
+    assert (counters.frames_received, counters.bytes_received) == (3, 13 + 4 * (8 + 8 + 8 + 9))

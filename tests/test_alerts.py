@@ -32,6 +32,14 @@ def test_each_alert_has_a_runbook_that_its_url_opens():
     assert "- ./docs/runbooks:/runbooks:ro\n" in compose
 
 
+def test_each_alert_is_seen_to_fire():
+    for rules in ("alerts", "pipeline_alerts"):
+        names = re.findall(r"^      - alert: (\w+)$", (PROMETHEUS / f"{rules}.yml").read_text(), re.MULTILINE)
+        tests = (PROMETHEUS / f"{rules}_test.yml").read_text()
+        fired = re.findall(r"alertname: (\w+)\n\s+exp_alerts:\n", tests)
+        assert names and set(names) == set(fired)
+
+
 @pytest.mark.skipif(shutil.which("promtool") is None, reason="needs promtool (apt-get install prometheus)")
 @pytest.mark.parametrize(
     "arguments",

@@ -12,6 +12,7 @@ from typing import Any
 import asyncpg
 
 from relayd.store.connection import connected
+from relayd.store.safety import check_safety
 from relayd.store.types import SERVES, UnsafeDatabase
 
 __all__ = [
@@ -47,12 +48,18 @@ async def migrate(url: str) -> str:
 
     A schema of a newer program that serves this one too is left as it is. Processes that start together take
     turns. Raises `StoreUnavailable`, `StoreError`, and `UnsafeDatabase` for a database that a newer program
-    has migrated. Cancelling does not stop what has begun; it is one transaction.
+    has migrated, or that no program of ours can use (`check_safety`). Cancelling does not stop what has
+    begun; it is one transaction.
     """
-    if await current_revision(url) != REVISION and not await is_served(url):
-        # Alembic is synchronous and slow to load: the loop goes on meanwhile.
-        upgrade = await asyncio.to_thread(_load_upgrade)
-        await asyncio.to_thread(upgrade, url)
+    async with connected(url, "relayd migrate", _CONNECT_TIMEOUT) as connection:
+        if await read_revision(connection) == REVISION or await serves_us(connection):
+            return REVISION
+        # Nothing is made in a database that cannot be used afterwards. Whether it is durable is up to a
+        # setting that only those who open the store have.
+        await check_safety(connection, allow_unsafe=True)
+    # Alembic is synchronous and slow to load: the loop goes on meanwhile.
+    upgrade = await asyncio.to_thread(_load_upgrade)
+    await asyncio.to_thread(upgrade, url)
     return REVISION
 
 

@@ -72,6 +72,13 @@ async def test_a_schema_that_is_not_ours_is_refused(empty_database):
         await Store.open(empty_database)
 
 
+async def test_nothing_is_made_in_a_database_that_no_program_of_ours_can_use(empty_database, monkeypatch):
+    monkeypatch.setattr("relayd.store.safety.MIN_SERVER_VERSION", 9_999_999)
+    with pytest.raises(UnsafeDatabase, match="newer is needed"):
+        await migrate(empty_database)
+    assert await current_revision(empty_database) is None
+
+
 @pytest.mark.req("R-308")
 async def test_a_migration_that_fails_leaves_nothing(empty_database):
     await execute(empty_database, "CREATE TABLE packet_ids (mine int)")

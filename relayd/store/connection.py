@@ -39,9 +39,17 @@ _VANISHED: Final = {
 hours, and keeps for so long what that machine held: the lock of the log, or the lead among readers of
 peers."""
 
-_KEPT: Final = {"idle_session_timeout": "0"}
-"""A limit that the role or the database has for idle sessions would end the writer's in each quiet hour, and
-each new one begins a term."""
+_OURS: Final = {
+    "idle_session_timeout": "0",
+    "idle_in_transaction_session_timeout": "0",
+    "statement_timeout": "0",
+    "lock_timeout": "0",
+    "default_transaction_isolation": "read committed",
+}
+"""What a role or a database may have for programs of another kind. Deadlines are ours: a limit set for
+everybody would end the writer's session in each quiet hour, and each new one begins a term; it would fail
+batches, and cut migrations off. Whoever waits for the lock of the log has to see what was appended
+meanwhile, so transactions read what is committed, unless they ask for another thing themselves."""
 
 _ARRAYS: Final = [
     {
@@ -148,7 +156,7 @@ async def connect(
                         "application_name": name,
                         "jit": "off",
                         **_VANISHED,
-                        **_KEPT,
+                        **_OURS,
                         **settings,
                     },
                     max_cached_statement_lifetime=0,

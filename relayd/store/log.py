@@ -48,9 +48,6 @@ _SESSION = {
     # A plan made while the duplicate index was empty must still be right when it is not.
     "enable_seqscan": "off",
     "enable_bitmapscan": "off",
-    # The deadline is ours (`append_timeout`): a limit set for everybody must not fail a batch.
-    "statement_timeout": "0",
-    "lock_timeout": "0",
 }
 
 _INVALID = Disposition(Outcome.INVALID, 0, 0)

@@ -200,19 +200,49 @@ async def test_a_url_that_is_none_is_said_without_its_parts(url):
     assert "hunter2" not in str(raised.value)
 
 
+LIMITS = ("idle_session", "idle_in_transaction_session", "statement", "lock")
+
+
 async def test_limits_of_a_session_are_ours_whatever_the_database_has_for_everybody(database):
     """An idle writer that is ended opens a new term with the next commit; and 0 is no limit of a read."""
     ask = await asyncpg.connect(database)
-    await ask.execute(f"ALTER DATABASE {urlsplit(database).path[1:]} SET idle_session_timeout = 1000")
+    for limit in LIMITS:
+        await ask.execute(f"ALTER DATABASE {urlsplit(database).path[1:]} SET {limit}_timeout = 1000")
     await ask.close()
     async with await Store.open(database, read_timeout=3.0004) as store:
         for pool in store._pools:
             async with pool.lease() as connection:
-                shown = [
-                    await connection.fetchval(f"SHOW {name}_timeout")
-                    for name in ("idle_session", "statement")
-                ]
-            assert shown == ["0", "3001ms"]
+                shown = [await connection.fetchval(f"SHOW {limit}_timeout") for limit in LIMITS]
+            assert shown == ["0", "0", "3001ms", "0"]
+    connection = await connect(database, name="test", connect_timeout=LONG)
+    assert [await connection.fetchval(f"SHOW {limit}_timeout") for limit in LIMITS] == ["0"] * 4
+    await connection.close()
+
+
+@pytest.mark.parametrize("isolation", ["repeatable read", "serializable"])
+async def test_who_waits_for_the_log_sees_what_was_appended_meanwhile(
+    database, packet, eventually, isolation
+):
+    """Whatever transactions see otherwise: two relays on one database would fail each other's batches."""
+    other, ask = await asyncpg.connect(database), await asyncpg.connect(database)
+    name = urlsplit(database).path[1:]
+    await ask.execute(f"ALTER DATABASE {name} SET default_transaction_isolation = '{isolation}'")
+    async with await Store.open(database) as store:
+        await store.append([packet(0)], NOW)
+        held = other.transaction()
+        await held.start()
+        await other.execute("UPDATE log_head SET last_sequence = last_sequence")
+        appending = asyncio.create_task(store.append([packet(1)], NOW))
+        await eventually(
+            lambda: ask.fetchval(
+                "SELECT 1 FROM pg_stat_activity WHERE application_name = 'relayd writer'"
+                " AND wait_event_type = 'Lock' AND datname = current_database()"
+            )
+        )
+        await held.commit()
+        assert (await appending).dispositions[0].sequence == await store.head()
+    await ask.close()
+    await other.close()
 
 
 @pytest.mark.parametrize(

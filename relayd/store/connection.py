@@ -94,6 +94,11 @@ def translate_errors() -> Iterator[None]:
         raise StoreError(f"the database URL cannot be used: {_first_line(error)}") from error
     except _LOST as error:
         raise StoreUnavailable(f"the database cannot be reached: {_first_line(error)}") from error
+    except asyncpg.InsufficientPrivilegeError as error:
+        raise StoreError(
+            f"the database's role may not do that: {_first_line(error)}; it has to own the database and the"
+            " relay's tables (ALTER DATABASE … OWNER TO …, REASSIGN OWNED BY … TO …)"
+        ) from error
     except asyncpg.PostgresError as error:
         raise StoreError(f"the database refused a statement: {_first_line(error)}") from error
 

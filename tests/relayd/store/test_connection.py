@@ -15,7 +15,7 @@ from relayd.moderation import NOTHING_READ, Kind
 from relayd.roll import Question
 from relayd.store import LogQuery, NewPacket, Store, StoreUnavailable, moderation, peers, roll, sizes
 from relayd.store import store as store_module
-from relayd.store.connection import connect
+from relayd.store.connection import connect, translate_errors
 from relayd.store.items import ItemPlace, ItemRange
 from relayd.store.moderation import Ruling
 from relayd.store.peers import PeerStore, register_peers
@@ -243,6 +243,18 @@ async def test_who_waits_for_the_log_sees_what_was_appended_meanwhile(
         assert (await appending).dispositions[0].sequence == await store.head()
     await ask.close()
     await other.close()
+
+
+async def test_a_role_without_rights_is_told_what_it_needs(database):
+    ask = await asyncpg.connect(database)
+    await ask.execute("CREATE ROLE relayd_test_bystander")
+    try:
+        await ask.execute("SET ROLE relayd_test_bystander")
+        with pytest.raises(StoreError, match=r"permission denied for .*has to own"), translate_errors():
+            await ask.fetch("SELECT * FROM packets")
+    finally:
+        await ask.execute("RESET ROLE; DROP ROLE relayd_test_bystander")
+        await ask.close()
 
 
 @pytest.mark.parametrize(

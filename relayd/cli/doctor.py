@@ -29,7 +29,7 @@ from relayd.store import Store
 from relayd.store.bus import probe_bus
 from relayd.store.guard import Guard
 from relayd.store.migrate import current_revision, is_served, latest_revision
-from relayd.store.sizes import read_replica, read_server
+from relayd.store.sizes import Limit, Server, read_replica, read_server
 from relayd.store.terms import Reset
 from relayd.store.types import StoreError, UnsafeDatabase
 from relayd.tls import TlsError, lacks_name, read_certificate, read_tls_files, tls_files
@@ -165,16 +165,7 @@ async def _server(settings: Settings, url: str) -> list[Check]:
         state = await read_server(url)
     except StoreError as error:
         return [Check("connections", Verdict.WARNING, str(error), "check the database's log")]
-    needed = settings.workers * (_CONNECTIONS_EACH + settings.read_connections)
-    left = state.sizes.max_connections - state.sizes.connections
-    found = f"{state.sizes.connections} of {state.sizes.max_connections} in use; a start takes {needed}"
-    checks = [
-        Check("connections", Verdict.OK, found)
-        if left >= needed
-        else Check(
-            "connections", Verdict.WARNING, found, "raise max_connections of PostgreSQL, or lower workers"
-        )
-    ]
+    checks = [_connections(settings, state)]
     if state.invalid_indexes:
         found = f"cannot be used: {', '.join(state.invalid_indexes)}"
         checks.append(Check("indexes", Verdict.PROBLEM, found, "REINDEX INDEX CONCURRENTLY, one by one"))
@@ -187,6 +178,22 @@ async def _server(settings: Settings, url: str) -> list[Check]:
     else:
         checks.append(Check("pooler", Verdict.OK, "none that takes sessions away"))
     return checks
+
+
+def _connections(settings: Settings, state: Server) -> Check:
+    """Whether a start finds as many connections as it takes, by the limit that leaves it the fewest."""
+    needed = settings.workers * (_CONNECTIONS_EACH + settings.read_connections)
+    limits = (Limit("server", state.sizes.max_connections, state.sizes.connections), *state.limits)
+    least = min(limits, key=lambda limit: limit.most - limit.used)
+    found = f"{least.used} of {least.most} in use; a start takes {needed}"
+    if least.most - least.used >= needed:
+        return Check("connections", Verdict.OK, found)
+    raising = {
+        "server": "raise max_connections of PostgreSQL",
+        "role": "the role has this limit: ALTER ROLE … CONNECTION LIMIT …",
+        "database": "the database has this limit: ALTER DATABASE … CONNECTION LIMIT …",
+    }
+    return Check("connections", Verdict.WARNING, found, f"{raising[least.of]}, or lower workers")
 
 
 async def _database(settings: Settings, url: str, now: float) -> list[Check]:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 from relayd.store.connection import connected
 
-__all__ = ["Replica", "Server", "Sizes", "read_replica", "read_server", "read_sizes"]
+__all__ = ["Limit", "Replica", "Server", "Sizes", "read_replica", "read_server", "read_sizes"]
 
 # Of the sessions of others a role without pg_read_all_stats is told who they are, and not what; those without
 # a user or a database are the server's own.
@@ -22,6 +22,16 @@ SELECT pg_database_size(current_database()) AS database_bytes,
            - coalesce(current_setting('reserved_connections', true), '0')::int AS max_connections
 """
 
+
+_LIMITS = """
+SELECT 'role', rolconnlimit,
+       (SELECT count(*) FROM pg_stat_activity WHERE usesysid = r.oid) AS used
+    FROM pg_roles r WHERE rolname = current_user AND rolconnlimit >= 0 AND NOT rolsuper
+UNION ALL
+SELECT 'database', datconnlimit, (SELECT count(*) FROM pg_stat_activity WHERE datid = d.oid)
+    FROM pg_database d, pg_roles r
+    WHERE datname = current_database() AND datconnlimit >= 0 AND rolname = current_user AND NOT rolsuper
+"""
 
 _INVALID = """
 SELECT indexrelid::regclass::text FROM pg_index WHERE NOT (indisvalid AND indisready) ORDER BY 1
@@ -57,11 +67,22 @@ async def read_sizes(url: str, *, connect_timeout: float = 5.0) -> Sizes:
         return Sizes(**await connection.fetchrow(_SIZES))
 
 
+class Limit(NamedTuple):
+    """So many connections may somebody have."""
+
+    of: str
+    """`role` or `database`; superusers have neither."""
+    most: int
+    used: int
+
+
 @dataclass(frozen=True, slots=True)
 class Server:
     """What `relayd doctor` asks a database server."""
 
     sizes: Sizes
+    limits: tuple[Limit, ...]
+    """Those of connections beside the server's own."""
     invalid_indexes: tuple[str, ...]
     is_pooled: bool
     """A pooler gives each transaction another session of the server."""
@@ -71,6 +92,7 @@ async def read_server(url: str, *, connect_timeout: float = 5.0) -> Server:
     """Look at the server behind `url`. Raises `StoreError`."""
     async with connected(url, "relayd doctor", connect_timeout, longest=_LONGEST_LOOK) as connection:
         sizes = Sizes(**await connection.fetchrow(_SIZES))
+        limits = tuple(Limit(*row) for row in await connection.fetch(_LIMITS))
         invalid = tuple(row[0] for row in await connection.fetch(_INVALID))
         # What a session was told must still hold in its next transaction, and the session be the same.
         told = await connection.fetchval("SELECT pg_backend_pid()")
@@ -78,7 +100,7 @@ async def read_server(url: str, *, connect_timeout: float = 5.0) -> Server:
         ours = await connection.fetchval("SELECT current_setting('relayd.session', true)")
         is_same = told == await connection.fetchval("SELECT pg_backend_pid()")
         is_direct = told == connection.get_server_pid()
-        return Server(sizes, invalid, is_pooled=ours != "ours" or not is_same or not is_direct)
+        return Server(sizes, limits, invalid, is_pooled=ours != "ours" or not is_same or not is_direct)
 
 
 @dataclass(frozen=True, slots=True)

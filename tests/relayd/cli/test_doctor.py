@@ -17,7 +17,7 @@ from relayd.config import Settings
 from relayd.lineage import KnownLog, Lineage, Term
 from relayd.store.guard import Guard
 from relayd.store.migrate import latest_revision
-from relayd.store.sizes import Replica, Server, Sizes
+from relayd.store.sizes import Limit, Replica, Server, Sizes
 from relayd.store.terms import Reset
 from relayd.store.types import RelaySecrets, StoreUnavailable, UnsafeDatabase
 from relayd.tls import read_certificate, write_dev_certificates
@@ -59,7 +59,7 @@ def store(monkeypatch):
     class Store(FakeStore):
         revision: str | Exception | None = latest_revision()
         serves_us = False
-        server = Server(Sizes(1, 1, connections=5, max_connections=97), (), is_pooled=False)
+        server = Server(Sizes(1, 1, connections=5, max_connections=97), (), (), is_pooled=False)
 
     async def current_revision(url: str) -> str | None:
         if isinstance(Store.revision, Exception):
@@ -126,7 +126,7 @@ async def test_the_embedded_server_is_neither_started_nor_made(tmp_path):
 
 async def test_an_embedded_server_that_runs_is_looked_at_like_any_other(store, tmp_path, monkeypatch):
     monkeypatch.setattr(doctor, "running_server", lambda folder: contextlib.nullcontext(URL))
-    store.server = Server(Sizes(1, 1, connections=90, max_connections=97), (), is_pooled=False)
+    store.server = Server(Sizes(1, 1, connections=90, max_connections=97), (), (), is_pooled=False)
     settings = Settings(data_dir=tmp_path / "data")
     assert (await check(settings, "connections")).verdict is Verdict.WARNING
     assert (await check(settings, "schema")).verdict is Verdict.OK
@@ -208,10 +208,19 @@ async def test_the_server_has_connections_left_and_indexes_that_work(store):
     settings = Settings(database_url=URL, workers=4)
     for name in ("connections", "indexes", "pooler"):
         assert (await check(settings, name)).verdict is Verdict.OK, name
-    store.server = Server(Sizes(1, 1, connections=60, max_connections=97), ("packets_x",), is_pooled=True)
+    store.server = Server(Sizes(1, 1, connections=60, max_connections=97), (), ("packets_x",), is_pooled=True)
     assert (await check(settings, "connections")).verdict is Verdict.WARNING
     assert "packets_x" in (await check(settings, "indexes")).found
     assert (await check(settings, "pooler")).verdict is Verdict.PROBLEM
+
+
+@pytest.mark.parametrize("of", ["role", "database"])
+async def test_the_limit_that_leaves_the_fewest_connections_is_named(store, of):
+    enough, few = Limit("role", 100, 3), Limit(of, 10, 3)
+    store.server = Server(Sizes(1, 1, connections=5, max_connections=97), (enough, few), (), is_pooled=False)
+    found = await check(Settings(database_url=URL), "connections")
+    assert found.verdict is Verdict.WARNING and "3 of 10" in found.found
+    assert f"ALTER {of.upper()}" in found.advice
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from urllib.parse import urlsplit
 
 import pytest
 
@@ -35,6 +36,20 @@ async def test_connections_of_everybody_count_for_a_role_that_may_not_look_into_
     finally:
         for each in others:
             await each.close()
+        await sql.execute(f"DROP ROLE {role}")
+
+
+async def test_limits_of_connections_are_those_of_role_and_database(database, sql):
+    role, name = f"limited_{os.getpid()}", urlsplit(database).path[1:]
+    assert (await read_server(database)).limits == (), "nobody has set one, and superusers have none"
+    await sql.execute(f"CREATE ROLE {role} CONNECTION LIMIT 7")
+    await sql.execute(f"ALTER DATABASE {name} CONNECTION LIMIT 50")
+    try:
+        limits = (await read_server(f"{database}{'&' if '?' in database else '?'}role={role}")).limits
+        assert [(limit.of, limit.most) for limit in limits] == [("role", 7), ("database", 50)]
+        assert limits[1].used >= 2, "the test's connection and the look's own"
+        assert (await read_server(database)).limits == ()
+    finally:
         await sql.execute(f"DROP ROLE {role}")
 
 

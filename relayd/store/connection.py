@@ -30,6 +30,12 @@ _LOST = (
     asyncpg.InvalidCatalogNameError,
 )
 
+_POOLED = (
+    asyncpg.ProtocolViolationError,  # of PgBouncer, about the settings that a session begins with
+    asyncpg.InvalidSQLStatementNameError,  # what was prepared is in another session by now
+    asyncpg.DuplicatePreparedStatementError,  # and what others have prepared is in this one
+)
+
 _VANISHED: Final = {
     "tcp_keepalives_idle": "30",
     "tcp_keepalives_interval": "10",
@@ -92,6 +98,11 @@ def translate_errors() -> Iterator[None]:
         raise StoreUnavailable("the database accepts no writes") from error
     except asyncpg.ClientConfigurationError as error:
         raise StoreError(f"the database URL cannot be used: {_first_line(error)}") from error
+    except _POOLED as error:
+        raise StoreUnavailable(
+            f"the database keeps no session for the relay: {_first_line(error)}; if a pooler is in between,"
+            " connect to PostgreSQL itself"
+        ) from error
     except _LOST as error:
         raise StoreUnavailable(f"the database cannot be reached: {_first_line(error)}") from error
     except asyncpg.InsufficientPrivilegeError as error:

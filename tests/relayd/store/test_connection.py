@@ -245,6 +245,19 @@ async def test_who_waits_for_the_log_sees_what_was_appended_meanwhile(
     await other.close()
 
 
+@pytest.mark.parametrize("statement", ["PREPARE a AS SELECT 1; PREPARE a AS SELECT 1", "EXECUTE a"])
+async def test_a_session_that_is_not_ours_alone_is_told_of_the_pooler(database, statement):
+    ask = await asyncpg.connect(database)
+    with pytest.raises(StoreUnavailable, match="pooler"), translate_errors():
+        await ask.execute(statement)
+    await ask.close()
+
+
+def test_a_pooler_that_knows_none_of_our_settings_is_named():
+    with pytest.raises(StoreUnavailable, match=r"startup parameter: jit; if a pooler"), translate_errors():
+        raise asyncpg.ProtocolViolationError("unsupported startup parameter: jit")
+
+
 async def test_a_role_without_rights_is_told_what_it_needs(database):
     ask = await asyncpg.connect(database)
     await ask.execute("CREATE ROLE relayd_test_bystander")

@@ -29,6 +29,7 @@ _LOCK = 0x72656C617964  # "relayd": the key of the advisory lock under which one
 _LOCK_TIMEOUT = "120s"
 _CONNECT_TIMEOUT = 10.0
 _HAS_0004 = "SELECT to_regclass('moderation') IS NOT NULL"
+_HAS_0005 = "SELECT to_regclass('peers') IS NOT NULL"
 
 
 def upgrade(url: str) -> None:
@@ -82,11 +83,15 @@ def _upgrade(connection: sa.Connection) -> None:
     revision = context.get_current_revision()
     if revision is not None and revision not in known:
         raise UnsafeDatabase(f"the database's schema ({revision}) is newer than this program: upgrade relayd")
-    if revision == "0004" and not connection.exec_driver_sql(_HAS_0004).scalar():
-        # Programs of 22 November 2026 called 0003 so, before there was anything else of that number. Going on
-        # from there would leave out what 0004 makes, and no program would serve the log any more.
-        context.stamp(scripts, "0003")
     config.attributes["connection"] = connection
+    if revision == "0004" and not connection.exec_driver_sql(_HAS_0004).scalar():
+        # Programs of 22 November 2026 called 0003 so, or 0005, before there was anything else of that number.
+        # Going on from there would leave out what 0004 makes, and no program would serve the log any more.
+        has_0005 = connection.exec_driver_sql(_HAS_0005).scalar()
+        context.stamp(scripts, "0003")
+        if has_0005:
+            command.upgrade(config, "0004")
+            context.stamp(scripts, "0005")
     command.upgrade(config, "head")
     served = " ".join(served_revisions(scripts))
     connection.exec_driver_sql(f"COMMENT ON TABLE alembic_version IS '{SERVES}{served}'")

@@ -150,15 +150,20 @@ async def test_a_log_of_revision_0002_keeps_its_places(empty_database):
 
 
 @pytest.mark.req("R-308")
-async def test_a_log_whose_terms_were_numbered_0004_comes_to_the_newest_with_all_its_tables(empty_database):
-    """So they were for an hour of development, before 0004 was what it is."""
+@pytest.mark.parametrize("numbered_so", ["0003", "0005"])
+async def test_a_log_of_another_0004_comes_to_the_newest_with_all_its_tables(empty_database, numbered_so):
+    """Terms were numbered so for an hour of development, and federation for half of one, before 0004 was what
+    it is."""
 
-    def to_0003(connection: sa.Connection) -> None:
+    def to_another(connection: sa.Connection) -> None:
         config = alembic_config()
         config.attributes["connection"] = connection
         command.upgrade(config, "0003")
+        if numbered_so == "0005":
+            command.stamp(config, "0004")
+            command.upgrade(config, "0005")
 
-    await asyncio.to_thread(run_sync, empty_database, to_0003)
+    await asyncio.to_thread(run_sync, empty_database, to_another)
     await execute(empty_database, "UPDATE alembic_version SET version_num = '0004'")
     await migrate(empty_database)
     assert await current_revision(empty_database) == REVISION

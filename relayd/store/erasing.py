@@ -18,7 +18,7 @@ from typing import Any, Final, NamedTuple
 import asyncpg
 from strata.protocol.ids import Signer
 from strata.protocol.keys import IDENTITY_TYPES
-from strata.protocol.tombstones import Tombstone, sign_tombstone
+from strata.protocol.tombstones import Tombstone, sign_tombstone, told_place
 
 from relayd import failpoints
 from relayd.moderation import Act, Kind
@@ -148,9 +148,8 @@ class Eraser:
 
     def _tombstone(self, row: asyncpg.Record, now: int) -> bytes:
         sequence, received_at, packet_id = row
-        name = "0x" + packet_id.hex()
-        tombstone = Tombstone(name, sequence, received_at, now, self._signer.did)
-        return sign_tombstone(tombstone, self._signer)
+        name, at = told_place(packet_id, received_at)
+        return sign_tombstone(Tombstone(name, sequence, at, now, self._signer.did), self._signer)
 
 
 async def _spared(connection: asyncpg.Connection[Any], kind: Kind, subject: str) -> int:

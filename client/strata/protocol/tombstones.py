@@ -16,19 +16,25 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Final
 
+from blake3 import blake3
+
 from strata.protocol import canonical
 from strata.protocol.errors import ErrorCode, IdentityError, InvalidInput
 from strata.protocol.fields import hex_bytes, integer, is_content_id
 from strata.protocol.ids import Signer, public_key_from_did, verify
 
-__all__ = ["Tombstone", "read_tombstone", "sign_tombstone"]
+__all__ = ["Tombstone", "read_tombstone", "sign_tombstone", "told_place"]
 
 _TYPE: Final = "TOMBSTONE"
+_ID_BYTES: Final = 32
 
 
 @dataclass(frozen=True, slots=True)
 class Tombstone:
-    """One erased packet; times in Unix seconds."""
+    """One erased packet; times in Unix seconds.
+
+    Of a damaged row, id and time are as `told_place` has them.
+    """
 
     packet_id: str
     sequence: int
@@ -38,8 +44,21 @@ class Tombstone:
     """The DID of the relay that has erased it."""
 
 
+def told_place(packet_id: bytes, received_at: int) -> tuple[str, int]:
+    """What a tombstone says of a row's id and its time of receipt.
+
+    That is these two. A damaged row may have what no tombstone can bear: for an id that is not 32 bytes long
+    its hash stands, as in a manifest of a lake, and for a time beyond ±(2**53 - 1) the nearest that is not.
+    """
+    if len(packet_id) != _ID_BYTES:
+        packet_id = blake3(packet_id).digest()
+    most = canonical.MAX_SAFE_INTEGER
+    return f"0x{packet_id.hex()}", min(max(received_at, -most), most)
+
+
 def sign_tombstone(tombstone: Tombstone, signer: Signer) -> bytes:
-    """Its canonical form, signed. Raises ValueError where `signer` is not the relay that it names."""
+    """Its canonical form, signed. Raises ValueError where `signer` is not the relay that it names, and
+    `InvalidInput` for a number that canonical form cannot bear (`told_place`)."""
     if signer.did != tombstone.relay_id:
         raise ValueError("a tombstone is signed by the relay that it names")
     members = _members(tombstone)

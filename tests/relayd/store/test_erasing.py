@@ -8,7 +8,7 @@ import asyncpg
 import pytest
 from strata.protocol.ids import Identity
 from strata.protocol.keys import IDENTITY_TYPES
-from strata.protocol.tombstones import read_tombstone
+from strata.protocol.tombstones import read_tombstone, told_place
 
 from relayd import failpoints
 from relayd.failpoints import FailpointRaised
@@ -87,6 +87,24 @@ async def test_packets_are_erased_by_id_and_unknown_ones_change_nothing(store: S
     assert await erase(store, Kind.PACKET, *ids) == Erased(0, 1)
     page = await store.page(LogQuery(), 100, NOW)
     assert len(page.rows) == 8
+
+
+@pytest.mark.parametrize(
+    ("column", "value"),
+    [("received_at", 2**53), ("received_at", -(2**63)), ("packet_id", b""), ("packet_id", bytes(33))],
+)
+async def test_a_damaged_row_is_erased_and_has_a_tombstone_that_holds(
+    store: Store, mixed, sql: asyncpg.Connection, column, value
+):
+    sequence = await sql.fetchval("SELECT sequence FROM packets WHERE packet_id = $1", mixed[2].packet_id)
+    await sql.execute(f"UPDATE packets SET {column} = $1 WHERE sequence = $2", value, sequence)
+    place = await sql.fetchrow("SELECT packet_id, received_at FROM packets WHERE sequence = $1", sequence)
+    assert await erase(store, Kind.AUTHOR, ALICE) == Erased(5, 1)
+    row = await sql.fetchrow("SELECT * FROM packets WHERE sequence = $1", sequence)
+    assert row["body"] == b"" and row[column] == value, "its place is what manifests rest on"
+    text = await sql.fetchval("SELECT body FROM tombstones WHERE sequence = $1", sequence)
+    tombstone = read_tombstone(text)
+    assert (tombstone.packet_id, tombstone.received_at) == told_place(*place)
 
 
 async def test_what_carries_keys_is_never_erased(store: Store, packet):

@@ -8,7 +8,7 @@ import pytest
 from strata.protocol import canonical
 from strata.protocol.errors import InvalidInput
 from strata.protocol.ids import Identity
-from strata.protocol.tombstones import Tombstone, read_tombstone, sign_tombstone
+from strata.protocol.tombstones import Tombstone, read_tombstone, sign_tombstone, told_place
 
 RELAY, OTHER = Identity(bytes(31) + b"r"), Identity(bytes(31) + b"o")
 GONE = Tombstone("0x" + "ab" * 32, 85_899_345_921, 1_790_000_000, 1_790_000_100, RELAY.did)
@@ -71,3 +71,19 @@ def test_a_relay_with_a_name_is_believed_by_a_key_that_is_given():
     assert read_tombstone(raw, named.public_key).relay_id == named.did
     with pytest.raises(InvalidInput):
         read_tombstone(raw)
+
+
+@pytest.mark.parametrize("at", [2**53, 2**63 - 1, -(2**63)])
+@pytest.mark.parametrize("packet_id", [b"", bytes(31), bytes(33), bytes(32)])
+def test_the_place_of_any_row_can_be_told(packet_id: bytes, at: int):
+    name, told_at = told_place(packet_id, at)
+    tombstone = dataclasses.replace(GONE, packet_id=name, received_at=told_at)
+    assert read_tombstone(sign_tombstone(tombstone, RELAY)) == tombstone
+    assert (told_at > 0) is (at > 0) and told_place(packet_id, 7)[0] == name
+
+
+def test_the_place_of_a_sound_row_is_told_as_it_is():
+    assert told_place(bytes.fromhex(GONE.packet_id[2:]), GONE.received_at) == (
+        GONE.packet_id,
+        GONE.received_at,
+    )

@@ -1,7 +1,8 @@
 """`strata-pipeline audit`: verify the lake against its manifests, its authors and the log.
 
 chain        manifests 0, 1, 2, …, each bound to the previous one
-batches      the rows in the files agree with the manifests, by count and digests, and no reader finds others
+batches      the rows in the files agree with the manifests, by count and digests, and no reader finds others;
+             quarantined rows are faulty
 packets      each id recomputed, each signature verified, no packet twice
 erasures     a tombstone of the relay for each row that was taken out since, and nothing left of the row
 log          with a database: the same rows at the same places
@@ -31,11 +32,13 @@ from strata_pipeline.jobs.failures import translate_failures
 from strata_pipeline.lake.checking import Piece, Unit, batches_faults, pieces, places_faults
 from strata_pipeline.lake.faults import About, Fault
 from strata_pipeline.lake.kinds import kind_of
+from strata_pipeline.lake.layout import span_over
 from strata_pipeline.lake.places import AnyLake, open_lake
 from strata_pipeline.lake.stores.shelves import Shelf
 from strata_pipeline.log.database import connect, log_state
 from strata_pipeline.planning import parallelism, planned
 from strata_pipeline.transforms.comparing import differences, doubled
+from strata_pipeline.transforms.put_aside import sound_rows
 from strata_pipeline.transforms.signatures import keys_by_authors
 from strata_pipeline.transforms.verifying import verify_packets
 
@@ -255,6 +258,7 @@ def _faults(rows: Iterator[pa.RecordBatch], shelf: Shelf) -> Iterator[pa.RecordB
                 )
                 if manifests:
                     faults += batches_faults(manifests, packets, quarantine)
+                    faults += sound_rows(quarantine, span_over(manifests))
                 piece = Piece(manifests, work["first"], work["last"])
                 faults += places_faults(Unit(manifests, packets, quarantine), piece)
                 told = [shelf.told(fault, folder)._asdict() for fault in faults]

@@ -7,6 +7,7 @@ import json
 import shutil
 
 import asyncpg
+import pyarrow.parquet as pq
 import pytest
 from strata.protocol.lake import GENESIS, ErasedBatch, LakeError
 from strata_pipeline.cli.app import app
@@ -181,19 +182,45 @@ def test_a_day_of_which_nothing_stays_is_a_day_of_the_lake_like_any_other(spark,
     assert asyncio.run(rows_of(restored)) == asyncio.run(rows_of(url))
 
 
-def test_what_a_damaged_row_holds_of_an_erased_packet_is_told_of(spark, new_log, tmp_path):
-    url = new_log()
-    relay_logs.append(url, made := relay_logs.make_many(4, at=NOON), NOON)
-    relay_logs.append(url, relay_logs.make_many(2, first=9, at=NOON + DAY), NOON + DAY)
-    ids = [f"'\\x{packet.digest.hex()}'" for packet in made]
-    sql(url, f"UPDATE packets SET body = body || ' ' WHERE packet_id IN ({ids[1]}, {ids[2]})")
+def test_of_a_damaged_row_that_was_erased_nothing_is_left_but_its_place(spark, new_log, tmp_path):
+    url, lake, copy = new_log(), tmp_path / "lake", tmp_path / "copy"
+    relay_logs.append(url, made := relay_logs.make_many(8, authors=8, at=NOON), NOON)
+    relay_logs.append(url, late := relay_logs.make_many(2, first=9, at=NOON + DAY), NOON + DAY)
+    ids = [f"packet_id = '\\x{packet.digest.hex()}'" for packet in (*made, *late)]
+    sql(
+        url,
+        f"UPDATE packets SET body = body || ' ' WHERE {ids[1]} OR {ids[2]} OR {ids[8]}",
+        f"UPDATE packets SET content_type = 'SECRET', received_at = {2**60} WHERE {ids[3]}",
+        f"UPDATE packets SET packet_id = substring(packet_id FOR 31) WHERE {ids[4]}",
+        f"UPDATE packets SET received_at = {-(2**63)} WHERE {ids[5]}",
+    )
     relay_logs.erase(url, made[2].packet_id)  # before it is archived: of that the lake has nothing
-    archive(spark, url, tmp_path)
-    relay_logs.erase(url, made[0].packet_id, made[1].packet_id)
-    done = erase(spark, url, tmp_path)
-    assert (done.packets, done.aside) == (1, 1)
-    done = erase(spark, url, tmp_path)
-    assert (done.packets, done.aside) == (0, 1)
+    archive(spark, url, lake, batch_rows=3)
+    copy_lake(lake, copy)
+    tip = Lake.open(lake).tip
+    gone = [made[number] for number in (0, 1, 3, 4, 5)]
+    relay_logs.erase_authors(url, *(packet.author_id for packet in (*gone, late[0])))
+    done = erase(spark, url, lake)
+    assert (done.packets, done.emptied, done.aside, done.days) == (2, 3, 0, 1)
+    assert done.waiting == 1  # of today
+    copy_lake(lake, copy)
+    for place in (lake, copy):
+        there = b"".join(path.read_bytes() for path in place.rglob("*.parquet"))
+        rows = [row for path in place.rglob("*.parquet") for row in pq.read_table(path).to_pylist()]
+        for packet in gone:
+            assert not any(packet.packet_id[2:12] in str(row["body"]) for row in rows)
+            assert packet.author_id.encode() not in there
+        assert b"SECRET" not in there
+        audited = audit(spark, place, url=url)
+        assert (audited.counts, audited.erased) == ({"log: altered": 1}, 5)
+        assert Lake.open(place).tip == tip
+    done = erase(spark, url, lake)
+    assert (done.packets, done.emptied, done.aside, done.days) == (0, 0, 0, 0)
+    restored = new_log()
+    back = restore(spark, restored, lake)
+    assert (back.erased, back.damaged) == (6, 1)
+    stones, known = (asyncio.run(rows_of(one))[2] for one in (restored, url))
+    assert len(stones) == 5 and set(stones) <= set(known)
 
 
 def test_a_day_from_which_all_is_erased_is_not_read_again(

@@ -20,10 +20,14 @@ from strata.protocol.lake import (
 from strata_pipeline.errors import LakeBusy, LogError, PipelineError
 from strata_pipeline.jobs.audit_erasures import check_erasures
 from strata_pipeline.jobs.audited import Audited
-from strata_pipeline.jobs.object_days import Run, erase_from_day
+from strata_pipeline.jobs.copy import copy_lake
+from strata_pipeline.jobs.object_days import Run, erase_from_day, still_there
 from strata_pipeline.jobs.parts import PartDone, PartWork, rewrite_part
+from strata_pipeline.lake.erasing import put_record
+from strata_pipeline.lake.lake import Lake
 from strata_pipeline.lake.object_lake import ObjectLake
 from strata_pipeline.lake.rewrites import DEFAULT_GRACE, sweep_days
+from strata_pipeline.transforms.emptying import read_aside
 
 from tests.support.file_faults import Killed
 from tests.support.object_lakes import (
@@ -166,6 +170,62 @@ def test_an_erasure_leaves_other_parts_as_they_are_and_is_bound_by_its_record(in
         list(lake.erasures.tombstones(record))
 
 
+def test_of_a_row_that_was_put_aside_the_place_is_left_and_the_batch_holds(in_memory):
+    where = next(in_memory)
+    begun(where)
+    tip = ObjectLake.open(where).tip
+    assert compacted(where) and erased(where, *ASIDE) == 1
+    lake = ObjectLake.open(where)
+    assert (lake.tip, rows_apart(where)) == (tip, (SOUND, ASIDE))
+    with lake.at_hand(lake.chain.of_day(DAY), "quarantine") as layout:
+        rows = read_aside(layout.folders_of_day(layout.quarantine, DAY))
+    assert rows["is_erased"].to_pylist() == [True]
+    assert swept(where) == []
+    check_erasures(lake, (), audited := Audited())
+    assert (audited.counts, audited.erased) == ({}, 1)
+    assert erased(where, *ASIDE) == 0
+    # With packets of the same batch, and after one was erased from it.
+    assert erased(where, *GONE) == 2
+    check_erasures(ObjectLake.open(where), (), audited := Audited())
+    assert (audited.counts, audited.erased) == ({}, 3)
+
+
+def test_a_row_put_aside_under_another_id_stays_and_is_told_of(in_memory):
+    where = next(in_memory)
+    begun(where)
+    with ObjectLake.replace(where) as lake:
+        [(one, text)] = tombstones(*ASIDE).values()
+        for other in (
+            dataclasses.replace(one, packet_id="0x" + "ab" * 32),
+            dataclasses.replace(one, received_at=one.received_at + 1),
+        ):
+            assert still_there(lake, DAY, {ASIDE[0]: (other, text)}) == ({}, 1)
+            assert erase_from_day(lake, DAY, {ASIDE[0]: (other, text)}, inline) == (0, 0)
+
+
+def test_a_record_with_more_tombstones_than_rows_were_put_aside_proves_nothing(in_memory, tmp_path):
+    where = next(in_memory)
+    begun(where)
+    assert erased(where, *ASIDE) == 1
+    copy_lake(where, tmp_path)
+    lake = Lake.open(tmp_path)
+    [record] = lake.erasures.records
+    [batch] = record.batches
+    # The same tombstone once more, to give the batch another digest; and one for a packet that stays.
+    stay = b"".join(text + b"\n" for _, text in tombstones(sequence(3)).values())
+    for text in (lake.erasures.text_of(record), stay):
+        forged = lake.erasures.next(DAY, 0, [replace(batch, contents="ab" * 32)], text, emptied=1)
+        put_record(lake, forged, text)
+        lake.erasures.load()
+    liar = lake.erasures.next(DAY, 0, [], stay)  # it says that it takes a packet
+    put_record(lake, liar, stay)
+    lake.erasures.load()
+    check_erasures(lake, (), audited := Audited())
+    told = " ".join(str(one.detail) for one in audited.findings)
+    assert audited.counts == {"erasure: count": 6, "erasure: row": 1}
+    assert told.count("takes 0 packets out of batch") == 3 and "a row that was erased before" in told
+
+
 def test_tombstones_of_another_log_or_of_rows_never_archived_change_nothing(in_memory):
     where = next(in_memory)
     begun(where)
@@ -175,7 +235,7 @@ def test_tombstones_of_another_log_or_of_rows_never_archived_change_nothing(in_m
         with pytest.raises(LogError, match="this is the log of another relay"):
             erase_from_day(lake, DAY, stranger, inline)
         # Removed from the log before it was archived: there is no such row.
-        assert erase_from_day(lake, DAY, tombstones(sequence(99)), inline) == 0
+        assert erase_from_day(lake, DAY, tombstones(sequence(99)), inline) == (0, 0)
     assert swept(where) == [] and rows_apart(where) == (SOUND, ASIDE)
 
 

@@ -27,8 +27,7 @@ from strata_pipeline.reports.page import LakeNote
 from strata_pipeline.reports.site import RelayScore, SiteFigures, render_site
 from strata_pipeline.transforms.emptying import emptied
 
-from tests.support.object_lakes import tombstones
-from tests.support.toy_lakes import DAY, place, write_batch
+from tests.support.toy_lakes import DAY, place, rows_table, write_batch
 
 
 def bucket(seconds: int) -> int:
@@ -258,8 +257,7 @@ def test_relays_are_told_as_they_were_last_and_as_they_were_first():
 
 
 def test_what_an_erasure_leaves_is_not_called_damage():
-    [(tombstone, _)] = tombstones(1).values()
-    [reason] = emptied([tombstone])["reason"].to_pylist()
+    [reason] = emptied(rows_table([1]))["reason"].to_pylist()
     note = LakeNote("ab" * 32, "2026-11-01", "2026-11-01", 1)
     shown = render_site(SiteFigures(note, [figures("2026-11-01", quarantined={reason: 1})], {}))
     assert f"an erasure has left of a packet, which is {reason}" in shown["quarantine.html"]

@@ -139,10 +139,10 @@ def tombstones(*sequences: int) -> Found:
 
 
 def erased(where: str, *sequences: int, day: int = DAY, run: Run = inline) -> int:
-    """Erase packets from a day of a lake; returns how many were still there."""
+    """Erase packets from a day of a lake, and from its quarantine; returns how many were still there."""
     with ObjectLake.replace(where) as lake:
-        found = still_there(lake, day, tombstones(*sequences))
-        return erase_from_day(lake, day, found, run) if found else 0
+        found = still_there(lake, day, tombstones(*sequences)).found
+        return sum(erase_from_day(lake, day, found, run)) if found else 0
 
 
 def named(lake: ObjectLake) -> set[str]:

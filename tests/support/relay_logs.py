@@ -20,7 +20,7 @@ from relayd.moderation import Kind
 from relayd.store import Store
 from relayd.store.erasing import Eraser
 
-__all__ = ["append", "author", "erase", "make", "make_many"]
+__all__ = ["append", "author", "erase", "erase_authors", "make", "make_many"]
 
 RELAY = Identity(bytes(32))
 
@@ -74,6 +74,15 @@ def append(url: str, made: Sequence[Packet], now: int | None = None, *, batch: i
 
 def erase(url: str, *ids: str, now: int = 0) -> None:
     """Erase packets from a relay's log, as its operator does."""
+    _erase(url, Kind.PACKET, ids, now)
+
+
+def erase_authors(url: str, *authors: str, now: int = 0) -> None:
+    """Erase all that these authors have published."""
+    _erase(url, Kind.AUTHOR, authors, now)
+
+
+def _erase(url: str, kind: Kind, subjects: Sequence[str], now: int) -> None:
     eraser = Eraser(url, RELAY)
     at = now or int(time.time())
-    asyncio.run(eraser.erase(Kind.PACKET, ids, reason="asked for", actor="operator", via="test", now=at))
+    asyncio.run(eraser.erase(kind, subjects, reason="asked for", actor="operator", via="test", now=at))

@@ -67,10 +67,15 @@ def erase_command(
 
             done = erase(spark, database_url, lake, patience=patience, grace=grace, progress=progress)
     text = f"erased {done.packets:,} packets from {done.days} days, of {done.tombstones:,} tombstones"
+    if done.emptied:
+        text += f"; emptied {done.emptied:,} rows in quarantine, which were damaged before they were archived"
     if done.waiting:
         text += f"; {done.waiting:,} packets wait: their day is not over, or is being read or written"
     if done.aside:
-        text += f"; {done.aside:,} rows in quarantine, damaged before, still hold some of it"
+        text += (
+            f"; {done.aside:,} rows in quarantine may hold more of it, and stay: their ids or times are not "
+            "those of the tombstones. Archive the relay's log into a new lake to be without them"
+        )
     if done.copies:
         text += f"; look for copies in {', '.join(done.copies)}"
     say(text, json, event="erased", **msgspec.to_builtins(done))

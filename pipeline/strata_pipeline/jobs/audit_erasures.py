@@ -5,13 +5,14 @@ from __future__ import annotations
 import contextlib
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Container, Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
 from strata.protocol.lake import Erasure, Manifest, day_of
-from strata.protocol.tombstones import Tombstone
+from strata.protocol.tombstones import Tombstone, told_place
 
 from strata_pipeline.errors import LakeError
 from strata_pipeline.jobs.audited import Audited, Finding, add_faults
@@ -38,7 +39,6 @@ def check_erasures(lake: AnyLake, relays: Collection[str], audited: Audited) -> 
         add_faults([Fault("erasure", "unreached", why)], audited)
     by_day: dict[int, list[Erasure]] = {}
     for record in lake.erasures.records:
-        audited.erased += record.erased
         by_day.setdefault(record.day, []).append(record)
     for day, records in by_day.items():
         found: list[Finding] = []
@@ -46,26 +46,29 @@ def check_erasures(lake: AnyLake, relays: Collection[str], audited: Audited) -> 
         # Those that this audit is about: only a whole one has read all manifests anyway.
         gained = lake.chain.of_day(day) if day >= day_of(audited.after) else []
         manifests = [one for one in gained if one.up_to > audited.after]
-        held = {one.hash: (one, one.packets) for one in manifests}
+        held = {one.hash: _Held(one, one.packets, one.quarantined) for one in manifests}
         for record in records:
             try:
                 stones = {one.sequence: one for one in lake.erasures.tombstones(record)}
             except LakeError as error:
                 found.append(Finding("erasure", "tombstones", detail=str(error)))
+                audited.erased += record.erased
             else:
+                audited.erased += len(stones)
+                found += _miscounted(record, held, sorted(stones), left)
                 left |= stones
                 found += _foreign(stones.values(), relays, audited)
-                found += _miscounted(record, held, sorted(stones))
-            held |= {one.manifest: (held[one.manifest][0], one.packets) for one in record.batches
-                     if one.manifest in held}  # fmt: skip
+            for batch in record.batches:
+                if batch.manifest in held:
+                    held[batch.manifest].packets = batch.packets
         # A copy brings a record before the batches that it tells of.
         left = {sequence: one for sequence, one in left.items() if sequence <= lake.reached}
         try:
             for row in _rows_at(lake, day, sorted(left)) if left else ():
                 tombstone = left[row["sequence"]]
-                place = row["received_at"], f"0x{(row['packet_id'] or b'').hex()}"
+                place = told_place(row["packet_id"] or b"", row["received_at"] or 0)
                 is_empty = not (row["body"] or row["author_id"] or row["annotation"])
-                if is_empty and place == (tombstone.received_at, tombstone.packet_id):
+                if is_empty and place == (tombstone.packet_id, tombstone.received_at):
                     del left[row["sequence"]]
         except LakeError as error:  # of a bucket's day an object or a listing is lost: a finding by itself
             found.append(Finding("erasure", "unchecked", detail=str(error)))
@@ -85,19 +88,39 @@ def _foreign(stones: Iterable[Tombstone], relays: Collection[str], audited: Audi
             yield Finding("erasure", "foreign", one.sequence, one.packet_id, f"{one.relay_id} has signed it")
 
 
+@dataclass(slots=True)
+class _Held:
+    """A batch, as it was before a record."""
+
+    manifest: Manifest
+    packets: int
+    aside: int
+    """So many rows had been put aside when they were archived, and no record has emptied them."""
+
+
 def _miscounted(
-    record: Erasure, held: Mapping[str, tuple[Manifest, int]], stones: list[int]
+    record: Erasure, held: Mapping[str, _Held], stones: list[int], before: Container[int]
 ) -> Iterator[Finding]:
     """Where a record takes more packets, or fewer, than it has tombstones for, or tells of nothing taken: as
-    a whole, and of the batches `held`, with what they had before."""
-    if record.erased != len(stones):
+    a whole, and of the batches `held`, with what they had before. `before` has the places of tombstones of
+    earlier records.
+
+    A tombstone stands for a packet, or for a row that was put aside when it was archived and is empty now.
+    """
+    told = {one.manifest: one.packets for one in record.batches}
+    whole = sum(one.packets - told.get(name, one.packets) for name, one in held.items())
+    if record.erased > len(stones) or (record.erased != whole and told.keys() <= held.keys()):
         why = f"erasure {record.number} takes {record.erased} packets, and has tombstones for {len(stones)}"
         yield Finding("erasure", "count", detail=why)
-    told = {one.manifest: one.packets for one in record.batches}
-    for name, (manifest, before) in held.items():
-        taken = before - told.get(name, before)
+    for stone in stones:
+        if stone in before:
+            why = f"erasure {record.number} has a tombstone for a row that was erased before"
+            yield Finding("erasure", "count", stone, detail=why)
+    for name, batch in held.items():
+        manifest, taken = batch.manifest, batch.packets - told.get(name, batch.packets)
         there = bisect_right(stones, manifest.up_to) - bisect_right(stones, manifest.after)
-        if taken != there:
+        emptied = there - taken
+        if not 0 <= emptied <= batch.aside or (there and name not in told):
             why = f"erasure {record.number} takes {taken} packets out of {batch_name(manifest)}"
             why += f", and has tombstones for {there}"
             yield Finding("erasure", "count", manifest.up_to, detail=why)
@@ -106,6 +129,7 @@ def _miscounted(
                 f"erasure {record.number} tells anew what {batch_name(manifest)} holds, and takes nothing out"
             )
             yield Finding("erasure", "count", manifest.up_to, detail=why)
+        batch.aside -= max(0, emptied)
 
 
 def _rows_at(lake: AnyLake, day: int, sequences: list[int]) -> Iterator[dict[str, Any]]:

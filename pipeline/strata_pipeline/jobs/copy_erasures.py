@@ -160,7 +160,7 @@ def _bring_to_bucket(lake: AnyLake, copy: ObjectLake, record: Erasure, ahead: di
         # Objects of an earlier run may hold what the lake has erased since.
         if record.day not in ahead:
             ahead[record.day] = _made_ahead(lake, copy, rewrite)
-    erasing = Erasing(record.batches, text, record)
+    erasing = Erasing(record.batches, text, record=record)
     supersede(copy, rewrite, [*parts, *ahead[record.day]], int(time.time()), erasing)
 
 

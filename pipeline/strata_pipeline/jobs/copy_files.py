@@ -101,18 +101,16 @@ def put_files(
 def write_without(
     old: Folders, gone: pa.Table, spans: Sequence[Span], base: Path, target: Path, name: str
 ) -> Folders:
-    """Make the files of a day, which lie below `base`, below `target` without the packets of some rows.
+    """Make the files of a day, which lie below `base`, below `target` without what some rows held.
 
-    `gone` are these rows as they are to be put aside. They come into a file of this `name` for each of the
-    `spans` that has some. Of what is there already nothing is put aside again. A file of packets that changes
-    has a new name, which begins so too: a Delta log takes what has the same name for the same file.
+    `gone` are these rows as they are to be put aside, in place of packets and of rows that lie aside already.
+    They come into a file of this `name` for each of the `spans` that has some. A file that changes has a new
+    name, which begins so too: a Delta log takes what has the same name for the same file.
     """
     taken: list[pa.Array] = []
-    for number, path in enumerate(parquet_files(old.packets)):
+    for number, path in enumerate(parquet_files([*old.packets, *old.quarantine])):
         same = target / path.relative_to(base)
         taken += _write_rest(path, same, same.with_name(f"{name}-{number}.parquet"), gone["sequence"])
-    for path in parquet_files(old.quarantine):
-        _link(path, target / path.relative_to(base))
     aside = gone.filter(pc.is_in(gone["sequence"], value_set=pa.chunked_array(taken, pa.int64())))
     for span in spans:
         rows = rows_in(aside, span)

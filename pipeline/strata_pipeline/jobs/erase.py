@@ -14,22 +14,21 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from itertools import groupby
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.dataset as pads
 import pyarrow.parquet as pq
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 from strata.protocol.errors import InvalidInput
-from strata.protocol.lake import Erasure, Manifest, Span, day_of, day_text, first_of_day, told
+from strata.protocol.lake import Erasure, Manifest, day_of, day_text, told
 from strata.protocol.tombstones import read_tombstone
 
 from strata_pipeline.datasets import Packets
 from strata_pipeline.errors import LakeBusy, LakeError, LogError
 from strata_pipeline.jobs.failures import translate_failures
-from strata_pipeline.jobs.object_days import Found, erase_from_day, still_there
+from strata_pipeline.jobs.object_days import Found, Gone, erase_from_day, still_there
 from strata_pipeline.jobs.parts import PartDone, PartWork, packets_there
 from strata_pipeline.jobs.publishing import publish_rewritten
 from strata_pipeline.jobs.rewriting import rewrite_parts, write_day
@@ -44,10 +43,10 @@ from strata_pipeline.lake.layout import Folders, listed, span_over
 from strata_pipeline.lake.object_lake import ObjectLake
 from strata_pipeline.lake.places import AnyLake
 from strata_pipeline.lake.rewrites import ERASED_GRACE, Grace
+from strata_pipeline.lake.rows import places_at
 from strata_pipeline.lake.stores.schemes import is_object_place
 from strata_pipeline.log.database import connect, read_tombstones
-from strata_pipeline.transforms.emptying import emptied, erased_batches
-from strata_pipeline.transforms.restoring import read_aside
+from strata_pipeline.transforms.emptying import emptied, erased_batches, held_aside
 
 __all__ = ["DEFAULT_GRACE", "ErasedFrom", "erase"]
 
@@ -65,12 +64,15 @@ class ErasedFrom:
     packets: int = 0
     """Packets that are no longer in the lake."""
     waiting: int = 0
-    """Packets that stay for now: their day is not over, or jobs read the lake all the time, or somebody else
-    wrote the day of a bucket anew meanwhile."""
+    """Packets, and rows in quarantine, that stay for now: their day is not over, or jobs read the lake all
+    the time, or somebody else wrote the day of a bucket anew meanwhile."""
     deleted: int = 0
     """In a bucket: objects that this run has deleted, replaced by it or by earlier ones."""
     aside: int = 0
-    """Rows in quarantine that hold what was erased: they were damaged before they were archived, and stay."""
+    """Rows in quarantine at places of tombstones that have another id or time than the tombstone tells:
+    whether they are what was erased cannot be told, and they stay."""
+    emptied: int = 0
+    """Rows in quarantine, damaged before they were archived, of which the place alone is left now."""
     copies: list[str] = field(default_factory=list)
     """Folders in `_aside`, which may hold copies of what was erased; nothing is deleted there."""
 
@@ -102,21 +104,21 @@ def erase(
     done = ErasedFrom()
     with contextlib.closing(connect(url)) as connection, Lake.replace(path) as lake:
         for day, texts in _by_day(lake, read_tombstones(connection, lake.reached), done):
-            asked = _read(texts)
-            found = _still_there(lake, day, asked)
-            done.aside += _held_aside(lake, day, asked)
+            found, aside, others = _still_there(lake, day, _read(texts))
+            done.aside += others
             if not found:
                 continue
-            if not lake.may_grow(day) and _erase_from_day(spark, lake, day, found, patience):
+            if not lake.may_grow(day) and _erase_from_day(spark, lake, day, found, aside, patience):
                 done.days += 1
-                done.packets += len(found)
+                done.packets += len(found) - len(aside)
+                done.emptied += len(aside)
                 if is_published(lake):
                     publish(Lake.open(path), days=[day])
             else:
                 done.waiting += len(found)
             progress(done)
         publish_rewritten(path)
-        done.copies = [str(folder) for folder in listed(lake.aside)] if done.packets else []
+        done.copies = [str(folder) for folder in listed(lake.aside)] if done.days else []
     return done
 
 
@@ -133,22 +135,22 @@ def _erase_from_bucket(
         done.deleted = len(lake.left.deleted)
         finished = set(lake.finished_days())
         for day, texts in _by_day(lake, read_tombstones(connection, lake.reached), done):
-            asked = _read(texts)
-            found = still_there(lake, day, asked)
-            done.aside += _held_aside(lake, day, asked)
+            found, others = still_there(lake, day, _read(texts))
+            done.aside += others
             try:
-                erased = erase_from_day(lake, day, found, run) if found and day in finished else 0
+                gone = erase_from_day(lake, day, found, run) if found and day in finished else Gone()
             except LakeBusy:
                 done.waiting += len(found)
                 continue
-            if erased and is_published(lake):
-                publish(ObjectLake.open(place), days=[day])
-            done.days += erased > 0
-            done.packets += erased
+            done.days += any(gone)
+            done.packets += gone.packets
+            done.emptied += gone.emptied
             done.waiting += 0 if day in finished else len(found)
+            if any(gone) and is_published(lake):
+                publish(ObjectLake.open(place), days=[day])
             progress(done)
         publish_rewritten(place)
-        if done.packets and not grace:
+        if done.days and not grace:
             lake.tidy(kept)
             done.deleted += len(lake.left.deleted)
     return done
@@ -187,25 +189,34 @@ def _read(texts: Sequence[bytes]) -> Found:
     return found
 
 
-def _still_there(lake: Lake, day: int, found: Found) -> Found:
-    """Those tombstones whose packets the files of a day hold."""
-    there = packets_there(lake.day(day).packets, [tombstone for tombstone, _ in found.values()])
-    return {one.sequence: found[one.sequence] for one in there}
+class _There(NamedTuple):
+    """What there is to erase from a day of a disk."""
+
+    found: Found
+    aside: list[int]
+    """The sequences of those that lie in quarantine."""
+    others: int
+    """Rows in quarantine that may or may not be what was erased."""
 
 
-def _held_aside(lake: AnyLake, day: int, found: Found) -> int:
-    """How many of the day's quarantined rows are of these tombstones, and not empty."""
-    with contextlib.suppress(LakeError, *UNREADABLE), lake.quarantine_at_hand(day) as layout:
-        folders = layout.folders_of_day(layout.quarantine, day)
-        rows = read_aside(folders, Span(first_of_day(day), first_of_day(day + 1) - 1))
-        full = rows.filter(pc.invert(rows["is_erased"]))
-        ids = {one.sequence: one.packet_id for one, _ in found.values()}
-        told = zip(full["sequence"].to_pylist(), full["packet_id"].to_pylist(), strict=True)
-        return sum(ids.get(sequence) == f"0x{packet_id.hex()}" for sequence, packet_id in told)
-    return 0  # files that cannot be read are for an audit to tell of
+def _still_there(lake: Lake, day: int, asked: Found) -> _There:
+    """Those tombstones whose packets the files of a day hold, or its quarantined rows."""
+    folders, stones = lake.day(day), [tombstone for tombstone, _ in asked.values()]
+    try:
+        packets = packets_there(folders.packets, stones)
+        held = held_aside(folders.quarantine, stones)
+    except UNREADABLE as error:
+        raise LakeError(
+            f"{day_text(day)} has a file that cannot be read: {error}; the day stays as it is. Run audit, "
+            "and bring the file back from a copy of the lake"
+        ) from None
+    order = sorted(one.sequence for one in (*packets, *held.full))
+    return _There({n: asked[n] for n in order}, [one.sequence for one in held.full], len(held.others))
 
 
-def _erase_from_day(spark: SparkSession, lake: Lake, day: int, found: Found, patience: float) -> bool:
+def _erase_from_day(
+    spark: SparkSession, lake: Lake, day: int, found: Found, aside: Sequence[int], patience: float
+) -> bool:
     """Whether it could be done."""
     manifests = lake.erasures.told(lake.chain.of_day(day))
     if any(one.format == 1 for one in manifests):
@@ -213,10 +224,10 @@ def _erase_from_day(spark: SparkSession, lake: Lake, day: int, found: Found, pat
     old = lake.day(day)
     check_day(day, Unit(manifests, *old))
     files.remove(lake.staged_erasure)
-    new = _write(spark, lake, day, found, manifests)
+    new = _write(spark, lake, old, day, list(found), aside, manifests)
     tombstones = b"".join(text + b"\n" for _, text in found.values())
     batches = erased_batches(manifests, old, new, list(found))
-    record = lake.erasures.next(day, int(time.time()), batches, tombstones)
+    record = lake.erasures.next(day, int(time.time()), batches, tombstones, emptied=len(aside))
     check_day(day, Unit(told(manifests, [record]), *new))
     for folder in (new.packets[0], new.quarantine[0]):
         mark(folder.parent, record.number)
@@ -227,7 +238,15 @@ def _erase_from_day(spark: SparkSession, lake: Lake, day: int, found: Found, pat
     return True
 
 
-def _write(spark: SparkSession, lake: Lake, day: int, found: Found, manifests: Sequence[Manifest]) -> Folders:
+def _write(
+    spark: SparkSession,
+    lake: Lake,
+    old: Folders,
+    day: int,
+    erased: Sequence[int],
+    aside: Sequence[int],
+    manifests: Sequence[Manifest],
+) -> Folders:
     """Write the day's new files: packets as a compaction does, quarantined rows into one file."""
     folder = f"{lake.day_folder(day).name}/batch={span_over(manifests)}"
     packets, quarantine = (
@@ -235,13 +254,16 @@ def _write(spark: SparkSession, lake: Lake, day: int, found: Found, manifests: S
     )
     for one in (packets.parent, quarantine):
         files.make_folder(one)
-    gone = spark.createDataFrame([(sequence,) for sequence in found], "sequence bigint")
+    gone = spark.createDataFrame([(sequence,) for sequence in erased], "sequence bigint")
     with translate_failures(f"erasing from {day_text(day)}"):
         left = Packets.read(spark, lake, [day]).join(F.broadcast(gone), "sequence", "left_anti")
         write_day(left, packets, manifests)
-    rows = emptied([tombstone for tombstone, _ in found.values()])
-    aside = lake.folders_of_day(lake.quarantine, day)
-    kept = [pads.dataset(one, format="parquet").to_table(columns=rows.column_names) for one in aside]
+    rows = emptied(places_at([*old.packets, *old.quarantine], erased))
+    stays = ~pads.field("sequence").isin(pa.array(aside, pa.int64()))
+    kept = [
+        pads.dataset(one, format="parquet").to_table(columns=rows.column_names, filter=stays)
+        for one in old.quarantine
+    ]
     pq.write_table(
         pa.concat_tables([*(one.cast(rows.schema) for one in kept), rows]).sort_by("sequence"),
         quarantine / "part-0.parquet",

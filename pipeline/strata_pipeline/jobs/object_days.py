@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import NamedTuple
 
 from strata.protocol.lake import LakeError, Part, day_text
 from strata.protocol.tombstones import Tombstone
@@ -17,15 +18,32 @@ from strata_pipeline.jobs.parts import PartDone, PartWork, groups_of
 from strata_pipeline.lake.object_generations import batches_of
 from strata_pipeline.lake.object_lake import ObjectLake
 from strata_pipeline.lake.rewrites import give_up
-from strata_pipeline.lake.rows import read_places
 from strata_pipeline.lake.superseding import Erasing, attempting, supersede
+from strata_pipeline.transforms.emptying import held_aside, read_aside
 
-__all__ = ["Found", "Run", "compact_day", "erase_from_day", "still_there"]
+__all__ = ["Asked", "Found", "Gone", "Run", "compact_day", "erase_from_day", "still_there"]
 
 Run = Callable[[ObjectLake, Sequence[PartWork]], list[PartDone]]
 """Does the work of tasks, in whatever order."""
 Found = Mapping[int, tuple[Tombstone, bytes]]
 """Tombstones by sequence, each with its text."""
+
+
+class Gone(NamedTuple):
+    """What an erasure has taken out of a day."""
+
+    packets: int = 0
+    emptied: int = 0
+    """Quarantined rows of which the place alone is left."""
+
+
+class Asked(NamedTuple):
+    """What there is to erase from a day."""
+
+    found: Found
+    """Tombstones whose packets the day may hold, or whose quarantined rows hold something."""
+    others: int
+    """Rows in quarantine at places of tombstones that may or may not be what was erased."""
 
 
 def compact_day(lake: ObjectLake, day: int, run: Run, part_bytes: int) -> tuple[int, int] | None:
@@ -51,22 +69,25 @@ def compact_day(lake: ObjectLake, day: int, run: Run, part_bytes: int) -> tuple[
     return before, after
 
 
-def still_there(lake: ObjectLake, day: int, found: Found) -> Found:
-    """Those tombstones of a day whose rows the lake has neither erased nor put aside before."""
+def still_there(lake: ObjectLake, day: int, found: Found) -> Asked:
+    """Those tombstones of a day whose rows the lake has not erased yet, and did not find erased."""
     records = [record for record in lake.erasures.records if record.day == day]
     gone = {one.sequence for record in records for one in lake.erasures.tombstones(record)}
     left = {sequence: one for sequence, one in found.items() if sequence not in gone}
     order = sorted(left)
     concerned = [one for one in lake.chain.of_day(day) if _between(order, one.after, one.up_to)]
     if not concerned:
-        return {}
+        return Asked({}, 0)
     with lake.at_hand(concerned, "quarantine") as layout:
-        aside = set(read_places(layout.folders_of_day(layout.quarantine, day))["sequence"].to_pylist())
-    return {sequence: one for sequence, one in left.items() if sequence not in aside}
+        folders = layout.folders_of_day(layout.quarantine, day)
+        aside = set(read_aside(folders)["sequence"].to_pylist())
+        held = held_aside(folders, [tombstone for tombstone, _ in left.values()])
+    aside -= {one.sequence for one in held.full}
+    return Asked({n: one for n, one in left.items() if n not in aside}, len(held.others))
 
 
-def erase_from_day(lake: ObjectLake, day: int, found: Found, run: Run) -> int:
-    """Take packets out of a finished day; returns how many were there.
+def erase_from_day(lake: ObjectLake, day: int, found: Found, run: Run) -> Gone:
+    """Take packets out of a finished day, and out of its quarantine; returns how many were there.
 
     Raises as `compact_day`, and `LogError` for tombstones of another log.
     """
@@ -87,11 +108,12 @@ def erase_from_day(lake: ObjectLake, day: int, found: Found, run: Run) -> int:
     erased = sorted(sequence for one in done for sequence in one.erased)
     if not erased:  # they were removed before they were archived
         give_up(lake.store, rewrite)
-        return 0
+        return Gone()
     batches_now = [batch for one in done for batch in one.batches]
-    erasing = Erasing(batches_now, b"".join(found[sequence][1] + b"\n" for sequence in erased))
+    emptied = sum(one.emptied for one in done)
+    erasing = Erasing(batches_now, b"".join(found[sequence][1] + b"\n" for sequence in erased), emptied)
     supersede(lake, rewrite, _with(parts, done), int(time.time()), erasing)
-    return len(erased)
+    return Gone(len(erased) - emptied, emptied)
 
 
 def _joined(group: Sequence[Part]) -> Part:

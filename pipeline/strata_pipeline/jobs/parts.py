@@ -26,7 +26,7 @@ from strata.protocol.lake import (
     StoredObject,
     told,
 )
-from strata.protocol.tombstones import Tombstone
+from strata.protocol.tombstones import Tombstone, told_place
 
 from strata_pipeline.datasets.objects import ARROW, OBJECT_BYTES, put_rows
 from strata_pipeline.errors import LakeError, LogError, StoreError
@@ -35,11 +35,11 @@ from strata_pipeline.lake.checking import Unit
 from strata_pipeline.lake.generations import check_day
 from strata_pipeline.lake.layout import Folders
 from strata_pipeline.lake.object_generations import batches_of
-from strata_pipeline.lake.rows import read_places
+from strata_pipeline.lake.rows import places_at
 from strata_pipeline.lake.stores.objects import ObjectStore
 from strata_pipeline.lake.stores.shelves import Bucket
 from strata_pipeline.schemas import schema
-from strata_pipeline.transforms.emptying import emptied, erased_batches
+from strata_pipeline.transforms.emptying import emptied, erased_batches, held_aside
 
 __all__ = ["PartDone", "PartWork", "groups_of", "packets_there", "rewrite_part"]
 
@@ -67,7 +67,9 @@ class PartDone(msgspec.Struct, frozen=True):
     batches: list[ErasedBatch] = []
     """What batches hold now from which rows were erased."""
     erased: list[int] = []
-    """The sequences of these rows."""
+    """The sequences of these rows, in order."""
+    emptied: int = 0
+    """So many of them had been put aside when they were archived."""
 
 
 def groups_of(parts: Sequence[Part], manifests: Sequence[Manifest], part_bytes: int) -> list[list[Part]]:
@@ -94,7 +96,9 @@ def rewrite_part(store: ObjectStore, work: PartWork) -> PartDone:
     with _brought(shelf, store, work.part.objects) as (old, faults):
         if faults:
             raise LakeError(f"{faults[0]}; the day stays as it is. Bring it back from a copy of the lake")
-        gone = packets_there(old.packets, work.tombstones)
+        packets = packets_there(old.packets, work.tombstones)
+        aside = held_aside(old.quarantine, work.tombstones).full
+        gone = sorted((*packets, *aside), key=lambda one: one.sequence)
         if work.tombstones:
             if not gone:
                 return PartDone(work.part)
@@ -110,7 +114,7 @@ def rewrite_part(store: ObjectStore, work: PartWork) -> PartDone:
             manifests = told(work.manifests, [_preview(batches)])
             check_day(work.part.span.day, Unit(manifests, *new))
     part = Part(after=work.part.after, up_to=work.part.up_to, objects=objects)
-    return PartDone(part, batches, sequences)
+    return PartDone(part, batches, sequences, len(aside))
 
 
 @contextlib.contextmanager
@@ -132,10 +136,8 @@ def packets_there(folders: Sequence[Path], tombstones: Sequence[Tombstone]) -> l
     """
     if not tombstones:
         return []
-    places = read_places(folders)
-    wanted = pa.array([one.sequence for one in tombstones], pa.int64())
-    rows = places.filter(pc.is_in(places["sequence"], value_set=wanted)).select(["sequence", "packet_id"])
-    there = {row["sequence"]: f"0x{row['packet_id'].hex()}" for row in rows.to_pylist()}
+    rows = places_at(folders, [one.sequence for one in tombstones]).to_pylist()
+    there = {row["sequence"]: told_place(row["packet_id"], row["received_at"])[0] for row in rows}
     found = [one for one in tombstones if one.sequence in there]
     for one in found:
         if one.packet_id != there[one.sequence]:
@@ -176,7 +178,10 @@ class _Writer:
                     self._add(folder.name.removeprefix("kind="), stays)
         aside = _rows([path for batch in folders.quarantine for path in sorted(batch.iterdir())], _QUARANTINE)
         if gone:
-            aside = pa.concat_tables([aside, _conformed(emptied(gone), _QUARANTINE)]).sort_by("sequence")
+            stays = aside.filter(pc.invert(pc.is_in(aside["sequence"], value_set=sequences)))
+            places = places_at([*folders.packets, *folders.quarantine], [one.sequence for one in gone])
+            empty = _conformed(emptied(places), _QUARANTINE)
+            aside = pa.concat_tables([stays, empty]).sort_by("sequence")
         for kind in sorted(self._gathered, key=str):
             self._flush("packets", kind)
         self._gathered = {None: [aside]}

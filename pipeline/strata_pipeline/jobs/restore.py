@@ -41,7 +41,8 @@ from strata_pipeline.lake.contents import UNREADABLE
 from strata_pipeline.lake.places import AnyLake, open_lake
 from strata_pipeline.log import restoring
 from strata_pipeline.log.restoring import Head
-from strata_pipeline.transforms.restoring import read_aside, stage_packets, staged_aside
+from strata_pipeline.transforms.emptying import read_aside
+from strata_pipeline.transforms.restoring import stage_packets, staged_aside
 
 __all__ = ["Restored", "restore"]
 

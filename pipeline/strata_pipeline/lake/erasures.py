@@ -55,16 +55,19 @@ class Erasures:
         """The hash of the last record."""
         return self.records[-1].hash if self.records else GENESIS
 
-    def next(self, day: int, written_at: int, batches: list[ErasedBatch], text: bytes) -> Erasure:
+    def next(
+        self, day: int, written_at: int, batches: list[ErasedBatch], text: bytes, *, emptied: int = 0
+    ) -> Erasure:
         """A record that follows the last, of what batches of a day hold now; `text` is the file of its
-        tombstones, a line for each in order of sequence."""
+        tombstones, a line for each in order of sequence, and `emptied` of them are of rows that had been put
+        aside when they were archived."""
         record = Erasure(
             number=len(self.records),
             day=day,
             written_at=written_at,
             batches=batches,
             tombstones=blake3(text).hexdigest(),
-            erased=len(text.splitlines()),
+            erased=len(text.splitlines()) - emptied,
             previous=self.tip,
         )
         return seal_erasure(record)
@@ -86,7 +89,7 @@ class Erasures:
         ]
 
     def erased_from(self, day: int) -> int:
-        """How many packets of a day were erased."""
+        """How many packets of a day were erased, without the rows in quarantine that were emptied."""
         return sum(record.erased for record in self.records if record.day == day)
 
     def tombstones(self, record: Erasure) -> Iterator[Tombstone]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TypeVar
 
@@ -12,7 +12,7 @@ import pyarrow.compute as pc
 import pyarrow.dataset as pads
 from strata.protocol.lake import DAY_SECONDS, RowsDigest, Span, row_bytes
 
-__all__ = ["PLACES", "add_rows", "cut", "digest_of", "read_places", "received_on", "rows_in"]
+__all__ = ["PLACES", "add_rows", "cut", "digest_of", "places_at", "read_places", "received_on", "rows_in"]
 
 PLACES = ("sequence", "received_at", "packet_id", "size")
 _ROW_BYTES = 48
@@ -38,6 +38,12 @@ def read_places(folders: Iterable[Path], span: Span | None = None) -> pa.Table:
     if not tables:
         return _NO_PLACES
     return pa.concat_tables(tables).sort_by("sequence")
+
+
+def places_at(folders: Iterable[Path], sequences: Sequence[int]) -> pa.Table:
+    """The rows of `read_places` that have one of these sequences. Raises as that does."""
+    rows = read_places(folders)
+    return rows.filter(pc.is_in(rows["sequence"], value_set=pa.array(sequences, pa.int64())))
 
 
 def rows_in(rows: _Rows, span: Span) -> _Rows:

@@ -33,6 +33,8 @@ class Erasing(NamedTuple):
     """What these batches hold with it."""
     tombstones: bytes
     """Their texts, a line for each in order of sequence."""
+    emptied: int = 0
+    """So many of them are of rows that had been put aside when they were archived."""
     record: Erasure | None = None
     """The record, where it is that of the lake that is copied."""
 
@@ -108,4 +110,6 @@ def _is_next(lake: ObjectLake, erasing: Erasing | None) -> bool:
 def _record(lake: ObjectLake, rewrite: Rewrite, written_at: int, erasing: Erasing) -> Erasure:
     if erasing.record is not None:
         return erasing.record
-    return lake.erasures.next(rewrite.day, written_at, erasing.batches, erasing.tombstones)
+    return lake.erasures.next(
+        rewrite.day, written_at, erasing.batches, erasing.tombstones, emptied=erasing.emptied
+    )

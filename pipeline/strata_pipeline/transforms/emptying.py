@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import functools
+import operator
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 import pyarrow as pa
 import pyarrow.compute as pc
+import pyarrow.dataset as pads
 from strata.protocol.lake import ErasedBatch, LakeError, Manifest, Span
-from strata.protocol.tombstones import Tombstone
+from strata.protocol.tombstones import Tombstone, told_place
 
 from strata_pipeline.lake.checking import batch_name
 from strata_pipeline.lake.contents import Contents
@@ -17,7 +20,7 @@ from strata_pipeline.lake.layout import Folders, listed, span_over
 from strata_pipeline.lake.rows import cut, read_places
 from strata_pipeline.transforms.checking import check_batch
 
-__all__ = ["DAMAGED", "EMPTY", "emptied", "erased_batches"]
+__all__ = ["DAMAGED", "EMPTY", "HeldAside", "emptied", "erased_batches", "held_aside", "read_aside"]
 
 EMPTY: Final = {
     "timestamp": (0, pa.int64()),
@@ -34,16 +37,72 @@ DAMAGED: Final = b'{"restored":"damaged"}'
 and a restore has kept its place alone."""
 
 
-def emptied(tombstones: Sequence[Tombstone]) -> pa.Table:
-    """Rows as an archive puts them aside that finds them erased already."""
-    columns = {
-        "sequence": pa.array([one.sequence for one in tombstones], pa.int64()),
-        "received_at": pa.array([one.received_at for one in tombstones], pa.int64()),
-        "packet_id": pa.array([bytes.fromhex(one.packet_id[2:]) for one in tombstones], pa.binary()),
-    }
-    columns |= {name: pa.array([value] * len(tombstones), type_) for name, (value, type_) in EMPTY.items()}
+_PLACES: Final = (("sequence", pa.int64()), ("received_at", pa.int64()), ("packet_id", pa.binary()))
+_ASIDE: Final = pa.schema([*_PLACES, *((name, type_) for name, (_, type_) in EMPTY.items())])
+_IS_ERASED: Final = functools.reduce(
+    operator.and_,
+    (
+        pads.field(name).is_null() if value is None else pads.field(name) == pa.scalar(value, type_)
+        for name, (value, type_) in EMPTY.items()
+    ),
+)
+
+
+class HeldAside(NamedTuple):
+    """Tombstones at whose places a quarantined row lies that is not empty."""
+
+    full: list[Tombstone]
+    """It is the erased row: place, time and id are those of the tombstone."""
+    others: list[Tombstone]
+    """It has another id or time: whether it is what was erased cannot be told."""
+
+
+def emptied(places: pa.Table) -> pa.Table:
+    """Rows of `read_places` as an archive puts them aside that finds them erased already.
+
+    Their times and ids are what a manifest binds; a tombstone may not be able to tell them.
+    """
+    columns = {name: places[name].combine_chunks() for name, _ in _PLACES}
+    columns |= {name: pa.array([value] * len(places), type_) for name, (value, type_) in EMPTY.items()}
     checked = check_batch(pa.RecordBatch.from_pydict(columns))
     return pa.Table.from_batches([checked]).drop_columns(["kind"])
+
+
+def read_aside(folders: Sequence[Path], span: Span | None = None) -> pa.Table:
+    """The places and ids of quarantined rows, or of those in a span, in log order, and by `is_erased` whether
+    a relay had left no more of a row.
+
+    `folders` are those of quarantined rows. Raises OSError, ValueError and `pa.ArrowException`.
+    """
+    if not folders:
+        return pa.schema([*_PLACES, ("is_erased", pa.bool_())]).empty_table()
+    within = None
+    if span is not None:
+        within = (pads.field("sequence") > span.after) & (pads.field("sequence") <= span.up_to)
+    columns = {name: pads.field(name) for name, _ in _PLACES} | {"is_erased": _IS_ERASED}
+    found = [
+        # By a schema: an older file may lack a column.
+        pads.dataset(folder, schema=_ASIDE, format="parquet").to_table(columns, filter=within)
+        for folder in folders
+    ]
+    rows = pa.concat_tables(found).sort_by("sequence")
+    place = rows.schema.get_field_index("is_erased")
+    return rows.set_column(place, "is_erased", pc.fill_null(rows["is_erased"], False))
+
+
+def held_aside(folders: Sequence[Path], tombstones: Sequence[Tombstone]) -> HeldAside:
+    """What quarantined rows in these folders hold of what was erased. Raises as `read_aside`."""
+    held = HeldAside([], [])
+    if not tombstones:
+        return held
+    asked = {one.sequence: one for one in tombstones}
+    rows = read_aside(folders)
+    is_asked = pc.is_in(rows["sequence"], value_set=pa.array(list(asked), pa.int64()))
+    for row in rows.filter(pc.and_(is_asked, pc.invert(rows["is_erased"]))).to_pylist():
+        one = asked[row["sequence"]]
+        place = told_place(row["packet_id"] or b"", row["received_at"])
+        (held.full if place == (one.packet_id, one.received_at) else held.others).append(one)
+    return held
 
 
 def erased_batches(

@@ -6,46 +6,28 @@ body, for a lake may be years old. Of quarantined rows only the places go into t
 
 from __future__ import annotations
 
-import functools
-import operator
-from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Iterator, Mapping
 
 import pyarrow as pa
-import pyarrow.compute as pc
-import pyarrow.dataset as pads
 from pyspark.sql import DataFrame
 from strata.protocol.equivalence import EQUIVALENT_TYPES, equivalence_key
-from strata.protocol.lake import Span, string_key
+from strata.protocol.lake import string_key
 from strata.protocol.packets import Packet
-from strata.protocol.tombstones import Tombstone
+from strata.protocol.tombstones import Tombstone, told_place
 
 from strata_pipeline.datasets import Packets
 from strata_pipeline.errors import LakeError
 from strata_pipeline.log.restoring import STAGED, write_staged
 from strata_pipeline.transforms.checking import fault_of
-from strata_pipeline.transforms.emptying import DAMAGED, EMPTY
+from strata_pipeline.transforms.emptying import DAMAGED
 
-__all__ = ["read_aside", "stage_packets", "staged_aside", "staged_batch"]
+__all__ = ["stage_packets", "staged_aside", "staged_batch"]
 
 _CHECKED = ("body", "packet_id", "author_id", "content_type", "timestamp", "expires_at")
 _PLACES = ("sequence", "received_at", "packet_id")
 _UNCHANGED = ("sequence", "received_at", "timestamp", "expires_at", "packet_id", "body", "annotation")
 _RESULT = pa.schema([("sequence", pa.int64()), ("reason", pa.string()), ("detail", pa.string())])
 _RESULT_DDL = "sequence bigint, reason string, detail string"
-_ASIDE = pa.schema(
-    [
-        *(STAGED.field(name) for name in _PLACES),
-        *(pa.field(name, type_) for name, (_, type_) in EMPTY.items()),
-    ]
-)
-_IS_ERASED = functools.reduce(
-    operator.and_,
-    (
-        pads.field(name).is_null() if value is None else pads.field(name) == pa.scalar(value, type_)
-        for name, (value, type_) in EMPTY.items()
-    ),
-)
 
 
 def stage_packets(packets: Packets, url: str, table: str, batch: int) -> DataFrame:
@@ -79,27 +61,6 @@ def staged_batch(rows: pa.RecordBatch, batch: int) -> pa.RecordBatch:
     )
 
 
-def read_aside(folders: Sequence[Path], span: Span) -> pa.Table:
-    """The places and ids of a span's quarantined rows, in log order, and by `is_erased` whether a relay had
-    left no more of a row.
-
-    `folders` are those of quarantined rows.
-    """
-    if not folders:
-        none = {name: pa.array([], STAGED.field(name).type) for name in _PLACES}
-        return pa.table(none | {"is_erased": pa.array([], pa.bool_())})
-    within = (pads.field("sequence") > span.after) & (pads.field("sequence") <= span.up_to)
-    columns = {name: pads.field(name) for name in _PLACES} | {"is_erased": _IS_ERASED}
-    found = [
-        # By a schema: an older file may lack a column.
-        pads.dataset(folder, schema=_ASIDE, format="parquet").to_table(columns, filter=within)
-        for folder in folders
-    ]
-    rows = pa.concat_tables(found).sort_by("sequence")
-    place = rows.schema.get_field_index("is_erased")
-    return rows.set_column(place, "is_erased", pc.fill_null(rows["is_erased"], False))
-
-
 def staged_aside(rows: pa.Table, tombstones: Mapping[int, tuple[Tombstone, bytes]], batch: int) -> pa.Table:
     """Rows of `read_aside` as `STAGED`, empty: one that was erased with its tombstone where there is one, and
     any other with the mark of damage.
@@ -107,10 +68,10 @@ def staged_aside(rows: pa.Table, tombstones: Mapping[int, tuple[Tombstone, bytes
     Raises `LakeError` for a tombstone of another packet.
     """
     at, bodies, marks = [], [], []
-    told = (rows[name].to_pylist() for name in ("sequence", "packet_id", "is_erased"))
-    for place, packet_id, is_erased in zip(*told, strict=True):
+    told = (rows[name].to_pylist() for name in (*_PLACES, "is_erased"))
+    for place, received_at, packet_id, is_erased in zip(*told, strict=True):
         tombstone, text = tombstones.get(place, (None, b"")) if is_erased else (None, b"")
-        if tombstone is not None and tombstone.packet_id != f"0x{packet_id.hex()}":
+        if tombstone is not None and tombstone.packet_id != told_place(packet_id, received_at)[0]:
             raise LakeError(f"the lake's tombstone for {place} is of another packet than its row. Run audit")
         at.append(0 if tombstone is None else tombstone.erased_at)
         bodies.append(text)

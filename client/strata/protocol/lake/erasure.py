@@ -56,7 +56,8 @@ class Erasure(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     tombstones: str
     """BLAKE3-256 of the file of tombstones: each in canonical form, in order of sequence, and a newline."""
     erased: int
-    """How many there are."""
+    """How many packets it takes: one for each tombstone, but for those of rows that had been put aside when
+    they were archived. Of these the place alone is left."""
     previous: str
     """The hash of the record before, `GENESIS` for the first."""
     hash: str = ""

@@ -92,8 +92,9 @@ def erase(
     while no other job of ours reads the lake; when the jobs do not end within `patience` seconds, the day
     waits for the next run, as the day does that is not over. `progress` is called after each day. Old files
     are deleted at once, those that a compaction has kept of the same days included. Raises `LakeError`,
-    `LakeBusy`, `LogError`, `LogUnavailable`. Whenever the job is cut off, each day holds all of its packets,
-    or none of the erased; the next run, or whoever next writes to the lake, finishes what was complete.
+    `LakeBusy`, `LogError`, `LogUnavailable`; what stands in the way of one day alone is raised once the other
+    days are done. Whenever the job is cut off, each day holds all of its packets, or none of the erased; the
+    next run, or whoever next writes to the lake, finishes what was complete.
 
     In a bucket nobody waits. Objects that were replaced stay `grace` seconds for whoever has opened the lake
     before; then the next run, or compact, deletes them, or this run where it is 0. Raises `StoreError`
@@ -101,24 +102,26 @@ def erase(
     """
     if is_object_place(path):
         return _erase_from_bucket(spark, url, str(path), timedelta(seconds=grace), progress)
-    done = ErasedFrom()
+    done, refused = ErasedFrom(), _Refused()
     with contextlib.closing(connect(url)) as connection, Lake.replace(path) as lake:
         for day, texts in _by_day(lake, read_tombstones(connection, lake.reached), done):
-            found, aside, others = _still_there(lake, day, _read(texts))
-            done.aside += others
-            if not found:
-                continue
-            if not lake.may_grow(day) and _erase_from_day(spark, lake, day, found, aside, patience):
-                done.days += 1
-                done.packets += len(found) - len(aside)
-                done.emptied += len(aside)
-                if is_published(lake):
-                    publish(Lake.open(path), days=[day])
-            else:
-                done.waiting += len(found)
-            progress(done)
+            with refused.put_off():
+                found, aside, others = _still_there(lake, day, _read(texts))
+                done.aside += others
+                if not found:
+                    continue
+                if not lake.may_grow(day) and _erase_from_day(spark, lake, day, found, aside, patience):
+                    done.days += 1
+                    done.packets += len(found) - len(aside)
+                    done.emptied += len(aside)
+                    if is_published(lake):
+                        publish(Lake.open(path), days=[day])
+                else:
+                    done.waiting += len(found)
+                progress(done)
         publish_rewritten(path)
         done.copies = [str(folder) for folder in listed(lake.aside)] if done.days else []
+    refused.tell(done)
     return done
 
 
@@ -129,31 +132,59 @@ def _erase_from_bucket(
         with translate_failures("erasing"):
             return rewrite_parts(spark, lake, works)
 
-    done = ErasedFrom()
+    done, refused = ErasedFrom(), _Refused()
     kept = Grace(erased=grace)
     with contextlib.closing(connect(url)) as connection, ObjectLake.replace(place, kept) as lake:
         done.deleted = len(lake.left.deleted)
         finished = set(lake.finished_days())
         for day, texts in _by_day(lake, read_tombstones(connection, lake.reached), done):
-            found, others = still_there(lake, day, _read(texts))
-            done.aside += others
-            try:
-                gone = erase_from_day(lake, day, found, run) if found and day in finished else Gone()
-            except LakeBusy:
-                done.waiting += len(found)
-                continue
-            done.days += any(gone)
-            done.packets += gone.packets
-            done.emptied += gone.emptied
-            done.waiting += 0 if day in finished else len(found)
-            if any(gone) and is_published(lake):
-                publish(ObjectLake.open(place), days=[day])
-            progress(done)
+            with refused.put_off():
+                found, others = still_there(lake, day, _read(texts))
+                done.aside += others
+                try:
+                    gone = erase_from_day(lake, day, found, run) if found and day in finished else Gone()
+                except LakeBusy:
+                    done.waiting += len(found)
+                    continue
+                done.days += any(gone)
+                done.packets += gone.packets
+                done.emptied += gone.emptied
+                done.waiting += 0 if day in finished else len(found)
+                if any(gone) and is_published(lake):
+                    publish(ObjectLake.open(place), days=[day])
+                progress(done)
         publish_rewritten(place)
         if done.days and not grace:
             lake.tidy(kept)
             done.deleted += len(lake.left.deleted)
+    refused.tell(done)
     return done
+
+
+class _Refused:
+    """What stands in the way of some days, told once the other days are done: who must erase is not to wait
+    for a file that is damaged elsewhere."""
+
+    def __init__(self) -> None:
+        self._errors: list[LakeError | LogError] = []
+
+    @contextlib.contextmanager
+    def put_off(self) -> Iterator[None]:
+        """Keep the error of a day."""
+        try:
+            yield
+        except (LakeError, LogError) as error:
+            self._errors.append(error)
+
+    def tell(self, done: ErasedFrom) -> None:
+        """Raise the first, if there is one."""
+        if not self._errors:
+            return
+        first, others = self._errors[0], len(self._errors) - 1
+        text = f"{first}. {others:,} more days were refused" if others else str(first)
+        if done.days:
+            text += f". {done.packets:,} packets were erased from {done.days:,} other days"
+        raise type(first)(text) from first
 
 
 def _by_day(

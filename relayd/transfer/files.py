@@ -143,21 +143,25 @@ async def open_store(settings: Settings) -> AsyncIterator[Store]:
 async def resume_point(path: Path, store: _Log) -> int:
     """The sequence an export into `path` goes on behind, once a torn last line is cut off; 0 for a new file.
 
-    Raises ValueError if the file's last packet is not in this store, so that two logs never mix. Then, and
-    where it is no export at all, the file stays as it is.
+    Lines at the end that name no packet are cut off as well, and come again: those of damaged rows, and of
+    empty ones without a tombstone. Raises ValueError if the file's last packet is not in this store, so that
+    two logs never mix. Then, and where it is no export at all, the file stays as it is.
     """
-    last_line, end = _last_whole_line(path)
-    after = 0
-    if last_line is not None:
-        try:
-            last = _DECODER.decode(last_line)
-            packet_id = _erased_id(last) or Packet.read(last.packet).digest
-        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError, InvalidInput):
-            raise ValueError(f"{path}: its last line is not one of an export") from None
-        place = (await store.find([packet_id])).get(packet_id)
-        if place is None:
-            raise ValueError(f"{path}: its last packet is not in this database; export into another file")
-        after = place[0]
+    after = end = 0
+    is_export = _is_empty_or_begun(path)
+    for line, up_to in _whole_lines(path):
+        packet_id = _name_of(line)
+        if packet_id is not None:
+            place = (await store.find([packet_id])).get(packet_id)
+            if place is None:
+                raise ValueError(f"{path}: its last packet is not in this database; export into another file")
+            after, end, is_export = place[0], up_to, True
+            break
+        is_export = line.startswith(_NAMELESS)
+        if not line.startswith(_BEGINNINGS):
+            break
+    if not is_export:
+        raise ValueError(f"{path}: its last line is not one of an export")
     with contextlib.suppress(FileNotFoundError):
         os.truncate(path, end)
     return after
@@ -233,32 +237,44 @@ def _line_of(entry: LogEntry, tombstone: bytes) -> bytes:
     return b'{"packet":%b,"received_at":%d%b}\n' % (entry.packet.body, entry.received_at, found)
 
 
-def _last_whole_line(path: Path) -> tuple[bytes | None, int]:
-    """The last whole line that names a packet, None for no line, and where it ends.
-
-    What follows may be torn, or tells of empty rows without a name: an export comes to these again. Raises
-    ValueError for a file that is no export, as far as a file without any newline tells.
-    """
+def _is_empty_or_begun(path: Path) -> bool:
+    """Whether a file is not there, or has nothing, or the beginning of an export's first line."""
     try:
         with path.open("rb") as file:
-            size, window = file.seek(0, os.SEEK_END), 2 * _MAX_LINE_BYTES
-            while True:
-                start = max(0, size - window)
-                file.seek(start)
-                tail = file.read()
-                begin = end = whole = tail.rfind(b"\n") + 1
-                while end and tail.startswith(_NAMELESS, begin := tail.rfind(b"\n", 0, end - 1) + 1):
-                    end = begin
-                if begin or not start or end == whole:
-                    break
-                window *= 2  # it may begin within the line before those without a name
+            first = file.readline(max(map(len, _BEGINNINGS)))
+            is_short = file.seek(0, os.SEEK_END) <= _MAX_LINE_BYTES
     except FileNotFoundError:
-        return None, 0
-    if end:
-        return tail[begin : end - 1], start + end
-    if not whole and (start or not any(begins.startswith(tail[: len(begins)]) for begins in _BEGINNINGS)):
-        raise ValueError(f"{path} is no export")
-    return None, 0
+        return True
+    return not first or (is_short and any(begins.startswith(first[: len(begins)]) for begins in _BEGINNINGS))
+
+
+def _whole_lines(path: Path) -> Iterator[tuple[bytes, int]]:
+    """The whole lines of a file from the last to the first, each with the place where it ends; none of a file
+    that is not there."""
+    with contextlib.suppress(FileNotFoundError), path.open("rb") as file:
+        start, tail = file.seek(0, os.SEEK_END), b""
+        stop = 0
+        while True:
+            begin = tail.rfind(b"\n", 0, max(0, stop - 1)) + 1
+            if not begin and start:
+                step = min(start, 2 * _MAX_LINE_BYTES)
+                start = file.seek(start - step)
+                tail = file.read(step) + tail[:stop]
+                stop = stop + step if stop else tail.rfind(b"\n") + 1
+                continue
+            if not stop:
+                return
+            yield tail[begin : stop - 1], start + stop
+            stop = begin
+
+
+def _name_of(line: bytes) -> bytes | None:
+    """The id of the packet that a line of an export tells of; None where it names none."""
+    try:
+        exported = _DECODER.decode(line)
+        return _erased_id(exported) or Packet.read(exported.packet).digest
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError, InvalidInput):
+        return None
 
 
 def _lines(source: BinaryIO) -> Iterator[_Line]:

@@ -378,6 +378,27 @@ async def test_an_export_goes_on_before_empty_rows_that_no_tombstone_names(
     assert path.read_bytes() == b""
 
 
+@pytest.mark.parametrize("most", [4 * 2**20, 100])
+async def test_an_export_goes_on_before_rows_that_are_damaged(identity, tmp_path, monkeypatch, most):
+    data, store, path = exported(identity, 9), MemoryStore(), tmp_path / "log.jsonl"
+    await bring_in(store, data)
+    monkeypatch.setattr(files, "_MAX_LINE_BYTES", most)
+    sound = data.splitlines(keepends=True)[:4]
+    damaged = [
+        b'{"packet":{"version":1},"received_at":7}\n',
+        b'{"packet":\xff\x00,"received_at":7}\n',
+        b'{"tombstone":null,"received_at":7}\n',
+    ]
+    path.write_bytes(b"".join([*sound, *damaged, *damaged, damaged[1][:9]]))
+    assert await resume_point(path, store) == 4
+    assert path.read_bytes() == b"".join(sound)
+    # Where no line names a packet, nobody knows whose file it is.
+    path.write_bytes(damaged[0] * 3)
+    with pytest.raises(ValueError, match="not one of an export"):
+        await resume_point(path, store)
+    assert path.read_bytes() == damaged[0] * 3
+
+
 async def test_two_logs_never_mix_in_one_file(identity, tmp_path):
     path, store = tmp_path / "log.jsonl", MemoryStore()
     assert await resume_point(path, store) == 0

@@ -1,8 +1,8 @@
 import assert from "node:assert/strict";
-import { mkdtemp, readdir, readFile, rm, stat, utimes, writeFile } from "node:fs/promises";
+import { type FileHandle, mkdtemp, open, readdir, readFile, rm, stat, utimes, writeFile } from "node:fs/promises";
 import { tmpdir } from "node:os";
 import { join } from "node:path";
-import { after, test } from "node:test";
+import { after, test, type TestContext } from "node:test";
 
 import { addressOf, build, Closed, Identity, memoryOutbox, MissingCapability, type OutboxStore, RequestRefused } from "../src/client/index.js";
 import { MAX_OUTBOX_PACKETS, Outbox, type OutboxNews, type Published, RequestTimeout, type Send } from "../src/client/index.js";
@@ -396,6 +396,51 @@ for (const [what, text] of [
     assert.equal(await readFile(join(place, `${name}.damaged`), "utf8"), text);
   });
 }
+
+/** Whatever flushes a folder fails from now on, once it has done what `before` does. */
+async function failingFlushes(context: TestContext, before: () => Promise<void> = async () => undefined): Promise<void> {
+  const some = await open(tmpdir(), "r");
+  const handles = Object.getPrototypeOf(some) as FileHandle;
+  await some.close();
+  const sync = handles.sync;
+  context.mock.method(handles, "sync", async function (this: FileHandle) {
+    if (!(await this.stat()).isDirectory()) return sync.call(this);
+    await before();
+    throw new Error("EIO");
+  });
+}
+
+test("a packet that is not added, for its name cannot be flushed, is not sent either", async (context) => {
+  const place = await folder();
+  const store = fileOutbox(place);
+  const sent: string[] = [];
+  const outbox = new Outbox(store, async ({ packetId }) => {
+    sent.push(packetId);
+    return published(packetId);
+  });
+  let again: Promise<unknown> | undefined;
+  await failingFlushes(context, async () => {
+    again ??= assert.rejects(store.add(entries[0] as never), { name: "OutboxError" });
+    assert.deepEqual(await store.list(), [], "nobody is to send what may not stay");
+  });
+  outbox.start();
+  await assert.rejects(outbox.add(packets[0] as never), { name: "OutboxError", message: /cannot be written/ });
+  await again;
+  assert.deepEqual([await readdir(place), await outbox.list(), sent], [[], [], []]);
+  context.mock.restoreAll();
+  await (await outbox.add(packets[0] as never)).sent;
+  assert.deepEqual(sent, [packets[0]?.packetId]);
+  await outbox.stop(CLOSED);
+});
+
+test("a refusal that is written counts, though its folder cannot be flushed", async (context) => {
+  const store = fileOutbox(await folder());
+  await store.add(entries[0] as never);
+  await failingFlushes(context);
+  const refusal = { code: "blocked_author", reason: "no" };
+  await assert.rejects(store.refuse(entries[0]?.packetId as string, refusal), { name: "OutboxError" });
+  assert.deepEqual((await store.list())[0]?.refusal, refusal);
+});
 
 test("pins are kept in the form of Python's, and never replaced", async () => {
   const path = join(await folder(), "deep", "pins.json");

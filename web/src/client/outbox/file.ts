@@ -20,11 +20,14 @@ const POLL_MS = 1_000;
  * What it leaves of the other name goes with the next program. `list` rejects with `OutboxError` for a file that a disk
  * has damaged, once: it is renamed then, and the others are sent.
  * Several programs may share the folder: each sends what waits, which is harmless, for a relay keeps a packet once.
+ * `add` shows this program a packet only once its name is flushed too, and takes the file away again where that fails;
+ * another program may have sent it by then.
  */
 export function fileOutbox(folder: string): OutboxStore {
   let last = 0;
   let isTidy = false;
   const known = new Map<string, StoredEntry>();
+  const adding = new Map<string, Promise<void>>();
 
   async function names(): Promise<string[]> {
     await mkdir(folder, { recursive: true, mode: 0o700 });
@@ -49,8 +52,27 @@ export function fileOutbox(folder: string): OutboxStore {
       await rm(temporary, { force: true });
       throw new OutboxError(`the outbox cannot be written: ${String(error)}`);
     }
-    await flushed(folder, "r"); // the name itself
-    known.set(name, entry);
+    known.set(name, entry); // whether or not the flush proves it durable, the file says this now
+    try {
+      await flushed(folder, "r"); // the name itself
+    } catch (error) {
+      throw new OutboxError(`the outbox cannot be written: ${String(error)}`);
+    }
+  }
+
+  async function add(entry: StoredEntry): Promise<void> {
+    const present = await names();
+    if (present.some((name) => NAME.exec(name)?.[2] === entry.packetId.slice(2))) return;
+    const highest = Number(present.at(-1)?.slice(0, 16) ?? 0);
+    last = Math.max(highest, last) + 1;
+    const name = `${String(last).padStart(16, "0")}-${entry.packetId.slice(2)}.json`;
+    try {
+      await write(name, entry);
+    } catch (error) {
+      known.delete(name);
+      await rm(join(folder, name), { force: true });
+      throw error;
+    }
   }
 
   /** What is no packet is said once, and does not keep the others from being sent. */
@@ -66,16 +88,19 @@ export function fileOutbox(folder: string): OutboxStore {
   }
 
   return {
-    async add(entry) {
-      const present = await names();
-      if (present.some((name) => NAME.exec(name)?.[2] === entry.packetId.slice(2))) return;
-      const highest = Number(present.at(-1)?.slice(0, 16) ?? 0);
-      last = Math.max(highest, last) + 1;
-      await write(`${String(last).padStart(16, "0")}-${entry.packetId.slice(2)}.json`, entry);
+    add(entry) {
+      // Whoever adds the same packet meanwhile is told the same: it may not stay.
+      let added = adding.get(entry.packetId);
+      if (added === undefined) {
+        added = add(entry).finally(() => adding.delete(entry.packetId));
+        adding.set(entry.packetId, added);
+      }
+      return added;
     },
     count: async () => (await names()).length,
     async list() {
-      const present = await names();
+      const unproven = new Set([...adding.keys()].map((packetId) => packetId.slice(2)));
+      const present = (await names()).filter((name) => !unproven.has(NAME.exec(name)?.[2] ?? ""));
       for (const name of known.keys()) if (!present.includes(name)) known.delete(name);
       const entries: StoredEntry[] = [];
       for (const name of present) {

@@ -6,7 +6,10 @@ import io
 import os
 import sys
 
-__all__ = ["forget_stdout", "open_standard_streams"]
+__all__ = ["BROKEN_PIPE", "forget_stdout", "open_standard_streams"]
+
+BROKEN_PIPE = 141
+"""The exit code of a program whose reader has gone: that of SIGPIPE in a shell."""
 
 _STREAMS = (("stdin", "r"), ("stdout", "w"), ("stderr", "w"))
 

@@ -16,7 +16,7 @@ import typer
 from typer.main import get_command
 
 from strata.protocol.interrupts import EndsAtOnce
-from strata.protocol.streams import forget_stdout, open_standard_streams
+from strata.protocol.streams import BROKEN_PIPE, forget_stdout, open_standard_streams
 from strata.tools.cli import contexts, moderate, relays
 from strata.tools.cli import identity as identities
 from strata.tools.cli.options import (
@@ -490,6 +490,12 @@ def main() -> None:
         command = get_command(app)
     try:
         command(prog_name="strata")
+    except SystemExit as ended:
+        # The library of the command line tells a reader that has gone away by 1, as any error.
+        if not isinstance(ended.__context__, BrokenPipeError):
+            raise
+        forget_stdout()
+        sys.exit(BROKEN_PIPE)
     except OSError as error:  # a full disk below stdout: what else may fail, the commands tell themselves
         from strata.tools.cli import output
 

@@ -28,6 +28,8 @@ Line = tuple[int, Mapping[str, object] | ValueError]
 """The number of a line of input, and its content or the error in it."""
 Running = asyncio.Queue[tuple[int, asyncio.Task[Published | StrataError]] | None]
 """Publishes in progress, by line and in their order; None ends them."""
+_ALONE = 0
+"""In the place of a line's number: the packet comes from the command line."""
 
 
 def keygen(path: Path, *, as_json: bool) -> None:
@@ -57,7 +59,7 @@ def publish(
         try:
             contents = _one(content_of(content, type))
         except ValueError as error:
-            output.misuse(str(error))
+            output.misuse(f"--content: {error}")
     run(_publish(target, contents, type=type, timeout=timeout, as_json=as_json))
 
 
@@ -109,7 +111,11 @@ def get(target: Target, packet_id: str, *, timeout: float, as_json: bool) -> Non
 
 
 async def _one(content: Mapping[str, object]) -> AsyncIterator[Line]:
-    yield 1, content
+    yield _ALONE, content
+
+
+def _where(number: int) -> str:
+    return "" if number == _ALONE else f"line {number}: "
 
 
 async def _from_stdin(type: str, progress: output.ProgressBar) -> AsyncIterator[Line]:
@@ -151,7 +157,7 @@ async def _publish(
                 reporter = tasks.create_task(_report(running, as_json=as_json), name="strata-report")
                 async for number, content in contents:
                     if isinstance(content, ValueError):
-                        output.note(f"error: line {number}: {content}")
+                        output.note(f"error: {_where(number)}{content}")
                         unreadable += 1
                     else:
                         attempt = tasks.create_task(_attempt(relay, content, timeout), name="strata-publish")
@@ -179,7 +185,7 @@ async def _report(running: Running, *, as_json: bool) -> int:
         if isinstance(result, ConnectionFailed | Closed):
             raise result
         if isinstance(result, StrataError):
-            output.note(f"error: line {number}: {result}")
+            output.note(f"error: {_where(number)}{result}")
             failed += 1
         elif as_json:
             output.write_record(

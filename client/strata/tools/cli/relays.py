@@ -101,6 +101,8 @@ def export(scores: ScoresOption = DEFAULT_SCORES) -> None:
         with ScoreFile(expanded(scores)) as file:
             for observation in file.observations(since=0.0):
                 output.write_record(msgspec.to_builtins(observation))
+    except BrokenPipeError:
+        raise  # whoever read stdout has gone, and is not told
     except OSError as error:
         output.fail(str(error))
 

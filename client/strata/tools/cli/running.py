@@ -8,13 +8,12 @@ from collections.abc import Coroutine
 import typer
 
 from strata.protocol.errors import RequestRefused, Retry, StrataError
-from strata.protocol.streams import forget_stdout
+from strata.protocol.streams import BROKEN_PIPE, forget_stdout
 from strata.tools.cli import output
 
 __all__ = ["run"]
 
 _INTERRUPTED = 130
-_BROKEN_PIPE = 141
 
 
 def run(work: Coroutine[object, object, int]) -> None:
@@ -25,7 +24,7 @@ def run(work: Coroutine[object, object, int]) -> None:
         code = _INTERRUPTED
     except BrokenPipeError:
         forget_stdout()
-        code = _BROKEN_PIPE
+        code = BROKEN_PIPE
     except (StrataError, ValueError, OSError) as error:
         output.fail(f"{error}{_advice(error)}")
     raise typer.Exit(code)

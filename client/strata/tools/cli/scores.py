@@ -145,6 +145,8 @@ def _opened(path: Path) -> Iterator[ScoreFile]:
     try:
         with ScoreFile(path) as file:
             yield file
+    except BrokenPipeError:
+        raise  # whoever read stdout has gone, and is not told
     except OSError as error:
         output.fail(str(error))
 

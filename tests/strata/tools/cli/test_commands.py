@@ -8,6 +8,7 @@ import os
 import signal
 import stat
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,9 @@ import strata
 from msgspec.structs import replace
 from strata.protocol import wire
 from strata.protocol.packets import Packet
+from strata.relays.conduct import Aspect
+from strata.relays.pool.reputation import Observation
+from strata.relays.pool.score_file import ScoreFile
 from strata.tools.cli.arguments import content_of, content_of_line, moment
 from strata.tools.cli.output import harmless, note, write_line
 from strata.tools.cli.position import PositionFile, SavedPosition
@@ -245,6 +249,33 @@ async def test_a_reader_that_goes_away_is_no_error(run, extended, make):
     await extended.append(make(0))
     _, err = await process.communicate()
     assert (process.returncode, err) == (141, b"")
+
+
+@pytest.mark.parametrize(
+    "command",
+    [["notice"], ["--help"], ["relays", "list"], ["relays", "export"], ["conformance", "--list"]],
+    ids=" ".join,
+)
+async def test_a_reader_that_goes_away_is_none_to_a_command_without_a_relay_either(run, tmp_path, command):
+    scores = tmp_path / "scores.db"
+    with ScoreFile(scores) as file:
+        file.add("ws://127.0.0.1:1/", 0)
+        file.write([Observation("ws://127.0.0.1:1/", time.time(), Aspect.PING, good=1)], [], time.time())
+    read, write = os.pipe()
+    os.close(read)
+    options = ["--scores", scores] if command[0] == "relays" else []
+    process = await run.start(*command, *options, stdout=write)
+    os.close(write)
+    _, err = await process.communicate()
+    assert (process.returncode, err) == (141, b"")
+
+
+async def test_a_problem_names_a_line_only_where_there_are_lines(run, extended):
+    await run.keygen()
+    code, _, err = await run("publish", "--text", "\udc80")
+    assert code == 1 and err.startswith("error: a string holds a lone surrogate")
+    code, _, err = await run("publish", "--content", "{bad")
+    assert code == 2 and err.startswith("error: --content: the content is not JSON")
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="no full device here")

@@ -319,10 +319,13 @@ def build(
 
     What is None is left out (R-015). Media without a header get the minimal one (R-034). `extra` adds
     further top-level members. Raises `InvalidPacket` for what a relay would refuse, a bad schema or a
-    canonical size above `max_bytes` (R-124), and `ValueError` if `extra` names a member written here, or
-    the header claims an origin and has no `client_attestation` (R-230: `provenance.attest` adds it),
-    unless `allow_unattested`: relays serve such a packet as one of unknown origin.
+    canonical size above `max_bytes` (R-124), `TypeError` for content that is no mapping, and `ValueError` if
+    `extra` names a member written here, or the header claims an origin and has no `client_attestation`
+    (R-230: `provenance.attest` adds it), unless `allow_unattested`: relays serve such a packet as one of
+    unknown origin.
     """
+    if not isinstance(content, Mapping):
+        raise TypeError(f'content must be a mapping, as {{"type": "POST"}}, not {type(content).__name__}')
     packet: dict[str, object] = dict(extra or {})
     if clash := packet.keys() & _BUILT_MEMBERS:
         raise ValueError(f"extra cannot set {', '.join(sorted(clash))}")

@@ -117,9 +117,14 @@ class Core:
         self._follow_authentication(now)
         return undecided
 
-    def publish(self, packet_id: str, canonical: bytes, *, timeout: float, now: float) -> Handle:
-        """Begin to publish a packet given by its canonical bytes; it ends with one `PublishSettled`."""
-        return self._publishing.add(packet_id, canonical, timeout=timeout, now=now)
+    def publish(
+        self, packet_id: str, canonical: bytes, *, timeout: float, now: float, given: float | None = None
+    ) -> Handle:
+        """Begin to publish a packet given by its canonical bytes; it ends with one `PublishSettled`.
+
+        `timeout` is the time that is left, `given` what there was in all, if some has gone.
+        """
+        return self._publishing.add(packet_id, canonical, timeout=timeout, now=now, given=given)
 
     def cancel_publish(self, handle: Handle) -> None:
         """Forget a publish. If it was sent, the relay may store the packet all the same."""

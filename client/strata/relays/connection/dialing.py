@@ -24,7 +24,17 @@ from strata.relays.connection.options import Options
 from strata.relays.connection.values import Announced
 from strata.relays.connection.websocket import open_websocket
 
-__all__ = ["check_url", "describe", "dial", "hang_up", "may_retry", "shown", "tls_context"]
+__all__ = [
+    "check_tls",
+    "check_url",
+    "describe",
+    "dial",
+    "hang_up",
+    "is_relay_url",
+    "may_retry",
+    "shown",
+    "tls_context",
+]
 
 _PASSING_STATUSES = frozenset({408, 425, 429, 500, 502, 503, 504})
 # RFC 6455 §7.4.1. These say that the two ends disagree about the protocol or that the relay will not have us:
@@ -32,16 +42,26 @@ _PASSING_STATUSES = frozenset({408, 425, 429, 500, 502, 503, 504})
 _FINAL_CLOSE_CODES = frozenset({1002, 1003, 1007, 1008, 1009, 1010})
 
 
-def check_url(url: str) -> None:
-    """Raise `ConnectionFailed` for what is no ws or wss URL."""
+def is_relay_url(url: str) -> bool:
+    """Whether it is a ws or wss URL."""
     try:
         parts = urlsplit(url)
-        usable = parts.scheme in ("ws", "wss") and bool(parts.hostname) and not parts.fragment
         _ = parts.port
     except ValueError:
-        usable = False
-    if not usable:
+        return False
+    return parts.scheme in ("ws", "wss") and bool(parts.hostname) and not parts.fragment
+
+
+def check_url(url: str) -> None:
+    """Raise `ConnectionFailed` for what is no ws or wss URL."""
+    if not is_relay_url(url):
         raise ConnectionFailed("not a relay URL; one looks like ws://127.0.0.1:7447/strata")
+
+
+def check_tls(ssl: object) -> None:
+    """Raise `TypeError` for what is neither a TLS context nor None."""
+    if ssl is not None and not isinstance(ssl, ssl_module.SSLContext):
+        raise TypeError(f"ssl must be an ssl.SSLContext, not {type(ssl).__name__}")
 
 
 def tls_context(url: str, ssl: ssl_module.SSLContext | None) -> ssl_module.SSLContext | None:
@@ -140,7 +160,10 @@ def describe(error: Exception, url: str) -> ConnectionFailed:
 
 def shown(url: str) -> str:
     """The URL without the user name, password and query it may carry: fit for logs and errors."""
-    parts = urlsplit(url)
+    try:
+        parts = urlsplit(url)
+    except ValueError:
+        return "what is no URL"
     return urlunsplit((parts.scheme, parts.netloc.rpartition("@")[2], parts.path, "", ""))
 
 

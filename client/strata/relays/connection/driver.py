@@ -26,7 +26,7 @@ from strata.relays.connection.publishing import Handle, PublishSettled
 from strata.relays.connection.stream import Phase, Stream
 from strata.relays.connection.values import Announced, Authenticated, Published, Query, Statistics
 
-__all__ = ["Driver"]
+__all__ = ["Driver", "check_loop"]
 
 _log = logging.getLogger("strata.relay")
 
@@ -38,6 +38,23 @@ _GOING_AWAY: Final = 1001
 def _said_goodbye(ended: Exception) -> bool:
     closed = ended.rcvd if isinstance(ended, ConnectionClosed) else None
     return closed is not None and closed.code == _GOING_AWAY
+
+
+def check_loop(loop: asyncio.AbstractEventLoop, what: str) -> None:
+    """Raise `RuntimeError` in another thread, or on another event loop, than `what` was opened on.
+
+    A call from there would change what both use, and wait for ever or stop the other one.
+    """
+    try:
+        running = asyncio.get_running_loop()
+    except RuntimeError:
+        running = None
+    # A loop that stands still is that of a program that runs it step by step.
+    if running is not loop and (running is not None or loop.is_running()):
+        raise RuntimeError(
+            f"{what} belongs to the event loop that it was opened on: open one of your own here, or call by "
+            "asyncio.run_coroutine_threadsafe"
+        )
 
 
 class _Step:
@@ -135,6 +152,7 @@ class Driver:
 
     def stop(self, reason: StrataError) -> None:
         """End every publish and subscription with `reason`, and let go of the socket. Idempotent."""
+        self.check_loop()
         self._fail(reason)
         self._first.set()  # a task that is cancelled before its first step runs no `finally`
         if self._runner is not None:
@@ -143,7 +161,8 @@ class Driver:
     async def stopped(self) -> None:
         """Wait until nothing is left: at most `close_timeout` and a second or two."""
         if self._runner is not None:
-            await asyncio.wait([self._runner])
+            if not self._runner.done():  # one that is may be of a loop that is closed
+                await asyncio.wait([self._runner])
             if self._pinning is not None:
                 await asyncio.wait([self._pinning], timeout=1)
             if not self._runner.cancelled():
@@ -155,6 +174,12 @@ class Driver:
             raise self.failure
         if self._runner is None:
             raise RuntimeError("the relay connection is not open: use `async with`")
+        self.check_loop()
+
+    def check_loop(self) -> None:
+        """Raise `RuntimeError` on another event loop than that of the connection: nothing would wake it."""
+        if self._runner is not None and not self._runner.done():
+            check_loop(self.loop, "the relay connection")
 
     # What a program asks for.
 
@@ -179,15 +204,19 @@ class Driver:
         finally:
             self._authentications.discard(decided)
 
-    async def publish(self, packet: Packet, deadline: float) -> Published:
+    async def publish(self, packet: Packet, deadline: float, timeout: float) -> Published:
         """Publish a packet by `deadline` on the loop's clock. Raises why that failed.
+
+        `timeout` is the time that the caller gave; some of it may have gone already.
 
         Cancelling forgets the publish; the relay may store the packet all the same.
         """
         answered: asyncio.Future[Published] = self.loop.create_future()
         with self.step as core:
             now = self.loop.time()
-            handle = core.publish(packet.packet_id, packet.canonical, timeout=deadline - now, now=now)
+            handle = core.publish(
+                packet.packet_id, packet.canonical, timeout=deadline - now, now=now, given=timeout
+            )
             self._publishes[handle] = answered
         try:
             return await answered
@@ -253,7 +282,12 @@ class Driver:
             failure = error
             _log.info("%s: giving up: %s", shown(self._url), error)
         finally:
-            self._fail(failure or ConnectionFailed("the connection's task has ended"))
+            self._fail(
+                failure
+                or ConnectionFailed(
+                    "the connection was cancelled, as asyncio.run does when it ends; open a new one"
+                )
+            )
             self._first.set()
             self._changed()
             statistics = self._core.statistics

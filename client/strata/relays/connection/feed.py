@@ -35,6 +35,10 @@ class Feed:
         """Behind what has arrived; None where the relay has given no cursor."""
         return self._stream.position
 
+    def check_loop(self) -> None:
+        """Raise `RuntimeError` on another event loop than that of the connection."""
+        self._driver.check_loop()
+
     def take(self) -> QueuedEvent | LogReset | None:
         """The next event or word of a reset, or None. The caller owes a call of `taken` for it."""
         return self._stream.take()

@@ -8,14 +8,17 @@ import math
 from dataclasses import dataclass, fields
 from typing import Literal
 
+from strata.relays.arguments import check_options
+
 __all__ = ["Options"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
-    """How a relay connection behaves. All times are seconds, all sizes bytes; None means "no limit".
+    """How a relay connection behaves. All times are seconds, all sizes bytes; None means "no limit", as
+    `math.inf` does.
 
-    Raises `ValueError` on construction if a value cannot work.
+    Raises `ValueError` on construction if a value cannot work, and `TypeError` for one of another type.
     """
 
     connect_timeout: float = 10.0
@@ -91,13 +94,13 @@ class Options:
 
     def __post_init__(self) -> None:
         if self.authenticate not in ("never", "when_needed", "always"):
-            raise ValueError("authenticate must be never, when_needed or always")
+            raise ValueError(f"authenticate must be never, when_needed or always, not {self.authenticate!r}")
         for field in fields(self):
-            value = getattr(self, field.name)
-            if isinstance(value, bool) or not isinstance(value, int | float):
-                continue
-            if not value > 0 or math.isnan(value):
-                raise ValueError(f"{field.name} must be positive, not {value}")
+            if field.type == "float" and getattr(self, field.name) is None:
+                object.__setattr__(self, field.name, math.inf)
+        check_options(self)
+        if isinstance(self.capabilities, str):
+            raise TypeError(f"capabilities must be a tuple of strings, as ({self.capabilities!r},)")
         if self.backoff_cap < self.backoff_base:
             raise ValueError("backoff_cap must not be below backoff_base")
         if self.page_events > self.queue_events:

@@ -99,12 +99,16 @@ class Publishing:
     def __len__(self) -> int:
         return len(self._pending)
 
-    def add(self, packet_id: str, canonical: bytes, *, timeout: float, now: float) -> Handle:
+    def add(
+        self, packet_id: str, canonical: bytes, *, timeout: float, now: float, given: float | None = None
+    ) -> Handle:
         """Begin to publish a packet given by its canonical bytes; it is sent once a connection is there."""
         self._last += 1
         handle = Handle(f"p{self._last}")
         frame = wire.encode(wire.Publish(packet=Raw(canonical), client_msg_id=handle))
-        pending = self._pending[handle] = _Pending(packet_id, frame, timeout, now + timeout)
+        pending = self._pending[handle] = _Pending(
+            packet_id, frame, timeout if given is None else given, now + timeout
+        )
         self._statistics.publishes += 1
         self._wake_by(pending.deadline)
         if self._connected:

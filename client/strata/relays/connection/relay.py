@@ -16,7 +16,8 @@ from strata.protocol.errors import Closed, ErrorCode, InvalidPacket, RequestTime
 from strata.protocol.ids import Signer
 from strata.protocol.keys import IDENTITY_TYPES
 from strata.protocol.packets import Packet
-from strata.relays.connection.dialing import shown
+from strata.relays.arguments import check_connecting, check_packet, check_text, check_timeout, texts
+from strata.relays.connection.dialing import check_tls, shown
 from strata.relays.connection.driver import Driver
 from strata.relays.connection.feed import Feed
 from strata.relays.connection.http_packets import fetch_packet
@@ -35,7 +36,6 @@ from strata.relays.connection.values import (
     Query,
     Statistics,
     SubscribeOptions,
-    as_tuple,
 )
 
 __all__ = ["PacketRelay"]
@@ -73,7 +73,11 @@ class PacketRelay:
         met: MutableMapping[str, str] | None = None,
         changed: Callable[[], None] = lambda: None,
     ) -> None:
-        options = options or Options()
+        check_connecting(url, identity)
+        check_tls(ssl)
+        options = Options() if options is None else options
+        if not isinstance(options, Options):
+            raise TypeError(f"options must be Options(…), not {type(options).__name__}")
         if identity is None and options.authenticate == "always":
             raise ValueError("authenticate='always' needs an identity: connect(url, identity=...)")
         self._url = url
@@ -156,6 +160,7 @@ class PacketRelay:
         identity, `Closed`, `ConnectionFailed`.
         """
         self._driver.check_open()
+        check_timeout(timeout)
         if self._identity is None or self._options.authenticate == "never":
             raise ValueError("authenticating needs an identity, and options that allow it")
         return await self._driver.authenticate(self._options.connect_timeout if timeout is None else timeout)
@@ -184,6 +189,8 @@ class PacketRelay:
         packet may be stored or not; publishing the same packet again is safe, for a relay keeps it once.
         """
         self._driver.check_open()
+        check_packet(packet)
+        check_timeout(timeout)
         timeout = self._options.publish_timeout if timeout is None else timeout
         deadline = self._driver.loop.time() + timeout
         if self._slots.locked():
@@ -195,14 +202,14 @@ class PacketRelay:
         else:
             await self._slots.acquire()  # does not suspend
         try:
-            published = await self._publish(packet, deadline)
+            published = await self._publish(packet, deadline, timeout)
         finally:
             self._slots.release()
         if on_stored is not None:
             on_stored()
         return published
 
-    async def _publish(self, packet: Packet, deadline: float) -> Published:
+    async def _publish(self, packet: Packet, deadline: float, timeout: float) -> Published:
         self._driver.check_open()
         announced = self._driver.announced
         limit = None if announced is None else announced.max_packet_bytes
@@ -212,7 +219,7 @@ class PacketRelay:
                 f"the packet has {packet.size_bytes} bytes, the relay takes {limit}",
                 max_bytes=limit,
             )
-        return await self._driver.publish(packet, deadline)
+        return await self._driver.publish(packet, deadline, timeout)
 
     async def post(
         self, content: Mapping[str, object], *, expires_at: int | None = None, timeout: float | None = None
@@ -237,6 +244,8 @@ class PacketRelay:
         """
         self._driver.check_open()
         on_log_reset = options.pop("on_log_reset", None)
+        if on_log_reset is not None and not callable(on_log_reset):
+            raise TypeError(f"on_log_reset must be a function of a LogReset, not {on_log_reset!r}")
         query = Query.of(options)
         return Subscription(Feed(self._driver, query, self._keys), self._inspector(query), on_log_reset)
 
@@ -264,6 +273,8 @@ class PacketRelay:
         Raises `RequestTimeout` after `timeout` seconds (default `Options.history_timeout`), and what
         iterating a subscription raises.
         """
+        check_text("packet_id", packet_id, may_be_none=False)
+        check_timeout(timeout)
         timeout = self._options.history_timeout if timeout is None else timeout
         try:
             async with asyncio.timeout(timeout):
@@ -284,7 +295,7 @@ class PacketRelay:
         By the shortest way it announces: the filter by id, HTTP, else reading its history since then, newest
         first, until all have turned up (C-285). Raises what iterating a subscription raises, `OSError`.
         """
-        wanted = as_tuple(packet_ids)
+        wanted = texts("packet_ids", packet_ids)
         extensions = frozenset() if self.announced is None else self.announced.extensions
         if not wanted:
             return

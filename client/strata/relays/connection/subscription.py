@@ -67,6 +67,7 @@ class Subscription:
         """
         if self._receiving:
             raise RuntimeError("another task is already receiving from this subscription")
+        self._feed.check_loop()
         self._receiving = True
         try:
             return await self._next()

@@ -11,6 +11,7 @@ from typing import Any, Literal, Self, TypedDict
 from strata.protocol import wire
 from strata.protocol.fields import is_content_id
 from strata.protocol.packets import DEFAULT_MAX_PACKET_AGE_SECONDS, MAX_FUTURE_SECONDS, Packet
+from strata.relays.arguments import check_authors, check_text, check_whole, texts
 
 __all__ = [
     "RESUME_MARGIN_SECONDS",
@@ -159,7 +160,8 @@ class Query:
     `since` and `until` are about the packet's own timestamp, `received_since` and `received_until` about the
     relay's; `until` bounds history alone (A-042).
 
-    Raises `ValueError` on construction for a query that no relay could serve.
+    Raises `ValueError` on construction for a query that no relay could serve, and `TypeError` for a member of
+    another type.
     """
 
     authors: tuple[str, ...] = ()
@@ -180,14 +182,26 @@ class Query:
     """For relays that replicate: what kind of packets they ask for (RFC-0007 §6.2)."""
 
     @classmethod
-    def of(cls, options: PacketSelection) -> Self:
-        """The query that keyword options ask for. Raises `TypeError` for an option that does not exist."""
+    def of(cls, options: PacketSelection, known: type = SubscribeOptions) -> Self:
+        """The query that keyword options ask for. Raises `TypeError` for an option that `known` has not."""
         members: dict[str, Any] = {**options}
+        unknown = members.keys() - known.__annotations__.keys()
+        if unknown:
+            raise TypeError(f"there is no option {min(unknown)!r}; {known.__name__} has them all")
         for name in ("authors", "types", "packet_ids"):
-            members[name] = as_tuple(members.get(name, ()))
+            members[name] = texts(name, members.get(name, ()))
         return cls(**members)
 
     def __post_init__(self) -> None:
+        for name in ("since", "until", "received_since", "received_until", "cursor_fallback_since"):
+            check_whole(name, getattr(self, name), "Unix seconds")
+        check_whole("limit", self.limit, "a number of packets")
+        check_text("cursor", self.cursor)
+        check_authors(self.authors)
+        if not isinstance(self.live, bool):
+            raise TypeError(f"live must be True or False, not {self.live!r}")
+        if self.order not in ("asc", "desc"):
+            raise ValueError(f"order must be asc or desc, not {self.order!r}")
         if self.limit is not None and self.limit < 1:
             raise ValueError("limit must be at least 1")
         if self.live and (self.limit is not None or self.until is not None or self.order != "asc"):
@@ -196,7 +210,7 @@ class Query:
             raise ValueError("limit, until and descending order are for queries that end: pass live=False")
         for packet_id in self.packet_ids:
             if not is_content_id(packet_id):
-                raise ValueError(f"not a packet id: {packet_id!r}")
+                raise ValueError(f"not a packet id: {packet_id!r}; one is 0x and 64 hex digits in lower case")
 
     def filters(
         self, announced: Announced, *, cursor: str | None, since: int | None, limit: int | None
@@ -243,11 +257,6 @@ class Query:
             and (by_receipt or self.received_since is None or received_at >= self.received_since)
             and (self.received_until is None or received_at <= self.received_until)
         )
-
-
-def as_tuple(values: Iterable[str] | str) -> tuple[str, ...]:
-    """The values of a filter; a lone string means itself, not its letters."""
-    return (values,) if isinstance(values, str) else tuple(dict.fromkeys(values))
 
 
 @dataclass(slots=True)

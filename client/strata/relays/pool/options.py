@@ -4,10 +4,10 @@
 
 from __future__ import annotations
 
-import math
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from pathlib import Path
 
+from strata.relays.arguments import check_options
 from strata.relays.connection.options import Options
 from strata.relays.pool.profiles import Profile
 
@@ -18,7 +18,7 @@ __all__ = ["PoolOptions"]
 class PoolOptions:
     """How a pool behaves. All times are seconds; None switches a check off (C-279).
 
-    Raises `ValueError` on construction if a value cannot work.
+    Raises `ValueError` on construction if a value cannot work, and `TypeError` for one of another type.
     """
 
     relay: Options = field(default_factory=Options)
@@ -91,13 +91,11 @@ class PoolOptions:
     """The SQLite file that keeps what is known about relays; None keeps it for the pool's life alone."""
 
     def __post_init__(self) -> None:
-        for option in fields(self):
-            value = getattr(self, option.name)
-            if isinstance(value, bool) or not isinstance(value, int | float):
-                continue
-            least = 0 if option.name in ("hold_back", "overlap") else math.ulp(0.0)
-            if not value >= least:
-                raise ValueError(f"{option.name} must be positive, not {value}")
+        if not isinstance(self.relay, Options):
+            raise TypeError(f"relay must be Options, not {type(self.relay).__name__}")
+        if self.scores is not None and not isinstance(self.scores, Path):
+            raise TypeError(f"scores must be a Path or None, not {self.scores!r}")
+        check_options(self, may_be_zero=("hold_back", "overlap"))
         if self.confirmations > self.copies:
             raise ValueError("confirmations must not exceed copies")
         if self.connections < max(self.copies, self.readers):

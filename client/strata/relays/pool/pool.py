@@ -17,12 +17,14 @@ from strata.protocol import packets
 from strata.protocol.errors import Closed, ConnectionFailed, RequestTimeout, StrataError
 from strata.protocol.ids import Signer
 from strata.protocol.packets import Packet
+from strata.relays.arguments import check_connecting, check_packet, check_text, check_timeout, texts
 from strata.relays.bootstrap import KnownRelay
-from strata.relays.connection.dialing import shown
+from strata.relays.connection.dialing import check_tls, check_url, is_relay_url, shown
+from strata.relays.connection.driver import check_loop
 from strata.relays.connection.keyring import Anchors
 from strata.relays.connection.pins import address_of
 from strata.relays.connection.relay import PacketRelay
-from strata.relays.connection.values import Delivery, Query, SubscribeOptions, as_tuple
+from strata.relays.connection.values import Delivery, Query, SubscribeOptions
 from strata.relays.pool.checks import Checks
 from strata.relays.pool.link import MakeRelay, PoolRelay
 from strata.relays.pool.options import PoolOptions
@@ -38,6 +40,7 @@ from strata.relays.pool.values import (
     PoolSubscribeOptions,
     Position,
     RelayView,
+    check_positions,
 )
 
 __all__ = ["PacketPool"]
@@ -76,13 +79,25 @@ class PacketPool:
         wall: Callable[[], float] = time.time,
         random: Callable[[], float] = random.random,
     ) -> None:
-        options = options or PoolOptions()
+        options = PoolOptions() if options is None else options
+        if not isinstance(options, PoolOptions):
+            raise TypeError(
+                f"options must be PoolOptions(…), not {type(options).__name__}: those of each connection are "
+                "PoolOptions(relay=…)"
+            )
         each = options.relay
         if options.profile is not Profile.STANDARD:
             options = replace(options, connections=max(options.connections, _SHIELDED_CONNECTIONS))
             if each.authenticate == "always":
                 each = replace(each, authenticate="when_needed")  # R-405
+        if isinstance(relays, str):
+            relays = [relays]  # itself, not its letters
+        if not isinstance(relays, Iterable):
+            raise TypeError(f"relays must be URLs of relays in a list, not {relays!r}")
         known = [KnownRelay(relay) if isinstance(relay, str) else relay for relay in relays]
+        check_tls(ssl)
+        for relay in known:
+            check_connecting(getattr(relay, "url", relay), identity)
         relay_ids = {relay.url: relay.relay_id for relay in known if relay.relay_id is not None}
         met = {relay_id: address_of(url) for url, relay_id in relay_ids.items()}
 
@@ -103,7 +118,7 @@ class PacketPool:
         self._wall = wall
         self._random = random
         self._relays = Relays(
-            as_tuple(relay.url for relay in known),
+            dict.fromkeys(relay.url for relay in known),
             options,
             make=make or connection,
             came=self._relay_came,
@@ -131,6 +146,8 @@ class PacketPool:
             raise RuntimeError("a pool can be opened once")
         if not self._relays.urls:
             raise ConnectionFailed("a pool needs the URL of at least one relay")
+        if not any(map(is_relay_url, self._relays.urls)):
+            check_url(self._relays.urls[0])  # which says what a URL is
         self._is_opened = True
         self._loop = asyncio.get_running_loop()
         try:
@@ -166,10 +183,12 @@ class PacketPool:
         Publishes and subscriptions still waiting raise `Closed`; copies in the background are given up. Takes
         as long as the slowest relay's closing, `Options.close_timeout` and a second at most.
         """
+        self._check_loop()
         self._fail(Closed("the pool was closed"))
         if self._runner is not None:
-            self._runner.cancel()
-            await asyncio.wait([self._runner])
+            if not self._runner.done():  # one that is may be of a loop that is closed
+                self._runner.cancel()
+                await asyncio.wait([self._runner])
             self._relays.close_scores()  # a task that is cancelled before its first step runs no `finally`
             if not self._runner.cancelled():
                 self._runner.result()  # a fault of ours must not pass unseen
@@ -207,6 +226,8 @@ class PacketPool:
         publishing the same packet again is safe.
         """
         self._check_open()
+        check_packet(packet)
+        check_timeout(timeout)
         timeout = self._options.publish_timeout if timeout is None else timeout
         return await self._publisher.publish(packet, timeout, on_stored)
 
@@ -233,7 +254,8 @@ class PacketPool:
         """
         self._check_open()
         positions = options.pop("positions", None) or {}
-        query = Query.of(options)
+        check_positions(positions)
+        query = Query.of(options, PoolSubscribeOptions)
         # A packet asked for by id cannot be hidden among others.
         coarse = self._relays.profile.coarse_filters and not query.packet_ids
         reading = Reading(
@@ -268,11 +290,13 @@ class PacketPool:
         seconds (default `Options.history_timeout`) do not have it and others did not answer, `Closed`.
         """
         self._check_open()
+        check_text("packet_id", packet_id, may_be_none=False)
+        check_timeout(timeout)
         timeout = self._options.relay.history_timeout if timeout is None else timeout
         asked = self._connections()
         query: SubscribeOptions = {
             "packet_ids": packet_id,
-            "authors": as_tuple(authors),
+            "authors": texts("authors", authors),
             "since": since,
             "until": until,
             "limit": 1,
@@ -317,7 +341,7 @@ class PacketPool:
         answer, raises what the last one raised; `ConnectionFailed` if no relay is connected; and `Closed`.
         """
         self._check_open()
-        wanted = dict.fromkeys(as_tuple(packet_ids))
+        wanted = dict.fromkeys(texts("packet_ids", packet_ids))
         answered, failure = False, None
         for relay in self._connections():
             if not wanted:
@@ -448,7 +472,9 @@ class PacketPool:
                 self._relays.spawn(self._relays.write_scores(), "strata-pool-scores")
                 await self._keep_house()
         finally:
-            self._fail(ConnectionFailed("the pool's task has ended"))
+            self._fail(
+                ConnectionFailed("the pool was cancelled, as asyncio.run does when it ends; open a new one")
+            )
 
     async def _keep_house(self) -> None:
         while True:
@@ -493,3 +519,8 @@ class PacketPool:
         self._check_failure()
         if self._runner is None:
             raise RuntimeError("the pool is not open: use `async with`")
+        self._check_loop()
+
+    def _check_loop(self) -> None:
+        if self._runner is not None and not self._runner.done():
+            check_loop(self._loop, "the pool")

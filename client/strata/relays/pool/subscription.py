@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from types import MappingProxyType, TracebackType
 from typing import Self
 
+from strata.relays.connection.driver import check_loop
 from strata.relays.connection.values import Delivery, Query
 from strata.relays.pool.reading import Reading
 from strata.relays.pool.values import Position
@@ -70,6 +71,8 @@ class PoolSubscription:
         """
         if self._receiving:
             raise RuntimeError("another task is already receiving from this subscription")
+        if not self._reading.has_ended:
+            check_loop(self._loop, "the pool")
         self._receiving = True
         reading = self._reading
         try:

@@ -19,6 +19,7 @@ __all__ = [
     "PoolSubscribeOptions",
     "Position",
     "RelayView",
+    "check_positions",
 ]
 
 
@@ -56,6 +57,12 @@ class Position:
     """The last cursor handed on; None for a relay that gives none."""
     received_at: int
     """When that relay received the last packet of its own handed on, in Unix seconds."""
+
+
+def check_positions(positions: object) -> None:
+    """Raise `TypeError` for what are no positions."""
+    if not isinstance(positions, Mapping) or not all(isinstance(one, Position) for one in positions.values()):
+        raise TypeError("positions must be a mapping from URLs to Position, as PoolSubscription.positions is")
 
 
 class PoolFetchOptions(PacketSelection, total=False):

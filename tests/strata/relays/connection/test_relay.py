@@ -555,3 +555,48 @@ async def test_cancelling_open_anywhere_leaves_nothing(fake):
             await asyncio.wait(ours)
         assert not [task for task in asyncio.all_tasks() if task.get_name().startswith("strata")]
     await fake.abandoned.wait()
+
+
+# Event loops.
+
+
+@pytest.mark.parametrize("open_one", [connect, lambda url: strata.connect_pool([url])])
+async def test_another_threads_calls_are_refused_and_change_nothing(fake, make, open_one):
+    async with open_one(fake.url) as relay:
+        subscription = relay.subscribe(types=["POST"])
+
+        def elsewhere(call):
+            async def run():
+                return await call()
+
+            with pytest.raises(RuntimeError, match="belongs to the event loop"):
+                asyncio.run(run())
+
+        def without_a_loop():
+            with pytest.raises(RuntimeError, match="belongs to the event loop"):
+                relay.subscribe()
+
+        for call in (lambda: relay.publish(make(1)), lambda: anext(subscription), relay.close):
+            await asyncio.to_thread(elsewhere, call)
+        await asyncio.to_thread(without_a_loop)
+        await relay.publish(make(2))
+        assert await take(subscription, 1) == [make(2)]
+
+
+@pytest.mark.parametrize("open_one", [connect, lambda url: strata.connect_pool([url])])
+async def test_what_outlives_its_loop_says_so_and_closes(fake, make, open_one):
+    async def opened():
+        return await open_one(fake.url).open()
+
+    async def refused(relay):
+        with pytest.raises(strata.ConnectionFailed, match=r"as asyncio.run does"):
+            await relay.publish(make(1))
+        await relay.close()
+
+    relay = await asyncio.to_thread(asyncio.run, opened())
+    await refused(relay)
+
+
+async def test_text_that_is_no_url_can_be_asked_about():
+    with pytest.raises(strata.ConnectionFailed, match="not a relay URL"):
+        await connect("ws://[::1").open()

@@ -1,0 +1,118 @@
+"""Judging what a program passes: an error names the argument and says what belongs there.
+
+Types are checked where a wrong one would be found late, elsewhere or never: a time as a float, a lone string
+where several belong, an option as text. `ValueError` is for values, `TypeError` for types.
+"""
+
+# Core: no I/O, no clock, no randomness (held by tests/test_layout.py).
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Iterable
+from dataclasses import fields
+from typing import Any, cast
+
+from strata.protocol import ids
+from strata.protocol.packets import Packet
+
+__all__ = [
+    "check_authors",
+    "check_connecting",
+    "check_options",
+    "check_packet",
+    "check_text",
+    "check_timeout",
+    "check_whole",
+    "texts",
+]
+
+_OPTIONS: dict[str, tuple[str, tuple[type, ...]]] = {
+    "bool": ("True or False", (bool,)),
+    "float": ("a number", (int, float)),
+    "float | None": ("a number or None", (int, float, type(None))),
+    "int": ("a whole number", (int,)),
+    "str | None": ("a string or None", (str, type(None))),
+}
+"""What an option's annotation asks for, in words and in types; others are told by whoever uses them."""
+
+
+def texts(name: str, values: object) -> tuple[str, ...]:
+    """The strings of an argument, each once; a lone string means itself, not its letters."""
+    if isinstance(values, str):
+        return (values,)
+    if isinstance(values, bytes) or not isinstance(values, Iterable):
+        raise TypeError(f"{name} must be a string, or several in a list, not {_shown(values)}")
+    several = tuple(dict.fromkeys(values))
+    for value in several:
+        if not isinstance(value, str):
+            raise TypeError(f"{name} must be strings, and one of them is {_shown(value)}")
+    return several
+
+
+def check_authors(authors: Iterable[str]) -> None:
+    """Raise `ValueError` for an author that no packet can have."""
+    for author in authors:
+        if not ids.is_did(author):
+            raise ValueError(f"authors must be DIDs, as did:strata:z6Mk…, not {_shown(author)}")
+
+
+def check_connecting(url: object, identity: object) -> None:
+    """Raise `TypeError` for what no connection can be made with. Opening tells whether the URL is one."""
+    if not isinstance(url, str):
+        raise TypeError(f"url must be a string, as ws://127.0.0.1:7447/strata, not {_shown(url)}")
+    if identity is not None and not (hasattr(identity, "did") and hasattr(identity, "sign")):
+        raise TypeError(f"identity must be an Identity, as of Identity.load(path), not {_shown(identity)}")
+
+
+def check_packet(packet: object) -> None:
+    """Raise `TypeError` for what is no packet."""
+    if not isinstance(packet, Packet):
+        raise TypeError(
+            f"packet must be a Packet, not {type(packet).__name__}: `post` signs content, and `Packet.read` "
+            "reads bytes"
+        )
+
+
+def check_timeout(timeout: object) -> None:
+    """Raise for a timeout that is neither None nor a number of seconds; one that is past is a short one."""
+    if timeout is not None and (isinstance(timeout, bool) or not isinstance(timeout, int | float)):
+        raise TypeError(f"timeout must be a number of seconds, not {_shown(timeout)}")
+    if isinstance(timeout, float) and math.isnan(timeout):
+        raise ValueError("timeout must be a number of seconds, not NaN")
+
+
+def check_whole(name: str, value: int | None, what: str) -> None:
+    """Raise `TypeError` for an argument that is neither a whole number nor None."""
+    if value is not None and type(value) is not int:
+        hint = ": use int(…)" if isinstance(value, float) else ""
+        raise TypeError(f"{name} must be {what} as a whole number, not {_shown(value)}{hint}")
+
+
+def check_text(name: str, value: object, *, may_be_none: bool = True) -> None:
+    """Raise `TypeError` for an argument that is not a string, nor None where it may be."""
+    if not isinstance(value, str) and (value is not None or not may_be_none):
+        raise TypeError(f"{name} must be a string, not {_shown(value)}")
+
+
+def check_options(options: object, *, may_be_zero: Collection[str] = ()) -> None:
+    """Judge every option of a dataclass by its annotation; numbers must be positive."""
+    for field in fields(cast(Any, options)):
+        value = getattr(options, field.name)
+        wanted = _OPTIONS.get(str(field.type))
+        if wanted is None:
+            continue
+        words, types = wanted
+        if not isinstance(value, types) or (isinstance(value, bool) and bool not in types):
+            raise TypeError(f"{field.name} must be {words}, not {_shown(value)}")
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            continue
+        least = 0 if field.name in may_be_zero else math.ulp(0.0)
+        if not value >= least:  # nor NaN
+            raise ValueError(f"{field.name} must be positive, not {value}")
+
+
+def _shown(value: object) -> str:
+    """The value, as far as a sentence has room for it."""
+    text = repr(value)
+    return text if len(text) <= 80 else f"{text[:79]}…"

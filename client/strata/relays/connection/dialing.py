@@ -36,6 +36,8 @@ __all__ = [
     "tls_context",
 ]
 
+_TOO_BIG = 1009
+_NO_RELAY_HERE = "there is no relay at this path; the usual one is /strata"
 _PASSING_STATUSES = frozenset({408, 425, 429, 500, 502, 503, 504})
 # RFC 6455 §7.4.1. These say that the two ends disagree about the protocol or that the relay will not have us:
 # the same again would end the same way.
@@ -153,9 +155,12 @@ def may_retry(error: Exception) -> bool:
             return False
 
 
-def describe(error: Exception, url: str) -> ConnectionFailed:
+def describe(error: Exception, url: str, proxy: str | None = None) -> ConnectionFailed:
     """The failure as one sentence that says what to do."""
-    return ConnectionFailed(f"no connection to {shown(url)}: {_reason(error)}")
+    by = "" if proxy is None else f"through the proxy {shown(proxy)}: "
+    return ConnectionFailed(
+        f"no connection to {shown(url)}: {by}{_reason(error, by_proxy=proxy is not None)}"
+    )
 
 
 def shown(url: str) -> str:
@@ -167,7 +172,7 @@ def shown(url: str) -> str:
     return urlunsplit((parts.scheme, parts.netloc.rpartition("@")[2], parts.path, "", ""))
 
 
-def _reason(error: Exception) -> str:
+def _reason(error: Exception, *, by_proxy: bool) -> str:
     match error:
         case InvalidURI() | InvalidProxy():
             return f"{error}"
@@ -176,8 +181,8 @@ def _reason(error: Exception) -> str:
             hint = {
                 401: "it asks for credentials",
                 403: "it does not let us in",
-                404: "there is no relay at this path; the usual one is /strata",
-            }.get(status)
+                404: _NO_RELAY_HERE,
+            }.get(status, _NO_RELAY_HERE if status < 300 else "")
             return f"the server answered HTTP {status}" + (f": {hint}" if hint else "")
         case InvalidMessage() if isinstance(error.__cause__, EOFError):
             return "the connection was cut"
@@ -185,14 +190,23 @@ def _reason(error: Exception) -> str:
             return "the server does not speak WebSocket there"
         case ssl_module.SSLCertVerificationError():
             return f"its certificate is not trusted ({getattr(error, 'verify_message', error)})"
+        case ssl_module.SSLError():
+            return (
+                f"no TLS with it ({getattr(error, 'reason', None) or error}); does it speak ws, and not wss?"
+            )
         case ConnectionRefusedError():
-            return "nothing listens there; is the relay running?"
+            return f"nothing listens there; is the {'proxy' if by_proxy else 'relay'} running?"
+        case ConnectionResetError() | ConnectionAbortedError() | BrokenPipeError():
+            return "the connection was cut; does it speak the other of ws and wss?"
         case TimeoutError():
             return "it did not answer in time"
         case ConnectionClosed():
             frame = error.rcvd or error.sent
-            by = "the relay" if error.rcvd else "this side"
-            return "the connection was cut" if frame is None else f"{by} closed with {frame}"
+            if frame is None:
+                return "the connection was cut"
+            if error.rcvd is None and frame.code == _TOO_BIG:
+                return f"this side closed with {frame}; Options.max_message_bytes is the limit"
+            return f"{'the relay' if error.rcvd else 'this side'} closed with {frame}"
         case OSError():
             return error.strerror or str(error) or type(error).__name__
         case WebSocketException() | _:

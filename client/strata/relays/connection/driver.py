@@ -146,7 +146,7 @@ class Driver:
             async with asyncio.timeout(self._options.connect_timeout):
                 await self._first.wait()
         except TimeoutError:
-            raise self._last_problem or describe(TimeoutError(), self._url) from None
+            raise self._last_problem or self._described(TimeoutError()) from None
         if self.failure is not None:
             raise self.failure
 
@@ -324,8 +324,11 @@ class Driver:
                     backoff.reset()
             await asyncio.sleep(backoff.next_delay())
 
+    def _described(self, error: Exception) -> ConnectionFailed:
+        return describe(error, self._url, self._options.proxy)
+
     def _judge(self, error: Exception) -> None:
-        problem = describe(error, self._url)
+        problem = self._described(error)
         if not may_retry(error):
             raise problem from error
         self._last_problem = problem
@@ -397,6 +400,8 @@ class Driver:
                 if isinstance(change.outcome, Published):
                     waiter.set_result(change.outcome)
                 else:
+                    if isinstance(change.outcome, RequestTimeout) and self._socket is None:
+                        change.outcome.__cause__ = self._last_problem  # there was nobody to answer
                     waiter.set_exception(change.outcome)
             else:
                 ended = change.phase is Phase.ENDED

@@ -70,5 +70,26 @@ def test_try_again_or_give_up(error, again):
     assert str(describe(error, "ws://h/strata")).startswith("no connection to ws://h/strata: ")
 
 
+@pytest.mark.parametrize(
+    ("error", "proxy", "advice"),
+    [
+        (status(200), None, "the usual one is /strata"),
+        (status(404), None, "the usual one is /strata"),
+        (ConnectionRefusedError(111, "refused"), None, "is the relay running?"),
+        (
+            ConnectionRefusedError(111, "refused"),
+            "http://me:secret@p:1",
+            "proxy http://p:1: nothing listens there; is the proxy",
+        ),
+        (ssl.SSLError(1, "[SSL: WRONG_VERSION_NUMBER] wrong version number"), None, "ws, and not wss?"),
+        (ConnectionResetError(), None, "the connection was cut"),
+        (closed(None, 1009), None, "Options.max_message_bytes"),
+    ],
+    ids=repr,
+)
+def test_a_failure_says_what_to_do(error, proxy, advice):
+    assert advice in str(describe(error, "ws://h/strata", proxy))
+
+
 def test_a_url_is_shown_without_its_secrets():
     assert shown("wss://me:secret@relay.example:8443/strata?token=x") == "wss://relay.example:8443/strata"

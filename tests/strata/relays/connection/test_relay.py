@@ -557,6 +557,16 @@ async def test_cancelling_open_anywhere_leaves_nothing(fake):
     await fake.abandoned.wait()
 
 
+async def test_a_publish_that_nobody_could_answer_says_why(extended, make):
+    async with connect(extended.url, options=FAST) as relay:
+        extended.refuse_with = 503
+        extended.cut()
+        await extended.abandoned.wait()
+        with pytest.raises(strata.RequestTimeout) as late:
+            await relay.publish(make(1), timeout=0.5)
+    assert str(late.value.__cause__).startswith(f"no connection to {extended.url}: ")
+
+
 # Event loops.
 
 

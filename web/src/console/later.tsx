@@ -1,16 +1,18 @@
-// Pages in a script of their own: it is fetched once the first packets are shown, or one of its pages is opened.
+// What the first packets need not wait for: the pages in scripts of their own, and the outbox. It is fetched once the
+// relay has shown what it shows, or one of these pages is opened.
 //
-// It does not wait to be opened, because a page that is opened while the relay is away should be there.
+// It does not wait to be opened, because a page that is opened while the relay is away should be there, and what
+// was published here may still wait to be sent.
 
 import { effect, signal } from "@preact/signals";
 import type { JSX } from "preact";
 import { useEffect } from "preact/hooks";
 
 import { Unfetched } from "./parts/bits.js";
-import { connections } from "./state/link.js";
+import { connections, refused, wantsAuth } from "./state/link.js";
 import { ready } from "./state/tail.js";
 
-type Seldom = typeof import("./pages/seldom.js") & typeof import("./pages/publish.js");
+type Seldom = typeof import("./pages/seldom.js") & typeof import("./pages/publish.js") & typeof import("./pages/operator.js");
 
 const pages = signal<Seldom | null>(null);
 const failed = signal(false);
@@ -20,8 +22,14 @@ async function ask(): Promise<void> {
   if (isAsked) return;
   isAsked = true;
   try {
-    const [others, publish] = await Promise.all([import("./pages/seldom.js"), import("./pages/publish.js")]);
-    pages.value = { ...others, ...publish };
+    const [others, publish, operator, { beginOutbox }] = await Promise.all([
+      import("./pages/seldom.js"),
+      import("./pages/publish.js"),
+      import("./pages/operator.js"),
+      import("./state/outbox.js"),
+    ]);
+    beginOutbox();
+    pages.value = { ...others, ...publish, ...operator };
     failed.value = false;
   } catch {
     isAsked = false;
@@ -29,10 +37,11 @@ async function ask(): Promise<void> {
   }
 }
 
-/** Fetch them when the first packets are there, and again with each connection until they have come. */
+/** Fetch it when the first packets are there, or the relay shows none, and again with each connection until it has come. */
 export function fetchLater(): void {
   effect(() => {
-    if (connections.value > 0 && ready.value) void ask();
+    const isServed = ready.value || wantsAuth.value || refused.value !== null;
+    if (connections.value > 0 && isServed) void ask();
   });
 }
 

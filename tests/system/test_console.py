@@ -17,7 +17,7 @@ import pytest
 import pytest_asyncio
 from strata.protocol import packets
 from strata.protocol.documents import RecoveryPolicy, VerificationMethod, build_document, method_id
-from strata.protocol.keys import document_content, rotate_content
+from strata.protocol.keys import document_content, revoke_content, rotate_content
 from websockets.exceptions import ConnectionClosed
 
 from relayd.http.console import FOLDER
@@ -515,6 +515,28 @@ async def test_the_worker_has_pythons_verdicts_on_signatures(house: House, tab: 
     )
     assert len(cases) == 43
     assert not wrong
+
+
+async def test_what_is_served_with_another_origin_is_checked_as_it_was_signed(house: House, tab: Page):
+    author, now = new_identity(), int(time.time())
+    header = {"origin_type": "SOFTWARE", "genesis_media_hash": f"0x{'0' * 64}", "edit_history": []}
+
+    def claiming(content: dict[str, object]) -> packets.Packet:
+        return packets.build(author, content, timestamp=now, provenance_header=header, allow_unattested=True)
+
+    packet = claiming({"type": "POST", "text": "claimed"})
+    revocation = claiming(revoke_content(method_id(author.did), revoked_at=now - 5))
+    async with open_client(house.relay.ws) as client:
+        for each in (packet, revocation):
+            assert (await client.publish(each))["type"] == "OK"
+    await tab.goto(f"{house.relay.http}/#/packet/{packet.packet_id}")
+    await tab.locator(".steps .good").nth(3).wait_for()
+    await says(tab, "The relay's finding")
+    assert await tab.get_by_label("The packet's bytes").inner_text() == packet.canonical.decode()
+    await tab.goto(f"{house.relay.http}/#/identity/{author.did}")
+    await tab.locator(".timeline").get_by_text("revoked a key").wait_for()
+    await says(tab, "revoked")
+    assert not await tab.locator("td.good").count(), "a revoked key is called valid"
 
 
 async def test_rivals_for_an_identity_and_what_is_pending_are_shown(house: House, tab: Page):

@@ -2,6 +2,10 @@ import assert from "node:assert/strict";
 import { beforeEach, test } from "node:test";
 
 import { build, Identity } from "../src/client/index.js";
+import { encode } from "../src/client/protocol/canonical.js";
+import { methodId } from "../src/client/protocol/documents.js";
+import { revokeContent } from "../src/client/protocol/keys/statements.js";
+import type { Packet } from "../src/client/protocol/packets.js";
 import * as checking from "../src/console/state/checking.js";
 import { chosen } from "../src/console/state/keys.js";
 import * as link from "../src/console/state/link.js";
@@ -256,7 +260,7 @@ test("what checks packets and cannot be fetched is told, and fetched again with 
   checking.check([first]);
   await answer(anew);
   assert.deepEqual([checking.unable.value, first.verdict.value], [true, "unchecked"]);
-  await assert.rejects(checking.examine("{}", "did:x:another", 1));
+  await assert.rejects(checking.examine(rowOf({ text: "{}", packet: { author_id: "did:x:another" }, received_at: 1 })));
   const asked = Socket.last.asked().length;
   checking.check([first, second]);
   pass(context.mock.timers, 10);
@@ -272,20 +276,36 @@ test("what checks packets and cannot be fetched is told, and fetched again with 
   assert.deepEqual([Checker.made - before, first.verdict.value, second.verdict.value], [1, "valid", "valid"]);
 });
 
-test("a worker that has forgotten an author's keys judges by none, and is told them again", async (context) => {
+const RULES = { clockSkewSeconds: 300, recoveryDelaySeconds: 1 };
+let asked = 0;
+
+/** The worker's own script, answering questions here. */
+async function realWorker(): Promise<(question: object) => Promise<checking.Answer>> {
   await import("../src/console/verify.worker.js");
-  const said = new Map<number, { verdict?: string }>();
-  Object.assign(globalThis, { postMessage: (answer: { number: number; verdict?: string }) => said.set(answer.number, answer) });
-  let number = 0;
-  const worker = async (question: object) => {
-    tellWorker({ data: { ...question, number: ++number } });
+  const said = new Map<number, checking.Answer>();
+  Object.assign(globalThis, { postMessage: (answer: checking.Answer) => said.set(answer.number, answer) });
+  return async (question) => {
+    const number = ++asked;
+    tellWorker({ data: { ...question, number } });
     while (!said.has(number)) await settle();
-    return said.get(number);
+    return said.get(number) as checking.Answer;
   };
-  const tell = (did: string) => worker({ kind: "keys", did, events: [], at: 1, rules: { clockSkewSeconds: 300, recoveryDelaySeconds: 1 } });
+}
+
+/** A packet as relays serve it whose origin they have found unproven. */
+function downgraded(packet: Packet): checking.Given {
+  const { provenance_header: claimed, ...rest } = JSON.parse(packet.canonical) as { provenance_header: object };
+  const text = encode({ ...rest, provenance_header: { ...claimed, origin_type: "UNKNOWN" } });
+  const relay_annotations = { provenance: { original_provenance_header: claimed, effective_origin_type: "UNKNOWN", reason: "unattested" } };
+  return { text, received_at: packet.timestamp, relay_annotations };
+}
+
+test("a worker that has forgotten an author's keys judges by none, and is told them again", async (context) => {
+  const worker = await realWorker();
+  const tell = (did: string) => worker({ kind: "keys", did, events: [], at: 1, rules: RULES });
   const author = await Identity.generate();
   const packet = await build(author, { type: "POST" });
-  const judge = () => worker({ kind: "packet", text: packet.canonical, receivedAt: packet.timestamp });
+  const judge = () => worker({ kind: "packet", given: { text: packet.canonical, received_at: packet.timestamp } });
   assert.equal((await judge())?.verdict, undefined);
   await tell(author.did);
   assert.equal((await judge())?.verdict, "valid");
@@ -296,7 +316,7 @@ test("a worker that has forgotten an author's keys judges by none, and is told t
 
   const socket = connected(context.mock);
   Checker.answers.push({}, { verdict: "valid" });
-  const found = checking.examine(packet.canonical, author.did, 1);
+  const found = checking.examine(rowOf({ text: packet.canonical, packet: { author_id: author.did }, received_at: 1 }));
   for (let questions = 0; questions < 2; questions++) {
     pass(context.mock.timers, 2);
     const { subscription_id } = socket.asked().at(-1) as Frame;
@@ -304,6 +324,31 @@ test("a worker that has forgotten an author's keys judges by none, and is told t
     for (let turns = 0; turns < 5; turns++) await settle();
   }
   assert.equal((await found).verdict, "valid");
+});
+
+test("a packet that a relay serves with another origin is checked as its author signed it", async () => {
+  const worker = await realWorker();
+  const author = await Identity.generate();
+  const provenanceHeader = { origin_type: "SOFTWARE", genesis_media_hash: id(1), edit_history: [] };
+  const options = { provenanceHeader, allowUnattested: true };
+  const packet = await build(author, { type: "POST", text: "claimed" }, options);
+  const keys = (events: readonly checking.Given[]) => worker({ kind: "keys", did: author.did, events, at: packet.timestamp + 2, rules: RULES });
+  await keys([]);
+
+  const given = downgraded(packet);
+  assert.notEqual(given.text, packet.canonical);
+  const { verdict, signed, steps } = await worker({ kind: "packet", given });
+  assert.deepEqual([verdict, signed, steps?.map(({ holds }) => holds)], ["valid", packet.canonical, [true, true, true, true]]);
+  const asItWas = { text: packet.canonical, received_at: packet.timestamp, relay_annotations: given.relay_annotations };
+  assert.deepEqual([(await worker({ kind: "packet", given: asItWas })).signed], [undefined], "annotated alone");
+  const forged = { ...given, text: given.text.replace("claimed", "another") };
+  assert.equal((await worker({ kind: "packet", given: forged })).verdict, "packet_id_mismatch");
+
+  // Else the origin that an event claims would decide whether it counts, and a revoked key would sign on.
+  const revocation = revokeContent({ keyId: methodId(author.did), revokedAt: packet.timestamp });
+  const revoked = await build(author, revocation, options);
+  const { history } = await keys([downgraded(revoked)]);
+  assert.deepEqual([history?.refused, history?.keys.map(({ standing }) => standing)], [0, ["revoked"]]);
 });
 
 test("keys are known when the relay was asked after what their author last published about them", async (context) => {

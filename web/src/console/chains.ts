@@ -2,10 +2,17 @@
 
 import { InvalidInput } from "../client/protocol/errors.js";
 import { fromHex } from "../client/protocol/bytes.js";
+import type { JsonObject } from "../client/protocol/json.js";
 import { KeyChain } from "../client/protocol/keys/chain.js";
 import { standing } from "../client/protocol/keys/states.js";
-import { Packet } from "../client/protocol/packets.js";
-import type { AuthorEvents, KeyHistory, Rules } from "./state/checking.js";
+import type { Packet } from "../client/protocol/packets.js";
+import { restore } from "../client/protocol/provenance.js";
+import type { Given, KeyHistory, Rules } from "./state/checking.js";
+
+/** The packet as its author signed it. Throws `InvalidInput` where what the relay gave comes to none. */
+export function asSigned({ text, relay_annotations }: Given): Packet {
+  return restore(text, relay_annotations as JsonObject | undefined).packet;
+}
 
 export interface Chain {
   /** In one sentence, why the key counts. */
@@ -14,11 +21,11 @@ export interface Chain {
   history(at: number): Promise<KeyHistory>;
 }
 
-/** The chain of these identity packets, as the relay gave them with the second in which it received each. */
-export async function chainOf(did: string, events: AuthorEvents, rules?: Rules): Promise<Chain> {
-  const received = events.flatMap(([text, receivedAt]) => {
-    const packet = read(text);
-    return packet === null || packet.authorId !== did ? [] : [{ packet, receivedAt }];
+/** The chain of these identity packets, as the relay gave them. */
+export async function chainOf(did: string, events: readonly Given[], rules?: Rules): Promise<Chain> {
+  const received = events.flatMap((given) => {
+    const packet = read(given);
+    return packet === null || packet.authorId !== did ? [] : [{ packet, receivedAt: given.received_at }];
   });
   const chain = await KeyChain.replay(did, received, rules === undefined ? {} : { rules });
   const refused = events.length - chain.events.length;
@@ -32,9 +39,9 @@ export async function chainOf(did: string, events: AuthorEvents, rules?: Rules):
   };
 }
 
-function read(text: string): Packet | null {
+function read(given: Given): Packet | null {
   try {
-    return Packet.read(text);
+    return asSigned(given);
   } catch (error) {
     if (error instanceof InvalidInput) return null;
     throw error;

@@ -1,9 +1,10 @@
 // Checks packets away from the page, so that reading never waits for it.
 
 import { InvalidInput } from "../client/protocol/errors.js";
-import { Packet } from "../client/protocol/packets.js";
-import { type Chain, chainOf } from "./chains.js";
-import type { Answer, Ask, Step } from "./state/checking.js";
+import { DEEPEST, parse } from "../client/protocol/canonical.js";
+import type { Packet } from "../client/protocol/packets.js";
+import { asSigned, type Chain, chainOf } from "./chains.js";
+import type { Answer, Ask, Given, Step } from "./state/checking.js";
 
 /** What this worker takes for a signature; the shared vectors ask for it in the very script that relays serve. */
 export { verify } from "../client/protocol/ed25519.js";
@@ -12,11 +13,11 @@ const MOST_AUTHORS = 2000;
 const chains = new Map<string, Chain>();
 
 /** Take the packet apart in the order of relay.md §11 and say how far it got. */
-async function examine(text: string, receivedAt: number): Promise<Omit<Answer, "number">> {
+async function examine(given: Given): Promise<Omit<Answer, "number">> {
   const steps: Step[] = [];
   let packet: Packet;
   try {
-    packet = Packet.read(text);
+    packet = asSigned(given);
   } catch (error) {
     if (!(error instanceof InvalidInput)) throw error;
     const failed = error.detail === "packet_id_mismatch" ? "id" : "form";
@@ -24,22 +25,25 @@ async function examine(text: string, receivedAt: number): Promise<Omit<Answer, "
     steps.push({ name: failed, holds: false, words: error.reason });
     return { verdict: error.detail ?? error.code, steps };
   }
-  const same = packet.canonical === text;
+  const { text, received_at } = given;
+  const same = packet.canonical === text || parse(text, { maxDepth: DEEPEST }).text === text;
+  const signed = same && packet.canonical !== text ? packet.canonical : undefined;
+  const whose = signed === undefined ? "the canonical form" : "the form that its author signed";
   steps.push(
     { name: "form", holds: same, words: same ? "The bytes are in canonical form (RFC 8785)." : "The bytes are not in canonical form." },
-    { name: "id", holds: true, words: "BLAKE3 of the canonical form without id and signature is the packet's id." },
+    { name: "id", holds: true, words: `BLAKE3 of ${whose} without id and signature is the packet's id.` },
   );
   if (!same) return { verdict: "not_canonical", steps };
   const chain = chains.get(packet.authorId);
   // The key in the DID alone proves nothing: it may have been revoked since.
   if (!chain) return {};
-  const { verdict, key } = await chain.judge(packet, receivedAt);
+  const { verdict, key } = await chain.judge(packet, received_at);
   const holds = key !== null; // a packet that no key has signed is never valid, and any other is
   steps.push(
     { name: "signature", holds, words: holds ? `Ed25519 by the key ${key}.` : "No key of the author that counted at that time has signed this packet." },
     { name: "key", holds, words: holds ? chain.words : verdict.replaceAll("_", " ") },
   );
-  return { verdict, steps };
+  return { verdict, steps, signed };
 }
 
 async function answer(ask: Ask): Promise<Answer> {
@@ -49,7 +53,7 @@ async function answer(ask: Ask): Promise<Answer> {
     chains.set(ask.did, chain);
     return { number: ask.number, history: await chain.history(ask.at) };
   }
-  return { number: ask.number, ...(await examine(ask.text, ask.receivedAt)) };
+  return { number: ask.number, ...(await examine(ask.given)) };
 }
 
 addEventListener("message", ({ data }: MessageEvent<Ask>) => {

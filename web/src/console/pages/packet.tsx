@@ -50,13 +50,14 @@ function Whole({ event }: { event: Event }): JSX.Element {
   const [answer, setAnswer] = useState<Answer | null>(null);
   useEffect(() => {
     let isOver = false;
-    examine(event.text, row.author, event.received_at).then(
+    examine(row).then(
       (got) => isOver || setAnswer(got),
       () => undefined, // of which `unable` tells
     );
     return () => void (isOver = true);
   }, [event, unable.value]);
   const http = new URL(`packets/${row.id}`, new URL(".", location.href)).href;
+  const signed = answer?.signed;
   const content = packet["content"] as Readonly<Record<string, unknown>>;
   const thread = content["thread_ref"];
   const said = typeof content["text"] === "string" ? content["text"] : "";
@@ -95,8 +96,11 @@ function Whole({ event }: { event: Event }): JSX.Element {
       {said !== "" && <blockquote class="said">{shown(said.slice(0, SHOWN_AT_FIRST))}</blockquote>}
       <Long text={JSON.stringify(content, null, 2)} label="Content" />
       <h2>Bytes</h2>
-      <p class="hint">The packet as the relay sent it. The id and the signature cover these bytes, without those two members.</p>
-      <Long text={event.text} label="The packet's bytes" />
+      <p class="hint">
+        {signed === undefined ? "The packet as the relay sent it." : "The packet as its author signed it: the relay sent it with another origin."} The
+        id and the signature cover these bytes, without those two members.
+      </p>
+      <Long text={signed ?? event.text} label="The packet's bytes" />
       <h2>Fetch it elsewhere</h2>
       <Copy label="A command that prints this packet, verified" text={`strata get ${row.id} --relay ${openingUrl()}`} />
       <Copy label="The same by plain HTTP" text={`curl ${http}`} />

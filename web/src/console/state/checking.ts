@@ -5,7 +5,7 @@
 
 import { signal } from "@preact/signals";
 
-import { connections, page, phase, relayNow } from "./link.js";
+import { connections, type Event, page, phase, relayNow } from "./link.js";
 import { manifest } from "./relay.js";
 import type { PacketRow, Row } from "./rows.js";
 
@@ -15,7 +15,8 @@ export interface Step {
   readonly words: string;
 }
 
-export type AuthorEvents = readonly (readonly [text: string, receivedAt: number])[];
+/** A packet as the relay gave it: its annotations say what it has put into the place of an origin that it found unproven. */
+export type Given = Pick<Event, "text" | "received_at" | "relay_annotations">;
 
 export interface Rules {
   readonly clockSkewSeconds: number;
@@ -23,8 +24,8 @@ export interface Rules {
 }
 
 export type Ask =
-  | { readonly kind: "packet"; readonly number: number; readonly text: string; readonly receivedAt: number }
-  | { readonly kind: "keys"; readonly number: number; readonly did: string; readonly events: AuthorEvents; readonly at: number; readonly rules: Rules };
+  | { readonly kind: "packet"; readonly number: number; readonly given: Given }
+  | { readonly kind: "keys"; readonly number: number; readonly did: string; readonly events: readonly Given[]; readonly at: number; readonly rules: Rules };
 
 /** A key as it stands at a time. */
 export interface KeyWindow {
@@ -53,6 +54,8 @@ export interface Answer {
   /** Of a packet: undefined where the worker does not have its author's keys any more, though it was given them. */
   readonly verdict?: string;
   readonly steps?: readonly Step[];
+  /** The packet as its author signed it, where the relay serves it with another origin. */
+  readonly signed?: string | undefined;
   readonly history?: KeyHistory;
 }
 
@@ -197,7 +200,7 @@ async function askRelay(): Promise<void> {
 }
 
 /** Let the worker know what the relay has of this author's keys. */
-async function learn(did: string, events: AuthorEvents): Promise<KeyHistory | undefined> {
+async function learn(did: string, events: readonly Given[]): Promise<KeyHistory | undefined> {
   const said = manifest.peek();
   const rules = {
     clockSkewSeconds: said?.clock_skew_seconds ?? 300,
@@ -215,16 +218,16 @@ export async function historyOf(did: string, over?: AbortSignal): Promise<KeyHis
 }
 
 /** The packets that decide about these authors' keys, oldest first. */
-export async function identityPackets(authors: readonly string[], over?: AbortSignal): Promise<Map<string, [string, number][]>> {
-  const found = new Map<string, [string, number][]>();
+export async function identityPackets(authors: readonly string[], over?: AbortSignal): Promise<Map<string, Given[]>> {
+  const found = new Map<string, Given[]>();
   const places = new Set<string>();
   let cursor: string | null = null;
   for (let left = authors.length * MOST_EVENTS; ; ) {
     const filters = { authors, types: IDENTITY_TYPES, order: "asc", limit: PAGE, ...(cursor !== null && { cursor }) } as const;
     const part: Awaited<ReturnType<typeof page>> = await page(filters, over);
-    for (const { packet, text, received_at } of part.events) {
+    for (const { packet, text, received_at, relay_annotations } of part.events) {
       const did = String(packet["author_id"]);
-      found.set(did, [...(found.get(did) ?? []), [text, received_at]]);
+      found.set(did, [...(found.get(did) ?? []), { text, received_at, relay_annotations }]);
     }
     cursor = part.cursor;
     if (part.complete) return found;
@@ -241,14 +244,16 @@ export async function identityPackets(authors: readonly string[], over?: AbortSi
  *
  * Rejects where nothing can be checked (`unable`).
  */
-export async function examine(text: string, author: string, receivedAt: number): Promise<Answer> {
+export async function examine({ event, author }: PacketRow): Promise<Answer> {
+  const { text, received_at, relay_annotations } = event;
+  const question = { kind: "packet", given: { text, received_at, relay_annotations } } as const;
   await keysOf(author);
-  const answer = await ask({ kind: "packet", text, receivedAt });
-  const isSure = answer.verdict !== undefined && (known.get(author) ?? 0) > receivedAt;
+  const answer = await ask(question);
+  const isSure = answer.verdict !== undefined && (known.get(author) ?? 0) > received_at;
   if (answer.verdict === "valid" || isSure) return answer;
   known.delete(author);
   await keysOf(author);
-  return ask({ kind: "packet", text, receivedAt });
+  return ask(question);
 }
 
 /** Check the rows in view that are not checked yet, a few at a time: of the view of now, the rest has its turn in a while. */
@@ -270,7 +275,7 @@ export function checkSome(rows: readonly Row[]): readonly Row[] {
 async function checkOne(row: PacketRow): Promise<void> {
   row.verdict.value = "checking";
   try {
-    row.verdict.value = (await examine(row.event.text, row.author, row.receivedAt)).verdict ?? "not_checked";
+    row.verdict.value = (await examine(row)).verdict ?? "not_checked";
     checked.value += 1;
   } catch {
     row.verdict.value = "unchecked"; // of which `unable` tells

@@ -1,1 +1,0 @@
-import{a,b,c,d}from"./part-bf7bbd8508fec37e.js";import"./part-9bcbbd4c51938dad.js";import"./part-8abfed47598f4095.js";import"./part-bcee17b889d790ad.js";import"./part-63bcba56222fe958.js";import"./part-e0676603bb421531.js";export{b as beginOutbox,d as discard,a as items,c as put};

@@ -144,6 +144,65 @@ async def test_the_pages_are_accessible_in_the_light_and_in_the_dark(house: Hous
             assert not await violations(tab), f"{place}, {scheme}"
 
 
+@pytest.mark.parametrize("width", [320, 640, 861])
+async def test_nothing_is_lost_where_the_window_is_narrow_or_enlarged(house: House, tab: Page, width: int):
+    """A window of 1280 that is enlarged to 200 % has 640 (WCAG 1.4.4), and to 400 % 320 (1.4.10)."""
+    author = new_identity()
+    packets = [make(author, f"here to be seen: {number}", type="W" * 120) for number in range(3)]
+    async with open_client(house.relay.ws) as client:
+        await client.publish_all(packets)
+    await tab.set_viewport_size({"width": width, "height": 640})
+    try:
+        for place in (*PLACES, f"packet/{packets[0].packet_id}", f"identity/{author.did}"):
+            await tab.goto(f"{house.relay.http}/#/{place}")
+            await tab.locator("h1").wait_for()
+            await tab.get_by_text("Reading…").first.wait_for(state="detached")
+            wide = await tab.evaluate(
+                "Math.max(...['html', 'main'].map((name) => document.querySelector(name))"
+                ".map(({ scrollWidth, clientWidth }) => scrollWidth - clientWidth))"
+            )
+            assert wide <= 0, f"{place} is wider than its window"
+        assert await tab.evaluate(
+            "[...document.querySelectorAll('nav a')].every((a) => {"
+            "    const { left, right } = a.getBoundingClientRect();"
+            "    const bar = a.parentElement.getBoundingClientRect();"
+            "    return left >= bar.left && right <= bar.right + 1;"
+            "})"
+        ), "the menu is cut off"
+        await tab.goto(f"{house.relay.http}/#/live")
+        for packet in packets:
+            words = tab.locator(f'[data-row="{packet.packet_id}"] .preview')
+            box = await words.bounding_box()
+            assert box is not None
+            assert box["width"] > 100
+    finally:
+        await tab.set_viewport_size(WIDE)
+
+
+async def test_a_page_is_printed_whole(house: House, tab: Page):
+    packet = make(new_identity(), "\n".join(f"line {number}" for number in range(1500)))
+    async with open_client(house.relay.ws) as client:
+        await client.publish(packet)
+    await tab.goto(f"{house.relay.http}/#/packet/{packet.packet_id}")
+    await tab.locator(".steps .good").nth(3).wait_for()
+    cut = """[...document.querySelectorAll("html, body, #app, main, main *")]
+        .filter((each) => getComputedStyle(each).overflowY !== "visible")
+        .filter(({ scrollHeight, clientHeight }) => scrollHeight > clientHeight + 1)
+        .map(({ tagName, className }) => `${tagName} ${className}`)"""
+    assert await tab.evaluate(cut), "nothing is longer than the window"
+    await tab.emulate_media(media="print")
+    try:
+        assert await tab.evaluate(cut) == []
+        await tab.goto(f"{house.relay.http}/#/live")
+        await shows(tab, [packet.packet_id])
+        assert await tab.evaluate(cut) == []
+        assert await tab.evaluate("document.querySelector('.list ol').clientHeight") < 60 * 92, (
+            "rows not drawn take room"
+        )
+    finally:
+        await tab.emulate_media(media="screen")
+
+
 async def test_nothing_in_a_packet_is_taken_for_a_page(house: House, tab: Page):
     author = new_identity()
     packets = [

@@ -13,7 +13,7 @@ import { Badge } from "./bits.js";
 const LINE = 38;
 const CARD = 92;
 const SPARE = 8;
-const NARROW = matchMedia("(max-width: 600px)");
+const NARROW = matchMedia("(max-width: 860px)");
 
 /** How high a row is: the sheet of styles says the same. */
 function useRowHeight(): number {

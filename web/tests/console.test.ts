@@ -14,10 +14,11 @@ import * as metrics from "../src/console/state/metrics.js";
 import * as outbox from "../src/console/state/outbox.js";
 import { type Book, turn } from "../src/console/state/paging.js";
 import { manifest } from "../src/console/state/relay.js";
-import { rowOf } from "../src/console/state/rows.js";
+import { preview, rowOf } from "../src/console/state/rows.js";
 import { understand } from "../src/console/state/searching.js";
 import * as session from "../src/console/state/session.js";
 import * as tail from "../src/console/state/tail.js";
+import { line, shown, start } from "../src/console/text.js";
 
 type Frame = Record<string, unknown> & { type: string; subscription_id: string; filters: Record<string, unknown>; gapless?: boolean };
 
@@ -180,6 +181,16 @@ test("what is shown of a packet is what is checked, whatever a relay's frame loo
   for (const frame of ["", "null", "[]", '"EVENT"', '{"type":5}', '{"type":"EVENT"}', '{"type":"EVENT","packet":5,"received_at":1}']) {
     assert.equal(readMessage(frame), null, frame);
   }
+});
+
+test("a character that looks like none is shown for what it is, and a text is cut between characters", () => {
+  const seen = { "POST\u3164": "POST⟨U+3164⟩", "KEY_EVENT\ufe0f": "KEY_EVENT⟨U+FE0F⟩", "a\u{e0101}b": "a⟨U+E0101⟩b", "\u2800": "⟨U+2800⟩", "\u034f": "⟨U+034F⟩" };
+  for (const [text, words] of Object.entries(seen)) assert.equal(shown(text), words);
+  for (const plain of ["a\tb\nc", "❤\ufe0f", "Å é ñ 漢字 مرحبا 🇩🇪", "e\u0301"]) assert.equal(shown(plain), plain);
+  assert.deepEqual([shown("\u202e\r\ud800x\udc00"), shown("\u{e0041}")], ["⟨U+202E⟩⟨U+000D⟩⟨U+D800⟩x⟨U+DC00⟩", "⟨U+E0041⟩"]);
+  assert.deepEqual([line("aa😀", 3), start("aa😀", 4), start("aa😀b", 3)], ["aa…", "aa😀", "aa"]);
+  const event = { text: "{}", packet: { content: { text: `${"a".repeat(199)}😀` } }, received_at: 1 };
+  assert.equal(preview(event), "a".repeat(199));
 });
 
 test("another packet than the one that was asked for is none", async (context) => {

@@ -1,16 +1,22 @@
 // How texts from packets are shown. Whoever wrote a packet chose every character of it.
 
-// Characters that move, hide or turn round what stands beside them: controls, joiners, directions.
-const HIDDEN = /[\u0000-\u0008\u000b-\u001f\u007f-\u009f\u00ad\u061c\u180e\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb]|[\ud800-\udbff](?![\udc00-\udfff])|(?<![\ud800-\udbff])[\udc00-\udfff]|\udb40[\udc00-\udc7f]/g;
+// Characters that move, hide or turn round what stands beside them, or look like none: controls, joiners, directions,
+// fillers, selectors but that of a picture. Two types that differ by one of them would look alike.
+const HIDDEN = /(?![\t\n]|(?<=\p{ExtPict})\ufe0f)[\p{Cc}\p{Cs}\p{DI}\u2028\u2029\u2800\ufff9-\ufffb]/gu;
 
 /** The text with every character visible that would otherwise change how others look. */
 export function shown(text: string): string {
   return text.replace(HIDDEN, (c) => `⟨U+${(c.codePointAt(0) ?? 0).toString(16).toUpperCase().padStart(4, "0")}⟩`);
 }
 
+/** The beginning of a text, at most so long: it ends in no half of a character. */
+export function start(text: string, length: number): string {
+  return text.slice(0, length).replace(/[\ud800-\udbff]$/, "");
+}
+
 /** One line of it, at most so long. */
 export function line(text: string, length = 160): string {
-  const cut = text.length > length ? `${text.slice(0, length)}…` : text;
+  const cut = text.length > length ? `${start(text, length)}…` : text;
   return shown(cut.replace(/\s+/g, " "));
 }
 

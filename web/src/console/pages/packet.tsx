@@ -10,7 +10,7 @@ import { type Answer, examine, type Step, unable } from "../state/checking.js";
 import { connections, type Event, packetById, RequestFailed } from "../state/link.js";
 import { openingUrl } from "../state/messages.js";
 import { rowOf } from "../state/rows.js";
-import { bytes, count, line, shown } from "../text.js";
+import { bytes, count, line, shown, start } from "../text.js";
 
 const SHOWN_AT_FIRST = 20_000;
 const ID = /^0x[0-9a-f]{64}$/;
@@ -93,7 +93,7 @@ function Whole({ event }: { event: Event }): JSX.Element {
       )}
       <RuleOn kind="packet" subject={row.id} />
       <h2>Content</h2>
-      {said !== "" && <blockquote class="said">{shown(said.slice(0, SHOWN_AT_FIRST))}</blockquote>}
+      {said !== "" && <blockquote class="said">{shown(start(said, SHOWN_AT_FIRST))}</blockquote>}
       <Long text={JSON.stringify(content, null, 2)} label="Content" />
       <h2>Bytes</h2>
       <p class="hint">
@@ -152,7 +152,7 @@ function Long({ text, label }: { text: string; label: string }): JSX.Element {
   return (
     <>
       <pre class="code long" tabIndex={0} role="group" aria-label={label}>
-        {shown(isCut ? text.slice(0, SHOWN_AT_FIRST) : text)}
+        {shown(isCut ? start(text, SHOWN_AT_FIRST) : text)}
       </pre>
       {isCut && (
         <button type="button" onClick={() => show(true)}>

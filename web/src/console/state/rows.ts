@@ -2,6 +2,7 @@
 
 import { type Signal, signal } from "@preact/signals";
 
+import { start } from "../text.js";
 import type { Event } from "./link.js";
 
 /** What is known of id, signature and key: a verdict is "valid" or why it is not. */
@@ -54,7 +55,7 @@ export function preview(event: Event, length = 200): string {
   if (typeof content !== "object" || content === null) return "";
   const members = content as Record<string, unknown>;
   for (const name of ["text", "body", "title", "name", "summary"]) {
-    if (typeof members[name] === "string" && members[name] !== "") return members[name].slice(0, length);
+    if (typeof members[name] === "string" && members[name] !== "") return start(members[name], length);
   }
   const parts: string[] = [];
   let size = 0;
@@ -62,8 +63,8 @@ export function preview(event: Event, length = 200): string {
     if (name === "type") continue;
     const value = members[name];
     if (value === "") continue;
-    const short = typeof value === "object" && value !== null ? (Array.isArray(value) ? "[…]" : "{…}") : String(value).slice(0, 60);
-    parts.push(`${name.slice(0, 40)}: ${short}`);
+    const short = typeof value === "object" && value !== null ? (Array.isArray(value) ? "[…]" : "{…}") : start(String(value), 60);
+    parts.push(`${start(name, 40)}: ${short}`);
     size += short.length + name.length;
     if (size > length) break;
   }

@@ -1,4 +1,0 @@
-import{i as d}from"./part-63bcba56222fe958.js";var c=e=>typeof e=="string"?e:"";function u(e){let{packet:t}=e,n=t.content,r=typeof n=="object"&&n!==null?n.type:"";return{kind:"packet",id:c(t.packet_id),author:c(t.author_id),type:c(r),receivedAt:e.received_at,size:e.text.length,event:e,verdict:d("unchecked")}}function y(e,t=200){let n=e.packet.content;if(typeof n!="object"||n===null)return"";let r=n;for(let o of["text","body","title","name","summary"])if(typeof r[o]=="string"&&r[o]!=="")return r[o].slice(0,t);let a=[],s=0;for(let o of Object.keys(r)){if(o==="type")continue;let i=r[o];if(i==="")continue;let l=typeof i=="object"&&i!==null?Array.isArray(i)?"[…]":"{…}":String(i).slice(0,60);if(a.push(`${o.slice(0,40)}: ${l}`),s+=l.length+o.length,s>t)break}return a.join(", ")}function f(e,t){if(t.length===0)return!0;let n=`${e.author}
-${e.type}
-${e.id}
-${y(e.event,500)}`.toLowerCase();return t.every(r=>n.includes(r))}export{u as a,y as b,f as c};

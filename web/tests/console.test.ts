@@ -15,7 +15,7 @@ import * as outbox from "../src/console/state/outbox.js";
 import { type Book, turn } from "../src/console/state/paging.js";
 import { manifest } from "../src/console/state/relay.js";
 import { preview, rowOf } from "../src/console/state/rows.js";
-import { understand } from "../src/console/state/searching.js";
+import { quotedType, understand } from "../src/console/state/searching.js";
 import * as session from "../src/console/state/session.js";
 import * as tail from "../src/console/state/tail.js";
 import { line, shown, start } from "../src/console/text.js";
@@ -239,6 +239,14 @@ test("a day that no calendar has is not understood", () => {
   }
   const { since = 0, until = 0 } = understand("2026-11-01").filters;
   assert.deepEqual([new Date(1000 * since), new Date(1000 * until + 1000)], [new Date(2026, 10, 1), new Date(2026, 10, 2)]);
+});
+
+test("the packets of a type are found, whatever its name is", () => {
+  for (const type of ["POST", "/app/1/chat/proto", "a b c", "50% off: now", "%20", "", "did:x:y", "0x1", "2026-11-01", "\u00a0é\n\t"]) {
+    const { filters, parts, unknown, packet } = understand(quotedType(type));
+    assert.deepEqual([filters, parts.length, unknown, packet], [{ types: [type] }, 1, [], null], type);
+  }
+  assert.deepEqual(understand("type:100%").filters, { types: ["100%"] }, "as somebody types it");
 });
 
 test("what a page has read of a history before a cut is read again and not doubled, behind a cursor too", async (context) => {

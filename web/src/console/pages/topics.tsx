@@ -5,9 +5,10 @@ import { useState } from "preact/hooks";
 
 import { Note, useWhile } from "../parts/bits.js";
 import { to } from "../route.js";
-import { connections, page, RequestFailed } from "../state/link.js";
+import { connections, page, relayNow, RequestFailed } from "../state/link.js";
 import { manifest } from "../state/relay.js";
 import { rowOf } from "../state/rows.js";
+import { quotedType } from "../state/searching.js";
 import { bytes, clock, count, line, moment, span } from "../text.js";
 
 const MOST = 500;
@@ -27,7 +28,7 @@ interface Sample {
   readonly isAll: boolean;
 }
 
-async function read(over?: AbortSignal): Promise<Sample> {
+async function read(over: AbortSignal): Promise<Sample> {
   const limit = Math.min(MOST, Number(manifest.value?.limits["max_limit"] ?? 100));
   const { events, complete } = await page({ limit }, over);
   const topics = new Map<string, Topic>();
@@ -50,20 +51,22 @@ async function read(over?: AbortSignal): Promise<Sample> {
 export function Topics(): JSX.Element {
   const [sample, setSample] = useState<Sample | null>(null);
   const [failed, fail] = useState("");
-  const look = (over?: AbortSignal): void =>
-    void read(over).then(
-      (found) => (setSample(found), fail("")),
-      (error: unknown) => over?.aborted || fail(error instanceof RequestFailed ? error.reason : String(error)),
-    );
+  const [asks, askAgain] = useState(0);
   const times = connections.value;
-  useWhile((over) => times > 0 && look(over), [times]);
+  useWhile((over) => {
+    if (times === 0) return;
+    read(over).then(
+      (found) => over.aborted || (setSample(found), fail("")),
+      (error: unknown) => over.aborted || fail(error instanceof RequestFailed ? error.reason : String(error)),
+    );
+  }, [times, asks]);
   const content = sample?.topics.filter(({ name }) => name.startsWith("/")) ?? [];
   const others = sample?.topics.filter(({ name }) => !name.startsWith("/")) ?? [];
   return (
     <section class="page topics">
       <div class="bar">
         <h1>Topics</h1>
-        <button type="button" onClick={() => look()}>
+        <button type="button" onClick={() => askAgain(asks + 1)}>
           Refresh
         </button>
       </div>
@@ -77,7 +80,7 @@ export function Topics(): JSX.Element {
         <p role="status" class="hint">
           {sample.packets === 0
             ? "Nothing is stored here yet."
-            : `From the last ${count(sample.packets)} packets${sample.isAll ? ", which is all there are" : ""}, received since ${moment(sample.since)} (${span(Date.now() / 1000 - sample.since)}).`}
+            : `From the last ${count(sample.packets)} packets${sample.isAll ? ", which is all there are" : ""}, received since ${moment(sample.since)} (${span(relayNow() - sample.since)}).`}
         </p>
       )}
       {content.length > 0 && <Table title="Content topics of channels" topics={content} all={sample?.packets ?? 1} />}
@@ -116,7 +119,7 @@ function Table({ title, topics, all }: { title: string; topics: readonly Topic[]
             {topics.map((topic) => (
               <tr key={topic.name}>
                 <td>
-                  <a href={to("search", "", { q: `type:${topic.name}` })}>{line(topic.name, 100) || "(empty)"}</a>
+                  <a href={to("search", "", { q: quotedType(topic.name) })}>{line(topic.name, 100) || "(empty)"}</a>
                 </td>
                 <td class="number" data-label="Packets">{count(topic.packets)}</td>
                 <td class="number share" data-label="Share">

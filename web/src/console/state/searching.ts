@@ -16,7 +16,7 @@ const ID = /^0x[0-9a-f]{64}$/;
 const DID = /^did:[a-z0-9]+:\S+$/;
 const DAY = /^(\d{4}-\d{2}-\d{2})?(\.\.)?(\d{4}-\d{2}-\d{2})?$/;
 const RECEIVED = /^received:(\d{1,12})\.\.(\d{1,12})$/;
-const TYPE = /^(type:)?([A-Za-z0-9_./-]{1,120})$/;
+const TYPE = /^type:|^[A-Za-z0-9_./-]{1,120}$/;
 const MOST_PARTS = 50;
 
 /** The first second of a day here, or the one after its last; null for a day that no calendar has. */
@@ -25,6 +25,19 @@ function midnight(day: string, after = 0): number | null {
   const that = new Date(year, month - 1, date);
   if (that.getFullYear() !== year || that.getMonth() !== month - 1 || that.getDate() !== date) return null;
   return Math.floor(new Date(year, month - 1, date + after).getTime() / 1000);
+}
+
+/** A type as a word of the box, whatever is in it: types are texts. */
+export function quotedType(type: string): string {
+  return `type:${type.replace(/[\s%]/g, encodeURIComponent)}`;
+}
+
+function unquoted(type: string): string {
+  try {
+    return decodeURIComponent(type);
+  } catch {
+    return type; // as somebody types it
+  }
 }
 
 export function understand(text: string): Understood {
@@ -57,9 +70,9 @@ export function understand(text: string): Understood {
       if (until !== undefined) times.until = until - 1;
       parts.push(from === to ? `on ${from}` : `${from === undefined ? "" : `from ${from} `}${to === undefined ? "" : `to ${to}`}`.trim());
     } else if (TYPE.test(word)) {
-      const type = word.replace(/^type:/, "");
+      const type = unquoted(word.replace(/^type:/, ""));
       types.push(type);
-      parts.push(`type ${type}`);
+      parts.push(type === "" ? "the empty type" : `type ${type}`);
     } else {
       unknown.push(word);
     }

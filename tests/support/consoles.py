@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import signal
 from collections.abc import AsyncIterator, Iterator, Sequence
 from pathlib import Path
@@ -92,7 +93,7 @@ async def shows(page: Page, ids: list[str]) -> None:
     )
 
 
-async def says(page: Page, text: str) -> None:
+async def says(page: Page, text: str | re.Pattern[str]) -> None:
     await page.get_by_text(text).first.wait_for()
 
 

@@ -7,6 +7,7 @@ skipped, unless RELAYD_REQUIRE_CHROMIUM is set.
 from __future__ import annotations
 
 import asyncio
+import datetime
 import json
 import re
 import time
@@ -414,6 +415,45 @@ async def test_a_relay_that_goes_away_is_said_to(house: House, tab: Page):
     assert house.relay.wait() == 0
     house.relay.start()
     await says(tab, "Connected")
+
+
+async def test_a_relay_that_is_away_for_an_hour_is_told_and_asked_for_nothing_that_nobody_waits_for(
+    house: House, chromium: Browser
+):
+    packet = make(new_identity(), "stored before", type="of two words")
+    async with open_client(house.relay.ws) as client:
+        await client.publish(packet)
+    # The browser's clock is wrong by a day besides: what is told is told by the relay's.
+    wrong = datetime.datetime.now() + datetime.timedelta(days=1)
+    async with watched(chromium, house.relay.http) as (page, watch):
+        await page.clock.install(time=wrong)
+        await page.goto(f"{house.relay.http}/#/topics")
+        await page.locator(".topics .hint", has_text="received since").wait_for()
+        assert not re.search(r"\b(h|days)\)", await page.inner_text(".topics .hint"))
+        await page.get_by_role("link", name="of two words").click()
+        await says(page, "Understood: type of two words.")
+        assert await rows(page) == of([packet])
+        house.relay.kill()
+        try:
+            await says(page, "No connection to the relay")
+            await page.clock.run_for(60 * 60 * 1000)
+            await says(page, re.compile("Last heard (60|61) min ago"))
+            for number in range(9):
+                await page.goto(f"{house.relay.http}/#/search?q=POST{number}")
+                await says(page, f"Understood: type POST{number}.")
+        finally:
+            house.relay.start()
+        asked: list[str] = []
+        page.on(
+            "websocket",
+            lambda socket: socket.on("framesent", lambda frame: asked.append(str(frame))),
+        )
+        await page.clock.run_for(20_000)
+        await says(page, "Nothing stored here matches")
+        assert [words for words in asked if "POST" in words] == [words for words in asked if "POST8" in words]
+        assert any("POST8" in words for words in asked)
+        assert not watch.errors
+        assert not watch.foreign
 
 
 async def test_a_packet_waits_for_its_relay_across_a_reload(house: House, chromium: Browser):

@@ -8,7 +8,7 @@ import { PacketList } from "../parts/list.js";
 import { RuleOn } from "../parts/rule-on.js";
 import { route, to } from "../route.js";
 import { historyOf, type KeyHistory, type KeyWindow } from "../state/checking.js";
-import { connections, page, RequestFailed } from "../state/link.js";
+import { connections, page, relayNow, RequestFailed } from "../state/link.js";
 import { type PacketRow, rowOf } from "../state/rows.js";
 import { line, moment, shown } from "../text.js";
 
@@ -114,7 +114,7 @@ function Whole({ did, known: { history, rows } }: { did: string; known: Known })
 
 /** Whether its time is over but for what clocks may differ by. */
 function isEnding({ standing, validUntil }: KeyWindow): boolean {
-  return standing === "valid" && validUntil > 0 && validUntil < Date.now() / 1000;
+  return standing === "valid" && validUntil > 0 && validUntil < relayNow();
 }
 
 const MARKS: Readonly<Record<string, string>> = { valid: "✓", revoked: "✗", expired: "–", not_yet_valid: "…", in_conflict: "✗" };

@@ -5,6 +5,7 @@ import { useEffect } from "preact/hooks";
 
 import { Note } from "../parts/bits.js";
 import { Chart } from "../parts/chart.js";
+import { relayNow } from "../state/link.js";
 import { latest, missing, points, type Reading, sum, watch } from "../state/metrics.js";
 import { manifest } from "../state/relay.js";
 import { bytes, count, line, shown, span } from "../text.js";
@@ -62,7 +63,7 @@ function Tiles({ reading }: { reading: Reading }): JSX.Element {
       <Tile name="Connections" value={whole(sum(reading, "relayd_connections"))} note="this page has one" />
       <Tile name="Subscriptions" value={whole(sum(reading, "relayd_subscriptions"))} note={behind > 0 ? `${whole(behind)} read behind the live feed` : "all live"} />
       <Tile name="Database" value={sum(reading, "relayd_database_up") > 0 ? "✓ up" : "✗ away"} note={bytes(sum(reading, "relayd_database_bytes"))} />
-      {started > 0 && <Tile name="Running for" value={span(Date.now() / 1000 - started)} />}
+      {started > 0 && <Tile name="Running for" value={span(relayNow() - started)} />}
       <Tile name="Internal errors" value={whole(faults)} note={faults > 0 ? "each is in its log" : "none since it started"} />
     </dl>
   );

@@ -26,15 +26,16 @@ export function Search(): JSX.Element {
   const query = route.value.query.get("q") ?? "";
   const [text, setText] = useState(query);
   const [found, setFound] = useState<Found>(NOTHING);
-  const round = useRef(0);
+  const asked = useRef(new AbortController());
   const understood = understand(query);
 
   const read = async (before: Found, cursor: string | null): Promise<void> => {
-    const mine = ++round.current;
+    asked.current.abort(); // nobody waits for it any more
+    const { signal: over } = (asked.current = new AbortController());
     setFound({ ...before, busy: true, failed: null });
     try {
-      const part = await page({ ...understood.filters, limit: PAGE, ...(cursor !== null && { cursor }) });
-      if (mine !== round.current) return;
+      const part = await page({ ...understood.filters, limit: PAGE, ...(cursor !== null && { cursor }) }, over);
+      if (over.aborted) return;
       setFound({
         rows: [...before.rows, ...part.events.map(rowOf)],
         cursor: part.complete ? null : part.cursor,
@@ -42,7 +43,7 @@ export function Search(): JSX.Element {
         failed: null,
       });
     } catch (error) {
-      if (mine !== round.current) return;
+      if (over.aborted) return;
       const failed = error instanceof RequestFailed ? `${error.reason} (${error.detail ?? error.code})` : String(error);
       setFound({ ...before, busy: false, failed });
     }
@@ -52,7 +53,7 @@ export function Search(): JSX.Element {
     setText(query);
     if (understood.packet !== null) location.replace(to("packet", understood.packet)); // there is a way back
     else void read(NOTHING, null);
-    return () => void round.current++;
+    return () => asked.current.abort();
   }, [query]);
 
   return (

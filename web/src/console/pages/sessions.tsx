@@ -5,7 +5,7 @@ import { useEffect, useState } from "preact/hooks";
 
 import { Did, Note } from "../parts/bits.js";
 import { WithReason } from "../parts/with-reason.js";
-import { request } from "../state/link.js";
+import { relayNow, request } from "../state/link.js";
 import { type Book, turn } from "../state/paging.js";
 import { bytes, count, line, span } from "../text.js";
 
@@ -110,7 +110,7 @@ export function Sessions({ attempt, say, ruled }: { attempt: Attempt; say: (word
 
 function OpenSession({ session, close }: { session: Session; close: (session: Session, reason: string) => Promise<void> }): JSX.Element {
   const { id, identity, address, own } = session;
-  const age = span(Math.max(0, Date.now() / 1000 - session.opened_at));
+  const age = span(Math.max(0, relayNow() - session.opened_at));
   return (
     <li>
       <span class="whose">{identity === null ? <span class="hint">anonymous</span> : <Did did={identity} />}</span>

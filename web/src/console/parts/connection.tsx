@@ -20,19 +20,19 @@ export function ConnectionState(): JSX.Element {
   );
 }
 
-/** The seconds until a moment; counts down while the page is looked at. */
-function useSecondsUntil(until: number): number {
-  const [now, tick] = useState(Date.now());
+/** Have what says how long ago something was, or how long it takes, said anew each second. */
+function useSeconds(isRunning: boolean): void {
+  const [, tick] = useState(0);
   useEffect(() => {
-    if (until <= Date.now()) return;
-    const timer = setInterval(() => tick(Date.now()), 1000);
+    if (!isRunning) return;
+    const timer = setInterval(() => tick((ticks) => ticks + 1), 1000);
     return () => clearInterval(timer);
-  }, [until]);
-  return Math.max(0, Math.ceil((until - now) / 1000));
+  }, [isRunning]);
 }
 
 export function Notices(): JSX.Element {
-  const wait = useSecondsUntil(limitedUntil.value);
+  const wait = Math.max(0, Math.ceil((limitedUntil.value - Date.now()) / 1000));
+  useSeconds(wait > 0 || phase.value === "offline");
   return (
     <>
       {phase.value === "offline" && (

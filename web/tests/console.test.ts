@@ -142,6 +142,22 @@ test("a relay that is gone without a word is asked, and left where it does not a
   assert.equal(Socket.last.open().asked().length, 0, "and nobody waits for those answers any more");
 });
 
+test("a relay that takes a connection and says nothing is given up, and tried anew", (context) => {
+  connected(context.mock).onclose({ code: 1006 });
+  const { timers } = context.mock;
+  pass(timers, 2);
+  const silent = Socket.last;
+  const before = Socket.made.length;
+  pass(timers, 12);
+  assert.deepEqual([silent.readyState, Socket.made.length], [2, before + 1]);
+  silent.onopen(); // too late: it is not the page's any more
+  silent.onclose({ code: 1006 });
+  assert.equal(link.phase.value, "offline");
+  Socket.last.open();
+  pass(timers, 12);
+  assert.deepEqual([link.phase.value, Socket.made.length], ["online", before + 1], "one that is open has time");
+});
+
 test("a relay that closes each connection at once is come back to less and less often", async (context) => {
   connected(context.mock);
   context.mock.method(Math, "random", () => 0.5);

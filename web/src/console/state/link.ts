@@ -80,6 +80,8 @@ const SHORTEST_PAUSE = 500;
 const LONGEST_PAUSE = 15_000;
 /** A connection that lived this long has earned a fresh start of the pauses. */
 const STABLE = 10_000;
+/** How long a relay may take for the first word; browsers wait for minutes, and nobody else has a turn meanwhile. */
+const HANDSHAKE = 10_000;
 const GOODBYES = [1001, 1012];
 const ANSWER_TIMEOUT = 15_000;
 /** How long a relay may be silent before it is asked something, and how long that answer may take. */
@@ -104,6 +106,7 @@ export const connections = signal(0);
 let socket: WebSocket | null = null;
 let pause = SHORTEST_PAUSE;
 let openedAt = NaN;
+/** When the next attempt begins, or the one that is made has taken too long. */
 let retry: ReturnType<typeof setTimeout> | undefined;
 let numbers = 0;
 let challengedAt: { at: number; expiresAt: number } | null = null;
@@ -164,10 +167,17 @@ function open(): void {
   clearTimeout(retry);
   const opened = new WebSocket(openingUrl());
   socket = opened;
+  retry = setTimeout(() => {
+    if (socket !== opened) return;
+    opened.close();
+    ended(1006);
+  }, HANDSHAKE);
   openedAt = NaN;
   challenge.value = null;
   if (phase.value !== "draining") phase.value = heardAt.value ? "offline" : "connecting";
   opened.onopen = () => {
+    if (socket !== opened) return;
+    clearTimeout(retry);
     openedAt = performance.now();
     batch(() => {
       phase.value = "online";
@@ -184,6 +194,7 @@ function open(): void {
 }
 
 function ended(code: number): void {
+  clearTimeout(retry);
   socket = null;
   const isGoodbye = GOODBYES.includes(code);
   if (performance.now() - openedAt >= (isGoodbye ? SHORTEST_PAUSE : STABLE)) pause = SHORTEST_PAUSE;

@@ -590,6 +590,51 @@ async def test_two_tabs_have_one_outbox_and_send_each_packet_once(house: House, 
         watch.errors[:] = [error for error in watch.errors if "WebSocket" not in error]
 
 
+async def test_a_key_that_is_deleted_speaks_in_no_tab(house: House, chromium: Browser):
+    async with console(house, chromium, "publish") as (one, _):
+        other = await one.context.new_page()
+        await other.goto(f"{house.relay.http}/#/publish")
+        await one.get_by_role("button", name="Make a new identity").click()
+        did = await one.locator(".card .did").inner_text()
+        await other.get_by_role("combobox", name="Identity").select_option(did)
+        for page in (one, other):
+            await page.get_by_role("button", name="Authenticate").click()
+            await says(page, "The relay knows this page as")
+        await one.get_by_role("button", name="Delete…").click()
+        await one.get_by_role("button", name="Delete this key for good").click()
+        for page in (one, other):
+            await page.locator(".card .did").wait_for(state="detached")
+            await page.get_by_text("The relay knows this page as").wait_for(state="detached")
+            assert await page.get_by_role("button", name="Show what will be sent").is_disabled()
+        assert not await other.get_by_role("combobox", name="Identity").count()
+
+
+async def test_where_the_browser_keeps_nothing_a_page_works_for_its_visit(house: House, chromium: Browser):
+    packet = make(new_identity(), "to be read")
+    async with open_client(house.relay.ws) as client:
+        await client.publish(packet)
+    async with watched(chromium, house.relay.http) as (page, watch):
+        await page.add_init_script(
+            "const denied = { get() { throw new DOMException('denied', 'SecurityError') } };"
+            "Object.defineProperty(window, 'localStorage', denied);"
+            "window.indexedDB.open = denied.get;"
+        )
+        await page.goto(f"{house.relay.http}/#/live")
+        await page.locator(f'[data-row="{packet.packet_id}"] .badge.good').wait_for()
+        await page.get_by_role("button", name="Switch single keys off").click()
+        await page.goto(f"{house.relay.http}/#/publish")
+        await says(page, "This browser keeps no keys for this page")
+        await page.get_by_role("button", name="Make a new identity").click()
+        await page.get_by_role("button", name="Authenticate").click()
+        await says(page, "The relay knows this page as")
+        await page.get_by_label("Text", exact=True).fill("for this visit")
+        await page.get_by_role("button", name="Show what will be sent").click()
+        await page.get_by_role("button", name="Publish", exact=True).click()
+        await page.locator(".outbox .stored").wait_for()
+        assert not watch.errors
+        assert not watch.foreign
+
+
 async def test_the_worker_has_pythons_verdicts_on_signatures(house: House, tab: Page):
     packet = make(new_identity(), "for the worker to begin")
     async with open_client(house.relay.ws) as client:

@@ -8,6 +8,7 @@ import { utf8 } from "../../client/protocol/bytes.js";
 import { parseStrictly, isObject, type JsonObject } from "../../client/protocol/json.js";
 import { Note, PacketLink } from "../parts/bits.js";
 import { IdentityCard } from "../parts/identity-card.js";
+import { keepText, kept } from "../state/drawer.js";
 import { chosen } from "../state/keys.js";
 import { discard, items, put } from "../state/outbox.js";
 import { bytes, line, shown } from "../text.js";
@@ -22,8 +23,8 @@ interface Draft {
 
 function draft(): Draft {
   try {
-    const kept = JSON.parse(localStorage.getItem(DRAFT) ?? "") as Draft;
-    return { type: String(kept.type), text: String(kept.text), isJson: kept.isJson === true };
+    const { type, text, isJson } = JSON.parse(kept(DRAFT) ?? "") as Draft;
+    return { type: String(type), text: String(text), isJson: isJson === true };
   } catch {
     return { type: "POST", text: "", isJson: false };
   }
@@ -50,11 +51,7 @@ export function Publish(): JSX.Element {
 
   useEffect(() => {
     setReady(null);
-    try {
-      localStorage.setItem(DRAFT, JSON.stringify(written));
-    } catch {
-      // No room, or none for this page: a draft that is not kept can be sent all the same.
-    }
+    keepText(DRAFT, JSON.stringify(written));
   }, [written, identity]);
 
   const prepare = async (): Promise<void> => {

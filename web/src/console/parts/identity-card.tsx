@@ -49,7 +49,7 @@ export function IdentityCard(): JSX.Element {
       <p class="hint">
         {keepsKeys
           ? "Keys are kept in this browser, and nothing can read them out of it, this page included. But whoever serves this page decides what it signs: use a key here only if you trust this relay with it."
-          : "This page came over plain http, where browsers keep no keys: one made here is gone when the page is closed."}
+          : "This browser keeps no keys for this page, as over plain http: one made here is gone when the page is closed."}
       </p>
       <p class="buttons">
         <button type="button" onClick={() => void run(make)()}>

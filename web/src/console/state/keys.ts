@@ -6,6 +6,7 @@ import { signal } from "@preact/signals";
 
 import { Identity } from "../../client/protocol/ids.js";
 import { all } from "./cellar.js";
+import { isOpen, keepText, kept } from "./drawer.js";
 
 /** An identity in the browser's database. */
 export interface Kept {
@@ -15,26 +16,40 @@ export interface Kept {
 }
 
 const CHOSEN = "strata-identity";
+let news: BroadcastChannel | undefined;
 
 export const identities = signal<readonly Identity[]>([]);
 export const chosen = signal<Identity | null>(null);
 /** Whether keys outlive the page here. */
-export const keepsKeys = globalThis.isSecureContext && "indexedDB" in globalThis;
+export const keepsKeys = globalThis.isSecureContext && "indexedDB" in globalThis && isOpen();
 
+/** Have the identities that this browser keeps, and those that other tabs make or delete from now on. */
 export async function loadKeys(): Promise<void> {
   if (!keepsKeys) return;
-  const kept = await all<Kept>("identities");
-  kept.sort((a, b) => a.madeAt - b.madeAt);
-  identities.value = await Promise.all(kept.map(async ({ did, pair }) => named(await Identity.fromKeyPair(pair), did)));
-  const last = localStorage.getItem(CHOSEN);
-  chosen.value = identities.value.find(({ did }) => did === last) ?? null;
+  news = new BroadcastChannel("strata-identities");
+  news.onmessage = () => void read(chosen.peek()?.did);
+  await read(kept(CHOSEN));
+}
+
+async function read(wanted: string | null | undefined): Promise<void> {
+  const found = await all<Kept>("identities").catch(() => undefined);
+  if (found === undefined) return; // whoever makes one is told why it cannot be kept
+  found.sort((a, b) => a.madeAt - b.madeAt);
+  const known = identities.peek();
+  identities.value = await Promise.all(
+    found.map(async ({ did, pair }) => known.find((each) => each.did === did) ?? named(await Identity.fromKeyPair(pair), did)),
+  );
+  chosen.value = identities.value.find(({ did }) => did === wanted) ?? null;
+}
+
+/** Tell other tabs that identities were made or deleted here: a key that is deleted must sign nowhere. */
+export function tellTabs(): void {
+  news?.postMessage(null);
 }
 
 export const named = (identity: Identity, did: string): Identity => (identity.did === did ? identity : identity.speakingFor(did));
 
 export function choose(identity: Identity | null): void {
   chosen.value = identity;
-  if (!keepsKeys) return;
-  if (identity === null) localStorage.removeItem(CHOSEN);
-  else localStorage.setItem(CHOSEN, identity.did);
+  if (keepsKeys) keepText(CHOSEN, identity?.did ?? null);
 }

@@ -4,11 +4,12 @@ import { fromHex } from "../../client/protocol/bytes.js";
 import { importSeed, publicKeyOf } from "../../client/protocol/ed25519.js";
 import { Identity } from "../../client/protocol/ids.js";
 import { drop, keep } from "./cellar.js";
-import { choose, chosen, identities, type Kept, keepsKeys, named } from "./keys.js";
+import { choose, chosen, identities, type Kept, keepsKeys, named, tellTabs } from "./keys.js";
 
 async function add(identity: Identity): Promise<void> {
   if (keepsKeys && identity.keyPair !== undefined) {
     await keep<Kept>("identities", { did: identity.did, pair: identity.keyPair, madeAt: Date.now() });
+    tellTabs();
   }
   identities.value = [...identities.value.filter(({ did }) => did !== identity.did), identity];
   choose(identity);
@@ -31,7 +32,10 @@ export async function take(text: string): Promise<void> {
 
 /** Delete a key. It cannot be brought back. */
 export async function forget(identity: Identity): Promise<void> {
-  if (keepsKeys) await drop("identities", identity.did);
+  if (keepsKeys) {
+    await drop("identities", identity.did);
+    tellTabs();
+  }
   identities.value = identities.value.filter(({ did }) => did !== identity.did);
   if (chosen.value?.did === identity.did) choose(null);
 }

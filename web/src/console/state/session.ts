@@ -6,7 +6,8 @@ import { checkChallenge, signingInput } from "../../client/protocol/auth.js";
 import { hex } from "../../client/protocol/bytes.js";
 import { InvalidMessage } from "../../client/protocol/errors.js";
 import type { AuthChallenge } from "../../client/protocol/wire.js";
-import { chosen } from "./keys.js";
+import { keepText, kept } from "./drawer.js";
+import { chosen, identities } from "./keys.js";
 import { authenticated, challenge, connections, reconnect, request, RequestFailed, wantsAuth } from "./link.js";
 
 const PIN = "strata-relay-id";
@@ -26,12 +27,12 @@ let trying: Promise<boolean> | null = null;
 let failures = { did: "", count: 0 };
 
 function pin(): string | undefined {
-  return localStorage.getItem(PIN) ?? undefined;
+  return kept(PIN) ?? undefined;
 }
 
 /** Believe the relay's new name from now on: somebody has decided so. */
 export function acceptRelay(): void {
-  localStorage.removeItem(PIN);
+  keepText(PIN, null);
   changedRelay.value = null;
 }
 
@@ -60,7 +61,7 @@ async function attempt(byHand: boolean): Promise<boolean> {
     const known = pin();
     checkChallenge(asked, known);
     const signature = await identity.sign(signingInput(asked.challenge, asked.server_id));
-    localStorage.setItem(PIN, asked.server_id);
+    keepText(PIN, asked.server_id);
     const ok = await request({
       type: "AUTH",
       author_id: identity.did,
@@ -103,8 +104,12 @@ function nextChallenge(): Promise<AuthChallenge> {
   });
 }
 
-/** Authenticate where the relay asks for it, and again on each new connection. */
+/** Authenticate where the relay asks for it, and again on each new connection; and speak for nobody whose key was deleted. */
 export function keepAuthenticated(): void {
+  effect(() => {
+    const isGone = identities.value.every(({ did }) => did !== speaksFor.peek());
+    if (isGone && speaksFor.peek() !== null) reconnect();
+  });
   effect(() => {
     const isConnected = connections.value > 0;
     speaksFor.value = null;

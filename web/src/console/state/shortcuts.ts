@@ -2,25 +2,14 @@
 
 import { signal } from "@preact/signals";
 
+import { keepText, kept } from "./drawer.js";
+
 const OFF = "strata-single-keys-off";
 
-function isKeptOff(): boolean {
-  try {
-    return localStorage.getItem(OFF) !== null;
-  } catch {
-    return false; // this browser keeps nothing for the page
-  }
-}
-
-export const singleKeys = signal(!isKeptOff());
+export const singleKeys = signal(kept(OFF) === null);
 
 /** Switch them on or off, here and at the next visit. */
 export function switchSingleKeys(): void {
   singleKeys.value = !singleKeys.value;
-  try {
-    if (singleKeys.value) localStorage.removeItem(OFF);
-    else localStorage.setItem(OFF, "");
-  } catch {
-    // For this visit, then.
-  }
+  keepText(OFF, singleKeys.value ? null : "");
 }

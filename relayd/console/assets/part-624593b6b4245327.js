@@ -1,1 +1,0 @@
-import{a,b,c,d}from"./part-181d1d43766a28ad.js";import"./part-f78b0f84ecad78fc.js";import"./part-514bab519345e5c8.js";import"./part-bcee17b889d790ad.js";import"./part-1fd3b6a22164a811.js";import"./part-e0676603bb421531.js";export{b as beginOutbox,d as discard,a as items,c as put};

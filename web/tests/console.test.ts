@@ -386,6 +386,27 @@ test("a packet that a relay serves with another origin is checked as its author 
   assert.deepEqual([history?.refused, history?.keys.map(({ standing }) => standing)], [0, ["revoked"]]);
 });
 
+test("no key counts of an author who has published more about keys than anybody judges by", async (context) => {
+  const socket = connected(context.mock);
+  const [little, much] = ["did:x:little", "did:x:much"];
+  const found = checking.identityPackets([little, much]);
+  const { subscription_id } = socket.asked().at(-1) as Frame;
+  const tell = (author_id: string, text: string) => socket.says({ type: "EVENT", subscription_id, packet: { author_id, text }, received_at: 1 });
+  tell(little, "x".repeat(2 ** 20));
+  for (let each = 0; each < 9; each++) tell(much, "é".repeat(2 ** 19));
+  socket.says({ type: "END_OF_HISTORY", subscription_id, complete: true, cursor: null });
+  const events = await found;
+  assert.deepEqual([events.get(little)?.length, events.get(much)], [1, null]);
+
+  const worker = await realWorker();
+  const author = await Identity.generate();
+  const packet = await build(author, { type: "POST" });
+  const { history } = await worker({ kind: "keys", did: author.did, events: null, at: 1, rules: RULES });
+  assert.match(history?.conflict ?? "", /more about keys/);
+  const given = { text: packet.canonical, received_at: packet.timestamp };
+  assert.equal((await worker({ kind: "packet", given })).verdict, "too_many_key_events");
+});
+
 test("keys are known when the relay was asked after what their author last published about them", async (context) => {
   const socket = connected(context.mock);
   const did = "did:x:author";

@@ -7,7 +7,7 @@ import { KeyChain } from "../client/protocol/keys/chain.js";
 import { standing } from "../client/protocol/keys/states.js";
 import type { Packet } from "../client/protocol/packets.js";
 import { restore } from "../client/protocol/provenance.js";
-import type { Given, KeyHistory, Rules } from "./state/checking.js";
+import type { Given, KeyHistory, Known, Rules } from "./state/checking.js";
 
 /** The packet as its author signed it. Throws `InvalidInput` where what the relay gave comes to none. */
 export function asSigned({ text, relay_annotations }: Given): Packet {
@@ -22,7 +22,8 @@ export interface Chain {
 }
 
 /** The chain of these identity packets, as the relay gave them. */
-export async function chainOf(did: string, events: readonly Given[], rules?: Rules): Promise<Chain> {
+export async function chainOf(did: string, events: Known, rules?: Rules): Promise<Chain> {
+  if (events === null) return OVERGROWN;
   const received = events.flatMap((given) => {
     const packet = read(given);
     return packet === null || packet.authorId !== did ? [] : [{ packet, receivedAt: given.received_at }];
@@ -38,6 +39,19 @@ export async function chainOf(did: string, events: readonly Given[], rules?: Rul
     history: (at) => historyOf(chain, at, refused),
   };
 }
+
+const OVERGROWN: Chain = {
+  words: "",
+  judge: () => Promise.resolve({ verdict: "too_many_key_events", key: null }),
+  history: () =>
+    Promise.resolve({
+      conflict: "The author has published more about keys than anybody judges by.",
+      document: null,
+      keys: [],
+      events: [],
+      refused: 0,
+    }),
+};
 
 function read(given: Given): Packet | null {
   try {

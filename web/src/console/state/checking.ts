@@ -18,6 +18,9 @@ export interface Step {
 /** A packet as the relay gave it: its annotations say what it has put into the place of an origin that it found unproven. */
 export type Given = Pick<Event, "text" | "received_at" | "relay_annotations">;
 
+/** What the relay has of an author's keys; null where that is more than any reader of this project judges by. */
+export type Known = readonly Given[] | null;
+
 export interface Rules {
   readonly clockSkewSeconds: number;
   readonly recoveryDelaySeconds: number;
@@ -25,7 +28,7 @@ export interface Rules {
 
 export type Ask =
   | { readonly kind: "packet"; readonly number: number; readonly given: Given }
-  | { readonly kind: "keys"; readonly number: number; readonly did: string; readonly events: readonly Given[]; readonly at: number; readonly rules: Rules };
+  | { readonly kind: "keys"; readonly number: number; readonly did: string; readonly events: Known; readonly at: number; readonly rules: Rules };
 
 /** A key as it stands at a time. */
 export interface KeyWindow {
@@ -68,9 +71,11 @@ const AT_ONCE = 48;
 const AUTHORS_AT_ONCE = 50;
 const MOST_AUTHORS = 2000;
 const MOST_WAITING = 200;
-const PAGE = 500;
+const PAGE = 100;
 /** Identity packets of an author, twice what a key chain may hold. */
 const MOST_EVENTS = 2048;
+/** And their bytes. A stranger may publish so much that a browser could not hold it; the clients draw the line here too. */
+const MOST_BYTES = 8 * 2 ** 20;
 const SOON = 150;
 /** Between two questions about keys, so that a page that is full of new authors keeps within a relay's limits. */
 const PAUSE = 1500;
@@ -186,7 +191,7 @@ async function askRelay(): Promise<void> {
     const events = await identityPackets(authors);
     for (const did of authors) {
       if (known.size >= MOST_AUTHORS) known.clear();
-      await learn(did, events.get(did) ?? []);
+      await learn(did, events.get(did) as Known);
       if (outdated.has(did)) continue;
       known.set(did, askedAt);
       for (const done of wanted.get(did) ?? []) done();
@@ -200,7 +205,7 @@ async function askRelay(): Promise<void> {
 }
 
 /** Let the worker know what the relay has of this author's keys. */
-async function learn(did: string, events: readonly Given[]): Promise<KeyHistory | undefined> {
+async function learn(did: string, events: Known): Promise<KeyHistory | undefined> {
   const said = manifest.peek();
   const rules = {
     clockSkewSeconds: said?.clock_skew_seconds ?? 300,
@@ -214,12 +219,13 @@ async function learn(did: string, events: readonly Given[]): Promise<KeyHistory 
 export async function historyOf(did: string, over?: AbortSignal): Promise<KeyHistory | undefined> {
   const events = await identityPackets([did], over);
   forgetKeys(did);
-  return learn(did, events.get(did) ?? []);
+  return learn(did, events.get(did) as Known);
 }
 
 /** The packets that decide about these authors' keys, oldest first. */
-export async function identityPackets(authors: readonly string[], over?: AbortSignal): Promise<Map<string, Given[]>> {
-  const found = new Map<string, Given[]>();
+export async function identityPackets(authors: readonly string[], over?: AbortSignal): Promise<Map<string, Known>> {
+  const found = new Map<string, Known>(authors.map((did) => [did, []]));
+  const sizes = new Map<string, number>();
   const places = new Set<string>();
   let cursor: string | null = null;
   for (let left = authors.length * MOST_EVENTS; ; ) {
@@ -227,7 +233,9 @@ export async function identityPackets(authors: readonly string[], over?: AbortSi
     const part: Awaited<ReturnType<typeof page>> = await page(filters, over);
     for (const { packet, text, received_at, relay_annotations } of part.events) {
       const did = String(packet["author_id"]);
-      found.set(did, [...(found.get(did) ?? []), { text, received_at, relay_annotations }]);
+      const size = (sizes.get(did) ?? 0) + new TextEncoder().encode(text).length;
+      sizes.set(did, size);
+      found.set(did, size > MOST_BYTES ? null : [...(found.get(did) ?? []), { text, received_at, relay_annotations }]);
     }
     cursor = part.cursor;
     if (part.complete) return found;

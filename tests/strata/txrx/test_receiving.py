@@ -417,6 +417,8 @@ def test_repetitions_are_acknowledged_again_eagerly() -> None:
     one.post(0)
     one.post(1)
     assert one.answers() == [Ack(1)] * 3
+    one.send(message(2)[:20])
+    assert one.answers() == [], "once for each"
 
 
 @pytest.mark.req("T-044")

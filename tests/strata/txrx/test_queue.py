@@ -127,6 +127,18 @@ async def test_who_is_woken_and_cancelled_at_once_leaves_the_message_to_another(
     assert not queue._receivers
 
 
+async def test_waits_that_are_cancelled_leave_nothing_behind() -> None:
+    queue: RxQueue[int] = RxQueue(8)
+    for _ in range(3):
+        (waiting,) = getting(queue)
+        await started(waiting)
+        waiting.cancel()
+        await asyncio.wait([waiting])
+    assert not queue._receivers  # a program may wait for a second at a time for as long as it lives
+    queue.put_one(1)
+    assert await queue.get() == 1
+
+
 @pytest.mark.req("T-021")
 async def test_a_closed_queue_gives_what_it_has_and_then_says_why() -> None:
     queue: RxQueue[int] = RxQueue(2)

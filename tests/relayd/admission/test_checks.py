@@ -14,6 +14,7 @@ from strata.protocol.packets import Packet
 
 from relayd.admission.checks import judge, require_chain_room, weigh
 from relayd.admission.knowledge import Known
+from relayd.admission.origin import PeerOrigin
 from relayd.policy import Policy
 from relayd.policy.rules import Lists
 
@@ -88,6 +89,15 @@ def test_a_longer_age_limit_is_a_setting():
 def test_what_the_operator_blocks(policy, expected):
     assert refusal(made(media=True), policy) == expected
     check(made(media=True), Policy())
+
+
+@pytest.mark.req("R-186", "R-379")
+def test_a_peer_brings_nothing_that_the_operator_blocks():
+    blocked = Policy(Lists(blocked_authors=frozenset([ALICE.did])))
+    origin = PeerOrigin(1, NOW, True, 7 * DAY)
+    with pytest.raises(InvalidPacket) as caught:
+        weigh(made(), blocked, NOW, max_age_seconds=DAY, origin=origin, witness=NOW)
+    assert caught.value.code == ErrorCode.BLOCKED_AUTHOR
 
 
 @pytest.mark.req("R-184")

@@ -45,7 +45,7 @@ def test_the_answer_to_what_says_the_same_as_another_names_that_one():
     assert answer["duplicate_of"] == "0x" + "cd" * 32 and answer["duplicate"] is True
 
 
-@pytest.mark.req("R-088")
+@pytest.mark.req("R-088", "R-190")
 def test_what_waits_is_queued():
     assert json.loads(ok_payload("0xab", 5, None, duplicate=False, queued=True))["status"] == "QUEUED"
 
@@ -117,3 +117,10 @@ def test_who_is_sent_away_by_an_operator_hears_so():
     answer = json.loads(closed_by_operator_payload())
     assert (answer["code"], answer["detail"]) == ("policy_rejected", "closed_by_operator")
     assert "operator" in answer["reason"]
+
+
+@pytest.mark.req("R-122")
+def test_who_is_refused_for_the_size_of_a_packet_hears_the_limit():
+    error = InvalidPacket(ErrorCode.PACKET_TOO_LARGE, "too large", max_bytes=262_144)
+    assert json.loads(refusal_payload(error, "m"))["max_bytes"] == 262_144
+    assert json.loads(frame_too_large_payload(262_144))["max_bytes"] == 262_144

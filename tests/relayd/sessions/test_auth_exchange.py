@@ -202,6 +202,16 @@ async def authenticated(rigs: Any, **settings: Any) -> Rig:
     return rig
 
 
+@pytest.mark.req("R-277", "R-281")
+async def test_a_key_that_is_revoked_lets_nobody_in(rigs):
+    first = await authenticated(rigs)
+    first.relay.identities.observe([revocation_of_alice()])
+    rig = rigs(relay=first.relay)
+    rig.socket.data_received(auth(rig.challenge))
+    error, *_ = await until(rig, 1)
+    assert (error.get("code"), error.get("detail")) == ("invalid_signature", "key_revoked")
+
+
 @pytest.mark.req("R-277", "R-284")
 async def test_a_revoked_key_ends_the_sessions_it_let_in_and_no_other(rigs):
     alice = await authenticated(rigs)

@@ -165,7 +165,7 @@ def test_a_refusal_returns_to_unauthenticated(bench, code, request_id):
     assert bench.core.statistics.authentications_refused == 1
 
 
-@pytest.mark.req("R-295", "R-297")
+@pytest.mark.req("R-293", "R-295", "R-297")
 def test_silence_is_a_failure_after_the_timeout(bench):
     bench.challenge(now=1)
     assert bench.core.get_timer() == 6

@@ -116,6 +116,7 @@ def test_an_annotation_cannot_make_another_packet_of_it(reader):
     assert reader.statistics.events_tampered == 1
 
 
+@pytest.mark.req("R-116")
 def test_the_same_packet_in_either_form_is_one_packet(reader):
     raw, annotations = forms(media(), "rewrite")
     assert reader.read(raw, annotations) is not None

@@ -290,6 +290,15 @@ def test_the_states_of_an_outgoing_message() -> None:
     assert alice.outgoing() == {}
 
 
+@pytest.mark.req("C-120")
+def test_every_id_that_a_history_names_is_acknowledged() -> None:
+    alice = join("alice")
+    ids = [say(alice, text).message_id for text in ("one", "two", "three")]
+    alice.receive(stranger("s", ids[0], ids[2], lamport=1, content=None), T)
+    assert alice.events() == [Acknowledged(each, AckedBy.HISTORY, "mallory") for each in (ids[0], ids[2])]
+    assert list(alice.outgoing()) == [ids[1]]
+
+
 @pytest.mark.req("C-121", "C-041")
 def test_one_filter_counts_once_however_often_it_comes() -> None:
     alice = join("alice")

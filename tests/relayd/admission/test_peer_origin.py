@@ -6,6 +6,7 @@ import pytest
 from strata.protocol import packets
 from strata.protocol.errors import InvalidPacket
 
+from relayd.admission.checks import to_store
 from relayd.admission.origin import PeerOrigin, check_age, witness_of
 from tests.support.made_packets import new_identity
 
@@ -70,3 +71,12 @@ def test_age_is_judged_when_the_first_relay_received_it():
 def test_packets_that_carry_keys_may_have_any_age():
     assert judged(400 * DAY, NOW - 400 * DAY, kind="KEY_EVENT") is None
     assert judged(400 * DAY, 0, kind="KEY_EVENT") is None
+
+
+@pytest.mark.req("R-367", "R-375")
+def test_what_a_peer_brings_is_stored_with_its_witness_and_its_peer():
+    made = packet(5)
+    theirs = to_store(made, None, PeerOrigin(7, NOW - 5, True, 7 * DAY), NOW - 5)
+    assert (theirs.witnessed_at, theirs.ingest_peer) == (NOW - 5, 7)
+    ours = to_store(made, None)
+    assert (ours.witnessed_at, ours.ingest_peer, ours.body) == (None, None, theirs.body)

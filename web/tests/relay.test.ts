@@ -505,3 +505,56 @@ test("options and queries that cannot work are refused", async () => {
   await assert.rejects(relay.authenticate(), TypeError);
   await relay.close();
 });
+
+test("what a program passes wrongly is refused at once, by its name", async () => {
+  const world = new World();
+  const me = await Identity.generate();
+  const relay = await connect(URL, world.options({ identity: me }));
+  const wrong: Record<string, unknown> = {
+    authors: "alice",
+    types: [5],
+    packetIds: ["0x12"],
+    since: Date.now() / 1000 + 0.5,
+    until: "x",
+    receivedSince: Number.NaN,
+    receivedUntil: new Date(),
+    cursor: 5,
+    cursorFallbackSince: 1.5,
+    limit: "3",
+    order: "up",
+    onLogReset: 5,
+    signal: AbortSignal.abort(),
+  };
+  for (const [name, value] of Object.entries(wrong)) {
+    assert.throws(() => relay.fetch({ [name]: value }), { name: "TypeError", message: new RegExp(name) });
+  }
+  assert.throws(() => relay.subscribe({ live: "no" as never }), { name: "TypeError", message: /live/ });
+  for (const id of [undefined, 5, ["0x12"], "0x12"]) await assert.rejects(relay.get(id as never), { name: "TypeError", message: /packetId/ });
+  for (const packet of [undefined, 5, {}, "x"]) await assert.rejects(relay.publish(packet as never), { name: "TypeError", message: /packet/ });
+  const packet = await build(me, { type: "POST" });
+  for (const timeout of ["5", Number.NaN]) {
+    await assert.rejects(relay.publish(packet, { timeout: timeout as never }), { name: "TypeError", message: /timeout/ });
+  }
+  for (const timeout of [0, -1]) {
+    await assert.rejects(relay.publish(packet, { timeout }), { name: "RequestTimeout", message: new RegExp(`within ${timeout} s`) });
+  }
+  assert.deepEqual(world.sent("SUBSCRIBE"), []);
+  relay.fetch({ authors: me.did, since: null as never, cursor: null }).close(); // null says nothing, as undefined
+  await relay.close();
+});
+
+test("an outbox that cannot be used fails the opening, and nothing else", async () => {
+  const unhandled: unknown[] = [];
+  const hear = (error: unknown) => unhandled.push(error);
+  process.on("unhandledRejection", hear);
+  const outbox = {
+    ...memoryOutbox(),
+    watch: () => {
+      throw new Error("no channel");
+    },
+  };
+  await assert.rejects(connect(URL, new World().options({ outbox })), { message: "no channel" });
+  await new Promise((done) => setTimeout(done, 50));
+  process.off("unhandledRejection", hear);
+  assert.deepEqual(unhandled, []);
+});

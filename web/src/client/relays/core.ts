@@ -115,9 +115,12 @@ export class Core {
     this.followAuthentication(now);
   }
 
-  /** Begin to publish a packet given by its canonical text; it ends with one `PublishSettled`. */
-  publish(packetId: string, canonical: string, timeout: number, now: number): Handle {
-    return this.publishing.add(packetId, canonical, timeout, now);
+  /**
+   * Begin to publish a packet given by its canonical text; it ends with one `PublishSettled`. `timeout` is the time that is
+   * left, `given` what there was in all.
+   */
+  publish(packetId: string, canonical: string, timeout: number, now: number, given = timeout): Handle {
+    return this.publishing.add(packetId, canonical, timeout, now, given);
   }
 
   /** Forget a publish. If it was sent, the relay may store the packet all the same. */

@@ -2,6 +2,7 @@
 
 import { ConnectionFailed, InvalidMessage, RequestTimeout, StrataError } from "../protocol/errors.js";
 import type { Signer } from "../protocol/ids.js";
+import type { Packet } from "../protocol/packets.js";
 import { decodeRelayMessage, type Moderated } from "../protocol/wire.js";
 import { after, type Timer } from "../timers.js";
 import { Backoff } from "./backoff.js";
@@ -173,12 +174,13 @@ export class Driver {
     });
   }
 
-  /** Publish a packet within `timeout` seconds. Rejects with why that failed; aborting forgets the publish. */
-  publish(packetId: string, canonical: string, timeout: number, signal?: AbortSignal): Promise<Published> {
+  /** Publish a packet while time is `left`, of `timeout` seconds. Rejects with why that failed; aborting forgets the publish. */
+  publish(packet: Packet, how: { timeout: number; left: number; signal: AbortSignal | undefined }): Promise<Published> {
+    const { timeout, left, signal } = how;
     signal?.throwIfAborted();
     return new Promise((resolve, reject) => {
       this.step((core) => {
-        const handle = core.publish(packetId, canonical, timeout, this.now());
+        const handle = core.publish(packet.packetId, packet.canonical, left, this.now(), timeout);
         const abort = () => {
           if (!this.publishes.delete(handle)) return;
           this.step((inner) => inner.cancelPublish(handle));

@@ -79,12 +79,12 @@ export class Publishing {
   }
 
   /** Begin to publish a packet given by its canonical text; it is sent once a connection is there. */
-  add(packetId: string, canonical: string, timeout: number, now: number): Handle {
+  add(packetId: string, canonical: string, timeout: number, now: number, given = timeout): Handle {
     const handle = `p${++this.last}`;
     const pending: Pending = {
       packetId,
       frame: publishFrame(canonical, handle),
-      timeout,
+      timeout: given,
       deadline: now + timeout,
       dueAt: -Infinity,
       inFlight: false,

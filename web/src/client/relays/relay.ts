@@ -13,6 +13,7 @@ import { Packet } from "../protocol/packets.js";
 import { restore } from "../protocol/provenance.js";
 import type { Moderated } from "../protocol/wire.js";
 import { after } from "../timers.js";
+import { checkPacket, checkPacketId, checkTimeout } from "./arguments.js";
 import { Driver, type WebSocketConstructor } from "./driver.js";
 import { KeyFetcher } from "./keyfetch.js";
 import { type Anchors, KeyRing } from "./keyring.js";
@@ -114,6 +115,7 @@ export class Relay {
   async open(): Promise<this> {
     try {
       const opened = this.driver.open();
+      opened.catch(() => undefined); // nobody waits for it where the outbox cannot be used
       this.outbox.start();
       await opened;
       if (this.options.authenticate === "always") await this.authenticate();
@@ -161,6 +163,8 @@ export class Relay {
    */
   async publish(packet: Packet, options: PublishOptions = {}): Promise<Published> {
     this.driver.checkOpen();
+    checkPacket(packet);
+    checkTimeout(options.timeout);
     const timeout = options.timeout ?? this.options.publishTimeout;
     const deadline = this.driver.now() + timeout;
     await this.takeTurn(timeout, packet.packetId, options.signal);
@@ -172,7 +176,7 @@ export class Relay {
         throw new InvalidPacket("packet_too_large", reason, undefined, limit);
       }
       const left = deadline - this.driver.now();
-      return await this.driver.publish(packet.packetId, packet.canonical, left, options.signal);
+      return await this.driver.publish(packet, { timeout, left, signal: options.signal });
     } finally {
       this.inFlight--;
       this.turns.shift()?.();
@@ -219,6 +223,8 @@ export class Relay {
     packetId: string,
     options: { authors?: readonly string[] | string; since?: number; until?: number; timeout?: number } = {},
   ): Promise<Delivery | undefined> {
+    checkPacketId(packetId);
+    checkTimeout(options.timeout);
     const { timeout = this.options.historyTimeout, ...narrow } = options;
     const found = this.fetch({ ...narrow, packetIds: packetId, limit: 1 });
     let isLate = false;

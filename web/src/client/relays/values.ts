@@ -3,8 +3,9 @@
 // Core: no I/O, no clock, no randomness (held by tests/layout.test.ts).
 
 import type { OriginType } from "../protocol/provenance.js";
-import { DEFAULT_MAX_PACKET_AGE_SECONDS, isContentId, MAX_FUTURE_SECONDS, type Packet } from "../protocol/packets.js";
+import { DEFAULT_MAX_PACKET_AGE_SECONDS, MAX_FUTURE_SECONDS, type Packet } from "../protocol/packets.js";
 import type { Filters } from "../protocol/wire.js";
+import { checkSelection } from "./arguments.js";
 
 /** How much older than its arrival a packet's timestamp may be, with both clocks' error. */
 export const RESUME_MARGIN_SECONDS = DEFAULT_MAX_PACKET_AGE_SECONDS + MAX_FUTURE_SECONDS;
@@ -125,25 +126,23 @@ export class Query {
 
   /** Throws `TypeError` for a query that no relay could serve. */
   constructor(options: SubscribeOptions = {}) {
+    checkSelection(options);
     this.authors = asList(options.authors);
     this.types = asList(options.types);
     this.packetIds = asList(options.packetIds);
-    this.since = options.since;
-    this.until = options.until;
-    this.receivedSince = options.receivedSince;
-    this.receivedUntil = options.receivedUntil;
+    this.since = options.since ?? undefined;
+    this.until = options.until ?? undefined;
+    this.receivedSince = options.receivedSince ?? undefined;
+    this.receivedUntil = options.receivedUntil ?? undefined;
     this.cursor = options.cursor ?? undefined;
-    this.cursorFallbackSince = options.cursorFallbackSince;
+    this.cursorFallbackSince = options.cursorFallbackSince ?? undefined;
     this.order = options.order ?? "asc";
     this.limit = options.limit;
     this.live = options.live ?? true;
-    if (this.limit !== undefined && !(this.limit >= 1)) throw new TypeError("limit must be at least 1");
     if (this.live && (this.limit !== undefined || this.until !== undefined || this.order !== "asc")) {
       // A live packet missed during a cut comes back as history, which `until` binds: that would lose packets.
       throw new TypeError("limit, until and descending order are for queries that end: pass live: false");
     }
-    const odd = this.packetIds.find((id) => !isContentId(id));
-    if (odd !== undefined) throw new TypeError(`not a packet id: ${odd}`);
   }
 
   /** The filters as sent. Additive ones go only to relays that announced them. */
@@ -251,8 +250,8 @@ export class Statistics {
   refusals: Record<string, number> = {};
 }
 
-function asList(values: readonly string[] | string | undefined): readonly string[] {
-  return values === undefined ? [] : typeof values === "string" ? [values] : [...new Set(values)];
+function asList(values: readonly string[] | string | null | undefined): readonly string[] {
+  return values === undefined || values === null ? [] : typeof values === "string" ? [values] : [...new Set(values)];
 }
 
 /** What one publish may be given. */

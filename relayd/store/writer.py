@@ -9,15 +9,16 @@ purpose, after a commit that was full of them: while others publish small ones, 
 from __future__ import annotations
 
 import asyncio
-import logging
 import random
 import time
 from collections.abc import Awaitable, Callable, Hashable, Sequence
 from typing import Generic, NamedTuple, Protocol, TypeVar
 
+import structlog
 from strata.protocol.keys import IDENTITY_TYPES
 
 from relayd.faults import Faults
+from relayd.logs import problem_of
 from relayd.store.fair_queue import FairQueue
 from relayd.store.types import (
     Appended,
@@ -34,7 +35,7 @@ __all__ = ["KeyWatch", "Writer"]
 Ticket = TypeVar("Ticket")
 _Watched = TypeVar("_Watched", contravariant=True)
 
-_log = logging.getLogger("relayd.store")
+_log = structlog.get_logger("relayd.store")
 
 _BACKOFF_SECONDS = (0.05, 2.0)
 _SMALL_BYTES = 4096
@@ -127,6 +128,8 @@ class Writer(Generic[Ticket]):
         self._batch: list[_Waiting[Ticket]] = []
         self._pending_bytes = 0
         self._large_from = self._small_until = float("-inf")
+        self._is_failing = False
+        """Whether publishers have been told, since the last commit, that they were not stored."""
         self._filled = asyncio.Event()
         self._empty = asyncio.Event()
         self._empty.set()
@@ -230,11 +233,11 @@ class Writer(Generic[Ticket]):
                 )
             except IdentitiesMoved as moved:
                 await self._follow(moved.sequence)
-            except (StoreUnavailable, StoreTimeout):
+            except (StoreUnavailable, StoreTimeout) as error:
                 # Append the same again: rows of the lost attempt come back as DUPLICATE, at their place.
                 await asyncio.sleep(delay * random.uniform(0.5, 1.0))
                 delay = min(delay * 2, _BACKOFF_SECONDS[1])
-                self._give_up()
+                self._give_up(problem_of(error))
             except StoreError:
                 _log.exception("the database refused a batch without a bad row: our bug, or a damaged schema")
                 self._fail_batch()
@@ -244,6 +247,9 @@ class Writer(Generic[Ticket]):
     def _committed(self, appended: Appended, seconds: float) -> None:
         done, self._batch = self._batch, []
         self._forget(done)
+        if self._is_failing:
+            _log.info("publishes_back")
+            self._is_failing = False
         try:
             self._on_commit(appended, [(waiting.packet, waiting.ticket) for waiting in done], seconds)
             self._give_way(done, seconds)
@@ -277,19 +283,26 @@ class Writer(Generic[Ticket]):
             async with asyncio.timeout(self._publish_timeout):
                 await self._keys.follow(sequence)
         except TimeoutError:
-            self._give_up()
+            self._give_up("the keys of the log were not read in time")
 
     def _fail_batch(self) -> None:
         failed, self._batch = self._batch, []
         self._forget(failed)
         self._tell_failed(failed)
 
-    def _give_up(self) -> None:
-        """Answer those that have waited too long, in the batch and behind it."""
+    def _give_up(self, problem: str) -> None:
+        """Answer those that have waited too long, in the batch and behind it.
+
+        Our log says so once, until there is a commit again: a database that answers, and stores nothing
+        because its disk is full, shows nowhere else.
+        """
         now = asyncio.get_running_loop().time()
         late = [waiting for waiting in self._batch if waiting.give_up_at <= now]
         late += self._queue.drop(lambda waiting: waiting.give_up_at <= now)
         if late:
+            if not self._is_failing:
+                _log.error("publishes_fail", problem=problem)
+                self._is_failing = True
             self._batch = [waiting for waiting in self._batch if waiting.give_up_at > now]
             self._forget(late)
             self._tell_failed(late)

@@ -9,6 +9,7 @@ from typing import Any
 
 import msgspec
 import pytest
+import structlog
 
 from relayd.store import Appended, Disposition, Outcome, StoreError, StoreUnavailable, Writer
 from relayd.store import writer as writers
@@ -249,17 +250,45 @@ async def test_who_has_waited_too_long_is_told_and_the_others_wait_on(log, make,
     assert (writer.pending, writer.pending_bytes) == (0, 0)
 
 
+async def test_our_log_says_once_why_nothing_is_stored_and_when_it_is_again(log, make, packet):
+    """A full disk answers every question, and nobody else would tell of it."""
+    writer = make(publish_timeout=0, max_batch_packets=1)
+    log.failures = [StoreUnavailable("No space left on device"), StoreUnavailable("again")]
+    with structlog.testing.capture_logs() as lines:
+        async with running(writer):
+            for number in range(4):
+                writer.put(packet(number), number)
+                assert await writer.drain(10)
+    assert (writer.failed, tickets(writer)) == ([0, 1], [2, 3])
+    assert [(line["log_level"], line["event"], line.get("problem")) for line in lines] == [
+        ("error", "publishes_fail", "No space left on device"),
+        ("info", "publishes_back", None),
+    ]
+
+
+async def test_a_database_that_was_away_for_a_moment_is_no_line(log, make, packet):
+    writer = make()
+    log.failures = [StoreUnavailable("away")]
+    writer.put(packet(1), 1)
+    with structlog.testing.capture_logs() as lines:
+        async with running(writer):
+            assert await writer.drain(10)
+    assert (tickets(writer), lines) == ([1], [])
+
+
 @pytest.mark.req("R-200")
-async def test_a_batch_that_is_refused_as_a_whole_fails_and_the_next_is_tried(log, make, packet, caplog):
+async def test_a_batch_that_is_refused_as_a_whole_fails_and_the_next_is_tried(log, make, packet):
     writer = make(max_batch_packets=1)
     log.failures = [StoreError("a table is missing")]
     writer.put(packet(1), 1)
     writer.put(packet(2), 2)
-    async with running(writer):
-        assert await writer.drain(5)
+    with structlog.testing.capture_logs() as lines:
+        async with running(writer):
+            assert await writer.drain(5)
     assert writer.failed == [1]
     assert tickets(writer) == [2]
-    assert "refused a batch" in caplog.text
+    assert [line["log_level"] for line in lines] == ["error"]
+    assert "refused a batch" in lines[0]["event"]
 
 
 async def test_cancelling_keeps_what_was_not_committed(log, make, packet):

@@ -16,6 +16,7 @@ import asyncio
 import contextlib
 import fcntl
 import os
+import re
 import secrets
 import shutil
 import signal
@@ -57,6 +58,7 @@ _LOOKS = 2
 _LOOKS_WHILE_STOPPING = 15
 """As often while it shuts down: meanwhile it writes its last checkpoint, and looks the same."""
 _LOOKED_AT = 2000
+_REASON = re.compile(r"\b(error|ERROR|FATAL|PANIC): ")
 _LAUNCHER = Path(__file__).with_name("launcher.py")
 
 _SETTINGS = {
@@ -329,7 +331,7 @@ class EmbeddedPostgres:
                 check=False,
             )
         if process.returncode:
-            raise EmbeddedPostgresError(f"initdb failed: {process.stdout.decode(errors='replace').strip()}")
+            raise EmbeddedPostgresError(f"initdb failed: {_reasons(process.stdout.decode(errors='replace'))}")
         # Only the owner of the folder and root can reach the socket; TCP asks for the password.
         rules, password = fresh / "pg_hba.conf", fresh / "password"
         rules.write_text("local all all trust\nhost all all 127.0.0.1/32 scram-sha-256\n")
@@ -496,3 +498,9 @@ def is_abandoned(data_dir: Path) -> bool:
         return not is_postgres(int((cluster / "postmaster.pid").read_text().split("\n", 1)[0]), cluster)
     except (FileNotFoundError, ValueError):
         return True
+
+
+def _reasons(output: str) -> str:
+    """What a program of PostgreSQL says of its failure, without what it says of its progress before."""
+    lines = [line.strip() for line in output.strip().splitlines()]
+    return " | ".join([line for line in lines if _REASON.search(line)] or lines[-5:])

@@ -449,6 +449,19 @@ async def test_a_server_that_cannot_start_says_why(data_dir):
         assert await one(server.url) == 1
 
 
+def test_of_a_first_start_that_fails_the_reason_is_told_alone():
+    output = """creating configuration files ... ok
+running bootstrap script ... 2026-11-26 22:49:30 UTC [1] FATAL:  could not write: No space left on device
+child process exited with exit code 1
+initdb: removing contents of data directory "/proc/self/fd/14"
+"""
+    said = embedded._reasons(output)
+    assert "No space left on device" in said and "ok" not in said.split() and "\n" not in said
+    assert embedded._reasons("initdb: error: invalid locale\n") == "initdb: error: invalid locale"
+    assert embedded._reasons("one\ntwo\n") == "one | two"
+    assert embedded._reasons("") == ""
+
+
 async def test_stopping_twice_is_fine(data_dir):
     server = EmbeddedPostgres(data_dir)
     await server.start()

@@ -24,7 +24,6 @@ _LOST = (
     asyncpg.InternalClientError,
     asyncpg.PostgresConnectionError,
     asyncpg.OperatorInterventionError,  # shutdown, crash recovery, "cannot connect now"
-    asyncpg.InsufficientResourcesError,  # connections, memory, disk: it may pass, so try again
     asyncpg.TransactionRollbackError,  # a deadlock, or on a replica a conflict with replay
     asyncpg.InvalidAuthorizationSpecificationError,
     asyncpg.InvalidCatalogNameError,
@@ -98,6 +97,10 @@ def translate_errors() -> Iterator[None]:
         raise StoreUnavailable("the database accepts no writes") from error
     except asyncpg.ClientConfigurationError as error:
         raise StoreError(f"the database URL cannot be used: {_first_line(error)}") from error
+    except asyncpg.InsufficientResourcesError as error:  # it may pass, so try again
+        raise StoreUnavailable(
+            f"the database lacks disk, memory or connections: {_first_line(error)}"
+        ) from error
     except _POOLED as error:
         raise StoreUnavailable(
             f"the database keeps no session for the relay: {_first_line(error)}; if a pooler is in between,"

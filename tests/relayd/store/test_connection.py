@@ -253,6 +253,18 @@ async def test_a_session_that_is_not_ours_alone_is_told_of_the_pooler(database, 
     await ask.close()
 
 
+@pytest.mark.parametrize(
+    "error",
+    [
+        asyncpg.DiskFullError("could not extend file: No space left on device"),
+        asyncpg.TooManyConnectionsError('too many connections for role "relayd"'),
+    ],
+)
+def test_a_database_that_lacks_what_it_needs_is_there_and_may_be_asked_again(error):
+    with pytest.raises(StoreUnavailable, match=r"lacks disk, memory or connections: "), translate_errors():
+        raise error
+
+
 def test_a_pooler_that_knows_none_of_our_settings_is_named():
     with pytest.raises(StoreUnavailable, match=r"startup parameter: jit; if a pooler"), translate_errors():
         raise asyncpg.ProtocolViolationError("unsupported startup parameter: jit")

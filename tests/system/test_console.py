@@ -186,7 +186,7 @@ async def test_a_page_is_printed_whole(house: House, tab: Page):
         await client.publish(packet)
     await tab.goto(f"{house.relay.http}/#/packet/{packet.packet_id}")
     await tab.locator(".steps .good").nth(3).wait_for()
-    cut = """[...document.querySelectorAll("html, body, #app, main, main *")]
+    cut = """[...document.querySelectorAll("html, body, #app, main, main :not(.hidden)")]
         .filter((each) => getComputedStyle(each).overflowY !== "visible")
         .filter(({ scrollHeight, clientHeight }) => scrollHeight > clientHeight + 1)
         .map(({ tagName, className }) => `${tagName} ${className}`)"""

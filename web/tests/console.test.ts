@@ -645,7 +645,15 @@ test("what waits for a session that may publish is sent as soon as somebody else
   assert.notEqual(third, second);
   socket.says({ type: "OK", packet_id, received_at: 1, client_msg_id: third["client_msg_id"] });
   for (let turns = 0; turns < 20; turns++) await settle();
-  assert.deepEqual(outbox.items.value.map(({ state }) => state), ["stored"]);
+  assert.deepEqual(outbox.items.value.map(({ state, note }) => [state, note]), [["stored", ""]]);
+
+  // A key event by a recovery key is stored, and does nothing yet.
+  void outbox.put(await build(identity, { type: "KEY_EVENT" }));
+  for (let turns = 0; turns < 20; turns++) await settle();
+  const fourth = sent().at(-1) as Frame & { packet: { packet_id: string } };
+  socket.says({ type: "OK", packet_id: fourth.packet.packet_id, received_at: 1, status: "QUEUED", client_msg_id: fourth["client_msg_id"] });
+  for (let turns = 0; turns < 20; turns++) await settle();
+  assert.match(outbox.items.value[0]?.note ?? "", /takes effect after a delay/);
 });
 
 test("an identity that the relay does not take is tried three times on a connection, and then by hand alone", async (context) => {

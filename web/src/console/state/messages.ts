@@ -21,6 +21,7 @@ export interface Message {
   readonly capabilities?: readonly string[];
   readonly packet_id?: string;
   readonly duplicate?: boolean;
+  readonly status?: string;
   readonly changed?: boolean;
   readonly entries?: readonly Readonly<Record<string, unknown>>[];
   readonly next?: string;

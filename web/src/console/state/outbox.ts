@@ -57,13 +57,15 @@ async function look(): Promise<void> {
 export async function put(packet: Packet): Promise<void> {
   const { sent } = await outbox.add(packet);
   // Another tab may be the one that sends: what it heard from the relay is told here too.
-  sent.then(({ duplicate }) => remember(packet, duplicate)).then(look, look);
+  sent.then((published) => remember(packet, published)).then(look, look);
   await look();
 }
 
-function remember({ packetId, contentType }: Packet, duplicate: boolean): void {
+function remember({ packetId, contentType }: Packet, { duplicate, queued }: Published): void {
   if (stored.some(({ id }) => id === packetId)) return;
-  stored.unshift({ id: packetId, type: contentType, state: "stored", note: duplicate ? "The relay had it already." : "" });
+  const had = duplicate ? "The relay had it already. " : "";
+  const waits = queued ? "It takes effect after a delay and its approvals, unless it is vetoed." : "";
+  stored.unshift({ id: packetId, type: contentType, state: "stored", note: (had + waits).trim() });
   stored.splice(MOST_STORED);
 }
 
@@ -77,10 +79,11 @@ async function send(packet: Packet): Promise<Published> {
     const ok = await request((id) => publishFrame(packet.canonical, id));
     // To believe another packet's would be to take silence for success.
     if (ok.type !== "OK" || ok.packet_id !== packet.packetId) throw new RequestFailed("other", "no answer");
-    const duplicate = ok.duplicate === true;
-    remember(packet, duplicate);
+    const [duplicate, queued] = [ok.duplicate === true, ok.status === "QUEUED"];
+    const published = { packetId: packet.packetId, receivedAt: ok.received_at, duplicate, queued, downgradedTo: undefined };
+    remember(packet, published);
     setTimeout(() => void look());
-    return { packetId: packet.packetId, receivedAt: ok.received_at, duplicate, queued: false, downgradedTo: undefined };
+    return published;
   } catch (error) {
     // Without an answer it is sent again.
     if (!(error instanceof RequestFailed) || ["lost", "timeout", "offline", "other"].includes(error.code)) throw error;

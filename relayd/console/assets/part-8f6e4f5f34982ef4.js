@@ -1,1 +1,0 @@
-import{a,b,c,d}from"./part-35c7d732ab4df4b6.js";import"./part-89b487cca029cbf8.js";import"./part-514bab519345e5c8.js";import"./part-bcee17b889d790ad.js";import"./part-1fd3b6a22164a811.js";import"./part-e0676603bb421531.js";export{b as beginOutbox,d as discard,a as items,c as put};

@@ -14,11 +14,10 @@ import time
 from collections.abc import Awaitable, Callable, Hashable, Sequence
 from typing import Generic, NamedTuple, Protocol, TypeVar
 
-import structlog
 from strata.protocol.keys import IDENTITY_TYPES
 
 from relayd.faults import Faults
-from relayd.logs import problem_of
+from relayd.logs import get_logger, problem_of
 from relayd.store.fair_queue import FairQueue
 from relayd.store.types import (
     Appended,
@@ -35,7 +34,7 @@ __all__ = ["KeyWatch", "Writer"]
 Ticket = TypeVar("Ticket")
 _Watched = TypeVar("_Watched", contravariant=True)
 
-_log = structlog.get_logger("relayd.store")
+_log = get_logger("relayd.store")
 
 _BACKOFF_SECONDS = (0.05, 2.0)
 _SMALL_BYTES = 4096

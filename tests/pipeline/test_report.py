@@ -256,6 +256,19 @@ def test_relays_are_told_as_they_were_last_and_as_they_were_first():
         assert [cells[place : place + 5] for place in range(0, len(cells), 5)] == expected
 
 
+def test_a_day_of_a_clock_that_was_decades_wrong_makes_no_thousand_weeks():
+    days = ["1970-01-02", "2026-10-05", "2026-10-12", "2026-11-02", "7711-10-21"]
+    note = LakeNote("ab" * 32, days[0], days[-1], 1)
+    shown = render_site(SiteFigures(note, [figures(day, number) for number, day in enumerate(days)], {}))
+    page = shown["cohorts.html"]
+    weeks = re.findall(r"<bdi>((?:… )?\d{4}-W\d\d)</bdi>", page.partition("Who stays")[0])
+    assert weeks == ["7711-W43", "… 7711-W43", "2026-W45", "2026-W44", "2026-W43", "2026-W42", "2026-W41",
+                     "… 2026-W41", "1970-W01"]  # fmt: skip
+    # What came after the gap was not a week later.
+    assert "2026-W41 +4: 0%" in page and "2026-W41 +5" not in page
+    assert "1970-W01 +0: 100%" in page and "1970-W01 +1" not in page
+
+
 def test_what_an_erasure_leaves_is_not_called_damage():
     [reason] = emptied(rows_table([1]))["reason"].to_pylist()
     note = LakeNote("ab" * 32, "2026-11-01", "2026-11-01", 1)

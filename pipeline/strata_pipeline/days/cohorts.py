@@ -10,11 +10,14 @@ from __future__ import annotations
 import struct
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from itertools import takewhile
 
-__all__ = ["HASHES", "SAMPLED", "Cohort", "Cohorts", "Week", "cohorts_of"]
+__all__ = ["GAP", "HASHES", "SAMPLED", "Cohort", "Cohorts", "Week", "cohorts_of"]
 
 SAMPLED = 4096
 """Some 32 KB a day; a number that stands for a thousandth of all authors is known to about half of it."""
+GAP = "…"
+"""The name of what stands for many weeks in which nobody was active begins so."""
 HASHES = 2**63
 """Hashes are below this number."""
 
@@ -47,7 +50,7 @@ class Cohort:
     known: int
     """So many of them are in the sample."""
     shares: list[float]
-    """Which part of them was there in that week, which is 1, in the one after, and so on."""
+    """Which part of them was there in that week, which is 1, in the one after, and so on; before a `GAP`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +66,8 @@ class Cohorts:
 def cohorts_of(days: Iterable[tuple[str, bytes]], is_over: bool) -> Cohorts:
     """Weeks and cohorts of (week, sample) of days in order. `is_over` is whether the last week has ended.
 
-    A week without packets counts as one in which nobody was active only if a day of it is given.
+    A week without packets counts as one in which nobody was active only if a day of it is given. One place
+    may stand for very many of them (`GAP`): what was there after it was not so many weeks later.
     """
     samples = [(week, struct.unpack(f">{len(sample) // 8}q", sample)) for week, sample in days]
     # A full sample says nothing about hashes above its greatest.
@@ -79,7 +83,10 @@ def cohorts_of(days: Iterable[tuple[str, bytes]], is_over: bool) -> Cohorts:
             week,
             round(len(firsts[week]) / share),
             len(firsts[week]),
-            [len(firsts[week] & active[later]) / len(firsts[week]) for later in names[place:]],
+            [
+                len(firsts[week] & active[later]) / len(firsts[week])
+                for later in takewhile(lambda name: not name.startswith(GAP), names[place:])
+            ],
         )
         for place, week in enumerate(names)
         if firsts[week]

@@ -11,11 +11,11 @@ from typing import TypeVar
 
 from strata_pipeline.days.figures import week_of
 
-__all__ = ["by_day", "by_month", "by_number", "by_week"]
+__all__ = ["LONGEST", "by_day", "by_month", "by_number", "by_week"]
 
 T = TypeVar("T")
 
-_LONGEST = 31
+LONGEST = 31
 """So many places in a row may be empty."""
 
 
@@ -44,7 +44,7 @@ def by_number(values: Mapping[int, T], nothing: T, label: Callable[[int], str]) 
     following: int | None = None
     for number in sorted(values):
         missing = range(number if following is None else following, number)
-        if len(missing) > _LONGEST:
+        if len(missing) > LONGEST:
             points.append(("…", nothing))
         else:
             points += [(label(each), nothing) for each in missing]

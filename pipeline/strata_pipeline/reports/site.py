@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import datetime
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from strata_pipeline.days.cohorts import cohorts_of
+from strata_pipeline.days.cohorts import GAP, cohorts_of
 from strata_pipeline.days.figures import DayFigures, calendar, week_of
 from strata_pipeline.days.forecast import Forecast, forecast
 from strata_pipeline.days.lags import added, percentile, share_below
 from strata_pipeline.reports.page import Column, LakeNote, page, plot, section, table
-from strata_pipeline.reports.series import by_day, by_month, by_week
+from strata_pipeline.reports.series import LONGEST, by_day, by_month, by_week
 from strata_pipeline.reports.svg import columns, lines, triangle
 from strata_pipeline.reports.text import count_text, escaped, hour_text, seconds_text, share_text, size_text
 
@@ -168,9 +169,7 @@ def _authors(figures: SiteFigures) -> list[str]:
 
 def _cohorts(figures: SiteFigures) -> list[str]:
     # The last day may not be over; with a Sunday its week may be.
-    samples = {day.day: day.sample for day in figures.days}
-    days = calendar(figures.days[0].day, figures.days[-1].day)
-    found = cohorts_of([(week_of(day), samples.get(day, b"")) for day in days], is_over=False)
+    found = cohorts_of(_samples(figures.days), is_over=False)
     about = (
         "All authors are counted."
         if found.share == 1
@@ -204,6 +203,19 @@ def _cohorts(figures: SiteFigures) -> list[str]:
     ]  # fmt: skip
 
 
+def _samples(days: Sequence[DayFigures]) -> Iterator[tuple[str, bytes]]:
+    """The samples of all days by their weeks, those of days without packets too. One place stands for many
+    weeks without any, as in other series: one packet of a clock that was decades wrong makes thousands."""
+    for before, day in zip([None, *days], days, strict=False):
+        if before is not None:
+            begin, end = map(datetime.date.fromisoformat, (before.day, day.day))
+            if (end - begin).days > 7 * LONGEST:
+                yield f"{GAP} {week_of(day.day)}", b""
+            else:
+                yield from ((week_of(one), b"") for one in calendar(before.day, day.day)[1:-1])
+        yield week_of(day.day), day.sample
+
+
 def _share_after(shares: Sequence[float], weeks: int) -> str:
     return share_text(shares[weeks]) if weeks < len(shares) else ""
 
@@ -228,8 +240,9 @@ def _kinds(figures: SiteFigures) -> list[str]:
 def _growth(figures: SiteFigures) -> str:
     # A day without packets has no figures, and counts as none; the last day may not be over.
     sizes_by_day = {day.day: float(day.size) for day in figures.days}
-    finished = calendar(figures.days[0].day, figures.days[-1].day)[:-1]
-    sizes = [sizes_by_day.get(day, 0.0) for day in finished[-_TREND_DAYS:]]
+    first, last = (datetime.date.fromisoformat(figures.days[place].day) for place in (0, -1))
+    since = last - datetime.timedelta(min(_TREND_DAYS, (last - first).days))
+    sizes = [sizes_by_day.get(day, 0.0) for day in calendar(str(since), str(last))[:-1]]
     found = [forecast(sizes, days) for days in _HORIZONS]
     rows = [_growth_row(one) for one in found if one is not None]
     about = (

@@ -103,7 +103,7 @@ def test_sound_packets_pass_with_whatever_else_they_carry(kind: str) -> None:
     assert has_checks(packet(kind, SOUND[kind]))
 
 
-@pytest.mark.req("R-238", "R-235", "R-260", "R-262", "R-384")
+@pytest.mark.req("R-238", "R-235", "R-260", "R-262", "R-263", "R-384")
 @pytest.mark.parametrize(
     ("kind", "member"),
     [

@@ -160,7 +160,7 @@ def test_no_window_holds_more_than_the_limit(gaps: list[int], most: int, window:
         assert sum(end - window < at <= end for at in times) <= most
 
 
-@pytest.mark.req("C-232")
+@pytest.mark.req("C-069", "C-232")
 def test_rate_limited_pauses_and_costs_no_attempt() -> None:
     limit = limiter(messages_per_epoch=2)
     limit.offer("room", ["a0", "a1"])

@@ -179,14 +179,16 @@ _HOME_OF = {name: module for module, names in _HOMES.items() for name in names}
 _renamed.install()
 
 
-def __getattr__(name: str) -> Any:
-    home = _HOME_OF.get(name)
-    if home is None and f"{__name__}.{name}" in _renamed.OLD_MODULES:
-        return importlib.import_module(f"{__name__}.{name}")
-    if home is None:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = globals()[name] = getattr(importlib.import_module(home), name)
-    return value
+if not TYPE_CHECKING:  # to a type checker a misspelt name would be one, of any type
+
+    def __getattr__(name: str) -> Any:
+        home = _HOME_OF.get(name)
+        if home is None and f"{__name__}.{name}" in _renamed.OLD_MODULES:
+            return importlib.import_module(f"{__name__}.{name}")
+        if home is None:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        value = globals()[name] = getattr(importlib.import_module(home), name)
+        return value
 
 
 def __dir__() -> list[str]:

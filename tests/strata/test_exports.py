@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import importlib
 import inspect
 import pkgutil
@@ -29,6 +30,15 @@ def test_every_name_can_be_had_from_the_package_and_is_public_where_it_lives():
 def test_these_modules_are_offered_whole(module):
     offered_by_another_name = {"PacketRelay"}  # as `Relay`, with channels
     assert set(importlib.import_module(module).__all__) - offered_by_another_name <= set(strata.__all__)
+
+
+@pytest.mark.parametrize(
+    "path", sorted((ROOT / "client/strata").rglob("__init__.py")), ids=lambda path: path.parent.name
+)
+def test_a_type_checker_sees_every_name_and_no_other(path):
+    """A module's `__getattr__` makes each misspelt name one of any type: `strata.conect(…)` would pass."""
+    tree = ast.parse(path.read_text())
+    assert "__getattr__" not in {node.name for node in tree.body if isinstance(node, ast.FunctionDef)}
 
 
 BOTH = set(
@@ -104,7 +114,7 @@ def test_every_module_says_what_is_public():
 
 def test_an_unknown_name_is_an_attribute_error():
     with pytest.raises(AttributeError, match="nonsense"):
-        strata.nonsense  # noqa: B018
+        getattr(strata, "nonsense")  # noqa: B009
     assert "connect" in dir(strata)
 
 

@@ -70,12 +70,14 @@ _ELSEWHERE = {
 """Where the names live that are not of `interface`."""
 
 
-def __getattr__(name: str) -> Any:
-    if name not in __all__:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    home = importlib.import_module(f"{__name__}.{_ELSEWHERE.get(name, 'interface')}")
-    value = globals()[name] = getattr(home, name)
-    return value
+if not TYPE_CHECKING:  # to a type checker a misspelt name would be one, of any type
+
+    def __getattr__(name: str) -> Any:
+        if name not in __all__:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        home = importlib.import_module(f"{__name__}.{_ELSEWHERE.get(name, 'interface')}")
+        value = globals()[name] = getattr(home, name)
+        return value
 
 
 def __dir__() -> list[str]:

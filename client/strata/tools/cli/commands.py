@@ -10,7 +10,7 @@ from pathlib import Path
 
 from strata.channels.connecting import Relay
 from strata.protocol.errors import Closed, ConnectionFailed, StrataError
-from strata.protocol.ids import Identity
+from strata.protocol.ids import Identity, is_did
 from strata.relays.connection import LogReset, Options, Published, Subscription
 from strata.relays.connection.values import RESUME_MARGIN_SECONDS
 from strata.tools.cli import output
@@ -77,6 +77,9 @@ def subscribe(
 ) -> None:
     """Print the packets of a subscription."""
     now = time.time()
+    for author in authors:
+        if not is_did(author):
+            output.misuse(f"--author: not a DID: {author!r}; one looks like did:strata:z6Mk…")
     try:
         since_at = None if since is None else moment(since, now)
         until_at = None if until is None else moment(until, now)

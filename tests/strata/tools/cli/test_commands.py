@@ -278,6 +278,11 @@ async def test_a_problem_names_a_line_only_where_there_are_lines(run, extended):
     assert code == 2 and err.startswith("error: --content: the content is not JSON")
 
 
+async def test_an_author_that_is_none_is_said_at_once(run, extended):
+    code, out, err = await run("subscribe", "--author", "alice")
+    assert (code, out) == (2, "") and err.startswith("error: --author: not a DID: 'alice'")
+
+
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="no full device here")
 async def test_a_full_disk_below_stdout_is_a_sentence(run):
     full = os.open("/dev/full", os.O_WRONLY)

@@ -151,13 +151,13 @@ def _needs_spark(item: pytest.Item) -> bool:
 
 
 def _is_unit(item: pytest.Item) -> bool:
-    path = item.path.relative_to(TESTS).as_posix()
-    return (
-        path.startswith(UNITS)
-        and not path.startswith(SLOW_FOLDERS)
-        and not path.endswith(SLOW_FILES)
-        and DATABASES.isdisjoint(getattr(item, "fixturenames", ()))
-    )
+    return _may_be_unit(item.path) and DATABASES.isdisjoint(getattr(item, "fixturenames", ()))
+
+
+@functools.cache
+def _may_be_unit(file: Path) -> bool:
+    path = file.relative_to(TESTS).as_posix()
+    return path.startswith(UNITS) and not path.startswith(SLOW_FOLDERS) and not path.endswith(SLOW_FILES)
 
 
 def _marked(item: pytest.Item) -> float:

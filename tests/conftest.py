@@ -16,6 +16,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+import typer.main
+import typer.testing
 from hypothesis import HealthCheck, given, settings
 from hypothesis.strategies import integers
 
@@ -31,6 +33,9 @@ if TYPE_CHECKING:
 sys.dont_write_bytecode = False
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 keep_files_in_memory()
+
+# Typer makes a program's commands from their signatures each time that a test runs one: a tenth of a second.
+typer.testing._get_command = functools.cache(typer.main.get_command)  # type: ignore[attr-defined]
 
 # How fast the machine makes examples is nothing a test of ours claims. A run takes the same examples each
 # time, so that what fails was broken by the change under test and fails again; `--hypothesis-profile explore`

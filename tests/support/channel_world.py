@@ -189,6 +189,7 @@ class Recorder:
     def __init__(self, channel: ReliableChannel, *, received: bool = True) -> None:
         """Without `received` nobody listens to what is received, so that iterating alone takes it."""
         self.events: list[ChannelEvent] = []
+        self._found: dict[type[Any], tuple[list[ChannelEvent], list[Any]]] = {}
         for name in channel.message_events.names:
             if received or name not in RECEIVED:
                 channel.message_events.on(name, self.events.append)
@@ -199,8 +200,15 @@ class Recorder:
         return [event.name for event in self.events]
 
     def of(self, kind: type[E]) -> list[E]:
-        """Those of one kind."""
-        return [event for event in self.events if isinstance(event, kind)]
+        """Those of one kind. Whoever waits asks again and again: only what is new since is looked at."""
+        seen, found = self._found.get(kind, ([], []))
+        if len(seen) > len(self.events) or (seen and self.events[len(seen) - 1] is not seen[-1]):
+            seen, found = [], []  # a test has cleared them
+        new = self.events[len(seen) :]
+        seen += new
+        found += [event for event in new if isinstance(event, kind)]
+        self._found[kind] = seen, found
+        return found.copy()
 
     def count(self, kind: type[Any]) -> int:
         """How many of one kind."""

@@ -222,31 +222,31 @@ class Metrics:
         )
         self.loop_lag_seconds = Histogram(
             "relayd_loop_lag_seconds",
-            "How late the event loop was, looked at a hundred times a second.",
+            "How late the event loop ran, sampled a hundred times a second.",
             buckets=_LATENCY_BUCKETS,
             registry=registry,
         )
         self.loop_longest_step_seconds = _gauge(
             registry,
             "relayd_loop_longest_step_seconds",
-            "Most processor time for which a step of the loop has kept everybody waiting, since the start.",
+            "Longest processor time of a step of the loop that kept everybody waiting, since the start.",
             "livemax",
         )
         self.open_files_share = _gauge(
             registry,
             "relayd_open_files_share",
-            "Open files as a part of the limit, of the process that is closest to its own.",
+            "Open files as a fraction of the limit, of the process closest to its limit.",
             "livemax",
         )
         self.loop_step_seconds = Histogram(
             "relayd_loop_step_seconds",
-            "Processor time of the steps that have kept everybody waiting.",
+            "Processor time of the steps that kept everybody waiting.",
             buckets=_STEP_BUCKETS,
             registry=registry,
         )
         pauses = Gauge(
             "relayd_loop_longest_pause_seconds",
-            "The same for what is no peer's doing, by cause: the cycle collector, a reload.",
+            "The same for pauses that no peer causes, by cause: the cycle collector, a reload.",
             ["cause"],
             registry=registry,
             multiprocess_mode="livemax",
@@ -275,20 +275,20 @@ class Metrics:
         self.memory_pressure = _gauge(
             registry,
             "relayd_memory_pressure",
-            "0: fine; 1: the dearest may not publish; 2: nobody may connect; 3: many are closed.",
+            "0: fine; 1: the largest users may not publish; 2: nobody may connect; 3: many are closed.",
             "livemax",
         )
         self.tasks = _gauge(registry, "relayd_tasks", "Tasks of the event loop.", "livesum")
         self.address_share = _gauge(
             registry,
             "relayd_address_share",
-            "The part of the open sessions that come from one address; 0 below 16 sessions.",
+            "Fraction of the open sessions that come from one address; 0 below 16 sessions.",
             "livemax",
         )
         self.tls_not_after = _gauge(
             registry,
             "relayd_tls_not_after_timestamp_seconds",
-            "When the certificate that is shown ends, in Unix seconds; 0 without TLS.",
+            "When the certificate in use expires, in Unix seconds; 0 without TLS.",
             "livemin",
         )
         self.bytes_received = Counter(
@@ -300,14 +300,14 @@ class Metrics:
         self.messages_received = Counters(
             registry,
             "relayd_messages_received_total",
-            "Messages by type, refused ones too; what is none of a known type and shape is other.",
+            "Messages by type, including refused ones; those of no known type or shape are other.",
             "type",
             MESSAGE_TYPES,
         )
         self.auths = Counters(
             registry,
             "relayd_auths_total",
-            "AUTH messages answered; none of a wrong shape, which are messages of type other.",
+            "AUTH messages answered; malformed ones are messages of type other.",
             "outcome",
             AUTH_OUTCOMES,
         )
@@ -326,7 +326,7 @@ class Metrics:
         self.publishes = Counters(
             registry,
             "relayd_publishes_total",
-            "PUBLISH messages answered; none of a wrong shape, which are messages of type other.",
+            "PUBLISH messages answered; malformed ones are messages of type other.",
             "outcome",
             PUBLISH_OUTCOMES,
         )
@@ -345,7 +345,7 @@ class Metrics:
         )
         self.plugin_verdicts = Counter(
             "relayd_policy_plugin_verdicts_total",
-            "What policy plug-ins said of packets; the names are those the settings list.",
+            "Verdicts of policy plug-ins; the names are those in the settings.",
             ["plugin", "verdict"],
             registry=registry,
         )
@@ -354,7 +354,7 @@ class Metrics:
         )
         self.commit_seconds = Histogram(
             "relayd_commit_seconds",
-            "One commit, from sending it to its answer.",
+            "One commit, from sending it to the database's answer.",
             buckets=_LATENCY_BUCKETS,
             registry=registry,
         )
@@ -374,7 +374,7 @@ class Metrics:
         self.fanout_lag_seconds = _gauge(
             registry,
             "relayd_fanout_lag_seconds",
-            "How long the oldest packet has waited that is in the log and not yet handed to subscribers.",
+            "How long the oldest packet that is in the log has waited to be handed to subscribers.",
             "livemax",
         )
         # The worker furthest on: how far behind another one is shows in its subscriptions.
@@ -388,7 +388,7 @@ class Metrics:
         )
         self.lost_cursors = Counter(
             "relayd_lost_cursors_total",
-            "SUBSCRIBEs with a cursor of a place that the log has lost.",
+            "SUBSCRIBEs with a cursor for a place that the log has lost.",
             registry=registry,
         )
         self.store_reads = Counters(
@@ -406,7 +406,7 @@ class Metrics:
         self.replica_reads = Counters(
             registry,
             "relayd_replica_reads_total",
-            "Pages that the replica was asked for, by what came of it; the primary served the rest.",
+            "Pages requested from the replica, by outcome; the primary served the rest.",
             "outcome",
             ("served", "behind", "unavailable"),
         )
@@ -426,14 +426,14 @@ class Metrics:
         self.bus_wakeups = Counters(
             registry,
             "relayd_bus_wakeups_total",
-            "Wake-ups over the bus: sent, heard, of another term; and what was refused: unsealed, or old.",
+            "Wake-ups over the bus: sent, heard, of another term; and refused ones: unsealed, or old.",
             "outcome",
             ("sent", "heard", "doubted", "refused"),
         )
         self.trace_spans = Counters(
             registry,
             "relayd_trace_spans_total",
-            "Spans of traces; those made, and neither sent nor lost, wait or found the queue full.",
+            "Spans of traces; those made but neither sent nor lost are waiting, or found the queue full.",
             "outcome",
             ("made", "sent", "lost"),
         )
@@ -455,7 +455,7 @@ class Metrics:
         # One process looks after the log at a time, not always the same: the last value holds.
         waiting = Gauge(
             "relayd_retention_waiting_days",
-            "Days past retention that stay until they are archived, by what keeps the oldest.",
+            "Days past retention that are kept until they are archived, by what keeps the oldest.",
             ["reason"],
             registry=registry,
             multiprocess_mode="livemostrecent",
@@ -466,13 +466,13 @@ class Metrics:
         # The label holds the DIDs of `peers_file` and no others.
         self.peer_packets = Counter(
             "relayd_peer_packets_total",
-            "Packets that came from peers, by what became of them.",
+            "Packets received from peers, by outcome.",
             ["peer", "outcome"],
             registry=registry,
         )
         self.peer_witnesses_refused = Counter(
             "relayd_peer_witnesses_refused_total",
-            "Packets of peers whose `received_at` cannot be true: local time counts.",
+            "Packets of peers whose `received_at` cannot be true; local time is used instead.",
             ["peer"],
             registry=registry,
         )
@@ -499,40 +499,40 @@ class Metrics:
         )
         self.peer_differences = Counter(
             "relayd_peer_differences_total",
-            "What comparisons with peers have found: packets brought, known, refused, withheld, have.",
+            "Results of comparisons with peers: packets brought, known, refused, withheld, have.",
             ["peer", "kind"],
             registry=registry,
         )
         self.peer_comparison_bytes = Counter(
             "relayd_peer_comparison_bytes_total",
-            "Bytes of the messages by which sets were compared with peers.",
+            "Bytes of the messages that compared sets with peers.",
             ["peer"],
             registry=registry,
         )
         self.peer_equal_at = Gauge(
             "relayd_peer_equal_seconds",
-            "The Unix time at which nothing of the peer's was last missing here.",
+            "Unix time at which last nothing of the peer's was missing here.",
             ["peer"],
             registry=registry,
             multiprocess_mode="livemax",
         )
         self.peer_barred = Gauge(
             "relayd_peer_barred",
-            "1 while the peer is not read from because it has lied, else 0.",
+            "1 while the peer is barred for forging or withholding packets, else 0.",
             ["peer"],
             registry=registry,
             multiprocess_mode="livemax",
         )
         self.peer_score = Gauge(
             "relayd_peer_score",
-            "What the peer has earned within a week by what it did, from 0 to 1.",
+            "Score of the peer's conduct within a week, from 0 to 1.",
             ["peer"],
             registry=registry,
             multiprocess_mode="livemostrecent",
         )
         self.peer_paused = Gauge(
             "relayd_peer_paused",
-            "1 while an operator has reading from the peer paused, else 0.",
+            "1 while an operator has paused reading from the peer, else 0.",
             ["peer"],
             registry=registry,
             multiprocess_mode="livemax",
@@ -592,7 +592,7 @@ class SupervisorMetrics:
         self.restarts = Counters(
             registry,
             "relayd_worker_restarts_total",
-            "Workers that were started again, by why.",
+            "Workers that were restarted, by reason.",
             "reason",
             WORKER_RESTARTS,
         )

@@ -57,29 +57,29 @@ class Settings:
     """Everything an operator can decide. `load` checks what it builds; the constructor checks nothing."""
 
     host: str = _setting(
-        "127.0.0.1", "Address to listen on; for every interface `0.0.0.0`, or `::` by IPv6 alone."
+        "127.0.0.1", "Address to listen on; `0.0.0.0` for every interface, or `::` for IPv6 only."
     )
     port: Annotated[int, Meta(ge=0, le=65_535)] = _setting(7447, "Port to listen on; 0 takes a free one.")
     path: Annotated[str, Meta(pattern=r"^/[A-Za-z0-9._~/-]*$")] = _setting(
         "/strata", "Path of the WebSocket endpoint."
     )
     public_url: str | None = _setting(
-        None, "The `ws://` or `wss://` URL by which clients reach the relay, for its manifest."
+        None, "The `ws://` or `wss://` URL at which clients reach the relay; published in its manifest."
     )
     tls_cert: Path | None = _setting(
-        None, "Certificate chain in PEM form; with `tls_key` the relay speaks `wss`.", reload=True
+        None, "Certificate chain in PEM form; together with `tls_key` it enables `wss`.", reload=True
     )
     tls_key: Path | None = _setting(None, "Private key of `tls_cert` in PEM form.", reload=True)
     tls_self_made: bool = _setting(
         False,
-        "Without `tls_cert`: speak `wss` with a certificate that the relay makes at its first start and keeps"
-        " in `data_dir`/tls, and `ws` on the same port.",
+        "Without `tls_cert`: generate a certificate at the first start, keep it in `data_dir`/tls, and"
+        " accept both `wss` and `ws` on the port.",
     )
     console: bool = _setting(
         True, "Serve the console, a web page that shows what this relay carries, at `/` of the same port."
     )
     metrics_listen: str | None = _setting(
-        None, "`host:port` that serves `/metrics`; the main port then does not."
+        None, "`host:port` to serve `/metrics` at, instead of the main port."
     )
     workers: Annotated[int, Meta(ge=1, le=256)] = _setting(
         1, "Relay processes that share the port and the database.", unit="processes"
@@ -87,14 +87,14 @@ class Settings:
 
     worker_timeout: _Seconds = _setting(
         60.0,
-        "How long one of several workers may give no sign of life before it is killed and started again.",
+        "How long a worker may be unresponsive before it is killed and restarted.",
         unit="seconds",
     )
 
     database_url: str | None = _setting(
         None,
-        "PostgreSQL that keeps the log; without it an embedded server runs in `data_dir`. Of several hosts in"
-        " the URL the first is used that is as `target_session_attrs` wants it.",
+        "PostgreSQL database of the log; without it an embedded server runs in `data_dir`. If the URL names"
+        " several hosts, the first one that satisfies `target_session_attrs` is used.",
         secret=True,
     )
     read_database_url: str | None = _setting(
@@ -102,34 +102,34 @@ class Settings:
     )
     bus_url: str | None = _setting(
         None,
-        "NATS server, as `nats://host:4222`, over which processes tell each other of commits; without it"
-        " PostgreSQL's NOTIFY does. Needs `relayd[bus]`.",
+        "NATS server (`nats://host:4222`) over which processes announce commits, instead of PostgreSQL's"
+        " NOTIFY. Needs `relayd[bus]`.",
         secret=True,
     )
     bus_limits: bool = _setting(
         True,
-        "With `bus_url`, identities have one budget at all relays of the log, on whatever machines; `false`"
-        " gives them one on each machine.",
+        "With `bus_url`, each identity has one budget for all relays of the log on all machines; `false`"
+        " gives it one on each machine.",
     )
     data_dir: Path = _setting(Path("./.relayd"), "Folder of the embedded PostgreSQL server.")
     log_guard: Path | None = _setting(
         None,
-        "File outside the database that remembers how far the log was acknowledged; `log-guard` in `data_dir`"
-        " unless set.",
+        "File outside the database that records how far the log was acknowledged; by default `log-guard` in"
+        " `data_dir`.",
     )
     allow_unsafe_database: bool = _setting(
         False, "Start even on a database that could lose acknowledged packets, such as one with `fsync` off."
     )
     read_connections: Annotated[int, Meta(ge=1, le=1000)] = _setting(
         4,
-        "Connections for reading history, for each process. While somebody publishes, pages are read one at a"
-        " time, and others only beside a page that waits for the disk.",
+        "Connections for reading history, for each process. While anyone publishes, pages are read one at a"
+        " time; another is read only while a page waits for the disk.",
         unit="connections",
     )
     read_timeout: _Seconds = _setting(10.0, "Longest time one read of history may take.", unit="seconds")
     identity_seed: Annotated[str, Meta(pattern=r"^(0x)?[0-9A-Fa-f]{64}$")] | None = _setting(
         None,
-        "Ed25519 seed of the relay's DID, 32 bytes in hex; without it one is made and kept in the database.",
+        "Ed25519 seed of the relay's DID, 32 bytes in hex; by default one is made and kept in the database.",
         secret=True,
     )
 
@@ -140,13 +140,13 @@ class Settings:
 
     tracing_url: str | None = _setting(
         None,
-        "Collector that takes OpenTelemetry traces over OTLP/HTTP, as `http://host:4318/v1/traces`; without"
-        " it none are made. Needs `relayd[tracing]`.",
+        "Collector for OpenTelemetry traces over OTLP/HTTP (`http://host:4318/v1/traces`); without it nothing"
+        " is traced. Needs `relayd[tracing]`.",
         secret=True,
     )
     tracing_ratio: Annotated[float, Meta(ge=0, le=1)] = _setting(
         0.01,
-        "Part of all packets and of all subscriptions that is traced, with `tracing_url`.",
+        "Fraction of packets and of subscriptions that is traced, with `tracing_url`.",
         unit="of one",
     )
 
@@ -163,7 +163,7 @@ class Settings:
         64, "Deepest nesting of arrays and objects in a packet.", unit="levels"
     )
     max_json_values: Annotated[int, Meta(ge=1024, le=1_048_576)] = _setting(
-        32_768, "Most numbers, strings, arrays and objects in a packet, in all.", unit="values"
+        32_768, "Maximum number of numbers, strings, arrays and objects in a packet, in total.", unit="values"
     )
     max_packet_age_seconds: _LongSeconds = _setting(
         86_400, "Oldest `timestamp` a packet may have when it arrives.", unit="seconds"
@@ -177,7 +177,7 @@ class Settings:
         30, "Whole days that packets are kept; 0 keeps them forever.", unit="days"
     )
     retention_requires_archive: bool = _setting(
-        False, "Keep a day beyond `retention_days` until `archive_manifests` prove that it is archived."
+        False, "Keep each day beyond `retention_days` until `archive_manifests` prove that it is archived."
     )
     archive_manifests: Path | None = _setting(
         None, "Folder `_manifests` of the lake that the log is archived into, or a copy of that folder."
@@ -191,11 +191,11 @@ class Settings:
     )
     max_subscriptions: _Count = _setting(64, "Subscriptions a connection may hold.", unit="subscriptions")
     max_filter_values: _Count = _setting(
-        1000, "Values that the lists of one filter may hold together.", unit="values"
+        1000, "Maximum number of values in all lists of one filter together.", unit="values"
     )
     max_filter_bytes: _Bytes = _setting(
         2 * 2**20,
-        "Memory that the filters of a connection may take; a thousand DIDs take half a MiB.",
+        "Memory that the filters of a connection may use; a thousand DIDs use half a MiB.",
         unit="bytes",
     )
 
@@ -209,7 +209,7 @@ class Settings:
     )
     publish_queue_bytes: _Bytes = _setting(
         64 * 2**20,
-        "Packets under way to the database, for each process, at which the relay stops reading.",
+        "Bytes of packets on their way to the database, for each process, at which the relay stops reading.",
         unit="bytes",
     )
     publish_timeout: _Seconds = _setting(
@@ -220,13 +220,13 @@ class Settings:
     )
     outbound_queue_bytes: _Bytes = _setting(
         2**20,
-        "Unsent bytes at which a connection leaves the live feed and reads on from the store.",
+        "Unsent bytes at which a connection leaves the live feed and continues from the store.",
         unit="bytes",
     )
     memory_limit_bytes: _LimitBytes = _setting(
         0,
-        "Resident memory of each process near which the relay refuses those who hold most of it; 0 takes 60 %"
-        " of what the machine or its control group has, divided by `workers`.",
+        "Limit of each process's resident memory; close to it the relay refuses the clients that use most. 0"
+        " means 60 % of the memory of the machine or its control group, divided by `workers`.",
         unit="bytes",
     )
     slow_consumer_timeout: _Seconds = _setting(
@@ -249,12 +249,12 @@ class Settings:
         unit="frames",
     )
     drain_timeout: _Seconds = _setting(
-        10.0, "How long a stopping relay waits for publishes under way.", unit="seconds"
+        10.0, "How long a stopping relay waits for publishes in progress.", unit="seconds"
     )
     drain_spread: Annotated[float, Meta(ge=0, le=86_400)] = _setting(
         10.0,
-        "Longest time over which a stopping process closes its connections, a hundred or more in a second, so"
-        " that they do not all come to another at once; 0 closes all together.",
+        "Longest time over which a stopping process closes its connections (at least a hundred a second), so"
+        " that they do not all reconnect elsewhere at once; 0 closes all together.",
         unit="seconds",
     )
 
@@ -268,7 +268,7 @@ class Settings:
             "allowed_types",
             "abuse",
         ),
-        "Policies a packet has to pass, in this order; the first refusal is the answer.",
+        "Policies that a packet must pass, in this order; the first refusal is the answer.",
         reload=True,
     )
     challenge_lifetime: Annotated[int, Meta(ge=1, le=86_400)] = _setting(
@@ -292,15 +292,14 @@ class Settings:
     )
     operators: tuple[str, ...] = _setting(
         (),
-        "DIDs that may moderate over the wire, with the capability `operate`; they count as members. None:"
-        " the relay knows no such messages.",
+        "DIDs that may moderate over the wire, with the capability `operate`; they count as members."
+        " If empty, the relay does not support such messages.",
         reload=True,
     )
 
     peers_file: Path | None = _setting(
         None,
-        "TOML file with the URL and the DID of each relay that this one replicates from; without it this"
-        " relay replicates from none.",
+        "TOML file with the URL and the DID of each relay that this one replicates from.",
     )
     max_backfill_seconds: _LongSeconds = _setting(
         604_800,
@@ -309,8 +308,8 @@ class Settings:
     )
     reconcile_interval: Annotated[float, Meta(ge=0, le=86_400)] = _setting(
         300.0,
-        "How often the packets of the last day are compared with each relay in `peers_file`; all that may"
-        " count is compared once a day. 0: only on request.",
+        "How often the packets of the last day are compared with each relay in `peers_file`; everything"
+        " eligible is compared once a day. 0: only on request.",
         unit="seconds",
     )
     reconcile_max_items: Annotated[int, Meta(ge=1000, le=10_000_000)] = _setting(
@@ -321,14 +320,14 @@ class Settings:
 
     announce_seconds: Annotated[int, Meta(ge=0, le=86_400)] = _setting(
         0,
-        "How long the RELAY_DESCRIPTOR is valid that the relay signs and publishes about itself, with"
-        " `public_url`; with `replication_peers` a CONFIG `REPLICATION_POLICY_V1` too. Renewed after"
-        " half of it. At least 600; 0: none.",
+        "Validity of the RELAY_DESCRIPTOR that the relay publishes about itself (needs `public_url`) and,"
+        " with `replication_peers`, of its CONFIG `REPLICATION_POLICY_V1`. They are renewed after half"
+        " that time. At least 600; 0: none.",
         unit="seconds",
     )
 
     trusted_proxies: tuple[str, ...] = _setting(
-        (), "Networks (CIDR) of the reverse proxies whose word about a client's address is believed."
+        (), "Networks (CIDR) of the reverse proxies that are trusted to report client addresses."
     )
     forwarded_header: Literal["x-forwarded-for", "forwarded"] = _setting(
         "x-forwarded-for",
@@ -350,11 +349,11 @@ class Settings:
     )
     unlimited_addresses: tuple[str, ...] = _setting(
         ("127.0.0.0/8", "::1/128"),
-        "Networks (CIDR) without any limit below or cap above; a client behind a proxy never counts as one of"
-        " them.",
+        "Networks (CIDR) exempt from the limits below and the cap above; a client behind a proxy is never"
+        " exempt.",
     )
     limit_window_seconds: Annotated[int, Meta(ge=1, le=86_400)] = _setting(
-        60, "Window of the limits below; a spent limit comes back evenly over this time.", unit="seconds"
+        60, "Window of the limits below; a used-up limit is refilled evenly over this time.", unit="seconds"
     )
     publish_limit: _Limit = _setting(
         12_000,
@@ -403,36 +402,36 @@ class Settings:
     )
     identities_per_address: _Limit = _setting(
         1,
-        "How many identities' limits all authenticated sessions from one address may use together, however"
-        " many identities they are; 0 means no such ceiling.",
+        "How many times the limit of one identity all authenticated sessions from one address may use"
+        " together; 0 means no such ceiling.",
         unit="identities",
     )
     spare_members: bool = _setting(
         True,
-        "Hold `members` and `replication_peers` to the limits of their own identity alone, not to those of"
-        " the address that they come from.",
+        "Apply only the limits of their identity to `members` and `replication_peers`, not those of their"
+        " address.",
         reload=True,
     )
     loop_share: _Share = _setting(
         0.1,
-        "Part of the event loop's time that the messages from one address may take; more is read later."
+        "Fraction of the event loop's time that messages from one address may use; the rest is read later."
         " 0 means no limit.",
         unit="of one",
     )
     read_share: _Share = _setting(
         1.0,
-        "Part of the time of one of `read_connections` that readers from one address may take; more is read"
-        " later. 0 means no limit.",
+        "Fraction of the time of one of `read_connections` that readers from one address may use; the rest is"
+        " read later. 0 means no limit.",
         unit="of one",
     )
 
     bootstrap_file: Path | None = _setting(
-        None, "JSON file with DID documents, keys and roots that are trusted as they stand."
+        None, "JSON file with DID documents, keys and roots that are trusted without further proof."
     )
     clock_skew_seconds: int = _setting(
         300,
         "How far clocks may differ when a key's validity is judged; 60 to 300, any other value counts as 300."
-        " A value in the bootstrap file goes first.",
+        " A value in the bootstrap file takes precedence.",
         unit="seconds",
     )
     recovery_delay_seconds: Annotated[int, Meta(ge=0, le=365 * 86_400)] = _setting(
@@ -455,7 +454,7 @@ class Settings:
         (), "Installed verifiers of platform evidence (entry points of `relayd.evidence`) to use."
     )
     refused_clients: tuple[str, ...] = _setting(
-        (), "DIDs of client software whose attestations are not honoured.", reload=True
+        (), "DIDs of client software whose attestations are not accepted.", reload=True
     )
     abuse_refresh_interval: _Seconds = _setting(60.0, "How often the abuse table is read.", unit="seconds")
 

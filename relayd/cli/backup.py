@@ -47,7 +47,7 @@ def add_backup_commands(app: typer.Typer) -> None:
     ) -> None:
         """Copy the whole server with pg_basebackup.
 
-        The relay goes on meanwhile. pg_verifybackup then checks every file.
+        The relay keeps running. pg_verifybackup then checks every file.
         """
         settings = console.read_settings(config, database_url=database_url, data_dir=data_dir)
         head = console.run(_create(settings, backup))
@@ -65,8 +65,8 @@ def add_backup_commands(app: typer.Typer) -> None:
     ) -> None:
         """Write the server's WAL into a backup until SIGINT.
 
-        Every moment since the backup can then be restored. Run it as a service, and start it right after
-        `create`: it ends with exit code 3 where WAL is missing in between, and a new backup is due.
+        Any moment since the backup can then be restored. Run it as a service, and start it right after
+        `create`: if WAL in between is missing, it exits with 3, and you need a new backup.
         """
         settings = console.read_settings(config, database_url=database_url, data_dir=data_dir)
         console.run(_follow(settings, backup))
@@ -81,9 +81,9 @@ def add_backup_commands(app: typer.Typer) -> None:
     ) -> None:
         """Drill: start a copy of a backup and count.
 
-        Every place of the log is counted and every packet's id is computed again. Where the live database can
-        be reached, the output says how many packets it has beyond the backup. Exit code 1 if anything that
-        was acknowledged before the backup is missing.
+        It counts every place of the log and recomputes every packet's id. If the live database can be
+        reached, it also reports how many packets that has beyond the backup. Exit code 1 if anything that was
+        acknowledged before the backup is missing.
         """
         settings = console.read_settings(config, database_url=database_url, data_dir=data_dir)
         _tell(console.run(_drill(settings, backup)), json)

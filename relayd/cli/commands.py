@@ -204,7 +204,7 @@ def top(
     ] = 2.0,
     json: Json = False,
 ) -> None:
-    """Show what a running relay does, again and again.
+    """Show what a running relay does, continuously.
 
     With --json, or where the output is no terminal: once.
     """
@@ -280,10 +280,10 @@ def new_epoch(
     data_dir: DataDir = None,
     json: Json = False,
 ) -> None:
-    """Say that the log may have lost its end.
+    """Declare that the log may have lost its end.
 
-    After a backup was put back on a machine that does not know how far the log had come. Readers that stood
-    behind the end are told so, and go on from the last place that is good; the others notice nothing.
+    Use it after a backup was restored on a machine that does not know how far the log had come. Readers
+    beyond the end are told, and continue from the last good place; others notice nothing.
     """
     settings = console.read_settings(config, database_url=database_url, data_dir=data_dir)
     from relayd.store import Store
@@ -310,7 +310,7 @@ def export_(
     output: Annotated[
         Path | None,
         typer.Option(
-            "--output", "-o", metavar="FILE", help="Write to this file, or go on with it; by default stdout."
+            "--output", "-o", metavar="FILE", help="Write to this file, or continue it; by default stdout."
         ),
     ] = None,
     config: ConfigFile = None,
@@ -320,7 +320,7 @@ def export_(
 ) -> None:
     """Write the whole log as JSON lines.
 
-    With --output, a second run on the same file goes on where the first one stopped.
+    With --output, a second run on the same file continues where the first one stopped.
     """
     settings = console.read_settings(config, database_url=database_url, data_dir=data_dir)
     from relayd.database import require_database

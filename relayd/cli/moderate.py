@@ -48,7 +48,7 @@ _By = Annotated[
 _For = Annotated[
     str | None,
     typer.Option(
-        "--for", metavar="TIME", help="How long it holds: 90s, 30m, 12h, 7d, 2w. Default: for good."
+        "--for", metavar="TIME", help="How long it holds: 90s, 30m, 12h, 7d, 2w. Default: permanently."
     ),
 ]
 
@@ -154,10 +154,10 @@ def add_commands(app: typer.Typer) -> None:
         data_dir: DataDirInUse = None,
         json: Json = False,
     ) -> None:
-        """Erase packets for good.
+        """Erase packets permanently.
 
-        Their content and their author are gone from the log; a signed tombstone keeps each place. Packets
-        that carry keys or revoke them stay. Cut off, the same command does the rest. Exit code 1 if some
+        Their content and their author disappear from the log; a signed tombstone keeps each place. Packets
+        that carry keys or revoke them stay. If it is interrupted, run it again to finish. Exit code 1 if some
         packets were not there or stay.
         """
         settings = console.read_settings(config, database_url=database_url, data_dir=data_dir)
@@ -221,9 +221,9 @@ def add_commands(app: typer.Typer) -> None:
         data_dir: DataDirInUse = None,
         json: Json = False,
     ) -> None:
-        """Show who ruled what and why.
+        """Show the log of rulings: who, what and why.
 
-        The newest comes first. --json tells how it was before and after.
+        The newest comes first. --json shows the state before and after.
         """
         settings = console.read_settings(config, database_url=database_url, data_dir=data_dir)
         if json:

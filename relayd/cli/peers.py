@@ -64,7 +64,7 @@ def peers_list(
 def peers_pause(
     peer: _PeerId, config: ConfigFile = None, database_url: DatabaseUrl = None, data_dir: DataDirInUse = None
 ) -> None:
-    """Read no more from a peer, until `resume`.
+    """Stop reading from a peer until `resume`.
 
     The running relay stops within some seconds.
     """
@@ -75,7 +75,7 @@ def peers_pause(
 def peers_resume(
     peer: _PeerId, config: ConfigFile = None, database_url: DatabaseUrl = None, data_dir: DataDirInUse = None
 ) -> None:
-    """Read again from a peer that was paused, from where it was read to."""
+    """Resume reading from a paused peer, where reading stopped."""
     _change_peer(config, database_url, data_dir, peer, "resume")
 
 

@@ -1,4 +1,4 @@
-"""A process that stops closes its connections in waves, each when its publishes are answered."""
+"""A process that stops closes its connections in waves, with time for the answers to their publishes."""
 
 from __future__ import annotations
 
@@ -22,9 +22,11 @@ _CLOSE_TIMEOUT: Final = 5.0
 
 
 async def drain(relay: Relay, settings: Settings) -> None:
-    """Close every connection, some at a time, each when its publishes are answered.
+    """Close every connection, some at a time.
 
-    Those whose turn has not come are served as ever, but nobody new is. Clients resume elsewhere by cursor.
+    A connection whose turn has come is read no further, and is closed half a second later; the last wave
+    waits until all publishes are answered, `drain_timeout` at most. Until their turn connections are served
+    as ever, but nobody new is. Clients resume elsewhere by cursor, and repeat publishes without an answer.
     """
     admission, registry = relay.admission, relay.registry
     registry.draining = True

@@ -59,10 +59,10 @@ def archive_command(
     conf: SparkConf = None,
     json: Json = False,
 ) -> None:
-    """Bring a lake up to the head of the relay's log.
+    """Bring a lake up to date with the relay's log.
 
     Each packet is archived once, and every packet_id is recomputed. Ctrl-C or SIGTERM ends the job after the
-    current batch. Whatever happens, the next run goes on where this one stopped.
+    current batch. If it is interrupted, the next run continues where this one stopped.
     """
     from strata_pipeline.jobs.archive import archive
     from strata_pipeline.session import open_session

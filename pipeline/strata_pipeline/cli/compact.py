@@ -54,10 +54,10 @@ def compact_command(
 ) -> None:
     """Rewrite the small files of finished days as large ones.
 
-    The contents of the lake stay the same, and an archive may run meanwhile. Replaced files leave the table's
-    folder for _retired, and a later run deletes them. A day waits for the next run while other jobs read.
-    In a bucket nothing waits, and replaced objects stay where they are until a later run deletes them.
-    Finished days get a summary of their manifests, by which the lake is opened.
+    The contents of the lake stay the same, and an archive may run at the same time. Replaced files move from
+    the table's folder to _retired, and a later run deletes them. A day waits for the next run while other
+    jobs read it. In a bucket nothing waits, and replaced objects stay where they are until a later run
+    deletes them. Finished days get a summary of their manifests, which makes opening the lake faster.
     """
     from strata_pipeline.jobs.compact import compact
     from strata_pipeline.session import open_session

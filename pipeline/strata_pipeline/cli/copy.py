@@ -22,7 +22,7 @@ def copy_command(
         str,
         typer.Option(
             metavar="PLACE",
-            help="Where the copy lies or is to lie: a folder, or s3://bucket/prefix.",
+            help="The place of the copy: a folder, or s3://bucket/prefix.",
             show_default=False,
             callback=reachable,
         ),
@@ -31,9 +31,9 @@ def copy_command(
 ) -> None:
     """Copy a lake from a disk into a bucket, or back.
 
-    The copy has the same manifests and the same tip. Each batch is held against its manifest. What was
-    erased from the lake goes from the copy as well. Whatever happens, the copy is a whole lake, and the next
-    run goes on.
+    The copy has the same manifests and the same tip. Each batch is checked against its manifest. What was
+    erased from the lake is removed from the copy as well. At any moment the copy is a valid lake; an
+    interrupted copy continues with the next run.
     """
     from strata_pipeline.jobs.copy import copy_lake
 

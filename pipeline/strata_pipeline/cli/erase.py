@@ -48,13 +48,13 @@ def erase_command(
     conf: SparkConf = None,
     json: Json = False,
 ) -> None:
-    """Take out of the lake what the relay has erased.
+    """Remove from the lake what the relay has erased.
 
-    That is what relayd erase has taken from the log. The files of each finished day are written anew without
-    those packets, and the old ones are deleted at once. Empty rows and the relay's signed tombstones stay, so
-    that audit still proves everything else. An archive may run meanwhile. A day that is not over waits for a
-    later run. In a bucket, objects that still have the packets are deleted after the grace, by the next erase
-    or compact.
+    These are the packets that relayd erase has removed from the log. The files of each finished day are
+    rewritten without them, and the old files are deleted at once. Empty rows and the relay's signed
+    tombstones stay, so that audit can still prove everything else. An archive may run at the same time. The
+    current day waits for a later run. In a bucket, objects that still contain the packets are deleted after
+    the grace period, by the next erase or compact.
     """
     from strata_pipeline.jobs.erase import erase
     from strata_pipeline.session import open_session

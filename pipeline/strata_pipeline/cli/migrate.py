@@ -40,8 +40,8 @@ def migrate_command(
 ) -> None:
     """Audit an older lake, and bring its manifests to format 2.
 
-    From then on an audit finds altered annotations and quarantined rows without the log. Where the audit
-    finds anything, nothing is changed. The tip becomes another; the old manifests stay in _aside.
+    From then on an audit detects altered annotations and quarantined rows without the log. If the audit has
+    findings, nothing is changed. The tip changes; the old manifests stay in _aside.
     """
     from strata_pipeline.jobs.migrate import migrate_lake
     from strata_pipeline.session import open_session

@@ -38,13 +38,13 @@ def restore_command(
     conf: SparkConf = None,
     json: Json = False,
 ) -> None:
-    """Bring the packets of a lake back into a relay's database.
+    """Restore the packets of a lake into a relay's database.
 
-    Each packet returns to the place that it had, and a relay on this database answers the same subscriptions
-    with the same packets. Whatever happens, the next run goes on; a run too many changes nothing. The run
-    begins a new epoch of the log: a reader that had come further than the lake is told what it may miss. To
-    keep the old relay's cursors valid up to there, copy the rows of its tables relay_secrets and log_terms
-    from a backup before the restore.
+    Each packet returns to its place, and a relay on this database answers the same subscriptions with the
+    same packets. An interrupted restore continues when you run it again; an extra run changes nothing. The
+    run begins a new epoch of the log: readers that had advanced further than the lake are told what they may
+    miss. To keep the old relay's cursors valid up to there, copy the rows of its tables relay_secrets and
+    log_terms from a backup before the restore.
     """
     from strata_pipeline.jobs.restore import restore
     from strata_pipeline.session import open_session

@@ -46,17 +46,23 @@ def traffic_command(
     burst_ceiling: Annotated[
         int,
         typer.Option(
-            metavar="N", help="More packets than this within a second are a burst, whoever sends them.", min=1
+            metavar="N", help="More packets than this within a second are a burst for any author.", min=1
         ),
     ] = BURST_CEILING,
     burst_hours: Annotated[
-        int, typer.Option(metavar="N", help="So many hours with bursts limit an author.", min=1)
+        int, typer.Option(metavar="N", help="Number of hours with bursts that limit an author.", min=1)
     ] = _USUAL.burst_hours,
     limit_copies: Annotated[
-        int, typer.Option(metavar="N", help="So many near-duplicates within an hour limit an author.", min=1)
+        int,
+        typer.Option(
+            metavar="N", help="Number of near-duplicates within an hour that limit an author.", min=1
+        ),
     ] = _USUAL.limit_copies,
     block_copies: Annotated[
-        int, typer.Option(metavar="N", help="So many near-duplicates within an hour block an author.", min=1)
+        int,
+        typer.Option(
+            metavar="N", help="Number of near-duplicates within an hour that block an author.", min=1
+        ),
     ] = _USUAL.block_copies,
     copies_share: Annotated[
         float,

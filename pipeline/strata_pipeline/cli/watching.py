@@ -21,7 +21,7 @@ MetricsFile = Annotated[
     typer.Option(
         metavar="FILE",
         help="Write metrics to this file, for the textfile collector of node_exporter; its name ends with "
-        ".prom. Counters go on from run to run.",
+        ".prom. Counters continue from run to run.",
         dir_okay=False,
     ),
 ]

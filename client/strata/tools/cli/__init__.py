@@ -158,12 +158,13 @@ def subscribe(
         ),
     ] = None,
     live: Annotated[
-        bool, typer.Option("--live/--no-live", help="Go on with new packets, or end after the stored ones.")
+        bool,
+        typer.Option("--live/--no-live", help="Continue with new packets, or end after the stored ones."),
     ] = True,
     state: Annotated[
         Path | None,
         typer.Option(
-            "--state", metavar="FILE", help="Keep the place in this file: the next run goes on from there."
+            "--state", metavar="FILE", help="Keep the position in this file; the next run continues there."
         ),
     ] = None,
     identity: ReaderOption = None,
@@ -231,7 +232,7 @@ def look_at_relay(
     context: ContextOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Show whether a relay can be reached, and what it is like.
+    """Show whether a relay can be reached, its limits, clock and latency.
 
     The output has the relay's id, extensions and limits, its clock, and how long it takes to answer. With an
     identity, it also says what the relay lets that identity do. Exit code 1 if the relay cannot be reached or
@@ -304,7 +305,7 @@ def measure_relay(
 
 @app.command()
 def notice() -> None:
-    """Say what a relay learns about its users."""
+    """Explain what a relay learns about its users."""
     from strata.relays.connection import WHAT_RELAYS_SEE
     from strata.tools.cli import output
 
@@ -394,7 +395,7 @@ def join_channel(
         typer.Option(
             "--store",
             metavar="FILE",
-            help="Keep the channel's state in this file: the next run goes on from it.",
+            help="Keep the channel's state in this file: the next run continues from it.",
         ),
     ] = None,
     sender: Annotated[

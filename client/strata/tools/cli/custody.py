@@ -168,7 +168,7 @@ def revoke(
     timeout: float,
     as_json: bool,
 ) -> None:
-    """Revoke a key for good."""
+    """Revoke a key permanently."""
     identity = _load(path)
     try:
         revoked_at = moment(at, time.time())

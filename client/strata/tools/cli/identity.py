@@ -74,7 +74,7 @@ def create(
 ) -> None:
     """Make an identity, with recovery keys if wanted.
 
-    Each recovery key gets a file of its own, and the document that names them is published.
+    Each recovery key gets its own file, and the document that names them is published.
     """
     from strata.tools.cli import custody
 
@@ -171,7 +171,7 @@ def revoke(
     context: ContextOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Revoke a key for good.
+    """Revoke a key permanently.
 
     Nothing that the key signs afterwards counts.
     """

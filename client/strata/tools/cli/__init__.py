@@ -232,7 +232,7 @@ def look_at_relay(
     context: ContextOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Show whether a relay can be reached, its limits, clock and latency.
+    """Show whether a relay can be reached, and what its limits are.
 
     The output has the relay's id, extensions and limits, its clock, and how long it takes to answer. With an
     identity, it also says what the relay lets that identity do. Exit code 1 if the relay cannot be reached or

@@ -246,7 +246,7 @@ class Metrics:
         )
         pauses = Gauge(
             "relayd_loop_longest_pause_seconds",
-            "The same for pauses that no peer causes, by cause: the cycle collector, a reload.",
+            "Longest pause of the loop that no peer caused, by cause: the cycle collector, a reload.",
             ["cause"],
             registry=registry,
             multiprocess_mode="livemax",
@@ -384,7 +384,10 @@ class Metrics:
 
     def _add_store(self, registry: CollectorRegistry) -> None:
         self.log_epoch = _gauge(
-            registry, "relayd_log_epoch", "1 and how often the log may have lost its end.", "livemax"
+            registry,
+            "relayd_log_epoch",
+            "Epoch of the log: 1 plus the number of times it may have lost its end.",
+            "livemax",
         )
         self.lost_cursors = Counter(
             "relayd_lost_cursors_total",
@@ -441,16 +444,19 @@ class Metrics:
             registry, "relayd_log_bytes", "Packets in the database, with their indexes.", "livemax"
         )
         self.database_bytes = _gauge(
-            registry, "relayd_database_bytes", "The whole database on its disk.", "livemax"
+            registry, "relayd_database_bytes", "Size of the whole database on disk.", "livemax"
         )
         self.database_connections = _gauge(
-            registry, "relayd_database_connections", "Connections to the database, of everybody.", "livemax"
+            registry,
+            "relayd_database_connections",
+            "Connections to the database, including those of other programs.",
+            "livemax",
         )
         self.database_max_connections = _gauge(
             registry, "relayd_database_max_connections", "Connections that the database allows.", "livemax"
         )
         self.disk_free_bytes = _gauge(
-            registry, "relayd_disk_free_bytes", "Room on the disk of `data_dir`.", "livemin"
+            registry, "relayd_disk_free_bytes", "Free space on the disk of `data_dir`.", "livemin"
         )
         # One process looks after the log at a time, not always the same: the last value holds.
         waiting = Gauge(

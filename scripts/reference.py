@@ -1,4 +1,4 @@
-"""The reference pages that are made from the code: settings, command lines, wire messages, errors, decisions.
+"""The reference pages that are made from the code: settings, commands, metrics, messages, errors, decisions.
 
 `python scripts/reference.py` writes them; tests/docs/test_reference.py fails when one is out of date.
 """
@@ -49,6 +49,20 @@ _ERRORS_HEAD = """# Errors
 <!-- Made from client/strata/protocol/errors.py by `make docs`; edit there. -->
 """
 
+_METRICS_HEAD = """# Metrics of relayd
+
+<!-- Made from relayd/metrics.py by `make docs`; edit the descriptions there. -->
+
+`/metrics` on the relay's port, or on `metrics_listen`, serves these in Prometheus' format. With `workers`
+they cover all workers of the machine. Histograms have the series `…_bucket`, `…_sum` and `…_count`. The
+Prometheus client adds `process_…`: CPU time, memory and open files. `deploy/prometheus` has alerts on these
+metrics, `deploy/grafana` dashboards, and the [guide](../guides/operations.md) says what to watch. The
+[pipeline](../guides/pipeline.md#what-to-watch) and [Tx and Rx](../guides/tx-rx.md) have metrics of their own.
+
+| name | kind | labels | meaning |
+|---|---|---|---|
+"""
+
 _DECISIONS_HEAD = """# Decisions
 
 <!-- Made from the titles of the notes by `make docs`. -->
@@ -65,6 +79,7 @@ def pages() -> dict[Path, str]:
         reference / "settings.md": manual.settings_page(),
         ROOT / "deploy" / "relayd.toml": manual.sample_file(),
         reference / "command-lines.md": commands_page(),
+        reference / "metrics.md": metrics_page(),
         reference / "wire.md": wire_page(),
         reference / "errors.md": errors_page(),
         DECISIONS / "README.md": decisions_page(),
@@ -102,6 +117,33 @@ def _command(command: Any, name: str, parent: Any, level: int) -> Iterator[str]:
     for child, subcommand in getattr(command, "commands", {}).items():
         if not subcommand.hidden:
             yield from _command(subcommand, child, context, min(level + 1, 4))
+
+
+def metrics_page() -> str:
+    """docs/reference/metrics.md."""
+    tree = ast.parse((ROOT / "relayd" / "metrics.py").read_text(encoding="utf-8"))
+    return _METRICS_HEAD + "\n".join([*sorted(filter(None, map(_metric, ast.walk(tree)))), ""])
+
+
+def _metric(node: ast.AST) -> str | None:
+    """The row of a metric, if this is where one is made: `Gauge("relayd_…", "meaning", ["label"], …)`."""
+    match node:
+        case ast.Call(func=ast.Name(id=maker), args=args):
+            name, meaning, *more = [*_strings(args), "", ""]
+            if not name.startswith("relayd_"):
+                return None
+        case _:
+            return None
+    # `Counters` take the name of their one label; a gauge's next word says how workers are added up.
+    labels = more[:1] if maker == "Counters" else []
+    labels += itertools.chain(*(_strings(each.elts) for each in args if isinstance(each, ast.List)))
+    kind = maker.strip("_").lower()
+    kind = next(each for each in ("counter", "gauge", "histogram") if each in kind)
+    return f"| `{name}` | {kind} | {', '.join(map(_code, labels)) or '–'} | {_cell(meaning)} |"
+
+
+def _strings(nodes: list[ast.expr]) -> list[str]:
+    return [node.value for node in nodes if isinstance(node, ast.Constant) and isinstance(node.value, str)]
 
 
 def wire_page() -> str:

@@ -90,10 +90,12 @@ def contents(index: str) -> str:
     return "\n\n" + "\n".join(trees)
 
 
-def decisions(app: Sphinx, docname: str, source: list[str]) -> None:
-    if docname == "decisions/README":
-        notes = sorted(path.stem for path in (HERE / "decisions").glob("[0-9]*.md"))
-        source[0] += "\n".join(["\n```{toctree}", ":hidden:", "", *notes, "```", ""])
+def beside(app: Sphinx, docname: str, source: list[str]) -> None:
+    """The README of a folder has the pages beside it: decisions, runbooks."""
+    folder, _, name = docname.rpartition("/")
+    if folder and name == "README":
+        pages = sorted(path.stem for path in (HERE / folder).glob("*.md") if path.stem != name)
+        source[0] += "\n".join(["\n```{toctree}", ":hidden:", "", *pages, "```", ""])
 
 
 def as_restructured_text(
@@ -130,5 +132,5 @@ def escape(line: str) -> str:
 def setup(app: Sphinx) -> None:
     os.environ.setdefault("NO_COLOR", "1")
     app.connect("source-read", fill_in)
-    app.connect("source-read", decisions)
+    app.connect("source-read", beside)
     app.connect("autodoc-process-docstring", as_restructured_text)

@@ -70,3 +70,14 @@ def test_every_page_is_on_the_contents_page() -> None:
 
 def listed_on(contents: Path) -> set[Path]:
     return {(contents.parent / name).resolve() for name in LINK.findall(contents.read_text(encoding="utf-8"))}
+
+
+def test_the_contents_name_every_page() -> None:
+    """The site refuses a page that is neither in the contents nor beside a README that is (docs/conf.py)."""
+    docs = ROOT / "docs"
+    index = docs / "index.md"
+    named = {(docs / link).resolve() for link in re.findall(r"\]\(([^)#:]+\.md)\)", index.read_text("utf-8"))}
+    folders = {page.parent for page in named if page.name == "README.md"}
+    rings = docs / "reference" / "python"  # its own contents name these
+    for page in docs.rglob("*.md"):
+        assert page in named | {index} or page.parent in folders | {rings}, page

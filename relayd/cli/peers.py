@@ -83,7 +83,7 @@ def peers_resume(
 def peers_forgive(
     peer: _PeerId, config: ConfigFile = None, database_url: DatabaseUrl = None, data_dir: DataDirInUse = None
 ) -> None:
-    """Forget that a peer has sent forged packets, and read from it again."""
+    """Forget the offences of a peer, and read from it again."""
     _change_peer(config, database_url, data_dir, peer, "forgive")
 
 

@@ -21,7 +21,7 @@ from strata.channels.sds import HistoryEntry, SdsMessage
 from benches.job_memory import job_command, run
 from benches.measures import Measure, tenfold
 from benches.pipeline_lakes import add_rows
-from benches.pipeline_log import Row, author, unsigned
+from benches.pipeline_packets import Row, author, unsigned
 
 __all__ = ["measure", "messages"]
 
@@ -94,7 +94,7 @@ def _packet(number: int, at: int) -> Row:
         f"participant-{who}", _name(message), "room", message + 1, history, None, (), b"a few words"
     )
     content = {"type": _TOPIC, "profile": PROFILE, "payload": base64.b64encode(sds.encode()).decode()}
-    return unsigned(author(who)[1], content, at, number)
+    return unsigned(author(who).did.encode(), content, at, number)
 
 
 def _name(message: int) -> str:

@@ -24,10 +24,11 @@ from strata_pipeline.log.spans import DEFAULT_BATCH_ROWS
 from benches.disk_use import taken, watched
 from benches.job_memory import Ran, job_command, run, together
 from benches.measures import Measure
-from benches.pipeline_log import Made, append, empty_log
+from benches.pipeline_log import append, empty_log
+from benches.pipeline_packets import Made
 from benches.pipeline_portions import PORTION_ROWS, DayLog, InLake
 
-__all__ = ["check_space", "measure"]
+__all__ = ["AUDITED_ROWS", "check_space", "measure"]
 
 _LOG_BYTES = 1_150
 """On the disk for each row that the log has at a time, with its indexes."""
@@ -46,6 +47,8 @@ _SMALL = 1_000
 _BATCHES = 24
 """The large day has so many at least."""
 _MOST_AUTHORS = 100_000
+AUDITED_ROWS = 10_000_000
+"""The newest of the day, which the audit since a tip reads."""
 
 
 def check_space(folder: Path, rows: int, portion_rows: int = PORTION_ROWS) -> None:
@@ -66,18 +69,28 @@ def _space(rows: int, portion_rows: int) -> int:
 
 
 def measure(
-    rows: int, folder: Path, say: Callable[[str], None], portion_rows: int = PORTION_ROWS
+    rows: int,
+    folder: Path,
+    say: Callable[[str], None],
+    portion_rows: int = PORTION_ROWS,
+    *,
+    audited: int = AUDITED_ROWS,
 ) -> list[Measure]:
-    """The figures of a day of so many rows; log and lake are made in `folder`, and are gone afterwards."""
+    """The figures of a day of so many rows; log and lake are made in `folder`, and are gone afterwards.
+
+    The audit since a tip reads the portions that have the newest `audited` rows of the day.
+    """
     check_space(folder, rows, portion_rows)
     steps = _Steps(rows, folder, say)
-    tip, archived = _archive(steps, portion_rows)
+    tips, archived = _archive(steps, portion_rows)
     shutil.rmtree(steps.log)
-    measures = steps.figures("archive", together(archived.runs), archived.packets)
+    measures = steps.figures("archive", together(archived.runs), rows, archived.packets)
     measures += steps.step("compact")
     with Lake.replace(steps.lake) as compacted:
         delete_retired(compacted, int(time.time()), grace=0)
-    measures += steps.step("audit", "--since", tip, name="audit --since")
+    portions = min(len(tips), -(-audited // portion_rows))
+    read = rows - (len(tips) - portions) * portion_rows
+    measures += steps.step("audit", "--since", tips[-portions], name="audit --since", read=read)
     measures += steps.step("traffic", "--days", "2", "--output", str(folder / "day-report"))
     measures.append(Measure("day", "log, bytes a row", archived.log_row_bytes, "bytes"))
     for done in (steps.lake, steps.spills, folder / "day-report"):
@@ -85,8 +98,8 @@ def measure(
     return measures
 
 
-def _archive(steps: _Steps, portion_rows: int) -> tuple[str, InLake]:
-    """The large day in the lake, and the tip of the lake before that day."""
+def _archive(steps: _Steps, portion_rows: int) -> tuple[list[str], InLake]:
+    """The large day in the lake, and the tip of the lake before each portion of that day."""
     rows = steps.rows
     # Yesterday, so that none of it is from the future.
     day = (int(time.time()) // _DAY - 1) * _DAY
@@ -94,14 +107,18 @@ def _archive(steps: _Steps, portion_rows: int) -> tuple[str, InLake]:
     made = Made(rows, True, day, _DAY - 1, _SMALL, authors, varied=True)
     after = Made(_SMALL, True, day + _DAY, first=_SMALL + rows)
     batch_rows = str(min(DEFAULT_BATCH_ROWS, max(1, rows // _BATCHES)))
-    with empty_log(steps.log) as server:
+    with empty_log(steps.log, searched=False) as server:
         append(server.url, Made(_SMALL, True, day - _DAY // 2))
         steps.run("archive", "--database-url", server.url)
         steps.say(f"day: a log of {rows:,} signed packets of {authors:,} authors")
-        tip = Lake.open(steps.lake).tip
         log = DayLog(server.url, steps.log, made, after, steps.say, portion_rows)
-        options = ("--database-url", server.url, "--batch-rows", batch_rows)
-        return tip, log.archive(lambda: steps.run("archive", *options))
+        tips: list[str] = []
+
+        def archive() -> Ran:
+            tips.append(Lake.open(steps.lake).tip)
+            return steps.run("archive", "--database-url", server.url, "--batch-rows", batch_rows)
+
+        return tips, log.archive(archive)
 
 
 @dataclass(slots=True)
@@ -134,27 +151,29 @@ class _Steps:
         self.disk_bytes = max(self.disk_bytes, peak.taken)
         return ran
 
-    def step(self, job: str, *options: str, name: str = "") -> list[Measure]:
-        """The figures of a job that does all at once."""
+    def step(self, job: str, *options: str, name: str = "", read: int | None = None) -> list[Measure]:
+        """The figures of a job that does all at once, with all rows or with those that it reads."""
         ran = self.run(job, *options)
         told = json.loads(ran.told.splitlines()[-1])
         if job == "compact" and told["days"] != 1:
             raise SystemExit(f"{told['days']} days were compacted, and not the large one alone")
-        return self.figures(name or job, ran, told["packets"] if job == "audit" else None)
+        packets = told["packets"] if job == "audit" else None
+        return self.figures(name or job, ran, self.rows if read is None else read, packets)
 
-    def figures(self, name: str, ran: Ran, packets: int | None = None) -> list[Measure]:
-        """The figures of a job that has run, and that tells of so many packets where it counts them."""
-        if packets not in (None, self.rows + _SMALL):
-            raise SystemExit(f"{name} tells of {packets:,} packets and not of {self.rows + _SMALL:,}")
+    def figures(self, name: str, ran: Ran, rows: int, packets: int | None = None) -> list[Measure]:
+        """The figures of a job that has read so many rows of the day, and that tells of so many packets where
+        it counts them: of the small day after it as well."""
+        if packets not in (None, rows + _SMALL):
+            raise SystemExit(f"{name} tells of {packets:,} packets and not of {rows + _SMALL:,}")
         what, disk, self.disk_bytes = f"{self.rows:,} rows, {name}", self.disk_bytes, 0
         files = sum(1 for _ in (self.lake / "packets").rglob("*.parquet"))
         self.say(
-            f"day: {what}: {ran.seconds:,.1f} s, {ran.peak_mb:,.0f} MB, {files} files; "
+            f"day: {what}: {rows:,} in {ran.seconds:,.1f} s, {ran.peak_mb:,.0f} MB, {files} files; "
             f"{disk / 1e9:,.2f} GB of disk at most"
         )
         sizes = {"lake, bytes a row": taken(self.lake) / self.rows}
         return [
-            Measure("day", what, self.rows / ran.seconds, "rows/s", details=sizes),
+            Measure("day", what, rows / ran.seconds, "rows/s", details=sizes),
             Measure("day", f"{what}, time", ran.seconds, "s"),
             Measure("day", f"{what}, peak memory", ran.peak_mb, "MB", details=ran.details),
             Measure("day", f"{what}, files of packets after it", files, "files"),

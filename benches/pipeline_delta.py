@@ -15,7 +15,7 @@ from strata_pipeline.lake.lake import Lake
 
 from benches.measures import Measure
 from benches.pipeline_lakes import batches_added
-from benches.pipeline_log import Made, made_rows
+from benches.pipeline_packets import Made, made_rows
 
 __all__ = ["measure"]
 

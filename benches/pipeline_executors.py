@@ -18,7 +18,8 @@ from pathlib import Path
 from benches.job_memory import job_command, run
 from benches.job_stages import Job, logging_conf, read_job
 from benches.measures import Measure
-from benches.pipeline_log import Made, append, empty_log
+from benches.pipeline_log import append, empty_log
+from benches.pipeline_packets import Made
 from benches.spark_cluster import DRIVER_CONF, standalone_cluster
 
 __all__ = ["measure"]

@@ -15,7 +15,7 @@ from strata_pipeline.log.spans import DEFAULT_BATCH_ROWS
 from benches.job_memory import job_command, run
 from benches.measures import Measure
 from benches.pipeline_lakes import add_copies, add_made
-from benches.pipeline_log import Made
+from benches.pipeline_packets import Made
 
 __all__ = ["measure"]
 

@@ -30,7 +30,7 @@ from strata_pipeline.lake.layout import batch_path
 from strata_pipeline.lake.rows import digest_of, read_places
 from strata_pipeline.log.spans import DEFAULT_BATCH_ROWS
 
-from benches.pipeline_log import Made, Row, made_rows
+from benches.pipeline_packets import Made, Row, made_rows
 
 __all__ = ["Maker", "add_copies", "add_made", "add_rows", "add_same", "batches_added"]
 

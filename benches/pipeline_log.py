@@ -3,79 +3,53 @@
 from __future__ import annotations
 
 import asyncio
-import functools
 import itertools
 import os
-import random
 import socket
+import struct
 import time
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
+from io import BytesIO
 from pathlib import Path
 
 import asyncpg
-from blake3 import blake3
-from strata.protocol import canonical, packets
-from strata.protocol.ids import Identity
 
+from benches.pipeline_packets import Made, Row, know_authors, made_rows
 from relayd.postgres import EmbeddedPostgres
 from relayd.store.migrate import migrate
 
-__all__ = [
-    "Made",
-    "Row",
-    "append",
-    "append_rows",
-    "author",
-    "empty_log",
-    "fill",
-    "forget",
-    "made_rows",
-    "unsigned",
-]
+__all__ = ["append", "append_rows", "empty_log", "fill", "forget"]
 
 _CHUNK = 5_000
-_TYPES = ("POST", "REACTION", "/bench/1/room/proto", "NOTE")
-_COLUMNS = ("sequence", "received_at", "timestamp", "packet_id", "author_id", "content_type", "body")
-_LOG_TABLES = ("packets", "packet_ids")
-_WORDS = 2_000
-_COPIED, _COPIES = 40, 20
-"""Of varied texts one in forty repeats one of twenty."""
-
-Row = tuple[int, int, bytes, bytes, bytes, bytes]
-"""A packet as the log has it: received_at, timestamp, packet_id, author_id, content_type, body."""
-
-
-@dataclass(frozen=True, slots=True)
-class Made:
-    """Which packets a log gets. Their ids are right."""
-
-    rows: int
-    signed: bool
-    """Else the signatures are random digits: who does not look at signatures cannot tell, and signing takes
-    most of the time."""
-    at: int
-    """Unix seconds at which the first is received."""
-    seconds: int = 0
-    """The last one is received so much later, on the same day."""
-    first: int = 0
-    """The number of the first packet; a packet of another number is another packet."""
-    authors: int = 200
-    varied: bool = False
-    """A few authors write most, and texts differ; else authors take turns and texts are nearly the same."""
+_COLUMNS = {
+    "packets": ("sequence", "received_at", "timestamp", "packet_id", "author_id", "content_type", "body"),
+    "packet_ids": ("packet_id", "sequence", "received_at"),
+}
+_COPY_HEAD = b"PGCOPY\n\xff\r\n\0" + bytes(8)
+_COPY_END = struct.pack(">h", -1)
+_START = struct.Struct(">hiqiqiqi32s")
+_LENGTH = struct.Struct(">i")
+_ID = struct.Struct(">hi32siqiq")
 
 
 @contextmanager
-def empty_log(folder: Path) -> Iterator[EmbeddedPostgres]:
-    """A server with the migrated database of a relay, while the block runs."""
+def empty_log(folder: Path, *, searched: bool = True) -> Iterator[EmbeddedPostgres]:
+    """A server with the migrated database of a relay, while the block runs.
+
+    A log that is not searched lacks the indexes by author and by type: no job of the pipeline uses them, and
+    keeping them takes half of the time in which the database takes packets in.
+    """
     with asyncio.Runner() as runner:
         server = EmbeddedPostgres(folder, tcp_port=_free_port())
         runner.run(server.__aenter__())
         try:
             runner.run(migrate(server.url))
+            if not searched:
+                runner.run(_drop_indexes(server.url))
             yield server
         finally:
             runner.run(server.__aexit__(None, None, None))
@@ -85,6 +59,14 @@ def _free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
+
+
+async def _drop_indexes(url: str) -> None:
+    connection = await asyncpg.connect(url)
+    try:
+        await connection.execute("DROP INDEX packets_author, packets_type")
+    finally:
+        await connection.close()
 
 
 def fill(url: str, rows: int, *, signed: bool) -> None:
@@ -97,81 +79,53 @@ def append(url: str, made: Made, part: range | None = None) -> None:
 
     Of their day the log has had none, or those before the `part`, and nothing else.
     """
-    part = range(made.rows) if part is None else part
+    part, day = range(made.rows) if part is None else part, made.at // 86_400
+    if made.varied:
+        know_authors(made.authors)  # once: the processes of later parts have them as well
     with ProcessPoolExecutor(os.cpu_count()) as pool:
         work = (part[start : start + _CHUNK] for start in range(0, len(part), _CHUNK))
-        chunks = _in_order(pool, partial(made_rows, made=made), work)
-        asyncio.run(_copy(url, chunks, made.at // 86_400, part.start))
+        asyncio.run(_copy(url, _in_order(pool, partial(_made_chunk, made=made), work), day))
 
 
-def _in_order(
-    pool: ProcessPoolExecutor, make: partial[list[Row]], work: Iterator[range]
-) -> Iterator[list[Row]]:
+def _in_order(pool: ProcessPoolExecutor, make: partial[_Chunk], work: Iterator[range]) -> Iterator[_Chunk]:
     """As `pool.map`, but never more than a few chunks ahead."""
-    waiting = [pool.submit(make, numbers) for numbers in itertools.islice(work, 4)]
+    waiting = [pool.submit(make, numbers) for numbers in itertools.islice(work, 6)]
     while waiting:
-        yield waiting.pop(0).result()
+        chunk = waiting.pop(0).result()
         waiting += [pool.submit(make, numbers) for numbers in itertools.islice(work, 1)]
-
-
-def made_rows(numbers: range, *, made: Made) -> list[Row]:
-    """The packets of these numbers of a log."""
-    return [_row(made.first + n, made.at + n * made.seconds // made.rows, made) for n in numbers]
-
-
-def _row(number: int, at: int, made: Made) -> Row:
-    if made.varied:
-        chosen = random.Random(number)
-        who, text = int(made.authors * chosen.random() ** 3), _text(chosen)
-    else:
-        who, text = number % made.authors, f"packet {number} {'lorem ipsum ' * 12}"
-    identity, did = author(who)
-    kind = _TYPES[number % len(_TYPES)]
-    content = {"type": kind, "text": text}
-    if made.signed:
-        packet = packets.build(identity, content, timestamp=at, nonce=str(number))
-        return at, at, packet.digest, did, kind.encode(), packet.canonical
-    return unsigned(did, content, at, number)
-
-
-def unsigned(did: bytes, content: dict[str, str], at: int, number: int) -> Row:
-    """A packet whose id is right and whose signature is random digits."""
-    members: dict[str, object] = {
-        "author_id": did.decode(),
-        "content": content,
-        "nonce": str(number),
-        "timestamp": at,
-        "version": 1,
-    }
-    digest = blake3(canonical.encode(members)).digest()
-    noise = blake3(digest).digest(length=64).hex()
-    members |= {"packet_id": f"0x{digest.hex()}", "signature": f"0x{noise}"}
-    return at, at, digest, did, content["type"].encode(), canonical.encode(members)
-
-
-@functools.lru_cache(maxsize=100_000)
-def author(number: int) -> tuple[Identity, bytes]:
-    """One of any number of authors, and its DID."""
-    identity = Identity(blake3(b"bench author %d" % number).digest())
-    return identity, identity.did.encode()
-
-
-def _text(chosen: random.Random) -> str:
-    if chosen.randrange(_COPIED) == 0:
-        chosen = random.Random(-1 - chosen.randrange(_COPIES))
-    return " ".join(chosen.choices(_vocabulary(), k=chosen.randrange(8, 36)))
-
-
-@functools.cache
-def _vocabulary() -> list[str]:
-    chosen = random.Random(0)
-    letters = "abcdefghijklmnopqrstuvwxyz"
-    return ["".join(chosen.choices(letters, k=chosen.randrange(2, 10))) for _ in range(_WORDS)]
+        yield chunk
 
 
 def append_rows(url: str, rows: list[Row], day: int, placed: int) -> None:
     """Put packets behind the `placed` ones that a day of the log has, and that were put there by us."""
-    asyncio.run(_copy(url, iter([rows]), day, placed))
+    asyncio.run(_copy(url, iter([_chunk(rows, (day << 32) + placed + 1)]), day))
+
+
+@dataclass(frozen=True, slots=True)
+class _Chunk:
+    """Rows of a log in the binary form of COPY (PostgreSQL's documentation of COPY, File Formats)."""
+
+    packets: bytes
+    packet_ids: bytes
+    last_sequence: int
+    last_received_at: int
+
+
+def _made_chunk(numbers: range, *, made: Made) -> _Chunk:
+    return _chunk(made_rows(numbers, made=made), (made.at // 86_400 << 32) + numbers.start + 1)
+
+
+def _chunk(rows: list[Row], first: int) -> _Chunk:
+    packets, ids = [_COPY_HEAD], [_COPY_HEAD]
+    for sequence, (received_at, timestamp, packet_id, author_id, content_type, body) in enumerate(
+        rows, first
+    ):
+        packets.append(_START.pack(7, 8, sequence, 8, received_at, 8, timestamp, 32, packet_id))
+        for value in (author_id, content_type, body):
+            packets += (_LENGTH.pack(len(value)), value)
+        ids.append(_ID.pack(3, 32, packet_id, 8, sequence, 8, received_at))
+    table, map_of_ids = (b"".join([*parts, _COPY_END]) for parts in (packets, ids))
+    return _Chunk(table, map_of_ids, first + len(rows) - 1, rows[-1][0])
 
 
 def forget(url: str, reached: int) -> None:
@@ -194,33 +148,32 @@ async def _forget(url: str, reached: int) -> None:
             head = await connection.fetchval("SELECT last_sequence FROM log_head FOR UPDATE")
             if head != reached:
                 raise ValueError(f"the log ends at {head}, and what is archived at {reached}")
-            for table in _LOG_TABLES:
+            for table in _COLUMNS:
                 await connection.execute(
                     f"CREATE TEMPORARY TABLE last_of_{table} ON COMMIT DROP AS"
                     f" SELECT * FROM {table} WHERE sequence = {head}"
                 )
-            await connection.execute(f"TRUNCATE {', '.join(_LOG_TABLES)}")
-            for table in _LOG_TABLES:
+            await connection.execute(f"TRUNCATE {', '.join(_COLUMNS)}")
+            for table in _COLUMNS:
                 await connection.execute(f"INSERT INTO {table} SELECT * FROM last_of_{table}")
     finally:
         await connection.close()
 
 
-async def _copy(url: str, made: Iterator[list[Row]], day: int, placed: int = 0) -> None:
+async def _copy(url: str, made: Iterator[_Chunk], day: int) -> None:
     connection = await asyncpg.connect(url)
     try:
+        await connection.execute("SET synchronous_commit = off")
         await connection.execute("SELECT relay_add_day($1)", day)
-        sequence, received_at = (day << 32) + placed, 0
         for chunk in made:
-            records = [(sequence + place, *row) for place, row in enumerate(chunk, 1)]
-            await connection.copy_records_to_table("packets", records=records, columns=_COLUMNS)
-            ids = [(record[3], record[0], record[1]) for record in records]
-            await connection.copy_records_to_table(
-                "packet_ids", records=ids, columns=("packet_id", "sequence", "received_at")
-            )
-            sequence, received_at = records[-1][0], records[-1][1]
+            for table, columns in _COLUMNS.items():
+                await connection.copy_to_table(
+                    table, source=BytesIO(getattr(chunk, table)), columns=columns, format="binary"
+                )
         await connection.execute(
-            "UPDATE log_head SET last_sequence = $1, last_received_at = $2", sequence, received_at
+            "UPDATE log_head SET last_sequence = $1, last_received_at = $2",
+            chunk.last_sequence,
+            chunk.last_received_at,
         )
         await connection.execute("ANALYZE packets")
     finally:

@@ -14,7 +14,8 @@ from pathlib import Path
 
 from benches.disk_use import taken
 from benches.job_memory import Ran
-from benches.pipeline_log import Made, append, forget
+from benches.pipeline_log import append, forget
+from benches.pipeline_packets import Made
 
 __all__ = ["PORTION_ROWS", "DayLog", "InLake"]
 

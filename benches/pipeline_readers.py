@@ -30,7 +30,8 @@ from strata.protocol.lake import day_text, first_of_day
 
 from benches.job_memory import job_command, run
 from benches.measures import Measure
-from benches.pipeline_log import Made, append, append_rows, empty_log, made_rows
+from benches.pipeline_log import append, append_rows, empty_log
+from benches.pipeline_packets import Made, made_rows
 
 __all__ = ["READERS", "measure"]
 

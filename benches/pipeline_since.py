@@ -14,7 +14,7 @@ from strata_pipeline.lake.lake import Lake
 from benches.job_memory import Ran, job_command, run
 from benches.measures import Measure, tenfold
 from benches.pipeline_lakes import add_copies, add_made, add_same
-from benches.pipeline_log import Made
+from benches.pipeline_packets import Made
 
 __all__ = ["measure"]
 

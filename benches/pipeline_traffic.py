@@ -14,7 +14,7 @@ from benches.job_memory import job_command, run
 from benches.job_stages import logging_conf, read_job
 from benches.measures import Measure, tenfold
 from benches.pipeline_lakes import add_made
-from benches.pipeline_log import Made
+from benches.pipeline_packets import Made
 
 __all__ = ["measure"]
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 import shutil
 import signal
 import sys
@@ -20,10 +19,11 @@ from strata_pipeline.errors import LogError
 from strata_pipeline.jobs.archive import archive
 from typer.testing import CliRunner
 
-from benches import disk_use, pipeline, pipeline_day, pipeline_log
+from benches import disk_use, pipeline, pipeline_day, pipeline_log, pipeline_packets
 from benches.job_memory import Ran, run, together
 from benches.pipeline_day import check_space
-from benches.pipeline_log import Made, append, empty_log, forget
+from benches.pipeline_log import append, empty_log, forget
+from benches.pipeline_packets import Made, made_rows
 from tests.support.toy_lakes import faults, read
 
 DAY = 20_000 * 86_400
@@ -31,7 +31,7 @@ DAY = 20_000 * 86_400
 
 def test_the_packets_of_a_day_are_signed_and_come_all_day_from_a_few_authors_most():
     made = Made(400, True, DAY, 86_399, first=1000, authors=50, varied=True)
-    rows = pipeline_log.made_rows(range(400), made=made)
+    rows = made_rows(range(400), made=made)
     assert rows[0][0] == DAY and max(row[0] for row in rows) // 86_400 == 20_000
     assert [row[0] for row in rows] == sorted(row[0] for row in rows) and rows[200][0] > DAY + 40_000
     packets = [Packet.parse(row[5]) for row in rows]
@@ -42,10 +42,10 @@ def test_the_packets_of_a_day_are_signed_and_come_all_day_from_a_few_authors_mos
     assert len({packet.digest for packet in packets}) == 400
     [(_, most), *_] = Counter(packet.author_id for packet in packets).most_common()
     assert 400 / 50 * 3 < most < 400
-    texts = Counter(pipeline_log._text(random.Random(number)) for number in range(4000))
+    texts = Counter(pipeline_packets._varied(number)[1] for number in range(4000))
     assert 1 < max(texts.values()) < 20 and len(texts) > 3850
     # Made by several processes: a chunk is what it is, whoever makes it.
-    assert pipeline_log.made_rows(range(100, 110), made=made) == rows[100:110]
+    assert made_rows(range(100, 110), made=made) == rows[100:110]
 
 
 @pytest.fixture
@@ -86,12 +86,17 @@ def test_a_day_in_portions_is_all_in_the_lake(spark, tmp_path, monkeypatch, in_t
     monkeypatch.setattr(pipeline_day, "run", look_and_run)
     monkeypatch.setattr(pipeline_day, "_SMALL", 5)
     monkeypatch.setattr(pipeline_day, "_BATCHES", 6)
-    found = pipeline_day.measure(50, tmp_path, said.append, portion_rows=20)
+    found = pipeline_day.measure(50, tmp_path, said.append, portion_rows=20, audited=21)
     assert jobs == ["archive"] * 4 + ["compact", "audit", "traffic"]
     values = {one.name: one.value for one in found}
     # 50 rows in three runs of two seconds.
     assert values["50 rows, archive"] == 50 / 6 and values["50 rows, archive, peak memory"] == 100
-    assert values["50 rows, compact"] == 25 and values["log, bytes a row"] > 1_000
+    # The newest 21 are in the last two portions, which have 30.
+    assert (
+        values["50 rows, compact"] == 25
+        and values["50 rows, audit --since"] == 15
+        and values["log, bytes a row"] > 1_000
+    )
     portions = [line for line in said if "portion" in line]
     assert len(portions) == 3 and "portion 2 of 3" in portions[1] and "40 of 50 rows" in portions[1]
     assert not list(tmp_path.iterdir())

@@ -28,7 +28,7 @@ from benches.job_memory import Ran
 from benches.job_stages import Job, Stage, read_job
 from benches.measures import tenfold
 from benches.pipeline_lakes import add_copies, add_made
-from benches.pipeline_log import Made
+from benches.pipeline_packets import Made
 from tests.support.toy_lakes import faults, read
 
 DAY = 20_000 * 86_400

@@ -101,6 +101,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--rows", type=int, default=1_000_000, help="packets in the log, or in the lake")
     parser.add_argument("--old", type=int, default=5_000_000, help="packets of the larger old lake (since)")
     parser.add_argument(
+        "--archived", type=int, help="the newest rows of the day, for archive: all by default"
+    )
+    parser.add_argument(
         "--audited", type=int, default=pipeline_day.AUDITED_ROWS, help="the newest rows of the day, for audit"
     )
     parser.add_argument("--commits", type=int, default=1_000, help="how often to publish (delta)")
@@ -137,7 +140,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if "memory" in names:
             measures += _memory(chosen.most, folder)
         if "day" in names:
-            measures += pipeline_day.measure(chosen.rows, folder, _say, audited=chosen.audited)
+            measures += pipeline_day.measure(
+                chosen.rows, folder, _say, archived=chosen.archived, audited=chosen.audited
+            )
         for name, measure in _ASKED_FOR.items():
             if name in names:
                 measures += measure(chosen, folder)

@@ -14,6 +14,7 @@ import shutil
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from strata_pipeline.jobs.rewriting import SORTED_BYTES
@@ -24,8 +25,9 @@ from strata_pipeline.log.spans import DEFAULT_BATCH_ROWS
 from benches.disk_use import taken, watched
 from benches.job_memory import Ran, job_command, run, together
 from benches.measures import Measure
+from benches.pipeline_lakes import batches_added
 from benches.pipeline_log import append, empty_log
-from benches.pipeline_packets import Made
+from benches.pipeline_packets import Made, made_rows
 from benches.pipeline_portions import PORTION_ROWS, DayLog, InLake
 
 __all__ = ["AUDITED_ROWS", "check_space", "measure"]
@@ -47,6 +49,7 @@ _SMALL = 1_000
 _BATCHES = 24
 """The large day has so many at least."""
 _MOST_AUTHORS = 100_000
+_TOLD_ROWS = 5_000_000
 AUDITED_ROWS = 10_000_000
 """The newest of the day, which the audit since a tip reads."""
 
@@ -74,51 +77,71 @@ def measure(
     say: Callable[[str], None],
     portion_rows: int = PORTION_ROWS,
     *,
+    archived: int | None = None,
     audited: int = AUDITED_ROWS,
 ) -> list[Measure]:
     """The figures of a day of so many rows; log and lake are made in `folder`, and are gone afterwards.
 
-    The audit since a tip reads the portions that have the newest `audited` rows of the day.
+    The newest `archived` rows, or all, come out of a log. The others are written into the lake as an archive
+    writes them, in a third of the time. The audit since a tip reads the newest `audited` rows, in whole
+    portions, of those that were archived.
     """
     check_space(folder, rows, portion_rows)
     steps = _Steps(rows, folder, say)
-    tips, archived = _archive(steps, portion_rows)
+    tail = rows if archived is None else min(archived, rows)
+    tips, done = _archive(steps, portion_rows, tail)
     shutil.rmtree(steps.log)
-    measures = steps.figures("archive", together(archived.runs), rows, archived.packets)
+    measures = steps.figures("archive", together(done.runs), tail, done.packets)
     measures += steps.step("compact")
     with Lake.replace(steps.lake) as compacted:
         delete_retired(compacted, int(time.time()), grace=0)
     portions = min(len(tips), -(-audited // portion_rows))
-    read = rows - (len(tips) - portions) * portion_rows
+    read = tail - (len(tips) - portions) * portion_rows
     measures += steps.step("audit", "--since", tips[-portions], name="audit --since", read=read)
     measures += steps.step("traffic", "--days", "2", "--output", str(folder / "day-report"))
-    measures.append(Measure("day", "log, bytes a row", archived.log_row_bytes, "bytes"))
-    for done in (steps.lake, steps.spills, folder / "day-report"):
-        shutil.rmtree(done, ignore_errors=True)
+    measures.append(Measure("day", "log, bytes a row", done.log_row_bytes, "bytes"))
+    for made in (steps.lake, steps.spills, folder / "day-report"):
+        shutil.rmtree(made, ignore_errors=True)
     return measures
 
 
-def _archive(steps: _Steps, portion_rows: int) -> tuple[list[str], InLake]:
-    """The large day in the lake, and the tip of the lake before each portion of that day."""
+def _archive(steps: _Steps, portion_rows: int, tail: int) -> tuple[list[str], InLake]:
+    """The large day in the lake, and the tip of the lake before each portion of its `tail`, which comes out
+    of a log."""
     rows = steps.rows
     # Yesterday, so that none of it is from the future.
     day = (int(time.time()) // _DAY - 1) * _DAY
     authors = min(_MOST_AUTHORS, max(200, rows // 50))
     made = Made(rows, True, day, _DAY - 1, _SMALL, authors, varied=True)
     after = Made(_SMALL, True, day + _DAY, first=_SMALL + rows)
-    batch_rows = str(min(DEFAULT_BATCH_ROWS, max(1, rows // _BATCHES)))
+    batch_rows = min(DEFAULT_BATCH_ROWS, max(1, rows // _BATCHES))
     with empty_log(steps.log, searched=False) as server:
         append(server.url, Made(_SMALL, True, day - _DAY // 2))
         steps.run("archive", "--database-url", server.url)
         steps.say(f"day: a log of {rows:,} signed packets of {authors:,} authors")
-        log = DayLog(server.url, steps.log, made, after, steps.say, portion_rows)
+        if tail < rows:
+            _write(steps, made, rows - tail, batch_rows)
+            # The archive asks the log for the last packet that the lake has.
+            append(server.url, made, range(rows - tail - 1, rows - tail))
+        log = DayLog(server.url, steps.log, made, after, steps.say, portion_rows, first=rows - tail)
         tips: list[str] = []
 
         def archive() -> Ran:
             tips.append(Lake.open(steps.lake).tip)
-            return steps.run("archive", "--database-url", server.url, "--batch-rows", batch_rows)
+            return steps.run("archive", "--database-url", server.url, "--batch-rows", str(batch_rows))
 
         return tips, log.archive(archive)
+
+
+def _write(steps: _Steps, made: Made, rows: int, batch_rows: int) -> None:
+    """Write so many packets of a day into the lake, without a log."""
+    began, told = time.perf_counter(), 0
+    batches = batches_added(steps.lake, partial(made_rows, made=made), rows, made.at // _DAY, batch_rows)
+    for number, _ in enumerate(batches, 1):
+        there = min(number * batch_rows, rows)
+        if there - told >= _TOLD_ROWS or there == rows:
+            told, seconds = there, time.perf_counter() - began
+            steps.say(f"day: {there:,} of {rows:,} rows written into the lake in {seconds:,.0f} s")
 
 
 @dataclass(slots=True)

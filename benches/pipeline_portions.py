@@ -45,6 +45,8 @@ class DayLog:
     after: Made
     say: Callable[[str], None]
     portion_rows: int = PORTION_ROWS
+    first: int = 0
+    """So many packets of the day were archived before."""
 
     def archive(self, run: Callable[[], Ran]) -> InLake:
         """Make the packets, and run the archive for each portion."""
@@ -61,8 +63,8 @@ class DayLog:
         return done
 
     def _parts(self) -> Iterator[range]:
-        numbers = range(self.day.rows)
-        return (numbers[start : start + self.portion_rows] for start in numbers[:: self.portion_rows])
+        rows, portion = self.day.rows, self.portion_rows
+        return (range(start, min(start + portion, rows)) for start in range(self.first, rows, portion))
 
     def _make(self, part: range, done: InLake) -> None:
         began = time.perf_counter()
@@ -74,11 +76,11 @@ class DayLog:
         self.say(f"day: {len(part):,} rows made in {seconds:,.0f} s; the log takes {size / 1e9:,.2f} GB")
 
     def _tell(self, part: range, ran: Ran, seconds: float) -> None:
-        rows = self.day.rows
-        left = seconds / part.stop * (rows - part.stop)
+        rows, done = self.day.rows - self.first, part.stop - self.first
+        left = seconds / done * (rows - done)
         self.say(
-            f"day: portion {-(-part.stop // self.portion_rows)} of {-(-rows // self.portion_rows)} archived "
-            f"in {ran.seconds:,.1f} s: {part.stop:,} of {rows:,} rows after {_clock(seconds)}, "
+            f"day: portion {-(-done // self.portion_rows)} of {-(-rows // self.portion_rows)} archived "
+            f"in {ran.seconds:,.1f} s: {done:,} of {rows:,} rows after {_clock(seconds)}, "
             f"{_clock(left)} left until the lake has all"
         )
 

@@ -1,7 +1,7 @@
-"""Talking to relays: `connection` keeps one connected, `pool` makes one of many.
+"""Talking to relays: `connection` keeps one relay connected, `pool` makes many relays look like one.
 
-Beside them: where relays are found (`bootstrap`, `uris`, `resolver`), how long to wait (`backoff`), and how
-readers judge curation packets (`curation`). It imports `strata.protocol` alone.
+Other modules find relays (`bootstrap`, `uris`, `resolver`), compute waits (`backoff`), and judge curation
+packets for readers (`curation`). The package imports only `strata.protocol`.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
 """Connections to RFC-0004 relays: publish until acknowledged, read each packet once and in order.
 
-A program uses `relay` and `subscription`. `driver` is the asyncio shell around `core`, and `feed` is one
-subscription's access to both. `core` has no I/O; it joins `authenticating`, `publishing` and one `stream`
-for each subscription, with its `queue`. `inspection` verifies what arrives, `keyring` knows authors' keys,
-`keyfetch` asks the relay for them. `dialing` opens the socket, `discovery` reads the relay's manifest,
-`http_packets` fetches packets by id, `pins` remembers which relay was met at which address. `dialogue` is a
-session beside all that, which asks one thing at a time.
+Programs use `relay` and `subscription`. `driver` is the asyncio shell around `core`, and `feed` is one
+subscription's access to both. `core` has no I/O; it joins `authenticating`, `publishing` and one `stream`,
+with its `queue`, for each subscription. `inspection` verifies what arrives, `keyring` holds authors' keys,
+and `keyfetch` asks the relay for them. `dialing` opens the socket, `discovery` reads the relay's manifest,
+`http_packets` fetches packets by id, and `pins` remembers which relay was met at which address. `dialogue` is
+a separate kind of session, which makes one request at a time.
 """
 
 from __future__ import annotations

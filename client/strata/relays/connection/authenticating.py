@@ -1,18 +1,18 @@
-"""One relay session's authentication, seen from the client: no I/O, no clock (RFC-0004 §3.7).
+"""The client's side of authenticating one relay session: no I/O, no clock (RFC-0004 §3.7).
 
     UNAUTHENTICATED ──AUTH──▶ AUTHENTICATING ──AUTH_OK──▶ AUTHENTICATED
            ▲                        │                          │
            ├─── ERROR, silence ─────┘                          │
            └─────────────────────── connection lost ───────────┘
 
-Only AUTH_OK leads to AUTHENTICATED (R-293): the absence of an ERROR is no success (R-297), and neither is an
-answer that comes too late. Authentication ends with the connection (R-284).
+Only AUTH_OK leads to AUTHENTICATED (R-293): neither the absence of an ERROR (R-297) nor an answer that comes
+too late is a success. Authentication ends with the connection (R-284).
 
-A relay sends challenges when it likes, and the client keeps the latest. A challenge is answered once, and
-only after `check_challenge`. Authentication is *wanted* from the moment somebody asks for it, over all
-further connections. While it is wanted and undecided the machine is *pending*: it waits for a challenge, for
-the relay's answer, or for the end of a backoff, each with a deadline. It ends in `Authenticated` or in the
-error that says why not; after that, this connection is left as it is unless somebody asks again.
+A relay may send a challenge at any time, and the client keeps the latest. A challenge is answered once, and
+only after `check_challenge`. Authentication is *wanted* from the first request for it on, over all further
+connections. While it is wanted and undecided, the machine is *pending*: it waits for a challenge, for the
+relay's answer, or for the end of a backoff, each with a deadline. It ends in `Authenticated` or in the error
+that says why not. After that, this connection stays as it is until authentication is requested again.
 """
 
 # Core: no I/O, no clock, no randomness (held by tests/test_layout.py).
@@ -43,14 +43,15 @@ from strata.relays.connection.values import Authenticated, Statistics
 __all__ = ["AuthState", "Authenticating"]
 
 _MAX_ATTEMPTS = 3
-"""AUTHs sent on one connection. A relay closes for good after five failures (R-282)."""
+"""The most AUTHs sent on one connection. After five failures a relay closes with 1008, which is final
+(R-282)."""
 
 _CLOCK_ERROR_SECONDS = 5.0
-"""How far our clock and the way here may shorten a lifetime before the relay is blamed for it (R-273)."""
+"""How much our clock and the transmission may shorten a lifetime before the relay is blamed (R-273)."""
 
 
 class AuthState(enum.Enum):
-    """Where authentication stands, by the relay's word alone (R-293)."""
+    """The state of authentication, as confirmed by the relay (R-293)."""
 
     UNAUTHENTICATED = "unauthenticated"
     AUTHENTICATING = "authenticating"
@@ -66,20 +67,20 @@ _MOVES: dict[AuthState, frozenset[AuthState]] = {
 
 @dataclass(frozen=True, slots=True)
 class _Challenge:
-    """The latest challenge and until when, on our clock, there is a point in answering it."""
+    """The latest challenge, and until when, on our clock, it is worth answering."""
 
     message: wire.AuthChallenge
     usable_until: float
 
 
 class Authenticating:
-    """Answers challenges for one relay, across connections; appends frames to `outbox`.
+    """Answers challenges of one relay, across connections; appends frames to `outbox`.
 
-    `signer` None means that there is no identity to authenticate as. `server_id` is the DID the relay must
-    show (R-298); None takes the first one shown, and holds the relay to it from then on. `met` holds the DIDs
-    of relays met before, each with its address: one of them, shown at this `address` for the first time, is
-    somebody who passes on that relay's challenge, so nothing is signed. `random` gives values in [0, 1), for
-    jitter.
+    If `signer` is None, there is no identity to authenticate as. `server_id` is the DID the relay must show
+    (R-298); None accepts the first one shown, and holds the relay to it from then on. `met` holds the DIDs of
+    relays met before, each with its address. A relay that is not held to a DID yet, and shows one that was
+    met at another address than `address`, is forwarding a challenge, so nothing is signed. `random` gives
+    values in [0, 1), for jitter.
     """
 
     def __init__(
@@ -96,21 +97,21 @@ class Authenticating:
     ) -> None:
         self.state = AuthState.UNAUTHENTICATED
         self.session: Authenticated | None = None
-        """Whom the relay takes this session for, and what it may do; None unless AUTHENTICATED."""
+        """The identity and capabilities the relay has confirmed; None unless AUTHENTICATED."""
         self.error: StrataError | None = None
-        """Why authentication failed on this connection; None while it has not."""
+        """Why authentication failed on this connection; None if it has not failed."""
         self.server_id = server_id
-        """The DID the relay is held to; None while nothing is known."""
+        """The DID the relay is held to; None until one is known."""
         self.wake_at = math.inf
         """When `handle_timer` has work to do."""
         self.is_pending = False
-        """Whether authentication is under way: asked for, possible, and neither granted nor failed."""
+        """Whether authentication is under way: wanted, possible, and neither granted nor failed."""
         self.decisions = 0
-        """How often it has been granted or has failed; the owner compares."""
+        """How often it has been granted or has failed; the owner compares this to notice a decision."""
         self.relay_ahead: float | None = None
-        """How far the relay's clock, in Unix seconds, is ahead of our monotonic one, at the most.
+        """An upper bound of the relay's Unix time minus our monotonic time, in seconds.
 
-        None while it has sent no challenge."""
+        None until the relay has sent a challenge."""
         self._address = address
         self._met = met
         self._signer = signer
@@ -134,10 +135,10 @@ class Authenticating:
     # What is asked for.
 
     def want(self, now: float) -> bool:
-        """Somebody needs the session authenticated. Returns whether that is decided yet to come.
+        """Request an authenticated session. Returns whether a decision is still to come.
 
-        False means that asking changes nothing: there is no identity, the session is authenticated already,
-        or it has failed and the relay has sent no new challenge to try.
+        False means that the request changes nothing: there is no identity, the session is already
+        authenticated, or authentication has failed and there is no new challenge or no attempt left.
         """
         if self._signer is None or self.state is AuthState.AUTHENTICATED:
             return False
@@ -160,9 +161,9 @@ class Authenticating:
     # What the connection brings.
 
     def connection_made(self, claimed_server_id: str | None, now: float, unix_now: float) -> None:
-        """A new connection, anonymous like every one. What was wanted before is wanted here first (R-339).
+        """Note a new connection, anonymous at first; if authentication is wanted, begin it at once (R-339).
 
-        `claimed_server_id` is what the relay's manifest says; it can contradict a pin and never make one
+        `claimed_server_id` is the DID in the relay's manifest. It can contradict a pin but never creates one
         (R-346, R-390).
         """
         self._connected = True
@@ -172,7 +173,7 @@ class Authenticating:
             self._begin(now)
 
     def connection_lost(self) -> None:
-        """Whatever the session was, it is no more."""
+        """Note the end of the connection, and with it of the session."""
         if self.state is not AuthState.UNAUTHENTICATED:
             self._move(AuthState.UNAUTHENTICATED)
         self._connected = self.is_pending = False
@@ -183,20 +184,19 @@ class Authenticating:
         self.wake_at = math.inf
 
     def receive_challenge(self, message: wire.AuthChallenge, now: float) -> float | None:
-        """Keep a challenge, and answer it if authentication waits for one.
+        """Keep a challenge, and answer it if authentication is waiting for one.
 
-        Returns the seconds it leaves if they are fewer than a relay owes (R-273).
+        Returns how many seconds it leaves for an answer if a relay must leave more (R-273), else None.
         """
         expires_at = min(
             max(message.expires_at, 0), 2**53
-        )  # of what a hostile relay sends, a float holds that
+        )  # a hostile relay may send any integer; a float holds these
         left = expires_at - (now + self._clock_offset)
         is_short = left < auth.MIN_LIFETIME_SECONDS - _CLOCK_ERROR_SECONDS
         self._statistics.challenges_short += is_short
-        # A relay gives at least this long for an answer (R-273).
+        # A relay leaves at least this long for an answer (R-273).
         self.relay_ahead = expires_at - auth.MIN_LIFETIME_SECONDS - now
-        # The relay owes us the least lifetime. If there seems to be less our clock may be wrong, and trying
-        # costs one attempt.
+        # If less than the minimum lifetime seems left, our clock may be wrong. Trying costs one attempt.
         lifetime = min(max(left, auth.MIN_LIFETIME_SECONDS), auth.MAX_LIFETIME_SECONDS)
         self._challenge = _Challenge(message, now + lifetime)
         if self.is_pending and self.state is AuthState.UNAUTHENTICATED:
@@ -204,11 +204,11 @@ class Authenticating:
         return left if is_short else None
 
     def receive_ok(self, message: wire.AuthOk) -> bool:
-        """The relay's word that the session is authenticated; false if it answers no AUTH of ours."""
+        """Accept AUTH_OK; false if it does not answer an AUTH of ours."""
         if self.state is not AuthState.AUTHENTICATING or not self._answers(message.client_msg_id):
             return False
         if self._signer is None or message.author_id != self._signer.did:
-            return False  # somebody else's session is not ours; silence will be judged in time
+            return False  # another identity's session is not ours; the timeout will decide
         self._move(AuthState.AUTHENTICATED)
         self._request = None
         self.is_pending = False
@@ -220,10 +220,10 @@ class Authenticating:
         return True
 
     def receive_error(self, message: wire.Error, refusal: RequestRefused, now: float) -> bool:
-        """The relay refused AUTH (R-294); false if the ERROR is about something else.
+        """Handle a refusal of AUTH (R-294); false if the ERROR is about something else.
 
-        A plain relay need not echo `client_msg_id`: then the two codes that AUTH is answered with are taken
-        for its answer while one is awaited.
+        A plain relay need not echo `client_msg_id`. Without it, either of the two codes that can answer AUTH
+        counts as the answer while one is awaited.
         """
         if self.state is not AuthState.AUTHENTICATING:
             return self._request is not None and message.client_msg_id == self._request
@@ -238,7 +238,7 @@ class Authenticating:
         return True
 
     def handle_timer(self, now: float) -> None:
-        """Give up an attempt that has taken too long; go on after a backoff that is over."""
+        """Give up an attempt that has taken too long; continue after a backoff."""
         if now < self.wake_at:
             return
         self.wake_at = math.inf
@@ -262,7 +262,7 @@ class Authenticating:
         self._proceed(now)
 
     def _proceed(self, now: float) -> None:
-        """Send AUTH if it is time and there is a challenge; else wait for the one or the other."""
+        """Send AUTH if it is due and there is a challenge; otherwise wait."""
         if now < self._retry_at:
             self.wake_at = self._retry_at
         elif self._challenge is not None and now <= self._challenge.usable_until:
@@ -291,12 +291,12 @@ class Authenticating:
             answer = auth.answer_challenge(
                 challenge, self._signer, capabilities=self._capabilities, client_msg_id=self._request
             )
-        except Exception as error:  # a signer may be a device, and fail as devices do
+        except Exception as error:  # a signer may be a device, which can fail in any way
             failure = IdentityError("the signer could not sign the relay's challenge")
             failure.__cause__ = error
             self._fail(failure)
             return
-        self.server_id = challenge.server_id  # first use pins (R-298)
+        self.server_id = challenge.server_id  # the first use pins the DID (R-298)
         self._met.setdefault(challenge.server_id, self._address)
         self._outbox.append(wire.encode(answer))
         self._attempts += 1
@@ -304,7 +304,7 @@ class Authenticating:
         self.wake_at = now + self._options.auth_timeout
 
     def _check_acquaintance(self, shown: str) -> None:
-        """Raise `InvalidMessage` where what is known of relays speaks against the DID that this one shows."""
+        """Raise `InvalidMessage` if the DID that this relay shows contradicts what is known of relays."""
         if self.server_id is None:
             other = self._met.get(shown, self._address)
             if other != self._address:
@@ -321,14 +321,15 @@ class Authenticating:
             )
 
     def _attempt_failed(self, error: StrataError, now: float) -> None:
-        """R-294…R-296: back to the start, and a fresh challenge after a backoff where that can help."""
+        """Return to UNAUTHENTICATED; if that can help, retry after a backoff, with a fresh challenge
+        (R-294…R-296)."""
         self._move(AuthState.UNAUTHENTICATED)
         self.error = error
         if self._attempts >= _MAX_ATTEMPTS or not _may_pass(error):
             self._fail(error)
             return
         if isinstance(error, RequestRefused) and error.retry is Retry.LATER and self._challenge is None:
-            self._challenge = self._answered  # the relay has not looked at it yet
+            self._challenge = self._answered  # the relay has not examined it yet
         options = self._options
         self._retry_at = now + retry_delay(
             self._attempts,
@@ -351,7 +352,7 @@ class Authenticating:
 
 
 def _may_pass(error: StrataError) -> bool:
-    """Whether another AUTH by the same key, over a fresh challenge, may go better than this one did."""
+    """Whether another AUTH with the same key, over a fresh challenge, may succeed."""
     if not isinstance(error, RequestRefused):
         return True
     if error.retry_after is not None:

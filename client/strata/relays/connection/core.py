@@ -4,7 +4,7 @@ The shell reports events (`connection_made`, `receive_message`, `connection_lost
 on the application's requests. After every step it does the same three things: it sends `data_to_send()`, acts
 on `changes()`, and arms one timer for `get_timer()`. Times are seconds on one monotonic clock.
 
-A relay's bad message never raises out of here: it is counted and dropped.
+A bad message from a relay never raises out of the core: it is counted and dropped.
 """
 
 # Core: no I/O, no clock, no randomness (held by tests/test_layout.py).
@@ -30,33 +30,33 @@ __all__ = ["AuthenticationSettled", "Change", "Core", "ShortChallenge"]
 
 @dataclass(frozen=True, slots=True)
 class AuthenticationSettled:
-    """Authentication is decided on this connection: by the relay's word, or by what went wrong."""
+    """Authentication on this connection has been decided: the relay's confirmation, or the error."""
 
     outcome: Authenticated | StrataError
 
 
 @dataclass(frozen=True, slots=True)
 class ShortChallenge:
-    """The relay gave less time for an answer than it owes (R-273)."""
+    """The relay left less time to answer its challenge than it must (R-273)."""
 
     seconds_left: float
 
 
 Change = PublishSettled | Stream | AuthenticationSettled | ShortChallenge
-"""A publish that ended, a subscription that has events to take or has ended, news of authentication."""
+"""A publish that ended, a subscription that has events to take or has ended, or news of authentication."""
 
 _MOST_EXTENSIONS: Final = 256
 _MOST_CODES: Final = 256
 _LONGEST_NAME: Final = 128
-"""Of an extension or a code; what is longer is none of anybody's."""
+"""The longest name of an extension or code that is accepted, in characters; no real one is longer."""
 
 
 class Core:
-    """Every publish and subscription of one relay, and where each of them stands.
+    """Every publish and subscription of one relay, and the state of each.
 
-    Requests go out on a session that is anonymous until somebody wants it otherwise. Where authentication has
-    to come first (`authenticate="always"`, or a reconnect after it was needed) they are *held*: nothing but
-    AUTH goes out until that is decided (R-339).
+    Requests go out on a session that is anonymous until authentication is wanted. Where authentication must
+    come first (`authenticate="always"`, or a reconnect after it was needed), requests are *held*: only AUTH
+    goes out until authentication is decided (R-339).
 
     `signer` is the identity to authenticate as. `random` gives values in [0, 1), for jitter.
     """
@@ -72,7 +72,7 @@ class Core:
     ) -> None:
         self.statistics = Statistics()
         self.announced: Announced | None = None
-        """What the relay now connected said about itself; None between connections."""
+        """What the connected relay says about itself; None between connections."""
         self._options = options
         self._random = random
         self._outbox: list[bytes] = []
@@ -96,8 +96,8 @@ class Core:
         self._changed: dict[Stream, None] = {}
         self._pausing: set[Stream] = set()
         self._was_deaf = False
-        """Whether reading was paused since the timer was last looked at."""
-        # No later than the earliest `wake_at` of the subscriptions: kept so that a message costs no scan.
+        """Whether reading has been paused since `handle_timer` last scanned the subscriptions."""
+        # No later than the earliest `wake_at` of the subscriptions: kept so that a message needs no scan.
         self._wake_at = math.inf
         self._names = 0
 
@@ -109,9 +109,9 @@ class Core:
             self._authenticating.server_id = server_id
 
     def authenticate(self, now: float) -> bool:
-        """Have the session authenticated, now or on the next connection; ends in `AuthenticationSettled`.
+        """Authenticate the session, now or on the next connection; ends in `AuthenticationSettled`.
 
-        False if there is nothing to be decided: `session` and `authentication_error` say how it stands.
+        False if there is nothing to decide: `session` and `authentication_error` have the outcome.
         """
         undecided = self._authenticating.want(now)
         self._follow_authentication(now)
@@ -122,12 +122,12 @@ class Core:
     ) -> Handle:
         """Begin to publish a packet given by its canonical bytes; it ends with one `PublishSettled`.
 
-        `timeout` is the time that is left, `given` what there was in all, if some has gone.
+        `timeout` is the time left; `given` is the caller's timeout, if part of it has already passed.
         """
         return self._publishing.add(packet_id, canonical, timeout=timeout, now=now, given=given)
 
     def cancel_publish(self, handle: Handle) -> None:
-        """Forget a publish. If it was sent, the relay may store the packet all the same."""
+        """Forget a publish. If it was sent, the relay may still store the packet."""
         self._publishing.cancel(handle)
 
     def subscribe(self, query: Query, now: float) -> Stream:
@@ -149,29 +149,29 @@ class Core:
         return stream
 
     def unsubscribe(self, stream: Stream) -> None:
-        """Close a subscription for good: nothing more is queued and UNSUBSCRIBE goes out. Idempotent."""
+        """Close a subscription: nothing more is queued, and UNSUBSCRIBE goes out. Idempotent."""
         before = stream.wire_id
         stream.close()
         self._follow(stream, before)
 
     def taken(self, stream: Stream, *, delivered: bool, now: float) -> None:
-        """The consumer has dealt with the event it took: `Stream.taken`."""
+        """Note that the consumer has dealt with the event it took (`Stream.taken`)."""
         before = stream.wire_id
         stream.taken(delivered=delivered, now=now)
         self._follow(stream, before)
 
     def await_keys(self, stream: Stream, awaits: bool) -> None:
-        """The subscription's consumer waits for keys, or no longer does (`Stream.awaits_keys`)."""
+        """Note whether the subscription's consumer is waiting for keys (`Stream.awaits_keys`)."""
         stream.awaits_keys = awaits
         self._follow(stream, stream.wire_id)
 
     # What the network brings.
 
     def connection_made(self, announced: Announced, now: float, *, unix_now: float = 0.0) -> None:
-        """A new connection is there: send what has no answer, go on where each subscription stands.
+        """Note a new connection: send what has no answer, and resume each subscription at its position.
 
-        `unix_now` is the same moment as `now`, in Unix seconds: challenges and what relays tell are dated by
-        it.
+        `unix_now` is the same moment as `now`, in Unix seconds. It is needed to compare with times from
+        relays, such as the expiry of a challenge.
         """
         assert self.announced is None
         self.announced = announced
@@ -182,7 +182,7 @@ class Core:
             self._open(announced, now)
 
     def connection_lost(self) -> None:
-        """The connection is gone. Nothing is forgotten; what was in flight waits for the next one."""
+        """Note the end of the connection. Nothing is forgotten; publishes in flight wait for the next one."""
         if self.announced is None:
             return
         self.announced = None
@@ -197,7 +197,7 @@ class Core:
         self._publishing.connection_lost()
 
     def receive_message(self, data: bytes, now: float) -> None:
-        """One frame of the relay's."""
+        """Process one frame from the relay."""
         try:
             message = wire.decode_relay_message(data)
         except InvalidMessage:
@@ -251,7 +251,7 @@ class Core:
             self._follow(stream, before)
 
     def fail(self, error: StrataError) -> None:
-        """Nothing further will happen: end every publish and subscription with this error."""
+        """End every publish and subscription with this error, permanently."""
         self.connection_lost()
         self._news.append(AuthenticationSettled(error))
         self._publishing.fail(error)
@@ -263,13 +263,13 @@ class Core:
     # What comes out.
 
     def data_to_send(self) -> list[bytes]:
-        """The text frames to send now, in order. Each is given once."""
+        """The text frames to send now, in order. Each is returned once."""
         frames = self._outbox[:]
         self._outbox.clear()
         return frames
 
     def changes(self) -> list[Change]:
-        """What the application is waiting for and has happened since the last call."""
+        """What has happened since the last call that the application is waiting for."""
         changes: list[Change] = [*self._news, *self._publishing.settled, *self._changed]
         self._news.clear()
         self._publishing.settled.clear()
@@ -278,7 +278,7 @@ class Core:
 
     @property
     def has_data_to_send(self) -> bool:
-        """Whether `data_to_send` has anything to give."""
+        """Whether `data_to_send` would return any frames."""
         return bool(self._outbox)
 
     def get_timer(self) -> float:
@@ -287,32 +287,32 @@ class Core:
 
     @property
     def must_pause(self) -> bool:
-        """Whether the shell has to stop reading until a consumer has taken events (`Stream`)."""
+        """Whether the shell must stop reading until a consumer has taken events (`Stream.must_pause`)."""
         return bool(self._pausing)
 
     @property
     def session(self) -> Authenticated | None:
-        """Whom the relay takes this session for; None while it is anonymous."""
+        """The identity the relay has confirmed for this session; None while it is anonymous."""
         return self._authenticating.session
 
     @property
     def authentication_state(self) -> AuthState:
-        """Where authentication stands on this connection (R-293)."""
+        """The state of authentication on this connection (R-293)."""
         return self._authenticating.state
 
     @property
     def authentication_error(self) -> StrataError | None:
-        """Why authentication has failed on this connection, if it has."""
+        """Why authentication has failed on this connection; None if it has not."""
         return self._authenticating.error
 
     @property
     def relay_ahead(self) -> float | None:
-        """See `Authenticating`."""
+        """See `Authenticating.relay_ahead`."""
         return self._authenticating.relay_ahead
 
     @property
     def server_id(self) -> str | None:
-        """The DID the relay is held to (R-298); None while it has shown none."""
+        """The DID the relay is held to (R-298); None until one is known."""
         return self._authenticating.server_id
 
     # Dispatch.
@@ -320,7 +320,7 @@ class Core:
     def _receive_event(self, message: wire.Event, now: float, size_bytes: int) -> None:
         self.statistics.events_received += 1
         wire_id = message.subscription_id
-        # R-174: nobody takes an unsolicited event, nor an event of a subscription that was left.
+        # R-174: unsolicited events, and events of a subscription that was left, are dropped.
         stream = None if wire_id is None else self._by_wire_id.get(wire_id)
         if stream is None:
             self.statistics.events_unclaimed += 1
@@ -346,7 +346,7 @@ class Core:
         stream = None if wire_id is None else self._by_wire_id.get(wire_id)
         park = False
         if refusal.retry is Retry.AUTHENTICATE and (stream is not None or self._publishing.awaits(message)):
-            # Only for a request of ours: a stray ERROR must not make us authenticate.
+            # Only for a request of ours: an unrelated ERROR must not make us authenticate.
             park = self._authenticating.want(now)
             refusal.__cause__ = self._authenticating.error
         if self._publishing.receive_error(message, refusal, now, park=park):
@@ -359,35 +359,36 @@ class Core:
             self.statistics.messages_invalid += 1
 
     def _count_refusal(self, code: str) -> None:
-        """Under its code, for as many codes as there may be; a hostile relay names new ones for ever."""
+        """Count a refusal under its code. The codes are bounded, because a hostile relay may invent them."""
         refusals = self.statistics.refusals
         if code not in refusals and (len(refusals) >= _MOST_CODES or len(code) > _LONGEST_NAME):
             code = "other"
         refusals[code] = refusals.get(code, 0) + 1
 
     def _learn(self, extensions: list[str] | None) -> None:
-        """R-139: additions are announced on the connection too. Streams already open stay as they are."""
+        """Note extensions announced on the connection (R-139). Open streams use them from their next
+        SUBSCRIBE on."""
         if extensions and self.announced is not None:
             named = frozenset(name for name in extensions if len(name) <= _LONGEST_NAME)
             known = self.announced.extensions | named
-            if len(known) > _MOST_EXTENSIONS:  # a hostile relay names new ones for ever
+            if len(known) > _MOST_EXTENSIONS:  # a hostile relay may keep inventing names
                 return
             self.announced = replace(self.announced, extensions=known)
             for stream in self._streams:
                 stream.learn(self.announced)
 
     def _open(self, announced: Announced, now: float) -> None:
-        """Let requests out on a new connection, now that nothing has to come before them."""
+        """Send requests on a new connection, now that nothing must come before them."""
         self._is_open = True
         forbidden = self._authenticating.obstacle("subscribe")
-        # Subscriptions first: a program sees the packets it publishes next.
+        # Subscriptions first, so that a program sees the packets it publishes next.
         for stream in list(self._streams):
             stream.connection_made(announced, now, clock_offset=self._clock_offset, forbidden=forbidden)
             self._follow(stream, None)
         self._publishing.connection_made(now, forbidden=self._authenticating.obstacle("publish"))
 
     def _follow_authentication(self, now: float) -> None:
-        """Act on authentication that has been decided, and say so."""
+        """If authentication has been decided, act on the outcome and report it."""
         authenticating = self._authenticating
         outcome = authenticating.session or authenticating.error
         if outcome is None or authenticating.decisions == self._decisions:
@@ -411,7 +412,7 @@ class Core:
             self._publishing.give_up(outcome)
 
     def _follow(self, stream: Stream, before: str | None) -> None:
-        """Keep routes, timer and pause in step with a stream that may have moved."""
+        """Update routes, timer and pause for a stream that may have changed."""
         wire_id = stream.wire_id
         if wire_id != before:
             if before is not None:
@@ -430,5 +431,5 @@ class Core:
             self._changed[stream] = None
 
     def _was_ours(self, request: str | None) -> bool:
-        """Whether an answer names a request that we made: late answers are no fault of the relay's."""
+        """Whether an answer names a request of ours: late answers are not the relay's fault."""
         return request is not None and request[:1] in ("a", "p", "s")

@@ -39,13 +39,13 @@ __all__ = [
 _TOO_BIG = 1009
 _NO_RELAY_HERE = "there is no relay at this path; the usual one is /strata"
 _PASSING_STATUSES = frozenset({408, 425, 429, 500, 502, 503, 504})
-# RFC 6455 §7.4.1. These say that the two ends disagree about the protocol or that the relay will not have us:
-# the same again would end the same way.
+# RFC 6455 §7.4.1. These mean that the two ends disagree about the protocol or that the relay does not accept
+# us: another attempt would end the same way.
 _FINAL_CLOSE_CODES = frozenset({1002, 1003, 1007, 1008, 1009, 1010})
 
 
 def is_relay_url(url: str) -> bool:
-    """Whether it is a ws or wss URL."""
+    """Whether this is a ws or wss URL."""
     try:
         parts = urlsplit(url)
         _ = parts.port
@@ -55,19 +55,19 @@ def is_relay_url(url: str) -> bool:
 
 
 def check_url(url: str) -> None:
-    """Raise `ConnectionFailed` for what is no ws or wss URL."""
+    """Raise `ConnectionFailed` unless this is a ws or wss URL."""
     if not is_relay_url(url):
         raise ConnectionFailed("not a relay URL; one looks like ws://127.0.0.1:7447/strata")
 
 
 def check_tls(ssl: object) -> None:
-    """Raise `TypeError` for what is neither a TLS context nor None."""
+    """Raise `TypeError` unless this is a TLS context or None."""
     if ssl is not None and not isinstance(ssl, ssl_module.SSLContext):
         raise TypeError(f"ssl must be an ssl.SSLContext, not {type(ssl).__name__}")
 
 
 def tls_context(url: str, ssl: ssl_module.SSLContext | None) -> ssl_module.SSLContext | None:
-    """The TLS context for a URL: none for ws, the one given or the system's defaults for wss."""
+    """The TLS context for a URL: None for ws; for wss, the one given or else the system's defaults."""
     if urlsplit(url).scheme != "wss":
         return None
     return ssl if ssl is not None else ssl_module.create_default_context()
@@ -76,9 +76,9 @@ def tls_context(url: str, ssl: ssl_module.SSLContext | None) -> ssl_module.SSLCo
 async def dial(
     url: str, *, ssl: ssl_module.SSLContext | None, options: Options
 ) -> tuple[ClientConnection, Announced]:
-    """Open a WebSocket connection and learn what the relay announces, at the same time.
+    """Open a WebSocket connection and, concurrently, learn what the relay announces.
 
-    Raises what `may_retry` and `describe` understand. Cancelling leaves no socket behind.
+    Raises errors that `may_retry` and `describe` understand. Cancelling leaves no socket open.
     """
     if options.proxy is not None:
         return await _open(url, ssl, options), Announced()
@@ -121,7 +121,7 @@ async def _open(url: str, ssl: ssl_module.SSLContext | None, options: Options) -
 async def hang_up(socket: ClientConnection, timeout: float) -> None:
     """Close a connection; drop it if the closing handshake takes longer than `timeout` seconds.
 
-    A peer that reads nothing blocks the library's own close in its write, hence the deadline from outside.
+    A peer that reads nothing would block the library's own close in a write, hence the deadline around it.
     """
     try:
         async with asyncio.timeout(timeout):
@@ -130,14 +130,14 @@ async def hang_up(socket: ClientConnection, timeout: float) -> None:
         pass
     finally:
         socket.transport.abort()
-        # `abort` takes effect in the loop's next turn; then nothing of the connection is left.
+        # `abort` takes effect in the next iteration of the loop; wait until the connection has ended.
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(1):
                 await socket.wait_closed()
 
 
 def may_retry(error: Exception) -> bool:
-    """Whether connecting again may go better than this failure did. A pure function of the error."""
+    """Whether another attempt to connect may succeed after this failure. A pure function of the error."""
     match error:
         case ssl_module.SSLCertVerificationError():
             return False
@@ -149,14 +149,14 @@ def may_retry(error: Exception) -> bool:
         case InvalidStatus():
             return error.response.status_code in _PASSING_STATUSES
         case InvalidMessage():
-            # What is no HTTP at all will not become it; half a response is a connection that was cut.
+            # A server that does not speak HTTP will not start to; half a response means a lost connection.
             return isinstance(error.__cause__, EOFError)
         case _:
             return False
 
 
 def describe(error: Exception, url: str, proxy: str | None = None) -> ConnectionFailed:
-    """The failure as one sentence that says what to do."""
+    """The failure as an error with one sentence: the cause and, where possible, what to do about it."""
     by = "" if proxy is None else f"through the proxy {shown(proxy)}: "
     return ConnectionFailed(
         f"no connection to {shown(url)}: {by}{_reason(error, by_proxy=proxy is not None)}"
@@ -164,7 +164,7 @@ def describe(error: Exception, url: str, proxy: str | None = None) -> Connection
 
 
 def shown(url: str) -> str:
-    """The URL without the user name, password and query it may carry: fit for logs and errors."""
+    """The URL without user name, password and query, fit for logs and errors."""
     try:
         parts = urlsplit(url)
     except ValueError:

@@ -1,7 +1,7 @@
-"""A connection of its own to a relay, authenticated, on which one thing is asked at a time.
+"""A separate, authenticated connection to a relay that carries one request at a time.
 
-Nothing is tried twice: whoever moderates a relay, or compares sets with it, wants to know what became of each
-request. See `strata.relays.moderating` and `strata.relays.reconciling`.
+No request is retried: a program that moderates a relay, or compares sets with it, must know what became of
+each request. See `strata.relays.moderating` and `strata.relays.reconciling`.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ _Answer = TypeVar("_Answer", wire.Moderated, wire.Reconciled)
 class Dialogue:
     """One session. Open it with `async with`.
 
-    `timeout`, in seconds, holds for opening and for each answer. `relay_id` is the DID that the relay must
-    have; None believes whoever answers at the URL. `capabilities` are those asked for; None asks for all.
+    `timeout`, in seconds, applies to opening and to each answer. `relay_id` is the DID that the relay must
+    have; None accepts any relay at the URL. `capabilities` are those to request; None requests all.
     """
 
     def __init__(
@@ -52,9 +52,9 @@ class Dialogue:
     ) -> None:
         check_url(url)
         self.granted: tuple[str, ...] = ()
-        """The capabilities that the relay has given this session."""
+        """The capabilities that the relay has granted this session."""
         self.extensions: frozenset[str] = frozenset()
-        """The additions that the relay announces."""
+        """The extensions that the relay announces."""
         self._url = url
         self._signer = signer
         self._relay_id = relay_id
@@ -67,7 +67,7 @@ class Dialogue:
     async def __aenter__(self) -> Self:
         """Connect and authenticate.
 
-        Raises `ConnectionFailed`, `RequestRefused`, `InvalidMessage`, and what the signer raises. Cancelling
+        Raises `ConnectionFailed`, `RequestRefused`, `InvalidMessage`, and any error of the signer. Cancelling
         closes the connection.
         """
         try:
@@ -106,7 +106,7 @@ class Dialogue:
                 raise RequestRefused(message.code, message.reason, detail=message.detail)
 
     def _name(self) -> str:
-        """A name for a request that no other one of this session has."""
+        """A name for a request, unique in this session."""
         return f"q{next(self._names)}"
 
     async def _ask(
@@ -114,7 +114,7 @@ class Dialogue:
         message: wire.Moderate | wire.Reconcile,
         decode: Callable[[str | bytes], _Answer | wire.Error | None],
     ) -> _Answer | wire.Error:
-        """The answer to a message, which is sent under a name of its own. Raises `ConnectionFailed`."""
+        """Send a message under a new name and return its answer. Raises `ConnectionFailed`."""
         name = self._name()
         async with self._in_time():
             await self._send(msgspec.structs.replace(message, client_msg_id=name))
@@ -125,7 +125,8 @@ class Dialogue:
 
     @asynccontextmanager
     async def _in_time(self) -> AsyncIterator[None]:
-        """A block in which the connection may not break, and that may take `timeout`."""
+        """A block that raises `ConnectionFailed` if the connection breaks or if it takes longer than
+        `timeout`."""
         try:
             async with asyncio.timeout(self._timeout):
                 yield

@@ -1,7 +1,7 @@
 """What a relay announces in its manifest: one small HTTP GET beside the WebSocket connection (R-139).
 
-The manifest establishes no trust (R-390): it says which additions may be asked for, and every answer is
-checked all the same. Any failure here means "a plain relay", never an error.
+The manifest establishes no trust (R-390): it only says which extensions may be used, and every answer is
+still checked. Any failure here means "a plain relay", never an error.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ _DECODER = msgspec.json.Decoder(_Manifest)
 
 
 async def discover(url: str, *, ssl: ssl_module.SSLContext | None, timeout: float) -> Announced:
-    """Fetch the manifest of the relay at a ws or wss URL; that of a plain relay if no manifest comes in time.
+    """Fetch the manifest of the relay at a ws or wss URL; the default, a plain relay, if none comes in time.
 
-    At most 256 KiB are read. Raises nothing; cancelling closes the socket.
+    Reads at most 256 KiB. Raises nothing; cancelling closes the socket.
     """
     try:
         async with asyncio.timeout(timeout):
@@ -66,10 +66,10 @@ def _read(body: bytes) -> Announced:
 async def http_get(
     url: str, path: str, *, ssl: ssl_module.SSLContext | None, max_bytes: int = _MAX_BYTES
 ) -> bytes:
-    """The body at `path` of the relay at a ws or wss URL; at most `max_bytes`.
+    """Return the body, at most `max_bytes`, at `path` of the relay at a ws or wss URL.
 
-    Raises `OSError`, and `ValueError`, `EOFError` or `asyncio.LimitOverrunError` for any answer but a 200.
-    The caller bounds the time. Cancelling closes the socket.
+    Raises `OSError`, and `ValueError`, `EOFError` or `asyncio.LimitOverrunError` for any answer other than a
+    complete 200. The caller must bound the time. Cancelling closes the socket.
     """
     parts = urlsplit(url)
     secure = parts.scheme == "wss"

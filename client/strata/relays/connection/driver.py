@@ -32,7 +32,7 @@ _log = logging.getLogger("strata.relay")
 
 
 _GOING_AWAY: Final = 1001
-"""How a relay closes that drains, some connections at a time (RFC 6455 §7.4.1)."""
+"""The close code of a relay that drains, which closes its connections in groups (RFC 6455 §7.4.1)."""
 
 
 def _said_goodbye(ended: Exception) -> bool:
@@ -41,15 +41,15 @@ def _said_goodbye(ended: Exception) -> bool:
 
 
 def check_loop(loop: asyncio.AbstractEventLoop, what: str) -> None:
-    """Raise `RuntimeError` in another thread, or on another event loop, than `what` was opened on.
+    """Raise `RuntimeError` in a thread, or on an event loop, other than the one `what` was opened on.
 
-    A call from there would change what both use, and wait for ever or stop the other one.
+    A call from there would change state that both use, and might wait forever or stop the other loop.
     """
     try:
         running = asyncio.get_running_loop()
     except RuntimeError:
         running = None
-    # A loop that stands still is that of a program that runs it step by step.
+    # If its loop is not running, the program runs that loop step by step.
     if running is not loop and (running is not None or loop.is_running()):
         raise RuntimeError(
             f"{what} belongs to the event loop that it was opened on: open one of your own here, or call by "
@@ -58,7 +58,7 @@ def check_loop(loop: asyncio.AbstractEventLoop, what: str) -> None:
 
 
 class _Step:
-    """`with step as core:` calls into the core; at the end of the block its results are carried out."""
+    """`with step as core:` gives access to the core; the results are carried out at the end of the block."""
 
     __slots__ = ("_carry_out", "_core")
 
@@ -74,10 +74,10 @@ class _Step:
 
 
 class Driver:
-    """Keeps one relay connected from `open` until `stop`, and carries between its socket and the core.
+    """Keeps one relay connected from `open` until `stop`, and passes data between its socket and the core.
 
-    `step` is the only way to call into the core. `changed` is called when a connection came or went, and when
-    no further one will come. Belongs to one event loop.
+    `step` is the only way to call into the core. `changed` is called when a connection is made or lost, and
+    when no further one will be made. Belongs to one event loop.
     """
 
     def __init__(
@@ -92,7 +92,7 @@ class Driver:
         changed: Callable[[], None],
     ) -> None:
         self.failure: StrataError | None = None
-        """Why nothing further will happen, once that is so."""
+        """Why the connection has ended permanently; None while it has not."""
         self.ssl = ssl
         self._met = {} if met is None else met
         self._core = Core(
@@ -120,7 +120,8 @@ class Driver:
         self._last_problem: ConnectionFailed | None = None
 
     def prepare(self) -> None:
-        """Bind to the running loop. Raises `RuntimeError` if called before, `ConnectionFailed` for no URL."""
+        """Bind to the running loop. Raises `RuntimeError` if called again, `ConnectionFailed` for a bad URL.
+        """
         if self._is_opened:
             raise RuntimeError("a relay connection can be opened once")
         check_url(self._url)
@@ -131,9 +132,9 @@ class Driver:
     async def open(self) -> None:
         """Connect.
 
-        Raises `ConnectionFailed`: at once if trying again cannot help, else after `connect_timeout`;
-        `IdentityError` and `OSError` for a pin file that cannot be read. Then, and after cancelling, `stop`
-        and `stopped` are still owed.
+        Raises `ConnectionFailed` (at once if retrying cannot help, else after `connect_timeout`), and
+        `IdentityError` or `OSError` for a pin file that cannot be read. After an error or cancellation, the
+        caller must still call `stop` and `stopped`.
         """
         if self._pins is not None:
             pinned = await asyncio.to_thread(self._pins.get, self._url)
@@ -151,7 +152,7 @@ class Driver:
             raise self.failure
 
     def stop(self, reason: StrataError) -> None:
-        """End every publish and subscription with `reason`, and let go of the socket. Idempotent."""
+        """End every publish and subscription with `reason`, and begin to close the socket. Idempotent."""
         self.check_loop()
         self._fail(reason)
         self._first.set()  # a task that is cancelled before its first step runs no `finally`
@@ -159,17 +160,17 @@ class Driver:
             self._runner.cancel()
 
     async def stopped(self) -> None:
-        """Wait until nothing is left: at most `close_timeout` and a second or two."""
+        """Wait until everything has ended: at most `close_timeout` and a second or two."""
         if self._runner is not None:
-            if not self._runner.done():  # one that is may be of a loop that is closed
+            if not self._runner.done():  # if it is, its loop may be closed
                 await asyncio.wait([self._runner])
             if self._pinning is not None:
                 await asyncio.wait([self._pinning], timeout=1)
             if not self._runner.cancelled():
-                self._runner.result()  # a fault of ours must not pass unseen
+                self._runner.result()  # errors in our own code must not go unnoticed
 
     def check_open(self) -> None:
-        """Raise why the connection cannot be used any more, if so."""
+        """Raise the reason if the connection cannot be used, or is not open."""
         if self.failure is not None:
             raise self.failure
         if self._runner is None:
@@ -177,16 +178,16 @@ class Driver:
         self.check_loop()
 
     def check_loop(self) -> None:
-        """Raise `RuntimeError` on another event loop than that of the connection: nothing would wake it."""
+        """Raise `RuntimeError` on an event loop other than the connection's: nothing would wake a call."""
         if self._runner is not None and not self._runner.done():
             check_loop(self.loop, "the relay connection")
 
     # What a program asks for.
 
     async def authenticate(self, timeout: float) -> Authenticated:
-        """Have the session authenticated. Raises why it is not, and `RequestTimeout`.
+        """Authenticate the session. Raises the error that authentication ended in, or `RequestTimeout`.
 
-        Cancelling leaves the authentication under way.
+        Cancelling does not stop the authentication.
         """
         if self._core.session is not None:
             return self._core.session
@@ -205,11 +206,11 @@ class Driver:
             self._authentications.discard(decided)
 
     async def publish(self, packet: Packet, deadline: float, timeout: float) -> Published:
-        """Publish a packet by `deadline` on the loop's clock. Raises why that failed.
+        """Publish a packet by `deadline` on the loop's clock. Raises the error if that fails.
 
-        `timeout` is the time that the caller gave; some of it may have gone already.
+        `timeout` is the caller's timeout, part of which may already have passed.
 
-        Cancelling forgets the publish; the relay may store the packet all the same.
+        Cancelling forgets the publish; the relay may still store the packet.
         """
         answered: asyncio.Future[Published] = self.loop.create_future()
         with self.step as core:
@@ -221,7 +222,7 @@ class Driver:
         try:
             return await answered
         finally:
-            if handle in self._publishes:  # cancelled: nobody waits any more
+            if handle in self._publishes:  # cancelled
                 del self._publishes[handle]
                 with self.step as core:
                     core.cancel_publish(handle)
@@ -233,42 +234,42 @@ class Driver:
             arrived = self._arrivals[stream] = asyncio.Event()
         return stream, arrived
 
-    # What it looks at.
+    # What a program looks at.
 
     @property
     def statistics(self) -> Statistics:
-        """The counters; they go on counting."""
+        """The live counters, which keep changing."""
         return self._core.statistics
 
     @property
     def announced(self) -> Announced | None:
-        """What the relay now connected says about itself; None between connections."""
+        """What the connected relay says about itself; None between connections."""
         return self._core.announced
 
     @property
     def session(self) -> Authenticated | None:
-        """Whom the relay takes this session for; None while it is anonymous."""
+        """The identity the relay has confirmed for this session; None while it is anonymous."""
         return self._core.session
 
     @property
     def latest_time(self) -> float | None:
-        """The time by the relay's clock, at the latest, in Unix seconds; None while it has told nothing."""
+        """An upper bound of the relay's time, in Unix seconds; None until it has sent a challenge."""
         ahead = self._core.relay_ahead
         return None if ahead is None else self.loop.time() + ahead
 
     @property
     def relay_id(self) -> str | None:
-        """The DID the relay is held to (R-298); None while it has shown none."""
+        """The DID the relay is held to (R-298); None until one is known."""
         return self._core.server_id
 
     @property
     def last_problem(self) -> ConnectionFailed | None:
-        """How the last connection, or try to make one, has ended; None while none has."""
+        """How the last connection, or attempt to connect, ended; None if none has ended."""
         return self._last_problem
 
     @property
     def round_trip(self) -> float | None:
-        """Seconds that the last ping took; None before the first one and between connections."""
+        """The round trip of the last ping, in seconds; None before the first one and between connections."""
         return None if self._socket is None else self._socket.latency or None
 
     # Tasks.
@@ -300,7 +301,7 @@ class Driver:
             )
 
     def _fail(self, reason: StrataError) -> None:
-        """Nothing further will happen. The first reason is the one that everybody is given."""
+        """End everything permanently. The first reason is the one that all callers receive."""
         self.failure = self.failure or reason
         with self.step as core:
             core.fail(self.failure)
@@ -319,7 +320,7 @@ class Driver:
                 ended = await self._serve(socket, announced)
                 self._judge(ended)
                 lasted = self.loop.time() - made_at
-                # A relay that says goodbye has not failed: it makes way for another, or for itself anew.
+                # A relay that says goodbye has not failed: it makes way for another one, or restarts.
                 if lasted >= (options.backoff_base if _said_goodbye(ended) else options.stable_after):
                     backoff.reset()
             await asyncio.sleep(backoff.next_delay())
@@ -335,7 +336,7 @@ class Driver:
         _log.debug("%s: trying again: %s", shown(self._url), problem)
 
     async def _serve(self, socket: ClientConnection, announced: Announced) -> Exception:
-        """Run one connection until it ends; returns how it ended."""
+        """Run one connection until it ends; return the error it ended with."""
         _log.info("%s: connected, extensions %s", shown(self._url), sorted(announced.extensions))
         self._socket = socket
         try:
@@ -368,7 +369,7 @@ class Driver:
                 await self._may_read.wait()
 
     async def _write(self, socket: ClientConnection) -> None:
-        """Send waiting frames. A relay that takes none for `write_timeout` is cut off; `_read` then ends."""
+        """Send waiting frames. If the relay accepts none for `write_timeout`, abort, which ends `_read`."""
         while True:
             self._writable.clear()
             for frame in self._core.data_to_send():
@@ -385,7 +386,7 @@ class Driver:
     # After every step.
 
     def _deliver(self) -> None:
-        """Send waiting frames, pass on changes, arm the timer."""
+        """Wake the writer, pass on changes, arm the timer."""
         core = self._core
         for change in core.changes():
             if isinstance(change, AuthenticationSettled):
@@ -401,7 +402,7 @@ class Driver:
                     waiter.set_result(change.outcome)
                 else:
                     if isinstance(change.outcome, RequestTimeout) and self._socket is None:
-                        change.outcome.__cause__ = self._last_problem  # there was nobody to answer
+                        change.outcome.__cause__ = self._last_problem  # no relay was connected
                     waiter.set_exception(change.outcome)
             else:
                 ended = change.phase is Phase.ENDED
@@ -432,13 +433,13 @@ class Driver:
             _log.debug("%s: not authenticated: %s", shown(self._url), outcome)
 
     def _warn_of_first_use(self) -> None:
-        """Nothing said which relay this is: another one's challenge could have been passed on (R-298)."""
+        """Warn that no DID was known for this relay: it could have forwarded another's challenge (R-298)."""
         level = logging.WARNING if self._pins is None else logging.INFO
         text = "%s: authenticated at first sight of %s; relay_id or pins hold a relay to its DID"
         _log.log(level, text, shown(self._url), self._core.server_id)
 
     def _pin(self) -> None:
-        """Write down which relay this is, beside everything else: a disk that fails harms no message."""
+        """Write the relay's DID to the pin file, in the background: a failing disk harms no message."""
         relay_id = self._core.server_id
         if self._pins is None or self._pinning is not None or relay_id is None:
             return

@@ -1,4 +1,4 @@
-"""One subscription's access to its relay: it takes events, ends the subscription and asks for keys."""
+"""One subscription's access to its relay: takes events, ends the subscription, requests keys."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["Feed"]
 
 
 class Feed:
-    """An open subscription of one connection. It ends by `end`, or when the driver ends every one."""
+    """An open subscription of one connection. It ends at `end`, or when the driver ends all of them."""
 
     def __init__(self, driver: Driver, query: Query, keys: KeyFetcher) -> None:
         self.query = query
@@ -32,42 +32,42 @@ class Feed:
 
     @property
     def position(self) -> str | None:
-        """Behind what has arrived; None where the relay has given no cursor."""
+        """The cursor after what has arrived; None if the relay has given none."""
         return self._stream.position
 
     def check_loop(self) -> None:
-        """Raise `RuntimeError` on another event loop than that of the connection."""
+        """Raise `RuntimeError` on an event loop other than the connection's."""
         self._driver.check_loop()
 
     def take(self) -> QueuedEvent | LogReset | None:
-        """The next event or word of a reset, or None. The caller owes a call of `taken` for it."""
+        """Take the next event or `LogReset`, if any. The caller must then call `taken`."""
         return self._stream.take()
 
     def take_error(self) -> StrataError | None:
-        """Why the subscription ended, if not by request: told once."""
+        """Why the subscription ended, if not by request. Returned once."""
         error, self._stream.error = self._stream.error, None
         return error
 
     def taken(self, *, delivered: bool) -> None:
-        """The event last taken was handed on, or dropped."""
+        """Note that the event last taken was delivered, or dropped."""
         with self._driver.step as core:
             core.taken(self._stream, delivered=delivered, now=self._driver.loop.time())
         self._keys.refresh_stale()
 
     def end(self) -> None:
-        """Ask the relay for nothing more. Idempotent."""
+        """Request nothing more from the relay. Idempotent."""
         with self._driver.step as core:
             core.unsubscribe(self._stream)
 
     def end_soon(self) -> None:
-        """The same from any thread. Raises `RuntimeError` once the loop is closed."""
+        """Call `end` from any thread. Raises `RuntimeError` once the loop is closed."""
         self._driver.loop.call_soon_threadsafe(self.end)
 
     async def fetch_keys(self, candidate: Candidate) -> None:
-        """Ask the relay for the keys of the candidate's author, and of the authors waiting behind it.
+        """Ask the relay for the keys of the candidate's author, and of the authors of packets behind it.
 
-        Raises `RequestTimeout` and what the relay's refusal is. Cancelling leaves the question under way, and
-        so does `give_up_keys`, which ends the wait.
+        Raises `RequestTimeout`, or the relay's refusal. Neither cancelling nor `give_up_keys`, which ends the
+        wait, stops the request.
         """
         waiting = {author for event in self._stream.waiting() if (author := author_of(event)) is not None}
         others = [author for author in waiting if author not in self._keys.ring][:MAX_AUTHORS]
@@ -84,7 +84,7 @@ class Feed:
             self._await_keys(False)
 
     def give_up_keys(self) -> None:
-        """Wait no longer for keys, if that is done."""
+        """End a wait for keys, if there is one."""
         if self._given_up is not None and not self._given_up.done():
             self._given_up.set_result(None)
 

@@ -1,4 +1,4 @@
-"""Packets by id over HTTP, from a relay that announces it (`http_packets`; A-048, C-285)."""
+"""Fetching packets by id over HTTP, from a relay that announces this (`http_packets`; A-048, C-285)."""
 
 from __future__ import annotations
 
@@ -27,9 +27,10 @@ _DECODER = msgspec.json.Decoder(_Found, float_hook=float)
 async def fetch_packet(
     url: str, packet_id: str, *, ssl: ssl_module.SSLContext | None, max_bytes: int, timeout: float
 ) -> QueuedEvent | None:
-    """What `GET /packets/{id}` of the relay at a ws or wss URL answers, unchecked; None if there is none.
+    """The relay's answer to `GET /packets/{id}`, unchecked; None if it has no packet or is malformed.
 
-    Raises `OSError` and `TimeoutError` if there is no answer. Cancelling closes the socket.
+    `url` is the relay's ws or wss URL. Raises `OSError` and `TimeoutError` if there is no answer. Cancelling
+    closes the socket.
     """
     try:
         async with asyncio.timeout(timeout):

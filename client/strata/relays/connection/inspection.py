@@ -1,4 +1,4 @@
-"""The checks of every received packet, before a program sees it: no I/O, no clock."""
+"""The checks on every received packet, before a program sees it: no I/O, no clock."""
 
 # Core: no I/O, no clock, no randomness (held by tests/test_layout.py).
 
@@ -25,14 +25,14 @@ class _Verdict(enum.Enum):
 
 
 KEYS_WANTED: Final = _Verdict.KEYS_WANTED
-"""The relay has to be asked for the author's keys before the packet can be judged."""
+"""The relay must be asked for the author's keys before the packet can be judged."""
 
 _TAMPERED = frozenset({None, "packet_id_mismatch"})
-"""Details of `invalid_signature` that say: these are not the bytes the author signed."""
+"""Details of `invalid_signature` that mean: these are not the bytes that the author signed."""
 
 
 class Candidate(NamedTuple):
-    """A packet whose form and id hold, that was asked for and is new; who signed it is still to be judged."""
+    """A wanted and new packet whose form and id are valid; its signature has not been checked yet."""
 
     event: QueuedEvent
     packet: Packet
@@ -40,11 +40,11 @@ class Candidate(NamedTuple):
 
 
 class Inspector:
-    """Checks the events of one subscription; a packet that fails is dropped and counted, never handed on.
+    """Checks the events of one subscription; a packet that fails is dropped and counted, never delivered.
 
-    `read` and then `judge`, or `inspect` for both at once. With a `KeyRing` an author's key events are
-    applied first (R-075); without one, only the key in the author's DID counts. It remembers the last
-    `Options.dedup_packets` ids it passed, about 150 bytes each.
+    Call `read` and then `judge`, or `inspect` for both at once. With a `KeyRing` an author's key events are
+    applied first (R-075); without one, only the key in the author's DID counts. The inspector remembers the
+    ids of the last `Options.dedup_packets` packets it passed, about 150 bytes each.
     """
 
     def __init__(
@@ -57,9 +57,9 @@ class Inspector:
         self._seen: OrderedDict[bytes, None] = OrderedDict()
 
     def inspect(self, event: QueuedEvent) -> Delivery | None:
-        """The event as a delivery, or None if it must not be handed on. Takes about 80 µs, mostly crypto.
+        """The event as a delivery, or None if it must not be delivered. Takes about 80 µs, mostly crypto.
 
-        For an inspector without a key ring: it has nobody to ask.
+        Only for an inspector without a key ring, which never needs to ask for keys.
         """
         candidate = self.read(event)
         delivery = None if candidate is None else self.judge(candidate)
@@ -67,17 +67,17 @@ class Inspector:
         return delivery
 
     def read(self, event: QueuedEvent) -> Candidate | None:
-        """The event's packet, if it is whole, new and wanted: every check but the signature's."""
+        """The event's packet, if it is intact, new and wanted: every check except the signature."""
         try:
             packet, origin_type = _restore(event)  # R-183: recomputes the id
         except InvalidPacket as error:
             self._count(error)
             if error.code is ErrorCode.INVALID_SCHEMA:
-                # Malformed by our rules: by the author's hand if the id holds, by the relay's if not.
+                # Malformed by our rules: the author's doing if the id is right, the relay's if not.
                 self._statistics.events_forged += not id_holds(bytes(event.packet))
             return None
-        # Before the signature, which costs eight times more than all the rest. The id is recomputed and the
-        # one remembered was verified, so a forged signature cannot hide a packet from us.
+        # Before the signature, which costs eight times as much as everything else. The id was recomputed and
+        # the remembered packet was verified, so a forged signature cannot hide a packet from us.
         if packet.digest in self._seen:
             self._seen.move_to_end(packet.digest)
             self._statistics.events_repeated += 1
@@ -88,7 +88,7 @@ class Inspector:
         return Candidate(event, packet, origin_type)
 
     def judge(self, candidate: Candidate) -> Delivery | Literal[_Verdict.KEYS_WANTED] | None:
-        """The packet as a delivery, None if it must not be handed on, or that keys are wanted first."""
+        """The packet as a delivery, None if it must not be delivered, or `KEYS_WANTED`."""
         packet, event = candidate.packet, candidate.event
         try:
             if not self._verify(candidate):
@@ -103,7 +103,7 @@ class Inspector:
         return Delivery(packet, event.received_at, event.cursor, event.live, candidate.origin_type)
 
     def _verify(self, candidate: Candidate) -> bool:
-        """R-336, R-337: judged at the time of receipt."""
+        """Check the packet as of its time of receipt (R-336, R-337); False if keys are wanted first."""
         packet, event = candidate.packet, candidate.event
         if self._keys is not None:
             return self._keys.verify(packet, event.received_at, event.arrived_at)
@@ -127,7 +127,7 @@ class Inspector:
 
 
 class Collector(Inspector):
-    """Passes on packets that are whole, new and wanted; the caller checks the signatures."""
+    """Passes on packets that are intact, new and wanted; the caller checks the signatures."""
 
     def _verify(self, candidate: Candidate) -> bool:
         return True
@@ -141,7 +141,7 @@ _AUTHORED = msgspec.json.Decoder(_Authored)
 
 
 def author_of(event: QueuedEvent) -> str | None:
-    """The author an event claims, unchecked. None if the event cannot be read."""
+    """The author that an event claims, unchecked; None if the event cannot be read."""
     try:
         return _AUTHORED.decode(event.packet).author_id
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
@@ -157,7 +157,7 @@ def _restore(event: QueuedEvent) -> tuple[Packet, str | None]:
     except InvalidPacket as error:
         if error.detail != "packet_id_mismatch":
             raise
-    # Loaded when the first packet claims an origin: most programs never meet one.
+    # Loaded when the first packet claims an origin: most programs never receive one.
     from strata.protocol.provenance.serving import restore
 
     return restore(event.packet, event.annotations)

@@ -1,4 +1,4 @@
-"""Asking a relay for authors' identity packets: many authors at once, one question at a time."""
+"""Requesting authors' identity packets from a relay: many authors at once, one request at a time."""
 
 from __future__ import annotations
 
@@ -17,19 +17,20 @@ __all__ = ["MAX_AUTHORS", "KeyFetcher"]
 _log = logging.getLogger("strata.relay")
 
 MAX_AUTHORS = 500
-"""Most authors in one question."""
+"""The most authors in one request."""
 
 _MAX_EVENTS = 2 * MAX_CHAIN_EVENTS
 _MAX_BYTES = 8 * 2**20
-"""How much is read of one author's identity packets. This project's relay keeps less; more fails closed."""
+"""The most that is read of one author's identity packets. This project's relay keeps less; if a relay sends
+more, all packets of the author fail."""
 
 _EVENTS_AT_ONCE = 16
-"""Chains longer than this are verified on a thread: about 1 ms."""
+"""Longer chains are verified on a thread; this many take about 1 ms."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Question:
-    """One request to the relay, and when it was made."""
+    """One author's part in a request to the relay: when the request was made, and its outcome."""
 
     asked_at: float
     answered: asyncio.Future[None]
@@ -38,10 +39,9 @@ class _Question:
 class KeyFetcher:
     """Fills a `KeyRing` on demand.
 
-    `read` gives the identity packets of some authors, unverified, and ends when the relay has no more; it
-    raises `StrataError`. `announced` is what the relay now connected says about itself. Authors asked for
-    while a question is under way are collected for the next one, so there is at most one task and one
-    question.
+    `read` yields the identity packets of some authors, unverified, and ends when the relay has no more; it
+    raises `StrataError`. `announced` returns what the connected relay says about itself. Authors wanted while
+    a request is under way are collected for the next one, so there is at most one task and one request.
     """
 
     def __init__(
@@ -70,12 +70,11 @@ class KeyFetcher:
         since: float,
         given_up: asyncio.Future[None] | None = None,
     ) -> None:
-        """Have the ring learn `author`, by a question made no earlier than `since`.
+        """Have the ring learn `author`, by a request made no earlier than `since`.
 
-        Once `given_up` is done, this waits no longer, with the question under way.
-
-        `others` are asked for along the way. Raises `RequestTimeout` and what the relay's refusal is.
-        Cancelling leaves the question under way, for others may wait for it.
+        Stops waiting once `given_up` is done. `others` are requested along with the author, and not waited
+        for. Raises `RequestTimeout`, or the relay's refusal. Neither cancelling nor `given_up` stops the
+        request, because other callers may be waiting for it.
         """
         answered = self._want(author, since)
         for other in others:
@@ -87,9 +86,9 @@ class KeyFetcher:
             answered.result()
 
     def refresh_stale(self) -> None:
-        """Ask again for the authors that the ring calls stale, without anyone waiting.
+        """Ask again, in the background, for the authors that the ring calls stale.
 
-        A failure is left to the next refresh.
+        After a failure, the next refresh tries again.
         """
         if self.ring.stale:
             now = asyncio.get_running_loop().time()
@@ -98,12 +97,12 @@ class KeyFetcher:
             self.ring.stale.clear()
 
     async def close(self) -> None:
-        """Stop asking; whoever waits gets `Closed`."""
+        """Stop asking; waiting calls raise `Closed`."""
         if self._task is not None:
             self._task.cancel()
             await asyncio.wait([self._task])
             if not self._task.cancelled():
-                self._task.result()  # a fault of ours must not pass unseen
+                self._task.result()  # errors in our own code must not go unnoticed
 
     def _want(self, author: str, since: float) -> asyncio.Future[None]:
         asking = self._asking.get(author)
@@ -120,7 +119,7 @@ class KeyFetcher:
         return answered
 
     def _ended(self, task: asyncio.Task[None]) -> None:
-        if task is self._task:  # else another one asks already
+        if task is self._task:  # else another task is already asking
             self._end()
 
     async def _work(self) -> None:
@@ -143,14 +142,14 @@ class KeyFetcher:
             self._end()
 
     def _end(self) -> None:
-        """Tell everybody who waits that no answer will come."""
+        """Fail every waiting call: no answer will come."""
         self._answer(Closed("the relay connection was closed"))
         for answered in self._wanted.values():
             answered.set_exception(Closed("the relay connection was closed"))
         self._wanted.clear()
 
     def _answer(self, failure: StrataError | None) -> None:
-        """Tell who waits how the present question has ended."""
+        """Report the outcome of the current request to the calls that wait for it."""
         for question in self._asking.values():
             if failure is None:
                 question.answered.set_result(None)
@@ -183,6 +182,6 @@ class KeyFetcher:
 
 
 def _seen(answered: asyncio.Future[None]) -> None:
-    """Nobody need be waiting for a refresh: look at its failure, so that the loop does not complain."""
+    """Retrieve the failure: nothing may be waiting for a refresh, and then the loop would complain."""
     if not answered.cancelled():
         answered.exception()

@@ -4,11 +4,10 @@ An author is *known* once the relay has been asked for its identity packets. Mos
 key is in their DID, and remembering that costs a dictionary entry. For the others a `KeyChain` says which key
 could sign in the second in which a relay received a packet.
 
-The ring need not be told of every change at once. A packet that does not verify may be signed by a key that
-is younger than what is known here. So a verdict against a packet stands only if the relay was asked after
-that packet had arrived, for a relay holds a key event before it takes packets by the new key (R-074). A
-reader cannot notice a revocation by itself, so it asks again from time to time
-(`Options.key_refresh_interval`).
+The ring need not learn of every change at once. A packet that does not verify may be signed by a key that is
+newer than what is known here. So a packet is rejected only if the relay was asked after that packet had
+arrived: a relay has the key event before it accepts packets signed by the new key (R-074). A reader cannot
+notice a revocation by itself, so the client asks again from time to time (`Options.key_refresh_interval`).
 """
 
 # Core: no I/O, no clock, no randomness (held by tests/test_layout.py).
@@ -30,7 +29,7 @@ from strata.protocol.packets import Packet, observed_at
 __all__ = ["Anchors", "KeyRing"]
 
 _EVER = 2**53
-"""By then everything that is pending has taken effect."""
+"""A time by which everything pending has taken effect."""
 
 Event = tuple[Packet, int]
 """An identity packet and the second in which the relay received it."""
@@ -38,14 +37,14 @@ Event = tuple[Packet, int]
 
 @dataclass(frozen=True, slots=True)
 class Anchors:
-    """Documents and keys trusted before any packet is read: by configuration or bootstrap."""
+    """Documents and keys trusted before any packet is read: from configuration or a bootstrap file."""
 
     documents: Mapping[str, Sequence[DidDocument]] = field(default_factory=dict)
     keys: Mapping[str, bytes] = field(default_factory=dict)
     rules: KeyRules = field(default_factory=KeyRules)
 
     def chain(self, did: str, events: Iterable[Event] = ()) -> KeyChain:
-        """The chain of these packets upon what is trusted."""
+        """The key chain that these packets form on top of what is trusted."""
         return KeyChain.replay(
             did,
             events,
@@ -55,12 +54,12 @@ class Anchors:
         )
 
     def names(self, did: str) -> bool:
-        """Whether anything is trusted about this DID beyond what it says itself."""
+        """Whether anything is trusted about this DID beyond the DID itself."""
         return did in self.documents or did in self.keys
 
 
 class _Heard(NamedTuple):
-    """An identity packet that came on a subscription."""
+    """An identity packet that arrived on a subscription."""
 
     packet: Packet
     received_at: int
@@ -70,20 +69,20 @@ class _Heard(NamedTuple):
 @dataclass(slots=True)
 class _Author:
     chain: KeyChain | None
-    """None: nothing but the key in the DID itself."""
+    """None if there is only the key in the DID itself."""
     is_overgrown: bool
-    """The relay told more than a chain may hold: nothing this author signs resolves."""
+    """Whether the relay sent more than a chain may hold: then every packet of this author is rejected."""
     is_whole: bool
-    """Whether the relay said itself that this was all it had of the author."""
+    """Whether the relay itself said that this was everything it had of the author."""
     asked_at: float
-    """When the relay was asked; all that it held then is in the chain."""
+    """When the relay was asked; the chain includes everything it had then."""
     refresh_at: float
     heard: list[_Heard]
-    """What has changed the chain since the relay was asked."""
+    """The packets that have changed the chain since the relay was asked."""
 
 
 class KeyRing:
-    """The key chains of the authors met on one relay, the least recently met forgotten first.
+    """The key chains of the authors met on one relay; those met least recently are forgotten first.
 
     Times are seconds on the connection's monotonic clock, except that packets are judged by the Unix second
     in which the relay received them.
@@ -91,7 +90,7 @@ class KeyRing:
 
     def __init__(self, anchors: Anchors, *, max_authors: int, refresh_interval: float) -> None:
         self.stale: set[str] = set()
-        """Authors to ask for again, in the background; whoever does so takes them out."""
+        """Authors to ask for again, in the background; the caller that does so clears them."""
         self._anchors = anchors
         self._max_authors = max_authors
         self._refresh_interval = refresh_interval
@@ -112,12 +111,13 @@ class KeyRing:
         is_overgrown: bool = False,
         is_whole: bool = False,
     ) -> None:
-        """The relay was asked at `asked_at` and has answered with this chain (`build`), or with too much.
+        """Store the chain (`build`) of the relay's answer to a request made at `asked_at`.
 
-        `is_whole` says that the relay marked the end of its answer, so that silence was not taken for it.
+        `is_overgrown` means that the answer was too large. `is_whole` means that the relay marked the end of
+        its answer, so that the end was not inferred from silence.
         """
         known = self._authors.get(did)
-        # The answer may have been on its way when these came: what they changed stays changed.
+        # The answer may have been on its way when these arrived: their changes are applied again.
         heard = [] if known is None else [one for one in known.heard if one.arrived_at >= asked_at]
         for one in heard:
             with suppress(InvalidPacket):
@@ -130,31 +130,31 @@ class KeyRing:
             self._authors.popitem(last=False)
 
     def build(self, did: str, events: Sequence[Event]) -> KeyChain | None:
-        """The chain that identity packets amount to; None if there is nothing but the DID itself.
+        """The chain that identity packets form; None if there is nothing but the DID itself.
 
-        Takes about 80 µs for each packet. Touches nothing: a thread may do it.
+        Takes about 80 µs per packet. Changes no state, so it may run on a thread.
         """
         return self._anchors.chain(did, events) if events or self._anchors.names(did) else None
 
     def chain(self, did: str) -> KeyChain | None:
-        """What is known of an author's keys, for showing to people; None if the relay was not asked."""
+        """What is known of an author's keys, for display; None if the relay was not asked."""
         author = self._authors.get(did)
         return None if author is None else author.chain or self._anchors.chain(did)
 
     def has_all_keys(self, did: str, at: int) -> bool:
-        """Whether the relay has told everything it had about this author's keys, and said so, and nothing of
-        that was still waiting here in this second: a relay may let a recovery wait for less."""
+        """Whether the relay has given all that it had about this author's keys, and said so, and none of it
+        was still pending at this second: the relay may let a recovery take effect sooner."""
         author = self._authors.get(did)
         return (
             author is not None and author.is_whole and (author.chain is None or not author.chain.pending(at))
         )
 
     def vouches(self, packet: Packet, known_since: float) -> bool | None:
-        """Whether its author's keys of the time signed a packet that came inside another one.
+        """Whether a packet that came inside another one was signed with its author's keys of the time.
 
-        None says that the relay has to be asked first: it was not, or only before `known_since`. Nobody
-        knows when a relay received the packet, so its own timestamp counts, give or take the clock skew. A
-        key that was ever revoked does not count: whoever has stolen it can date back.
+        None means that the relay must be asked first: it was not asked, or only before `known_since`. It is
+        not known when a relay received the packet, so its own timestamp counts, or a time later by the clock
+        skew. A key that was ever revoked does not count: a thief can backdate packets.
         """
         verdict: bool | None = False
         for at in (packet.timestamp, packet.timestamp + self._anchors.rules.clock_skew_seconds):
@@ -174,16 +174,16 @@ class KeyRing:
     def verify(self, packet: Packet, received_at: int, arrived_at: float) -> bool:
         """Check signature, key window and expiry of a packet that the relay received at `received_at`.
 
-        False says that the relay has to be asked first, for its author is unknown or the packet came in
-        (at `arrived_at`) after the relay was asked and may be signed by a key made meanwhile. An identity
-        packet that passes counts from here on. Raises `InvalidPacket`.
+        False means that the relay must be asked first: the author is unknown, or the packet did not verify
+        but arrived (at `arrived_at`) after the relay was asked, so a newer key may have signed it. An
+        identity packet that passes takes effect from here on. Raises `InvalidPacket`.
         """
         author = self._authors.get(packet.author_id)
         if author is None:
             return False
         self._authors.move_to_end(packet.author_id)
         if arrived_at > author.refresh_at:
-            # Set anew by the answer. The question may come to nothing, and then this is when it is due again.
+            # The answer sets this anew. If the request fails, this is when it is due again.
             author.refresh_at = arrived_at + self._refresh_interval
             self.stale.add(packet.author_id)
         try:
@@ -207,7 +207,7 @@ class KeyRing:
             try:
                 author.chain = chain.apply(packet, received_at)
             except InvalidPacket:
-                # It held when it was received and does not fit what is known since, as after a conflict.
+                # It was valid when received, and does not fit what is known since, as after a conflict.
                 pass
             else:
                 if author.chain is not chain:

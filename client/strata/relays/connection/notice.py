@@ -1,4 +1,4 @@
-"""What a program can tell its user about relays (RFC-0004 §5.3)."""
+"""The notice about relays that a program can show its user (RFC-0004 §5.3)."""
 
 from __future__ import annotations
 
@@ -10,4 +10,4 @@ size, when you publish and read, when you authenticate, and when you meet a limi
 packet hides the content alone. Relays keep what they see as their operators choose; this system does not make
 your metadata private.
 """
-"""R-335: the notice, in English, for programs to show. It promises no privacy of metadata (R-334)."""
+"""The notice (R-335), in English, for programs to show. It promises no privacy of metadata (R-334)."""

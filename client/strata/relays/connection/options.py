@@ -1,4 +1,4 @@
-"""Everything a relay connection can be tuned by, in one frozen value."""
+"""The options of a relay connection, in one frozen value."""
 
 # Core: no I/O, no clock, no randomness (held by tests/test_layout.py).
 
@@ -15,82 +15,86 @@ __all__ = ["Options"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
-    """How a relay connection behaves. All times are seconds, all sizes bytes; None means "no limit", as
-    `math.inf` does.
+    """How a relay connection behaves. All times are seconds, all sizes bytes; for a time, None means "no
+    limit", as `math.inf` does.
 
-    Raises `ValueError` on construction if a value cannot work, and `TypeError` for one of another type.
+    Construction raises `ValueError` for a value that cannot work, and `TypeError` for one of another type.
     """
 
     connect_timeout: float = 10.0
-    """How long opening may take in all, attempts included, before `ConnectionFailed`."""
+    """How long opening may take in all, over several attempts, before it raises `ConnectionFailed`."""
     handshake_timeout: float = 10.0
     """How long one attempt may take: TCP, TLS and the WebSocket handshake."""
     manifest_timeout: float = 5.0
-    """How long to wait for the relay's manifest; without it the relay counts as a plain one (R-139)."""
+    """How long to wait for the relay's manifest; without it the relay counts as plain (R-139)."""
     close_timeout: float = 5.0
     """How long the closing handshake may take before the socket is dropped."""
     write_timeout: float = 60.0
-    """How long a relay may take nothing from us before its connection counts as dead."""
+    """How long a relay may accept no data from us before the connection counts as dead."""
     ping_interval: float | None = 30.0
     """How often an idle connection is probed (R-130)."""
     ping_timeout: float | None = 60.0
     """How long a probe may go unanswered before the connection counts as dead (R-130)."""
 
     backoff_base: float = 0.5
-    """The first attempt to reconnect follows within this time; each further bound doubles (R-339)."""
+    """The longest wait before the first attempt to reconnect; it doubles with each attempt (R-339)."""
     backoff_cap: float = 30.0
-    """No wait between attempts is longer than this."""
+    """The longest wait between attempts."""
     stable_after: float = 10.0
-    """A connection that lived this long has earned a fresh start of the backoff."""
+    """A connection that lasted this long resets the backoff."""
 
     authenticate: Literal["never", "when_needed", "always"] = "when_needed"
     """When to prove the connection's identity to the relay (R-267): never, once the relay refuses a request
-    for want of it, or on each connection before anything is asked. Without an identity it is never."""
+    because the session is not authenticated, or on each connection before any request. Without an identity:
+    never."""
     capabilities: tuple[str, ...] | None = None
-    """What to ask for in AUTH (R-286); None asks for all the relay grants."""
+    """The capabilities to request in AUTH (R-286); None requests all that the relay grants."""
     auth_timeout: float = 5.0
-    """How long to wait for a challenge, and for the answer to AUTH, before that attempt failed (R-295)."""
+    """How long to wait for a challenge, and for the answer to AUTH, before the attempt fails (R-295)."""
     relay_id: str | None = None
-    """The DID the relay must show before a challenge is signed (R-298). None holds it to the one it showed
-    first: for as long as the relay object lives, or for good with a `PinFile`."""
+    """The DID the relay must show before a challenge is signed (R-298). None holds the relay to the DID it
+    showed first: for as long as the relay object lives, or permanently with a `PinFile`."""
 
     publish_timeout: float = 30.0
-    """How long a publish may take in all, unless the call says otherwise (R-193)."""
+    """How long a publish may take in all, unless the call gives a timeout (R-193)."""
     ack_timeout: float = 15.0
     """How long to wait for an answer before the identical packet is sent again (R-194)."""
     max_in_flight: int = 256
-    """Most publishes in progress; the next one waits for its turn."""
+    """The most publishes in progress; the next one waits for its turn."""
 
     queue_events: int = 1024
-    """Most events one subscription holds for its consumer; then it leaves the relay's feed for a while."""
+    """The most events one subscription holds for its consumer; when full, it leaves the relay's feed for a
+    while."""
     queue_bytes: int = 8 * 2**20
-    """Most bytes it holds."""
+    """The most bytes one subscription holds for its consumer."""
     page_events: int = 500
-    """Most packets asked for in one page of history (A-043)."""
+    """The most packets requested in one page of history (A-043)."""
     idle_timeout: float = 3.0
-    """After this much silence a plain relay, which marks no end, has sent all its history (A-047)."""
+    """After this much silence a plain relay, which does not mark the end of history, counts as having sent
+    all of it (A-047)."""
     history_timeout: float = 30.0
-    """After this much silence a relay that does mark the end of history has failed to."""
+    """After this much silence a relay that does mark the end of history counts as having failed to."""
     dedup_packets: int = 16_384
     """How many of the latest packet ids a subscription remembers in order to drop repeats (R-116)."""
 
     resolve_keys: bool = True
-    """Whether to ask the relay for the key events of authors before their packets are judged (R-075). Without
-    it only the key in an author's own DID counts: rotated keys are refused, revoked ones are not."""
+    """Whether to ask the relay for authors' key events before their packets are judged (R-075). If False,
+    only the key in an author's own DID counts: rotated keys are refused, revoked ones are not."""
     key_refresh_interval: float = 300.0
-    """After this long an author's key events are asked for again, so that revocations are noticed."""
+    """How long until the relay is asked again for an author's key events, so that revocations are noticed."""
     key_timeout: float = 30.0
-    """How long the relay may take to tell the keys of authors."""
+    """How long the relay may take to answer a request for authors' keys."""
     key_authors: int = 16_384
-    """How many authors' keys are remembered, the least recently met forgotten first."""
+    """How many authors' keys are remembered; those met least recently are forgotten first."""
 
     max_message_bytes: int = 2 * 1_048_576 + 65_536
-    """Largest message taken from a relay: twice the largest packet there is, and its envelope (A-013)."""
+    """The largest message accepted from a relay: twice the largest possible packet, and its envelope
+    (A-013)."""
     compression: bool = False
     """Whether to offer permessage-deflate: it saves perhaps half the traffic for several times the CPU."""
     proxy: str | None = None
-    """URL of an HTTP or SOCKS proxy. The manifest is not fetched through it, so the relay counts as plain
-    until it announces its extensions on the connection."""
+    """The URL of an HTTP or SOCKS proxy. The manifest is not fetched through a proxy, so the relay counts as
+    plain until it announces its extensions on the connection."""
 
     def __post_init__(self) -> None:
         if self.authenticate not in ("never", "when_needed", "always"):

@@ -1,9 +1,9 @@
 """The relays a client has met before, in one small file: address and DID, nothing secret (R-298).
 
-Trust on first use: the DID a relay shows when it is first authenticated to is written down, and from then on
-no challenge of another relay at that address is signed, and none of that relay at another address: whoever
-passes a relay's challenge on is another relay. A pin is never replaced here: when a relay has a new identity
-for a good reason, the user removes the line; when it has a second address, the user adds one.
+Trust on first use: the DID that a relay shows at the first authentication is written down. From then on the
+client signs neither a challenge of another relay at that address, nor a challenge of that relay at another
+address, which another relay might be forwarding. A pin is never replaced here. If a relay has a good reason
+for a new identity, the user removes its line; if it has a second address, the user adds a line.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ _MAX_BYTES = 1_048_576
 
 
 class PinFile:
-    """A JSON object from relay address to relay DID. Calls touch the disk: make them on a thread.
+    """A file with a JSON object from relay address to relay DID. Calls use the disk: make them on a thread.
 
-    Two programs may share the file: it is replaced as a whole, never half-written. Where both add a relay at
-    the same moment one addition may be lost, and is made again at the next use.
+    Two programs may share the file: it is replaced as a whole, never half-written. If both add a relay at the
+    same moment, one line may be lost, and is added again at the next use.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
@@ -35,20 +35,20 @@ class PinFile:
     def get(self, url: str) -> str | None:
         """The DID pinned for the relay at `url`, or None.
 
-        Raises `IdentityError` if the file is not a pin file: guessing would defeat its purpose. Raises
-        `OSError` as the file system does.
+        Raises `IdentityError` if the file is not a pin file (guessing would defeat its purpose), and
+        `OSError` if it cannot be read.
         """
         return self._load().get(address_of(url))
 
     def met(self) -> dict[str, str]:
-        """The DIDs of all relays pinned, each with an address.
+        """The DIDs of all pinned relays, each with one of its addresses.
 
         Raises `IdentityError` and `OSError` as `get` does.
         """
         return {did: address for address, did in self._load().items()}
 
     def add(self, url: str, relay_id: str) -> str:
-        """Pin a relay unless it is pinned already; returns the DID that is now pinned.
+        """Pin a relay unless its address is pinned already; returns the DID that is now pinned.
 
         Raises `IdentityError` and `OSError` as `get` does.
         """
@@ -90,8 +90,8 @@ class PinFile:
 
 
 def address_of(url: str) -> str:
-    """What tells one relay's address from another's: scheme, host, port and path. Text that is no URL is its
-    own address, to which nothing connects."""
+    """What identifies a relay's address: scheme, host, port and path. Text that is not a URL is returned
+    unchanged; nothing can connect to it."""
     try:
         parts = urlsplit(url)
         port = parts.port or (443 if parts.scheme == "wss" else 80)

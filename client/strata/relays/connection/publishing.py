@@ -1,18 +1,19 @@
 """The publishes in progress on one relay connection: no I/O, no clock.
 
-A publish ends in exactly one of three ways: the relay acknowledged it, the relay refused it for good, or
-its time ran out. Silence is never success (R-193). In between it is in one of these places:
+A publish ends in exactly one of three ways: the relay acknowledged it, the relay refused it permanently, or
+its time ran out. Silence is never success (R-193). Until then it is in one of these states:
 
     waiting ──sent──▶ in flight ──OK / final ERROR──▶ settled
        ▲                  │
-       └── passing ERROR, connection lost, no answer within ack_timeout
+       └── temporary ERROR, connection lost, no answer within ack_timeout
 
 A publish refused for lack of authentication waits, *parked*, until authentication has been decided (`park`,
 `authorize`, `give_up`); the owner knows whether waiting can help.
 
-Every sending is the same bytes, `client_msg_id` included (R-194), so an answer to any of them settles it, and
-a relay that had stored the first says `duplicate`, which is success. When the relay names a time to come
-back, every publish waits for it, in the order they were made: the budget belongs to the session (A-068).
+A publish is always sent as the same bytes, `client_msg_id` included (R-194). An answer to any of the copies
+therefore settles it, and a relay that stored the first copy answers `duplicate`, which is success. When the
+relay gives a time to retry after, every publish waits for it, in the order they were made: the budget belongs
+to the session (A-068).
 """
 
 # Core: no I/O, no clock, no randomness (held by tests/test_layout.py).
@@ -40,7 +41,7 @@ Handle = NewType("Handle", str)
 
 @dataclass(frozen=True, slots=True)
 class PublishSettled:
-    """A publish has ended: with the relay's word, or with the error to raise."""
+    """A publish has ended: with the relay's confirmation, or with the error to raise."""
 
     handle: Handle
     outcome: Published | StrataError
@@ -53,23 +54,23 @@ class _Pending:
     timeout: float
     deadline: float
     due_at: float = -math.inf
-    """In flight: when to stop waiting for the answer. Waiting: not to be sent before this."""
+    """In flight: when to stop waiting for the answer. Waiting: when it may be sent."""
     in_flight: bool = False
     sent: bool = False
     attempts: int = 0
-    """Refusals that may pass, so far."""
+    """The temporary refusals so far."""
     parked: bool = False
-    """Waiting: until authentication is decided, whatever `due_at` says."""
+    """Waiting: whether it waits until authentication is decided, whatever `due_at` is."""
     anonymous: bool = False
-    """In flight: sent before the session was authenticated, so a refusal may be about that."""
+    """In flight: whether it was sent before the session was authenticated, so a refusal may be about that."""
     refusal: RequestRefused | None = None
-    """The answer to the latest sending, if it was a passing refusal."""
+    """The answer to the latest copy sent, if it was a temporary refusal."""
 
 
 class Publishing:
-    """Owns every publish in progress; appends frames to `outbox` and endings to `settled`.
+    """Owns every publish in progress; appends frames to `outbox` and outcomes to `settled`.
 
-    It holds as many packets as it is given: the caller bounds that (`Options.max_in_flight`).
+    The number of publishes is unbounded here; the caller bounds it (`Options.max_in_flight`).
     """
 
     def __init__(
@@ -82,19 +83,19 @@ class Publishing:
     ) -> None:
         self.settled: list[PublishSettled] = []
         self.wake_at = math.inf
-        """No later than the next moment `handle_timer` has work; it may be earlier."""
+        """When to call `handle_timer`; this may be earlier than it has work to do."""
         self._options = options
         self._statistics = statistics
         self._random = random
         self._outbox = outbox
-        # In the order they were made, which is the order of sending and sending again (A-066).
+        # In the order they were made, which is the order of sending and of sending again (A-066).
         self._pending: dict[Handle, _Pending] = {}
         self._last = 0
         self._connected = False
         self._forbidden: StrataError | None = None
         self._hold_until = -math.inf
         self._held_by: RequestRefused | None = None
-        """The refusal that named this time."""
+        """The refusal that set `_hold_until`."""
 
     def __len__(self) -> int:
         return len(self._pending)
@@ -102,7 +103,7 @@ class Publishing:
     def add(
         self, packet_id: str, canonical: bytes, *, timeout: float, now: float, given: float | None = None
     ) -> Handle:
-        """Begin to publish a packet given by its canonical bytes; it is sent once a connection is there."""
+        """Begin to publish a packet given by its canonical bytes; it is sent once there is a connection."""
         self._last += 1
         handle = Handle(f"p{self._last}")
         frame = wire.encode(wire.Publish(packet=Raw(canonical), client_msg_id=handle))
@@ -116,22 +117,22 @@ class Publishing:
         return handle
 
     def cancel(self, handle: Handle) -> None:
-        """Forget a publish nobody waits for. The relay may have stored the packet, or may yet."""
+        """Forget a publish. The relay may have stored the packet, or may still store it."""
         self._pending.pop(handle, None)
 
     def connection_made(self, now: float, *, forbidden: StrataError | None = None) -> None:
         """Send, or send again, everything that has no answer (R-194).
 
-        `forbidden` says why this session must not publish (R-291); then all ends with that.
+        `forbidden` is why this session must not publish (R-291), if so; then every publish ends with it.
         """
         self._connected = True
         self._forbidden = forbidden
         self._send_all(now)
 
     def authorize(self, now: float, *, forbidden: StrataError | None) -> None:
-        """The session has been authenticated: packets refused for lack of that go out again.
+        """Note that the session is authenticated: packets refused for lack of that are sent again.
 
-        It has another budget from now on.
+        The session has a new budget from now on.
         """
         self._forbidden = forbidden
         self._hold_until, self._held_by = -math.inf, None
@@ -142,14 +143,14 @@ class Publishing:
         self._send_all(now)
 
     def give_up(self, error: StrataError) -> None:
-        """Authentication has failed: the relay's refusals stand, and `error` is their cause."""
+        """Note that authentication failed: the relay's refusals stand, with `error` as their cause."""
         for handle, pending in list(self._pending.items()):
             if pending.parked and pending.refusal is not None:
                 pending.refusal.__cause__ = error
                 self._refuse(handle, pending.refusal)
 
     def connection_lost(self) -> None:
-        """No answer will come to the packets in flight: they wait for the next connection."""
+        """Make the packets in flight wait for the next connection: no answer to them will come."""
         self._connected = False
         self._forbidden = None
         for pending in self._pending.values():
@@ -158,9 +159,9 @@ class Publishing:
                 pending.due_at = -math.inf
 
     def receive_ok(self, message: wire.Ok) -> bool:
-        """Settle what the OK answers; false if it answers nothing in progress here.
+        """Settle the publish that the OK answers; false if it answers nothing in progress here.
 
-        An OK for another packet than the one sent is no answer: to believe it would be to take silence for
+        An OK for a packet other than the one sent is not an answer: accepting it would be taking silence for
         success.
         """
         handle = self._find(message.client_msg_id, message.packet_id)
@@ -186,15 +187,15 @@ class Publishing:
     def receive_error(
         self, message: wire.Error, refusal: RequestRefused, now: float, *, park: bool = False
     ) -> bool:
-        """Settle, or put off, what the ERROR answers; false if it answers nothing in progress here.
+        """Settle, or put off, the publish that the ERROR answers; false if it answers none in progress here.
 
-        `park` says that authentication is under way: a packet refused for lack of it waits for the outcome.
+        `park` means that authentication is under way: a packet refused for lack of it waits for the outcome.
         """
         handle = self._find(message.client_msg_id, None)
         if handle is None:
             return False
         pending = self._pending[handle]
-        # A second answer, to a packet sent twice: only the first one counts while the next is awaited.
+        # A second answer to a packet sent twice: only the first one counts.
         if not pending.in_flight:
             return True
         retry = refusal.retry
@@ -203,7 +204,7 @@ class Publishing:
             pending.parked = True
             return True
         if retry is Retry.AUTHENTICATE and pending.anonymous:
-            # The relay judged it before it knew us; the answers may overtake each other (R-133).
+            # The relay judged it before it had authenticated us; answers may overtake each other (R-133).
             self._put_off(pending, refusal, now)
             self._send_if_due(handle, pending, now)
             return True
@@ -212,19 +213,19 @@ class Publishing:
             return True
         delay = self._delay(refusal, pending.attempts)
         in_time = now + delay < pending.deadline
-        # A relay that asks for a longer wait than anybody has time for has refused this packet alone.
+        # A wait longer than any caller would accept is a refusal of this packet only.
         is_bearable = in_time or (refusal.retry_after or 0) <= MAX_RETRY_AFTER_SECONDS
         if retry is Retry.LATER and is_bearable and _is_about_the_session(refusal):
             self._hold(refusal, now + delay)
         if not in_time:
-            self._refuse(handle, refusal)  # it could not be sent again in time: say why, not merely when
+            self._refuse(handle, refusal)  # too late to send it again; a timeout would not say why
             return True
         pending.attempts += 1
         self._put_off(pending, refusal, now + delay)
         return True
 
     def handle_timer(self, now: float) -> None:
-        """Expire publishes out of time, send those that are due, and set `wake_at` anew."""
+        """Expire publishes that are out of time, send those that are due, and reset `wake_at`."""
         self.wake_at = math.inf
         for handle, pending in list(self._pending.items()):
             if now >= pending.deadline:
@@ -295,12 +296,12 @@ class Publishing:
         self.settled.append(PublishSettled(handle, refusal))
 
     def _delay(self, refusal: RequestRefused, attempts: int) -> float:
-        """R-338: at least as long as the relay asked for, and never all at the same moment."""
+        """The wait before sending again: at least what the relay asked for, with jitter (R-338)."""
         base, cap = self._options.backoff_base, self._options.backoff_cap
         return retry_delay(attempts, refusal.retry_after, base=base, cap=cap, random=self._random)
 
     def _find(self, client_msg_id: str | None, packet_id: str | None) -> Handle | None:
-        """Which publish an answer is for. A plain relay may not echo `client_msg_id` (R-136)."""
+        """The publish that an answer is for. A plain relay may not echo `client_msg_id` (R-136)."""
         if client_msg_id is not None:
             handle = Handle(client_msg_id)
             return handle if handle in self._pending else None
@@ -313,23 +314,23 @@ class Publishing:
 
 
 def _is_about_the_session(refusal: RequestRefused) -> bool:
-    """Whether the budget that is used up is that of all publishes, and not of an author or a type alone.
+    """Whether the budget that is used up is that of all publishes, and not only of an author or a type.
 
-    RFC-0004 has no names for budgets. This project's relay names that of a session, as every limit of one, by
-    a detail that ends so (`publish_limit`), and others otherwise (`trust_budget`).
+    RFC-0004 has no names for budgets. In this project's relay, the detail for any limit of a session ends in
+    `_limit` (`publish_limit`), and other details do not (`trust_budget`).
     """
     return refusal.detail is None or refusal.detail.endswith("_limit")
 
 
 def _said_again(refusal: RequestRefused, wait: float) -> RequestRefused:
-    """What the relay has said of another packet, and what is left of the wait that it asked for."""
+    """The refusal that the relay gave for another packet, with what is left of the wait it asked for."""
     return RequestRefused(
         refusal.code, refusal.reason, detail=refusal.detail, retry_after=max(1, math.ceil(wait))
     )
 
 
 def _downgrade(annotations: dict[str, object] | None) -> str | None:
-    """The origin a relay says it credits a packet with (R-209)."""
+    """The origin that a relay says it credits a packet with (R-209)."""
     finding = (annotations or {}).get("provenance")
     effective = finding.get("effective_origin_type") if type(finding) is dict else None
     return effective if type(effective) is str else None

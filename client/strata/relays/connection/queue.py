@@ -1,4 +1,4 @@
-"""What has arrived for one subscription and waits for its consumer: a bounded queue, no I/O."""
+"""The bounded queue of events that wait for one subscription's consumer: no I/O."""
 
 # Core: no I/O, no clock, no randomness (held by tests/test_layout.py).
 
@@ -24,36 +24,36 @@ class QueuedEvent(NamedTuple):
 
     packet: Raw
     received_at: int
-    """As `possible_time` gives it."""
+    """As `possible_time` returns it."""
     cursor: str | None
     live: bool | None
     annotations: dict[str, object] | None = None
-    """What the relay says about the packet beside it (R-209)."""
+    """The relay's annotations on the packet (R-209)."""
     arrived_at: float = 0.0
-    """When it came in, on the connection's clock."""
+    """When it arrived, on the connection's clock."""
     size_bytes: int = 0
-    """How much came: cursor and annotations may be larger than the packet."""
+    """The size of the whole message: cursor and annotations may be larger than the packet."""
     by_receipt: bool = False
-    """The relay was asked to apply the bounds on the time of receipt."""
+    """Whether the relay was asked to apply the bounds on the time of receipt."""
 
 
 def possible_time(received_at: int) -> int:
-    """The time of an event, as far as a number of JSON can be a time (R-012).
+    """The time of an event, clamped to the safe integers of JSON (R-012).
 
-    A relay may send any integer, and what is behind this takes none that has no place in 64 bits.
+    A relay may send any integer, and later stages accept only those that fit into 64 bits.
     """
     return min(max(received_at, -canonical.MAX_SAFE_INTEGER), canonical.MAX_SAFE_INTEGER)
 
 
 class EventQueue:
-    """Events, and word of resets between two of them, in the order they came.
+    """Events, and notices of resets between them, in the order they arrived.
 
-    It refuses nothing: whoever puts asks `is_full` or `has_room_for`, and leaves the stream (`Stream`).
+    `put` refuses nothing: the producer (`Stream`) checks `is_full` or `has_room_for`, and leaves the feed.
     """
 
     def __init__(self, options: Options) -> None:
         self.size_bytes = 0
-        """What the events take; a reset takes nothing."""
+        """The size of the events; a reset counts as nothing."""
         self._most_events = options.queue_events
         self._most_bytes = options.queue_bytes
         self._waiting: deque[QueuedEvent | LogReset] = deque()
@@ -66,12 +66,12 @@ class EventQueue:
         return (event for event in self._waiting if isinstance(event, QueuedEvent))
 
     def put(self, event: QueuedEvent | LogReset) -> None:
-        """Add what came last."""
+        """Add an event at the end."""
         self._waiting.append(event)
         self.size_bytes += _size_of(event)
 
     def take(self) -> QueuedEvent | LogReset | None:
-        """What came first, or None."""
+        """Remove and return the first event, or None."""
         if not self._waiting:
             return None
         event = self._waiting.popleft()
@@ -85,11 +85,11 @@ class EventQueue:
 
     @property
     def is_full(self) -> bool:
-        """Whether the next event would be one too many, in number or in bytes."""
+        """Whether there is no room for another event, in number or in bytes."""
         return len(self._waiting) >= self._most_events or self.size_bytes >= self._most_bytes
 
     def has_room_for(self, events: int) -> bool:
-        """Whether so many, at least one, can be asked for; how many bytes those will take, nobody knows."""
+        """Whether this many events, at least one, may be requested; their size is not known in advance."""
         return len(self._waiting) + events <= self._most_events and self.size_bytes <= self._most_bytes // 2
 
 

@@ -1,4 +1,4 @@
-"""A relay as a program sees it: publish, subscribe, look packets up."""
+"""A relay as a program sees it: publish, subscribe, look up packets."""
 
 from __future__ import annotations
 
@@ -41,24 +41,24 @@ from strata.relays.connection.values import (
 __all__ = ["PacketRelay"]
 
 _NEVER = 1 << 40
-"""A time to come, and one that fits wherever a relay counts in seconds."""
+"""A time in the far future that still fits wherever a relay stores seconds."""
 _HEAD_EXTENSIONS = frozenset({"history_marker", "received_range"})
 _KEYS_FRESH_SECONDS = 60.0
-"""A stranger's packets make a relay answer about one author's keys this often at most."""
+"""Packets from strangers make a relay answer for one author's keys at most once in this time."""
 
 
 class PacketRelay:
-    """One relay, kept connected until `close`: packets alone. Belongs to one event loop.
+    """One relay, kept connected until `close`; packets only. Belongs to one event loop.
 
-    What programs get by `strata.connect` is `strata.Relay`, which opens channels too.
+    `strata.connect` returns `strata.Relay`, which also opens channels.
 
-    After a cut it connects again: packets without an answer are published again, and subscriptions go on
-    where they stood. Once the relay refuses for good (an absence is no refusal), every call raises
-    `ConnectionFailed`. `changed` is called when a connection came or went. It is opened once: calls before
-    that, and opening it again, raise `RuntimeError`.
+    After a lost connection it reconnects: packets without an answer are published again, and subscriptions
+    resume where they stopped. Once the relay refuses permanently (being unreachable is not a refusal), every
+    call raises `ConnectionFailed`. `changed` is called when a connection is made or lost. It can be opened
+    once: calls before that, and opening it again, raise `RuntimeError`.
 
-    Connections that share `met` (DIDs of relays and their addresses) answer no challenge of one among them
-    that another one passes on.
+    Connections that share `met` (DIDs of relays and their addresses) do not answer a challenge of one of
+    their relays that another relay forwards.
     """
 
     def __init__(
@@ -110,10 +110,10 @@ class PacketRelay:
     # Opening and closing.
 
     async def open(self) -> Self:
-        """Connect, and authenticate with `authenticate="always"`. Cancelling closes everything again.
+        """Connect, and authenticate if `authenticate="always"`. Cancelling closes everything again.
 
-        Raises `ConnectionFailed`: at once if trying again cannot help, else after `connect_timeout`;
-        what `authenticate` raises; `IdentityError` and `OSError` for a pin file that cannot be read.
+        Raises `ConnectionFailed` (at once if retrying cannot help, else after `connect_timeout`), whatever
+        `authenticate` raises, and `IdentityError` or `OSError` for a pin file that cannot be read.
         """
         self._driver.prepare()
         try:
@@ -126,10 +126,10 @@ class PacketRelay:
         return self
 
     async def close(self) -> None:
-        """Close the connection and leave nothing behind: no task, timer or socket. Idempotent.
+        """Close the connection and release every task, timer and socket. Idempotent.
 
-        Publishes and subscriptions still waiting raise `Closed`. Takes at most `close_timeout` and a second;
-        after cancelling, the closing goes on by itself for as long.
+        Publishes and subscriptions still waiting raise `Closed`. Takes at most a second longer than
+        `close_timeout`. If cancelled, closing continues in the background for up to that long.
         """
         self._driver.stop(Closed("the relay connection was closed"))
         await self._keys.close()
@@ -151,13 +151,14 @@ class PacketRelay:
     async def authenticate(self, *, timeout: float | None = None) -> Authenticated:
         """Prove the connection's identity to the relay; returns once the relay has said AUTH_OK.
 
-        Seldom needed: `Options.authenticate` does it where a relay demands it. From now on it is done on
-        every new connection before anything else is sent. Cancelling leaves it under way.
+        Seldom needed: by default (`Options.authenticate`) the client authenticates when a relay requires it.
+        After this call, every new connection authenticates before it sends anything else. Cancelling does not
+        stop the authentication.
 
         Raises `RequestRefused` if the relay refuses, `RequestTimeout` if it does not answer within `timeout`
-        seconds (default `Options.connect_timeout`), `InvalidMessage` if it is not the relay expected or its
+        seconds (default `Options.connect_timeout`), `InvalidMessage` if it is not the expected relay or its
         challenge must not be signed, `IdentityError` if the identity cannot sign, `ValueError` without an
-        identity, `Closed`, `ConnectionFailed`.
+        identity or with `authenticate="never"`, `Closed`, `ConnectionFailed`.
         """
         self._driver.check_open()
         check_timeout(timeout)
@@ -174,19 +175,21 @@ class PacketRelay:
         timeout: float | None = None,
         on_stored: Callable[[], None] | None = None,
     ) -> Published:
-        """Hand a packet to the relay; returns once the relay has stored it durably.
+        """Publish a packet; returns once the relay has stored it durably.
 
-        `on_stored` is called then too: what a pool has to tell earlier than it returns. What it raises, this
-        raises, though the packet is stored.
+        `on_stored` is called just before that. It exists for pools, whose own publish returns later. If it
+        raises, so does this method, although the packet is stored.
 
-        It is sent as often as it takes, over as many connections as it takes, within `timeout` seconds
-        (default `Options.publish_timeout`). With `Options.max_in_flight` in progress, the next waits first.
+        The packet is sent as many times, and over as many connections, as necessary within `timeout` seconds
+        (default `Options.publish_timeout`). While `Options.max_in_flight` publishes are in progress, the next
+        one waits.
 
-        Raises `RequestRefused` if the relay refuses it for good or cannot take it in time (its cause says why
-        authentication did not help, where that was tried), `MissingCapability` if the relay does not let the
-        authenticated session publish, `RequestTimeout` if it did not answer in time, `InvalidPacket` if it is
-        larger than the relay says it takes, `Closed`, `ConnectionFailed`. After a timeout or cancelling, the
-        packet may be stored or not; publishing the same packet again is safe, for a relay keeps it once.
+        Raises `RequestRefused` if the relay refuses permanently or cannot take the packet in time (if
+        authentication was tried, the cause says why it did not help), `MissingCapability` if the relay does
+        not let the authenticated session publish, `RequestTimeout` if it did not answer in time,
+        `InvalidPacket` if the packet is larger than the relay says it accepts, `Closed`, `ConnectionFailed`.
+        After a timeout or cancellation the packet may or may not be stored. Publishing the same packet again
+        is safe, because a relay stores it once.
         """
         self._driver.check_open()
         check_packet(packet)
@@ -224,10 +227,10 @@ class PacketRelay:
     async def post(
         self, content: Mapping[str, object], *, expires_at: int | None = None, timeout: float | None = None
     ) -> Published:
-        """Sign `content` with the connection's identity, as of now, and `publish` it.
+        """Sign `content` with the connection's identity and the current time, and `publish` it.
 
-        Raises what `publish` and `packets.build` raise, and `ValueError` without an identity. A retry after a
-        timeout makes another packet; to repeat the same one, build it and use `publish`.
+        Raises what `publish` and `packets.build` raise, and `ValueError` without an identity. Another call
+        after a timeout makes a new packet; to retry the same packet, build it and use `publish`.
         """
         if self._identity is None:
             raise ValueError("posting needs an identity: connect(url, identity=...)")
@@ -237,10 +240,10 @@ class PacketRelay:
     # Reading.
 
     def subscribe(self, **options: Unpack[SubscribeOptions]) -> Subscription:
-        """Stored packets that match, and with `live` the new ones after them; `SubscribeOptions` tells each.
+        """Read stored packets that match and then, with `live`, new ones. The options: `SubscribeOptions`.
 
-        The request goes out at once. Raises `ValueError` for options no relay could serve, `TypeError` for
-        options that do not exist, `Closed`, `ConnectionFailed`.
+        The request is sent at once. Raises `ValueError` for options that no relay could serve, `TypeError`
+        for options that do not exist, `Closed`, `ConnectionFailed`.
         """
         self._driver.check_open()
         on_log_reset = options.pop("on_log_reset", None)
@@ -250,7 +253,7 @@ class PacketRelay:
         return Subscription(Feed(self._driver, query, self._keys), self._inspector(query), on_log_reset)
 
     def fetch(self, **options: Unpack[FetchOptions]) -> Subscription:
-        """Stored packets that match, at most `limit`, read page by page; ends when there are no more.
+        """Read stored packets that match, at most `limit`, page by page; ends when there are no more.
 
         The same as `subscribe` with `live=False`.
         """
@@ -265,10 +268,10 @@ class PacketRelay:
         until: int | None = None,
         timeout: float | None = None,
     ) -> Delivery | None:
-        """The packet with this id, or None if the relay does not have it.
+        """Return the packet with this id, or None if the relay does not have it.
 
-        A relay without the `packet_ids` addition is read through until the packet turns up (A-048): narrow
-        that by `authors`, `since` and `until` where they are known.
+        If the relay lacks the `packet_ids` extension, its history is read until the packet is found (A-048):
+        pass `authors`, `since` and `until` to narrow the search where they are known.
 
         Raises `RequestTimeout` after `timeout` seconds (default `Options.history_timeout`), and what
         iterating a subscription raises.
@@ -290,10 +293,11 @@ class PacketRelay:
     async def find(
         self, packet_ids: Iterable[str], *, types: Iterable[str] | str = (), since: int | None = None
     ) -> AsyncGenerator[Delivery, None]:
-        """Those of these packets that the relay has, in any order.
+        """Yield those of these packets that the relay has, in any order.
 
-        By the shortest way it announces: the filter by id, HTTP, else reading its history since then, newest
-        first, until all have turned up (C-285). Raises what iterating a subscription raises, `OSError`.
+        Uses the fastest way that the relay announces: the filter by id, or HTTP. Otherwise it reads the
+        history from `since` on, newest first, until all are found (C-285). Raises `OSError`, and what
+        iterating a subscription raises.
         """
         wanted = texts("packet_ids", packet_ids)
         extensions = frozenset() if self.announced is None else self.announced.extensions
@@ -337,22 +341,22 @@ class PacketRelay:
                 yield delivery
 
     async def head(self) -> str | None:
-        """A cursor behind all that the relay has now: `subscribe` with it gives what comes from now on.
+        """Return the cursor just past everything the relay has now, for a `subscribe` to new packets only.
 
-        None for a relay that does not mark the end of history or cannot search by the time of receipt: it
-        has no such cursor to give. A relay that is away is waited for. Raises what iterating a subscription
-        raises. Cancelling leaves nothing behind.
+        None for a relay that does not mark the end of history or cannot search by time of receipt: it cannot
+        give such a cursor. Waits for a relay that is not connected. Raises what iterating a subscription
+        raises. Cancelling ends the request.
         """
         self._driver.check_open()
         announced = self.announced
         if announced is not None and not announced.extensions >= _HEAD_EXTENSIONS:
             return None
-        # Nothing matches these, at a plain relay either. Where nothing does, the marker names the head.
+        # Nothing matches these, not even on a plain relay. If nothing matches, the marker names the head.
         query = Query(since=_NEVER, received_since=_NEVER, live=False)
         feed = Feed(self._driver, query, self._keys)
         async with Subscription(feed, self._inspector(query)) as nothing:
             async for _ in nothing:
-                pass  # only a relay that does not keep to the filters
+                pass  # only a relay that ignores the filters
         return feed.position
 
     # Looking.
@@ -364,13 +368,13 @@ class PacketRelay:
 
     @property
     def statistics(self) -> Statistics:
-        """What has happened since opening, as a copy that stays as it is."""
+        """Counts since opening, as a copy that does not change."""
         current = self._driver.statistics
         return replace(current, refusals=dict(current.refusals))
 
     @property
     def is_connected(self) -> bool:
-        """Whether there is a connection at this moment."""
+        """Whether there is a connection now."""
         return self._driver.announced is not None
 
     @property
@@ -380,40 +384,40 @@ class PacketRelay:
 
     @property
     def max_packet_bytes(self) -> int | None:
-        """The largest packet the relay says it takes; None between connections, or if it does not say."""
+        """The largest packet the relay says it accepts; None between connections, or if it does not say."""
         announced = self._driver.announced
         return None if announced is None else announced.max_packet_bytes
 
     @property
     def announced(self) -> Announced | None:
-        """What the relay now connected says about itself; None between connections."""
+        """What the connected relay says about itself; None between connections."""
         return self._driver.announced
 
     @property
     def session(self) -> Authenticated | None:
-        """Whom the relay takes this connection for and what it may do; None while it is anonymous."""
+        """The identity and capabilities the relay grants this connection; None while it is anonymous."""
         return self._driver.session
 
     @property
     def latest_time(self) -> float | None:
-        """The time by the relay's clock, at the latest, in Unix seconds; it is earlier by minutes at most.
+        """An upper bound of the relay's time, in Unix seconds; late by a few minutes at most.
 
-        None while the relay has sent no challenge, by which it is known.
+        None until the relay has sent a challenge, from which it is computed.
         """
         return self._driver.latest_time
 
     @property
     def relay_id(self) -> str | None:
-        """The relay's DID, as it is expected or was first shown; None while neither is so (R-298)."""
+        """The relay's DID, as expected or as first shown; None until either is known (R-298)."""
         return self._driver.relay_id
 
     # Authors' keys.
 
     async def _is_genuine(self, packet: Packet) -> bool:
-        """Whether its author signed a packet that came inside another one, by the keys of its own time.
+        """Whether a packet that came inside another one was signed by its author, with the keys of its time.
 
-        The relay is asked for the author's keys if it was not within the last minute. With `resolve_keys`
-        off the key in the author's DID counts alone. Raises what a subscription raises, `RequestTimeout`.
+        Asks the relay for the author's keys unless it did so within the last minute. With `resolve_keys` off,
+        only the key in the author's DID counts. Raises `RequestTimeout`, and what a subscription raises.
         """
         if self._ring is None:
             try:
@@ -432,7 +436,7 @@ class PacketRelay:
         return Inspector(query, self._options, self._driver.statistics, self._ring)
 
     async def _identity_packets(self, authors: tuple[str, ...]) -> AsyncIterator[tuple[Packet, int]]:
-        """Every identity packet the relay has of these authors (R-073), whoever signed it."""
+        """Yield every identity packet the relay has of these authors (R-073), with signatures unchecked."""
         self._driver.check_open()
         self._driver.statistics.key_fetches += 1
         query = Query(authors=authors, types=tuple(sorted(IDENTITY_TYPES)), live=False)

@@ -1,30 +1,32 @@
 """One subscription across any number of connections: no I/O, no clock.
 
-The consumer is promised every matching packet once and in the relay's order. Three things carry that:
+The consumer is promised every matching packet once and in the relay's order. This rests on three things:
 
-*The position.* `_position` is the last cursor queued. Whatever cuts the stream, reading goes on strictly
-after it (R-154). Events are queued in the order the relay sends them, so nothing up to it is missing.
+*The position.* `_position` is the last cursor queued. Whatever interrupts the stream, reading resumes
+strictly after it (R-154). Events are queued in the order the relay sends them, so nothing up to it is
+missing.
 
-*The wire id.* Every SUBSCRIBE uses a fresh `subscription_id`. What still arrives for an old one is of a
-stream that was left, and is ignored: it will come again after the position.
+*The wire id.* Every SUBSCRIBE uses a fresh `subscription_id`. Events that still arrive for an old one belong
+to a stream that was left, and are ignored: they will come again after the position.
 
-*The window.* Ids handed on are remembered (`Inspector`), so where a stream must overlap, repeats are dropped.
+*The window.* Delivered ids are remembered (`Inspector`), so where streams must overlap, repeats are dropped.
 
     WAITING ──SUBSCRIBE──▶ HISTORY ──▶ LIVE          WAITING: not on the wire, because there is no connection,
        ▲                      │   ◀──    │                    the queue has no room, or the relay said later.
        └──────────────────────┴──────────┘           ENDED:   nothing more will be queued.
 
-History is read in pages, each after the last one's cursor, each asked for when the queue has room for it.
-Then `gapless` (A-067) gives one live stream in which every event has its cursor. When the queue is full the
-stream is left, and taken up again from the position, by pages, once the consumer has made room: the relay's
-store is the buffer, and nothing else on the connection waits.
+History is read in pages. Each page starts after the cursor of the last one, and is requested when the queue
+has room for it. Then `gapless` (A-067) gives one live stream in which every event has its cursor. When the
+queue is full, the stream is left, and resumed from the position, by pages, once the consumer has made room:
+the relay's store is the buffer, and nothing else on the connection waits.
 
-Each page is left before the next is asked for, so live packets that come amid them belong to a later page. A
-relay that marks the end of history (A-047) says when it is complete. A plain one does not, and may give fewer
-than asked (A-043): only an empty page, ended by silence, proves that history is done, and that last
-subscription then stays, live since it was made (A-045). This assumes what RFC-0004 does not state, that a
-plain relay sends history before live events. Its live events need not carry cursors; after half a window of
-those the subscription is made anew from the position, so that the overlap after a cut fits the window.
+Each page is left before the next is requested, so live packets that arrive in between belong to a later page.
+A relay that marks the end of history (A-047) says when history is complete. A plain relay does not, and may
+give fewer packets than requested (A-043): only an empty page, ended by silence, proves that history is
+complete. That last subscription then stays open, and has been live since it was made (A-045). This assumes
+what RFC-0004 does not state, that a plain relay sends history before live events. Its live events need not
+carry cursors; after half a window of those, the subscription is made anew from the position, so that the
+overlap after a lost connection fits the window.
 """
 
 # Core: no I/O, no clock, no randomness (held by tests/test_layout.py).
@@ -46,13 +48,13 @@ from strata.relays.connection.values import RESUME_MARGIN_SECONDS, Announced, Lo
 __all__ = ["Phase", "Stream"]
 
 _MAX_RESETS = 3
-"""How often in a row, with nothing in between, a relay may say that it has lost the place asked for."""
+"""How often in a row, with no event in between, a relay may say that it has lost the position."""
 _KEYS_ROOM = 4
-"""How many times the usual number of events may wait while the keys for the first are fetched."""
+"""How many times the usual number of events may wait while keys for the first one are fetched."""
 
 
 class Phase(enum.Enum):
-    """Where a subscription stands with the relay."""
+    """The state of a subscription with the relay."""
 
     WAITING = enum.auto()
     HISTORY = enum.auto()
@@ -71,8 +73,8 @@ _MOVES: dict[Phase, frozenset[Phase]] = {
 class Stream:
     """The protocol state of one subscription, over all connections, and its bounded queue.
 
-    `outbox` is the connection's list of frames to send. The owner hands in what arrives for `wire_id`, takes
-    events out with `take`, and looks at `phase` and `error` when the queue is empty.
+    `outbox` is the connection's list of frames to send. The owner passes in what arrives for `wire_id`, takes
+    events with `take`, and checks `phase` and `error` when the queue is empty.
     """
 
     def __init__(
@@ -93,7 +95,7 @@ class Stream:
         self.wake_at = math.inf
         """When `handle_timer` has work to do."""
         self.awaits_keys = False
-        """Whether the consumer can take nothing until the relay has told it an author's keys."""
+        """Whether the consumer can take nothing until the relay has given it an author's keys."""
         self._name = name
         self._options = options
         self._statistics = statistics
@@ -124,7 +126,7 @@ class Stream:
     # What the application does.
 
     def take(self) -> QueuedEvent | LogReset | None:
-        """The next queued event, or word of a reset between two, or None. The caller must call `taken`."""
+        """Take the next queued event or `LogReset`, if any. The caller must then call `taken`."""
         return self._queue.take()
 
     def waiting(self) -> Iterator[QueuedEvent]:
@@ -132,7 +134,7 @@ class Stream:
         return iter(self._queue)
 
     def taken(self, *, delivered: bool, now: float) -> None:
-        """The event last taken was handed on, or dropped. Goes on reading where room was wanting."""
+        """Note that the event last taken was delivered, or dropped; resume reading if that awaited room."""
         self._delivered += delivered
         if self._delivered == self.query.limit:
             self._queue.clear()
@@ -150,20 +152,20 @@ class Stream:
 
     @property
     def position(self) -> str | None:
-        """Behind what it has read, queued events included; None where the relay has given no cursor."""
+        """The cursor after what was read, queued events included; None if the relay has given none."""
         return self._position
 
     @property
     def must_pause(self) -> bool:
-        """Whether reading from the socket has to stop for this subscription's sake.
+        """Whether reading from the socket must stop because of this subscription.
 
-        Only for a relay that never gave a cursor: without a position to come back to, unread events would be
-        lost. Everything else on the connection waits meanwhile, publishes included.
+        True only for a relay that never gave a cursor: without a position to resume from, unread events would
+        be lost. Everything else on the connection waits meanwhile, publishes included.
         """
         if self.wire_id is None or self._position is not None:
             return False
         if self.awaits_keys:
-            # What the consumer waits for comes over this very connection: let the queue grow meanwhile.
+            # The keys that the consumer waits for come over this connection: let the queue grow meanwhile.
             return len(self._queue) >= _KEYS_ROOM * self._options.queue_events
         return self._queue.is_full
 
@@ -177,10 +179,10 @@ class Stream:
         clock_offset: float = 0.0,
         forbidden: StrataError | None = None,
     ) -> None:
-        """A relay is there: go on after the position.
+        """Note a new connection: resume after the position.
 
-        `clock_offset` is by how much Unix time is ahead of `now`. `forbidden` says why this session must not
-        subscribe (R-291): then the subscription ends with that.
+        `clock_offset` is Unix time minus `now`. `forbidden` is why this session must not subscribe (R-291),
+        if so; then the subscription ends with it.
         """
         self._announced = announced
         self._clock_offset = clock_offset
@@ -189,24 +191,24 @@ class Stream:
         self._subscribe_if_possible(now)
 
     def authorize(self, now: float, *, forbidden: StrataError | None) -> None:
-        """The session has been authenticated: ask again, if the relay had wanted that."""
+        """Note that the session is authenticated: subscribe again, if that was refused for lack of it."""
         self._forbidden = forbidden
         self._anonymous = self.wire_id is not None
         self._parked = None
         self._subscribe_if_possible(now)
 
     def give_up(self, error: StrataError) -> None:
-        """Authentication has failed: the relay's refusal stands, and `error` is its cause."""
+        """Note that authentication failed: the relay's refusal stands, with `error` as its cause."""
         if self._parked is not None:
             self._parked.__cause__ = error
             self.close(self._parked)
 
     def learn(self, announced: Announced) -> None:
-        """The relay has announced more; the next SUBSCRIBE makes use of it."""
+        """Note that the relay has announced more extensions; the next SUBSCRIBE uses them."""
         self._announced = announced
 
     def connection_lost(self) -> None:
-        """The stream broke off. What is queued stays; the rest will be read after the position."""
+        """Note a lost connection. Queued events stay; the rest will be read after the position."""
         self._announced = None
         self._forbidden = self._parked = None
         self._behind = True
@@ -216,27 +218,27 @@ class Stream:
             self._move(Phase.WAITING)
 
     def receive_event(self, message: wire.Event, now: float, size_bytes: int) -> None:
-        """Queue an event that came for `wire_id`, or leave the stream where it does not belong.
+        """Queue an event for `wire_id`, or leave the stream if the event belongs to a later page.
 
-        `size_bytes` is that of the whole message.
+        `size_bytes` is the size of the whole message.
         """
         self._refusals = self._resets = 0
         cursor = message.cursor
         if self.phase is Phase.LIVE and cursor is not None and not self._gapless and not self._marked:
-            # A plain relay's live event with a cursor, or its history after a long silence: nothing tells
-            # them apart, and to take it for history costs one empty page.
+            # A plain relay's live event with a cursor, or its history after a long silence: they cannot be
+            # distinguished, and treating it as history costs one empty page.
             self._caught_up = False
             self._move(Phase.HISTORY)
         if not self._gapless and self.phase is Phase.HISTORY:
             if cursor is None and not self._marked:
                 # Historical events carry a cursor (R-153), so this one is live and the page is over. Only an
-                # empty page says that nothing is left between the position and here.
+                # empty page shows that nothing is left between the position and this event.
                 if self._page_events or not self.query.live:
                     self._end_page(now)
                     return
                 self._catch_up()
             elif self._page_events == self._page_limit:
-                # More than was asked for: live, or a relay without limits. The next page has it in order.
+                # More than requested: live, or a relay that ignores limits. The next page has it in order.
                 self._end_page(now)
                 return
         self._enqueue(message, now, size_bytes)
@@ -256,7 +258,7 @@ class Stream:
             self._resubscribe(now)
 
     def receive_end_of_history(self, message: wire.EndOfHistory, now: float) -> None:
-        """The relay has sent the history asked for; `complete` says whether that was all of it."""
+        """Note the end of the requested history; `message.complete` says whether that was all of it."""
         self._refusals = self._resets = 0
         if self.phase is not Phase.HISTORY:
             return
@@ -272,9 +274,10 @@ class Stream:
             self._resubscribe(now)
 
     def receive_error(self, refusal: RequestRefused, now: float, *, park: bool = False) -> None:
-        """The relay refused the SUBSCRIBE: start elsewhere, try later, or end with the refusal.
+        """Handle a refused SUBSCRIBE: start elsewhere, try later, or end with the refusal.
 
-        `park` says that authentication is under way: a refused SUBSCRIBE waits for the outcome.
+        `park` means that authentication is under way: a SUBSCRIBE refused for lack of it waits for the
+        outcome.
         """
         self.wire_id = None
         if refusal.retry is Retry.AUTHENTICATE and (park or self._anonymous):
@@ -293,7 +296,7 @@ class Stream:
         self._subscribe_if_possible(now)
 
     def handle_timer(self, now: float) -> None:
-        """Judge a silence that has lasted long enough, or try again when that is due."""
+        """Act on a silence that has lasted long enough, or try again when that is due."""
         if now < self.wake_at:
             return
         self.wake_at = math.inf
@@ -308,7 +311,7 @@ class Stream:
                 self._finish_history()
 
     def excuse(self, now: float) -> None:
-        """The same after a time in which nobody listened: then the relay's silence says nothing."""
+        """Like `handle_timer`, after a pause in reading: the relay's silence then means nothing."""
         if now >= self.wake_at and self.phase is Phase.HISTORY:
             self._watch(now)
         else:
@@ -332,8 +335,8 @@ class Stream:
         announced = self._announced
         self._marked = "history_marker" in announced.extensions
         self._by_receipt = "received_range" in announced.extensions
-        # A gapless stream sends history faster than it can be left, and events sent in vain come twice. So if
-        # the relay marks the end of history, pages come first.
+        # A gapless stream sends history faster than it can be left, and what is sent in vain is sent twice.
+        # So if the relay marks the end of history, pages come first.
         self._gapless = self._can_be_gapless and not (self._behind and self._marked)
         limit = None if self._gapless else self._next_page_limit(announced)
         if limit == 0 or not self._queue.has_room_for(limit or max(1, self._options.queue_events // 2)):
@@ -376,9 +379,9 @@ class Stream:
         self._subscribe_if_possible(now)
 
     def _end_page(self, now: float) -> None:
-        """A plain relay's page is over; history may not be."""
+        """End a page of a plain relay; there may be more history."""
         if not self._has_moved():
-            # It gave events and no new position: it does not page, so this is all there is.
+            # It sent events but no new position: it does not page, so this is all there is.
             self._finish_history()
         else:
             self._resubscribe(now)
@@ -395,7 +398,7 @@ class Stream:
         self._move(Phase.LIVE)
 
     def _watch(self, now: float) -> None:
-        """How long silence may last in this phase before it means something."""
+        """Set until when silence may last in this phase before it means something."""
         if self._gapless:
             self.wake_at = math.inf  # silence means there is nothing; the keepalive judges the connection
         else:
@@ -404,12 +407,11 @@ class Stream:
             )
 
     def _has_moved(self) -> bool:
-        """Whether the page has led to a new position: a relay that leads back, or nowhere, would be asked for
-        ever."""
+        """Whether the page has led to a new position; else a relay could be asked in a circle forever."""
         return self._position != self._asked_position and not self._circle.closes(self._position)
 
     def _turn_back(self, refusal: RequestRefused) -> bool:
-        """Go on from the last place that is good; False where there is none."""
+        """Resume from the last good place; False if there is none."""
         self._circle = Circle()
         lost = self._asked_position
         if refusal.detail != "log_reset" or lost is None:
@@ -428,10 +430,10 @@ class Stream:
         return True
 
     def _fall_back(self) -> bool:
-        """R-339: the relay knows the cursor no more, so start at a time no later than any packet missed.
+        """Start at a time no later than any packet missed: the relay no longer knows the cursor (R-339).
 
-        False where there is nothing to fall back to: a walk from new to old, or a cursor of the caller's
-        without a time beside it.
+        False if there is nothing to fall back to: the order is descending, or the caller gave a cursor
+        without a time.
         """
         floor = self.query.cursor_fallback_since
         if self._newest_received_at is not None:
@@ -460,7 +462,7 @@ class Stream:
             self._by_receipt,
         )
         self._queue.put(event)
-        # Where a relay's clock is ahead, what it receives once that is set right must not be passed over.
+        # If a relay's clock is ahead and then corrected, what it receives afterwards must not be skipped.
         by_now = min(received_at, int(now + self._clock_offset))
         self._newest_received_at = max(self._newest_received_at or 0, by_now)
         if message.cursor is None:
@@ -473,7 +475,7 @@ class Stream:
         self._without_cursor = 0
 
     def _next_page_limit(self, announced: Announced) -> int:
-        """How many packets to ask for: none while those queued may already reach the query's limit."""
+        """How many packets to request: none while those queued may already reach the query's limit."""
         limit = self._options.page_events
         if self.query.limit is not None and self.query.is_served_by(announced):
             limit = min(limit, self.query.limit - self._delivered - len(self._queue))
@@ -485,8 +487,8 @@ class Stream:
         if refusal.retry in (Retry.NEVER, Retry.AUTHENTICATE):
             return True
         if refusal.retry_after is not None and refusal.retry_after > MAX_RETRY_AFTER_SECONDS:
-            return True  # better told now than waited for in silence
-        # Coming back frees no place among our own.
+            return True  # better raised now than waited for in silence
+        # These count our own subscriptions, so waiting frees no place.
         return refusal.detail in ("too_many_subscriptions", "too_many_filter_bytes")
 
     def _delay(self, refusal: RequestRefused) -> float:

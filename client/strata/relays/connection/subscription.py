@@ -17,7 +17,7 @@ __all__ = ["Subscription"]
 _log = logging.getLogger("strata.relay")
 
 _EVENTS_PER_TURN = 32
-"""Events handed on before other tasks get their turn: about 3 ms of verifying."""
+"""Events processed before other tasks get their turn: about 3 ms of verifying."""
 
 
 class Subscription:
@@ -26,16 +26,17 @@ class Subscription:
         async for delivery in relay.subscribe(types=["POST"]):
             ...
 
-    Packets are verified as they are asked for, so verifying goes at the consumer's pace. The queue behind the
-    subscription is bounded (`Options.queue_events`, `queue_bytes`). When the queue is full, the subscription
-    leaves the relay's feed, and reads on from the relay's store once there is room; nothing else on the
-    connection waits. The whole connection waits only for a relay that gave no cursor to come back to.
+    Each packet is verified when the consumer asks for it, so verification keeps to the consumer's pace. The
+    queue behind the subscription is bounded (`Options.queue_events`, `queue_bytes`). When the queue is full,
+    the subscription leaves the relay's feed, and continues from the relay's store once there is room; nothing
+    else on the connection waits. Only if the relay gave no cursor to resume from does the whole connection
+    wait.
 
-    A relay may lose the end of its log: its operator puts an older backup back. The subscription then says so
-    (`on_log_reset`) and goes on from the last good place.
+    A relay may lose the end of its log, when its operator restores an older backup. The subscription then
+    calls `on_log_reset` and continues from the last good place.
 
-    The subscription ends, with UNSUBSCRIBE, by `aclose`, by leaving its `async with` block, and when nothing
-    refers to it any more, as after `break` in the loop above.
+    The subscription ends, with UNSUBSCRIBE, at `aclose`, at the end of its `async with` block, and when
+    nothing refers to it any more, as after `break` in the loop above.
     """
 
     def __init__(
@@ -45,25 +46,26 @@ class Subscription:
         self._feed = feed
         self._inspector = inspector
         self._receiving = False
-        self._candidate: Candidate | None = None  # taken, and not judged before its author's keys are here
+        self._candidate: Candidate | None = None  # taken, but not yet judged: its author's keys are missing
         self._taken = 0
         self._closed = False
 
     @property
     def query(self) -> Query:
-        """What the subscription is for."""
+        """The query that the subscription was made for."""
         return self._feed.query
 
     def __aiter__(self) -> Self:
         return self
 
     async def __anext__(self) -> Delivery:
-        """The next packet. Cancelling loses nothing, nor does an error: the next call goes on.
+        """Return the next packet. Neither cancelling nor an error loses a packet: the next call continues.
 
-        Raises `RequestRefused` if the relay refuses the subscription for good, `MissingCapability` if it does
-        not let the authenticated session subscribe, `RequestTimeout` if promised history or an author's keys
-        do not come, `ConnectionFailed` if the relay cannot be reached any more, `Closed` if the relay
-        connection was closed on this side; each only after the packets that had arrived were handed on.
+        Raises `RequestRefused` if the relay refuses the subscription permanently, `MissingCapability` if it
+        does not let the authenticated session subscribe, `RequestTimeout` if promised history or an author's
+        keys do not arrive, `ConnectionFailed` if the relay cannot be reached any more, and `Closed` if the
+        relay connection was closed on this side. An error that ends the subscription is raised only after the
+        packets that had arrived were delivered.
         """
         if self._receiving:
             raise RuntimeError("another task is already receiving from this subscription")
@@ -96,7 +98,7 @@ class Subscription:
                 if delivery is KEYS_WANTED:
                     await feed.fetch_keys(candidate)
                     continue
-                # No await from here to the return: a packet taken is a packet handed on.
+                # No await from here to the return, so that a packet that was taken is always delivered.
                 self._candidate = None
                 feed.taken(delivered=delivery is not None)
                 if delivery is not None:
@@ -113,11 +115,11 @@ class Subscription:
         raise StopAsyncIteration
 
     def end(self) -> None:
-        """Ask the relay for nothing more; what has arrived can still be taken, then iteration stops."""
+        """Request nothing more; packets that have arrived can still be taken, and then iteration stops."""
         self._feed.end()
 
     async def aclose(self) -> None:
-        """End at once: iteration stops and what has arrived is dropped. Idempotent; never waits."""
+        """End at once: iteration stops and packets that have arrived are dropped. Idempotent; never waits."""
         self._closed = True
         self._feed.end()
         self._feed.arrived.set()
@@ -135,8 +137,8 @@ class Subscription:
         await self.aclose()
 
     def __del__(self) -> None:
-        # `break` tells an asynchronous iterator nothing, so the relay learns of it here. The collector may
-        # run in any thread, and after the loop is closed.
+        # An asynchronous iterator is not notified of `break`, so UNSUBSCRIBE is sent from here. The collector
+        # may run in any thread, and after the loop is closed.
         if not getattr(self, "_closed", True) and not self._feed.has_ended:
             try:
                 self._feed.end_soon()

@@ -1,4 +1,4 @@
-"""What a relay connection takes and gives: plain values, no I/O."""
+"""The values that a relay connection takes and returns: plain data, no I/O."""
 
 # Core: no I/O, no clock, no randomness (held by tests/test_layout.py).
 
@@ -29,21 +29,21 @@ __all__ = [
 ]
 
 RESUME_MARGIN_SECONDS = DEFAULT_MAX_PACKET_AGE_SECONDS + MAX_FUTURE_SECONDS
-"""How much older than its arrival a packet's timestamp may be, with both clocks' error (A-042): whoever goes
-on from a time, without a cursor, begins so much earlier."""
+"""How much older than its arrival a packet's timestamp may be, with the error of both clocks (A-042). A
+reader that resumes from a time, without a cursor, starts this much earlier."""
 
 Order = Literal["asc", "desc"]
 
 
 @dataclass(frozen=True, slots=True)
 class Published:
-    """The relay's word that a packet is durably stored (A-058)."""
+    """The relay's confirmation that a packet is durably stored (A-058)."""
 
     packet_id: str
     received_at: int | None
     """When the relay first saw the packet, in Unix seconds; None if it did not say."""
     duplicate: bool = False
-    """The relay had the packet already: a success like any other (A-056)."""
+    """The relay already had the packet: a success like any other (A-056)."""
     queued: bool = False
     """Stored, but without effect yet (R-190)."""
     downgraded_to: str | None = None
@@ -52,15 +52,15 @@ class Published:
 
 @dataclass(frozen=True, slots=True)
 class Delivery:
-    """One verified packet, as a subscription hands it on."""
+    """One verified packet, as a subscription delivers it."""
 
     packet: Packet
     received_at: int
     """When the relay first saw the packet, in Unix seconds: the time to judge age and keys by (R-105)."""
     cursor: str | None
-    """The position after this packet, to go on from in another session; None where the relay gave none."""
+    """The position after this packet, to resume from in another session; None if the relay gave none."""
     live: bool | None
-    """Whether the packet came in after the subscription had caught up; None if the relay does not say."""
+    """Whether the packet arrived after the subscription had caught up; None if the relay does not say."""
     origin_type: str | None = None
     """The origin its media may be credited with: the lower of the author's claim and the relay's finding
     (R-212). None if the packet claims none. `packet` is always as its author signed it."""
@@ -68,48 +68,48 @@ class Delivery:
 
 @dataclass(frozen=True, slots=True)
 class LogReset:
-    """The relay's log has lost its end: an older copy was put in its place.
+    """Notice that the relay's log has lost its end: it was replaced by an older copy.
 
-    The relay has no longer all that it had acknowledged, and may lack packets that this program never saw.
-    Reading goes on behind the last good place; what was handed on before is not handed on again, as far as
-    `Options.dedup_packets` reaches.
+    The relay no longer has everything that it acknowledged, and may have lost packets that this program never
+    saw. Reading continues after the last good place. Packets that were already delivered are not delivered
+    again, as far back as `Options.dedup_packets` reaches.
     """
 
     lost: str
-    """The cursor that is good no more: where this subscription stood."""
+    """The cursor that is no longer valid: the position of this subscription."""
     cursor: str | None
-    """The last good place, where the relay knows it: reading goes on behind it."""
+    """The last good place, after which reading continues; None if the relay does not know it."""
     since: int | None
-    """Otherwise reading goes on with packets of this time, in Unix seconds."""
+    """If `cursor` is None, reading continues with packets of this time on, in Unix seconds."""
 
 
 @dataclass(frozen=True, slots=True)
 class Announced:
-    """What a relay says about itself when a connection is made. The default is a plain RFC-0004 relay."""
+    """What a relay says about itself on a connection. The default is a plain RFC-0004 relay."""
 
     extensions: frozenset[str] = frozenset()
     max_packet_bytes: int | None = None
     relay_id: str | None = None
-    """The DID the relay's manifest gives. It proves nothing (R-346): AUTH is held to the pin."""
+    """The DID in the relay's manifest. It proves nothing (R-346): AUTH is checked against the pin."""
 
 
 @dataclass(frozen=True, slots=True)
 class Authenticated:
-    """Whom the relay takes a session for, by its own word (R-293)."""
+    """The identity that the relay has confirmed for a session (R-293)."""
 
     author_id: str
     capabilities: frozenset[str] | None
-    """What the session may do, and nothing else (R-291); None where the relay enforces no capabilities."""
+    """All that the session may do (R-291); None if the relay does not enforce capabilities."""
 
     def allows(self, capability: str) -> bool:
-        """Whether an action that takes this capability may be attempted."""
+        """Whether an action that needs this capability may be attempted."""
         return self.capabilities is None or capability in self.capabilities
 
 
 class PacketSelection(TypedDict, total=False):
     """Which packets to read: the keyword options that every `fetch` and `subscribe` takes.
 
-    Values inside one filter are alternatives, filters combine with AND, and an empty filter restricts nothing
+    The values of one filter are alternatives, filters combine with AND, and an empty filter restricts nothing
     (A-051). Times are Unix seconds and inclusive.
     """
 
@@ -122,16 +122,16 @@ class PacketSelection(TypedDict, total=False):
     since: int | None
     """The earliest timestamp of a packet."""
     until: int | None
-    """The latest timestamp of a packet; only for reading that ends."""
+    """The latest timestamp of a packet; only for queries that end."""
     received_since: int | None
-    """The earliest time at which the relay received a packet. One that it got from another relay counts by
-    when it came here, and shows when that one had it (`Delivery.received_at`), which may be earlier."""
+    """The earliest time at which the relay received a packet. For a packet from another relay, this is when
+    it came to this relay. Its `Delivery.received_at` is when the other relay had it, which may be earlier."""
     received_until: int | None
     """The latest time at which the relay received a packet."""
     order: Order
-    """By time of receipt: `asc`, or `desc` for reading that ends."""
+    """By time of receipt: `asc`, or `desc` for queries that end."""
     limit: int | None
-    """The most packets to hand on in all; only for reading that ends."""
+    """The most packets to deliver in all; only for queries that end."""
 
 
 class FetchOptions(PacketSelection, total=False):
@@ -140,27 +140,27 @@ class FetchOptions(PacketSelection, total=False):
     cursor: str | None
     """Start strictly after this position (`Delivery.cursor`), rather than at the oldest packet."""
     cursor_fallback_since: int | None
-    """The `since` to use if the relay does not know `cursor` any more."""
+    """The `since` to use if the relay no longer knows `cursor`."""
     on_log_reset: Callable[[LogReset], None]
-    """Called when the relay's log has lost its end: after the packets before that were handed on and before
-    those behind it are. Unless given, a warning is logged. What it raises, iterating raises."""
+    """Called when the relay's log has lost its end, between the packets delivered before that point and those
+    after it. Without it, a warning is logged. What it raises, iteration raises."""
 
 
 class SubscribeOptions(FetchOptions, total=False):
     """The keyword options of `Relay.subscribe`."""
 
     live: bool
-    """Whether to go on with new packets once the stored ones are read; True unless given."""
+    """Whether to continue with new packets after the stored ones; True by default."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Query:
-    """Which packets a subscription is for, where it starts and where it ends: `SubscribeOptions` as a value.
+    """Which packets a subscription reads, where it starts and where it ends: `SubscribeOptions` as a value.
 
-    `since` and `until` are about the packet's own timestamp, `received_since` and `received_until` about the
-    relay's; `until` bounds history alone (A-042).
+    `since` and `until` bound the packet's own timestamp, `received_since` and `received_until` the relay's
+    time of receipt; `until` bounds history only (A-042).
 
-    Raises `ValueError` on construction for a query that no relay could serve, and `TypeError` for a member of
+    Construction raises `ValueError` for a query that no relay could serve, and `TypeError` for a member of
     another type.
     """
 
@@ -177,13 +177,13 @@ class Query:
     limit: int | None = None
     live: bool = True
     not_via: tuple[str, ...] = ()
-    """For relays that replicate: leave out what the relay got from these relays."""
+    """For relays that replicate: leave out packets that the relay received from these relays."""
     replication_profile: str | None = None
-    """For relays that replicate: what kind of packets they ask for (RFC-0007 §6.2)."""
+    """For relays that replicate: the kind of packets they request (RFC-0007 §6.2)."""
 
     @classmethod
     def of(cls, options: PacketSelection, known: type = SubscribeOptions) -> Self:
-        """The query that keyword options ask for. Raises `TypeError` for an option that `known` has not."""
+        """The query for these keyword options. Raises `TypeError` for an option that `known` lacks."""
         members: dict[str, Any] = {**options}
         unknown = members.keys() - known.__annotations__.keys()
         if unknown:
@@ -205,8 +205,8 @@ class Query:
         if self.limit is not None and self.limit < 1:
             raise ValueError("limit must be at least 1")
         if self.live and (self.limit is not None or self.until is not None or self.order != "asc"):
-            # `until` does not bind live packets (R-148), but it binds history, and a live packet missed
-            # during a cut comes back as history: together, the two would lose packets.
+            # `until` does not bound live packets (R-148), but it bounds history, and a live packet that was
+            # missed during a lost connection comes back as history: together, the two would lose packets.
             raise ValueError("limit, until and descending order are for queries that end: pass live=False")
         for packet_id in self.packet_ids:
             if not is_content_id(packet_id):
@@ -215,11 +215,12 @@ class Query:
     def filters(
         self, announced: Announced, *, cursor: str | None, since: int | None, limit: int | None
     ) -> wire.Filters:
-        """The filters as sent. Additive ones go only to relays that announced them (A-048, A-050)."""
+        """The filters to send. Those of extensions go only to relays that announced them (A-048, A-050)."""
         by_id = "packet_ids" in announced.extensions
         by_receipt = "received_range" in announced.extensions
         if self.received_since is not None and not by_receipt:
-            # Such a relay has taken nothing older by then: without a bound it would send all that it has.
+            # A packet received since then is no older than this. Without a bound, such a relay would send all
+            # that it has.
             since = max(since or 0, self.received_since - RESUME_MARGIN_SECONDS)
         return wire.Filters(
             authors=list(self.authors) or None,
@@ -236,17 +237,18 @@ class Query:
         )
 
     def is_served_by(self, announced: Announced) -> bool:
-        """Whether the relay applies every filter itself, so that all it sends is wanted."""
+        """Whether the relay applies every filter itself, so that everything it sends is wanted."""
         return (not self.packet_ids or "packet_ids" in announced.extensions) and (
             (self.received_since is None and self.received_until is None)
             or "received_range" in announced.extensions
         )
 
     def matches(self, packet: Packet, received_at: int, *, by_receipt: bool = False) -> bool:
-        """Whether the packet was asked for (R-166).
+        """Whether the packet matches the query (R-166).
 
-        With `by_receipt` the relay was asked to apply `received_since`. It goes by when the packet came to
-        it; `received_at` is when the first relay of a federation had it, which may be earlier.
+        `by_receipt` means that the relay was asked to apply `received_since`, so it is not checked here: the
+        relay applies it to the time at which the packet came to that relay. `received_at` is when the first
+        relay of a federation had the packet, which may be earlier.
         """
         return (
             (not self.authors or packet.author_id in self.authors)
@@ -261,55 +263,56 @@ class Query:
 
 @dataclass(slots=True)
 class Statistics:
-    """What has happened on one relay connection since it was opened. Every number only grows."""
+    """Counts of what has happened on one relay connection since it was opened. They only grow."""
 
     connections: int = 0
     connections_lost: int = 0
     connections_failed: int = 0
-    """Attempts that did not become a connection."""
+    """Attempts to connect that failed."""
     authentications: int = 0
-    """Sessions the relay has confirmed as authenticated."""
+    """Sessions that the relay has confirmed as authenticated."""
     authentications_refused: int = 0
     authentications_timed_out: int = 0
     challenges_refused: int = 0
-    """Challenges not signed, because they were malformed or of another relay than expected (R-298)."""
+    """Challenges not signed, because they were malformed or from a relay other than expected (R-298)."""
     challenges_short: int = 0
-    """Challenges with less time left than the minute a relay owes (R-273): a fault of the relay's."""
+    """Challenges that left less time than the minute that a relay must give (R-273): a fault of the relay."""
     publishes: int = 0
     publishes_acknowledged: int = 0
     publishes_duplicate: int = 0
-    """Acknowledged with `duplicate`: the relay had the packet before."""
+    """Publishes acknowledged with `duplicate`: the relay already had the packet."""
     publishes_refused: int = 0
     publishes_timed_out: int = 0
     publishes_repeated: int = 0
-    """Packets sent again for want of an answer, after a refusal that may pass, or on a new connection."""
+    """Packets sent again after no answer, after a temporary refusal, or on a new connection."""
     events_received: int = 0
     events_delivered: int = 0
     events_repeated: int = 0
-    """Packets a subscription had handed on before, dropped (R-116)."""
+    """Packets dropped because the subscription had already delivered them (R-116)."""
     events_invalid: int = 0
-    """Packets whose schema or key failed, dropped (R-336)."""
+    """Packets dropped because their schema or key check failed (R-336)."""
     events_tampered: int = 0
-    """Packets that are not what their author signed, dropped: the id or the signature fails. A packet
+    """Packets dropped because they are not what their author signed: the id or the signature fails. A packet
     that the relay downgraded with an annotation does not count (R-342)."""
     events_forged: int = 0
-    """Tampered and invalid packets that the relay alone can account for: the id fails, or the signature does
-    by the keys that this relay has told in full. It may also fail for want of the author's newer keys."""
+    """Those tampered and invalid packets that only the relay can be responsible for: the id fails, or the
+    signature fails although this relay has given all keys of the author. Without that, a signature may also
+    fail because newer keys are missing."""
     events_expired: int = 0
-    """Packets received after their own `expires_at`, dropped (R-337)."""
+    """Packets dropped because the relay received them after their own `expires_at` (R-337)."""
     events_unasked: int = 0
-    """Packets outside the filter, dropped (R-166)."""
+    """Packets dropped because they are outside the filter (R-166)."""
     events_unclaimed: int = 0
-    """Events of no open subscription: unsolicited (R-174), or late ones of a subscription that was left."""
+    """Events of no open subscription: unsolicited (R-174), or late events of a subscription that was left."""
     messages_invalid: int = 0
-    """Messages that RFC-0004 does not know, and answers to no request."""
+    """Messages that RFC-0004 does not define, and answers to no request."""
     key_fetches: int = 0
     """Times the relay was asked for authors' key events (R-075)."""
     log_resets: int = 0
-    """Times the relay's log had lost the place where a subscription stood (`LogReset`)."""
+    """Times the relay's log had lost the position of a subscription (`LogReset`)."""
     cursor_fallbacks: int = 0
-    """Cursors that a relay knew no more: reading went on from a time."""
+    """Cursors that a relay no longer knew, so that reading continued from a time."""
     subscriptions_deferred: int = 0
     """Times a subscription left the relay's feed because its consumer was slower."""
     refusals: dict[str, int] = field(default_factory=dict)
-    """ERRORs by code; `other` stands for what is no code, and for what comes after 256 of them."""
+    """ERRORs by code; `other` counts overlong codes, and all new codes after the first 256."""

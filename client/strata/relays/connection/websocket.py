@@ -1,9 +1,9 @@
-"""WebSocket connections that can be closed and dropped at any time, whatever has become of them.
+"""WebSocket connections that can be closed and aborted at any time, whatever their state.
 
-An asyncio transport that is closed with something left to send, and then gets rid of it, forgets its loop
-without noting that it has ended (CPython 3.11). Its `abort` raises `AttributeError` from then on, where it
-does nothing after any other end. A peer that closes amid a large message and reads on leads there, as a relay
-does that makes way for another. `close` and `send` of the WebSocket library pass the error on.
+An asyncio transport that is closed with data left to send, and then sends it, drops its loop without noting
+that it has ended (CPython 3.11). From then on its `abort` raises `AttributeError`, where after any other end
+it does nothing. This happens when a peer closes in the middle of a large message and reads on, as a relay
+does that makes way for another. `close` and `send` of the WebSocket library propagate the error.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ __all__ = ["ClientSocket", "open_websocket"]
 
 
 class ClientSocket(ClientConnection):
-    """A connection of the WebSocket library, which has an end that nothing more can be done to."""
+    """A connection of the WebSocket library whose transport can safely be closed again after its end."""
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Called by the transport, once."""
@@ -27,7 +27,7 @@ class ClientSocket(ClientConnection):
 
 
 class _Ended(asyncio.Transport):
-    """Stands for a transport that has ended: it can still be asked, and closed again."""
+    """Stands in for a transport that has ended: it can still be queried, and closed again."""
 
     def __init__(self, ended: asyncio.Transport) -> None:
         super().__init__()
@@ -40,11 +40,11 @@ class _Ended(asyncio.Transport):
         return True
 
     def close(self) -> None:
-        """It is closed."""
+        """Do nothing: the transport is closed."""
 
     def abort(self) -> None:
-        """It is closed."""
+        """Do nothing: the transport is closed."""
 
 
 open_websocket = partial(connect, create_connection=ClientSocket)
-"""Connect: as `websockets.asyncio.client.connect`."""
+"""Connect, like `websockets.asyncio.client.connect`."""

@@ -1,13 +1,13 @@
 """Many relays as one: publish to several, read from several, and know which ones to rely on.
 
-A program uses `pool` and `subscription`. They are asyncio shells, as are their parts: `relays` (who is
-connected), `link` (one connection), `publisher`, `reading` (what feeds a subscription), `checks` (pings,
-probes, presence) and `scorekeeper` (what is thought of relays, kept in `score_file`). `older_ids` keeps
-packet ids on disk.
+Programs use `pool` and `subscription`. They are asyncio shells, as are their parts: `relays` (which relays
+are connected), `link` (one connection), `publisher`, `reading` (feeds a subscription), `checks` (pings,
+probes, presence) and `scorekeeper` (scores of relays, kept in `score_file`). `older_ids` keeps packet ids on
+disk.
 
-What they rest on has no I/O: `membership` says which relays to use, `publish_plan` where a packet goes,
-`merging` what is handed on, `presence` and `sweeping` what to look for, `probes` what to ask at random,
-`reputation` what to think of the answers, `profiles` how much to show of oneself.
+The modules beneath them have no I/O: `membership` decides which relays to use, `publish_plan` where a packet
+goes, `merging` what is delivered, `presence` and `sweeping` what to look for, `probes` what to ask at random,
+`reputation` how to rate the answers, and `profiles` how much to reveal to relays.
 """
 
 from __future__ import annotations

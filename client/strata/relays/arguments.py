@@ -1,7 +1,7 @@
-"""Judging what a program passes: an error names the argument and says what belongs there.
+"""Checking the arguments of a program: an error names the argument and says what it must be.
 
-Types are checked where a wrong one would be found late, elsewhere or never: a time as a float, a lone string
-where several belong, an option as text. `ValueError` is for values, `TypeError` for types.
+Types are checked where a wrong one would be noticed late, elsewhere or never: a time as a float, a single
+string instead of several, an option as text. `ValueError` is for values, `TypeError` for types.
 """
 
 # Core: no I/O, no clock, no randomness (held by tests/test_layout.py).
@@ -34,11 +34,15 @@ _OPTIONS: dict[str, tuple[str, tuple[type, ...]]] = {
     "int": ("a whole number", (int,)),
     "str | None": ("a string or None", (str, type(None))),
 }
-"""What an option's annotation asks for, in words and in types; others are told by whoever uses them."""
+"""What an option's annotation requires, in words and in types. Options with other annotations are not checked
+here."""
 
 
 def texts(name: str, values: object) -> tuple[str, ...]:
-    """The strings of an argument, each once; a lone string means itself, not its letters."""
+    """The strings of an argument, each once; a single string means itself, not its letters.
+
+    Raises `TypeError` for anything else.
+    """
     if isinstance(values, str):
         return (values,)
     if isinstance(values, bytes) or not isinstance(values, Iterable):
@@ -58,7 +62,7 @@ def check_authors(authors: Iterable[str]) -> None:
 
 
 def check_connecting(url: object, identity: object) -> None:
-    """Raise `TypeError` for what no connection can be made with. Opening tells whether the URL is one."""
+    """Raise `TypeError` for arguments of the wrong type. Whether the URL is one is checked on opening."""
     if not isinstance(url, str):
         raise TypeError(f"url must be a string, as ws://127.0.0.1:7447/strata, not {_shown(url)}")
     if identity is not None and not (hasattr(identity, "did") and hasattr(identity, "sign")):
@@ -66,7 +70,7 @@ def check_connecting(url: object, identity: object) -> None:
 
 
 def check_packet(packet: object) -> None:
-    """Raise `TypeError` for what is no packet."""
+    """Raise `TypeError` unless this is a packet."""
     if not isinstance(packet, Packet):
         raise TypeError(
             f"packet must be a Packet, not {type(packet).__name__}: `post` signs content, and `Packet.read` "
@@ -75,7 +79,7 @@ def check_packet(packet: object) -> None:
 
 
 def check_timeout(timeout: object) -> None:
-    """Raise for a timeout that is neither None nor a number of seconds; one that is past is a short one."""
+    """Raise `TypeError` or `ValueError` unless this is None or a number of seconds, which may be negative."""
     if timeout is not None and (isinstance(timeout, bool) or not isinstance(timeout, int | float)):
         raise TypeError(f"timeout must be a number of seconds, not {_shown(timeout)}")
     if isinstance(timeout, float) and math.isnan(timeout):
@@ -83,20 +87,23 @@ def check_timeout(timeout: object) -> None:
 
 
 def check_whole(name: str, value: int | None, what: str) -> None:
-    """Raise `TypeError` for an argument that is neither a whole number nor None."""
+    """Raise `TypeError` unless the argument is a whole number or None."""
     if value is not None and type(value) is not int:
         hint = ": use int(…)" if isinstance(value, float) else ""
         raise TypeError(f"{name} must be {what} as a whole number, not {_shown(value)}{hint}")
 
 
 def check_text(name: str, value: object, *, may_be_none: bool = True) -> None:
-    """Raise `TypeError` for an argument that is not a string, nor None where it may be."""
+    """Raise `TypeError` unless the argument is a string, or None if `may_be_none`."""
     if not isinstance(value, str) and (value is not None or not may_be_none):
         raise TypeError(f"{name} must be a string, not {_shown(value)}")
 
 
 def check_options(options: object, *, may_be_zero: Collection[str] = ()) -> None:
-    """Judge every option of a dataclass by its annotation; numbers must be positive."""
+    """Check every option of a dataclass against its annotation; numbers must be positive.
+
+    Raises `TypeError` and `ValueError`.
+    """
     for field in fields(cast(Any, options)):
         value = getattr(options, field.name)
         wanted = _OPTIONS.get(str(field.type))
@@ -108,11 +115,11 @@ def check_options(options: object, *, may_be_zero: Collection[str] = ()) -> None
         if isinstance(value, bool) or not isinstance(value, int | float):
             continue
         least = 0 if field.name in may_be_zero else math.ulp(0.0)
-        if not value >= least:  # nor NaN
+        if not value >= least:  # also refuses NaN
             raise ValueError(f"{field.name} must be positive, not {value}")
 
 
 def _shown(value: object) -> str:
-    """The value, as far as a sentence has room for it."""
+    """The value as text, cut to fit into a sentence."""
     text = repr(value)
     return text if len(text) <= 80 else f"{text[:79]}…"

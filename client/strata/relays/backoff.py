@@ -1,4 +1,4 @@
-"""How long to wait before trying again: full jitter, pure (R-338, R-339)."""
+"""How long to wait before trying again: full jitter, as pure functions (R-338, R-339)."""
 
 # Core: no I/O, no clock, no randomness (held by tests/test_layout.py).
 
@@ -9,7 +9,7 @@ from collections.abc import Callable
 __all__ = ["MAX_RETRY_AFTER_SECONDS", "Backoff", "after_retry_after", "full_jitter", "retry_delay"]
 
 MAX_RETRY_AFTER_SECONDS = 3600
-"""The longest wait without a deadline of its own; a relay that asks for a longer one has refused."""
+"""The longest wait for requests that have no deadline; a relay that asks for a longer one has refused."""
 
 _MAX_DOUBLINGS = 32
 _SPREAD = 0.2
@@ -17,24 +17,24 @@ _FOREVER_SECONDS = 2**31
 
 
 def full_jitter(attempt: int, *, base: float, cap: float, random: Callable[[], float]) -> float:
-    """Seconds to wait before attempt number `attempt` (from 0): even over [0, min(cap, base·2^attempt)).
+    """Seconds to wait before attempt number `attempt` (from 0), uniform over [0, min(cap, base·2^attempt)).
 
-    The whole interval is drawn from, so that clients cut off together do not come back together.
-    `random` gives values in [0, 1).
+    The wait is drawn from the whole interval, so that clients that were disconnected together do not
+    reconnect together. `random` gives values in [0, 1).
     """
     return random() * min(cap, base * 2.0 ** min(attempt, _MAX_DOUBLINGS))
 
 
 def after_retry_after(retry_after: int, *, random: Callable[[], float]) -> float:
-    """Seconds to wait when the peer said when to come back: never less, up to a fifth more (R-338)."""
-    # Whatever integer a peer sends: below zero, or beyond what a float can hold.
+    """Seconds to wait if the peer said how long: never less, and up to a fifth more (R-338)."""
+    # A peer may send any integer: a negative one, or one too large for a float.
     return min(max(retry_after, 0), _FOREVER_SECONDS) * (1.0 + _SPREAD * random())
 
 
 def retry_delay(
     attempt: int, retry_after: int | None, *, base: float, cap: float, random: Callable[[], float]
 ) -> float:
-    """Seconds to wait before a request goes out again: no less than the peer has asked for, if it has."""
+    """Seconds to wait before a request is sent again: at least what the peer asked for, if it did."""
     backoff = full_jitter(attempt, base=base, cap=cap, random=random)
     return backoff if retry_after is None else max(backoff, after_retry_after(retry_after, random=random))
 
@@ -57,5 +57,5 @@ class Backoff:
         return delay
 
     def reset(self) -> None:
-        """Begin again from the shortest wait, after a connection that was worth having."""
+        """Start again from the shortest wait, after a successful connection."""
         self._attempt = 0

@@ -1,16 +1,16 @@
-"""The bootstrap file: the relays and identities a client knows at the start (R-347, R-055).
+"""The bootstrap file: the relays and identities that a client knows at the start (R-347, R-055).
 
-One JSON object; every member is optional, and those not known here are ignored, so that a relay and its
-clients may be given the same file:
+One JSON object. Every member is optional, and unknown members are ignored, so that a relay and its clients
+can use the same file:
 
     relays              where to start: `ws` or `wss` URLs, or relay URIs in either form (`relays.uris`); an
-                        object may add `relay_id`, the DID that relay must show before AUTH (R-298)
-    did_documents       DID documents, trusted as they stand (A-021)
+                        object may add `relay_id`, the DID that the relay must show before AUTH (R-298)
+    did_documents       DID documents, trusted as they are (A-021)
     did_docs            `{"did": …, "did_doc_hash": …}`: documents to fetch, trusted by their hash
     keys                DID → Ed25519 key in base58btc multibase, for DIDs without a document (R-048)
     clock_skew_seconds  60 to 300; anything else counts as 300 (R-064)
 
-A JSON array is the same as an object with `relays` alone. Nothing here touches the network.
+A JSON array means an object with only `relays`. This module does not use the network.
 """
 
 from __future__ import annotations
@@ -43,26 +43,26 @@ class KnownRelay:
     url: str
     """Its ws or wss URL."""
     relay_id: str | None = None
-    """The DID it must show before a challenge of its is signed (`Options.relay_id`); None: not known."""
+    """The DID that it must show before its challenge is signed (`Options.relay_id`); None if unknown."""
     label: str | None = None
     """A name to show."""
 
 
 @dataclass(frozen=True, slots=True)
 class Bootstrap:
-    """What the file says; the default is that of no file."""
+    """The content of the file; by default nothing is known."""
 
     relays: tuple[KnownRelay, ...] = ()
     documents: Mapping[str, tuple[DidDocument, ...]] = field(default_factory=dict)
     keys: Mapping[str, bytes] = field(default_factory=dict)
     pointers: Mapping[str, str] = field(default_factory=dict)
-    """DID → the hash of its document, which is to be fetched (`strata.relays.resolver`)."""
+    """DID → the hash of its document, which must be fetched (`strata.relays.resolver`)."""
     clock_skew_seconds: int = DEFAULT_CLOCK_SKEW_SECONDS
 
     def anchors(self, *fetched: DidDocument) -> Anchors:
-        """The identities trusted beforehand, for `strata.connect(anchors=…)`.
+        """The identities trusted in advance, for `strata.connect(anchors=…)`.
 
-        `fetched` are documents that `pointers` named and a resolver has found.
+        `fetched` are the documents that `pointers` names, as found by a resolver.
         """
         documents = dict(self.documents)
         for document in fetched:
@@ -73,7 +73,7 @@ class Bootstrap:
 
 
 def read_bootstrap(path: str | os.PathLike[str]) -> Bootstrap:
-    """Read the file. Raises `OSError`, and `ValueError` with the first thing that is wrong with it."""
+    """Read the file. Raises `OSError`, and `ValueError` that names the first fault in the file."""
     with Path(path).open("rb") as file:
         raw = file.read(_MAX_BYTES + 1)
     try:
@@ -83,7 +83,7 @@ def read_bootstrap(path: str | os.PathLike[str]) -> Bootstrap:
 
 
 def parse_bootstrap(raw: bytes) -> Bootstrap:
-    """The same of bytes at hand. Raises `ValueError`."""
+    """Parse the content of a bootstrap file. Raises `ValueError` that names the first fault."""
     if len(raw) > _MAX_BYTES:
         raise ValueError(f"larger than {_MAX_BYTES} bytes")
     try:
@@ -114,7 +114,7 @@ def _list(members: Mapping[str, object], name: str) -> list[object]:
 
 
 def _each(name: str, items: Sequence[Any], read: Any) -> tuple[Any, ...]:
-    """Read every item, and say of a bad one which it is."""
+    """Read every item; an error says which item is bad."""
     found = []
     for number, item in enumerate(items):
         try:

@@ -1,4 +1,4 @@
-"""Noticing that places lead in a circle, as those of a relay that says "more" for ever."""
+"""Detecting that positions go in a circle, as those of a relay that says "more" forever."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ __all__ = ["Circle"]
 
 
 class Circle:
-    """Looks at one place after the other. It keeps one of them, and another one after twice as many each
-    time: that is enough for any circle (Brent)."""
+    """Detects a circle in a sequence of places. It keeps one place, and replaces it at each power of two,
+    which is enough for any circle (Brent)."""
 
     __slots__ = ("_kept", "_number")
 
@@ -16,7 +16,7 @@ class Circle:
         self._number = 0
 
     def closes(self, place: str | None) -> bool:
-        """Whether this place was there before; in a circle, once it was gone round a few times at most."""
+        """Whether this place has occurred before; a circle is noticed after a few rounds at most."""
         if place == self._kept:
             return True
         self._number += 1

@@ -1,25 +1,26 @@
-"""What one relay has done, and the standing that it has earned by that: no I/O, no clock.
+"""One relay's conduct, and the standing that follows from it: no I/O, no clock.
 
-A client's pool keeps this of every relay that it knows, and a relay of every peer that it reads from: the
-same offences, weighed and forgotten in the same way. Nobody tells anybody else (R-340).
+A client's pool keeps this for every relay that it knows, and a relay for every peer that it reads from, with
+the same offences, weights and time limits. It is not shared with others (R-340).
 
-Whatever is observed is counted in buckets of an hour, and those of the last seven days make the score:
+Observations are counted in buckets of an hour. The buckets of the last seven days make the score:
 
     score        = integrity · uptime · (0.7 · quickness + 0.3 · capacity)          in [0, 1]
     integrity    = validity · consistency
     validity     = (good + 20) / (good + 20 + 20 · bad)      packets verified, and those that were
-                                                             forged, malformed or falsely dated
+                                                             forged, malformed or misdated
     consistency  = (found + 20) / (found + 20 + 20 · denied + 5 · missing)
     uptime       = (good + 2) / (good + bad + 2)             connections and pings
     quickness    = 1 / (1 + mean round trip / 0.5 s)         unknown: 0.5
     capacity     = rate / (rate + 256 KiB/s)                 unknown: 0.5
 
-*Denied* is a packet the relay itself had acknowledged, served or named, *missing* one that others serve. One
-denial of an unknown relay halves its score; a relay with a thousand good answers has more credit. A correctly
-annotated downgrade is no offence (R-342): it is not reported here as bad.
+A *denied* packet is one that the relay itself had acknowledged, served or named; a *missing* packet is one
+that others serve. One denial halves the score of an unknown relay; a relay with a thousand good answers has
+more credit. A correctly annotated downgrade is not an offence (R-342) and is not reported as bad.
 
-Everything seen lowers the score, but only `Evidence` blacklists at once: what no honest relay brings about,
-however slow, cut off, killed or late it is. The rest is `Suspicion`, and enough of it makes a backup.
+All bad observations lower the score, but only `Evidence` blacklists at once: what no honest relay does,
+however slow, disconnected, killed or late it is. The rest is `Suspicion`, and enough of it makes a relay a
+backup.
 
     honesty      = (verified + 20) / (verified + 20 + 20 · forged) · (found + 20) / (found + 20 + 20 · denied)
 
@@ -29,9 +30,9 @@ however slow, cut off, killed or late it is. The rest is `Suspicion`, and enough
                   ▼
              BLACKLISTED ──sentence served──▶ BACKUP, its offences forgotten, its strikes not
 
-The first sentence is an hour, each further one four times the last, seven days at most. So the third piece of
-evidence blacklists a relay that has done nothing else yet. What *gone* is, the pool says: see
-`strata.relays.pool.reputation`.
+The first sentence is an hour; each further one is four times as long, seven days at most. By the formula,
+three pieces of evidence of one kind, or one of each kind, blacklist a relay that has done nothing else yet.
+`strata.relays.pool.reputation` defines *gone*.
 """
 
 # Core: no I/O, no clock, no randomness (held by tests/test_layout.py).
@@ -56,7 +57,7 @@ __all__ = [
 ]
 
 WINDOW_SECONDS = 7 * 86_400
-"""Older observations do not count (R-341)."""
+"""Observations older than this do not count (R-341)."""
 
 _BUCKET_SECONDS = 3600
 _TO_BACKUP, _TO_ACTIVE = 0.30, 0.40
@@ -68,58 +69,58 @@ _HALF_RATE = 256 * 1024
 
 
 class Standing(enum.StrEnum):
-    """How whoever uses a relay judges it (RFC-0004 §7)."""
+    """The judgement of a relay by a client or peer that uses it (RFC-0004 §7)."""
 
     ACTIVE = "active"
     """Preferred."""
     BACKUP = "backup"
-    """Slow or unsteady, yet of use when the active ones fail."""
+    """Slow or unsteady, but used when the active ones fail."""
     BLACKLISTED = "blacklisted"
-    """Lies: not contacted until its sentence is over. A relay that does not answer is a backup."""
+    """Lying, or gone: not contacted until its sentence is over. A relay that only is silent is a backup."""
 
 
 class Aspect(enum.StrEnum):
-    """What an observation is about."""
+    """The subject of an observation."""
 
     CONNECT = "connect"
     """Attempts to connect that succeeded or failed, and connections lost."""
     PING = "ping"
-    """Signs of life asked for; `value` is the mean round trip in seconds."""
+    """Pings; `value` is the mean round trip in seconds."""
     PUBLISH = "publish"
     """Publishes acknowledged; `value` is the mean round trip in seconds."""
     HISTORY = "history"
-    """Packets of history read; `value` is bytes a second."""
+    """Packets of history read; `value` is the rate in bytes per second."""
     VALIDITY = "validity"
-    """Packets that verified, and packets that the relay has forged (R-342): the id fails, or the signature by
-    keys that the relay itself has told in full."""
+    """Packets that verified, and packets that the relay has forged (R-342): the id fails, or the signature
+    fails although the relay itself has given all keys of the author."""
     FORM = "form"
-    """Malformed messages and packets, and packets whose key does not hold (R-342). A relay of another
-    version, a stranger's packets, or keys not known in full may bring them about."""
+    """Malformed messages and packets, and packets whose key is not valid (R-342). Causes may be a relay of
+    another version, a stranger's packets, or keys that are not all known."""
     CLOCK = "clock"
-    """Packets whose time of receipt cannot be true, as the relay tells it (R-369). Its clock may be wrong."""
+    """Packets with a time of receipt that cannot be true (R-369). The relay's clock may be wrong."""
     PRESENCE = "presence"
-    """Packets looked for at a relay that had acknowledged, served or named them: found, or clearly denied."""
+    """Packets sought at a relay that had acknowledged, served or named them: found, or clearly denied."""
     CONSISTENCY = "consistency"
-    """Packets looked for that several others serve: found, or missing (R-343). Also packets that a relay had
-    acknowledged or served and does not name, where its answer is no clear denial."""
+    """Packets sought that several other relays serve: found, or missing (R-343). Also packets that a relay
+    had acknowledged or served and does not return, if its answer is not a clear denial."""
 
 
 Evidence = Literal[Aspect.VALIDITY, Aspect.PRESENCE]
-"""What is bad here, only a relay that lies brings about: it contradicts a signature, or its own word."""
+"""Offences that only a lying relay commits: it contradicts a signature, or its own statement."""
 
 Suspicion = Literal[
     Aspect.CONNECT, Aspect.PING, Aspect.PUBLISH, Aspect.HISTORY, Aspect.FORM, Aspect.CLOCK, Aspect.CONSISTENCY
 ]
-"""What is bad here, an outage, a slow link, a gap or a difference of versions may bring about too."""
+"""Offences that may also come from an outage, a slow link, a gap or a difference of versions."""
 
 _REACH = (Aspect.CONNECT, Aspect.PING)
 _FORGIVEN = (Aspect.VALIDITY, Aspect.FORM, Aspect.CLOCK, Aspect.PRESENCE, Aspect.CONSISTENCY, *_REACH)
-"""What a sentence served wipes out."""
+"""The observations that are forgotten once a sentence is served."""
 
 
 @dataclass(frozen=True, slots=True)
 class Score:
-    """A relay's score and its parts; a part is None until something was observed."""
+    """A relay's score and its parts; a part that may be None is so until something was observed."""
 
     value: float
     integrity: float
@@ -130,7 +131,7 @@ class Score:
 
 @dataclass(frozen=True, slots=True)
 class Saved:
-    """The part of a relay's record that outlives the process, beside its observations."""
+    """The part of a relay's record that is kept across processes, in addition to its observations."""
 
     standing: Standing
     strikes: int
@@ -139,15 +140,16 @@ class Saved:
 
 
 class HourCount(NamedTuple):
-    """What was observed of one aspect in one hour, to be kept."""
+    """The observations of one aspect in one hour, in a form to keep."""
 
     hour: int
     kind: Aspect
     good: int
     bad: int
     weight: int
-    """How many observations of a value there were, and what their values come to."""
+    """The number of observations that have a value."""
     total: float
+    """The sum of their values."""
 
 
 @dataclass(slots=True)
@@ -169,22 +171,22 @@ class _Count:
 
 
 class Conduct:
-    """One relay. Times are Unix seconds."""
+    """The conduct of one relay. Times are Unix seconds."""
 
     __slots__ = ("_blacklisted_until", "_counts", "_last_seen_at", "_strikes", "_summed", "standing")
 
     def __init__(self) -> None:
         self.standing = Standing.ACTIVE
-        """What was last judged."""
+        """The standing as last judged."""
         self._strikes = 0
         self._blacklisted_until: float | None = None
         self._last_seen_at: float | None = None
         self._counts: dict[tuple[int, Aspect], _Count] = {}
         self._summed: tuple[int, dict[Aspect, _Count]] | None = None
-        """What `_totals` has added up last, and from which hour on; None where more was observed since."""
+        """The last result of `_totals`, and its first hour; None if more has been observed since."""
 
     def record(self, at: float, kind: Aspect, good: int, bad: int, value: float | None = None) -> None:
-        """Take note; `judge` draws the conclusions. `value` is the mean of what was measured, over `good`."""
+        """Record an observation; `judge` acts on it. `value` is the mean of the measurements, over `good`."""
         count = self._counts.setdefault((int(at // _BUCKET_SECONDS), kind), _Count())
         weight = max(good, 1) if value is not None else 0
         count.add(good, bad, weight, weight * (value or 0.0))
@@ -194,19 +196,19 @@ class Conduct:
 
     @property
     def saved(self) -> Saved:
-        """What to keep beside the observations."""
+        """What to keep in addition to the observations."""
         return Saved(self.standing, self._strikes, self._blacklisted_until, self._last_seen_at)
 
     @property
     def counts(self) -> list[HourCount]:
-        """The observations, by the hour, to go on from with `restore`."""
+        """The observations, by the hour, for `restore`."""
         return [
             HourCount(*key, each.good, each.bad, each.weight, each.total)
             for key, each in self._counts.items()
         ]
 
     def restore(self, saved: Saved, counts: Iterable[HourCount] = ()) -> None:
-        """Go on from what an earlier process kept."""
+        """Restore what an earlier process kept."""
         self.standing, self._strikes = saved.standing, saved.strikes
         self._blacklisted_until, self._last_seen_at = saved.blacklisted_until, saved.last_seen_at
         for hour, kind, good, bad, weight, total in counts:
@@ -214,14 +216,14 @@ class Conduct:
         self._summed = None
 
     def has_forgiven(self, at: float, kind: Aspect) -> bool:
-        """Whether what was seen then is forgotten, with a sentence that was served after it."""
+        """Whether an observation of this time and kind has been forgotten, with a sentence served since."""
         until = self._blacklisted_until
         if until is None or self.standing is Standing.BLACKLISTED:
             return False
         return at < until and kind in _FORGIVEN
 
     def score(self, now: float) -> Score:
-        """The score by the formula above."""
+        """The score by the formula of this module's docstring."""
         totals = self._totals(now)
         valid, present = totals[Aspect.VALIDITY], totals[Aspect.PRESENCE]
         common, connects, pings = (
@@ -246,12 +248,12 @@ class Conduct:
         return Score(value, integrity, good / (good + bad) if good + bad else None, latency, rate)
 
     def offences(self, now: float) -> int:
-        """Pieces of evidence against it that count now."""
+        """The number of pieces of evidence against the relay that count now."""
         totals = self._totals(now)
         return totals[Aspect.VALIDITY].bad + totals[Aspect.PRESENCE].bad
 
     def judge(self, now: float, is_gone: Callable[[], bool] = lambda: False) -> Standing | None:
-        """Move the relay to the standing it has earned; returns it if that is another than before."""
+        """Update the relay's standing; return the new one if it has changed."""
         before = self.standing
         if before is Standing.BLACKLISTED:
             if self._blacklisted_until is not None and now < self._blacklisted_until:
@@ -269,26 +271,26 @@ class Conduct:
         return self.standing if self.standing is not before else None
 
     def hours_reached(self) -> set[int]:
-        """The hours in which it was reached."""
+        """The hours in which the relay was reached."""
         return {hour for (hour, kind), count in self._counts.items() if kind in _REACH and count.good}
 
     def is_gone(self, reached_elsewhere: Callable[[], set[int]]) -> bool:
-        """Whether only this relay was out of reach, in hours in which others were not, and for too long for
-        an outage."""
+        """Whether the relay was never reached, and was unreachable in at least 24 hours in which another
+        relay was reached: too long for an outage."""
         hours = {hour for (hour, kind), count in self._counts.items() if kind in _REACH and count.bad}
         if len(hours) < _HOURS_GONE or self.hours_reached():
             return False
         return len(hours & reached_elsewhere()) >= _HOURS_GONE
 
     def _forgive(self) -> None:
-        """A sentence served: the same offences must not lead to another one."""
+        """Forget offences after a served sentence: the same offences must not lead to another one."""
         for key in [k for k in self._counts if k[1] in _FORGIVEN]:
             del self._counts[key]
         self._summed = None
         self.standing = Standing.BACKUP
 
     def _honesty(self, now: float) -> float:
-        """Between 0 and 1. Nothing but evidence goes in, for a low value is a sentence."""
+        """The honesty, between 0 and 1. Only evidence counts, because a low value leads to a sentence."""
         totals = self._totals(now)
         evidence: dict[Evidence, _Count] = {
             Aspect.VALIDITY: totals[Aspect.VALIDITY],
@@ -300,7 +302,7 @@ class Conduct:
         return honesty
 
     def _totals(self, now: float) -> dict[Aspect, _Count]:
-        """All that counts now, by what was observed; to be read only. A pool asks several times a second."""
+        """All that counts now, by aspect; not to be modified. Cached: a pool asks several times a second."""
         oldest = int((now - WINDOW_SECONDS) // _BUCKET_SECONDS)
         if self._summed is not None and self._summed[0] == oldest:
             return self._summed[1]

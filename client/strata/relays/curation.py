@@ -1,6 +1,6 @@
-"""What a reader makes of typed packets: trust edges, corrections, attestations, descriptors.
+"""How a reader interprets typed packets: trust edges, corrections, attestations, descriptors.
 
-Pure functions over packets that have been received and verified (id, signature, key window). None of them
+Pure functions over packets that have been received and verified (id, signature, key window). No result
 depends on the order of arrival: a packet counts by its author and its `received_at`, and ties go to the
 smallest `packet_id`. The same packet from several relays counts once, at its earliest `received_at` (R-106).
 """
@@ -41,7 +41,7 @@ class Arrival(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class TrustEdge:
-    """One identity's stated trust in another, in a context."""
+    """One identity's declared trust in another, in a context."""
 
     source: str
     target: str
@@ -53,15 +53,15 @@ class TrustEdge:
 
 @dataclass(frozen=True, slots=True)
 class StandingAttestation:
-    """An attestation and what has become of it."""
+    """An attestation, with its retraction and disputes."""
 
     attestation: Mapping[str, object]
     packet: Packet
     received_at: int
     retraction: Packet | None
-    """What the attestor took it back with (R-258)."""
+    """The packet with which the attestor retracted it (R-258)."""
     disputes: tuple[Packet, ...]
-    """For the reader to look at; they take nothing away (R-259)."""
+    """Disputes, for the reader to consider; they do not affect `counts` (R-259)."""
 
     @property
     def counts(self) -> bool:
@@ -72,9 +72,10 @@ class StandingAttestation:
 def trust_graph(received: Iterable[Arrival]) -> dict[tuple[str, str, str | None], TrustEdge]:
     """The edges in force, by (from, to, context).
 
-    Of several edges with one key the latest `created_at` holds. A revocation ends every edge between the
-    two, in any context, that was created up to its own `created_at`; it never raises a strength, and an edge
-    of strength 0 is an edge (R-245). Packets that fail the checks of their type take no part (R-244).
+    Of several edges with the same key, the one with the latest `created_at` holds. A revocation ends every
+    edge from its author to its target, in any context, that was created up to its own `created_at`; it never
+    raises a strength, and an edge of strength 0 is an edge (R-245). Packets that fail the checks of their
+    type are ignored (R-244).
     """
     known = [item for item in _once(received) if _is_sound(item.packet)]
     revoked_until: dict[tuple[str, str], int] = {}
@@ -83,7 +84,7 @@ def trust_graph(received: Iterable[Arrival]) -> dict[tuple[str, str, str | None]
             pair = (packet.author_id, str(packet.content.get("to")))
             revoked_until[pair] = max(_created_at(packet), revoked_until.get(pair, _created_at(packet)))
     edges: dict[tuple[str, str, str | None], TrustEdge] = {}
-    # The last written holds: the latest created, then the latest received, then the smallest id.
+    # The last one written holds: the latest created, then the latest received, then the smallest id.
     for packet, _ in sorted(known, key=_by_creation):
         if packet.content_type != "TRUST_EDGE":
             continue
@@ -95,10 +96,10 @@ def trust_graph(received: Iterable[Arrival]) -> dict[tuple[str, str, str | None]
 
 
 def superseding_correction(target: Packet, received: Iterable[Arrival]) -> Packet | None:
-    """The CORRECTION that stands for `target` now, if any.
+    """The CORRECTION in force for `target`, if any.
 
-    Only its author's count, whoever else writes some (R-247); the latest by `received_at` wins (R-248).
-    The target itself is kept: a correction is shown beside it (R-249).
+    Only corrections by the target's author count (R-247); the latest by `received_at` wins (R-248). The
+    target itself is kept: a correction is shown beside it (R-249).
     """
     corrections = (
         item
@@ -119,10 +120,10 @@ def attestations(
 ) -> list[StandingAttestation]:
     """The attestations that may count, with their retractions and disputes, in order of `received_at`.
 
-    `types_of` gives the content type of target packets, for one of `domain` INFRASTRUCTURE counts on a
-    RELAY_DESCRIPTOR alone (R-256). `keys_at(did, at)` gives an attestor's keys, by default the key of a
-    self-certifying DID; the inner signature must verify under one (R-254). Of several with one author,
-    `attestation_id` and target, the first received is the one (R-113).
+    `types_of` gives the content types of target packets, because an attestation of `domain` INFRASTRUCTURE
+    counts only on a RELAY_DESCRIPTOR (R-256). `keys_at(did, at)` returns an attestor's keys, by default the
+    key of a self-certifying DID; the inner signature must verify under one of them (R-254). Of several with
+    the same author, `attestation_id` and target, the first received counts (R-113).
     """
     known = _once(received)
     types = {item.packet.packet_id: item.packet.content_type for item in known} | dict(types_of or {})
@@ -144,17 +145,17 @@ def attestations(
 
 
 def embedded_attestations(host: Packet) -> list[dict[str, object]]:
-    """The attestations inside a packet that speak of that packet (R-255).
+    """The attestations inside a packet whose target is that packet (R-255).
 
-    Others carry no weight; nothing is read from anywhere else in the packet (R-257). In practice this is
-    empty, for an attestation cannot name the hash of what contains it (A-014).
+    Others carry no weight; no other part of the packet is read (R-257). In practice the result is empty,
+    because an attestation cannot contain the hash of the packet that contains it (A-014).
     """
     embedded: Any = host.value.get("attestations") or ()
     return [item for item in embedded if item.get("target_packet") == host.packet_id]
 
 
 def current_descriptor(relay_id: str, received: Iterable[Arrival], now: float) -> Packet | None:
-    """The RELAY_DESCRIPTOR of a relay that holds now: the latest that has not expired (R-388)."""
+    """The RELAY_DESCRIPTOR of a relay in force now: the latest that has not expired (R-388)."""
     return _latest(
         item
         for item in _once(received)
@@ -194,7 +195,7 @@ def _created_at(packet: Packet) -> int:
 
 
 def _by_creation(item: Arrival) -> tuple[int, int, tuple[int, ...]]:
-    # The smallest id comes last, hence each byte counts downwards.
+    # The smallest id must sort last, hence the negated bytes.
     return _created_at(item.packet), item.received_at, tuple(-byte for byte in item.packet.digest)
 
 
@@ -217,14 +218,14 @@ def _own_key(did: str, at: int) -> Sequence[bytes]:
 
 
 def _attestation(packet: Packet) -> dict[str, Any]:
-    """The attestation of a packet whose content is sound."""
+    """The attestation of a packet whose content is valid."""
     content: dict[str, Any] = packet.content
     attestation: dict[str, Any] = content["attestation"]
     return attestation
 
 
 def _target(packet: Packet) -> str:
-    """What a packet whose content is sound speaks of."""
+    """The target of a packet whose content is valid."""
     content: dict[str, Any] = packet.content
     target: str = content["target_packet"]
     return target
@@ -246,7 +247,7 @@ def _attests(item: Arrival, types: Mapping[str, str], keys_at: KeysAt) -> bool:
 
 
 class _Remarks:
-    """What was said about attestations afterwards, found by what it speaks of."""
+    """Later packets about attestations, indexed by their target."""
 
     def __init__(self, known: Iterable[Arrival]) -> None:
         self._by_subject: dict[tuple[str, str, str], list[Arrival]] = {}
@@ -262,7 +263,7 @@ class _Remarks:
                 self._by_subject.setdefault((kind, attestation_id, target), []).append(item)
 
     def retraction(self, packet: Packet) -> Packet | None:
-        """The attestor's own retraction, or a correction with which the packet was retracted (R-258)."""
+        """The attestor's own retraction, or a correction that retracts the packet (R-258)."""
         author_id, attestation_id, target = _triple(packet)
         retraction = _latest(
             item
@@ -275,7 +276,7 @@ class _Remarks:
         return correction if correction and correction.content["action"] == "retract" else None
 
     def disputes(self, packet: Packet) -> tuple[Packet, ...]:
-        """Everybody's disputes, in order of `received_at`."""
+        """The disputes by any author, in order of `received_at`."""
         _, attestation_id, target = _triple(packet)
         disputes = self._by_subject.get(("ATTESTATION_DISPUTE", attestation_id, target), ())
         return tuple(item.packet for item in disputes)

@@ -1,6 +1,6 @@
-"""One HTTP request on a connection of its own, and its reply, read within bounds. An asyncio shell.
+"""One HTTP request on a separate connection, and its reply, read within bounds. An asyncio shell.
 
-These few lines stand in for an HTTP library: manifests, packets and Waku nodes need one request each.
+This module replaces an HTTP library: manifests, packets and Waku nodes need one request each.
 """
 
 from __future__ import annotations
@@ -19,22 +19,23 @@ _MAX_HEAD_BYTES = 64 * 1024
 async def answer_to(
     request: bytes, host: str, port: int, *, ssl: ssl_module.SSLContext | None
 ) -> AsyncIterator[asyncio.StreamReader]:
-    """Send a request, and give what comes back; the socket is closed at the end. Raises `OSError`."""
+    """Send a request and yield a reader of the reply; the socket is closed at the end. Raises `OSError`."""
     reader, writer = await asyncio.open_connection(host, port, ssl=ssl, limit=_MAX_HEAD_BYTES)
     try:
         writer.write(request)
         await writer.drain()
         yield reader
     finally:
-        writer.transport.abort()  # nothing is owed to the peer, so nothing has to be waited for
+        writer.transport.abort()  # nothing is left to send, so there is nothing to wait for
         with contextlib.suppress(OSError):
             await writer.wait_closed()
 
 
 async def read_head(reader: asyncio.StreamReader) -> tuple[int, dict[str, str]]:
-    """The status, and the headers by their names in lower case.
+    """Read the status, and the headers by their names in lower case.
 
-    Raises `ValueError` for what is not HTTP/1, `EOFError`, and `asyncio.LimitOverrunError` above 64 KiB.
+    Raises `ValueError` for a reply that is not HTTP/1, `EOFError`, and `asyncio.LimitOverrunError` for a head
+    above 64 KiB.
     """
     head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1").split("\r\n")
     version, _, rest = head[0].partition(" ")
@@ -46,7 +47,10 @@ async def read_head(reader: asyncio.StreamReader) -> tuple[int, dict[str, str]]:
 
 
 async def read_body(reader: asyncio.StreamReader, headers: Mapping[str, str], max_bytes: int) -> bytes:
-    """The body after this head. Raises `ValueError` for one that is too large, and `EOFError`."""
+    """Read the body after this head.
+
+    Raises `ValueError` if it is malformed or too large, `EOFError`, and `asyncio.LimitOverrunError`.
+    """
     if headers.get("transfer-encoding", "").lower() == "chunked":
         return await _read_chunks(reader, max_bytes)
     if "content-length" in headers:

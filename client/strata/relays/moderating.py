@@ -1,10 +1,10 @@
-"""Moderate a relay over the wire, as one of its operators (decision 61).
+"""Moderating a relay over the wire, as one of its operators (decision 61).
 
     async with Moderator("wss://relay.example/strata", identity) as moderator:
         await moderator.ban("author", did, reason="spam")
 
-Nothing is tried twice, for an operator wants to know what became of each ruling. The relay's log of rulings
-says so if an answer is lost.
+No request is retried, because an operator must know what became of each ruling. If an answer is lost, the
+relay's log of rulings shows the outcome.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ _OPERATE: Final = "operate"
 
 
 class Moderator(Dialogue):
-    """A session of an operator. Open it with `async with`, which raises `RequestRefused` (`unauthenticated`)
-    where the relay does not have this identity among its operators.
+    """An operator's session. Open it with `async with`, which raises `RequestRefused` (`unauthenticated`) if
+    this identity is not one of the relay's operators.
 
-    `timeout`, in seconds, holds for opening and for each request. `relay_id` is the DID that the relay must
-    have; without it, whoever answers at the URL is believed to be the relay.
+    `timeout`, in seconds, applies to opening and to each request. `relay_id` is the DID that the relay must
+    have; without it, any relay at the URL is accepted.
     """
 
     def __init__(
@@ -53,10 +53,10 @@ class Moderator(Dialogue):
     async def ban(
         self, kind: ModeratedKind, subject: str, *, reason: str, expires_at: int | None = None
     ) -> bool:
-        """Ban a subject, or remove a packet (kind `packet`); whether that changed anything.
+        """Ban a subject, or remove a packet (kind `packet`); return whether that changed anything.
 
         `expires_at` is the last Unix second of the ban. Raises `RequestRefused` and `ConnectionFailed`; after
-        the latter, as after cancelling, the ruling may have taken effect.
+        the latter, or after cancellation, the ruling may have taken effect.
         """
         message = wire.Moderate(
             action="ban", kind=kind, subject=subject, reason=reason, expires_at=expires_at
@@ -64,35 +64,36 @@ class Moderator(Dialogue):
         return bool((await self._rule(message)).changed)
 
     async def unban(self, kind: ModeratedKind, subject: str, *, reason: str) -> bool:
-        """Lift a ban, or restore a packet; whether there was one. Raises as `ban` does."""
+        """Lift a ban, or restore a packet; return whether there was one. Raises as `ban` does."""
         message = wire.Moderate(action="unban", kind=kind, subject=subject, reason=reason)
         return bool((await self._rule(message)).changed)
 
     async def bans(self, kind: ModeratedKind | None = None) -> AsyncIterator[dict[str, object]]:
-        """The bans in force, page by page. Raises as `ban` does, and `ConnectionFailed` for pages without
-        end.
+        """Yield the bans in force, read page by page. Raises as `ban` does, and `ConnectionFailed` for pages
+        in a circle.
         """
         async for entry in self._pages(wire.Moderate(action="list", kind=kind, limit=_PAGE)):
             yield entry
 
     async def log(self, subject: str | None = None) -> AsyncIterator[dict[str, object]]:
-        """The log of rulings, the newest first. Raises as `ban` does."""
+        """Yield the log of rulings, newest first. Raises as `bans` does."""
         async for entry in self._pages(wire.Moderate(action="log", subject=subject, limit=_PAGE)):
             yield entry
 
     async def sessions(
         self, kind: Literal["author", "network"] | None = None, subject: str | None = None
     ) -> AsyncIterator[dict[str, object]]:
-        """The open sessions, of all processes of the relay; of a DID or a network alone with `kind` and
-        `subject`. A process that does not answer in time is left out. Raises as `ban` does."""
+        """Yield the open sessions of all processes of the relay; with `kind` and `subject`, only those of a
+        DID or a network. A process that does not answer in time is left out. Raises as `bans` does."""
         message = wire.Moderate(action="sessions", kind=kind, subject=subject, limit=_SESSIONS)
         async for entry in self._pages(message):
             yield entry
 
     async def close_session(self, session: str, *, reason: str) -> bool:
-        """Close the session of this id, whichever process has it; whether there was one.
+        """Close the session with this id, in any process; return whether there was one.
 
-        It ends within two seconds, and its client may come back: a ban keeps it out. Raises as `ban` does.
+        The session ends within two seconds. Its client may reconnect; only a ban keeps it out. Raises as
+        `ban` does.
         """
         message = wire.Moderate(action="close", subject=session, reason=reason)
         return bool((await self._rule(message)).changed)
@@ -107,7 +108,7 @@ class Moderator(Dialogue):
             after = answer.next
             if after is None:
                 return
-            # A relay whose pages lead back, or nowhere, would be asked for ever.
+            # A relay whose pages go in a circle, or are empty, would be asked forever.
             if not answer.entries or circle.closes(after):
                 raise ConnectionFailed("the relay gives its pages in a circle, or pages of nothing")
 

@@ -1,9 +1,9 @@
-"""A session with a relay that lets this one replicate: which packets are there and not here?
+"""Comparing packets with a relay that lets this one replicate: which packets are there and not here?
 
     async with PeerSession("wss://relay.example/strata", identity, relay_id=did) as session:
         differences = await session.compare(items, since=…, until=…)
 
-A connection of its own beside the one that reads, which asks one thing at a time (A-171).
+The session is a separate connection, beside the one that reads, with one request at a time (A-171).
 """
 
 from __future__ import annotations
@@ -29,34 +29,35 @@ from strata.relays.connection.dialogue import Dialogue
 __all__ = ["Differences", "PeerSession", "TooManyPackets"]
 
 _FRAME_BYTES: Final = 30_000
-"""Of a message before it is written in hex: fits into the smallest frame that a relay may insist on."""
+"""The largest message before hex encoding: it fits the smallest frame limit that a relay may have."""
 _MOST_ROUNDS: Final = 5000
 _WANTED: Final = ("subscribe", "replicate")
 
 
 class TooManyPackets(RequestRefused):
-    """One comparison cannot hold all packets of this range: compare a shorter time."""
+    """The range has too many packets for one comparison: compare a shorter time."""
 
 
 @dataclass(slots=True)
 class Differences:
-    """What one comparison has found, so far while it runs."""
+    """What one comparison has found; while it runs, so far."""
 
     have: set[bytes] = field(default_factory=set)
     """Ids that are here and not there."""
     need: set[bytes] = field(default_factory=set)
-    """Ids that are there and not here, by the other side's word."""
+    """Ids that, according to the other side, are there and not here."""
     rounds: int = 0
     bytes: int = 0
-    """Of all messages, both ways."""
+    """The size of all messages in both directions."""
     is_cut: bool = False
-    """The other side named more than may be taken: there are further differences."""
+    """Whether the comparison ended early, because the other side named too many ids: there may be further
+    differences."""
 
 
 class PeerSession(Dialogue):
-    """A session that asks for `replicate`. Open it with `async with`.
+    """A session that requests the capability `replicate`. Open it with `async with`.
 
-    `timeout`, in seconds, holds for opening and for each answer. `relay_id` is the DID the relay must have.
+    `timeout`, in seconds, applies to opening and to each answer. `relay_id` is the DID the relay must have.
     """
 
     def __init__(
@@ -70,7 +71,7 @@ class PeerSession(Dialogue):
     ) -> None:
         super().__init__(url, signer, relay_id=relay_id, ssl=ssl, timeout=timeout, capabilities=_WANTED)
         self.clock_ahead: int | None = None
-        """How many seconds the clock of the relay is ahead, to a second or two; None: it does not say."""
+        """How many seconds the relay's clock is ahead, to within a second or two; None if it does not say."""
 
     async def compare(
         self,
@@ -84,11 +85,11 @@ class PeerSession(Dialogue):
         most_needed: int = 100_000,
         progress: Callable[[Differences], None] = lambda found: None,
     ) -> Differences:
-        """Compare `items`, the packets here, with the relay's of the same range (`wire.Reconcile`).
+        """Compare `items`, the packets here, with the relay's packets of the same range (`wire.Reconcile`).
 
-        Ends early, with `is_cut`, once more than `most_needed` ids are wanted. Raises `TooManyPackets`,
-        `RequestRefused`, `ConnectionFailed`, and `NegentropyError` for answers that are none. Cancelling ends
-        it; the relay forgets the comparison after a while.
+        Ends early, with `is_cut`, once more than `most_needed` ids are needed. Raises `TooManyPackets`,
+        `RequestRefused`, `ConnectionFailed`, and `NegentropyError` for invalid answers. Cancelling ends the
+        comparison; the relay forgets it after a while.
         """
         reconciler = Reconciler(items, max_frame_bytes=_FRAME_BYTES, shift=random.getrandbits(30))
         found = Differences()
@@ -117,7 +118,7 @@ class PeerSession(Dialogue):
         return found
 
     async def newest(self) -> int | None:
-        """When the relay received the last packet of its log, by its own clock; None for an empty log.
+        """Return when the relay received the last packet of its log, by its own clock; None if it is empty.
 
         Raises `RequestRefused` and `ConnectionFailed`.
         """
@@ -139,11 +140,11 @@ class PeerSession(Dialogue):
         return newest
 
     async def _authenticate(self, socket: ClientConnection) -> None:
-        self.clock_ahead = _ahead(socket)  # first: what follows takes its time
+        self.clock_ahead = _ahead(socket)  # first, because authenticating takes time
         await super()._authenticate(socket)
 
     async def _exchange(self, message: bytes, comparison: wire.Reconcile) -> bytes:
-        """The other side's answer to a message of a comparison, which `comparison` begins or goes on with."""
+        """Send a message of a comparison in `comparison`, which begins or continues it; return the answer."""
         asked = msgspec.structs.replace(comparison, message=message.hex())
         answer = await self._ask(asked, wire.decode_reconciled)
         if isinstance(answer, wire.Error):
@@ -156,7 +157,7 @@ class PeerSession(Dialogue):
 
 
 def _ahead(socket: ClientConnection) -> int | None:
-    """By the date of the relay's handshake."""
+    """How far the relay's clock is ahead, in seconds, by the date of its handshake."""
     said = None if socket.response is None else socket.response.headers.get("Date")
     try:
         return None if said is None else round(parsedate_to_datetime(said).timestamp() - time.time())

@@ -1,9 +1,9 @@
 """Finding a DID document by its hash (R-055).
 
-The order is fixed: a fresh copy at hand; then the hashes that pointers give, those of the bootstrap file
-before those of relay manifests; then the bytes for a hash, from one store after the other. A store need not
-be trusted, for bytes that do not hash to what was asked for are thrown away. A pointer need: a document
-carries no signature (A-021), so what it says counts beforehand only if its hash came from somewhere trusted
+The order is fixed: first a fresh copy from memory, then the hashes that pointers give, those of the bootstrap
+file before those of relay manifests. The bytes for a hash are requested from one store after another. A store
+need not be trusted, because bytes with another hash are discarded. A pointer must be trusted: a document
+carries no signature (A-021), so its content is trusted in advance only if its hash came from a trusted source
 (`Found.is_trusted`). A manifest's pointer is a hint; the author's own packets decide (`protocol.keys`).
 """
 
@@ -26,17 +26,18 @@ __all__ = ["DocumentResolver", "Found", "Hints", "Store", "relay_hints", "relay_
 _log = logging.getLogger("strata.resolver")
 
 Store = Callable[[str], Awaitable[bytes | None]]
-"""Gives the bytes of the document with this hash, or None. It may raise `OSError`: then the next is asked."""
+"""Returns the bytes of the document with this hash, or None. If it raises `OSError`, the next store is asked.
+"""
 
 Hints = Callable[[str], Awaitable[Sequence[str]]]
-"""Gives the hashes that relays announce for a DID."""
+"""Returns the hashes that relays announce for a DID."""
 
 _MAX_POINTERS = 8
 
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """A document, and why it is trusted."""
+    """A document, and whether it is trusted."""
 
     document: DidDocument
     is_trusted: bool
@@ -46,8 +47,8 @@ class Found:
 class DocumentResolver:
     """Resolves DIDs to documents and remembers the last `max_documents` of them.
 
-    `pointers` maps DIDs to hashes and is trusted; `manifests` gives, for a DID, the hashes that relays
-    announce. Each store has `timeout` seconds to answer.
+    `pointers` maps DIDs to hashes and is trusted; `manifests` returns, for a DID, the hashes that relays
+    announce. A document is fresh for `fresh_interval` seconds. Each store has `timeout` seconds to answer.
     """
 
     def __init__(
@@ -70,9 +71,10 @@ class DocumentResolver:
         self._resolved: OrderedDict[str, tuple[Found, float]] = OrderedDict()
 
     async def resolve(self, did: str, *, now: float) -> Found | None:
-        """The document of `did`, or None if none can be found. `now` is any clock, in seconds.
+        """Find the document of `did`, or None. `now` is the time on any steady clock, in seconds.
 
-        Cancelling loses nothing. Faults of stores and relays raise nothing.
+        If none can be found, returns the last document known, even if it is no longer fresh. Cancelling loses
+        nothing. Failures of stores and relays raise nothing.
         """
         known = self._resolved.get(did)
         if known is not None and now - known[1] < self._fresh_interval:
@@ -122,7 +124,7 @@ class DocumentResolver:
 
 
 def relay_hints(url: str, *, ssl: ssl_module.SSLContext | None = None, timeout: float = 5.0) -> Hints:
-    """The documents that the manifest of the relay at a ws or wss URL points to (R-057)."""
+    """Hints from the manifest of the relay at a ws or wss URL (R-057)."""
     from strata.relays.connection.dialing import tls_context
     from strata.relays.connection.discovery import MANIFEST_PATH, http_get
 
@@ -152,8 +154,8 @@ _MANIFESTS = msgspec.json.Decoder(_Manifest)
 
 
 def relay_store(url: str, *, ssl: ssl_module.SSLContext | None = None) -> Store:
-    """The store of documents that a relay at a ws or wss URL keeps under `/did-docs/` (R-058)."""
-    # Loaded here: who resolves from other stores needs no sockets.
+    """The store of documents under `/did-docs/` of the relay at a ws or wss URL (R-058)."""
+    # Imported here, because a program that resolves from other stores needs no sockets.
     from strata.relays.connection.dialing import tls_context
     from strata.relays.connection.discovery import http_get
 

@@ -1,10 +1,10 @@
-"""Relay connection URIs: a relay's addresses as one line to paste or scan (RFC-0009 §3).
+"""Relay connection URIs: the addresses of a relay as one line to paste or scan (RFC-0009 §3).
 
     strata://relay?v=1&http=https%3A%2F%2Frelay.example.net&label=Example
     {"type":"strata.relay","v":1,"http":"https://relay.example.net","label":"Example"}
 
-Such a line comes from a stranger. Reading it therefore yields a `RelayProposal` and applies nothing: the
-program shows it, with its `warnings`, and connects when its user has agreed (R-402).
+Such a line may come from a stranger. Parsing it therefore returns a `RelayProposal` and applies nothing: the
+program shows the proposal, with its `warnings`, and connects once its user has agreed (R-402).
 """
 
 # Core: no I/O, no clock, no randomness (held by tests/test_layout.py).
@@ -23,7 +23,7 @@ import msgspec
 __all__ = ["MAX_LABEL_CHARACTERS", "RelayProposal", "is_relay_uri", "parse"]
 
 MAX_LABEL_CHARACTERS = 64
-"""A longer label is cut (R-399)."""
+"""The longest label; a longer one is cut (R-399)."""
 
 _VERSION = 1
 _JSON_TYPE = "strata.relay"
@@ -34,14 +34,14 @@ _WEBSOCKET_PATH = "/strata"
 _WEBSOCKET_SCHEMES = {"https": "wss", "http": "ws"}
 
 _is_percent_encoded = re.compile(r"(?:[A-Za-z0-9\-._~!$'()*+,;:@/?=]|%[0-9A-Fa-f]{2})*").fullmatch
-"""RFC 3986 §3.4, less the `&` that parts members."""
+"""RFC 3986 §3.4, without the `&` that separates members."""
 _is_host = re.compile(r"[A-Za-z0-9._~-]+|\[[0-9A-Fa-f:.]+\]").fullmatch
 _is_url_text = re.compile(r"[!-~]+").fullmatch
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RelayProposal:
-    """A relay that somebody proposes to use. Raises `ValueError` on construction for malformed addresses.
+    """A proposal to use a relay. Construction raises `ValueError` for malformed addresses.
 
     Two proposals are equal if they propose the same.
     """
@@ -49,13 +49,13 @@ class RelayProposal:
     http: str
     """Scheme, host and port of the relay's web address; a path is dropped (R-395)."""
     ws: str = ""
-    """The address to connect to; derived from `http` when it is not given (R-397)."""
+    """The address to connect to; derived from `http` if not given (R-397)."""
     extra_ws: tuple[str, ...] = ()
-    """More addresses of the same relay, in the order to try them (R-398)."""
+    """Further addresses of the same relay, in the order to try them (R-398)."""
     label: str | None = None
-    """A name to show, as plain text: cut to 64 characters, without control characters (R-399)."""
+    """A name to show, as plain text of at most 64 characters, without control characters (R-399)."""
     mode: Literal["auto", "manual"] | None = None
-    """`manual` asks to use these addresses and look for no others (R-400)."""
+    """`manual` asks to use only these addresses and to look for no others (R-400)."""
 
     def __post_init__(self) -> None:
         http = _web_address(self.http)
@@ -72,7 +72,7 @@ class RelayProposal:
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """What the user should know before agreeing, as sentences; empty if there is nothing (R-402)."""
+        """What the user should know before agreeing, as sentences (R-402)."""
         found = []
         if not self.http.startswith("https:"):
             found.append(f"{self.http} is not encrypted: others on the way can read and change its answers")
@@ -95,7 +95,7 @@ class RelayProposal:
         return msgspec.json.encode({"type": _JSON_TYPE} | self._members()).decode()
 
     def _members(self) -> dict[str, object]:
-        """The members that both forms carry, without those a reader derives or takes for absent."""
+        """The members of both forms, without those that a reader derives or that are None."""
         is_derived = self.ws == RelayProposal(http=self.http).ws if self.ws else True
         members = {
             "v": _VERSION,
@@ -109,14 +109,14 @@ class RelayProposal:
 
 
 def is_relay_uri(text: str) -> bool:
-    """Whether `text` is meant as one of the two forms, so that `parse` is the way to read it."""
+    """Whether `text` looks like one of the two forms, so that `parse` should read it."""
     return text[:9].lower() == "strata://" or text.lstrip()[:1] == "{"
 
 
 def parse(text: str) -> RelayProposal:
-    """Read either form. Members not known here are ignored.
+    """Parse either form. Unknown members are ignored.
 
-    Raises `ValueError` with a sentence that names the fault and does not quote the text.
+    Raises `ValueError` with a sentence that names the fault without quoting the text.
     """
     if len(text) > _MAX_CHARACTERS:
         raise ValueError("a relay URI is not that long")
@@ -179,7 +179,7 @@ def _from_json(text: str) -> RelayProposal:
 
 
 def _proposal(members: Mapping[str, Any]) -> RelayProposal:
-    """The proposal of decoded members, where null equals absence (A-004)."""
+    """The proposal in decoded members, where null means absent (A-004)."""
     http = members.get("http")
     if http is None:
         raise ValueError("http, the relay's web address, is missing")  # R-395
@@ -195,13 +195,13 @@ def _proposal(members: Mapping[str, Any]) -> RelayProposal:
         ws=ws or "",
         extra_ws=tuple(extra),
         label=label,
-        # R-400: what nobody here knows is taken for absent.
+        # R-400: an unknown value counts as absent.
         mode=mode if mode == "auto" or mode == "manual" else None,
     )
 
 
 def _web_address(url: str) -> str:
-    """R-395: `http` or `https`, without query; scheme, host and port remain."""
+    """Check the web address and return its scheme, host and port (R-395)."""
     scheme, address, _, query = _split(url, "http")
     if scheme not in _WEBSOCKET_SCHEMES or query:
         raise ValueError("http is not an http or https URL without query")
@@ -209,7 +209,7 @@ def _web_address(url: str) -> str:
 
 
 def _websocket_address(url: str, name: str) -> str:
-    """R-396."""
+    """Check a WebSocket address and return it in normal form (R-396)."""
     scheme, address, path, query = _split(url, name)
     if scheme not in _WEBSOCKET_SCHEMES.values():
         raise ValueError(f"{name} is not a ws or wss URL")
@@ -217,9 +217,9 @@ def _websocket_address(url: str, name: str) -> str:
 
 
 def _split(url: str, name: str) -> tuple[str, str, str, str]:
-    """Scheme, host with port, path, query of a URL that a stranger may propose.
+    """Split a URL, which a stranger may propose, into scheme, host with port, path and query.
 
-    A user name or password is refused: it has no place here, and can make one host look like another.
+    A user name or password is refused: it is not needed here, and can make one host look like another.
     """
     try:
         parts = urlsplit(url)
@@ -234,7 +234,7 @@ def _split(url: str, name: str) -> tuple[str, str, str, str]:
 
 
 def _plain_label(label: str | None) -> str | None:
-    """R-399. Marks that turn the direction of text are control characters too."""
+    """Clean a label (R-399). Marks that change the direction of text count as control characters."""
     if label is None:
         return None
     # Cc, Cf, Cs, Co, Cn: control, format, lone surrogates, private, unassigned; Zl, Zp: line breaks.

@@ -120,8 +120,7 @@ class Driver:
         self._last_problem: ConnectionFailed | None = None
 
     def prepare(self) -> None:
-        """Bind to the running loop. Raises `RuntimeError` if called again, `ConnectionFailed` for a bad URL.
-        """
+        """Bind to the running loop. Raises `RuntimeError` if called twice, `ConnectionFailed` if no URL."""
         if self._is_opened:
             raise RuntimeError("a relay connection can be opened once")
         check_url(self._url)

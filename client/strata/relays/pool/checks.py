@@ -1,4 +1,4 @@
-"""The checks a pool makes beside its work: signs of life, random packets, presence (C-274, C-277, R-343)."""
+"""The checks that a pool makes in the background: pings, random packets, presence (C-274, C-277, R-343)."""
 
 from __future__ import annotations
 
@@ -21,11 +21,12 @@ __all__ = ["Checks"]
 
 _FIRST_PING_AFTER = 1.0
 _MIN_LIFE_SECONDS = 600
-"""A packet that expires sooner is not looked for: a relay may be right not to have it any more."""
+"""A packet that expires sooner is not checked, because a relay may rightly have dropped it."""
 
 
 class Checks:
-    """Runs every check when it is due; each request has a deadline and at most one of a kind is under way."""
+    """Runs every check when it is due. Each request has a deadline; at most one ping and one probe are under
+    way for each relay."""
 
     def __init__(
         self,
@@ -57,21 +58,21 @@ class Checks:
     # Presence.
 
     async def wait_for_room(self) -> None:
-        """Wait until another packet can be watched: publishing goes no faster than checking.
+        """Wait until another packet can be watched: publishing is no faster than checking.
 
-        After `end` nobody waits.
+        After `end` this returns at once.
         """
         while self._options.presence_delay is not None and self._watch.is_full and not self._ended:
             self._room.clear()
             await self._room.wait()
 
     def end(self) -> None:
-        """No check will be made any more. Idempotent."""
+        """Note that no further check will be made: `wait_for_room` no longer waits. Idempotent."""
         self._ended = True
         self._room.set()
 
     def stored(self, packet: Packet, url: str, *, queued: bool = False) -> None:
-        """A relay said OK to this packet, or QUEUED (R-190): it will be asked for it."""
+        """Note that a relay said OK to this packet, or QUEUED (R-190): it will be asked for the packet."""
         now = self._wall()
         if not queued:
             self._relays.known.seen(packet, url, now)
@@ -82,13 +83,13 @@ class Checks:
 
     @property
     def unsettled(self) -> int:
-        """Packets whose presence is still under check."""
+        """The number of packets whose presence is still being checked."""
         return len(self._watch)
 
     # What is due.
 
     def run_due(self) -> None:
-        """Start whatever is due now."""
+        """Start the checks that are due."""
         now = self._loop.time()
         connected = self._relays.connected()
         if self._options.presence_delay is not None:
@@ -129,7 +130,7 @@ class Checks:
     # Pings (C-277).
 
     async def _ping(self, url: str) -> None:
-        """A question with an empty answer: nothing was received in 1970."""
+        """Ping with a query whose answer is empty: no packet has timestamp 0."""
         relay = self._relays.relay(url)
         if relay is None:
             return
@@ -140,7 +141,7 @@ class Checks:
                     async for _ in answer:
                         pass
         except RequestRefused:
-            pass  # it lives
+            pass  # a refusal is a sign of life
         except (StrataError, TimeoutError):
             self._relays.statistics.pings_failed += 1
             self._relays.observe(url, Aspect.PING, bad=1)
@@ -153,13 +154,13 @@ class Checks:
     # Looking for packets.
 
     async def _find(self, url: str, packets: Sequence[Packet], found: set[str]) -> Answer:
-        """Put the ids that the relay has into `found`; returns what that says about the others."""
+        """Add the ids that the relay has to `found`; return what its answer says about the others."""
         relay = self._relays.relay(url)
         if relay is None:
             return Answer.BROKEN
         circumstances = _circumstances(relay)
         times = [packet.timestamp for packet in packets]
-        # Author and time narrow it for a relay that cannot look packets up by id (A-048).
+        # Author and time narrow the search for a relay that cannot look up packets by id (A-048).
         query: SubscribeOptions = {
             "packet_ids": [packet.packet_id for packet in packets],
             "authors": {packet.author_id for packet in packets},
@@ -221,18 +222,18 @@ class Checks:
         try:
             answer = await relay.publish(resend.packet, timeout=self._options.request_timeout)
         except StrataError:
-            return  # the next round of the check decides anew
+            return  # the next round of the check decides again
         if answer.packet_id == resend.packet.packet_id:
             self.stored(resend.packet, resend.url, queued=answer.queued)
 
 
 def _offence(answer: Answer) -> Evidence | Suspicion:
-    """What it is not to have a packet that one had acknowledged or served: a lie only if one says so."""
+    """The offence of lacking a packet that the relay had acknowledged or served: only a denial is a lie."""
     return Aspect.PRESENCE if answer is Answer.DENIAL else Aspect.CONSISTENCY
 
 
 def _circumstances(relay: PoolRelay) -> tuple[int, ...]:
-    """What stays the same while an answer comes over one connection and nothing of it is dropped here."""
+    """Counters that stay the same if an answer came over one connection and none of it was dropped here."""
     counts = relay.statistics
     return (
         counts.connections,
@@ -245,5 +246,5 @@ def _circumstances(relay: PoolRelay) -> tuple[int, ...]:
 
 
 def _marks_history(relay: PoolRelay) -> bool:
-    """Whether the relay says when it is done; the silence of one that does not is no latency."""
+    """Whether the relay marks the end of its answers; without that, the time to an answer is no latency."""
     return relay.announced is not None and "history_marker" in relay.announced.extensions

@@ -1,4 +1,4 @@
-"""The connection to one relay of a pool: made, watched, made again."""
+"""The connection to one relay of a pool: made, watched and remade."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ __all__ = ["Deliveries", "Link", "MakeRelay", "PoolRelay"]
 
 
 class Deliveries(Protocol):
-    """What a pool needs of a subscription."""
+    """What a pool needs from a subscription."""
 
     def __aiter__(self) -> AsyncIterator[Delivery]: ...
 
@@ -35,7 +35,7 @@ class Deliveries(Protocol):
 
 
 class PoolRelay(Protocol):
-    """What a pool needs of a relay: `PacketRelay` is one, and so is a test's."""
+    """What a pool needs from a relay. `PacketRelay` is one; tests have others."""
 
     @property
     def is_connected(self) -> bool: ...
@@ -70,11 +70,11 @@ class PoolRelay(Protocol):
 
 
 MakeRelay = Callable[[str, Callable[[], None]], PoolRelay]
-"""Makes the relay at a URL, not yet open. The relay calls the function given when `is_connected` changes."""
+"""Makes the relay at a URL, not yet open. The relay calls the given function when `is_connected` changes."""
 
 
 class Listener(Protocol):
-    """Is told what happens on a link."""
+    """Receives reports of what happens on a link."""
 
     def link_changed(self, url: str, *, connected: bool) -> None: ...
 
@@ -84,7 +84,7 @@ class Listener(Protocol):
 
 
 class Link:
-    """One seat of the pool. `relay` is there while its connection is kept, whether up or down just now."""
+    """One seat of the pool. `relay` is set while its connection is kept, whether it is up or down now."""
 
     def __init__(
         self,
@@ -98,7 +98,7 @@ class Link:
         self.url = url
         self.relay: PoolRelay | None = None
         self.is_connected = False
-        """What the listener was last told."""
+        """The state last reported to the listener."""
         self._make = make
         self._options = options
         self._listener = listener
@@ -107,12 +107,12 @@ class Link:
         self._reported = Statistics()
 
     async def run(self) -> None:
-        """Keep a connection until cancelled; then it is closed."""
+        """Keep a connection until cancelled, then close it."""
         while True:
             relay = self._make(self.url, self._changed.set)
             try:
                 await relay.open()
-            except (StrataError, OSError):  # OSError: of the file of pins, or the system has no file to open
+            except (StrataError, OSError):  # OSError: the pin file, or too many open files
                 self._listener.observe(self.url, Aspect.CONNECT, bad=1)
                 self._tell(False)
                 await asyncio.sleep(self._backoff.next_delay())
@@ -128,7 +128,7 @@ class Link:
                 await relay.close()
 
     async def _watch(self, relay: PoolRelay) -> None:
-        """Tell of changes until the relay has been gone for `revive_after`."""
+        """Report changes until the relay has been disconnected for `revive_after`."""
         loop = asyncio.get_running_loop()
         gone_at = loop.time()
         while True:
@@ -148,7 +148,7 @@ class Link:
         self._listener.link_changed(self.url, connected=connected)
 
     def report(self) -> None:
-        """Pass on what the relay's counters say has happened since the last report (R-341, R-342)."""
+        """Report what has happened since the last report, by the relay's counters (R-341, R-342)."""
         if self.relay is None:
             return
         before, now = self._reported, self.relay.statistics

@@ -1,13 +1,15 @@
 """Which relays a pool is connected to, reads from and publishes to: no I/O, no clock.
 
-Every known relay is a member. Of those that may be contacted, `seats` hold a connection each; a seat is kept
-as long as its relay is of use, so that a slightly better score elsewhere moves nothing. It is lost
+Every known relay is a member. Of those that may be contacted, the ones with a *seat* hold a connection each.
+A relay keeps its seat as long as it is useful, so a slightly better score elsewhere changes nothing. It loses
+the seat
 
-- at once, by a relay that is blacklisted (R-344);
+- at once, if it is blacklisted (R-344);
 - after `replace_after` of absence or `ping_failures` missed pings, if another relay waits for a seat (C-272,
-  C-277): the loser goes to the end of the line, and has its turn again when others fail; one that was not
-  reached then has the whole time of an attempt, or relays that are far away would take turns for ever;
-- to a newcomer in a trial that turned out better (R-345).
+  C-277). The loser goes to the end of the line, and has its turn again when others fail. A relay that was
+  not reached in its seat then gets the whole time of an attempt the next time, otherwise distant relays would
+  take turns forever;
+- to a newcomer that did better in its trial (R-345).
 
 Readers and publish targets are chosen from the seats, connected ones first, then by standing and score.
 """
@@ -33,20 +35,20 @@ _TRIAL_SECONDS = 60.0
 class _Member:
     url: str
     turn: int
-    """Lower ones come first among equals; the loser of a seat gets the highest."""
+    """Among equals, lower turns come first; the loser of a seat gets the highest."""
     seated: bool = False
     connected: bool = False
     absent_since: float = -math.inf
     is_new: bool = True
-    """Not reached since it got its seat."""
+    """Whether it has not been reached since it got its seat."""
     is_slow: bool = False
-    """It has lost a seat before it was reached, and was not reached since."""
+    """Whether it has lost a seat before it was reached, and has not been reached since."""
     missed_pings: int = 0
     trial_until: float | None = None
 
 
 class Membership:
-    """Seats, readers and targets. `standing` and `score` give the latest judgement of a relay."""
+    """Seats, readers and targets. `standing` and `score` return the latest judgement of a relay."""
 
     def __init__(
         self,
@@ -89,27 +91,27 @@ class Membership:
         """Members that may be contacted (R-344)."""
         return [member.url for member in self._usable()]
 
-    # What happens to them.
+    # Events.
 
     def connected(self, url: str) -> None:
-        """There is a connection to this relay."""
+        """Note that there is a connection to this relay."""
         if member := self._members.get(url):
             member.connected, member.missed_pings = True, 0
             member.is_new = member.is_slow = False
 
     def disconnected(self, url: str, now: float) -> None:
-        """The connection is gone, or an attempt failed."""
+        """Note that the connection was lost, or an attempt failed."""
         member = self._members.get(url)
         if member is not None and (member.connected or member.absent_since == -math.inf):
             member.connected, member.absent_since = False, now
 
     def ping_answered(self, url: str) -> None:
-        """A sign of life."""
+        """Note a successful ping."""
         if member := self._members.get(url):
             member.missed_pings = 0
 
     def ping_missed(self, url: str) -> None:
-        """No sign of life in time (C-277)."""
+        """Note a ping without an answer in time (C-277)."""
         if member := self._members.get(url):
             member.missed_pings += 1
 
@@ -118,10 +120,10 @@ class Membership:
         member = self._members.get(url)
         return member is not None and member.connected
 
-    # What follows from it.
+    # Choices.
 
     def seats(self, now: float) -> list[str]:
-        """The relays to hold connections to, from now on."""
+        """Reassign the seats; return the relays to hold connections to from now on."""
         options = self._options
         usable = self._usable()
         for member in self._members.values():
@@ -129,7 +131,7 @@ class Membership:
                 member.seated, member.trial_until = False, None
         waiting = sorted((m for m in usable if not m.seated), key=self._turn)
         for member in [m for m in usable if m.seated and self._is_lost(m, now)]:
-            # A seat beside the others is nobody's place: it has its minute, and goes.
+            # An extra seat for a trial goes to no other relay: it is removed after its minute.
             is_beside = member.trial_until is not None and sum(m.seated for m in usable) > options.connections
             if waiting and not is_beside:
                 self._swap(member, waiting.pop(0), now)
@@ -140,7 +142,8 @@ class Membership:
         return [m.url for m in usable if m.seated]
 
     def readers(self, wanted: int, current: Iterable[str]) -> list[str]:
-        """The relays to read from: healthy ones read from now, then the best of the others."""
+        """The relays to read from, among the healthy ones: active before backup, those read from now before
+        others, then by score."""
         kept = set(current)
         healthy = [m for m in self._usable() if m.seated and m.connected and not self._is_failing(m)]
 
@@ -151,7 +154,7 @@ class Membership:
         return [member.url for member in sorted(healthy, key=rank)[:wanted]]
 
     def targets(self) -> list[str]:
-        """Where to publish, best first: healthy, then doubtful, then absent ones; never a blacklisted one."""
+        """Where to publish, best first: healthy, then failing, then absent relays; never blacklisted ones."""
 
         def rank(member: _Member) -> tuple[bool, bool, bool, float, int]:
             is_backup = self._standing(member.url) is Standing.BACKUP
@@ -161,9 +164,9 @@ class Membership:
         return [member.url for member in sorted((m for m in self._usable() if m.seated), key=rank)]
 
     def sample(self, now: float) -> str | None:
-        """A relay not in use whose turn it is to be tried, or None (R-345).
+        """Choose a relay not in use to be tried, if a trial is due, else None (R-345).
 
-        It gets a seat beside the others for a minute; then its score decides whether it keeps one.
+        The relay gets an extra seat for a minute; then its score decides whether it keeps a seat.
         """
         interval = self._options.sample_interval
         if interval is None:
@@ -187,7 +190,7 @@ class Membership:
         return [m for m in self._members.values() if self._standing(m.url) is not Standing.BLACKLISTED]
 
     def _turn(self, member: _Member) -> tuple[bool, int]:
-        """Who comes next to a seat: the loser of one waits for the others, whatever its score is."""
+        """The order of getting a seat: the loser of one waits for the others, whatever its score is."""
         return self._standing(member.url) is Standing.BACKUP, member.turn
 
     def _is_failing(self, member: _Member) -> bool:
@@ -206,7 +209,7 @@ class Membership:
         member.missed_pings, member.absent_since = 0, now
 
     def _unseat(self, loser: _Member) -> None:
-        """Take a seat away; its relay goes to the end of the line."""
+        """Take a relay's seat away; the relay goes to the end of the line."""
         self._turns += 1
         loser.turn, loser.seated, loser.connected, loser.trial_until = self._turns, False, False, None
 

@@ -1,17 +1,18 @@
-"""One stream out of several relays': each packet once, with the earliest time it was received (C-271, R-106).
+"""One stream from several relays: each packet once, with the earliest time it was received (C-271, R-106).
 
-No I/O, no clock. Two promises, and what they rest on:
+No I/O, no clock. There are two promises:
 
-*Once.* An id handed on is never handed on again. The latest `dedup_packets` ids are held in memory, older
-ones go to `OlderIds`, which is asked only about packets whose timestamp is not newer than that of its newest
-id: live packets never ask. Nothing is forgotten, however far apart the relays stand.
+*Once.* A delivered id is never delivered again. The latest `dedup_packets` ids are held in memory; older ones
+go to `OlderIds`, which is asked only about packets whose timestamp is not newer than that of its newest id,
+so live packets need no lookup. No id is forgotten, however far apart the relays' positions are.
 
-*The earliest time.* The first copy is handed on at once, so its `received_at` is the earliest known then.
-Later copies can lower what `received_at` tells about the packet; with `hold_back` the packet waits for them.
-A time that lies before the packet's own timestamp by more than relays admit is a lie and does not count.
+*The earliest time.* The first copy is delivered at once, so its `received_at` is the earliest known then.
+Later copies can lower the `received_at` of the packet; with `hold_back` the packet waits for them. A time
+that is earlier than the packet's own timestamp by more than relays allow is false and does not count.
 
-A relay's position moves when its packet is queued, for resuming here; and when the packet is taken, for
-programs that keep positions: those never name what their user has not seen.
+A relay's position moves twice: in `positions` when its packet is queued, for resuming here, and in
+`taken_positions` when the packet is taken, for programs that keep positions. The latter are never ahead of
+what the program has received.
 """
 
 # Core: no I/O, no clock, no randomness (held by tests/test_layout.py).
@@ -35,10 +36,10 @@ _EVICTED_AT_ONCE = 256
 
 
 class OlderIds(Protocol):
-    """Where ids go that are too many for memory."""
+    """Storage for the ids that no longer fit in memory."""
 
     def add(self, digests: Iterable[bytes]) -> None:
-        """Keep these. Raises `OSError` if it cannot; then it has kept none of them."""
+        """Keep these ids. Raises `OSError` if that fails; then none of them is kept."""
 
     def __contains__(self, digest: bytes) -> bool: ...
 
@@ -53,7 +54,7 @@ class _Known:
 class _Queued:
     delivery: Delivery
     advances: dict[str, Position] = field(default_factory=dict)
-    """Positions that hold once this packet has been taken."""
+    """Positions that take effect once this packet has been taken."""
 
 
 @dataclass(slots=True)
@@ -72,9 +73,9 @@ class Merging:
         self.dropped = 0
         self.older_ids_failures = 0
         self.taken_positions: dict[str, Position] = {}
-        """Where each relay stood at the packet last taken."""
+        """The position at each relay as of the packet last taken."""
         self.positions: dict[str, Position] = {}
-        """Where each relay stands, counting packets still in the queue."""
+        """The position at each relay, including packets still in the queue."""
         self._capacity = capacity
         self._window = dedup_packets
         self._hold_back = hold_back
@@ -89,7 +90,7 @@ class Merging:
 
     @property
     def must_wait(self) -> bool:
-        """Whether readers have to wait until the consumer has taken something."""
+        """Whether readers must wait until the consumer has taken something."""
         return len(self._queue) + len(self._held) >= self._capacity
 
     def offer(
@@ -102,11 +103,11 @@ class Merging:
         readers: int = 1,
         in_stream: bool = True,
     ) -> bool:
-        """A verified packet from a relay; true if it is the first copy.
+        """Accept a verified packet from a relay; true if it is the first copy.
 
-        `readers` is how many relays may yet bring it. A packet found by a sweep is not `in_stream`: the
-        relay's position stays. No position is later than `unix_now`, whatever the relay's clock says: another
-        relay may have to go on from there.
+        `readers` is the number of relays that may send it. A packet found by a sweep is not `in_stream`: it
+        does not move the relay's position. No position is later than `unix_now`, whatever the relay's clock
+        says, because another relay may have to resume from there.
         """
         advance: dict[str, Position] = {}
         if in_stream:
@@ -123,7 +124,7 @@ class Merging:
             return False
         self._remember(digest, delivery)
         self.merged += 1
-        # What comes behind a packet held back waits too: a position must not overtake a packet.
+        # Packets behind one that is held back wait too: a position must not overtake a packet.
         if self._held or (self._hold_back > 0 and readers > 1):
             self._held[digest] = _Held(delivery, now + self._hold_back, {url}, advance)
         else:
@@ -131,7 +132,7 @@ class Merging:
         return True
 
     def take(self) -> Delivery | None:
-        """The next packet for the consumer, or None."""
+        """Take the next packet for the consumer, if any."""
         if not self._queue:
             return None
         queued = self._queue.popleft()
@@ -139,7 +140,7 @@ class Merging:
         return queued.delivery
 
     def drop(self) -> None:
-        """Drop what waits. No position moves: another session brings it."""
+        """Drop all waiting packets. No position moves, so another session reads them again."""
         self._held.clear()
         self._queue.clear()
 
@@ -152,11 +153,11 @@ class Merging:
         return next(iter(self._held.values())).due_at if self._held else math.inf
 
     def release_all(self) -> None:
-        """Hold nothing back any longer: no further copies will come."""
+        """Release all packets held back: no further copies will come."""
         self._release(math.inf, readers=None)
 
     def received_at(self, digest: bytes) -> int | None:
-        """The earliest time any relay says it received the packet; None once out of the window."""
+        """The earliest time at which a relay says it received the packet; None outside the window."""
         known = self._known.get(digest)
         return None if known is None else known.received_at
 
@@ -177,12 +178,12 @@ class Merging:
             self._advance(advance)
             return
         held.seen_at.add(url)
-        # The position belongs to what was held last: the packets between here and there are before it.
+        # The position takes effect with the packet held last: all packets held now come before it.
         self._advance(advance)
         self._release(-math.inf, readers=readers)
 
     def _release(self, now: float, *, readers: int | None) -> None:
-        """Queue, in order, what has waited until `now` or has come from that many readers."""
+        """Queue, in order, packets that were due by `now` or have come from `readers` relays."""
         while self._held:
             digest, held = next(iter(self._held.items()))
             if held.due_at > now and (readers is None or len(held.seen_at) < readers):
@@ -194,7 +195,7 @@ class Merging:
             )
 
     def _advance(self, advance: dict[str, Position]) -> None:
-        """A position without a packet of its own holds once all queued before it has been taken."""
+        """Make a position without a new packet take effect once all packets before it have been taken."""
         if self._held:
             next(reversed(self._held.values())).advances |= advance
         elif self._queue:
@@ -213,7 +214,7 @@ class Merging:
         try:
             self._older_ids.add(oldest)
         except OSError:
-            self.older_ids_failures += 1  # memory grows instead: never twice comes before never much
+            self.older_ids_failures += 1  # memory grows instead: no repeats matters more than little memory
             self._window += _EVICTED_AT_ONCE
             return
         for digest in oldest:

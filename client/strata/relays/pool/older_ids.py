@@ -1,4 +1,4 @@
-"""Packet ids on disk, for subscriptions that have handed on more than memory should hold."""
+"""Packet ids on disk, for subscriptions that have delivered more than memory should hold."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ __all__ = ["OlderIdsOnDisk"]
 
 
 class OlderIdsOnDisk:
-    """A set of ids in a temporary SQLite file of its own, made at first use and gone when closed.
+    """A set of ids in its own temporary SQLite file, made at first use and deleted when closed.
 
-    It is used from the event loop: adding 256 ids takes about a millisecond, a look some microseconds. About
-    40 bytes of disk an id. For one thread.
+    It is used from the event loop: adding 256 ids takes about a millisecond, a lookup some microseconds. An
+    id takes about 40 bytes of disk. For one thread.
     """
 
     def __init__(self) -> None:
         self._database: sqlite3.Connection | None = None
 
     def add(self, digests: Iterable[bytes]) -> None:
-        """Keep these ids. Raises `OSError` if the disk does not take them."""
+        """Keep these ids. Raises `OSError` if they cannot be written."""
         try:
             if self._database is None:
                 self._database = self._open()
@@ -40,16 +40,16 @@ class OlderIdsOnDisk:
         return row is not None
 
     def close(self) -> None:
-        """Drop the file. Idempotent."""
+        """Delete the file. Idempotent."""
         if self._database is not None:
             self._database.close()
             self._database = None
 
     @staticmethod
     def _open() -> sqlite3.Connection:
-        database = sqlite3.connect("")  # the empty name: a private file that SQLite deletes by itself
+        database = sqlite3.connect("")  # the empty name: a private file that SQLite deletes itself
         try:
-            database.execute("PRAGMA journal_mode = MEMORY")  # a crash takes the file with it
+            database.execute("PRAGMA journal_mode = MEMORY")  # the file does not outlive a crash
             database.execute("PRAGMA cache_size = -8192")
             database.execute("CREATE TABLE seen (digest BLOB PRIMARY KEY) WITHOUT ROWID")
         except sqlite3.Error:

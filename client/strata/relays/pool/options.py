@@ -1,4 +1,4 @@
-"""Everything a pool of relays can be tuned by, in one frozen value."""
+"""The options of a pool of relays, in one frozen value."""
 
 # Core: no I/O, no clock, no randomness (held by tests/test_layout.py).
 
@@ -18,77 +18,77 @@ __all__ = ["PoolOptions"]
 class PoolOptions:
     """How a pool behaves. All times are seconds; None switches a check off (C-279).
 
-    Raises `ValueError` on construction if a value cannot work, and `TypeError` for one of another type.
+    Construction raises `ValueError` for a value that cannot work, and `TypeError` for one of another type.
     """
 
     relay: Options = field(default_factory=Options)
     """How the connection to each relay behaves."""
     profile: Profile = Profile.STANDARD
-    """The privacy profile asked for; `Pool.profile` says which is in force (R-403)."""
+    """The privacy profile requested; `Pool.profile` is the one in force (R-403)."""
 
     connections: int = 4
-    """Most relays connected at once; the others wait their turn."""
+    """The most relays connected at once; the others wait their turn."""
     replace_after: float = 2.0
-    """How long a relay may be gone before another takes its place (C-272)."""
+    """How long a relay may be unreachable before another takes its place (C-272)."""
     revive_after: float = 60.0
-    """A connection gone for this long is given up and made anew."""
+    """After this long without success, a lost connection is abandoned and a new one is opened."""
     reconnect_base: float = 1.0
-    """The first attempt after a failed one follows within this time; each further bound doubles."""
+    """The longest wait after the first failed attempt to connect; it doubles with each attempt."""
     reconnect_cap: float = 60.0
-    """No wait between attempts is longer than this."""
+    """The longest wait between attempts."""
 
     copies: int = 2
     """How many relays each packet is published to (C-270)."""
     confirmations: int = 1
-    """How many of them must have said OK before `publish` returns; the others go on in the background."""
+    """How many of them must have said OK before `publish` returns; the others continue in the background."""
     publish_timeout: float = 30.0
-    """How long a publish may take in all, unless the call says otherwise."""
+    """How long a publish may take in all, unless the call gives a timeout."""
     retry_interval: float = 1.0
-    """A publish short of its copies after this long goes to one relay more, then after twice this long
-    again, and so on (C-273)."""
+    """After this long without all its copies a publish goes to one more relay, after twice as long to
+    another one, and so on (C-273)."""
     retry_cap: float = 30.0
     """The longest of those waits."""
     max_in_flight: int = 256
-    """Most publishes waiting for their confirmations; the next one waits for its turn."""
+    """The most publishes waiting for their confirmations; the next one waits for its turn."""
     max_background: int = 1024
-    """Most copies still under way after their publish was confirmed; beyond it the oldest is given up."""
+    """How many copies may be under way; beyond it, those of the oldest confirmed publish are abandoned."""
 
     readers: int = 2
     """How many relays each subscription reads from (C-271)."""
     queue_packets: int = 256
-    """Most packets a subscription holds for its consumer; then its readers wait."""
+    """The most packets a subscription holds for its consumer; when full, its readers wait."""
     dedup_packets: int = 65_536
     """How many of the latest packet ids a subscription holds in memory, about 300 bytes each. Older ones go
-    to a temporary file and are looked up there, so no number of packets makes a repeat pass."""
+    to a temporary file and are looked up there, so repeats are dropped however many packets there are."""
     hold_back: float = 0.0
-    """How long a packet waits for its copies from the other readers, for the sake of the earliest
-    `received_at` (R-106). With 0 the first copy is handed on at once."""
+    """How long a packet waits for its copies from the other readers, in order to have the earliest
+    `received_at` (R-106). With 0 the first copy is delivered at once."""
     overlap: int = 300
-    """By how much a relay that takes over starts before the last packet of the one it replaces (C-278)."""
+    """How far before the last packet of the relay it replaces a new reader starts (C-278)."""
 
     presence_delay: float | None = 2.0
     """How long after its OK a relay is asked whether it has the packet (C-274)."""
     presence_attempts: int = 5
-    """How many times a packet that is not there is sent again before the check gives up."""
+    """The most rounds of this check for one packet; after the last one the check gives up."""
     presence_packets: int = 4096
-    """Most packets under that check; with more, `publish` waits for room."""
+    """The most packets under this check; when full, `publish` waits for room."""
     sweep_interval: float | None = 60.0
     """How often all relays are asked for what a subscription may have missed (C-275)."""
     ping_interval: float | None = 60.0
-    """How often each connected relay is asked for a sign of life (C-277)."""
+    """How often each connected relay is pinged (C-277)."""
     ping_timeout: float = 10.0
-    """How long the sign of life may take."""
+    """How long a ping may take."""
     ping_failures: int = 2
-    """How many missing ones in a row make a relay be replaced."""
+    """How many failed pings in a row cause a relay to be replaced."""
     probe_interval: float | None = 300.0
     """How often a relay is asked for a random packet that it should have (R-343)."""
     sample_interval: float | None = 3600.0
-    """How often a relay not in use is tried (R-345)."""
+    """How often a relay that is not in use is tried (R-345)."""
     request_timeout: float = 30.0
     """How long one check may take at one relay."""
 
     scores: Path | None = None
-    """The SQLite file that keeps what is known about relays; None keeps it for the pool's life alone."""
+    """The SQLite file that keeps what is known about relays; None keeps it only as long as the pool lives."""
 
     def __post_init__(self) -> None:
         if not isinstance(self.relay, Options):

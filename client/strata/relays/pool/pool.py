@@ -1,4 +1,4 @@
-"""Several relays as a program sees them: publish, subscribe, look packets up. An asyncio shell."""
+"""Several relays as a program sees them: publish, subscribe, look up packets. An asyncio shell."""
 
 from __future__ import annotations
 
@@ -49,21 +49,22 @@ _log = logging.getLogger("strata.pool")
 
 _HOUSEKEEPING_INTERVAL = 1.0
 _HOUSEKEEPING_GAP = 0.02
-"""However often it is woken, the housekeeper leaves the loop to others for this long."""
+"""However often it is woken, the housekeeper yields the loop to other tasks for this long."""
 _SHIELDED_CONNECTIONS = 3
 _COMPANY_SECONDS = 0.5
 _HEAD_TIMEOUT = 2.0
 
 
 class PacketPool:
-    """Several relays behind the face of one: packets alone. Belongs to one event loop.
+    """Several relays that look like one; packets only. Belongs to one event loop.
 
-    What programs get by `strata.connect_pool` is `strata.Pool`, which opens channels too.
+    `strata.connect_pool` returns `strata.Pool`, which also opens channels.
 
-    A packet is published to several relays at once, and a relay that does not answer delays nobody; a
-    subscription reads from several relays and hands each packet on once; a relay that fails is replaced, and
-    one that lies is left. `make` replaces how connections are made, `wall` the clock, `random` the chance.
-    It is opened once: calls before that, and opening it again, raise `RuntimeError`.
+    A packet is published to several relays at once, and a relay that does not answer delays nothing. A
+    subscription reads from several relays and delivers each packet once. A relay that fails is replaced, and
+    a relay that lies is no longer used. `make` replaces the function that makes connections, `wall` the
+    clock, `random` the source of random numbers. A pool can be opened once: calls before that, and opening it
+    again, raise `RuntimeError`.
     """
 
     def __init__(
@@ -130,14 +131,14 @@ class PacketPool:
         self._runner: asyncio.Task[None] | None = None
         self._failure: StrataError | None = None
         self._first = asyncio.Event()
-        """Set once opening has succeeded, or can no more."""
+        """Set once opening has succeeded or failed."""
         self._arrival = asyncio.Event()
-        """Set, and replaced, when a relay has connected."""
+        """Set, and replaced by a new event, when a relay has connected."""
 
     # Opening and closing.
 
     async def open(self) -> Self:
-        """Connect to the first relays; returns as soon as one is there. Cancelling closes everything again.
+        """Connect to the first relays; returns when one is connected. Cancelling closes everything again.
 
         Raises `ConnectionFailed` if no relay could be reached in time, `OSError` for an unusable scores file,
         and `Closed` if the pool was closed before or meanwhile.
@@ -147,7 +148,7 @@ class PacketPool:
         if not self._relays.urls:
             raise ConnectionFailed("a pool needs the URL of at least one relay")
         if not any(map(is_relay_url, self._relays.urls)):
-            check_url(self._relays.urls[0])  # which says what a URL is
+            check_url(self._relays.urls[0])  # raises an error that shows what a URL looks like
         self._is_opened = True
         self._loop = asyncio.get_running_loop()
         try:
@@ -178,20 +179,21 @@ class PacketPool:
         return self
 
     async def close(self) -> None:
-        """Close every connection and leave nothing behind. Idempotent.
+        """Close every connection and end every task. Idempotent.
 
-        Publishes and subscriptions still waiting raise `Closed`; copies in the background are given up. Takes
-        as long as the slowest relay's closing, `Options.close_timeout` and a second at most.
+        Publishes and subscriptions still waiting raise `Closed`; copies in the background are abandoned.
+        Takes as long as the slowest relay takes to close, at most a second longer than
+        `Options.close_timeout`.
         """
         self._check_loop()
         self._fail(Closed("the pool was closed"))
         if self._runner is not None:
-            if not self._runner.done():  # one that is may be of a loop that is closed
+            if not self._runner.done():  # if it is, its loop may be closed
                 self._runner.cancel()
                 await asyncio.wait([self._runner])
             self._relays.close_scores()  # a task that is cancelled before its first step runs no `finally`
             if not self._runner.cancelled():
-                self._runner.result()  # a fault of ours must not pass unseen
+                self._runner.result()  # errors in our own code must not go unnoticed
 
     async def __aenter__(self) -> Self:
         return await self.open()
@@ -213,17 +215,17 @@ class PacketPool:
         timeout: float | None = None,
         on_stored: Callable[[], None] | None = None,
     ) -> PoolPublished:
-        """Hand a packet to several relays; returns once `PoolOptions.confirmations` of them have stored it.
+        """Publish a packet to several relays; returns once `PoolOptions.confirmations` of them stored it.
 
-        `on_stored` is called once the first of them has. What it raises, this raises in the end, though the
-        packet is stored.
+        `on_stored` is called when the first of them has stored it. If it raises, so does this method in the
+        end, although the packet is stored.
 
-        The other copies go on in the background, and every relay that said OK is asked later whether it has
-        the packet (`presence_delay`). Nobody waits for a relay that does not answer.
+        The other copies continue in the background, and every relay that said OK is asked later whether it
+        has the packet (`presence_delay`). A relay that does not answer delays nothing.
 
-        Raises `RequestRefused` if every relay refuses the packet for good, `RequestTimeout` if too few said
-        OK within `timeout` seconds, `Closed`. After a timeout or cancelling, the packet may be stored or not;
-        publishing the same packet again is safe.
+        Raises `RequestRefused` if every relay refuses the packet permanently, `RequestTimeout` if too few
+        said OK within `timeout` seconds, `Closed`. After a timeout or cancellation the packet may or may not
+        be stored; publishing the same packet again is safe.
         """
         self._check_open()
         check_packet(packet)
@@ -234,7 +236,7 @@ class PacketPool:
     async def post(
         self, content: Mapping[str, object], *, expires_at: int | None = None, timeout: float | None = None
     ) -> PoolPublished:
-        """Sign `content` with the pool's identity, as of now, and `publish` it.
+        """Sign `content` with the pool's identity and the current time, and `publish` it.
 
         Raises what `publish` and `packets.build` raise, and `ValueError` without an identity.
         """
@@ -246,17 +248,17 @@ class PacketPool:
     # Reading.
 
     def subscribe(self, **options: Unpack[PoolSubscribeOptions]) -> PoolSubscription:
-        """Stored packets that match, and with `live` the new ones after them, each once.
+        """Read stored packets that match and then, with `live`, new ones, each once.
 
-        `PoolSubscribeOptions` tells each option. Stored packets are those of `PoolOptions.readers` relays.
-        Raises `ValueError` for options no relay could serve, `TypeError` for options that do not exist, and
-        `Closed`.
+        `PoolSubscribeOptions` describes the options. Stored packets come from `PoolOptions.readers` relays.
+        Raises `ValueError` for options that no relay could serve, `TypeError` for options that do not exist,
+        and `Closed`.
         """
         self._check_open()
         positions = options.pop("positions", None) or {}
         check_positions(positions)
         query = Query.of(options, PoolSubscribeOptions)
-        # A packet asked for by id cannot be hidden among others.
+        # A request for a packet by id cannot be hidden among others.
         coarse = self._relays.profile.coarse_filters and not query.packet_ids
         reading = Reading(
             self._relays,
@@ -272,7 +274,10 @@ class PacketPool:
         return PoolSubscription(reading)
 
     def fetch(self, **options: Unpack[PoolFetchOptions]) -> PoolSubscription:
-        """Stored packets that match, each once, until there are no more: `subscribe` with `live=False`."""
+        """Read stored packets that match, each once; ends when there are no more.
+
+        The same as `subscribe` with `live=False`.
+        """
         return self.subscribe(**options, live=False)
 
     async def get(
@@ -284,10 +289,11 @@ class PacketPool:
         until: int | None = None,
         timeout: float | None = None,
     ) -> Delivery | None:
-        """The packet with this id, from the relay that gives it first; None if no relay has it.
+        """Return the packet with this id, from the first relay that returns it; None if no relay has it.
 
-        Every connected relay is asked. Raises `RequestTimeout` if those that answered within `timeout`
-        seconds (default `Options.history_timeout`) do not have it and others did not answer, `Closed`.
+        Asks every connected relay. Raises `Closed`, and `RequestTimeout` if no relay is connected, or if none
+        returned the packet and some did not answer within `timeout` seconds (default
+        `Options.history_timeout`).
         """
         self._check_open()
         check_text("packet_id", packet_id, may_be_none=False)
@@ -335,10 +341,10 @@ class PacketPool:
     async def find(
         self, packet_ids: Iterable[str], *, types: Iterable[str] | str = (), since: int | None = None
     ) -> AsyncGenerator[Delivery, None]:
-        """The packets among these that any connected relay has, each once, in any order (C-285).
+        """Yield those of these packets that any connected relay has, each once, in any order (C-285).
 
-        One relay is asked after another, for the packets that earlier ones did not have. If no relay could
-        answer, raises what the last one raised; `ConnectionFailed` if no relay is connected; and `Closed`.
+        Asks one relay after another, for the packets that earlier ones did not have. Raises the last relay's
+        error if no relay could answer, `ConnectionFailed` if no relay is connected, and `Closed`.
         """
         self._check_open()
         wanted = dict.fromkeys(texts("packet_ids", packet_ids))
@@ -360,8 +366,8 @@ class PacketPool:
     async def _is_genuine(self, packet: Packet) -> bool:
         """Whether its author signed a packet that came inside another one: see `PacketRelay._is_genuine`.
 
-        One connected relay is asked after another, until one knows keys that say so. If none could answer,
-        raises what the last one raised; `ConnectionFailed` if no relay is connected; and `Closed`.
+        Asks one connected relay after another, until one has keys that confirm it. Raises the last relay's
+        error if no relay could answer, `ConnectionFailed` if no relay is connected, and `Closed`.
         """
         self._check_open()
         answered, failure = False, None
@@ -377,10 +383,11 @@ class PacketPool:
         return False
 
     async def heads(self) -> dict[str, Position]:
-        """Where the connected relays end: `positions` for what comes from now on.
+        """Return the ends of the connected relays' logs: `positions` for a subscription to new packets only.
 
-        Relays that are still connecting get half a second to come in, until there are as many as are read
-        from. One that cannot say where it ends, or does not within two, is left out. Raises `Closed`.
+        Waits up to half a second for relays that are still connecting, if fewer than `PoolOptions.readers`
+        are connected. A relay that cannot say where its log ends, or does not within two seconds, is left
+        out. Raises `Closed`.
         """
         self._check_open()
         company = self._loop.time() + _COMPANY_SECONDS
@@ -411,7 +418,7 @@ class PacketPool:
 
     @property
     def statistics(self) -> PoolStatistics:
-        """What has happened so far; the numbers go on counting."""
+        """The live counters of what has happened so far, which keep changing."""
         return self._relays.statistics
 
     @property
@@ -421,17 +428,17 @@ class PacketPool:
 
     @property
     def profile(self) -> EffectiveProfile:
-        """The privacy profile in force, with what was asked for and why it is less (R-407, R-408)."""
+        """The privacy profile in force, with the one requested and why it is weaker (R-407, R-408)."""
         return self._relays.profile
 
     @property
     def is_connected(self) -> bool:
-        """Whether any relay is connected at this moment."""
+        """Whether any relay is connected now."""
         return bool(self._relays.connected())
 
     @property
     def seats(self) -> tuple[int, int]:
-        """How many relays are connected, and how many should be: as many as packets are published to."""
+        """How many relays are connected, and how many should be: the number that packets are published to."""
         wanted = min(self._options.copies, len(self._relays.urls))
         return len(self._relays.connected()), max(1, wanted)
 
@@ -443,21 +450,21 @@ class PacketPool:
 
     @property
     def latest_time(self) -> float | None:
-        """The time by the slowest clock of the connected relays, at the latest; see `Relay.latest_time`."""
+        """The lowest upper bound of a connected relay's time, in Unix seconds; see `Relay.latest_time`."""
         times = [relay.latest_time for relay in self._connections()]
         return min((at for at in times if at is not None), default=None)
 
     @property
     def unsettled(self) -> int:
-        """Packets published whose presence on enough relays has not been seen yet (C-274)."""
+        """The number of published packets not yet confirmed to be present on enough relays (C-274)."""
         return self._checks.unsettled
 
     def add(self, url: str) -> None:
-        """Make another relay known; it gets its turn."""
+        """Add a relay to the pool; it will be used in its turn."""
         self._relays.add(url)
 
     def remove(self, url: str) -> None:
-        """Leave a relay and forget its score, in the scores file too."""
+        """Remove a relay from the pool and forget its score, in the scores file too."""
         self._relays.remove(url)
 
     def _connections(self) -> list[PoolRelay]:
@@ -501,7 +508,7 @@ class PacketPool:
         self._readings.pop(reading, None)
 
     def _fail(self, error: StrataError) -> None:
-        """Nothing further will happen: tell everyone who waits."""
+        """End everything permanently: every waiting call receives the error."""
         if self._failure is None:
             self._failure = error
         self._first.set()

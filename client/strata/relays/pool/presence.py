@@ -1,18 +1,19 @@
-"""Whether relays have the packets they acknowledged, and sending again those they lack (C-274).
+"""Checking that relays have the packets they acknowledged, and resending those they lack (C-274).
 
 No I/O, no clock. A packet is watched from its first OK. After `delay`, every relay that said OK is asked for
 it by id, many packets in one request. When all have answered:
 
-- it is present on `copies` relays: done;
-- a relay that said OK does not have it: the packet is sent to it again and to another;
-- a relay that could not be asked says nothing: it is asked again next time. Before the last time a packet
-  that was seen nowhere is sent to others all the same, if there are any.
+- if it is present on `copies` relays, the check is done;
+- if a relay that said OK does not have it, the packet is sent to that relay again and to another one;
+- a relay that could not be asked is asked again in the next round. Before the last round, a packet that was
+  found nowhere is sent to other relays anyway, if there are any.
 
-Not to have it is an offence only where the relay says so itself (`Answer.DENIAL`) and had said OK without
-holding the packet back (R-190). A packet is sent again on less.
+Lacking the packet is an offence only if the relay says so itself (`Answer.DENIAL`) and had said OK without
+holding the packet back (R-190). A packet is resent even without that.
 
-The wait doubles each time; after `attempts` rounds the check gives up, for a packet that waits for an absent
-relay would keep a place that another needs. Time without any relay is no round: then no other needs it.
+The wait doubles each time. After `attempts` rounds the check gives up: a packet that waits for an absent
+relay would keep a place that another packet needs. Time without any usable relay does not count as a round,
+because then no other packet needs the place.
 """
 
 # Core: no I/O, no clock, no randomness (held by tests/test_layout.py).
@@ -29,33 +30,33 @@ from strata.protocol.packets import Packet
 __all__ = ["Answer", "Lookup", "PresenceWatch", "Resend"]
 
 _BATCH = 64
-"""Most packets asked for in one request."""
+"""The most packets in one request."""
 
 
 class Answer(enum.Enum):
     """What a relay's answer says about the packets that are not in it."""
 
     DENIAL = enum.auto()
-    """The relay marked the end of a whole answer: it does not have them."""
+    """The relay marked the end of a complete answer: it does not have them."""
     SILENCE = enum.auto()
-    """Nothing more came, but nobody said that this was all: it does not have them, or is slow."""
+    """Nothing more came, but the relay did not mark the end: it does not have them, or is slow."""
     BROKEN = enum.auto()
-    """The answer was cut off, refused or too late: nothing."""
+    """The answer was interrupted, refused or too late: it says nothing about them."""
 
 
 @dataclass(frozen=True, slots=True)
 class Lookup:
-    """Ask this relay which of these packets it has."""
+    """A request to make: ask this relay which of these packets it has."""
 
     url: str
     packets: tuple[Packet, ...]
     held_back: bool = False
-    """Whether the relay said that they have no effect yet (R-190): then it may be right not to show them."""
+    """Whether the relay said that they have no effect yet (R-190): then it may rightly not return them."""
 
 
 @dataclass(frozen=True, slots=True)
 class Resend:
-    """Send this packet to this relay."""
+    """A packet to send again, and the relay to send it to."""
 
     url: str
     packet: Packet
@@ -68,10 +69,11 @@ class _Watched:
     wait: float
     attempts: int = 0
     claimed: set[str] = field(default_factory=set)
-    """Relays that said OK and have not been seen to have it."""
+    """Relays that said OK and have not yet been seen to have it."""
     verified: set[str] = field(default_factory=set)
+    """Relays that have been seen to have it."""
     denied: set[str] = field(default_factory=set)
-    """Relays that denied it in this round."""
+    """Relays that did not have it in this round."""
     held_back: set[str] = field(default_factory=set)
     """Relays that hold it without effect yet (R-190)."""
     outstanding: set[str] = field(default_factory=set)
@@ -83,9 +85,9 @@ class PresenceWatch:
 
     def __init__(self, *, copies: int, delay: float, attempts: int, capacity: int) -> None:
         self.given_up = 0
-        """Packets that were seen on no relay by the last round."""
+        """Packets that had been found on no relay after the last round."""
         self.thin = 0
-        """Packets that were seen on some relay, but on fewer than `copies`."""
+        """Packets that had been found on some relays, but on fewer than `copies`."""
         self._copies = copies
         self._delay = delay
         self._attempts = attempts
@@ -101,7 +103,7 @@ class PresenceWatch:
         return len(self._watched) >= self._capacity
 
     def claimed(self, packet: Packet, url: str, now: float, *, held_back: bool = False) -> None:
-        """A relay said that it has stored the packet, or that it holds the packet back for now (R-190)."""
+        """Note that a relay says it has stored the packet, or holds it back for now (R-190)."""
         watched = self._watched.get(packet.packet_id)
         if watched is None:
             watched = _Watched(packet, now + self._delay, self._delay)
@@ -111,7 +113,7 @@ class PresenceWatch:
             (watched.held_back.add if held_back else watched.held_back.discard)(url)
 
     def due(self, now: float, usable: Collection[str]) -> list[Lookup]:
-        """The requests to make now, of relays that can be asked."""
+        """The requests to make now, to relays that are `usable`."""
         asked: dict[tuple[str, bool], list[Packet]] = {}
         for watched in self._watched.values():
             if watched.due_at > now or watched.outstanding:
@@ -131,9 +133,9 @@ class PresenceWatch:
         ]
 
     def answered(self, lookup: Lookup, found: Collection[str], answer: Answer) -> None:
-        """A relay has given these, by packet id.
+        """Note a relay's answer: `found` has the ids of the packets it has.
 
-        Where its answer was broken off, its word stands for the others until it can be asked again.
+        If the answer was broken, the relay's OK for the other packets stands until it can be asked again.
         """
         for watched in self._of(lookup):
             watched.outstanding.discard(lookup.url)
@@ -145,13 +147,13 @@ class PresenceWatch:
                 watched.denied.add(lookup.url)
 
     def settle(self, now: float, targets: Sequence[str]) -> list[Resend]:
-        """Close the rounds in which no relay is left to answer; returns which packets to send where."""
+        """Close the rounds in which every relay has answered; return which packets to send where."""
         resends = []
         for watched in list(self._watched.values()):
             if watched.outstanding or watched.due_at != math.inf:
                 continue
             missing = self._copies - len(watched.verified)
-            # All there are have it: with two relays alive, a third copy has nowhere to go.
+            # Every usable relay has it: with two relays alive, there is no place for a third copy.
             if missing <= 0 or (watched.verified and not set(targets) - watched.verified):
                 del self._watched[watched.packet.packet_id]
                 continue
@@ -169,11 +171,11 @@ class PresenceWatch:
         return resends
 
     def get_timer(self) -> float:
-        """When `due` has something to say."""
+        """When `due` may have requests to make."""
         return min((w.due_at for w in self._watched.values()), default=math.inf)
 
     def _again(self, watched: _Watched, targets: Sequence[str], missing: int) -> list[str]:
-        """Relays that have shown no interest in lying come first, the denier gets another chance as well."""
+        """Relays to send to: first `missing` relays that have not denied the packet, then those that have."""
         others = [t for t in targets if t not in watched.verified | watched.claimed | watched.denied]
         chosen = others[: max(missing, 0)]
         return chosen + [t for t in targets if t in watched.denied]

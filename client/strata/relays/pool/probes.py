@@ -1,8 +1,8 @@
-"""Random questions to relays about packets they should have (R-343). No I/O, no clock.
+"""Asking relays for random packets that they should have (R-343). No I/O, no clock.
 
-The pool tells which relay acknowledged or served which packet. A few hundred of the latest are remembered,
-chosen evenly. A relay can be asked for one that it had itself, where "not found" is a denial; or for one that
-at least three others have, where it is a gap that counts less: no relay is obliged to have everything.
+The pool reports which relay acknowledged or served which packet. A few hundred recent packets are remembered,
+chosen evenly. A relay can be asked for a packet that it had itself, where "not found" is a denial, or for one
+that at least three others have, where "not found" is a gap that counts less: no relay must have everything.
 """
 
 # Core: no I/O, no clock, no randomness (held by tests/test_layout.py).
@@ -21,12 +21,12 @@ __all__ = ["KnownPackets", "Probe"]
 _CAPACITY = 512
 _WIDELY_HELD = 3
 _FRESH_SECONDS = 3600
-"""Older packets may have been dropped by a relay's retention, which is no offence."""
+"""Older packets may have been dropped by a relay's retention, which is not an offence."""
 
 
 @dataclass(frozen=True, slots=True)
 class Probe:
-    """Ask a relay for this packet, which is its own or common; the answer counts as `kind`."""
+    """A packet to ask a relay for, which it had itself or which is common; the answer counts as `kind`."""
 
     packet: Packet
     kind: Literal[Aspect.PRESENCE, Aspect.CONSISTENCY]
@@ -40,7 +40,7 @@ class _Held:
 
 
 class KnownPackets:
-    """Some packets, and the relays that have them. `random` gives values in [0, 1)."""
+    """A sample of packets, and the relays that have them. `random` gives values in [0, 1)."""
 
     def __init__(self, *, random: Callable[[], float]) -> None:
         self._random = random
@@ -49,18 +49,18 @@ class KnownPackets:
         self._offered = 0
 
     def seen(self, packet: Packet, url: str, now: float) -> None:
-        """A relay acknowledged or served the packet."""
+        """Note that a relay acknowledged or served the packet."""
         held = self._held.get(packet.digest)
         if held is not None:
             held.holders.add(url)
             return
         if packet.expires_at is not None:
-            return  # a relay may be right not to have it
+            return  # a relay may rightly not have it any more
         self._offered += 1
         if len(self._slots) < _CAPACITY:
             self._slots.append(packet.digest)
         else:
-            # One in sixteen takes a random place: what is remembered is recent, and spread over a while.
+            # One in sixteen takes a random place: the sample is recent, and spread over some time.
             if self._offered % 16:
                 return
             place = min(int(self._random() * _CAPACITY), _CAPACITY - 1)
@@ -69,12 +69,12 @@ class KnownPackets:
         self._held[packet.digest] = _Held(packet, now, {url})
 
     def forget(self, url: str) -> None:
-        """A relay is no member any more."""
+        """Forget a relay that is no longer a member."""
         for held in self._held.values():
             held.holders.discard(url)
 
     def choose(self, url: str, now: float) -> Probe | None:
-        """A question for this relay, or None if there is no fair one."""
+        """A probe for this relay, or None if there is no fair one."""
         fresh = [held for held in self._held.values() if now - held.seen_at <= _FRESH_SECONDS]
         own = [held for held in fresh if url in held.holders]
         common = [held for held in fresh if url not in held.holders and len(held.holders) >= _WIDELY_HELD]

@@ -1,13 +1,13 @@
-"""Privacy profiles: the one a program asks for, and the one its relays allow (R-403…R-408). Pure.
+"""Privacy profiles: the one that a program requests, and the one that its relays allow (R-403…R-408). Pure.
 
 | profile  | relays for reading and publishing | delay before each copy | proxy    | filters |
 |----------|-----------------------------------|------------------------|----------|---------|
 | STANDARD | as the options say                | none                   | optional | exact   |
 | SHIELDED | at least two                      | 200–1200 ms            | optional | coarse  |
-| HARDENED | two at least, three if there are  | 800–2500 ms            | required | coarse  |
+| HARDENED | three if available, at least two  | 800–2500 ms            | required | coarse  |
 
-A profile that is out of reach falls back to a weaker one and says so. The profile asked for stays stored
-(R-407), so it comes into force by itself once relays or a proxy are there.
+A profile that is not possible falls back to a weaker one, with a warning. The requested profile stays stored
+(R-407), so it takes effect by itself once there are enough relays or a proxy.
 """
 
 # Core: no I/O, no clock, no randomness (held by tests/test_layout.py).
@@ -33,7 +33,7 @@ separate identities for separate contexts, or the signatures tie together what t
 
 
 class Profile(enum.StrEnum):
-    """How much a client gives up in order to show less of itself."""
+    """How much speed and traffic a client gives up in order to reveal less to relays."""
 
     STANDARD = "STANDARD"
     SHIELDED = "SHIELDED"
@@ -42,29 +42,29 @@ class Profile(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class EffectiveProfile:
-    """The profile in force, beside the one asked for."""
+    """The profile in force, and the one requested."""
 
     stored: Profile
-    """What was asked for: never changed by circumstances (R-407)."""
+    """The profile requested; never changed by circumstances (R-407)."""
     profile: Profile
-    """What is in force."""
+    """The profile in force."""
     warnings: tuple[str, ...]
-    """Why it is less than was asked for, or less than recommended: sentences for people."""
+    """Why the profile in force is weaker than requested or than recommended, as sentences for users."""
     min_relays: int
-    """Fewest relays that each feed and each publish go through (R-404)."""
+    """The fewest relays that each feed and each publish use (R-404)."""
     publish_delay: tuple[float, float] | None
-    """Bounds in seconds of the random wait before each copy of a publish (R-405, R-406)."""
+    """The bounds, in seconds, of the random wait before each copy of a publish (R-405, R-406)."""
     coarse_filters: bool
-    """Whether relays are asked for more than is wanted, and the rest is left aside here (R-405)."""
+    """Whether relays are asked for more than is wanted, and the surplus is discarded here (R-405)."""
 
     @property
     def notice(self) -> str:
-        """What a program should show about it (R-408)."""
+        """The text about the profile that a program should show (R-408)."""
         return "\n".join((PROFILE_NOTICE, *self.warnings))
 
 
 def effective_profile(stored: Profile, *, relays: int, has_proxy: bool) -> EffectiveProfile:
-    """The profile that `relays` usable relays, and a proxy or none, allow (R-404, R-406, R-407)."""
+    """The profile that the number of usable relays, and `has_proxy`, allow (R-404, R-406, R-407)."""
     profile, warnings = stored, []
     if profile is Profile.HARDENED and not has_proxy:
         profile = Profile.SHIELDED
@@ -85,7 +85,7 @@ def effective_profile(stored: Profile, *, relays: int, has_proxy: bool) -> Effec
 
 
 def publish_delay(profile: EffectiveProfile, *, random: Callable[[], float]) -> float:
-    """Seconds to wait before one copy is sent: drawn for each, or the copies would tell of each other."""
+    """Seconds to wait before one copy is sent: drawn for each copy, so that their times do not link them."""
     if profile.publish_delay is None:
         return 0.0
     low, high = profile.publish_delay

@@ -1,9 +1,9 @@
 """One publish to several relays: where to send next, and when it is done. No I/O, no clock.
 
-It goes to the `copies` best relays at once. Whenever one fails, the next best takes its place; whenever the
-copies are not all stored after 1 s, then 2 s more, then 4 s, one relay more is tried (C-273). So a dead relay
-costs nothing but its own copy. A relay that failed without a final word is tried again once no untried one is
-left. `publish` returns at the first `confirmations` OKs; the copies go on.
+The packet goes to the `copies` best relays at once. Whenever one fails, the next best takes its place. While
+copies are missing, one more relay is tried after 1 s, then after 2 s more, then 4 s, and so on (C-273). A
+dead relay therefore costs only its own copy. A relay that failed without refusing is tried again once there
+is no untried one. `publish` returns at the first `confirmations` OKs; the other copies continue.
 """
 
 # Core: no I/O, no clock, no randomness (held by tests/test_layout.py).
@@ -28,7 +28,7 @@ __all__ = ["PublishPlan"]
 
 
 class PublishPlan:
-    """The copies of one packet. Every call answers with the relays to send it to now."""
+    """The copies of one packet. `start`, `failed` and `handle_timer` return the relays to send it to now."""
 
     def __init__(
         self,
@@ -42,7 +42,7 @@ class PublishPlan:
     ) -> None:
         self.deadline = deadline
         self.copies: dict[str, Copy] = {}
-        """Every relay the packet was sent to, and the outcome there."""
+        """Every relay the packet was sent to, and the state of the copy there."""
         self._packet_id = packet_id
         self._wanted = copies
         self._confirmations = confirmations
@@ -54,28 +54,28 @@ class PublishPlan:
         self._last_error: StrataError | None = None
 
     def start(self, targets: Sequence[str], now: float) -> list[str]:
-        """The first relays, of `targets` in their order."""
+        """Start the publish; the first relays are those of `targets`, in their order."""
         self._retry_at = now + self._interval
         return self._recruit(targets, self._wanted)
 
     def stored(self, url: str, answer: Published) -> None:
-        """A relay said OK."""
+        """Note that a relay said OK."""
         self.copies[url] = Copy.STORED
         self._answers.append(answer)
 
     def failed(self, url: str, error: StrataError, targets: Sequence[str]) -> list[str]:
-        """A copy came to nothing: another relay takes its place."""
+        """Note that a copy failed: another relay takes its place."""
         final = _is_final(error)
         self.copies[url] = Copy.REFUSED if final else Copy.FAILED
         if not final:
             self._retries_allowed.add(url)
-        # A refusal tells more than a relay that could not be reached.
+        # A refusal is more informative than a relay that could not be reached.
         if final or self._last_error is None or not _is_final(self._last_error):
             self._last_error = error
         return self._recruit([t for t in targets if t not in self.copies], self._missing())
 
     def handle_timer(self, targets: Sequence[str], now: float) -> list[str]:
-        """Copies are missing when they are due: try one relay more, if need be one already tried."""
+        """If copies are missing when the timer is due, try one more relay, or one that failed before."""
         if now < self._retry_at:
             return []
         self._interval = min(self._interval * 2, self._cap)
@@ -98,17 +98,17 @@ class PublishPlan:
 
     @property
     def refusal(self) -> StrataError | None:
-        """The refusal to raise, once every relay tried has refused for good and no copy is under way."""
+        """The refusal to raise, once every relay tried has refused permanently; None before."""
         hopeless = bool(self.copies) and all(copy is Copy.REFUSED for copy in self.copies.values())
         return self._last_error if hopeless else None
 
     @property
     def last_error(self) -> StrataError:
-        """The most telling failure so far."""
+        """The most informative failure so far."""
         return self._last_error or ConnectionFailed("no relay of the pool is connected")
 
     def result(self) -> PoolPublished:
-        """What `publish` returns."""
+        """The value that `publish` returns."""
         times = [answer.received_at for answer in self._answers if answer.received_at is not None]
         return PoolPublished(
             self._packet_id,
@@ -134,7 +134,7 @@ class PublishPlan:
 
 
 def _is_final(error: StrataError) -> bool:
-    """Whether this relay will never take this packet: it refused it, or our own checks for it did."""
+    """Whether this relay will never accept this packet: it refused, or our own checks for this relay did."""
     if isinstance(error, RequestRefused):
         return error.retry in (Retry.NEVER, Retry.AUTHENTICATE)
     return isinstance(error, InvalidInput | MissingCapability)

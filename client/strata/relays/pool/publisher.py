@@ -1,4 +1,4 @@
-"""The asyncio shell of publishing: copies as tasks, first to confirm, then in the background."""
+"""The asyncio shell of publishing: copies are tasks, which continue in the background once confirmed."""
 
 from __future__ import annotations
 
@@ -34,23 +34,23 @@ class _Publication:
         self.packet = packet
         self._on_stored = on_stored
         self.error: Exception | None = None
-        """What `on_stored` raised."""
+        """The error that `on_stored` raised."""
         self.plan = plan
         self.waiter = waiter
         self.timer: asyncio.TimerHandle | None = None
         self.under_way: dict[str, asyncio.Task[None]] = {}
 
     def stored(self) -> None:
-        """A relay has said OK: the first time, that is told."""
+        """Note that a relay has said OK; the first time, call `on_stored`."""
         if self._on_stored is not None:
             tell, self._on_stored = self._on_stored, None
             try:
                 tell()
-            except Exception as error:  # the caller's, to be raised there: no copy fails for it
+            except Exception as error:  # the caller's error: raised to the caller, and no copy fails
                 self.error = error
 
     def settle(self) -> None:
-        """Wake the caller: enough relays have said OK, or no better answer will come."""
+        """Wake the caller: enough relays have said OK, or no more answers matter."""
         if not self.waiter.done():
             self.waiter.set_result(None)
 
@@ -61,19 +61,19 @@ class _Publication:
 
     @property
     def is_over(self) -> bool:
-        """Whether nothing further will come of it."""
+        """Whether nothing of it is left to do."""
         return self.waiter.done() and self.timer is None and not self.under_way
 
     def abandon(self) -> None:
-        """Send nothing further, and wait for no answer."""
+        """Stop sending, and stop waiting for answers."""
         self.stop_timer()
         for task in self.under_way.values():
             task.cancel()
 
 
 class Publisher:
-    """Every publish of one pool. At most `max_in_flight` wait for confirmation; `max_background` copies go on
-    after it, and beyond that the oldest is given up."""
+    """Every publish of one pool. At most `max_in_flight` publishes wait for confirmation; up to
+    `max_background` copies are under way, and beyond that the oldest confirmed publish is abandoned."""
 
     def __init__(
         self, relays: Relays, checks: Checks, options: PoolOptions, *, random: Callable[[], float]
@@ -86,17 +86,17 @@ class Publisher:
         self._slots = asyncio.Semaphore(options.max_in_flight)
         self._background: OrderedDict[asyncio.Task[None], _Publication] = OrderedDict()
         self._publications: set[_Publication] = set()
-        """All that somebody waits for, or that wait for an answer or for their timer."""
+        """All publishes that a caller waits for, or that wait for an answer or for their timer."""
         self._failure: StrataError | None = None
 
     def __len__(self) -> int:
-        """Copies under way."""
+        """The number of copies under way."""
         return len(self._background)
 
     async def publish(
         self, packet: Packet, timeout: float, on_stored: Callable[[], None] | None = None
     ) -> PoolPublished:
-        """What `Pool.publish` promises."""
+        """See `PacketPool.publish`."""
         deadline = self._loop.time() + timeout
         try:
             async with asyncio.timeout_at(deadline), self._slots:
@@ -107,7 +107,7 @@ class Publisher:
             raise RequestTimeout(f"PUBLISH {packet.packet_id}", timeout) from None
 
     def fail(self, error: StrataError) -> None:
-        """Nothing further will happen: tell everyone who waits."""
+        """End every publish permanently: waiting calls receive the error."""
         self._failure = error
         for publication in list(self._publications):
             publication.stop_timer()
@@ -146,7 +146,7 @@ class Publisher:
         raise self._failure or plan.last_error
 
     def _send(self, publication: _Publication, urls: Sequence[str]) -> None:
-        """Start copies, and the timer for more of them."""
+        """Start copies to these relays, and the timer for further ones."""
         plan = publication.plan
         for url in urls:
             self._relays.statistics.copies_sent += 1
@@ -164,7 +164,7 @@ class Publisher:
         self._let_go(publication)
 
     async def _copy(self, publication: _Publication, url: str) -> None:
-        """One copy to one relay, with the delay the profile asks for (R-405, R-406)."""
+        """Send one copy to one relay, after the profile's delay (R-405, R-406)."""
         plan, statistics = publication.plan, self._relays.statistics
         if delay := publish_delay(self._relays.profile, random=self._random):
             await asyncio.sleep(delay)
@@ -204,7 +204,7 @@ class Publisher:
             self._publications.discard(publication)
 
     def _trim(self) -> None:
-        """Give up the oldest copy that nobody waits for; the presence check may still make up for it."""
+        """Abandon the oldest publish that is confirmed; the presence check may still send its copies."""
         for publication in self._background.values():
             if publication.plan.is_confirmed:
                 self._relays.statistics.copies_abandoned += 1

@@ -1,4 +1,4 @@
-"""The source of a subscription over several relays: readers, and sweeps of all. An asyncio shell."""
+"""The source of a subscription over several relays: readers, and sweeps of all relays. An asyncio shell."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ __all__ = ["Reading"]
 _log = logging.getLogger("strata.pool")
 
 _MEASURED_PACKETS = 50
-"""Fewer packets than this say nothing about a relay's throughput."""
+"""A relay's throughput is not measured on fewer packets than this."""
 _HOUR = 3600
 
 
@@ -64,7 +64,7 @@ class Reading:
             older_ids=self._older_ids,
         )
         now = int(wall())
-        # Where an earlier session stood by the relay's clock, which may have been ahead of ours.
+        # Positions of an earlier session have times of the relay's clock, which may have been ahead of ours.
         positions = {url: Position(p.cursor, min(p.received_at, now)) for url, p in positions.items()}
         self.merging.positions |= positions
         self.merging.taken_positions |= positions
@@ -75,24 +75,24 @@ class Reading:
         )
         for url, position in positions.items():
             if position.cursor is not None and position.received_at >= now - options.overlap:
-                # It is as recent as what a sweep begins with, and exact.
+                # The cursor is as recent as the time a sweep would begin at, and exact.
                 self._sweeps.begin_at(url, position.cursor)
         self._readers: dict[str, asyncio.Task[None]] = {}
         self._read_from: set[str] = set()
-        """Relays that were read from at some time."""
+        """Relays that have been read from."""
         self._tasks: set[asyncio.Task[None]] = set()
         self._done: set[str] = set()
-        """Relays that have given all there is, for a query that ends."""
+        """For a query that ends: relays that have sent everything."""
         self._refused: dict[str, StrataError] = {}
         self._lost: dict[str, Position | None] = {}
-        """Readers gone without a successor, and where each stood."""
+        """Readers that ended without a successor, and the position of each."""
         self.arrived = asyncio.Event()
-        """Set when `take` may have something to give."""
+        """Set when `take` may return something."""
         self._room = asyncio.Event()
         self._timer: asyncio.TimerHandle | None = None
         self._delivered = 0
         self.error: StrataError | None = None
-        """Why it ended, if not by request."""
+        """Why the reading ended, if not by request."""
         self.has_ended = False
 
     def take(self) -> Delivery | None:
@@ -104,7 +104,7 @@ class Reading:
         self._delivered += 1
         if self._delivered == self.query.limit:
             self.end()
-            self.merging.drop()  # more than was asked for
+            self.merging.drop()  # more than was requested
         return delivery
 
     def end(self, error: StrataError | None = None) -> None:
@@ -123,10 +123,10 @@ class Reading:
 
     @property
     def relays(self) -> list[str]:
-        """The relays read from just now."""
+        """The relays that are read from now."""
         return list(self._readers)
 
-    # Who reads.
+    # Readers.
 
     def manage(self) -> None:
         """Start and end readers, and start the sweeps that are due."""
@@ -146,10 +146,11 @@ class Reading:
             self._work(self._sweep(url), f"strata-pool-sweep {shown(url)}")
 
     def _may_leave(self, url: str, wanted: Sequence[str]) -> bool:
-        """A reader without a connection stays: its stream goes on by itself when the relay is back."""
+        """Whether a reader may end. For a live query, one without a connection stays: its stream resumes by
+        itself when the relay is back."""
         if not self.query.live:
             return url not in self._relays.connected()
-        # Without sweeps nobody would find what only this relay has.
+        # Without sweeps, packets that only this relay has would not be found.
         return self._options.sweep_interval is not None and bool(wanted) and url in self._relays.connected()
 
     def _leave(self, url: str) -> None:
@@ -167,14 +168,15 @@ class Reading:
         task.add_done_callback(lambda task: self._reader_ended(url, task))
 
     def _start_of(self, url: str) -> Start:
-        """The relay's own position; for a successor, the last packet of the relay it replaces (C-278)."""
+        """Where to start: at the relay's own position, or else before the last packet of the relay that it
+        replaces (C-278)."""
         query = self.query
         position = self.merging.positions.get(url)
         if position is not None:
             floor = position.received_at - RESUME_MARGIN_SECONDS
             swept = self._sweeps.cursor(url)
             if swept is not None and url not in self._read_from:
-                return Start(swept, floor, query.since, query.received_since)  # all before it is known
+                return Start(swept, floor, query.since, query.received_since)  # all before it was swept
             if position.cursor is not None:
                 return Start(position.cursor, floor, query.since, query.received_since)
             return self._after(position.received_at)
@@ -194,7 +196,7 @@ class Reading:
         )
 
     def _end_if_complete(self, wanted: Sequence[str]) -> None:
-        """A query that ends is done when its relays are, or when no relay is left that could go on."""
+        """End a query that ends, once its relays are done, or no relay is left that could continue."""
         if self._readers or (wanted and not self._done):
             return
         if self._done:
@@ -210,14 +212,14 @@ class Reading:
         if self.has_ended or task.cancelled():
             return
         if self.query.live and self._refused and not self._readers:
-            # All connected relays have refused for good; another relay may come, but nobody promised.
+            # All connected relays have refused permanently. Another relay may connect, but that is uncertain.
             if not [r for r in self._relays.connected() if r not in self._refused]:
                 self.end(next(iter(self._refused.values())))
-        # Not `manage` at once: a relay that fails at once would be tried again at once, without end.
+        # Not `manage` directly: a relay that fails immediately would be retried in an endless loop.
         self._relays.wake()
 
     async def _read(self, url: str, start: Start) -> None:
-        """One relay's stream, until it ends, is refused, or its connection is given up."""
+        """Read one relay's stream until it ends, is refused, or its connection is abandoned."""
         relay = self._relays.relay(url)
         if relay is None:
             return
@@ -233,11 +235,12 @@ class Reading:
             self._lost[url] = self.merging.positions.get(url)
 
     def _offer(self, url: str, delivery: Delivery, *, in_stream: bool) -> bool:
-        """Merge a packet. No await in here: a packet that a stream has given is queued."""
-        # What a relay got from another one late shows an earlier time than it counts by here. So the full
-        # hour of `received_since` counts: that may be too much, and nothing is lost.
+        """Merge a packet; true if it is the first copy. No await here, so no packet of a stream is lost."""
+        # A packet that a relay received late from another relay shows an earlier time than the one the relay
+        # filters by. So `received_since` is not checked: the rounding to the hour may let through too much,
+        # but nothing is lost.
         if self._coarse and not self.query.matches(delivery.packet, delivery.received_at, by_receipt=True):
-            return False  # asked for only to hide which packets are wanted (R-405)
+            return False  # requested only to hide which packets are wanted (R-405)
         statistics, failures = self._relays.statistics, self.merging.older_ids_failures
         try:
             is_first = self.merging.offer(
@@ -249,7 +252,7 @@ class Reading:
                 in_stream=in_stream,
             )
         except OSError as error:
-            # Nobody can know any more whether the packet was handed on before: stop rather than guess.
+            # It is no longer known whether the packet was already delivered: stop rather than guess.
             self.end(StrataError(str(error)))
             return False
         statistics.forgotten_failures += self.merging.older_ids_failures - failures
@@ -281,9 +284,9 @@ class Reading:
     # Sweeping.
 
     def relay_came(self, url: str) -> None:
-        """This relay is back after an absence, or took someone's place: sweep it soon.
+        """Note that a relay has connected: sweep it soon, and forget an earlier refusal.
 
-        What it has refused before, it may have refused for want of something that it has now.
+        The cause of the refusal may no longer exist.
         """
         self._refused.pop(url, None)
         self._hasten_sweep(url)
@@ -292,7 +295,7 @@ class Reading:
         self._sweeps.hasten(url, self._loop.time())
 
     def _log_was_reset(self, url: str, reset: LogReset) -> None:
-        """A relay has lost the end of its log: another one may have what was there."""
+        """Note that a relay has lost the end of its log: another relay may have what was there."""
         self._relays.statistics.log_resets += 1
         _log.warning("%s: the log has lost its end: %s", shown(url), reset)
         for other in self._relays.connected():
@@ -301,7 +304,7 @@ class Reading:
         self._relays.wake()
 
     async def _sweep(self, url: str) -> None:
-        """Everything one relay received since its last sweep."""
+        """Read everything that one relay received since its last sweep."""
         relay = self._relays.relay(url)
         query, began_at = self.query, int(self._wall())
         start = self._sweeps.start(url, since=query.since, received_since=query.received_since)
@@ -340,7 +343,7 @@ class Reading:
         task.add_done_callback(self._tasks.discard)
 
     def _request(self, url: str, start: Start, *, live: bool) -> SubscribeOptions:
-        """The query for one relay: a coarse one tells the relay less than what is wanted (R-405)."""
+        """The query for one relay: a coarse one hides from the relay what exactly is wanted (R-405)."""
         query = self.query
         since, until = start.since, query.until
         authors, received_since, received_until = query.authors, start.received_since, query.received_until
@@ -361,7 +364,7 @@ class Reading:
             "cursor": start.cursor,
             "cursor_fallback_since": start.cursor_fallback_since,
             "order": query.order,
-            # A coarse stream gives packets that do not count.
+            # A coarse stream has packets that do not count.
             "limit": None if self._coarse else query.limit,
             "live": live,
             "on_log_reset": functools.partial(self._log_was_reset, url),

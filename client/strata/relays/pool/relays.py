@@ -1,6 +1,6 @@
 """The relays of one pool, as its parts see them: which are connected, and how each is judged.
 
-`PacketPool` is what a program uses; its readers, publisher and checks work with this.
+Programs use `PacketPool`; its readers, publisher and checks use this module.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _log = logging.getLogger("strata.pool")
 class Relays:
     """Every relay of a pool: seats and links, scores, and the packets each is known to have.
 
-    `tasks` is where the pool's tasks run. `came` is called with the URL of a relay that has just connected.
+    The pool's tasks run in `tasks`. `came` is called with the URL of a relay that has just connected.
     """
 
     def __init__(
@@ -44,7 +44,7 @@ class Relays:
     ) -> None:
         self.statistics = PoolStatistics()
         self.known = KnownPackets(random=random)
-        """Some packets, and which relays have them."""
+        """A sample of packets, and the relays that have them."""
         self.tasks = asyncio.TaskGroup()
         self.targets: Sequence[str] = ()
         """Where to publish, best first."""
@@ -67,7 +67,7 @@ class Relays:
         self.profile = self._effective_profile()
         """The privacy profile in force."""
 
-    # Who is there.
+    # Members.
 
     @property
     def urls(self) -> list[str]:
@@ -75,28 +75,28 @@ class Relays:
         return self._membership.urls
 
     def add(self, url: str) -> None:
-        """Make another relay known. Idempotent."""
+        """Add a relay to the pool. Idempotent."""
         self._membership.add(url)
         self.wake()
 
     def remove(self, url: str) -> None:
-        """Leave a relay and forget its score, in the scores file too: it would come back from there."""
+        """Remove a relay and forget its score, in the scores file too: else it would come back from there."""
         self._membership.remove(url)
         self._scores.forget(url)
         self.known.forget(url)
         self.wake()
 
     def relay(self, url: str) -> PoolRelay | None:
-        """The connection at this seat, whether up or down."""
+        """The connection to this relay, whether it is up or down; None if the relay has none."""
         link = self._links.get(url)
         return None if link is None else link.relay
 
     def connected(self) -> list[str]:
-        """The relays that are connected just now."""
+        """The relays that are connected now."""
         return [url for url in self._links if self._membership.is_connected(url)]
 
     def readers(self, current: Sequence[str]) -> list[str]:
-        """Which relays a subscription that reads from `current` should read from (R-404)."""
+        """The relays that a subscription now reading from `current` should read from (R-404)."""
         return self._membership.readers(max(self._options.readers, self.profile.min_relays), current)
 
     def views(self) -> list[RelayView]:
@@ -105,24 +105,24 @@ class Relays:
         order = list(Standing)
         return sorted(views, key=lambda view: (order.index(view.standing), -view.score))
 
-    # What is seen of them.
+    # Observations.
 
     def observe(
         self, url: str, kind: Aspect, good: int = 0, bad: int = 0, value: float | None = None
     ) -> None:
-        """Take note of something seen of a relay. What is still seen of one that was removed is forgotten."""
+        """Record an observation of a relay; ignored if the relay has been removed."""
         if url not in self._membership:
             return
         self._scores.observe(url, kind, good, bad, value)
         if bad:
-            self.wake()  # it may have been one offence too many
+            self.wake()  # this may change its standing
 
     def served(self, delivery: Delivery, url: str) -> None:
-        """A relay gave this packet, so the relay has it."""
+        """Note that a relay sent this packet, so it has it."""
         self.known.seen(delivery.packet, url, self._wall())
 
     def ping_result(self, url: str, *, answered: bool) -> None:
-        """A relay gave a sign of life, or did not."""
+        """Note the result of a ping."""
         if answered:
             self._membership.ping_answered(url)
         else:
@@ -130,7 +130,7 @@ class Relays:
             self.wake()
 
     def link_changed(self, url: str, *, connected: bool) -> None:
-        """A connection came or went."""
+        """Note that a connection was made or lost."""
         if connected:
             self._membership.connected(url)
             self._came(url)
@@ -139,10 +139,10 @@ class Relays:
         self.targets = self._membership.targets()
         self.wake()
 
-    # What is done about it.
+    # Actions.
 
     async def load(self, path: Path) -> None:
-        """Go on from a scores file; the relays known to the file alone are added (R-340).
+        """Load a scores file; relays that only the file knows are added (R-340).
 
         Raises `OSError` for a file that cannot be used.
         """
@@ -150,27 +150,27 @@ class Relays:
             self._membership.add(url)
 
     async def write_scores(self) -> None:
-        """Write what is observed to the scores file, if there is one, until cancelled."""
+        """Write observations to the scores file, if there is one, until cancelled."""
         await self._scores.run()
 
     def close_scores(self) -> None:
-        """Close the file if `write_scores` has not begun, which closes it otherwise. Idempotent."""
+        """Close the file unless `write_scores` has begun, which closes it itself. Idempotent."""
         self._scores.close()
 
     def spawn(self, work: Coroutine[object, object, None], name: str) -> asyncio.Task[None]:
-        """A task that ends with the pool at the latest."""
+        """Start a task that ends with the pool at the latest."""
         return self.tasks.create_task(work, name=name)
 
     def wake(self) -> None:
-        """Have everything looked after soon."""
+        """Have the housekeeper run soon."""
         self._woken.set()
 
     async def woken(self) -> None:
-        """Wait until somebody calls `wake`, or has called it since `arrange`."""
+        """Wait until `wake` is called, or return at once if it was called since `arrange`."""
         await self._woken.wait()
 
     def arrange(self, now: float) -> None:
-        """Judge every relay, and bring seats and links in step."""
+        """Judge every relay, reassign the seats, and start and end links to match them."""
         self._woken.clear()
         for link in self._links.values():
             link.report()
@@ -190,7 +190,7 @@ class Relays:
                 self._links[url] = link
                 self._link_tasks[url] = self.spawn(link.run(), f"strata-pool-link {shown(url)}")
             elif kept.is_connected and not self._membership.is_connected(url):
-                # It has lost its seat and got it again since we last looked, so its connection was kept.
+                # It has lost its seat and regained it since the last call, so its connection was kept.
                 self._membership.connected(url)
         self.targets = self._membership.targets()
         self._update_profile()

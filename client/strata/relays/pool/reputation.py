@@ -1,8 +1,8 @@
 """A client's scores of relays, from its own observations (R-340…R-344): no I/O, no clock.
 
-Everything counted is an `Observation`. What they come to for one relay is told in `strata.relays.conduct`.
-The pool adds one thing, for it has others to turn to: a relay is *gone* when it could not be reached in 24
-different hours of the window in which another relay could, and was reached in none.
+Everything that counts is an `Observation`. `strata.relays.conduct` describes how they make up the score of
+one relay. The pool adds one rule, because it has other relays: a relay is *gone* if it was unreachable in 24
+different hours of the window in which another relay was reached, and was itself reached in none.
 """
 
 # Core: no I/O, no clock, no randomness (held by tests/test_layout.py).
@@ -19,16 +19,16 @@ __all__ = ["Observation", "Reputation"]
 
 @dataclass(frozen=True, slots=True)
 class Observation:
-    """Something seen of one relay; several alike may be one observation."""
+    """Something observed of one relay; several events of one kind may be one observation."""
 
     url: str
     at: float
-    """Unix seconds."""
+    """When, in Unix seconds."""
     kind: Aspect
     good: int = 0
     bad: int = 0
     value: float | None = None
-    """The mean of the measurements, over the `good` ones."""
+    """The mean of what was measured, over the `good` ones."""
 
 
 class Reputation:
@@ -38,14 +38,14 @@ class Reputation:
         self._relays: dict[str, Conduct] = {}
 
     def record(self, observation: Observation) -> None:
-        """Take note; `judge` draws the conclusions."""
+        """Record an observation; `judge` acts on it."""
         seen = observation
         self._of(seen.url).record(seen.at, seen.kind, seen.good, seen.bad, seen.value)
 
     def restore(self, url: str, saved: Saved, observations: Iterable[Observation] = ()) -> None:
-        """Go on from what an earlier process kept, and from what it observed of this relay.
+        """Restore what an earlier process kept and observed of this relay.
 
-        The log of observations is never changed, so it still has those that a sentence served has wiped out.
+        The log of observations is never changed, so it still has those that a served sentence has cleared.
         """
         conduct = self._of(url)
         conduct.restore(saved)
@@ -54,7 +54,7 @@ class Reputation:
                 self.record(seen)
 
     def saved(self, url: str) -> Saved:
-        """What to keep of a relay."""
+        """What to keep about a relay."""
         return self._relays.get(url, Conduct()).saved
 
     def forget(self, url: str) -> None:
@@ -62,7 +62,7 @@ class Reputation:
         self._relays.pop(url, None)
 
     def standing(self, url: str) -> Standing:
-        """What was last judged."""
+        """The standing as last judged."""
         return self._relays.get(url, Conduct()).standing
 
     def score(self, url: str, now: float) -> Score:
@@ -70,7 +70,7 @@ class Reputation:
         return self._relays.get(url, Conduct()).score(now)
 
     def judge(self, url: str, now: float) -> Standing | None:
-        """Move the relay to the standing it has earned; returns it if that is another than before."""
+        """Update the relay's standing; return the new one if it has changed."""
         conduct = self._of(url)
 
         def reached_elsewhere() -> set[int]:

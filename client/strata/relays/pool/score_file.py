@@ -1,9 +1,9 @@
-"""The file in which a client keeps its scores of relays: SQLite, for this program and for readers.
+"""The SQLite file in which a client keeps its scores of relays, for this program and for others that read it.
 
-`relay_scores` has one row a relay, replaced as it changes; `relay_probes` is the log of everything observed,
-appended to and never changed, and dropped after 14 days. docs/guides/pool.md describes both. WAL lets others
-read at any time; several programs may write, one at a time. Every call blocks: `ScoreLog` keeps them off the
-loop.
+`relay_scores` has one row per relay, replaced as it changes. `relay_probes` is the log of all observations:
+rows are appended, never changed, and dropped after 14 days. docs/guides/pool.md describes both. WAL lets
+others read at any time; several programs may write, one at a time. Every call blocks: `ScoreLog` keeps the
+calls off the loop.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ SCHEMA_VERSION = 1
 """SQLite's `user_version` of the file."""
 
 KEEP_SECONDS = 2 * WINDOW_SECONDS
-"""How long `relay_probes` keeps a row: twice what scores look at."""
+"""How long `relay_probes` keeps a row: twice the window of the scores."""
 
 _BUSY_TIMEOUT = 5.0
 _FLUSH_INTERVAL = 60.0
@@ -73,7 +73,7 @@ ON CONFLICT (url) DO UPDATE SET
 
 
 class ScoreFileError(StrataError, OSError):
-    """The file is not a scores file, is of another version, or cannot be used."""
+    """The file is not a scores file, has another version, or cannot be used."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,23 +132,23 @@ class ScoreFile:
         ]
 
     def observations(self, since: float) -> list[Observation]:
-        """What was observed from a time on, oldest first."""
+        """The observations from a time on, oldest first."""
         query = "SELECT url, at, kind, good, bad, value FROM relay_probes WHERE at >= ? ORDER BY probe_id"
         with self._translated():
             rows = self._database.execute(query, (since,)).fetchall()
-        kinds = set(Aspect)  # other kinds are those of a newer program
+        kinds = set(Aspect)  # other kinds come from a newer program
         return [Observation(url, at, Aspect(kind), *rest) for url, at, kind, *rest in rows if kind in kinds]
 
     def add(self, url: str, now: float) -> bool:
-        """Make a relay known; false if it was."""
+        """Add a relay; false if it was known."""
         row = (url, Standing.ACTIVE.value, *[None] * 5, 0, None, None, now, now)
         with self._translated(), self._database:
-            # The upsert of `_PUT_SCORE` would wipe a known relay's score.
+            # The upsert of `_PUT_SCORE` would erase a known relay's score.
             query = "INSERT OR IGNORE INTO relay_scores VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
             return self._database.execute(query, row).rowcount == 1
 
     def forget(self, url: str) -> bool:
-        """Drop a relay and everything observed of it; false if it was not known."""
+        """Delete a relay and all its observations; false if it was not known."""
         with self._translated(), self._database:
             return self._forget(url)
 
@@ -159,7 +159,7 @@ class ScoreFile:
         now: float,
         forgotten: Iterable[str] = (),
     ) -> None:
-        """Drop relays, append observations, replace scores, drop what is too old: one transaction."""
+        """Delete relays, append observations, replace scores and delete old rows, in one transaction."""
         probes = [(o.url, o.at, o.kind.value, o.good, o.bad, o.value) for o in observations]
         with self._translated(), self._database:
             for url in forgotten:
@@ -176,12 +176,12 @@ class ScoreFile:
 
     def _prepare(self) -> None:
         database = self._database
-        self._require_ours(is_new_too=True)  # before anything of it is changed: it may be somebody else's
+        self._require_ours(is_new_too=True)  # before any change: the file may be another program's
         database.execute("PRAGMA journal_mode = WAL")
-        # A crash may lose the last minute of observations, never the file.
+        # A crash may lose the last minute of observations, but never the file.
         database.execute("PRAGMA synchronous = NORMAL")
         if not database.execute("SELECT 1 FROM sqlite_master").fetchone():
-            database.execute("BEGIN IMMEDIATE")  # two programs may come to a new file at once
+            database.execute("BEGIN IMMEDIATE")  # two programs may open a new file at once
             try:
                 if database.execute("PRAGMA user_version").fetchone()[0] == 0:
                     for statement in _SCHEMA.split(";"):
@@ -194,9 +194,9 @@ class ScoreFile:
             self._require_ours()
 
     def _require_ours(self, *, is_new_too: bool = False) -> None:
-        """Raise `ScoreFileError` unless the file is one of scores, of this version, or a new one."""
+        """Raise `ScoreFileError` unless this is a scores file of this version or, with `is_new_too`, new."""
         query = "SELECT count(*), count(*) FILTER (WHERE name = 'relay_scores') FROM sqlite_master"
-        self._database.execute("BEGIN")  # another program may be making the file, and do it between the two
+        self._database.execute("BEGIN")  # another program may create the tables between the two queries
         try:
             version = self._database.execute("PRAGMA user_version").fetchone()[0]
             tables, ours = self._database.execute(query).fetchone()
@@ -236,10 +236,10 @@ def _score_row(url: str, saved: Saved, score: Score, now: float) -> tuple[object
 
 
 class ScoreLog:
-    """Writes what is observed, a minute's worth at a time, from a thread of its own.
+    """Writes observations once a minute, from its own thread.
 
-    Observations of one relay and kind are added up until then, so the log grows by a few rows a relay and
-    minute. A disk that fails costs observations, which are counted in `lost`, and nothing else.
+    Until then, observations of one relay and kind are added up, so the log grows by a few rows per relay and
+    minute. A failing disk costs observations, which are counted in `lost`, and nothing else.
     """
 
     def __init__(
@@ -260,7 +260,7 @@ class ScoreLog:
         self._has_begun = False
 
     def put(self, observation: Observation) -> None:
-        """Keep this with the next write."""
+        """Add this to the next write."""
         key = observation.url, observation.kind
         before = self._pending.get(key)
         if before is None and len(self._pending) >= _MAX_PENDING:
@@ -269,18 +269,18 @@ class ScoreLog:
             self._pending[key] = observation if before is None else _added(before, observation)
 
     def forget(self, url: str) -> None:
-        """Drop a relay, and all that was observed of it up to now, with the next write."""
+        """Delete a relay, and all its observations up to now, with the next write."""
         for key in [key for key in self._pending if key[0] == url]:
             del self._pending[key]
         self._forgotten.add(url)
         self.hurry()
 
     def hurry(self) -> None:
-        """Write soon: something happened that should outlive this process."""
+        """Write soon, because something happened that should outlive this process."""
         self._hurry.set()
 
     async def run(self) -> None:
-        """Write from time to time, until cancelled; then write once more and close the file."""
+        """Write periodically until cancelled; then write once more and close the file."""
         self._has_begun = True
         try:
             while True:
@@ -295,7 +295,7 @@ class ScoreLog:
             await asyncio.wait([last])  # `_BUSY_TIMEOUT` at most
 
     def close(self) -> None:
-        """Close the file if `run` has not begun, which closes it otherwise. Idempotent."""
+        """Close the file unless `run` has begun, which closes it itself. Idempotent."""
         if not self._has_begun:
             self._file.close()
 
@@ -331,7 +331,7 @@ class ScoreLog:
 
 
 def _added(a: Observation, b: Observation) -> Observation:
-    """Two observations as one, at the later time, its value the mean over the good ones of both."""
+    """Two observations as one, at the later time; its value is the mean over the good ones of both."""
     values = [(max(o.good, 1), o.value) for o in (a, b) if o.value is not None]
     weight = sum(w for w, _ in values)
     mean = sum(w * v for w, v in values) / weight if values else None

@@ -1,4 +1,4 @@
-"""A pool's scores of its relays, kept over sessions: `reputation`, its file, and the latest scores."""
+"""A pool's scores of its relays, kept across sessions: `reputation`, its file, and the latest scores."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ _log = logging.getLogger("strata.pool")
 
 
 class Scorekeeper:
-    """Takes every observation, judges when asked, and writes both down where there is a file."""
+    """Records every observation, judges on request, and writes both to the file, if there is one."""
 
     def __init__(self, wall: Callable[[], float]) -> None:
         self._wall = wall
         self._reputation = Reputation()
         self._scores: dict[str, Score] = {}
-        """As of the last `judge`: choosing relays looks at them more often than they change."""
+        """Scores since the last `judge`, cached because they are read more often than they change."""
         self._log: ScoreLog | None = None
 
     async def load(self, path: Path, urls: Callable[[], Iterable[str]]) -> list[str]:
-        """Go on from a file (R-340); returns the relays it knows. `urls` are those to write.
+        """Load a file (R-340) and return the relays it knows. `urls` returns the relays to write.
 
         Raises `OSError` for a file that cannot be used.
         """
@@ -53,36 +53,36 @@ class Scorekeeper:
             of_relay.setdefault(observation.url, []).append(observation)
         for url, saved in known:
             self._reputation.restore(url, saved, of_relay.pop(url, ()))
-        for others in of_relay.values():  # relays without a row of their own
+        for others in of_relay.values():  # relays without a row in `relay_scores`
             for observation in others:
                 self._reputation.record(observation)
         self._log = ScoreLog(file, scores=scores, wall=self._wall)
         return [url for url, _ in known]
 
     async def run(self) -> None:
-        """Write from time to time until cancelled, if there is a file."""
+        """Write periodically until cancelled, if there is a file."""
         if self._log is not None:
             await self._log.run()
 
     def close(self) -> None:
-        """Close the file if `run` has not begun, which closes it otherwise. Idempotent."""
+        """Close the file unless `run` has begun, which closes it itself. Idempotent."""
         if self._log is not None:
             self._log.close()
 
     @property
     def lost(self) -> int:
-        """Observations that could not be written."""
+        """The number of observations that could not be written."""
         return 0 if self._log is None else self._log.lost
 
     def observe(self, url: str, kind: Aspect, good: int, bad: int, value: float | None) -> None:
-        """Take note of something seen of a relay."""
+        """Record an observation of a relay."""
         observation = Observation(url, self._wall(), kind, good, bad, value)
         self._reputation.record(observation)
         if self._log is not None:
             self._log.put(observation)
 
     def judge(self, urls: Iterable[str]) -> int:
-        """Move every relay to the standing it has earned; returns how many were blacklisted."""
+        """Update the standing of every relay; return how many were blacklisted."""
         self._scores.clear()
         blacklisted = 0
         for url in urls:
@@ -96,7 +96,7 @@ class Scorekeeper:
         return blacklisted
 
     def standing(self, url: str) -> Standing:
-        """What was last judged."""
+        """The standing as last judged."""
         return self._reputation.standing(url)
 
     def score(self, url: str) -> float:
@@ -107,14 +107,14 @@ class Scorekeeper:
         return score.value
 
     def forget(self, url: str) -> None:
-        """Drop everything known about a relay, in the file too."""
+        """Forget everything known about a relay, in the file too."""
         self._reputation.forget(url)
         self._scores.pop(url, None)
         if self._log is not None:
             self._log.forget(url)
 
     def view(self, url: str, *, connected: bool) -> RelayView:
-        """What is known about a relay at this moment."""
+        """What is known about a relay now."""
         score, saved = self._reputation.score(url, self._wall()), self._reputation.saved(url)
         return RelayView(
             url,

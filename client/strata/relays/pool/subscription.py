@@ -21,15 +21,17 @@ class PoolSubscription:
         async for delivery in relays.subscribe(types=["POST"]):
             ...
 
-    `Delivery.cursor` is None: a cursor belongs to one relay. `positions` has them all, as of the packet last
-    taken; given to `subscribe` in another session they go on from there. A packet that one relay had brought
-    then, and another one brings only afterwards, comes again in the new session.
+    `Delivery.cursor` is None, because a cursor belongs to one relay. `positions` has the cursors of all
+    relays, as of the packet last taken; passed to `subscribe` in another session, they resume there. A packet
+    that came from one relay before, and comes from another relay only afterwards, is delivered again in the
+    new session.
 
-    The order is each relay's own, merged as it comes; packets a sweep recovers come when they are found. For
-    a slow consumer the queue is bounded (`PoolOptions.queue_packets`), and the relays' streams wait.
+    Each relay's packets come in that relay's order, merged as they arrive; packets that a sweep recovers come
+    when they are found. The queue is bounded (`PoolOptions.queue_packets`): if the consumer is slow, the
+    relays' streams wait.
 
-    It ends by `aclose`, by leaving its `async with` block, with the pool, and when nothing refers to it any
-    more, as after `break` in the loop above.
+    The subscription ends at `aclose`, at the end of its `async with` block, with the pool, and when nothing
+    refers to it any more, as after `break` in the loop above.
     """
 
     def __init__(self, reading: Reading) -> None:
@@ -39,24 +41,24 @@ class PoolSubscription:
 
     @property
     def query(self) -> Query:
-        """What the subscription is for."""
+        """The query that the subscription was made for."""
         return self._reading.query
 
     @property
     def positions(self) -> Mapping[str, Position]:
-        """Where each relay stood at the packet last taken, by URL: a copy."""
+        """The position at each relay as of the packet last taken, by URL: a copy."""
         return MappingProxyType(dict(self._reading.merging.taken_positions))
 
     @property
     def relays(self) -> list[str]:
-        """The relays it reads from just now."""
+        """The relays it reads from now."""
         return self._reading.relays
 
     def received_at(self, packet_id: str) -> int | None:
-        """The earliest time any relay is known to have received a packet handed on (R-106).
+        """The earliest time at which any relay is known to have received a delivered packet (R-106).
 
-        It can be lower than the delivery's own, once a later copy has shown it; None for packets out of the
-        window of `PoolOptions.dedup_packets`.
+        A later copy can make it earlier than the delivery's own. None for packets outside the window of
+        `PoolOptions.dedup_packets`.
         """
         return self._reading.merging.received_at(bytes.fromhex(packet_id.removeprefix("0x")))
 
@@ -64,10 +66,10 @@ class PoolSubscription:
         return self
 
     async def __anext__(self) -> Delivery:
-        """The next packet. Cancelling loses nothing.
+        """Return the next packet. Cancelling loses nothing.
 
-        Raises `RequestRefused` if every relay refuses the subscription for good, `Closed` once the pool is
-        closed; each only after the packets that had arrived were handed on.
+        Raises `RequestRefused` if every relay refuses the subscription permanently, and `Closed` once the
+        pool is closed; each only after the packets that had arrived were delivered.
         """
         if self._receiving:
             raise RuntimeError("another task is already receiving from this subscription")
@@ -91,11 +93,14 @@ class PoolSubscription:
             self._receiving = False
 
     def end(self) -> None:
-        """Read nothing more; what has arrived can still be taken, then iteration stops. Idempotent."""
+        """Read nothing more; packets that have arrived can still be taken, and then iteration stops.
+
+        Idempotent.
+        """
         self._reading.end()
 
     async def aclose(self) -> None:
-        """End at once: iteration stops and what has arrived is dropped. Idempotent; never waits."""
+        """End at once: iteration stops and packets that have arrived are dropped. Idempotent; never waits."""
         self._reading.end()
         self._reading.error = None
         self._reading.merging.drop()
@@ -112,8 +117,8 @@ class PoolSubscription:
         await self.aclose()
 
     def __del__(self) -> None:
-        # `break` leaves an asynchronous iterator without a word. The collector may run in any thread, and
-        # after the loop is gone.
+        # An asynchronous iterator is not notified of `break`. The collector may run in any thread, and after
+        # the loop is closed.
         reading = getattr(self, "_reading", None)
         if reading is not None and not reading.has_ended:
             try:

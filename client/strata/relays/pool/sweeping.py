@@ -1,10 +1,10 @@
 """Which relay to ask, and when, for packets a subscription may have missed (C-275, C-276, C-278): no I/O.
 
-A subscription reads from a few relays; a packet may be on another one alone, or be withheld from the stream
-by one that would give it if asked. So every relay of the pool, reader or not, is asked from time to time for
-all that it received since it was last asked. What a failed sweep did not reach, the next one spans. A relay
-that gives cursors is asked from the last one on, which is exact; one that gives none is asked from its last
-success less `overlap`, and repeats are dropped.
+A subscription reads from a few relays. A packet may be only on another relay, or a relay may withhold it from
+the stream and yet return it on request. So every relay of the pool, reader or not, is asked periodically for
+everything that it received since it was last asked. The next sweep covers what a failed sweep did not reach.
+A relay that gives cursors is asked from the last cursor on, which is exact; one that gives none is asked from
+its last success less `overlap`, and repeats are dropped.
 """
 
 # Core: no I/O, no clock, no randomness (held by tests/test_layout.py).
@@ -23,7 +23,7 @@ __all__ = ["Start", "Sweeps", "start_after"]
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """Where to begin to read at a relay: members of a `Query`."""
+    """Where to start reading at a relay: members of a `Query`."""
 
     cursor: str | None = None
     cursor_fallback_since: int | None = None
@@ -32,9 +32,9 @@ class Start:
 
 
 def start_after(received_at: int, *, since: int | None, received_since: int | None) -> Start:
-    """Everything received from a time on, for a relay without a cursor of ours.
+    """Start with everything received from a time on, at a relay for which there is no cursor.
 
-    `since` is what was asked for: a packet that came from another relay may have been written days before.
+    `since` stays that of the query: a packet from another relay may have been written days before.
     """
     return Start(since=since, received_since=max(received_at, received_since or 0, 0))
 
@@ -43,16 +43,16 @@ def start_after(received_at: int, *, since: int | None, received_since: int | No
 class _Swept:
     due_at: float
     success_at: int
-    """The wall clock at the start of the last sweep that succeeded, or of the subscription."""
+    """When the last successful sweep, or else the subscription, began, by the wall clock."""
     cursor: str | None = None
     running: bool = False
     hastened: bool = False
-    """Whether it was hastened while it ran: then it may have passed what was to be found."""
+    """Whether it was hastened during a sweep, which may already have passed what was to be found."""
     left: list[Position | None] = field(default_factory=list)
-    """Where the subscription stopped reading while it ran: it may have begun behind that."""
+    """Where the subscription stopped reading during a sweep, which may have begun after that position."""
 
     def go_back(self, position: Position | None) -> None:
-        """Begin no later than there, next time."""
+        """Begin the next sweep no later than this position."""
         received_at = 0 if position is None else position.received_at
         if received_at < self.success_at:
             self.success_at = received_at
@@ -60,7 +60,8 @@ class _Swept:
 
 
 class Sweeps:
-    """The schedule of one subscription. `now` is the monotonic clock, `wall` Unix seconds."""
+    """The schedule of one subscription. `now` is on the monotonic clock; `started_at` and `began_at` are Unix
+    seconds."""
 
     def __init__(self, *, interval: float | None, overlap: int, started_at: int) -> None:
         self._interval = interval
@@ -70,16 +71,16 @@ class Sweeps:
         self._cursors: dict[str, str] = {}
 
     def begin_at(self, url: str, cursor: str) -> None:
-        """This relay's first sweep begins at a place of it, which is exact."""
+        """Begin this relay's first sweep at a cursor, which is exact."""
         self._cursors[url] = cursor
 
     def cursor(self, url: str) -> str | None:
-        """The place up to which everything of this relay was swept, if it has one."""
+        """The cursor up to which this relay was swept, or where its first sweep begins; None if unknown."""
         swept = self._relays.get(url)
         return self._cursors.get(url) if swept is None else swept.cursor
 
     def due(self, urls: Iterable[str], now: float) -> list[str]:
-        """The relays to ask now, of those that can be asked; each is asked once at a time."""
+        """The relays to ask now, among `urls`; each has at most one sweep at a time."""
         if self._interval is None:
             return []
         due = []
@@ -99,20 +100,20 @@ class Sweeps:
         from_time = swept.success_at - self._overlap
         if swept.cursor is None:
             return start_after(from_time, since=since, received_since=received_since)
-        # A relay whose cursors have gone invalid answers from the time instead.
+        # A relay that no longer knows the cursor answers from the time instead.
         return Start(swept.cursor, max(from_time - RESUME_MARGIN_SECONDS, 0), since, received_since)
 
     def succeeded(self, url: str, position: Position | None, *, began_at: int, now: float) -> None:
-        """The sweep came to its end; `position` is that of the last packet, if there was one."""
+        """Note that the sweep succeeded; `position` is that of its last packet, if there was one."""
         self._relays[url].success_at = began_at
         self._ended(url, position, now)
 
     def failed(self, url: str, position: Position | None, now: float) -> None:
-        """The sweep broke off: the next one spans the rest, from the last cursor given."""
+        """Note that the sweep failed: the next one covers the rest, from the last cursor given."""
         self._ended(url, position, now)
 
     def left_at(self, url: str, position: Position | None) -> None:
-        """The subscription stopped reading from this relay at `position`: sweeps find what comes after it."""
+        """Note that the subscription stopped reading from this relay at `position`: sweeps begin there."""
         swept = self._relays.setdefault(url, _Swept(0.0, self._started_at))
         if swept.running:
             swept.left.append(position)
@@ -120,7 +121,7 @@ class Sweeps:
             swept.go_back(position)
 
     def hasten(self, url: str, now: float) -> None:
-        """Ask this relay at once: it was away, or another relay was."""
+        """Sweep this relay at once: it has reconnected, or another relay has lost packets."""
         swept = self._relays.get(url)
         if swept is not None:
             swept.due_at, swept.hastened = now, swept.running
@@ -136,5 +137,5 @@ class Sweeps:
         swept.running = swept.hastened = False
 
     def get_timer(self) -> float:
-        """When `due` has something to say about relays known so far."""
+        """When a sweep of one of the relays known so far is due."""
         return min((s.due_at for s in self._relays.values() if not s.running), default=math.inf)

@@ -1,4 +1,4 @@
-"""What a pool of relays takes and gives: plain values, no I/O."""
+"""The values that a pool of relays takes and returns: plain data, no I/O."""
 
 # Core: no I/O, no clock, no randomness (held by tests/test_layout.py).
 
@@ -24,43 +24,43 @@ __all__ = [
 
 
 class Copy(enum.StrEnum):
-    """What has become of one relay's copy of a publish."""
+    """The state of one relay's copy of a publish."""
 
     PENDING = "pending"
     STORED = "stored"
     """The relay said OK."""
     REFUSED = "refused"
     FAILED = "failed"
-    """It could not be reached or did not answer: it may have the packet or not."""
+    """The relay could not be reached or did not answer: it may or may not have the packet."""
 
 
 @dataclass(frozen=True, slots=True)
 class PoolPublished:
-    """Enough relays say that a packet is durably stored."""
+    """Confirmation by enough relays that a packet is durably stored."""
 
     packet_id: str
     received_at: int | None
-    """The earliest time a relay says it first saw the packet, in Unix seconds (R-106)."""
+    """The earliest time at which a relay says it first saw the packet, in Unix seconds (R-106)."""
     copies: Mapping[str, Copy]
-    """What each relay's copy had come to when `publish` returned; pending ones go on in the background."""
+    """The state of each relay's copy when `publish` returned; pending ones continue in the background."""
     duplicate: bool = False
-    """Every relay that has answered had the packet already."""
+    """Every relay that has answered already had the packet."""
     queued: bool = False
     """Stored, but without effect yet (R-190)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Position:
-    """Where a subscription stands with one relay."""
+    """The position of a subscription at one relay."""
 
     cursor: str | None
-    """The last cursor handed on; None for a relay that gives none."""
+    """The cursor of the last packet delivered from this relay; None if the relay gives none."""
     received_at: int
-    """When that relay received the last packet of its own handed on, in Unix seconds."""
+    """When this relay received that packet, in Unix seconds."""
 
 
 def check_positions(positions: object) -> None:
-    """Raise `TypeError` for what are no positions."""
+    """Raise `TypeError` unless these are positions."""
     if not isinstance(positions, Mapping) or not all(isinstance(one, Position) for one in positions.values()):
         raise TypeError("positions must be a mapping from URLs to Position, as PoolSubscription.positions is")
 
@@ -69,19 +69,19 @@ class PoolFetchOptions(PacketSelection, total=False):
     """The keyword options of `Pool.fetch`."""
 
     positions: Mapping[str, Position] | None
-    """`PoolSubscription.positions` of an earlier session: where to go on at the relays it names."""
+    """`PoolSubscription.positions` of an earlier session: where to resume at the relays it names."""
 
 
 class PoolSubscribeOptions(PoolFetchOptions, total=False):
     """The keyword options of `Pool.subscribe`."""
 
     live: bool
-    """Whether to go on with new packets once the stored ones are read; True unless given."""
+    """Whether to continue with new packets after the stored ones; True by default."""
 
 
 @dataclass(frozen=True, slots=True)
 class RelayView:
-    """What the pool knows about one relay at this moment."""
+    """What the pool knows about one relay now."""
 
     url: str
     standing: Standing
@@ -89,11 +89,11 @@ class RelayView:
     """Between 0 and 1: `strata.relays.pool.reputation`."""
     connected: bool
     latency: float | None
-    """Mean seconds of a round trip over seven days."""
+    """The mean round trip over seven days, in seconds."""
     throughput: float | None
-    """Mean bytes a second of history over seven days."""
+    """The mean rate of reading history over seven days, in bytes per second."""
     uptime: float | None
-    """Share of connection attempts and pings that succeeded over seven days."""
+    """The share of connection attempts and pings that succeeded over seven days."""
     last_seen_at: float | None
     """When it last answered, in Unix seconds."""
     blacklisted_until: float | None = None
@@ -101,7 +101,7 @@ class RelayView:
 
 @dataclass(slots=True)
 class PoolStatistics:
-    """What has happened in one pool since it was opened. Every number only grows."""
+    """Counts of what has happened in one pool since it was opened. They only grow."""
 
     published: int = 0
     """Publishes confirmed by enough relays."""
@@ -110,24 +110,25 @@ class PoolStatistics:
     copies_stored: int = 0
     copies_failed: int = 0
     copies_abandoned: int = 0
-    """Copies given up because `max_background` others were under way."""
+    """Times the copies of a confirmed publish were abandoned, because more than `max_background` copies were
+    under way."""
     presence_missing: int = 0
     """Times a relay did not have a packet that it had acknowledged (C-274)."""
     presence_resent: int = 0
     presence_given_up: int = 0
-    """Packets acknowledged that no relay was seen to have."""
+    """Acknowledged packets that were then found on no relay."""
     presence_thin: int = 0
-    """Packets that fewer relays than wanted were seen to have."""
+    """Packets that were found on fewer relays than wanted."""
     packets_merged: int = 0
-    """Packets handed on, each once."""
+    """Packets delivered, each once."""
     copies_dropped: int = 0
-    """Further copies of packets handed on before (C-271)."""
+    """Further copies of packets, dropped (C-271)."""
     log_resets: int = 0
-    """Times a relay's log had lost the place where a subscription stood: the other relays are swept then."""
+    """Times a relay's log had lost the position of a subscription; the other relays are then swept."""
     packets_recovered: int = 0
     """Packets that no reader brought and a sweep found (C-275)."""
     readers_replaced: int = 0
-    """Times a subscription went over to another relay (C-272, C-277)."""
+    """Times a subscription changed to another relay (C-272, C-277)."""
     sweeps: int = 0
     sweeps_failed: int = 0
     pings_failed: int = 0
@@ -138,4 +139,4 @@ class PoolStatistics:
     scores_lost: int = 0
     """Observations that could not be written to the scores file."""
     forgotten_failures: int = 0
-    """Times old ids could not be put on disk and stayed in memory instead."""
+    """Times old ids could not be written to disk and stayed in memory instead."""

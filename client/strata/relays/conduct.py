@@ -76,7 +76,7 @@ class Standing(enum.StrEnum):
     BACKUP = "backup"
     """Slow or unsteady, but used when the active ones fail."""
     BLACKLISTED = "blacklisted"
-    """Lying, or gone: not contacted until its sentence is over. A relay that only is silent is a backup."""
+    """Lying, or gone: not contacted until its sentence is over. A relay that is only silent is a backup."""
 
 
 class Aspect(enum.StrEnum):
@@ -120,7 +120,7 @@ _FORGIVEN = (Aspect.VALIDITY, Aspect.FORM, Aspect.CLOCK, Aspect.PRESENCE, Aspect
 
 @dataclass(frozen=True, slots=True)
 class Score:
-    """A relay's score and its parts; a part that may be None is so until something was observed."""
+    """A relay's score and its parts; an optional part is None until something was observed."""
 
     value: float
     integrity: float

@@ -132,7 +132,7 @@ class Authenticating:
         self._retry_at = -math.inf
         self._patience_ends_at = math.inf
 
-    # What is asked for.
+    # Requests.
 
     def want(self, now: float) -> bool:
         """Request an authenticated session. Returns whether a decision is still to come.

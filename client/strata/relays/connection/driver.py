@@ -169,7 +169,7 @@ class Driver:
                 self._runner.result()  # errors in our own code must not go unnoticed
 
     def check_open(self) -> None:
-        """Raise the reason if the connection cannot be used, or is not open."""
+        """Raise the failure, if there is one, or `RuntimeError` if not open or on another event loop."""
         if self.failure is not None:
             raise self.failure
         if self._runner is None:

@@ -27,7 +27,7 @@ _DECODER = msgspec.json.Decoder(_Found, float_hook=float)
 async def fetch_packet(
     url: str, packet_id: str, *, ssl: ssl_module.SSLContext | None, max_bytes: int, timeout: float
 ) -> QueuedEvent | None:
-    """The relay's answer to `GET /packets/{id}`, unchecked; None if it has no packet or is malformed.
+    """The relay's answer to `GET /packets/{id}`, unchecked; None if it is malformed or has no packet.
 
     `url` is the relay's ws or wss URL. Raises `OSError` and `TimeoutError` if there is no answer. Cancelling
     closes the socket.

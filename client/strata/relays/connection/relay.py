@@ -177,8 +177,8 @@ class PacketRelay:
     ) -> Published:
         """Publish a packet; returns once the relay has stored it durably.
 
-        `on_stored` is called just before that. It exists for pools, whose own publish returns later. If it
-        raises, so does this method, although the packet is stored.
+        `on_stored` is called just before it returns; in a pool, it is called earlier. If it raises, so does
+        this method, although the packet is stored.
 
         The packet is sent as many times, and over as many connections, as necessary within `timeout` seconds
         (default `Options.publish_timeout`). While `Options.max_in_flight` publishes are in progress, the next
@@ -240,10 +240,10 @@ class PacketRelay:
     # Reading.
 
     def subscribe(self, **options: Unpack[SubscribeOptions]) -> Subscription:
-        """Read stored packets that match and then, with `live`, new ones. The options: `SubscribeOptions`.
+        """Read stored packets that match and then, with `live`, new ones.
 
-        The request is sent at once. Raises `ValueError` for options that no relay could serve, `TypeError`
-        for options that do not exist, `Closed`, `ConnectionFailed`.
+        `SubscribeOptions` describes the options. The request is sent at once. Raises `ValueError` for options
+        that no relay could serve, `TypeError` for options that do not exist, `Closed`, `ConnectionFailed`.
         """
         self._driver.check_open()
         on_log_reset = options.pop("on_log_reset", None)

@@ -335,7 +335,7 @@ class Stream:
         announced = self._announced
         self._marked = "history_marker" in announced.extensions
         self._by_receipt = "received_range" in announced.extensions
-        # A gapless stream sends history faster than it can be left, and what is sent in vain is sent twice.
+        # A gapless stream sends history faster than it can be left, and discarded events must be sent again.
         # So if the relay marks the end of history, pages come first.
         self._gapless = self._can_be_gapless and not (self._behind and self._marked)
         limit = None if self._gapless else self._next_page_limit(announced)
@@ -398,7 +398,7 @@ class Stream:
         self._move(Phase.LIVE)
 
     def _watch(self, now: float) -> None:
-        """Set until when silence may last in this phase before it means something."""
+        """Set the time from which silence in this phase means something."""
         if self._gapless:
             self.wake_at = math.inf  # silence means there is nothing; the keepalive judges the connection
         else:

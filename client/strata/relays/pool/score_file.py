@@ -236,7 +236,7 @@ def _score_row(url: str, saved: Saved, score: Score, now: float) -> tuple[object
 
 
 class ScoreLog:
-    """Writes observations once a minute, from its own thread.
+    """Writes observations about once a minute, from its own thread.
 
     Until then, observations of one relay and kind are added up, so the log grows by a few rows per relay and
     minute. A failing disk costs observations, which are counted in `lost`, and nothing else.

@@ -86,7 +86,7 @@ class RelayView:
     url: str
     standing: Standing
     score: float
-    """Between 0 and 1: `strata.relays.pool.reputation`."""
+    """Between 0 and 1; the formula is in `strata.relays.conduct`."""
     connected: bool
     latency: float | None
     """The mean round trip over seven days, in seconds."""

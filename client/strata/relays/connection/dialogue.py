@@ -29,6 +29,8 @@ __all__ = ["Dialogue"]
 
 _CLOSE_SECONDS: Final = 5.0
 _AUTH: Final = "auth"
+_AUTH_OR_NONE: Final = (_AUTH, None)
+"""What an answer to AUTH may name: a plain relay need not echo `client_msg_id` (R-136)."""
 
 _Answer = TypeVar("_Answer", wire.Moderated, wire.Reconciled)
 
@@ -98,12 +100,14 @@ class Dialogue:
                     message, self._signer, capabilities=self._capabilities, client_msg_id=_AUTH
                 )
                 await socket.send(wire.encode(answer).decode())
-            elif isinstance(message, wire.AuthOk):
+            elif isinstance(message, wire.Error) and message.client_msg_id in _AUTH_OR_NONE:
+                raise RequestRefused(message.code, message.reason, detail=message.detail)
+            elif isinstance(message, wire.AuthOk) and message.client_msg_id in _AUTH_OR_NONE:
+                if message.author_id != self._signer.did:
+                    continue  # another identity's session is not ours
                 self.granted = tuple(message.capabilities or ())
                 self.extensions |= frozenset(message.extensions or ())
                 return
-            elif isinstance(message, wire.Error) and message.client_msg_id == _AUTH:
-                raise RequestRefused(message.code, message.reason, detail=message.detail)
 
     def _name(self) -> str:
         """A name for a request, unique in this session."""

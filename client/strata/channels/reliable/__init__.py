@@ -1,11 +1,12 @@
 """Reliable channels: every message to every participant, once, in causal order, over relays.
 
-Programs use `channel`, and `client` makes one. `engine` decides everything, without I/O, by `sending` and
-`requests` (own messages), `ephemerals`, `outbox` (what waits to be sent), `inbox` (received messages),
-`retrieval` (when to ask the store), `syncing` (what to tell of the standing) and `conflicts` (who else uses
-one's sender id). `naming` makes the sender id. The shells: `session` is one open channel, `payloads` runs its
-hooks, `receiving` takes what comes, `handover` tells its program, `store_queries` reads the store, `hub`
-sends for all channels of a node, and `under_way` awaits the outcomes.
+Programs use `channel`, and `client` makes one. `engine` makes all decisions, without I/O. Its parts are
+`sending` and `requests` (the participant's own messages), `ephemerals`, `outbox` (what waits to be sent),
+`inbox` (received messages), `retrieval` (when to query the store), `syncing` (when to report the sync status)
+and `conflicts` (other users of this sender id). `naming` makes the sender id. The shells: `session` is one
+open channel, `payloads` runs its hooks, `receiving` takes messages from the node, `handover` delivers events
+and messages to the program, `store_queries` reads the store, `hub` sends for all channels of a node, and
+`under_way` awaits the outcomes.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """A reliable channel as a program sees it: every message to every participant, once, in causal order.
 
-`session` is the channel while it is open, and `engine` decides. `hub` sends for all channels of a node,
-`store_queries` reads the store, and `handover` tells the program.
+`session` is the channel while it is open, and `engine` makes the decisions. `hub` sends for all channels of a
+node, `store_queries` reads the store, and `handover` delivers events and messages to the program.
 """
 
 from __future__ import annotations
@@ -72,9 +72,10 @@ class ReliableChannel:
             async for message in room:
                 print(message.sender_id, message.payload)
 
-    The end of the block waits until the messages are out, and raises `NotSent` for those that are lost with
-    the default store. Sent messages that are not acknowledged, and received messages that are not taken,
-    outlive `stop` and `close`, and with a durable store the process too. A channel belongs to one event loop.
+    Leaving the block waits until the messages are out, and raises `NotSent` for those that are lost with the
+    default store. Sent messages that are not acknowledged, and received messages that the program has not
+    taken, survive `stop` and `close`, and with a durable store also the process. A channel belongs to one
+    event loop.
 
     A channel closes itself when one of its tasks fails. Every call and every iterator then raises
     `ChannelFailed`, and so does `close`.
@@ -92,13 +93,13 @@ class ReliableChannel:
         decoder: Decoder | None = None,
         rng: random.Random | None = None,
     ) -> None:
-        """`config` has its sections filled in. Raises `ValueError` and `TypeError` for what cannot work."""
+        """`config` has its sections filled in. Raises `ValueError` and `TypeError` for unusable arguments."""
         self._session: ChannelSession | None = None
         self._closed = False
         self._closed_with_node = False
         self._codec = CodecPair(encoder, decoder)
         self.message_events = EventEmitter(CHANNEL_EVENTS, also=CHANNEL_STATUS_EVENTS, on_change=self._heard)
-        """Handlers by event name (C-026); `CHANNEL_STATUS_EVENTS` can be listened to as well."""
+        """Handlers by event name (C-026), including the names in `CHANNEL_STATUS_EVENTS`."""
         self.config = config
         self._node = node
         self._channel_id = check_id("channel_id", channel_id)
@@ -111,11 +112,11 @@ class ReliableChannel:
         self._rng = rng or random.SystemRandom()
 
     def _heard(self) -> None:
-        """A handler was added: it may take messages that wait in the inbox."""
+        """A handler was added; it may take messages that wait in the inbox."""
         if self._session is not None:
             self._session.handover.wake()
 
-    # What it is.
+    # Properties.
 
     @property
     def channel_id(self) -> str:
@@ -139,7 +140,7 @@ class ReliableChannel:
 
     @property
     def sender_id(self) -> str:
-        """This participant. Raises `ChannelNotOpen` before the opening of a channel that makes its own id."""
+        """This participant's id. Raises `ChannelNotOpen` until a channel that makes its own id is open."""
         if self._sender_id is None:
             raise ChannelNotOpen
         return self._sender_id
@@ -147,20 +148,20 @@ class ReliableChannel:
     @staticmethod
     @_named_as_documented
     def get_message_id(payload: bytes) -> str:
-        """The logical id that events will carry for this payload (C-018)."""
+        """Return the logical id that events carry for this payload (C-018)."""
         return message_hash(payload).hex()
 
     getMessageId = get_message_id
-    """Its name in the documents, as those below."""
+    """The name in the documents, as for the camel-case aliases below."""
 
     # Opening and closing.
 
     async def open(self) -> Self:
         """Load the stored state and, with `auto_start`, `start`. Cancelling leaves the channel closed.
 
-        Raises `AlreadyOpen`, `SegmentDoesNotFit`, `PersistenceError`, `InvalidConfiguration` for
-        settings that contradict those of the node's other channels, what `start` raises, and `RuntimeError`
-        for a channel that is open or was closed: make a new one.
+        Raises `AlreadyOpen`, `SegmentDoesNotFit`, `PersistenceError`, `InvalidConfiguration` for settings
+        that contradict those of the node's other channels, the errors of `start`, and `RuntimeError` if the
+        channel is open or was closed: make a new one.
         """
         if self._closed or self._session is not None:
             raise RuntimeError("a channel is opened once; make a new one")
@@ -205,7 +206,7 @@ class ReliableChannel:
         return self
 
     async def _named(self) -> str:
-        """A sender id of this channel's own, the same one after a restart with a durable store (C-006)."""
+        """Return a sender id made for this channel, which a durable store keeps across restarts (C-006)."""
         return await name_sender(
             self._store,
             self._channel_id,
@@ -216,7 +217,7 @@ class ReliableChannel:
         )
 
     def _fit_sizes(self, sender_id: str) -> None:
-        """Make a segment size that nobody chose fit the transport, and refuse one that does not (C-035)."""
+        """Fit a default segment size to the transport; refuse a chosen size that does not fit (C-035)."""
         sds = self.config.sds or SdsConfig()
         largest = largest_segment(
             self._largest_payload(), self._channel_id, sender_id, sds, hook_overhead=self._overhead
@@ -233,27 +234,28 @@ class ReliableChannel:
         return self._codec.overhead + (0 if self._hook is None else self._hook.overhead)
 
     async def drain(self, timeout: float | None = None) -> None:
-        """Wait until every message that `send` has accepted is out: the transport has all of it.
+        """Wait until every message that `send` has accepted is out, that is, the transport has all of it.
 
         `timeout` is in seconds; None waits without limit. Raises `NotSent` for messages that are not out by
-        then, or that cannot go out since the channel is stopped, and for refused messages that no handler
-        heard of. Raises `PersistenceError` if the store failed for good, `ChannelNotOpen`, `ChannelFailed`.
-        Cancelling stops the wait alone.
+        then, or that cannot go out because the channel is stopped, and for refused messages that were
+        reported to no handler. Raises `PersistenceError` if the store failed permanently, `ChannelNotOpen`,
+        `ChannelFailed`. Cancelling stops only the wait.
         """
         await self._open_session().drain(timeout)
 
     async def close(self, *, purge: bool = False, timeout: float | None = None) -> None:
-        """Stop, and let go of everything in memory (C-019, C-020). What is stored stays for the next opening,
-        unless `purge`; events that are told already are told first.
+        """Stop, and release everything in memory (C-019, C-020). Stored state stays for the next opening,
+        unless `purge` is true. Events whose step is stored are reported first.
 
-        First waits for messages to go out, as `drain`, for `timeout` seconds; None takes `drain_timeout_ms`.
-        Then waits up to about five seconds for the answer to those that are under way. Messages that are not
-        out stay in the store that the program gave. Raises `NotSent` for messages that are lost instead, for
-        want of such a store or for `purge`, and for refused messages that no handler heard of.
+        First waits, as `drain` does, for messages to go out, for `timeout` seconds; None means
+        `drain_timeout_ms`. Then waits up to about five seconds for the answer to those that are under way.
+        Messages that are not out stay in the store that the program provided. Raises `NotSent` for messages
+        that are lost instead, because there is no such store or because of `purge`, and for refused messages
+        that were reported to no handler.
 
         Raises `ChannelNotOpen`, `ChannelFailed` for a channel that had closed itself, and `PersistenceError`
-        if the store could not take the last changes. The channel is closed then too. Cancelling ends the wait
-        for messages, and not the closing.
+        if the store could not take the last changes. The channel is closed in these cases too. Cancelling
+        ends the wait for messages but not the closing.
         """
         session, self._session = self._session, None
         if session is None:
@@ -276,7 +278,7 @@ class ReliableChannel:
         _log.info("%s: %d messages wait in the store", self._channel_id, len(left.requests))
 
     async def _purge(self) -> None:
-        # Whoever is cancelled here has no second chance to ask for it: it goes on by itself.
+        # A caller that is cancelled here cannot ask for the purge again, so it continues on its own.
         await asyncio.shield(self._purge_behind_the_rest())
 
     async def _purge_behind_the_rest(self) -> None:
@@ -285,7 +287,7 @@ class ReliableChannel:
         await self._store.purge(key)
 
     async def close_with_node(self) -> None:
-        """Close, as the connection below is closed. A `close` that follows at most purges."""
+        """Close because the connection below is closing. A `close` that follows can only purge."""
         if self._session is not None:
             self._closed_with_node = True
             await self.close()
@@ -306,23 +308,24 @@ class ReliableChannel:
             await close_after(exc, self.close())
 
     async def start(self) -> bool:
-        """Subscribe, and begin to send, receive, sync and retrieve; True, also if it had begun (C-021).
+        """Subscribe, and begin to send, receive, sync and retrieve. Returns True, even if started (C-021).
 
-        Raises `ChannelNotOpen`, and `StrataError` if the topic cannot be subscribed: then it stays stopped.
+        Raises `ChannelNotOpen`, and `StrataError` if the topic cannot be subscribed; the channel then stays
+        stopped.
         """
         await self._open_session().start()
         return True
 
     async def stop(self, *, timeout: float | None = None) -> None:
-        """End all that, once nothing is under way; idempotent. `start` goes on where it stood (C-023).
+        """Undo `start` once nothing is under way; idempotent. A later `start` continues from there (C-023).
 
-        First waits for messages to go out, as `close`. Those that are not out by then wait for `start`, and
-        `sync_status` has them. Cancelling ends the wait for messages, and not the stopping.
+        First waits for messages to go out, as `close` does. Those that are not out by then wait for `start`,
+        and `sync_status` shows them. Cancelling ends the wait for messages but not the stopping.
         """
         await self._open_session().stop(self._drain_seconds(timeout))
 
     def is_started(self) -> bool:
-        """Whether the channel works: not from the moment on when it begins to stop."""
+        """Whether the channel works; False from the moment when it begins to stop."""
         session = self._session
         return session is not None and session.accepting and session.failure is None
 
@@ -332,19 +335,19 @@ class ReliableChannel:
     async def send(self, payload: bytes, *, request_id: str | None = None) -> str:
         """Give a message to the channel; returns its request id once it is stored (C-012).
 
-        Events tell what becomes of the message. With a durable store it is also sent again after a restart.
-        Cancelling stops the wait and not the message.
+        Events report what becomes of the message. With a durable store it is also sent again after a restart.
+        Cancelling stops the wait but not the message.
 
-        `request_id`, of up to 128 bytes, is one that the program chooses. A second call with the same id and
-        payload sends nothing more and returns once the first message is stored: so the program may repeat a
-        call whose end it did not see, after a restart with a durable store too. The channel remembers the
-        last 10 000 ids, and those of all messages that are not acknowledged, but not of refused ones.
+        A program may choose the `request_id`, of up to 128 bytes. A second call with the same id and payload
+        sends nothing more and returns once the first message is stored. The program may therefore repeat a
+        call that it did not see finish, even after a restart if the store is durable. The channel remembers
+        the last 10 000 ids, and those of all unacknowledged messages, but not those of refused messages.
 
-        Raises, having sent nothing, `EmptyPayload`, `PayloadTooLarge`, `OutgoingFull` or `SendQueueFull` with
-        too much on its way already, `RequestIdInUse` for an id that another payload has, `PersistenceError`
-        while the store is out of order, `NotStarted`, `ChannelNotOpen`, and `ValueError` for an id of another
-        length. The event `sending-message-irrecoverable-error` tells of the refusal too. Raises
-        `ChannelFailed` if the channel closes itself meanwhile: then the message may be sent or not.
+        Raises, having sent nothing, `EmptyPayload`, `PayloadTooLarge`, `OutgoingFull` or `SendQueueFull` if
+        too much is on its way already, `RequestIdInUse` if another payload has the id, `PersistenceError`
+        while the store is failing, `NotStarted`, `ChannelNotOpen`, and `ValueError` for an id of another
+        length. The event `sending-message-irrecoverable-error` reports the refusal too. Raises
+        `ChannelFailed` if the channel closes itself meanwhile; the message may then be sent or not.
         """
         chosen = request_id is not None
         request_id = self._request_id() if request_id is None else check_request_id(request_id)
@@ -362,11 +365,11 @@ class ReliableChannel:
 
     @_named_as_documented
     async def send_ephemeral(self, payload: bytes) -> str:
-        """Send a message once, to those who listen now: no history, no acknowledgement, no retry (C-017).
+        """Send a message once, to current listeners: no history, no acknowledgement, no retry (C-017).
 
-        Returns its request id; `message-sent` tells that the transport has it, `ephemeral-message-dropped`
+        Returns its request id. `message-sent` reports that the transport has it, `ephemeral-message-dropped`
         that the rate limit did not allow it. Raises `EmptyPayload`, `MessageTooLarge`, `EncryptionFailed`,
-        `NotStarted`, `ChannelNotOpen`. Cancelling may send it or not.
+        `NotStarted`, `ChannelNotOpen`. If the call is cancelled, the message may be sent or not.
         """
         request_id = self._request_id()
         try:
@@ -403,17 +406,18 @@ class ReliableChannel:
     # Receiving.
 
     def __aiter__(self) -> AsyncIterator[MessageReceived]:
-        """Begin to iterate. With `at_least_once`, what is not acknowledged is handed over again first."""
+        """Begin to iterate. With `at_least_once`, unacknowledged messages are handed over again first."""
         if self._session is not None:
             self._session.handover.begin()
         return self
 
     async def __anext__(self) -> MessageReceived:
-        """The next message of another participant, in causal order, once. Cancelling loses nothing.
+        """Return the next message of another participant, in causal order, once. Cancelling loses nothing.
 
-        With `at_least_once`, asking for a message acknowledges the one before, unless `auto_ack` is off. Ends
-        when the channel is closed. Raises `PersistenceError` if its store failed for good, `ChannelFailed`,
-        and `RuntimeError` if another task receives already, or an iterator of all events has taken messages.
+        With `at_least_once`, asking for a message acknowledges the previous one, unless `auto_ack` is off.
+        The iteration ends when the channel is closed. Raises `PersistenceError` if its store failed
+        permanently, `ChannelFailed`, and `RuntimeError` if another task is already receiving, or an iterator
+        of all events has taken messages.
         """
         session = self._session
         if session is None:
@@ -423,9 +427,10 @@ class ReliableChannel:
     async def ack(self, *messages: MessageReceived | ReliableMessageReceived) -> None:
         """Acknowledge messages that were handed over with `hand_over="at_least_once"`: they never come again.
 
-        Returns once the store has forgotten them. Messages that are acknowledged already change nothing; with
-        `at_most_once` all are. Raises `TypeError` for anything but received messages, `PersistenceError` if
-        the store failed for good, `ChannelNotOpen`, `ChannelFailed`. Cancelling stops the wait alone.
+        Returns once the store has removed them. Messages that are already acknowledged are ignored; with
+        `at_most_once` all of them are. Raises `TypeError` for anything but received messages,
+        `PersistenceError` if the store failed permanently, `ChannelNotOpen`, `ChannelFailed`. Cancelling
+        stops only the wait.
         """
         for message in messages:
             if not isinstance(message, MessageReceived | ReliableMessageReceived):
@@ -433,31 +438,32 @@ class ReliableChannel:
         await self._open_session().handover.ack(messages)
 
     def events(self, *names: str) -> Events:
-        """The events of these names, or all about messages, as an asynchronous iterator (C-027).
+        """An asynchronous iterator of the events of these names, or by default of all events about messages
+        (C-027).
 
-        Received messages are taken by iterating the channel; while nobody does, by the handlers of the two
-        received events, and where there are none by an iterator that has one of these events. A message is
-        taken when the iterator is asked for an event and has no other. An iterator of all events looks on as
-        long as somebody else takes the messages. Once it has taken any, the channel cannot be iterated until
-        the iterator is closed: either of them would miss what the other gets.
+        Received messages are taken by iterating the channel. While nobody iterates it, the handlers of the
+        two received events take them, and if there are none, an iterator that includes one of these events.
+        An iterator takes a message when it is asked for an event and has no other. An iterator of all events
+        only observes the messages while something else takes them. Once it has taken any, the channel cannot
+        be iterated until the iterator is closed, because each would miss what the other gets.
 
-        Raises `ChannelNotOpen`, `ChannelFailed`, and `ValueError` for a name there is not.
+        Raises `ChannelNotOpen`, `ChannelFailed`, and `ValueError` for an unknown name.
         """
         return self._open_session().handover.events(names)
 
     async def history(self, *, before: str | int | None = None, limit: int = 50) -> PastMessages:
-        """A page of what was said, own messages included, without handing anything over.
+        """Return a page of past messages, own messages included, without handing anything over.
 
-        The relays are read backwards, whoever else is there: at most `limit` messages, the newest ones, those
-        right before a page whose `before` is given, or those before a time in Unix seconds. Relays are asked
-        as far back as `query_window_ms`. Cancelling changes nothing.
+        The relays are read backwards, even if no other participant is online. A page has at most `limit`
+        messages: the newest ones, those right before the page whose `before` is given, or those before a time
+        in Unix seconds. Relays are read as far back as `query_window_ms`. Cancelling changes nothing.
 
         Raises `InvalidPlace`, `ValueError` for a limit that is not between 1 and 1 000, `StrataError` if no
         relay answers, `ChannelNotOpen`.
         """
         return await self._open_session().past(before, limit)
 
-    # Looking.
+    # Inspection.
 
     def sync_status(self) -> SyncStatus:
         """The outstanding and the missing messages, and since when. Raises `ChannelNotOpen`."""
@@ -483,7 +489,7 @@ class ReliableChannel:
 
     @property
     def statistics(self) -> ChannelStatistics:
-        """What was counted since the channel was opened. Raises `ChannelNotOpen`."""
+        """The counts since the channel was opened. Raises `ChannelNotOpen`."""
         return self._open_session().statistics()
 
     def at_risk(self) -> AtRisk:
@@ -494,14 +500,14 @@ class ReliableChannel:
     def log(self) -> list[str]:
         """The ids of all SDS messages in the order that every participant shares (C-141).
 
-        Only for looking: a message may still be put between two others. Raises `ChannelNotOpen`.
+        For inspection only: a message may still be inserted between two others. Raises `ChannelNotOpen`.
         """
         return [entry.message_id for entry in self._open_session().engine.sds.log()]
 
     def causal_log(self) -> list[tuple[str, str, int, tuple[str, ...]]]:
         """The log with causal histories: message id, sender id, Lamport time, ids of the messages it follows.
 
-        In the order of `log`, and only for looking too; it decodes every message. Raises `ChannelNotOpen`.
+        In the order of `log`, and for inspection only too; it decodes every message. Raises `ChannelNotOpen`.
         """
         return causal_log(self._open_session().engine.sds)
 

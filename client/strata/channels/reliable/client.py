@@ -1,4 +1,4 @@
-"""Making channels, and sending through the one an envelope names: the documents' functions (C-001 …)."""
+"""Functions from the documents that make channels and send envelopes through them (C-001 …)."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ __all__ = [
 
 
 _named_as_documented = named_too(waku_node="node", channel_config="config")
-"""The parameters of the documents: `waku_node`, and `channelConfig` of 2026 with `senderId`."""
+"""Accepts the documents' parameter names: `waku_node`, and `channelConfig` of 2026 with `senderId`."""
 
 
 @_named_as_documented
@@ -54,7 +54,7 @@ def make_channel(
     options: Mapping[str, object] | None = None,
     **settings: Unpack[ConfigOptions],
 ) -> ReliableChannel:
-    """A channel that is not open yet; `create_reliable_channel` tells the arguments and opens it."""
+    """Make a channel without opening it; `create_reliable_channel` documents the arguments."""
     try:
         if isinstance(node, ReliableChannelConfig):  # the two arguments of 2026: config, sender id
             if config is not None or content_topic is not None or sender_id is not None:
@@ -111,7 +111,7 @@ def open_channel(
     sender_id: str | None,
     **options: Unpack[ChannelOptions],
 ) -> ReliableChannel:
-    """A channel from the keywords of `relay.channel`, not open yet. Raises as `make_channel` does."""
+    """Make a channel from the keywords of `relay.channel`, not open yet. Raises as `make_channel` does."""
     config = options.pop("config", None)
     settings: ConfigOptions = options
     return make_channel(node, channel_id, topic, sender_id, config, **settings)
@@ -131,13 +131,13 @@ async def create_reliable_channel(
     """Open a channel (`createReliableChannel`; C-001 … C-004).
 
     All participants call the channel `channel_id`, and its messages travel on `content_topic`. `sender_id`
-    names this participant and is unique among them; None makes a sender id and keeps it in the store (C-006).
-    The settings come from the keywords, then from `config`, then from the node. `options` is a mapping of
-    settings under any of their names, older ones too. `profile` is a preset.
-    `create_reliable_channel(config, sender_id)` works too, with everything else in `config`. So do the
-    names of the documents, as keywords: `waku_node`, `channelId`, `channelConfig`, ….
+    names this participant and is unique among the participants; None makes a sender id and keeps it in the
+    store (C-006). The settings come from the keywords, then from `config`, then from the node. `options` is a
+    mapping of settings under any of their names, including older ones. `profile` is a preset.
+    `create_reliable_channel(config, sender_id)` works too, with everything else in `config`. The names in the
+    documents are also accepted as keywords: `waku_node`, `channelId`, `channelConfig`, ….
 
-    Raises `InvalidConfiguration` for settings that cannot work, and the errors of `ReliableChannel.open`.
+    Raises `InvalidConfiguration` for unusable settings, and the errors of `ReliableChannel.open`.
     """
     channel = make_channel(node, channel_id, content_topic, sender_id, config, options=options, **settings)
     return await channel.open()
@@ -149,10 +149,10 @@ async def close_channel(channel: ReliableChannel, *, purge: bool = False) -> Non
 
 
 async def close_channels(node: MessagingNode) -> None:
-    """Close all channels that are open on a node, at once, as `ReliableChannel.close`.
+    """Close all channels that are open on a node, concurrently, as `ReliableChannel.close` does.
 
-    Raises what one of them raises, when all are closed; the `NotSent` of several are one. Cancelling ends
-    their wait for messages, and not the closing.
+    Once all are closed, raises the error of one of them; the `NotSent` of several are merged into one.
+    Cancelling ends their wait for messages but not the closing.
     """
     closing = [asyncio.create_task(each.close_with_node()) for each in ReliableClient(node).channels]
     interrupted: asyncio.CancelledError | None = None
@@ -162,7 +162,7 @@ async def close_channels(node: MessagingNode) -> None:
         except asyncio.CancelledError as cancelling:
             interrupted = cancelling
             for each in closing:
-                # In the next turn: one that is cancelled before its first step would close nothing.
+                # In the next turn: a task that is cancelled before its first step would close nothing.
                 asyncio.get_running_loop().call_soon(each.cancel)
     ends = [asyncio.CancelledError() if each.cancelled() else each.exception() for each in closing]
     if interrupted is not None:
@@ -185,7 +185,7 @@ async def send(channel: ReliableChannel, payload: bytes, *, request_id: str | No
 
 createReliableChannel = create_reliable_channel
 closeChannel = close_channel
-"""Their names in the documents."""
+"""The names in the documents."""
 
 
 class ReliableClient:
@@ -207,13 +207,14 @@ class ReliableClient:
     async def send(self, envelope: ReliableEnvelope, *, request_id: str | None = None) -> str:
         """Send an envelope; returns its request id. `request_id` is as in `ReliableChannel.send`.
 
-        With a channel id it goes through the channel of that name, as an ephemeral message of it if its inner
-        envelope says so (C-177). With an empty one it is ephemeral and of no channel: sent once, whole, under
-        no channel's hook, and received by the node's `message_received` alone (C-176, C-184).
+        An envelope with a channel id goes through the channel of that name, as an ephemeral message if its
+        inner envelope says so (C-177). An envelope with an empty channel id is an ephemeral message outside
+        all channels: it is sent once, whole, under no channel's hook, and received only by the node's
+        `message_received` (C-176, C-184).
 
-        Raises `UnknownChannel`, `InvalidEnvelope` if the topic is another than the channel's or for a chosen
-        request id of an ephemeral message, and what `ReliableChannel.send` and `send_ephemeral` raise;
-        `EmptyPayload`, `MessageTooLarge` and `NodeError` outside channels.
+        Raises `UnknownChannel`, `InvalidEnvelope` if the topic is not the channel's or if a request id is
+        chosen for an ephemeral message, and the errors of `ReliableChannel.send` and `send_ephemeral`;
+        outside channels `EmptyPayload`, `MessageTooLarge` and `NodeError`.
         """
         inner = envelope.message_envelope
         if request_id is not None and (inner.ephemeral or not envelope.channel_id):
@@ -243,7 +244,7 @@ class ReliableClient:
         hub = Hub.existing(self._node)
         if hub is not None:
             reason = hub.admit_ephemeral()
-            if reason is not None:  # C-181; there is no channel to tell
+            if reason is not None:  # C-181; there is no channel to report it to
                 dropped = NodeMessageError(request_id, None, "dropped for the rate limit", reason, False)
                 await self._node.message_events.emit(dropped)
                 return request_id

@@ -1,4 +1,4 @@
-"""Every setting of a channel, under every name that the documents ever gave it (channel.md §2)."""
+"""Every setting of a channel, under every name that the documents have used for it (channel.md §2)."""
 
 # Core: no I/O, no clock, no randomness (held by tests/test_layout.py).
 
@@ -32,71 +32,73 @@ __all__ = [
 @in_camel_case(sds_config="sds", segmentation_config="segmentation", rate_limit_config="rate_limit")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReliableChannelConfig:
-    """Settings of one channel; times are milliseconds. None in a section takes the node's, else the default.
+    """Settings of one channel; times are in milliseconds. None as a section means the node's or the default.
 
-    Raises `ValueError` on construction for a value that cannot work (C-032).
+    Raises `ValueError` on construction for an unusable value (C-032).
     """
 
     sds: SdsConfig | None = None
     segmentation: SegmentationConfig | None = None
     rate_limit: RateLimitConfig | None = None
-    """Shared by all channels of a transport identity (C-234): the first one opened sets it."""
+    """Shared by all channels of a transport identity (C-234); the first channel that opens sets it."""
     encryption: Encryption | None = None
     persistence: Persistence | None = None
-    """None: memory, which forgets at the end of the process (C-251)."""
+    """None: memory, which is lost when the process ends (C-251)."""
 
     node: MessagingNode | None = None
     channel_id: str | None = None
     content_topic: str | None = None
 
     retrieve_frequency_ms: int = 10_000
-    """How often the store is asked for missing messages; 0: never (C-163)."""
+    """How often the store is queried for missing messages; 0: never (C-163)."""
     process_task_min_elapse_ms: int = 1_000
-    """Least time between two rounds of retransmissions, syncs and sweeps (C-080). Received messages are
-    handled when they arrive."""
+    """The shortest time between two rounds of retransmissions, syncs and sweeps (C-080). Received messages
+    are handled when they arrive."""
     query_on_connect: bool = True
     force_query_threshold_ms: int = 300_000
-    """A store that becomes available later than this after the last query is asked for missed messages; so
-    it is after every reconnection (C-170)."""
+    """A store that becomes available is queried for missed messages if the last query was longer ago than
+    this, and after every reconnection (C-170)."""
     query_window_ms: int = 30 * 86_400_000
-    """The longest time that such a query looks back (C-173)."""
+    """How far such a query looks back at most (C-173)."""
     join: Literal["history", "now"] = "history"
-    """What a participant that is new to the channel wants of what was said: all, or with `now` nothing.
-    With `now` nothing waits for a message from before, either."""
+    """Which past messages a participant that is new to the channel receives: all, or with `now` none. With
+    `now`, no message waits for an earlier one either."""
     since: int | None = None
-    """A new participant wants what was said since this time, in Unix seconds, and nothing from before."""
+    """A new participant receives messages sent since this time, in Unix seconds, and none from before."""
     auto_start: bool = True
     sent_event_on: Literal["network", "participants"] = "network"
-    """When `reliable:message:sent` is told: the transport has all chunks, or a participant has (C-051)."""
+    """When `reliable:message:sent` is reported: once the transport has all chunks, or once a participant has
+    (C-051)."""
     send_request_id: bool = True
     """Whether segments carry the request id, so that the receiver's events name it (C-187)."""
     sender_binding: Literal["off", "did"] = "off"
-    """`did`: a message whose sender id is a DID, or a device of one (`DID#device`), must be signed by it, and
-    the channel's own sender id is such a device (C-287)."""
+    """`did`: a message whose sender id is a DID, or a device of one (`DID#device`), must be signed by that
+    DID, and the channel's own sender id is such a device (C-287)."""
     device: str | None = None
-    """The name of this device among those of its person. With `sender_binding="did"` the sender id is
+    """The name of this device among its person's devices. With `sender_binding="did"` the sender id is
     `DID#device`; None makes a name and keeps it in the store."""
     members: tuple[str, ...] = ()
-    """The authors to hear, if they are known (C-288): the same for all channels of a node on one topic. What
-    these name of others is fetched all the same."""
+    """The authors to listen to, if they are known (C-288): the same for all channels of a node on one topic.
+    Messages of other authors that these name are fetched anyway."""
     retention_seconds: int | None = None
-    """How long stores should keep this channel's messages; None is up to them (C-295)."""
+    """How long stores should keep this channel's messages; None leaves it to them (C-295)."""
     proof_provider: ProofProvider | None = None
-    """Makes the proof of each transmission, where the transport asks for one (C-236)."""
+    """Makes the proof of each transmission if the transport requires one (C-236)."""
 
     receive: bool = True
-    """False for a channel that only sends: received messages keep it in step, and are not kept to be read."""
+    """False for a channel that only sends: received messages update its state but are not kept to be read."""
     hand_over: Literal["at_most_once", "at_least_once", "once", "again"] = "at_most_once"
-    """What a crash does to a message that the program works on. `at_most_once`: the message is never handed
-    over again, and a crash can lose it. `at_least_once`: the message is handed over again until it is
+    """What a crash does to a message that the program is processing. `at_most_once`: the message is never
+    handed over again, and a crash can lose it. `at_least_once`: the message is handed over again until it is
     acknowledged (`ReliableChannel.ack`). `once` and `again` are older names of these two."""
     auto_ack: bool = True
     """With `at_least_once`: a message is acknowledged when its handlers have returned, or when the program
-    asks for the next one. False: by `ack` alone."""
+    asks for the next one. False: only by `ack`."""
     drain_timeout_ms: int = 10_000
     """How long `stop`, `close` and the end of `async with` wait for messages to go out."""
     max_inbox_messages: int = 10_000
-    """Most messages kept for a program that does not take them; then the channel reads no further."""
+    """The most messages kept for a program that does not take them; at this number the channel reads no
+    further."""
     max_inbox_bytes: int = 64 << 20
 
     def __post_init__(self) -> None:
@@ -150,26 +152,26 @@ ALIASES: Mapping[str, str] = {
     "history_backend": "persistence",
     "epoch_period_sec": "epoch_size_ms",
 }
-"""Older names of options (C-030); `epoch_period_sec` is in seconds, as it was."""
+"""Older names of options (C-030); `epoch_period_sec` is still in seconds."""
 
 PROFILES: Mapping[str, Mapping[str, int | str]] = {
     "2025": {"acknowledgement_timeout_ms": 30_000, "max_retransmissions": 10, "causal_history_size": 200},
     "js-waku": {"acknowledgement_timeout_ms": 30_000, "max_retransmissions": 10, "segmentation": "auto"},
 }
-"""Presets (C-033). A participant of js-waku puts its sync off whenever it receives anything. Whoever repeats
-every five seconds hears from it late, and takes messages for undelivered that it has."""
+"""Presets (C-033). A js-waku participant postpones its sync whenever it receives anything. A channel that
+repeats every five seconds hears from it late, and considers messages undelivered that have arrived."""
 
 DEFAULT_RELIABLE_CHANNEL_CONFIG = ReliableChannelConfig(
     sds=SdsConfig(), segmentation=SegmentationConfig(), rate_limit=RateLimitConfig()
 )
-"""Every default, sections filled in (C-029)."""
+"""All defaults, with sections filled in (C-029)."""
 DefaultReliableChannelOptions = DEFAULT_RELIABLE_CHANNEL_CONFIG
 """Its name in the documents."""
 
 
 @dataclass(slots=True)
 class _Given:
-    """Options under their canonical names, by section; "" is the configuration itself."""
+    """Options under their canonical names, by section; the section "" is the configuration itself."""
 
     by_section: dict[str, dict[str, Any]] = field(default_factory=dict)
 
@@ -200,13 +202,13 @@ def configure(
     settings: Mapping[str, object] | None = None,
     encryption: Encryption | None = None,
 ) -> ReliableChannelConfig:
-    """The settings in force, sections filled in.
+    """Return the settings in force, with sections filled in.
 
-    From the weakest: the defaults, the node's `defaults`, the preset `profile`, the channel's `config`, and
-    `options` with `settings`. `options` is a mapping of names, old or new, with or without their section:
-    `acknowledgement_timeout_ms` as well as `sds.acknowledgement_timeout_ms` (C-003); `settings` has canonical
-    names alone. Raises `ValueError` for an unknown option or profile, for an option that is given twice with
-    different values, and for values that cannot work.
+    From lowest to highest precedence: the defaults, the node's `defaults`, the preset `profile`, the
+    channel's `config`, and `options` with `settings`. `options` is a mapping of names, old or new, with or
+    without their section: both `acknowledgement_timeout_ms` and `sds.acknowledgement_timeout_ms` work
+    (C-003). `settings` has only canonical names. Raises `ValueError` for an unknown option or profile, for
+    an option that is given twice with different values, and for unusable values.
     """
     own = config or ReliableChannelConfig()
     node = defaults or ReliableChannelConfig()
@@ -234,7 +236,7 @@ def configure(
 
 
 def _persistence(config: ReliableChannelConfig) -> Persistence | None:
-    """The store of a configuration, wherever it stands. Raises `ValueError` for two different ones."""
+    """The store of a configuration, from either place. Raises `ValueError` for two different ones."""
     inner = None if config.sds is None else cast("Persistence | None", config.sds.persistence)
     if config.persistence is not None and inner not in (None, config.persistence):
         raise ValueError("persistence is given twice, as sds.persistence too")

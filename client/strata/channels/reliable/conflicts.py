@@ -1,8 +1,9 @@
-"""Whether another program uses one's own sender id at the same time (C-006).
+"""Detects another program that uses the same sender id at the same time (C-006).
 
-SDS reports each message under the own sender id that it has not sent. Most such messages are one's own, from
-before the state was lost. Another program's is later than the start: it names a message of this run, or both
-its transport and its Lamport time are later. A clock that is behind only delays that.
+SDS reports each message under this sender id that it has not sent. Most such messages are the participant's
+own, from before the state was lost. A message of another program is later than the start: it names a message
+of this run, or both its transport time and its Lamport time are later. A clock that is behind only delays the
+detection.
 """
 
 # Core: no I/O, no clock, no randomness (held by tests/test_layout.py).
@@ -15,18 +16,18 @@ from strata.channels.sds import SenderShared
 __all__ = ["Conflicts"]
 
 _PRESENT_MS = 600_000
-"""A conflict of which nothing was heard for so long is over; until then it is told once."""
+"""A conflict is over when nothing has been heard of it for this time; until then it is reported once."""
 _LEAST_GAP_MS = 60_000
-"""Between two events about different authors: a stranger can have many names."""
+"""The shortest time between two events about different authors: a stranger can have many names."""
 _FUTURE_MS = 60_000
-"""What is dated further ahead was sent with another clock, perhaps by an earlier run."""
+"""A message dated further ahead was sent with another clock, perhaps by an earlier run."""
 
 
 class Conflicts:
     """The conflict about one sender id, if there is one."""
 
     def __init__(self, sender_id: str, author: str | None, started_ms: int) -> None:
-        """`author` is how the transport names this participant."""
+        """`author` is the transport's name for this participant."""
         self._sender_id = sender_id
         self._author = author
         self._started = started_ms
@@ -34,12 +35,12 @@ class Conflicts:
         self._heard_at = 0
 
     def current(self, now_ms: int) -> SenderIdConflict | None:
-        """The conflict that holds now."""
+        """The current conflict, if there is one."""
         is_over = self._last is None or not 0 <= now_ms - self._heard_at < _PRESENT_MS
         return None if is_over else self._last
 
     def heard(self, shared: SenderShared, now_ms: int) -> SenderIdConflict | None:
-        """A message that was not sent here came under the own sender id. Returns a conflict that is news."""
+        """A message not sent here arrived under this sender id. Returns the conflict if it is new."""
         if not self._is_concurrent(shared, now_ms):
             return None
         was = self.current(now_ms)

@@ -1,14 +1,14 @@
-"""The reliable channel without I/O or clock: every step of channel.md §4 and §5 but the ones that may wait.
+"""The reliable channel without I/O or clock: every step of channel.md §4 and §5 except those that may wait.
 
     send ──▶ segments ──▶ SDS ──▶ [encrypt] ──▶ rate limiter ──▶ [dispatch]
     receive ◀── inbox ◀── segments ◀── SDS ◀── [decrypt]
 
-`session` does what is in brackets, for a hook and a transport may take their time. The session tells the
-engine what happens. After each step it takes `events()`, stores `changes()` in one transaction, and arms one
-timer for `get_timer()`. Times are Unix milliseconds that run evenly; `clock_stepped` tells when they jump.
+`session` does the steps in brackets, because a hook and a transport may take their time. The session informs
+the engine of what happens. After each step it takes `events()`, stores `changes()` in one transaction, and
+arms one timer for `get_timer()`. Times are Unix milliseconds that run evenly; `clock_stepped` reports jumps.
 
-`sending` has the own messages on their way out, `ephemerals` those that are sent and heard once, and the
-engine itself what comes in.
+`sending` handles outgoing messages, `ephemerals` those that are sent and received once, and the engine itself
+incoming messages.
 """
 
 # Core: no I/O, no clock, no randomness (held by tests/test_layout.py).
@@ -55,24 +55,24 @@ from strata.protocol.canonical import MAX_SAFE_INTEGER
 __all__ = ["ChannelEngine"]
 
 _EARLIEST_MS = 1_577_836_800_000
-"""The beginning of 2020: a clock that shows less was not set since its device booted."""
+"""The beginning of 2020: a clock that shows less has not been set since its device booted."""
 _MAX_NAMED = 1_000
-"""Most messages that the event of a gap names."""
+"""The most messages that a gap event names."""
 _MAX_TURNED_AWAY = 20_000
-"""Most messages without room that are remembered until they are read again."""
+"""The most messages without room that are remembered until they are read again."""
 _SETTLED_MS = 600_000
-"""How long a message may take to get to the stores, where nothing is ever given up."""
+"""How long a message may take to reach the stores, if messages are never given up."""
 _AGAIN_MS = 60_000
-"""How soon what is missing at the beginning is looked at again."""
+"""The shortest wait before the messages that are missing at the beginning are checked again."""
 _EDGE_MS = 60_000
-"""Those who talked at the end of a gap had heard of one another within this time."""
+"""Participants that sent at the end of a gap had received one another's messages within this time."""
 
 
 class ChannelEngine:
     """One participant's part in one channel, from payload to SDS message and back.
 
-    `config` has its sections filled in (`configure`). `state` is what earlier `changes()` add up to. `author`
-    is the identity that the transport sees. `receipts` is as for `Participant`.
+    `config` has its sections filled in (`configure`). `state` is the sum of earlier `changes()`. `author` is
+    the identity that the transport sees. `receipts` is as for `Participant`.
     """
 
     def __init__(
@@ -96,7 +96,7 @@ class ChannelEngine:
         self.content_topic = content_topic
         self.outbox = outbox
         self.senders_forged = 0
-        """Messages whose packet was signed by another than the sender they name (C-287)."""
+        """The number of messages whose packet was not signed by the sender that they name (C-287)."""
         self.sds = Participant(
             channel_id,
             sender_id,
@@ -157,7 +157,7 @@ class ChannelEngine:
         self._gone: list[str] = []
         """The messages of that gap."""
         self._turned_away: dict[str, int] = {}
-        """Messages that had no room, with their Lamport times: until they are read again they may expire."""
+        """Messages that had no room, with their Lamport times; they may expire before they are read again."""
         self._max_entries = sds_config.max_received_history
         self._settles_ms = sds_config.lost_message_timeout_ms or _SETTLED_MS
         if config.retention_seconds is not None:
@@ -170,7 +170,7 @@ class ChannelEngine:
         message = self.sds.message(message_id)
         return None if message is None else message.content
 
-    # What comes in.
+    # Receiving.
 
     def receive(
         self,
@@ -184,10 +184,11 @@ class ChannelEngine:
         stored: bool = False,
         stored_at: int | None = None,
     ) -> SdsMessage | None:
-        """Take decrypted bytes. Returns the message if it is one of this channel; never raises for them.
+        """Take decrypted bytes. Returns the message if it belongs to this channel; never raises for bad ones.
 
-        `author` signed them and says that they were sent at `sent_at`, in Unix seconds. `stored`: they are
-        read from a store, and not heard. A store got them at `stored_at` by its own clock, in Unix seconds.
+        `author` signed them and claims that they were sent at `sent_at`, in Unix seconds. `stored`: they were
+        read from a store, not heard on the subscription. A store got them at `stored_at` by its own clock, in
+        Unix seconds.
         """
         if not self.is_genuine(data, author):
             self.senders_forged += 1
@@ -208,13 +209,13 @@ class ChannelEngine:
         return message
 
     def decode(self, data: bytes) -> SdsMessage | None:
-        """Read decrypted bytes; None for what is no message, or names more than this channel takes."""
+        """Decode decrypted bytes; None if they are no message or name more messages than accepted."""
         return SdsMessage.decode(data, max_entries=self._max_entries)
 
     def pass_over(self, data: bytes, now_ms: int) -> None:
-        """Decrypted bytes from before this participant's part: the message is not wanted, nor what it names.
+        """Skip decrypted bytes from before this participant joined, and the messages that they name.
 
-        Never raises for them.
+        Never raises for bad bytes.
         """
         message = self.decode(data)
         if message is not None and message.channel_id == self.sds.channel_id and message.has_usable_ids:
@@ -223,27 +224,27 @@ class ChannelEngine:
             self._settle(now_ms)
 
     def hold_heard(self, on: bool, now_ms: int) -> None:
-        """Say whether the store is being read; see `Participant.hold_heard`."""
+        """Set whether the store is being read; see `Participant.hold_heard`."""
         self.sds.hold_heard(on, now_ms)
         self._settle(now_ms)
 
     def front(self, *, heard: bool, said_before: float = math.inf) -> list[HistoryEntry]:
-        """The missing messages behind which everything begins that waits; see `IncomingBuffer.front`."""
+        """The missing messages right before the first waiting ones; see `IncomingBuffer.front`."""
         edge = 0 if self._gap is None else self._gap.to_time + _EDGE_MS
         return self.sds.front(edge, heard=heard, said_before=said_before)
 
     def settled_ms(self, stores_now_ms: int) -> int:
-        """What follows a message and was said before this: whoever sent that message sends it no more.
+        """The time before which messages are settled: the messages that they follow are no longer being sent.
 
-        Before it, what no store has may have expired. Since then, it may be on its way. The time now is that
-        of the stores, whose clocks also date the messages.
+        Messages from before this time that no store has may have expired; later ones may be on their way. The
+        current time is that of the stores, whose clocks also date the messages.
         """
         return stores_now_ms - self._settles_ms
 
     def knows_what_was_before(self) -> bool:
-        """Whether something known was said shortly before the first message that waits, or shortly after.
+        """Whether a known message was sent shortly before the first waiting message, or shortly after it.
 
-        Then what that message names has not expired, whatever the clock shows.
+        If so, the messages that the waiting message names have not expired, whatever the clock shows.
         """
         first = self.sds.first_waiting()
         if first is None:
@@ -252,15 +253,15 @@ class ChannelEngine:
         return known is not None and known.lamport > first.lamport - self._settles_ms
 
     def settles_in(self, stores_now_ms: int) -> int:
-        """In how many milliseconds the first message that waits was said so long ago; a minute at least."""
+        """The milliseconds until the first waiting message is settled (`settled_ms`); at least a minute."""
         first = self.sds.first_waiting()
         said_at = stores_now_ms if first is None else first.said_at
         return max(_AGAIN_MS, said_at - self.settled_ms(stores_now_ms) + 1)
 
     def go_on_without(self, ids: Iterable[str], now_ms: int) -> None:
-        """No store has these missing messages, behind which everything begins that waits: wait no longer.
+        """Stop waiting for these missing messages before the first waiting ones, which no store has.
 
-        They belong to a gap, or are from before this participant's part.
+        They belong to a gap, or are from before this participant joined.
         """
         gone = list(ids)
         if self.catching_up.is_young(now_ms) and self.config.join == "now":
@@ -279,7 +280,7 @@ class ChannelEngine:
         self._gone += gone
 
     def _gap_behind(self, lamport: int, to_time: int, to_id: str) -> HistoryGap:
-        """A gap behind what was said last before this time; its messages are named when it is told."""
+        """A gap after the last message sent before this time; its messages are named when it is reported."""
         before = self.sds.last_before(lamport)
         return HistoryGap(
             channel_id=self.sds.channel_id,
@@ -292,15 +293,15 @@ class ChannelEngine:
         )
 
     def _tell_whole(self, gap: HistoryGap, gone: Collection[str]) -> None:
-        """Tell a gap with the messages in it, which are given up in silence from now on."""
+        """Report a gap and the messages in it, which are given up without further events from now on."""
         named = tuple(islice(gone, _MAX_NAMED))
         self._events.append(replace(gap, message_ids=named, at_least=len(gone)))
         self.sds.told(gone)
 
     def tell_gap(self) -> None:
-        """A reading has come to its end: the gap that it came upon is told, whole, in one event.
+        """Report, in one event, the whole gap that a reading found; called when the reading has ended.
 
-        Of a gap that a crash keeps from being told, each message is told when it is given up.
+        If a crash prevents this, each message of the gap is reported when it is given up.
         """
         if self._gap is not None:
             self._tell_whole(self._gap, self._gone)
@@ -309,7 +310,7 @@ class ChannelEngine:
             self._tell_turned_away()
 
     def _tell_turned_away(self) -> None:
-        """All is read, and there was room: what had none before and did not come again has expired."""
+        """Report messages that had no room and that a reading of everything did not find: they expired."""
         here = self.sds.is_here
         gone = {id_: lamport for id_, lamport in self._turned_away.items() if not here(id_)}
         self._turned_away = {}
@@ -318,7 +319,7 @@ class ChannelEngine:
             self._tell_whole(self._gap_behind(min(gone.values()), gone[last], last), gone)
 
     def is_genuine(self, data: bytes, author: str | None) -> bool:
-        """Whether a sender that is a DID, or a device of one, has signed, where that counts (C-287)."""
+        """Whether a sender that is a DID, or a device of one, has signed, if senders are bound (C-287)."""
         if self.config.sender_binding == "off":
             return True
         message = self.decode(data)
@@ -327,31 +328,31 @@ class ChannelEngine:
         return person_of(message.sender_id) == author
 
     def set_online(self, online: bool, now_ms: int) -> None:
-        """Say whether the transport reaches anybody: without that no timer runs (C-088)."""
+        """Set whether the transport is connected; while it is not, no timer runs (C-088)."""
         self.sds.set_online(online, now_ms)
 
     # Time.
 
     def clock_stepped(self, by_ms: int, now_ms: int) -> None:
-        """The clock was set, or the machine slept, and it is now `now_ms`: timers wait as long as before."""
+        """The clock was set, or the machine slept, and it is now `now_ms`; timers wait as long as before."""
         self.sds.clock_stepped(by_ms)
         self.reassembler.clock_stepped(by_ms)
         self.retrieval.clock_stepped(by_ms)
         self.catching_up.clock_stepped(by_ms)
         self._last_round += by_ms
         if now_ms - by_ms < _EARLIEST_MS <= now_ms:
-            # They would stand before all that they answer; no relay took them at such a time.
+            # They would be ordered before all messages they answer; no relay accepted them with such a time.
             self.sending.wrap_anew(now_ms, before=_EARLIEST_MS)
 
     def get_timer(self) -> float:
         """When to call `handle_timer`, in wall milliseconds."""
         reassembly = self.reassembler.get_timer()
         at = min(self.sds.get_timer(), math.inf if reassembly is None else reassembly, self._sync_news.at)
-        # At most one round in so long, whatever is due (C-080); missing messages are asked for apart.
+        # At most one round in this time, whatever is due (C-080); missing messages are requested separately.
         return max(at, self._last_round + self.config.process_task_min_elapse_ms)
 
     def handle_timer(self, now_ms: int) -> None:
-        """Do all retransmissions, syncs, repairs, sweeps and timeouts that are due."""
+        """Do all due retransmissions, syncs, repairs, sweeps and timeouts."""
         if now_ms < self._last_round:  # the clock was set back
             self._last_round = now_ms
         if self.get_timer() > now_ms:
@@ -362,10 +363,10 @@ class ChannelEngine:
         self._settle(now_ms)
 
     def plan_retrieval(self, now_ms: int) -> RetrievalPlan | None:
-        """What to ask the store for now; see `Retrieval`."""
+        """Return what to request from the store now; see `Retrieval`."""
         return self.retrieval.take(now_ms, self.sds.missing())
 
-    # What the shell takes.
+    # Output for the shell.
 
     def events(self) -> list[ChannelEvent]:
         """The events since the last call, in order. Received messages are in the inbox instead."""
@@ -388,7 +389,7 @@ class ChannelEngine:
     # Inside.
 
     def _settle(self, now_ms: int) -> None:
-        """Act on the events of SDS until there are no more."""
+        """Handle the events of SDS until there are no more."""
         for event in self.sds.events():
             match event:
                 case sds.Delivered():
@@ -424,7 +425,7 @@ class ChannelEngine:
             self._events.append(news)
 
     def _tell_conflicts(self, now_ms: int) -> None:
-        """Tell of another program under this sender id."""
+        """Report another program that uses this sender id."""
         for shared in self.sds.shared():
             if (conflict := self.conflicts.heard(shared, now_ms)) is not None:
                 self._events.append(conflict)
@@ -446,7 +447,7 @@ class ChannelEngine:
                 self._give_up(entry, event.first_received_at)
 
     def _tell_refused(self, event: sds.RefusedOld, now_ms: int) -> None:
-        # What is read from a place on was never read before. By time, much comes again that was delivered.
+        # A reading from a position brings only new messages; a reading by time repeats delivered ones.
         if not event.stored or self.catching_up.position is not None:
             self._give_up(HistoryEntry(event.message_id, event.retrieval_hint, event.sender_id), now_ms)
 
@@ -503,5 +504,5 @@ class ChannelEngine:
 
 
 def _no_nonsense(seconds: int | None) -> int | None:
-    """A time that others tell, unless it is beyond all measure: not every integer can be kept."""
+    """The time given by another party, or None if it is absurd: not every integer can be stored."""
     return seconds if seconds is not None and abs(seconds) <= MAX_SAFE_INTEGER else None

@@ -1,4 +1,4 @@
-"""The errors that calls of a channel raise. What fails later arrives as an event (C-011)."""
+"""The errors that calls of a channel raise. Later failures are reported as events (C-011)."""
 
 # Core: no I/O, no clock, no randomness (held by tests/test_layout.py).
 
@@ -28,7 +28,7 @@ __all__ = [
 
 
 class ReliableError(StrataError):
-    """A channel could not do what a call asked for; nothing was sent. The root of the errors of channels."""
+    """A channel could not do what a call requested; nothing was sent. The root of all errors of channels."""
 
 
 class NotStarted(ReliableError):
@@ -46,9 +46,9 @@ class ChannelNotOpen(ReliableError):
 
 
 class ChannelFailed(ReliableError):
-    """A task of the channel has ended with an error, and the channel is closed. The cause is that error.
+    """A task of the channel ended with an error, and the channel is closed. The cause is that error.
 
-    What was stored stays for the next opening.
+    Stored state stays for the next opening.
     """
 
     def __init__(self, task: str, error: BaseException) -> None:
@@ -59,7 +59,7 @@ class ChannelFailed(ReliableError):
         self.__cause__ = error
 
     def again(self) -> ChannelFailed:
-        """The same error, to be raised once more: one object would collect the traceback of every time."""
+        """A copy to raise again; a single object would collect a traceback each time it is raised."""
         return ChannelFailed(self.task, self.error)
 
     def __str__(self) -> str:
@@ -67,18 +67,18 @@ class ChannelFailed(ReliableError):
 
 
 class NotSent(ReliableError):
-    """Messages that a program waited for are not out, by their request ids.
+    """Messages that a program waited for, given by their request ids, are not out.
 
-    A message in `requests` may be out all the same if the transport has not answered. A message in `refused`
+    A message in `requests` may be out after all if the transport has not answered. A message in `refused`
     will never go out.
     """
 
     def __init__(self, requests: tuple[str, ...], refused: Mapping[str, str] | None = None) -> None:
         super().__init__(requests, refused)
         self.requests = requests
-        """The messages that still wait, or whose outcome is not known, in the order they were sent."""
+        """The messages that still wait, or whose outcome is unknown, in the order in which they were sent."""
         self.refused = dict(refused or {})
-        """The messages that were refused for good, with the reasons."""
+        """The messages that were permanently refused, with the reasons."""
 
     def __str__(self) -> str:
         parts = []
@@ -102,7 +102,7 @@ class RequestIdInUse(ReliableError, ValueError):
 
 
 class AlreadyOpen(ReliableError):
-    """This participant has the channel open on this node already (C-009)."""
+    """This participant already has the channel open on this node (C-009)."""
 
     def __init__(self, channel_id: str, sender_id: str) -> None:
         super().__init__(channel_id, sender_id)
@@ -125,7 +125,7 @@ class UnknownChannel(ReliableError):
 
 
 class InvalidConfiguration(ReliableError, ValueError):
-    """Arguments or settings that no channel can have, or that contradict the node's other channels."""
+    """Arguments or settings that are unusable, or that contradict those of the node's other channels."""
 
 
 class InvalidEnvelope(ReliableError, ValueError):
@@ -140,14 +140,14 @@ class EmptyPayload(ReliableError, ValueError):
 
 
 class EncodingFailed(ReliableError):
-    """The encoder failed: so does this chunk, for good (C-044). The cause is the encoder's own error."""
+    """The encoder failed, so this chunk fails permanently (C-044). The cause is the encoder's own error."""
 
     def __str__(self) -> str:
         return f"the encoder failed: {self.__cause__!r}"
 
 
 class MessageTooLarge(ReliableError, ValueError):
-    """An ephemeral message that one transport message cannot hold (C-179)."""
+    """An ephemeral message that does not fit into one transport message (C-179)."""
 
     def __init__(self, size_bytes: int, max_bytes: int) -> None:
         super().__init__(size_bytes, max_bytes)

@@ -1,8 +1,8 @@
-"""Everything a channel tells, under the exact names of the documents (channel.md §3).
+"""Everything a channel reports, under the exact names of the documents (channel.md §3).
 
-Two generations of names over one engine: the 2025 events follow each chunk, `reliable:message:*` of 2026 each
-message. All of a sender's events carry both `request_id`, new for each `send`, and `message_id`, the hash of
-the payload (C-037).
+There are two generations of names over one engine: the 2025 events follow each chunk, and the
+`reliable:message:*` events of 2026 follow each message. All of a sender's events carry both `request_id`, new
+for each `send`, and `message_id`, the hash of the payload (C-037).
 """
 
 # Core: no I/O, no clock, no randomness (held by tests/test_layout.py).
@@ -63,7 +63,7 @@ class ChunkInfo:
 @in_camel_case()
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReliableEnvelope:
-    """A message and the channel it belongs to; with an empty `channel_id` it is ephemeral, and of none."""
+    """A message and its channel; with an empty `channel_id` it is ephemeral and belongs to no channel."""
 
     message_envelope: MessageEnvelope
     channel_id: str = ""
@@ -105,7 +105,8 @@ class MessageSent:
 @in_camel_case(made=False)
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MessagePossiblyAcknowledged:
-    """Another filter seems to have a chunk; `possible_ack_count` so far (C-041)."""
+    """A filter of another participant seems to contain a chunk; `possible_ack_count` is the count so far
+    (C-041)."""
 
     name: ClassVar[str] = "message-possibly-acknowledged"
     request_id: str
@@ -117,7 +118,7 @@ class MessagePossiblyAcknowledged:
 @in_camel_case(made=False)
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MessageAcknowledged:
-    """A further chunk is acknowledged: all that are, ascending (C-042)."""
+    """A further chunk is acknowledged; the event lists all acknowledged chunks in ascending order (C-042)."""
 
     name: ClassVar[str] = "message-acknowledged"
     request_id: str
@@ -125,9 +126,9 @@ class MessageAcknowledged:
     chunks_acknowledged: tuple[int, ...]
     total_chunks: int
     acknowledged_by: tuple[str, ...] = ()
-    """Sender ids: of each chunk's first acknowledgement, each once."""
+    """The sender ids of each chunk's first acknowledgement, without repetition."""
     people: tuple[str, ...] = ()
-    """Their DIDs, where senders are bound to them (`sender_binding`)."""
+    """Their DIDs, if senders are bound to DIDs (`sender_binding`)."""
 
 
 @in_camel_case(made=False)
@@ -146,46 +147,46 @@ class SendingMessageIrrecoverableError:
 @in_camel_case(made=False)
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MessageReceived(HandedOver):
-    """A whole message of another participant, once (C-046). Times are Unix milliseconds.
+    """A whole message of another participant, reported once (C-046). Times are in Unix milliseconds.
 
-    Sort by `order` for the order that all participants share: that of `log`. A message that comes later may
-    belong before one that is here. `author`, `sent_at` and `order` are None where nobody knows them:
-    ephemeral messages have no order.
+    Sort by `order` to get the order that all participants share, which is that of `log`. A message that
+    arrives later may belong before one that is already here. `author`, `sent_at` and `order` are None if they
+    are unknown; ephemeral messages have no order.
     """
 
     name: ClassVar[str] = "message-received"
     request_id: str
-    """The sender's, if the message carries it, else `message_id` (C-050)."""
+    """The sender's request id, if the message carries it, else `message_id` (C-050)."""
     message_id: str
     sender_id: str
     payload: bytes
     content_topic: str
     timestamp: int
-    """When it became whole here."""
+    """When the message became whole here."""
     ephemeral: bool = False
     hash: bytes | None = None
-    """The transport's hash of the packet that completed it, where that is known."""
+    """The transport's hash of the packet that completed the message, if known."""
     meta: bytes | None = None
-    """What the transport carried beside the payload; relays carry none, and no store keeps it."""
+    """Metadata that the transport carried beside the payload; relays carry none, and no store keeps it."""
     pubsub_topic: str = ""
-    """A notion of other transports; relays have none."""
+    """A concept of other transports; relays have none."""
     author: str | None = None
-    """The DID that signed it. Only `sender_binding="did"` proves that the author is the sender."""
+    """The DID that signed the message. Only `sender_binding="did"` proves that the author is the sender."""
     sent_at: int | None = None
-    """When the sender says it sent it, by the sender's clock."""
+    """When the sender claims to have sent the message, by the sender's clock."""
     lamport_timestamp: int | None = None
     sds_id: str | None = None
-    """The id in `log`; of a message in several chunks, that of its first."""
+    """The message's id in `log`; for a message in several chunks, that of its first chunk."""
 
     @property
     def device(self) -> str | None:
-        """Which of its person's devices sent it: what stands behind the `#` of a sender id `DID#device`."""
+        """The name of the sending device: the part after the `#` of a sender id `DID#device`."""
         device = self.sender_id.partition("#")[2] if self.sender_id.startswith("did:") else ""
         return device or None
 
     @property
     def order(self) -> tuple[int, str] | None:
-        """Its place in the order that all participants share: a key to sort by."""
+        """The message's place in the order that all participants share, as a sort key."""
         if self.lamport_timestamp is None or self.sds_id is None:
             return None
         return self.lamport_timestamp, self.sds_id
@@ -194,11 +195,11 @@ class MessageReceived(HandedOver):
 @in_camel_case(made=False)
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IrretrievableMessage:
-    """A message that is known to exist, and given up (C-056)."""
+    """A message that is known to exist and was given up (C-056)."""
 
     name: ClassVar[str] = "irretrievable-message"
     message_id: str
-    """Its SDS id; the hash of the payload where it was some of its chunks that never came."""
+    """The message's SDS id, or the hash of its payload if only some of its chunks never arrived."""
     retrieval_hint: bytes | None
     sender_id: str | None
     channel_id: str
@@ -208,32 +209,34 @@ class IrretrievableMessage:
 @in_camel_case(made=False)
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HistoryGap:
-    """A stretch of the history that no relay has any more. The channel goes on behind it.
+    """A stretch of the history that no relay has any more. The channel continues after it.
 
-    Its times are those of the order that all participants share, in Unix milliseconds as far as their clocks
-    are right. A message of the gap that another participant still supplies is handed over late.
+    The times are Lamport times, those of the order that all participants share. They are Unix milliseconds as
+    far as the participants' clocks are right. A message of the gap that another participant still supplies is
+    handed over late.
     """
 
     name: ClassVar[str] = "history-gap"
     channel_id: str
     from_time: int | None
-    """When the last message that is here before the gap was sent; None: it begins with the channel."""
+    """When the last message before the gap that is present here was sent; None if the gap begins with the
+    channel."""
     to_time: int
-    """When the first message behind the gap was sent."""
+    """When the first message after the gap was sent."""
     from_id: str | None
     """The SDS id of the last message before the gap."""
     to_id: str
-    """The SDS id of the first message behind it; of the last one of the gap, where the gap had been read and
-    its messages expired before there was room for them."""
+    """The SDS id of the first message after the gap; or of the last message in the gap, if the gap had been
+    read and its messages expired before there was room for them."""
     message_ids: tuple[str, ...]
-    """The messages of the gap that are known by name, at most 1 000."""
+    """The messages of the gap whose ids are known, at most 1 000."""
     at_least: int
-    """How many messages are known by name: the gap has so many or more."""
+    """How many messages of the gap are known by id: the gap has at least this many."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EphemeralMessageDropped:
-    """An ephemeral message was not sent, for the rate limit's sake (C-057)."""
+    """An ephemeral message was not sent, because of the rate limit (C-057)."""
 
     name: ClassVar[str] = "ephemeral-message-dropped"
     request_id: str
@@ -251,25 +254,25 @@ class ReliableMessageReceived(HandedOver):
     request_id: str
     envelope: ReliableEnvelope
     message: MessageReceived | None = None
-    """The same message with all that is known of it: who sent it, and when."""
+    """The same message with everything known about it, such as who sent it, and when."""
 
 
 @in_camel_case(made=False)
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReliableMessageSent:
-    """All of a message is sent (C-051): once."""
+    """All of a message is sent (C-051); reported once."""
 
     name: ClassVar[str] = "reliable:message:sent"
     request_id: str
     message_id: str
     order: tuple[int, str] | None = None
-    """Its place among those of `MessageReceived.order`."""
+    """The message's place in the order of `MessageReceived.order`."""
 
 
 @in_camel_case(made=False)
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReliableMessageDelivered:
-    """All of a message is with another participant (C-052): once."""
+    """Another participant has all of a message (C-052); reported once."""
 
     name: ClassVar[str] = "reliable:message:delivered"
     request_id: str
@@ -282,7 +285,7 @@ class ReliableMessageDelivered:
 @in_camel_case(made=False)
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReliableMessageSendError:
-    """A message failed (C-053): once."""
+    """A message failed (C-053); reported once."""
 
     name: ClassVar[str] = "reliable:message:send-error"
     request_id: str
@@ -295,7 +298,7 @@ class ReliableMessageSendError:
 @in_camel_case(made=False)
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReliableMessageDeliveryError:
-    """Nobody has acknowledged all of a message (C-054). It may be there all the same, and be said to be
+    """Nobody has acknowledged all of a message (C-054). It may have arrived anyway, and may be reported as
     delivered later (C-055)."""
 
     name: ClassVar[str] = "reliable:message:delivery-error"
@@ -307,11 +310,12 @@ class ReliableMessageDeliveryError:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Syncing:
-    """Messages are known to be missing, and looked for. Told again as the counts change, once a second."""
+    """Messages are known to be missing and are being looked for. Repeated as the counts change, at most once
+    a second."""
 
     name: ClassVar[str] = "syncing"
     received: int
-    """Messages of others, in SDS, that came since the channel was opened."""
+    """SDS messages of others that arrived since the channel was opened."""
     missing: int
     lost: int
     """Messages that were given up."""
@@ -319,7 +323,7 @@ class Syncing:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Synced:
-    """No message is known to be missing, but for those given up. The counts are those of `Syncing`."""
+    """No message is known to be missing, except those given up. The counts are those of `Syncing`."""
 
     name: ClassVar[str] = "synced"
     received: int
@@ -329,31 +333,32 @@ class Synced:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SenderIdConflict:
-    """Another program sends under this channel's sender id: the two are deaf to each other.
+    """Another program sends under this channel's sender id; the two cannot hear each other.
 
-    Told once for each, until nothing was heard of it for ten minutes. `ChannelHealth.sender_conflict` has it
-    as long as it lasts.
+    Reported once for each author, and again if the author returns after ten minutes of silence.
+    `ChannelHealth.sender_conflict` has the event as long as the conflict lasts.
     """
 
     name: ClassVar[str] = "sender-id-conflict"
     sender_id: str
     author: str | None
-    """Who signed its message, if the transport proves it."""
+    """The author who signed the other program's message, if the transport proves it."""
     sds_id: str
-    """The message that was never sent here."""
+    """The id of the message, which this channel never sent."""
     detected_at: int
     """Unix milliseconds."""
     reason: str
-    """For people."""
+    """An explanation for people."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InboxFull:
-    """The program takes no messages, and no more are kept for it: the channel reads no further until it does.
+    """The inbox is full because the program takes no messages; the channel reads no further until it does.
 
-    Told once, and again when the inbox was emptied and is full again. Until the program takes messages, the
-    others' messages stay at the relays, and the channel acknowledges none of them. It does not hear the
-    acknowledgement of its own either. A program that only sends says `receive=False`.
+    Reported once, and again when the inbox has been emptied and is full again. Until the program takes
+    messages, those of other participants stay at the relays, and the channel acknowledges none of them. The
+    channel does not receive acknowledgements of its own messages either. A program that only sends should set
+    `receive=False`.
     """
 
     name: ClassVar[str] = "inbox-full"
@@ -363,11 +368,12 @@ class InboxFull:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MessagesUndecryptable:
-    """The encryption hook cannot decrypt what comes in: the key is wrong, or a stranger writes on the topic.
+    """The encryption hook cannot decrypt what arrives: the key is wrong, or a stranger writes on the topic.
 
-    Told with the first one, and once a minute at most. `ChannelHealth.undecryptable` counts those in a row.
-    Once a message of somebody else is decrypted, and these are then too, they are read again; a channel
-    that is closed before reads them when it is opened again.
+    Reported with the first such message, and then at most once a minute. `ChannelHealth.undecryptable` counts
+    how many came in a row. They are read again once another participant's message has been decrypted, and
+    they themselves can be decrypted too. A channel that is closed before that reads them after it is opened
+    again.
     """
 
     name: ClassVar[str] = "messages-undecryptable"
@@ -375,13 +381,13 @@ class MessagesUndecryptable:
     count: int
     """How many in a row so far."""
     since: int
-    """When the first of these came, in Unix milliseconds."""
+    """When the first of them arrived, in Unix milliseconds."""
 
 
 EventMessageReceived = ReliableMessageReceived
 EventReliableMessageSent = ReliableMessageSent
 EventMessageSent = ReliableMessageSent
-"""The documents define one name and use the other (C-060)."""
+"""The documents define one name but use the other (C-060)."""
 EventMessageSendError = ReliableMessageSendError
 
 ChannelEvent = (
@@ -423,7 +429,7 @@ CHANNEL_EVENTS: tuple[str, ...] = (
     ReliableMessageDeliveryError.name,
     InboxFull.name,
 )
-"""Those of the documents, all about messages."""
+"""The names of the events in the documents, all about messages."""
 
 CHANNEL_STATUS_EVENTS: tuple[str, ...] = (
     Syncing.name,
@@ -431,4 +437,4 @@ CHANNEL_STATUS_EVENTS: tuple[str, ...] = (
     SenderIdConflict.name,
     MessagesUndecryptable.name,
 )
-"""Those about the channel as a whole: who wants to hear them names them."""
+"""The names of the events about the channel as a whole; a listener receives them only if it names them."""

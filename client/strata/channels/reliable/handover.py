@@ -1,14 +1,14 @@
-"""Events and received messages on their way to the program: after they are durable, never before (C-255).
+"""Delivers events and received messages to the program once they are durable, never before (C-255).
 
-Events wait here until the store has confirmed the step that they tell of. Received messages wait in the
-inbox. A task that iterates the channel takes them; while there is none, the handlers of the two received
-events do; and where there are none of these, iterators of events that ask for one.
+Events wait here until the store has confirmed the step that they report. Received messages wait in the inbox.
+A task that iterates the channel takes them. While there is none, the handlers of the two received events take
+them; and if there are no handlers either, iterators of events that ask for one.
 
-With `hand_over="at_most_once"` a message leaves the store before the program gets it: a crash in between
-loses it. With `"at_least_once"` it leaves the store when it is acknowledged: a crash before that hands it
-over again. A handler acknowledges by returning, and hears of the message again after a pause if it raises. A
-program that iterates acknowledges by asking for the next message. With `auto_ack` off only `ack` does, that
-of the channel or of the message.
+With `hand_over="at_most_once"` a message leaves the store before the program gets it, and a crash in between
+loses it. With `"at_least_once"` it leaves the store when it is acknowledged, and after a crash before that it
+is handed over again. A handler acknowledges by returning; if it raises, it is called again with the message
+after a pause. A program that iterates acknowledges by asking for the next message. With `auto_ack` off, only
+`ack` of the channel or of the message acknowledges.
 """
 
 from __future__ import annotations
@@ -39,15 +39,15 @@ __all__ = ["Events", "Handover"]
 
 _RECEIVED = (MessageReceived.name, ReliableMessageReceived.name)
 _PAUSE_SECONDS, _MAX_PAUSE_SECONDS = 1.0, 60.0
-"""How long a handler that raised is left alone; twice as long each time."""
+"""How long a handler that raised is not called again with the message; the pause doubles each time."""
 
 
 class _Again(NamedTuple):
-    """A message whose handlers raised, and that they hear of again; ordered by when."""
+    """A message whose handlers raised and will be called with it again; ordered by time."""
 
     at: float
     pause: float
-    """How long they are left alone, in seconds; the next time it is longer."""
+    """The pause before the handlers are called again, in seconds; the next pause is longer."""
     position: int
     received: Received
 
@@ -66,7 +66,7 @@ class Handover:
         auto_ack: bool,
         on_taken: Callable[[], None],
     ) -> None:
-        """`on_taken` is called when a message has left the inbox, to store that it has."""
+        """`on_taken` is called when a message has left the inbox, so that this change is stored."""
         self._channel_id = channel_id
         self._inbox = inbox
         self._writer = writer
@@ -78,12 +78,12 @@ class Handover:
         self._available = max((each.position for each in inbox), default=0)
         self._iterating = False
         self._iterated = False
-        """Whether messages are taken by iterating: then handlers hear of each as it is taken."""
+        """Whether messages are taken by iterating; handlers are then called with each as it is taken."""
         self._in_hand: Received | None = None
         self._processed: Received | None = None
         """The message that is acknowledged when the program asks for the next one."""
         self._unacknowledged: dict[int, Received] = {}
-        """Messages that the program has, by the identities of the objects that it got."""
+        """Messages that the program has not acknowledged, by the `id()` of the objects that it got."""
         self._again: list[_Again] = []
         """A heap."""
         self._arrived = asyncio.Event()
@@ -100,11 +100,11 @@ class Handover:
 
     @property
     def untold(self) -> tuple[ChannelEvent, ...]:
-        """Events that wait for the store."""
+        """The events that wait for the store."""
         return tuple(told for _, told in self._gate if not isinstance(told, int))
 
     def tell(self, events: list[ChannelEvent], ticket: int, newest: int) -> None:
-        """Tell these events, and hand over messages up to position `newest`, once `ticket` is durable."""
+        """Report these events, and hand over messages up to position `newest`, once `ticket` is durable."""
         self._gate.extend((ticket, event) for event in events)
         if newest > self._available:
             self._gate.append((ticket, newest))
@@ -112,11 +112,11 @@ class Handover:
             self._woken.set()
 
     def wake(self) -> None:
-        """The store has confirmed more, or somebody has begun to listen."""
+        """The store has confirmed more, or the program has begun to listen."""
         self._woken.set()
 
     def fail(self, error: ChannelFailed) -> None:
-        """The channel has closed itself: everyone who waits gets this error. `end` follows."""
+        """The channel has closed itself; all waiting calls raise this error. Calls `end`."""
         self._failure = error
         self.end(error)
 
@@ -129,7 +129,7 @@ class Handover:
             events.close(error)
 
     def events(self, names: tuple[str, ...]) -> Events:
-        """An iterator of events, of all of them if none are named. Raises `ValueError` for unknown names."""
+        """An iterator of the named events, or by default of all. Raises `ValueError` for unknown names."""
         events = Events(self._emitter, names or CHANNEL_EVENTS, names_all=not names, on_ask=self.wake)
         self._iterators = [each for each in self._iterators if not each.closed]
         self._iterators.append(events)
@@ -137,7 +137,7 @@ class Handover:
         return events
 
     async def run(self) -> None:
-        """Tell events and hand over messages for as long as the channel is open."""
+        """Report events and hand over messages as long as the channel is open."""
         while not self._ended:
             self._woken.clear()
             await self.drain()
@@ -146,7 +146,7 @@ class Handover:
                 await self._woken.wait(pause)
 
     async def drain(self) -> None:
-        """Tell every event that is durable by now."""
+        """Report every event that is durable by now."""
         while self._gate and self._gate[0][0] <= self._writer.confirmed:
             _, told = self._gate.popleft()
             if isinstance(told, int):
@@ -158,17 +158,18 @@ class Handover:
     # Received messages, for the task that iterates.
 
     def begin(self) -> None:
-        """The program begins to iterate: an earlier loop did not come to its end with these messages."""
+        """The program begins to iterate; messages that an earlier loop did not finish are due again."""
         if not self._iterating:
             self._processed = None
             self._again.clear()
             self._inbox.take_back()
 
     async def next(self) -> MessageReceived:
-        """The next message, for the task that iterates. Cancelling loses nothing.
+        """Return the next message, for the task that iterates. Cancelling loses nothing.
 
         Raises `StopAsyncIteration` once the channel is closed, `ChannelFailed`, `PersistenceError` if its
-        store failed for good, and `RuntimeError` for a second task and beside an iterator that takes.
+        store failed permanently, and `RuntimeError` for a second task, or if an open iterator of all events
+        has taken messages.
         """
         if self._iterating:
             raise RuntimeError("another task is already receiving from this channel")
@@ -202,10 +203,10 @@ class Handover:
                     await self._announce(received)
                     self._hand(received)
                     return received.message
-            # The message has left the inbox: it stays in hand until the store has forgotten it.
+            # The message has left the inbox; it stays in hand until the store has removed it.
             received = self._in_hand
             await self._writer.written()
-            if self._in_hand is received:  # else it was put back, or handlers had it
+            if self._in_hand is received:  # else it was put back, or handlers took it
                 break
         await self._announce(received)
         self._in_hand = None
@@ -214,7 +215,7 @@ class Handover:
     # Received messages, for handlers and iterators of events.
 
     async def _hand_on(self) -> float | None:
-        """Hand a message over, if nobody iterates. Returns in how many seconds to look again, if at all."""
+        """Hand a message over if no task iterates. Returns the seconds until the next look; None: no next."""
         if self._iterated or self._ended or self._closing:
             return None
         if self._has_handlers():
@@ -238,7 +239,7 @@ class Handover:
     async def _hand_to_handlers(self) -> float | None:
         received, pause = self._in_hand or self._first(), 0.0
         now = asyncio.get_running_loop().time()
-        while self._again and self._again[0].received.acknowledged:  # by the program meanwhile
+        while self._again and self._again[0].received.acknowledged:  # by the program in the meantime
             heappop(self._again)
         if self._again and self._again[0].at <= now:
             _, pause, _, received = heappop(self._again)
@@ -252,7 +253,7 @@ class Handover:
         if not received.untold:
             await self._acknowledge_processed()
         elif not received.acknowledged:
-            # Handlers that raise hear of the message again, and keep no other message from anybody (C-026).
+            # Handlers that raise are called again with the message, and hold up no other message (C-026).
             self._processed = None
             pause = min(max(_PAUSE_SECONDS, 2 * pause), _MAX_PAUSE_SECONDS)
             at = asyncio.get_running_loop().time() + pause
@@ -264,15 +265,15 @@ class Handover:
             self._in_hand = received
             self._take(received)
         await self._writer.written()
-        # Meanwhile it may have been put back. And whoever listened may have gone: the next one gets it.
+        # Meanwhile it may have been put back. If all listeners have been removed, the next one gets it.
         if self._in_hand is received and any(map(self._emitter.count, _RECEIVED)):
             self._in_hand = None
             await self._announce(received)
 
     def put_back(self) -> None:
-        """The channel closes: a message in hand that nobody has heard of stays for the next opening.
+        """The channel closes; a message in hand that was announced to no handler stays for the next opening.
 
-        So does what is not acknowledged by now: nothing more can be stored.
+        Unacknowledged messages stay too, because nothing more can be stored.
         """
         self._closing = True
         if self._in_hand is not None and not self._in_hand.announced:
@@ -292,7 +293,7 @@ class Handover:
         return [each for each in named or able if each.is_asking]
 
     def _left_behind(self) -> Received | None:
-        """The first message that handlers raised on, now that none of them listens."""
+        """The first message on which handlers raised, now that handlers no longer take messages."""
         self._again = [each for each in self._again if not each.received.acknowledged]
         if not self._again:
             return None
@@ -311,10 +312,10 @@ class Handover:
     # Acknowledging.
 
     async def ack(self, messages: Iterable[object]) -> None:
-        """The program is done with these. Returns once the store has forgotten them.
+        """The program is done with these messages. Returns once the store has removed them.
 
-        Raises `ChannelNotOpen` from the moment on when the channel closes, `ChannelFailed`, and
-        `PersistenceError` if the store failed for good.
+        Raises `ChannelNotOpen` from the moment when the channel begins to close, `ChannelFailed`, and
+        `PersistenceError` if the store failed permanently.
         """
         if self._failure is not None:
             raise self._failure.again()
@@ -330,7 +331,7 @@ class Handover:
         processed, self._processed = self._processed, None
         if processed is not None:
             self._acknowledge(processed)
-            await self._writer.written()  # a crash before this hands the message over again
+            await self._writer.written()  # after a crash before this, the message is handed over again
 
     def _acknowledge(self, received: Received) -> None:
         received.acknowledged = True
@@ -341,7 +342,7 @@ class Handover:
         self._take(received)
 
     def _hand(self, received: Received) -> None:
-        """The program has a message that it will acknowledge, unless its handlers have done so already."""
+        """The program has a message that it will acknowledge, unless its handlers already did."""
         if received.acknowledged:
             return
         self._unacknowledged[id(received.message)] = received
@@ -356,11 +357,11 @@ class Handover:
     # Handlers.
 
     async def _announce(self, received: Received) -> None:
-        """Tell each handler once.
+        """Call each handler once with the message.
 
-        With the next call those hear of it whose turn had not come when this was cancelled in the wait for a
-        slow one, and those that raised hear of it again. Where these have gone, and none is done with the
-        message, it is for whoever listens now.
+        The next call of this method calls the handlers whose turn had not come when it was cancelled while
+        waiting for a slow handler, and again those that raised. If these have all been removed, and no
+        handler has returned from the message, it goes to the handlers that listen now.
         """
         if received.announced and not received.heard and self._have_gone(received.untold):
             received.announced = False
@@ -386,7 +387,7 @@ class Handover:
         received.untold = refused
 
     def _have_gone(self, untold: dict[str, list[Handler]]) -> bool:
-        """Whether there are some, and none of them listens any more."""
+        """Whether there are handlers in `untold`, and none of them listens any more."""
         left = [handler in self._emitter.handlers(name) for name, some in untold.items() for handler in some]
         return bool(left) and not any(left)
 

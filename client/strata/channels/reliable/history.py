@@ -1,9 +1,9 @@
-"""A channel's past, page by page and backwards, from the relays: nothing is handed over or kept.
+"""Reads a channel's past from the relays, page by page and backwards; nothing is handed over or kept.
 
-A page is cut where it has enough messages. Its `before` is the place of the cut, exact to the packet, so the
-next page skips nothing and repeats nothing: also where a packet has gone since, and where relays of a pool
-give two packets the other way round the next time. A message in several segments belongs to the page with its
-last segment; the rest of it is read ahead, and passed over by the next page.
+A page is cut when it has enough messages. Its `before` is the place of the cut, exact to the packet, so the
+next page skips nothing and repeats nothing, even if a packet has expired since, or if the relays of a pool
+return two packets in the other order the next time. A message in several segments belongs to the page with
+its last segment; its other segments are read ahead, and skipped by the next page.
 """
 
 from __future__ import annotations
@@ -31,20 +31,20 @@ __all__ = ["ChannelPast", "InvalidPlace", "PastMessages"]
 
 _MAX_LIMIT = 1_000
 _MAX_PAGES = 40
-"""Most pages of a store that are read for one page of messages; as many again for the rest of large ones."""
+"""The most store pages read for one page of messages; as many again for the rest of large messages."""
 _MAX_BYTES = 64 << 20
 _MAX_REMEMBERED = 1_000
 _MAX_SEEN = 500
 _FEW_BYTES = 8
 _LATE_MS = 2_000
-"""A packet so much later than its message was sent again: an older one may be there."""
+"""A packet this much later than its message was sent again, so there may be an older packet."""
 
 Key = tuple[str, bytes, str]
-"""A message: its sender, its hash and its request id."""
+"""Identifies a message: its sender, its hash and its request id."""
 
 
 class InvalidPlace(StrataError, ValueError):
-    """What was given as `before` is no place in a channel's past."""
+    """The value of `before` is not a place in a channel's past."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,8 +56,8 @@ class PastMessages:
     more: bool
     """Whether the relays have older ones."""
     missing: tuple[str, ...]
-    """Messages that these follow (their SDS ids) or that are there in part (the hashes of their payloads): no
-    relay has them, as far as can be told."""
+    """Messages that these follow (by SDS id) or that are only partly there (by payload hash): no relay has
+    them, as far as can be determined."""
     before: str | None
     """What to give as `before` for the page before this one; None if there is none."""
 
@@ -68,33 +68,33 @@ class PastMessages:
 
 
 class _Place(msgspec.Struct, frozen=True, array_like=True):
-    """Where a page was cut."""
+    """The place where a page was cut."""
 
     after: str | None
     until_ms: int
     last: bytes
     """The hash of the last packet that was read."""
     done: tuple[bytes, ...] = ()
-    """Of what follows, the messages that were read ahead, and those that were sent again later."""
+    """Messages to skip in later pages: those that were read ahead, and those that were sent again later."""
     seen: tuple[bytes, ...] = ()
-    """The last packets that were read behind `after`, in a few bytes each; earlier versions knew one."""
+    """The last packets read after `after`, in a few bytes each; earlier versions stored only one."""
     read_at: int = 0
-    """When the first page was read, in milliseconds: what was sent later came since."""
+    """When the first page was read, in milliseconds; packets sent later have arrived since."""
 
 
 @dataclass(slots=True)
 class _Partial:
     segments: dict[int, Segment]
     order: tuple[int, str]
-    """The place of its first segment, as far as it has been read: that of the message."""
+    """The place of its first segment among those read so far, which is the place of the message."""
     latest: int
-    """The Lamport time of its last one."""
+    """The Lamport time of its last segment."""
     event: NodeMessageReceived
 
 
 @dataclass(slots=True)
 class _Page:
-    """A page in the making."""
+    """A page being built."""
 
     limit: int
     segmentation: Literal["always", "auto", "off", "raw"]
@@ -105,7 +105,7 @@ class _Page:
     ids: set[str] = field(default_factory=set)
     named: dict[str, HistoryEntry] = field(default_factory=dict)
     again: list[bytes] = field(default_factory=list)
-    """Messages of which older packets may come."""
+    """Messages of which older packets may follow."""
     size: int = 0
 
     @property
@@ -113,7 +113,7 @@ class _Page:
         return len(self.found) + len(self.partial) >= self.limit or self.size >= _MAX_BYTES
 
     def take(self, event: NodeMessageReceived, message: SdsMessage, *, ahead: bool = False) -> None:
-        """Put a message of the channel into its place; `ahead`: only if it completes one that is here."""
+        """Add a message of the channel in its place; `ahead`: only if it belongs to a partial message."""
         if message.message_id in self.ids or message.content is None:
             return
         segment = self._segment(message.content)
@@ -121,7 +121,7 @@ class _Page:
             key = (message.sender_id, segment.entire_message_hash, segment.request_id or "")
         elif self.segmentation == "always":
             return
-        else:  # the payload itself: its event has the id of the SDS message too
+        else:  # the payload itself: its event also has the id of the SDS message
             key = (message.sender_id, message_hash(message.content), message.message_id)
         if _short(key) in self.done or (ahead and key not in self.partial):
             return
@@ -146,7 +146,7 @@ class _Page:
             self._add(key, partial.order, partial.latest, partial.event, b"".join(parts))
 
     def _segment(self, content: bytes) -> Segment | None:
-        """The segment in a content, as far as the channel looks for one; None for bytes that are none."""
+        """The segment in this content, if the channel looks for segments; None for bytes that are none."""
         try:
             segment = None if self.segmentation == "off" else decode_segment(content)
         except InvalidSegment:
@@ -154,7 +154,7 @@ class _Page:
         if segment is not None and self.segmentation == "auto" and segment.data_segment_count == 1:
             is_whole = not segment.parity_segment_count
             if is_whole and message_hash(segment.payload) != segment.entire_message_hash:
-                return None  # it only looks like one
+                return None  # it only looks like a segment
         return segment
 
     def _add(
@@ -201,9 +201,9 @@ class ChannelPast:
         now_ms: Callable[[], int],
         members: Collection[str] = (),
     ) -> None:
-        """`segmentation` is that of the channel. `open_payload` decrypts, and `decode` reads that. `is_known`
-        tells whether a message is in this participant's log. `members` are the authors to read, if they are
-        named: a node whose channel is not started reads everybody."""
+        """`segmentation` is that of the channel. `open_payload` decrypts, and `decode` reads the result.
+        `is_known` says whether a message is in this participant's log. `members` are the authors to read, if
+        any are named: a node whose channel is not started reads all authors."""
         self._node = node
         self._channel_id = channel_id
         self._topic = content_topic
@@ -217,7 +217,7 @@ class ChannelPast:
         self._members = frozenset(members)
 
     async def read(self, before: str | int | None, limit: int) -> PastMessages:
-        """A page. Raises `InvalidPlace`, `ValueError` for the limit, `StrataError` if no relay answers."""
+        """Read one page. Raises `InvalidPlace`, `ValueError` for the limit, `StrataError` if none answers."""
         if not 1 <= limit <= _MAX_LIMIT:
             raise ValueError(f"limit must be between 1 and {_MAX_LIMIT}")
         start = self._place(before)
@@ -241,9 +241,9 @@ class ChannelPast:
             raise InvalidPlace("not a place in this channel's past: give `before` of a page") from None
 
     async def _fill(self, page: _Page, start: _Place) -> tuple[str, bool]:
-        """Read until the page is full, and on for the rest of large messages.
+        """Read until the page is full, and then further for the rest of large messages.
 
-        Returns the cut, and whether there is more behind it.
+        Returns the cut, and whether there is more after it.
         """
         after, last = start.after, start.last
         seen = list(start.seen) or ([last[:_FEW_BYTES]] if last else [])
@@ -261,7 +261,7 @@ class ChannelPast:
                         is_before_cut = False
                         continue
                     if is_before_cut and not (has_all and sent_ms(event) <= start.read_at):
-                        continue  # it came since, or was read and is not among those that are known
+                        continue  # it arrived since, or was read but is not among the known packets
                     if place is None and (page.is_full or pages_read > _MAX_PAGES):
                         place = structs.replace(start, after=after, last=last, seen=tuple(seen[-_MAX_SEEN:]))
                     message = await self._read(event)
@@ -275,7 +275,7 @@ class ChannelPast:
                 if place is None and stored.position is not None:
                     after, last, seen = stored.position, b"", []
         if is_before_cut and pages_read and not has_all:
-            # The packets before the cut are gone: rather what came since than nothing.
+            # The packets before the cut are gone; packets that arrived since are better than nothing.
             return await self._fill(page, structs.replace(start, last=b"", seen=()))
         cut = place or structs.replace(start, after=after, last=last, seen=tuple(seen[-_MAX_SEEN:]))
         done = tuple(dict.fromkeys([*start.done, *page.again, *map(_short, page.partial)]))[-_MAX_REMEMBERED:]
@@ -304,7 +304,7 @@ class ChannelPast:
         return message
 
     async def _missing(self, page: _Page, more: bool) -> tuple[str, ...]:
-        """What the messages of a page follow, and nobody has."""
+        """The messages that those of a page follow, and that are neither here nor at a relay."""
         named = [
             entry
             for message_id, entry in page.named.items()
@@ -320,11 +320,11 @@ class ChannelPast:
 
 
 def _few(event: NodeMessageReceived) -> bytes:
-    """A packet in a few bytes."""
+    """A packet's identity in a few bytes."""
     return event.message_hash[:_FEW_BYTES]
 
 
 def _short(key: Key) -> bytes:
-    """A message in a few bytes."""
+    """A message's identity in a few bytes."""
     sender_id, digest, request_id = key
     return message_hash(f"{sender_id}\n{request_id}\n".encode() + digest)[:12]

@@ -1,9 +1,9 @@
-"""What the channels of one node share: the rate limit of its identity, and the task that sends (C-234).
+"""Shared parts of all channels of one node: the rate limit of its identity, and the sending task (C-234).
 
-The hub alone takes transmissions from the rate limiter, in the order and at the pace that the limiter allows.
-It hands each to the node and gives the outcome back to the channel. A channel is not ready while its hook is
-at work or its store has not confirmed what is to go out; it holds back no other channel (C-082). What is
-under way at once is bounded.
+Only the hub takes transmissions from the rate limiter, in the order and at the pace that the limiter allows.
+It hands each to the node and returns the outcome to the channel. A channel is not ready while its hook is
+running or its store has not confirmed the next transmission; it holds back no other channel (C-082). The
+number of messages under way is bounded.
 """
 
 from __future__ import annotations
@@ -43,9 +43,9 @@ _log = logging.getLogger("strata.reliable")
 
 _BACKOFF_BASE_MS, _BACKOFF_CAP_MS = 250, 10_000
 _AWAY_SECONDS = 1.0
-"""How often a sender that reaches no relay looks for one by itself."""
+"""How often a sender that reaches no relay checks for one without being woken."""
 _LOOK_SECONDS = 5.0
-"""How often the wall clock is looked at: no timer wakes anybody when a laptop does."""
+"""How often the wall clock is checked: no timer fires when a laptop wakes up."""
 
 
 @dataclass(slots=True)
@@ -53,11 +53,11 @@ class _Topic:
     """A topic that channels are started on, or are about to be."""
 
     authors: frozenset[str]
-    """Whom all of them hear; nobody named is everybody."""
+    """The authors that all of them listen to; an empty set means all authors."""
     channels: int = 0
     subscribed: bool = False
     turn: asyncio.Lock = field(default_factory=asyncio.Lock)
-    """One channel subscribes: the next ones must know whether it succeeded."""
+    """Held while one channel subscribes, so that the next ones know whether it succeeded."""
 
 
 class Hub:
@@ -66,7 +66,7 @@ class Hub:
     def __init__(self, node: MessagingNode) -> None:
         self.node = node
         self.members: dict[str, HubMember] = {}
-        """The open channels by the lanes of their outboxes."""
+        """The open channels, by the lane of their outbox."""
         self._limiter: RateLimiter | None = None
         self._loop = asyncio.get_running_loop()
         self._preparing = asyncio.Lock()
@@ -80,11 +80,11 @@ class Hub:
         self._sender: asyncio.Task[None] | None = None
         self._counts: ChangeWriter | None = None
         self.failure: BaseException | None = None
-        """The error that ended the sender, and with it the work of this hub."""
+        """The error that ended the sender, and thereby this hub's work."""
 
     @classmethod
     def enter(cls, node: MessagingNode) -> Hub:
-        """The hub of a node, made if there is none, for a channel that is being opened; then `leave` it."""
+        """Return a node's hub for a channel that is being opened, making one if needed; `leave` it later."""
         hub = cls.existing(node)
         if hub is None:
             hub = cls(node)
@@ -102,11 +102,11 @@ class Hub:
     # Clock and status.
 
     def now_ms(self) -> int:
-        """The time of the channels; it jumps only where `clock_stepped` says so."""
+        """The time of the channels; it jumps only when `clock_stepped` reports it."""
         return self._clock.now_ms()
 
     def _look_at_clock(self) -> None:
-        """Follow the wall clock, now and again and again."""
+        """Follow the wall clock, now and at regular intervals."""
         if self._clock_watch is not None:
             self._clock_watch.cancel()
         self._clock_watch = self._loop.call_later(_LOOK_SECONDS, self._look_at_clock)
@@ -125,7 +125,7 @@ class Hub:
         """Whether the node reaches any relay."""
         return self.node.connection_status is not ConnectionStatus.DISCONNECTED
 
-    # Channels come and go.
+    # Opening and closing channels.
 
     def is_open(self, key: ParticipantKey) -> bool:
         """Whether a participant has its channel open on this node."""
@@ -134,7 +134,7 @@ class Hub:
     async def open_outbox(
         self, key: ParticipantKey, config: RateLimitConfig, persistence: Persistence
     ) -> Outbox:
-        """An outbox for a channel, in the rate limiter of this node's identity.
+        """Return an outbox for a channel, in the rate limiter of this node's identity.
 
         The first outbox makes the limiter, with the count of this epoch that the store has.
         Raises `InvalidConfiguration` if another configuration is in force, and `PersistenceError`.
@@ -170,7 +170,7 @@ class Hub:
             self._fail(end_of(task))
 
     def _fail(self, error: BaseException | None) -> None:
-        """Nothing more can be sent for any channel: each is told, and closes."""
+        """Close all channels, because nothing more can be sent for any of them."""
         self.failure = error or RuntimeError("it has ended")
         if self.node.hub is self:
             self.node.hub = None
@@ -178,13 +178,13 @@ class Hub:
             member.fail("the sender of the node", self.failure)
 
     def join(self, member: HubMember) -> None:
-        """A channel has been opened. Raises `ChannelFailed` if nothing can be sent any more."""
+        """Add a channel that has been opened. Raises `ChannelFailed` if nothing can be sent any more."""
         if self.failure is not None:
             raise ChannelFailed("the sender of the node", self.failure)
         self.members[member.outbox.lane] = member
 
     async def leave(self, member: HubMember | None = None) -> None:
-        """A channel is closed, or could not be opened; with the last one everything here ends."""
+        """Remove a channel that is closed or could not be opened; the last one ends the hub."""
         self._guests -= 1
         if member is not None:
             self.members.pop(member.outbox.lane, None)
@@ -214,10 +214,10 @@ class Hub:
                     _log.error("what was sent in this epoch could not be stored: %s", error)
 
     async def subscribe(self, topic: str, authors: tuple[str, ...], *, reads: bool) -> None:
-        """Hear a topic as long as any channel is started on it; `reads`: what the store has is read.
+        """Listen on a topic as long as any channel is started on it; `reads`: stored messages are read.
 
-        Raises `StrataError`, and `InvalidConfiguration` if channels on it hear other authors: a node has one
-        subscription of a topic, and one of the two would miss messages or get those of strangers.
+        Raises `StrataError`, and `InvalidConfiguration` if channels on it listen to other authors: a node has
+        one subscription for each topic, and one channel would miss messages or get those of strangers.
         """
         live = getattr(self.node, "subscribe_live", None)  # nodes of other authors may lack the method
         heard = self._topics.setdefault(topic, _Topic(frozenset(authors)))
@@ -238,12 +238,12 @@ class Hub:
             raise
 
     async def unsubscribe(self, topic: str) -> None:
-        """A channel does not need the topic any more."""
+        """A channel no longer needs the topic."""
         if self._drop_topic(topic):
             try:
                 await self.node.unsubscribe([topic])
             except NodeError:
-                pass  # the node had let go of it
+                pass  # the node had already dropped it
 
     def _drop_topic(self, topic: str) -> bool:
         heard = self._topics[topic]
@@ -256,11 +256,11 @@ class Hub:
     # Sending.
 
     def wake(self) -> None:
-        """The sender looks again: a transmission may have become possible."""
+        """Make the sender check again, because a transmission may have become possible."""
         self._woken.set()
 
     def admit_ephemeral(self) -> EphemeralDropReason | None:
-        """Charge an ephemeral message of no channel; or say why it must be dropped (C-181)."""
+        """Charge an ephemeral message outside all channels, or return why it must be dropped (C-181)."""
         if self._limiter is None:
             return None
         reason = self._limiter.admit_ephemeral(self.now_ms())
@@ -269,7 +269,7 @@ class Hub:
 
     async def send_now(self, member: HubMember, ephemeral: Ephemeral, envelope: MessageEnvelope) -> None:
         """Send an ephemeral message past the queue. Raises as the node does."""
-        self._store_counts()  # its channel has charged it
+        self._store_counts()  # the channel has charged it
         name = self._under_way.free_name(ephemeral.request_id)
         sending = self.node.send(envelope, request_id=name)
         consignment = Consignment(member, ephemeral, len(envelope.payload))
@@ -280,7 +280,7 @@ class Hub:
             raise
 
     async def settled(self, member: HubMember, timeout: float) -> list[Transmission | Ephemeral]:
-        """Wait until a channel has nothing under way. Returns what it gives up after `timeout` seconds."""
+        """Wait until a channel has nothing under way. Returns messages given up after `timeout` seconds."""
         return await self._under_way.settled(member, timeout)
 
     async def _send(self, limiter: RateLimiter) -> None:
@@ -291,8 +291,8 @@ class Hub:
             due = limiter.get_timer()
             wait = None if due is None else (due - self.now_ms()) / 1000
             if wait is not None and wait <= 0:
-                # A due transmission that could not go waits for a channel or an answer to wake us, or for a
-                # relay; but nobody tells of one that was away for a moment between two looks.
+                # A due transmission that could not go waits for a channel, an answer or a relay to wake us.
+                # Nothing reports a relay that was away for a moment between two checks.
                 wait = None if self.online else _AWAY_SECONDS
             await self._woken.wait(wait)
 
@@ -307,7 +307,7 @@ class Hub:
         dispatch = None
         try:
             dispatch = member.dispatch(transmission)
-        except Exception as error:  # the fault of one channel is no other's
+        except Exception as error:  # an error in one channel must not affect the others
             member.fail("sending", error)
         self._store_counts()
         if dispatch is None:
@@ -331,10 +331,10 @@ class Hub:
             final = isinstance(error, NodeError)
             failed = NodeMessageError(name, None, str(error), type(error).__name__, not final)
             self._conclude(consignment, failed)
-            await asyncio.sleep(0)  # a node that refuses at once, message after message, holds up nobody else
+            await asyncio.sleep(0)  # a node that refuses one message after another holds up no other task
 
     def _conclude(self, consignment: Consignment, outcome: Outcome) -> None:
-        """Tell a channel what became of its message, unless that was given up."""
+        """Report to a channel what became of its message, unless the message was given up."""
         if not self._under_way.end(consignment):
             return
         if isinstance(outcome, NodeMessageSent):
@@ -366,13 +366,13 @@ class Hub:
         except PersistenceError as error:
             _log.error("what was sent in this epoch could not be stored: %s", error)
 
-    # What the node tells.
+    # Events of the node.
 
     async def _on_received(self, event: NodeMessageReceived) -> None:
         topic = event.message.content_topic
         members = [member for member in self.members.values() if member.content_topic == topic]
         for member in members:
-            # One that has no room makes the node wait, and no other channel (C-082).
+            # A channel without room makes the node wait, but no other channel (C-082).
             try:
                 if len(members) > 1 and member.is_full:
                     member.pass_over()
@@ -382,7 +382,7 @@ class Hub:
                 member.fail("receiving", error)
 
     def _on_status(self, event: ConnectionStatusChange) -> None:
-        self._look_at_clock()  # a connection that is lost or back often means that the machine slept
+        self._look_at_clock()  # a connection that is lost or restored often means that the machine slept
         online = event.status is not ConnectionStatus.DISCONNECTED
         for member in list(self.members.values()):
             try:
@@ -393,7 +393,7 @@ class Hub:
 
 
 def _is_ready(member: HubMember) -> bool:
-    """Whether a channel is ready; False for one that fails to say."""
+    """Whether a channel is ready; False if it raises."""
     try:
         return member.is_ready()
     except Exception as error:

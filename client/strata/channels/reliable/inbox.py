@@ -1,8 +1,8 @@
-"""Received messages until the program has taken them.
+"""Keeps received messages until the program has taken them.
 
 A message that SDS has delivered is acknowledged to its sender, so neither a busy program nor a crash may lose
 it. The message enters the store in the step that delivered it, and leaves the store when the program takes
-it. Ephemeral messages are not stored, and are dropped when a new one needs room.
+it. Ephemeral messages are not stored, and the oldest are dropped when a new one needs room.
 """
 
 # Core: no I/O, no clock, no randomness (held by tests/test_layout.py).
@@ -39,13 +39,13 @@ class Received:
         self.message_hash = message_hash
         self.message = message
         self.announced = False
-        """Whether handlers have begun to hear of it."""
+        """Whether handlers have begun to be called with it."""
         self.heard = False
-        """Whether a handler has returned from it."""
+        """Whether a handler called with it has returned."""
         self.envelope: ReliableMessageReceived | None = None
-        """The second form in which handlers hear of it."""
+        """The second form in which handlers get the message."""
         self.untold: dict[str, list[Handler]] = {}
-        """The handlers that have yet to hear of it, or raised and hear of it again, by the event."""
+        """The handlers still to be called with it, the first time or again after they raised, by event."""
         self.acknowledged = False
 
 
@@ -61,11 +61,11 @@ class MessageInbox:
         self._max_bytes = max_bytes
         self._waiting: OrderedDict[int, Received] = OrderedDict()
         self._handed: dict[int, Received] = {}
-        """Messages that the program has and has not acknowledged: they stay in the store."""
+        """Messages that the program has but has not acknowledged; they stay in the store."""
         self._bytes = 0
         self._changes: list[Change] = []
         self.ephemerals_dropped = 0
-        """Ephemeral messages that the program did not take in time."""
+        """The number of ephemeral messages that the program did not take in time."""
         for record in sorted(stored, key=lambda each: each.position):
             self._append(Received(record.position, self._message(record), record.message_hash))
         self._next_position = max(self._waiting, default=0) + 1
@@ -78,7 +78,7 @@ class MessageInbox:
 
     @property
     def newest(self) -> int:
-        """The position of the message received last."""
+        """The position of the last message received."""
         return self._next_position - 1
 
     @property
@@ -92,7 +92,7 @@ class MessageInbox:
         return len(self) >= self._max_messages or self._bytes >= self._max_bytes
 
     def put(self, message: MessageReceived, message_hash: bytes) -> Received:
-        """Keep a message, even in a full inbox: the channel then stops reading, and drops nothing."""
+        """Keep a message, even if the inbox is full: the channel then stops reading, and drops nothing."""
         received = Received(self._next_position, message, message_hash)
         self._next_position += 1
         if message.ephemeral:
@@ -103,7 +103,7 @@ class MessageInbox:
         return received
 
     def put_back(self, received: Received) -> None:
-        """The message taken last was not handed over after all: it is the first again."""
+        """Put the message taken last, which was not handed over after all, first again."""
         self._append(received)
         self._waiting.move_to_end(received.position, last=False)
         if not received.message.ephemeral:
@@ -131,19 +131,19 @@ class MessageInbox:
         return next(iter(self._waiting.values()), None)
 
     def hand(self, received: Received) -> None:
-        """The program has this message, and will acknowledge it: keep it until `take`."""
+        """The program has this message and will acknowledge it; keep it until `take`."""
         if self._waiting.pop(received.position, None) is not None:
             self._handed[received.position] = received
 
     def take_back(self) -> None:
-        """The messages that are not acknowledged are to be handed over again, first and in their order."""
+        """Make unacknowledged messages the next to be handed over again, in their order."""
         again = OrderedDict(sorted(self._handed.items()))
         again.update(self._waiting)
         self._waiting = again
         self._handed.clear()
 
     def take(self, received: Received) -> None:
-        """The program is done with this message: forget it."""
+        """The program is done with this message; remove it."""
         held = self._waiting.pop(received.position, None) or self._handed.pop(received.position, None)
         if held is not None:
             self._bytes -= len(received.message.payload)

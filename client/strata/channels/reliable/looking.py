@@ -1,4 +1,4 @@
-"""How a channel stands, for programs that look: `ReliableChannel.sync_status` and its neighbours."""
+"""The state of a channel for inspection: `ReliableChannel.sync_status` and related methods."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ __all__ = ["causal_log", "statistics", "sync_status"]
 def sync_status(
     engine: ChannelEngine, queries: StoreQueries, handover: Handover, now_ms: int, *, is_blind: bool
 ) -> SyncStatus:
-    """The value of `ReliableChannel.sync_status`. `is_blind`: nothing that others said can be decrypted."""
+    """The value of `ReliableChannel.sync_status`. `is_blind`: no message of others can be decrypted."""
     released = engine.sds.released()
     since = engine.sds.missing_since()
     return SyncStatus(

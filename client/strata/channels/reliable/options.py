@@ -1,7 +1,7 @@
 """The keywords that open a channel, typed, as in `relay.channel("room", topic=topic, receive=False)`.
 
-What each setting means, and its default, stands at the field of that name in `ReliableChannelConfig`,
-`SdsConfig`, `SegmentationConfig` or `RateLimitConfig`. A test holds names and types equal to those fields.
+The meaning and default of each setting are documented at the field of that name in `ReliableChannelConfig`,
+`SdsConfig`, `SegmentationConfig` or `RateLimitConfig`. A test checks that names and types match those fields.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ __all__ = ["ChannelOptions", "ConfigOptions"]
 
 
 class ConfigOptions(TypedDict, total=False):
-    """Every keyword but `config`, for functions that take the configuration as an argument of its own."""
+    """Every keyword except `config`, for functions that take the configuration as a separate argument."""
 
     profile: str | None
     """A preset of settings (C-033)."""
     encoder: Encoder | None
     decoder: Decoder | None
     rng: Random | None
-    """Makes ids and delays; None takes the system's."""
+    """The source of ids and delays; None takes the system's."""
 
     # ReliableChannelConfig; the call itself names the node, the channel and the topic.
     encryption: Encryption | None
@@ -110,4 +110,4 @@ class ChannelOptions(ConfigOptions, total=False):
     """Every keyword of `relay.channel`."""
 
     config: ReliableChannelConfig | None
-    """Settings as an object; a keyword overrides the field of its name."""
+    """Settings as an object; a keyword overrides the field of the same name."""

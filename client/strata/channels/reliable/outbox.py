@@ -1,8 +1,8 @@
 """The messages of one channel that wait to be sent, in the channel's lane of its node's rate limiter.
 
-The hub takes transmissions from the limiter; a channel reaches the limiter through its outbox alone. Chunks
-of own messages wait under their SDS message ids. Syncs and repairs are kept here with their bytes, and wait
-under names that nothing else reads.
+The hub takes transmissions from the limiter; a channel reaches the limiter only through its outbox. Chunks of
+the channel's own messages wait under their SDS message ids. Syncs and repairs are kept here with their bytes,
+and wait under names that nothing else reads.
 """
 
 # Core: no I/O, no clock, no randomness (held by tests/test_layout.py).
@@ -22,21 +22,21 @@ __all__ = ["Background", "Outbox", "Repair", "Sync"]
 
 @dataclass(frozen=True, slots=True)
 class Sync:
-    """A sync message: it tells the others what this participant has."""
+    """A sync message, which tells the others what this participant has."""
 
     data: bytes
 
 
 @dataclass(frozen=True, slots=True)
 class Repair:
-    """A message of any participant, sent again for a participant who lacks it."""
+    """A message of any participant, sent again for a participant that lacks it."""
 
     message_id: str
     data: bytes
 
 
 Background = Sync | Repair
-"""A transmission of `Priority.BACKGROUND`; all others are chunks of own messages."""
+"""A transmission of `Priority.BACKGROUND`; all others are chunks of the channel's own messages."""
 
 
 class Outbox:
@@ -49,10 +49,10 @@ class Outbox:
         self._in_flight: set[str] = set()
         self._syncs = 0
 
-    # What is to be sent.
+    # Queueing.
 
     def check_room(self, count: int) -> None:
-        """Raise `SendQueueFull` unless so many more chunks can be queued."""
+        """Raise `SendQueueFull` unless `count` more chunks can be queued."""
         self._limiter.check_room(self.lane, count)
 
     def queue(self, message_ids: Sequence[str], *, opens_message: bool = True) -> None:
@@ -63,17 +63,17 @@ class Outbox:
         self._limiter.offer(self.lane, message_ids, opens_message=opens_message)
 
     def queue_again(self, message_id: str) -> None:
-        """Queue the retransmission of a chunk, unless it waits already."""
+        """Queue the retransmission of a chunk, unless it is already waiting."""
         self._limiter.offer_again(self.lane, message_id, Priority.RETRANSMISSION)
 
     def queue_sync(self, data: bytes) -> str | None:
-        """Queue a sync in the place of one that still waits. Returns its name; None with too many queued."""
+        """Queue a sync, replacing one that still waits. Returns its name; None if too many are queued."""
         self.withdraw(f"sync:{self._syncs}")
         self._syncs += 1
         return self._queue_background(f"sync:{self._syncs}", Sync(data))
 
     def queue_repair(self, message_id: str, data: bytes) -> str | None:
-        """Queue a repair. Returns its name; None if it waits already, or with too many queued."""
+        """Queue a repair. Returns its name; None if it is already waiting or too many are queued."""
         return self._queue_background(f"repair:{message_id}", Repair(message_id, data))
 
     def _queue_background(self, name: str, background: Background) -> str | None:
@@ -83,42 +83,42 @@ class Outbox:
         return name
 
     def withdraw(self, name: str) -> None:
-        """Let a transmission wait no more: it is needless, or can never go out."""
+        """Remove a waiting transmission that is unnecessary or can never go out."""
         if name not in self._in_flight:
             self._background.pop(name, None)
         self._limiter.withdraw(self.lane, name)
 
     def admit_ephemeral(self, now_ms: int) -> EphemeralDropReason | None:
-        """Charge an ephemeral message, which goes at once; or say why it must be dropped (C-181)."""
+        """Charge an ephemeral message, which goes out at once, or return why it must be dropped (C-181)."""
         return self._limiter.admit_ephemeral(now_ms)
 
     def restore(self, queued: Iterable[QueuedSend]) -> None:
-        """Queue the transmissions that a store kept of an earlier run, in their order (C-227)."""
+        """Queue the transmissions that a store kept from an earlier run, in order (C-227)."""
         self._limiter.restore(self.lane, queued)
 
-    # What becomes of a transmission that the hub took.
+    # Transmissions that the hub has taken.
 
     def background(self, transmission: Transmission) -> Background | None:
-        """The sync or repair that a transmission is; None for a chunk, and for a withdrawn one."""
+        """The sync or repair behind a transmission; None for a chunk or a withdrawn transmission."""
         if transmission.priority is not Priority.BACKGROUND:
             return None
         return self._background.get(transmission.message_id)
 
     def is_in_flight(self, message_id: str) -> bool:
-        """Whether the transport has been given it, and has not answered."""
+        """Whether the transport was given the message and has not answered."""
         return message_id in self._in_flight
 
     def sending(self, transmission: Transmission) -> None:
-        """The transport is given it now."""
+        """The transmission is given to the transport now."""
         self._in_flight.add(transmission.message_id)
 
     def sent(self, transmission: Transmission) -> None:
-        """It needs no further attempt: the transport has it, or it can never go out."""
+        """The transmission needs no further attempt: the transport has it, or it can never go out."""
         self._end(transmission)
         self._limiter.sent(transmission)
 
     def not_sent(self, transmission: Transmission, *, again: bool) -> None:
-        """The transport could not take it. With `again` it takes its place in the queue once more (C-232)."""
+        """The transport could not take the transmission. With `again` it returns to its place (C-232)."""
         self._end(transmission)
         if again:
             self._limiter.put_back(transmission)
@@ -130,10 +130,10 @@ class Outbox:
         if transmission.priority is Priority.BACKGROUND:
             self._background.pop(transmission.message_id, None)
 
-    # What can be known.
+    # Inspection.
 
     def heads(self) -> list[Transmission]:
-        """The transmission at the head of each queue: the hub takes one of these next."""
+        """The transmission at the head of each queue; the hub takes one of these next."""
         return self._limiter.heads(self.lane)
 
     @property
@@ -143,13 +143,13 @@ class Outbox:
 
     @property
     def queued(self) -> int:
-        """How many transmissions wait."""
+        """The number of transmissions that wait."""
         return sum(self._limiter.queued(self.lane, priority) for priority in Priority)
 
     def utilisation(self, now_ms: int) -> int:
-        """How much of the identity's budget this epoch has used, from 0 to 100 (C-233)."""
+        """The part of the identity's budget used in this epoch, from 0 to 100 (C-233)."""
         return self._limiter.utilisation(now_ms)
 
     def changes_to_store(self) -> list[Change]:
-        """The changes to the queue that are to be stored, since the last call."""
+        """The changes to the queue to store, since the last call."""
         return self._limiter.changes_to_store(self.lane)

@@ -1,7 +1,7 @@
 """Payloads as the transport carries them: encrypted, encoded, with a proof (C-240, C-244, C-236).
 
 A hook may take its time, so the transmission at the head of each queue gets its payload ahead of its turn, as
-soon as the store has it; the hub asks nothing of a channel that is not ready. An asyncio shell.
+soon as the store has it; the hub takes nothing from a channel that is not ready. An asyncio shell.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ __all__ = ["CodecPair", "Payload", "Payloads"]
 
 _MAX_MADE = 8
 _MAX_LOOKS = 16
-"""Most transmissions that are found to be needless in one go."""
+"""The most times the heads are checked in one go while transmissions turn out to be unnecessary."""
 
 
 class CodecPair:
-    """An encoder and its decoder, or neither: then payloads stay as they are."""
+    """An encoder and its decoder; without them payloads stay as they are."""
 
     def __init__(self, encoder: Encoder | None, decoder: Decoder | None) -> None:
-        """Raises `ValueError` for one without the other."""
+        """Raises `ValueError` if only one of the two is given."""
         if (encoder is None) != (decoder is None):
             raise ValueError("an encoder needs its decoder, and the other way round")
         self._encoder = encoder
@@ -37,11 +37,11 @@ class CodecPair:
 
     @property
     def content_topic(self) -> str | None:
-        """The topic the encoder names."""
+        """The topic that the encoder names."""
         return None if self._encoder is None else self._encoder.content_topic
 
     def encode(self, payload: bytes) -> bytes:
-        """The bytes to send. Raises `EncodingFailed` whatever the encoder raised."""
+        """Return the bytes to send. Raises `EncodingFailed` if the encoder raises anything."""
         if self._encoder is None:
             return payload
         try:
@@ -50,7 +50,7 @@ class CodecPair:
             raise EncodingFailed from error
 
     def decode(self, payload: bytes) -> bytes | None:
-        """The bytes inside, None if there are none. Never raises for them."""
+        """Return the bytes inside, or None if there are none. Never raises."""
         if self._decoder is None:
             return payload
         try:
@@ -60,7 +60,7 @@ class CodecPair:
 
 
 class Payload:
-    """Bytes as the transport takes them, and the proof it may ask for."""
+    """Bytes as the transport takes them, and the proof that it may require."""
 
     __slots__ = ("data", "proof")
 
@@ -85,8 +85,8 @@ class Payloads:
         on_ready: Callable[[], None],
         on_fault: Callable[[BaseException], None],
     ) -> None:
-        """`is_stored` tells whether the step that made a transmission is durable. `flush` stores the engine's
-        changes. `on_ready` is called when a hook has done its work, `on_fault` when it ended otherwise."""
+        """`is_stored` says whether the step that made a transmission is durable. `flush` stores the engine's
+        changes. `on_ready` is called when a hook has done its work, `on_fault` when its task failed."""
         self.has_hook = hook is not None
         self.undecodable = 0
         self.undecryptable = 0
@@ -103,36 +103,36 @@ class Payloads:
         self._generation = 0
         self._task: asyncio.Task[None] | None = None
 
-    # Going out.
+    # Sending.
 
     def is_ready(self) -> bool:
-        """Whether each transmission that may be next has its payload; where one has none, it is begun."""
+        """Whether each transmission that may be next has its payload; starts to make a missing payload."""
         outbox = self._engine.outbox
         for _ in range(_MAX_LOOKS):
             heads = outbox.heads()
             waiting = [each for each in heads if not self._is_made(each)]
-            if outbox.heads() == heads:  # else some were found to be needless
+            if outbox.heads() == heads:  # else some turned out to be unnecessary
                 return bool(heads) and not waiting
-        # With an encoder that refuses everything the loop would be held until the queue is empty.
+        # If the encoder refused everything, the event loop would be blocked until the queue was empty.
         asyncio.get_running_loop().call_soon(self._on_ready)
         return False
 
     def take(self, transmission: Transmission) -> Payload | None:
-        """The payload that was made for a transmission."""
+        """Return the payload that was made for a transmission, and remove it."""
         return self._made.pop(transmission.message_id, None)
 
     async def make(self, data: bytes) -> Payload:
-        """The payload for an SDS message. Raises `EncryptionFailed`, `EncodingFailed` and `ProofFailed`."""
+        """Make the payload of an SDS message. Raises `EncryptionFailed`, `EncodingFailed`, `ProofFailed`."""
         encoded = self._codec.encode(data if self._hook is None else await self._hook.encrypt(data))
         return Payload(encoded, await obtain_proof(self._provider, encoded))
 
     def renew(self) -> None:
-        """A message was refused: payloads that are made, or are being made, may name it. Make them again."""
+        """Discard payloads that are made or being made, because they may name a refused message."""
         self._made.clear()
         self._generation += 1
 
     def tasks(self) -> list[asyncio.Task[None]]:
-        """What is at work, for a channel that stops: the channel ends it."""
+        """Return the running tasks to a channel that stops, which ends them."""
         if self._task is None:
             return []
         self._task.remove_done_callback(self._done)
@@ -179,7 +179,7 @@ class Payloads:
             self._on_fault(error)
 
     def _keep(self, head: Transmission, payload: Payload) -> None:
-        if len(self._made) >= _MAX_MADE:  # payloads of withdrawn transmissions stay behind
+        if len(self._made) >= _MAX_MADE:  # payloads of withdrawn transmissions are never taken
             self._made.clear()
         self._made[head.message_id] = payload
 
@@ -188,12 +188,12 @@ class Payloads:
         self.renew()
         self._flush()
 
-    # Coming in.
+    # Receiving.
 
     async def open(self, payload: bytes) -> bytes | None:
-        """The SDS message in a received payload; None, counted, for what the decoder does not take.
+        """Return the SDS message in a received payload; None, counted, if the decoder does not accept it.
 
-        Raises `DecryptionFailed`, counted, for one that the hook cannot open.
+        Raises `DecryptionFailed`, counted, if the hook cannot decrypt it.
         """
         encrypted = self._codec.decode(payload)
         if encrypted is None:
@@ -208,14 +208,14 @@ class Payloads:
             raise
 
     async def read(self, payload: bytes) -> bytes | None:
-        """The same, with None for what the hook cannot open too."""
+        """As `open`, but also returns None if the hook cannot decrypt the payload."""
         try:
             return await self.open(payload)
         except DecryptionFailed:
             return None
 
     async def opens(self, payload: bytes) -> bool:
-        """Whether the hook opens what it could not open before. Counts nothing."""
+        """Whether the hook can now decrypt a payload that it could not before. Counts nothing."""
         encrypted = self._codec.decode(payload)
         if encrypted is None or self._hook is None:
             return False

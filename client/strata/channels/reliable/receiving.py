@@ -1,6 +1,6 @@
-"""Messages of the transport on their way in: opened by the hook, and taken by the engine while there is room.
+"""Takes messages from the transport: the hook decrypts them, and the engine takes them while there is room.
 
-A channel that has no room holds the node back, and with it the reading: the relays' stores are the buffer.
+A channel without room holds back the node, and so the reading: the relays' stores are the buffer.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _log = logging.getLogger("strata.reliable")
 
 
 class Receiving:
-    """Takes messages for one channel, one after the other."""
+    """Takes messages for one channel, one at a time."""
 
     def __init__(
         self,
@@ -41,7 +41,7 @@ class Receiving:
         now_ms: Callable[[], int],
     ) -> None:
         """`works`: the channel is started. `is_behind`: its store has too much to write. `read_again` is
-        called when what was read is to be read again, because the hook opens it now."""
+        called when messages must be read again because the hook can decrypt them now."""
         self.sealed = Sealed(channel_id, engine.catching_up, opens=payloads.opens, changed=read_again)
         self._channel_id = channel_id
         self._engine = engine
@@ -58,15 +58,15 @@ class Receiving:
 
     @property
     def is_full(self) -> bool:
-        """Whether a message has to wait for room."""
+        """Whether a message must wait for room."""
         return self._engine.inbox.is_full or self._is_behind()
 
     def make_room(self) -> None:
-        """There may be room, or no need for any: whoever waits looks again."""
+        """There may be room, or no need for any; waiting calls check again."""
         self._room.set()
 
     def program_took(self) -> None:
-        """The program has taken a message. Once it has taken all, a full inbox is told again."""
+        """The program has taken a message. Once it has taken all, a full inbox is reported again."""
         self._told_full = self._told_full and len(self._engine.inbox) > 0
 
     async def take(self, event: NodeMessageReceived, *, stored: bool) -> SdsMessage | None:
@@ -74,7 +74,7 @@ class Receiving:
         async with self._taking:
             while self._works() and self.is_full:
                 if stored:
-                    self._flush()  # only what the program has can make room
+                    self._flush()  # only messages that reach the program can make room
                 self.tell_full()
                 self._room.clear()
                 await self._room.wait()
@@ -105,11 +105,11 @@ class Receiving:
             return message
 
     async def take_stored(self, event: NodeMessageReceived) -> SdsMessage | None:
-        """The same for one that is read; the reader flushes, so that a page is one step."""
+        """The same for a message read from a store; the reader flushes, so that a page is one step."""
         return await self.take(event, stored=True)
 
     async def pass_over(self, event: NodeMessageReceived) -> None:
-        """A stored message from before this participant's part in the channel."""
+        """Skip a stored message from before this participant joined the channel."""
         data = await self._payloads.read(event.message.payload)
         if data is not None:
             self._engine.pass_over(data, self._now_ms())
@@ -122,7 +122,7 @@ class Receiving:
             self._handover.tell([told], 0, self._engine.inbox.newest)
 
     def tell_full(self) -> None:
-        """Tell, once, that the program takes no messages."""
+        """Report, once, that the program takes no messages."""
         inbox = self._engine.inbox
         if inbox.is_full and not self._told_full:
             self._told_full = True

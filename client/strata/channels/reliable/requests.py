@@ -1,12 +1,12 @@
-"""Own messages and their chunks, from `send` to the acknowledgement, and their events (channel.md §3).
+"""The channel's own messages and chunks, from `send` to acknowledgement, and their events (channel.md §3).
 
     queued ──▶ sent ──▶ acknowledged          all chunks sent: `reliable:message:sent`
       │          │                            all acknowledged: `reliable:message:delivered`
       ▼          ▼
     failed     exhausted ──▶ acknowledged     a late acknowledgement still counts (C-055)
 
-Each chunk moves on its own (C-089). The events of a message follow from its chunks, each event once. A
-message that nobody has acknowledged is remembered for a late acknowledgement as long as there is room for it.
+Each chunk changes state independently (C-089). The events of a message follow from its chunks, each event
+once. A message that nobody has acknowledged is remembered for a late acknowledgement while there is room.
 """
 
 # Core: no I/O, no clock, no randomness (held by tests/test_layout.py).
@@ -44,7 +44,7 @@ NOT_ACKNOWLEDGED = "not_acknowledged"
 
 @dataclass(slots=True)
 class Chunk:
-    """One part of a message: one SDS message."""
+    """One part of a message, sent as one SDS message."""
 
     message_id: str
     sent: bool = False
@@ -64,7 +64,7 @@ class Request:
         self.chunks = chunks
         self.announced_sent = False
         self.undelivered = False
-        """Its retransmissions are used up."""
+        """Whether its retransmissions are used up."""
 
     @property
     def message_id(self) -> str:
@@ -73,22 +73,22 @@ class Request:
 
     @property
     def acknowledged(self) -> tuple[int, ...]:
-        """Indices of the chunks that somebody has."""
+        """The indices of the acknowledged chunks."""
         return tuple(index for index, chunk in enumerate(self.chunks) if chunk.acknowledged)
 
     @property
     def acknowledged_by(self) -> tuple[str, ...]:
-        """The sender ids of those who acknowledged its chunks, each once."""
+        """The sender ids of the participants that acknowledged its chunks, without repetition."""
         senders = (chunk.acknowledged_by for chunk in self.chunks)
         return tuple(dict.fromkeys(sender for sender in senders if sender is not None))
 
     def info(self, index: int) -> ChunkInfo:
-        """The chunk as events name it."""
+        """The chunk as it appears in events."""
         return ChunkInfo(index, len(self.chunks))
 
 
 class Requests:
-    """All own messages that are still followed."""
+    """All messages of this participant that are still followed."""
 
     def __init__(
         self,
@@ -98,15 +98,15 @@ class Requests:
         place: Callable[[Iterable[str]], tuple[int, str] | None] = lambda _: None,
         bound: bool = False,
     ) -> None:
-        """`stored` are the records of an earlier run. `place` gives the place of SDS messages in the shared
-        order. `bound` says that sender ids are proven, so that events name people."""
+        """`stored` are the records of an earlier run. `place` returns the place of SDS messages in the shared
+        order. `bound`: sender ids are proven, so that events name people."""
         self._place = place
         self._bound = bound
         self._on_network = sent_event_on == "network"
         self._requests: OrderedDict[str, Request] = OrderedDict()
         self._chunks: dict[str, tuple[Request, int]] = {}
         self._unsent: dict[str, int] = {}
-        """By request: how many chunks the transport does not have yet, where it does not have all."""
+        """How many chunks the transport does not have yet, by request; only requests with such chunks."""
         self._departed: list[str] = []
         self._undelivered: OrderedDict[str, None] = OrderedDict()
         self._events: list[ChannelEvent] = []
@@ -120,7 +120,7 @@ class Requests:
         return iter(self._requests.values())
 
     def find(self, message_id: str) -> tuple[Request, int] | None:
-        """The request and index of an own SDS message; None if it is not followed any more."""
+        """The request and index of this participant's SDS message; None if it is no longer followed."""
         return self._chunks.get(message_id)
 
     def add(self, request_id: str, message_hash: bytes, message_ids: list[str]) -> Request:
@@ -132,7 +132,7 @@ class Requests:
             self._store(request, index)
         return request
 
-    # What becomes of chunks.
+    # State changes of chunks.
 
     def sending(self, message_id: str) -> None:
         """A chunk goes out, for the first time or again."""
@@ -151,7 +151,7 @@ class Requests:
         if (found := self._chunks.get(message_id)) is None:
             return
         request, index = found
-        if not request.chunks[index].acknowledged:  # else it was told when the acknowledgement came
+        if not request.chunks[index].acknowledged:  # else it was reported with the acknowledgement
             self._events.append(
                 MessageSent(
                     request_id=request.request_id,
@@ -183,7 +183,7 @@ class Requests:
             )
 
     def acknowledged(self, message_id: str, sender_id: str | None = None) -> None:
-        """A participant has a chunk. The transport may say only later that the chunk has gone out."""
+        """A participant has a chunk. The transport may report only later that the chunk has gone out."""
         found = self._chunks.get(message_id)
         if found is None or found[0].chunks[found[1]].acknowledged:
             return
@@ -240,9 +240,9 @@ class Requests:
         self._note_undelivered(request)
 
     def failed(self, message_id: str, error: str, code: str) -> list[str]:
-        """A chunk can never be sent, hence neither can its message.
+        """A chunk can never be sent, and so its message cannot be sent either.
 
-        Returns all chunks of the message: none need go out any more.
+        Returns all chunks of the message, none of which need go out any more.
         """
         if (found := self._chunks.get(message_id)) is None:
             return []
@@ -267,7 +267,7 @@ class Requests:
         return [chunk.message_id for chunk in request.chunks]
 
     def replace(self, message_id: str, new_id: str) -> None:
-        """A chunk that never went out was wrapped anew."""
+        """A chunk that never went out was wrapped again, under a new id."""
         request, index = self._chunks.pop(message_id)
         self._changes.append(remove(SentChunk, message_id))
         request.chunks[index].message_id = new_id
@@ -289,7 +289,7 @@ class Requests:
 
     @property
     def unsent(self) -> tuple[str, ...]:
-        """The requests of which the transport does not have every chunk, oldest first."""
+        """The requests for which the transport does not have all chunks, oldest first."""
         return tuple(self._unsent)
 
     def departed(self) -> list[str]:
@@ -298,7 +298,7 @@ class Requests:
         return departed
 
     def mark_undelivered(self, message_id: str) -> None:
-        """A store says that this chunk's retransmissions were used up; the program was told of it before."""
+        """This chunk's retransmissions were used up in an earlier run, which reported it to the program."""
         if (found := self._chunks.get(message_id)) is not None and not found[0].undelivered:
             self._note_undelivered(found[0])
 

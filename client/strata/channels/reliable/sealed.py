@@ -1,8 +1,9 @@
-"""Messages of the topic that the hook cannot open: by a wrong key, or from a stranger. An asyncio shell.
+"""Messages that the hook cannot decrypt: the key is wrong, or they are a stranger's. An asyncio shell.
 
-Nobody can tell the two apart by the bytes. So the mark of what was read stays before the first of them until
-a message of somebody else is opened. Then some of them are tried again. If one opens now, the key was put
-right, and everything since is read again. If none does, they were none of this channel, and that is all.
+The bytes do not show which of the two it is. The mark of what was read therefore stays before the first such
+message until a message of another participant is decrypted. Then some of them are tried again. If one can be
+decrypted now, the key has been corrected, and everything since is read again. If none can, they do not belong
+to this channel, and nothing more is done.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ _TELL_AGAIN_MS = 60_000
 
 
 class Sealed:
-    """What could not be opened since the last message of somebody else that could."""
+    """The messages that could not be decrypted since the last message of another participant that could."""
 
     def __init__(
         self,
@@ -31,7 +32,7 @@ class Sealed:
         opens: Callable[[bytes], Awaitable[bool]],
         changed: Callable[[], None],
     ) -> None:
-        """`opens` tries a payload again. `changed` is called when what was read is to be read again."""
+        """`opens` tries a payload again. `changed` is called when messages must be read again."""
         self.count = 0
         self._channel_id = channel_id
         self._catching_up = catching_up
@@ -45,11 +46,11 @@ class Sealed:
 
     @property
     def is_blind(self) -> bool:
-        """Whether there are messages, and none of them could be opened so far."""
+        """Whether there are messages, and none of them could be decrypted so far."""
         return self.count > 0 and not self._has_opened
 
     def note(self, payload: bytes, now_ms: int) -> MessagesUndecryptable | None:
-        """A message cannot be opened. Returns the event to tell, if it is time for one."""
+        """A message cannot be decrypted. Returns the event to report, if one is due."""
         if not self.count:
             self._since = now_ms
             self._catching_up.hold()
@@ -65,7 +66,7 @@ class Sealed:
         return MessagesUndecryptable(channel_id=self._channel_id, count=self.count, since=self._since)
 
     async def opened(self) -> None:
-        """A message of somebody else has been opened."""
+        """A message of another participant has been decrypted."""
         self._has_opened = True
         if not self.count:
             return

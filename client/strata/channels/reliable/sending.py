@@ -1,7 +1,7 @@
-"""Own messages on their way out: cut, wrapped, named, planned, and given up if they are refused.
+"""Outgoing messages: cut, wrapped, named, planned, and given up if they are refused.
 
 The hub takes a transmission from the rate limiter, `data` and `plan` say what it is and how to carry it, and
-the shell says what became of it. `outbox` holds what waits; `requests` follows each message of the program.
+the shell reports its outcome. `outbox` holds what waits; `requests` follows each message of the program.
 """
 
 # Core: no I/O, no clock, no randomness (held by tests/test_layout.py).
@@ -27,13 +27,13 @@ from strata.channels.segmentation.splitting import SegmentationConfig, message_c
 __all__ = ["SendPlan", "Sending"]
 
 _SYNC_SECONDS = 3_600
-"""There is a sync every half minute for as long as anybody is there: stores need not keep them all."""
+"""Participants that are online send a sync every half minute, so stores need not keep all of them."""
 _NS = 1_000_000
 
 
 @dataclass(frozen=True, slots=True)
 class SendPlan:
-    """How the transport is to carry one transmission."""
+    """How the transport should carry one transmission."""
 
     request_id: str | None
     """`R:1` … `R:N` for the chunks of request `R` (C-070); None for a sync or repair."""
@@ -41,11 +41,11 @@ class SendPlan:
     original: bytes | None = None
     """Send the packet that a store has under this hash, as its author signed it (C-294)."""
     again: bool = False
-    """It is what another participant has said, repeated without proof."""
+    """Whether it repeats another participant's message without proof."""
 
 
 class Sending:
-    """What becomes of one participant's own messages, until the transport has them."""
+    """Sends one participant's own messages, until the transport has them."""
 
     def __init__(
         self,
@@ -67,9 +67,9 @@ class Sending:
         self._names = RequestNames(state.request_names.values())
         self._wrapped: list[str] = []
         self._amends = False
-        """Whether a message that waits may name one that was refused."""
-        # Ids of an earlier run do not come again, however the clock was set: its Lamport time was no earlier.
-        # A run that remembers nothing has moments of its own within each millisecond.
+        """Whether a waiting message may name one that was refused."""
+        # Ids of an earlier run are not repeated, however the clock was set: its Lamport time was no earlier.
+        # A run that remembers nothing chooses its own moment within each millisecond.
         self._last_ns = (sds.lamport + 1) * _NS if sds.lamport > now_ms else 0
         self._moment_ns = int(random() * _NS)
         self._resume(state)
@@ -80,13 +80,13 @@ class Sending:
         queued = [each for each in state.queue.values() if each.message_id in outgoing]
         self._outbox.restore(queued)
         self._amends = bool(queued)
-        # A message that is neither sent nor queued was on its way when the program ended.
+        # A message that is neither sent nor queued was under way when the program ended.
         waiting = {each.message_id for each in queued}
         for message_id in self._sds.undispatched():
             if message_id not in waiting:
                 found = self._requests.find(message_id)
                 self._outbox.queue([message_id], opens_message=found is None or found[1] == 0)
-        # A chunk that is neither acknowledged nor tracked was exhausted too, so long ago that SDS forgot it.
+        # A chunk that is neither acknowledged nor tracked was also exhausted, so long ago that SDS forgot it.
         for request in list(self._requests):
             for chunk in request.chunks:
                 where = outgoing.get(chunk.message_id, OutgoingState.EXHAUSTED)
@@ -94,11 +94,11 @@ class Sending:
                     self._requests.mark_undelivered(chunk.message_id)
 
     def send(self, payload: bytes, request_id: str, now_ms: int, *, chosen: bool = False) -> None:
-        """Register a message: its chunks are tracked and queued from here on (C-062 … C-064).
+        """Register a message; its chunks are tracked and queued from here on (C-062 … C-064).
 
-        With `chosen` the program chose the request id, and a repetition registers nothing. Raises
-        `EmptyPayload`, `PayloadTooLarge`, `OutgoingFull`, `SendQueueFull`, `RequestIdInUse`: nothing was
-        registered.
+        `chosen`: the program chose the request id, and a repetition registers nothing. Raises, having
+        registered nothing, `EmptyPayload`, `PayloadTooLarge`, `OutgoingFull`, `SendQueueFull` and
+        `RequestIdInUse`.
         """
         if not payload:
             raise EmptyPayload
@@ -124,13 +124,13 @@ class Sending:
         return self._names.is_repeated(request_id, digest) or followed is not None
 
     def wrap_ephemeral(self, content: bytes, now_ms: int) -> SdsMessage:
-        """An ephemeral message: nothing follows it."""
+        """Make an ephemeral message, which no message follows."""
         return self._sds.wrap_ephemeral(content, self._next_ns(now_ms))
 
     def data(self, transmission: Transmission) -> bytes | None:
-        """The SDS message to send; None if it need not go out any more, and was withdrawn.
+        """Return the SDS message to send; None if it need not go out any more and was withdrawn.
 
-        None too if it has to be stored first, because it was amended after a refusal.
+        Also None if it must be stored first because it was amended after a refusal.
         """
         message_id = transmission.message_id
         data: bytes | None = None
@@ -147,14 +147,14 @@ class Sending:
         return data
 
     def plan(self, transmission: Transmission) -> SendPlan | None:
-        """How to carry a transmission; None if nobody would believe it."""
+        """Return how to carry a transmission; None if it could not be proven to others."""
         retention = self._config.retention_seconds
         repeated = self._repeat_seconds
         match self._outbox.background(transmission):
             case Sync():
                 return SendPlan(None, min(_SYNC_SECONDS, retention or _SYNC_SECONDS))
             case Repair(message_id) if self._config.sender_binding == "did":
-                # Its author did not sign this transmission: only the original proves who wrote it.
+                # The author did not sign this transmission; only the original proves who wrote it.
                 original = self._sds.retrieval_hint(message_id)
                 return None if original is None else SendPlan(None, repeated, original)
             case Repair():
@@ -166,19 +166,19 @@ class Sending:
 
     @property
     def _repeat_seconds(self) -> int:
-        """A store that has a message need not keep its repeats for longer than anybody reads back."""
+        """The retention of repeats: stores need not keep them for longer than participants read back."""
         window = max(1, self._config.query_window_ms // 1000)
         return min(window, self._config.retention_seconds or window)
 
     def taken(self, transmission: Transmission) -> None:
-        """It was taken, and goes out now."""
+        """The transmission was taken and goes out now."""
         self._outbox.sending(transmission)
         if transmission.priority is not Priority.BACKGROUND:
             self._requests.sending(transmission.message_id)
         self._amends = self._amends and self._outbox.waits
 
     def dispatched(self, transmission: Transmission, now_ms: int, hint: bytes | None) -> None:
-        """The transport has it; a store finds it by `hint`."""
+        """The transport has the transmission; a store finds it by `hint`."""
         message_id = transmission.message_id
         self._outbox.sent(transmission)
         if transmission.priority is not Priority.BACKGROUND:
@@ -187,18 +187,20 @@ class Sending:
             self._forget_orphan(message_id)
 
     def not_dispatched(self, transmission: Transmission, now_ms: int) -> None:
-        """The transport could not take it now: it keeps its place, and no attempt is counted (C-292)."""
+        """The transport could not take it now; it keeps its place, and no attempt is counted (C-292)."""
         message_id = transmission.message_id
         if transmission.priority is Priority.BACKGROUND:
-            # A later sync says more, and another participant may answer the request for repair.
+            # A later sync will say more, and another participant may answer the repair request.
             self._background_failed(transmission, now_ms)
             return
         self._forget_orphan(message_id)
         self._outbox.not_sent(transmission, again=self._sds.is_outgoing(message_id))
 
     def refused(self, transmission: Transmission, now_ms: int, error: str, code: str) -> None:
-        """It can never go out (C-044, C-045). A message that was to follow it is amended when its turn comes,
-        so that nobody waits for a message that never comes; the payload that was made for it is out of date.
+        """The transmission can never go out (C-044, C-045).
+
+        Messages that follow it are amended when their turn comes, so that no participant waits for a message
+        that never arrives; payloads already made for them are out of date.
         """
         message_id = transmission.message_id
         if transmission.priority is Priority.BACKGROUND:
@@ -222,12 +224,12 @@ class Sending:
             self._sds.sync_failed(now_ms)
 
     def _forget_orphan(self, message_id: str) -> None:
-        """Send a chunk no more if its message failed while the chunk was on its way."""
+        """Stop sending a chunk whose message failed while the chunk was under way."""
         if self._requests.find(message_id) is None:
             self._sds.failed(message_id)
 
     def wrap_anew(self, now_ms: int, *, before: float = math.inf) -> None:
-        """Give own messages that never went out, and have a Lamport time before this one, a new place."""
+        """Wrap own messages again that never went out and have a Lamport time below `before`."""
         held: list[tuple[str, bytes]] = []
         for message_id in self._sds.undispatched():
             message = self._sds.message(message_id)
@@ -244,15 +246,15 @@ class Sending:
             found = self._requests.find(new_id)
             self._outbox.queue([new_id], opens_message=found is not None and found[1] == 0)
 
-    # What the shell takes.
+    # Output for the shell.
 
     def wrapped(self) -> list[str]:
-        """The SDS messages made since the last call: they go out once the step that made them is stored."""
+        """The SDS messages made since the last call; they go out once the step that made them is stored."""
         wrapped, self._wrapped = self._wrapped, []
         return wrapped
 
     def note_wrapped(self, name: str | None) -> None:
-        """A sync or repair was made: it may acknowledge what this very step received."""
+        """A sync or repair was made; it may acknowledge messages received in the same step."""
         if name is not None:
             self._wrapped.append(name)
 

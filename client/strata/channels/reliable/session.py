@@ -1,7 +1,7 @@
 """One participant's part in a channel while it is open: its engine, its store, its tasks. An asyncio shell.
 
-The engine decides. The session carries its changes to the store, its transmissions to the hub and its events
-to `handover`. It keeps the engine's time; `receiving` holds back the node while there is no room.
+The engine makes the decisions. The session passes its changes to the store, its transmissions to the hub and
+its events to `handover`, and runs the engine's timer. `receiving` holds back the node while there is no room.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ _log = logging.getLogger("strata.reliable")
 _SETTLE_TIMEOUT = 5.0
 _LATE_MS, _MAX_PAUSE_MS = 250, 2_000
 _MAX_BEHIND_MS = 60_000
-"""Timers wait so long for a process that is behind, and no longer."""
+"""The longest time that timers wait for a process that is behind."""
 _REFUSALS = (ReliableMessageSendError.name, SendingMessageIrrecoverableError.name)
 
 
@@ -73,15 +73,15 @@ class ChannelSession:
         codec: CodecPair,
         rng: random.Random,
     ) -> None:
-        """`channel` is the one that programs see; `config` has its sections filled in."""
+        """`channel` is the object that programs use; `config` has its sections filled in."""
         self.channel_id = key.channel_id
         self.content_topic = content_topic
         self.outbox = outbox
         self.started = False
         self.accepting = False
-        """Whether messages may be sent: a channel that stops sends what it has, and takes no more."""
+        """Whether messages may be sent; a channel that is stopping sends what it has and accepts no more."""
         self.failure: ChannelFailed | None = None
-        """What closed the channel, if a task of it ended with an error."""
+        """The error that closed the channel, if one of its tasks ended with an error."""
         self.channel = channel
         self._emitter = emitter
         self._failing: asyncio.Task[None] | None = None
@@ -155,7 +155,7 @@ class ChannelSession:
         self._lifecycle = asyncio.Lock()
         self._tasks: list[asyncio.Task[None]] = []
         self._called: dict[asyncio.Task[None], str] = {}
-        """What each task is called in an error."""
+        """The name of each task in errors."""
         self.engine.set_online(False, hub.now_ms())
         hub.join(self)
         self._teller = self._begin("events", self.handover.run(), "the task that tells events")
@@ -179,7 +179,7 @@ class ChannelSession:
                 self.started = False
                 raise
             self.check()
-            if self._closed:  # by a call that was cancelled, and did not wait for its turn
+            if self._closed:  # by a call that was cancelled and did not wait for its turn
                 self.started = False
                 await self._hub.unsubscribe(self.content_topic)
                 raise ChannelNotOpen
@@ -200,7 +200,7 @@ class ChannelSession:
         await self._departures.drain(timeout if self.started else 0)
 
     async def stop(self, timeout: float) -> tuple[str, ...]:
-        """Wait so many seconds for messages to go out, then end the work. Returns those that are not out."""
+        """Wait up to `timeout` seconds for messages to go out, then stop. Returns those that are not out."""
         async with self._lifecycle:
             if self.started:
                 self.accepting = False
@@ -213,7 +213,7 @@ class ChannelSession:
             return self.engine.requests.unsent
 
     async def _halt(self, settle_timeout: float) -> None:
-        # Whoever is cancelled here waits no longer for what is ended, and ends the rest all the same.
+        # A caller that is cancelled here stops waiting, but still ends everything.
         self.started = False
         self._receiving.make_room()
         self._departures.end()
@@ -240,7 +240,7 @@ class ChannelSession:
             self.flush()
 
     async def close(self, timeout: float) -> NotSent | None:
-        """Stop and let go of everything. Returns the messages that are not out, if there are any.
+        """Stop and release everything. Returns the messages that are not out, if there are any.
 
         Raises the `ChannelFailed` of a channel that has closed itself.
         """
@@ -268,19 +268,19 @@ class ChannelSession:
         finally:
             try:
                 await self._end_teller()
-            finally:  # also when a handler of the last events was cancelled: else the channel would stay open
+            finally:  # even if a handler of the last events was cancelled, or the channel would stay open
                 self.handover.end(self.failure)
                 await self._hub.leave(self)
 
     async def _end_teller(self) -> None:
-        if self._teller not in callers():  # else it ends by itself, once its handler has
+        if self._teller not in callers():  # else it ends by itself, once its handler has ended
             self._teller.remove_done_callback(self._task_ended)
             self._teller.cancel()
             await asyncio.wait([self._teller])
             if self.failure is None:
                 await self.handover.drain()
 
-    # Tasks, and what becomes of a channel when one of them fails.
+    # Tasks, and the failure of a channel when one of them fails.
 
     def _begin(self, name: str, work: Coroutine[Any, Any, None], called: str) -> asyncio.Task[None]:
         task = asyncio.create_task(work, name=f"strata-{name} {self.channel_id}")
@@ -298,17 +298,17 @@ class ChannelSession:
             await asyncio.wait(others)
 
     def _task_ended(self, task: asyncio.Task[None]) -> None:
-        """A task has ended that nobody ended: no task may do so unseen."""
+        """A task has ended on its own, which must not go unnoticed."""
         called = self._called.pop(task, task.get_name())
         error = end_of(task)
         if error is not None:
             self.fail(called, error)
 
     def fail(self, task: str, error: BaseException) -> None:
-        """Close the channel: a task of it has ended with this error. Everyone who waits gets the error.
+        """Close the channel because one of its tasks ended with this error. All waiting calls raise it.
 
-        Nothing more is stored: after a step that was not finished the memory may contradict itself, and the
-        store has the last step that was.
+        Nothing more is stored: after an unfinished step the state in memory may be inconsistent, while the
+        store has the last finished step.
         """
         if self.failure is not None or self._closed:
             _log.debug("%s: %s failed too: %r", self.channel_id, task, error)
@@ -319,7 +319,7 @@ class ChannelSession:
         self.handover.fail(failure)
         self.writer.release(failure)
         self._receiving.make_room()
-        if isinstance(error, asyncio.CancelledError):  # as at the end of the loop, where no task may begin
+        if isinstance(error, asyncio.CancelledError):  # as when the loop ends, where no task may start
             _log.debug("%s: %s", self.channel_id, failure)
             return
         _log.error("%s: %s", self.channel_id, failure, exc_info=error)
@@ -338,19 +338,19 @@ class ChannelSession:
                 _log.error("%s: the last changes could not be stored: %r", self.channel_id, error)
 
     def check(self) -> None:
-        """Raise the error that has closed the channel, if one has."""
+        """Raise the error that closed the channel, if there is one."""
         if self.failure is not None:
             raise self.failure.again()
 
     def status_changed(self, online: bool) -> None:
-        """The node reaches a relay again, or none any more (C-088)."""
+        """The node reaches a relay again, or no longer reaches any (C-088)."""
         if self._works:
             self.engine.set_online(online, self.now_ms())
             self._queries.connected(online)
             self._woken.set()
 
     def clock_stepped(self, by_ms: int) -> None:
-        """The time has jumped: a machine that slept asks the store for what it missed."""
+        """The clock has jumped; a machine that slept queries the store for what it missed."""
         self.engine.clock_stepped(by_ms, self.now_ms())
         self._queries.wake()
         self.flush()
@@ -370,7 +370,7 @@ class ChannelSession:
             await self._woken.wait(max(wait, 0.001) if wait < 1e9 else None)
 
     async def _keep_up(self) -> None:
-        """Wait while this process is behind, for what has arrived meanwhile may spare what is due.
+        """Wait while this process is behind: what has arrived meanwhile may make due work unnecessary.
 
         Else a crowd of participants in one process sends more and more, the slower the process is.
         """
@@ -381,22 +381,22 @@ class ChannelSession:
             took = self.now_ms() - began_at
             waited, late = waited + took, took - pause
 
-    # Changes go to the store; their events are told and their messages sent once they are durable.
+    # Changes go to the store; their events are reported and their messages sent once they are durable.
 
     def flush(self) -> None:
-        """Store the changes of one step of the engine, and tell its events once they are durable."""
+        """Store the changes of one step of the engine, and report its events once they are durable."""
         if self.failure is not None:
             return
         try:
             ticket = self._steps.store(self.engine.changes(), self.engine.sending.wrapped())
         except PersistenceError as error:
-            # The next step tries again; events are told once they are stored.
+            # The next step tries again; events are reported once they are stored.
             _log.debug("%s: state waits to be stored: %s", self.channel_id, error)
             return
         events = self.engine.events()
         self._departures.note(events, heard=any(map(self._emitter.count, _REFUSALS)))
         self.handover.tell(events, ticket, self.engine.inbox.newest)
-        # A message makes several steps: a task is woken only for work that is due before its own timer.
+        # A message takes several steps, so a task is woken only for work that is due before its own timer.
         if self.outbox.waits:
             self._hub.wake()
         if min(self.engine.retrieval.at, self.engine.catching_up.retry_at) < self._queries.armed_for:
@@ -405,7 +405,7 @@ class ChannelSession:
             self._woken.set()
 
     def check_store(self) -> None:
-        """Raise the `PersistenceError` of a store that is out of order: no message is accepted then."""
+        """Raise the `PersistenceError` of a failing store: no message is accepted then."""
         self._steps.check()
 
     def _on_written(self) -> None:
@@ -426,18 +426,18 @@ class ChannelSession:
         self.flush()
         self._receiving.make_room()
 
-    # Sending, as the hub asks for it.
+    # Sending, as requested by the hub.
 
     def _is_stored(self, transmission: Transmission) -> bool:
-        """Whether the step that made a transmission is durable: before that it must not go out."""
+        """Whether the step that made a transmission is durable; before that it must not go out."""
         return self._steps.is_stored(transmission.message_id)
 
     def is_ready(self) -> bool:
-        """Whether the next transmission of each queue can go out at once."""
+        """Whether the next transmission of each queue can go out immediately."""
         return self._works and self._payloads.is_ready()
 
     def dispatch(self, transmission: Transmission) -> Dispatch | None:
-        """What the hub is to send now, as the engine plans it."""
+        """Return what the hub should send now, as planned by the engine; None if nothing."""
         payload = self._payloads.take(transmission)
         plan = None if payload is None else self.engine.sending.plan(transmission)
         if payload is None or plan is None:
@@ -456,10 +456,11 @@ class ChannelSession:
         return Dispatch(plan.request_id or secrets.token_hex(16), envelope, plan.original)
 
     async def send_ephemeral(self, ephemeral: Ephemeral) -> None:
-        """Send past the queue. Raises `EncryptionFailed`, `EncodingFailed`, `ProofFailed`, as the node.
+        """Send past the queue.
 
-        Raises `NotStarted` or `ChannelNotOpen` if the channel was stopped while a hook was at work: a node
-        begins to hear a topic that it sends on, and nobody would end that.
+        Raises `EncryptionFailed`, `EncodingFailed`, `ProofFailed` and the node's errors. Raises `NotStarted`
+        or `ChannelNotOpen` if the channel was stopped while a hook was running, because a node starts to
+        listen on a topic that it sends on, and nothing would end that.
         """
         payload = await self._payloads.make(ephemeral.data)
         if not self._works:
@@ -476,7 +477,7 @@ class ChannelSession:
         await self._hub.send_now(self, ephemeral, envelope)
 
     def accepted(self, sent: Transmission | Ephemeral, message_hash: bytes) -> None:
-        """The transport has it."""
+        """The transport has accepted it."""
         if self.failure is not None:
             return
         if isinstance(sent, Ephemeral):
@@ -508,13 +509,13 @@ class ChannelSession:
         return self._works and self._receiving.is_full
 
     def pass_over(self) -> None:
-        """Let a message pass for want of room: other channels wait for the topic, and the relays have it."""
+        """Skip a message for lack of room: other channels wait for the topic, and the relays have it."""
         self._receiving.tell_full()
         self.engine.catching_up.missed()
         self._queries.wake()
 
     async def receive(self, event: NodeMessageReceived) -> SdsMessage | None:
-        """Take a message of the transport once there is room for it (C-072)."""
+        """Take a message from the transport once there is room for it (C-072)."""
         if event.stored and self._queries.leave_to_reading():
             return None
         await self._queries.joined()
@@ -526,7 +527,7 @@ class ChannelSession:
     def _works(self) -> bool:
         return self.started and self.failure is None
 
-    # Looking.
+    # Inspection.
 
     async def past(self, before: str | int | None, limit: int) -> PastMessages:
         """The value of `ReliableChannel.history`."""
@@ -551,7 +552,7 @@ class ChannelSession:
 
     @property
     def undecryptable(self) -> int:
-        """How many messages in a row could not be opened."""
+        """How many messages in a row could not be decrypted."""
         return self._receiving.sealed.count
 
     def sync_status(self) -> SyncStatus:

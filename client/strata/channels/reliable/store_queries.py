@@ -1,15 +1,16 @@
 """The queries of one channel to the store: what was missed while away, and missing messages (channel.md §8).
 
-An asyncio shell around `CatchingUp` and `Retrieval`, which decide when to ask, and for what.
-Messages from the store go the way of all received messages (C-165). There is one query at a time.
+An asyncio shell around `CatchingUp` and `Retrieval`, which decide when to query, and for what. Messages from
+the store take the same path as all received messages (C-165). There is one query at a time.
 
-What was missed is read oldest first, page by page, and a page is asked for once the one before it is taken: a
-full inbox holds back the reading, and memory holds a page. Where the first messages name none that is known,
-relays keep nothing older: they are asked for the named ones, and what no relay has is a gap.
+Missed messages are read oldest first, page by page, and a page is requested only after the previous one has
+been taken: a full inbox holds back the reading, and memory holds one page. If the first messages name no
+known message, the relays keep nothing older. They are then queried for the named messages, and the messages
+that no relay has are a gap.
 
-What is heard meanwhile waits for its turn in the reading (`Participant.hold_heard`), from the moment on when
-the node begins to hear. It does not wait for a store that falls silent, nor for one that failed when it was
-last asked.
+Messages that the node hears on its subscription in the meantime wait for their turn in the reading
+(`Participant.hold_heard`), from the moment when the node begins to listen. They do not wait for a store that
+falls silent, nor for one that failed at the last query.
 """
 
 from __future__ import annotations
@@ -36,28 +37,28 @@ __all__ = ["StoreQueries"]
 _log = logging.getLogger("strata.reliable")
 
 _MAX_PAGES = 40
-"""Most pages of a store without cursors that one query for missing messages reads; the next query follows."""
+"""The most pages that one query for missing messages reads from a store without cursors; more in the next."""
 _MAX_ASKED = 64
-"""Most questions in a row for messages at the end of what relays keep."""
+"""The most queries in a row for messages at the end of what relays keep."""
 _MAX_PAGES_SINCE = 4
-"""Most pages held at once of what was said while a newcomer's node began to hear."""
+"""The most pages held at once of messages sent while a newcomer's node began to listen."""
 _PER_TURN = 32
-"""Messages taken before other tasks get their turn, in one step: about 10 ms of work."""
+"""Messages taken in one step before other tasks get their turn: about 10 ms of work."""
 _PAGE_TIMEOUT = 60.0
 _PATIENCE_SECONDS = 1.0
-"""What a store does not have when it was just read may be on its way from there all the same."""
+"""The first wait for messages that a store did not have when just read: they may still be on their way."""
 _AWAY_SECONDS = 15.0
-"""How long a relay that is away is given to come back, before what the others lack is called gone."""
+"""How long a relay that is away may take to come back before messages that the others lack count as gone."""
 _RETRY_SECONDS = 5.0
 _SILENT_SECONDS = 5.0
-"""How long what is heard waits for a page."""
+"""How long heard messages wait for a page."""
 _JOIN_TIMEOUT = 1.5
 
 T = TypeVar("T")
 
 
 class StoreQueries:
-    """Asks the store for the messages that one channel lacks."""
+    """Queries the store for the messages that one channel lacks."""
 
     def __init__(
         self,
@@ -80,7 +81,7 @@ class StoreQueries:
         self.caught_up = not engine.config.query_on_connect
         """Whether everything has been read that the store had when it was last reached."""
         self.is_reading = False
-        """Whether what was missed is being read."""
+        """Whether missed messages are being read."""
         self._receive = receive
         self._pass_over = pass_over
         self._flush = flush
@@ -89,31 +90,31 @@ class StoreQueries:
         self._now_ms = now_ms
         self._woken = Alarm()
         self._is_back = Alarm()
-        """The store has become available again: it need not be waited for."""
+        """Set when the store has become available again, and need not be waited for."""
         self._connected = False
         self._read_range = ReadRange()
         self._has_places = getattr(node, "read", None) is not None
-        """Whether the store tells places in it, from which a reading can go on, for all that is known."""
+        """Whether the store gives positions from which a reading can continue, as far as is known."""
         self._delivered_before = -1
         self._again = False
         self._begins_here = engine.catching_up.joins_now
         self._may_hold = True
-        """Whether what is heard may wait for the store: it answered when it was last asked."""
+        """Whether heard messages may wait for the store, because it answered the last query."""
         self._settle_at = math.inf
-        """When what is missing at the beginning will be so old that it is gone, if no store has it then."""
+        """When messages missing at the beginning will be so old that they are gone if no store has them."""
         self._joined = asyncio.Event()
         if not engine.catching_up.joins_now:
             self._joined.set()
 
     def leave_to_reading(self) -> bool:
-        """Whether a message that the store has by now need not be heard, because the store is to be read."""
+        """Whether a heard message that is already stored can be ignored, because the store will be read."""
         catching_up = self._engine.catching_up
         if self.caught_up or self._begins_here:
             return False
-        # A reading under way may be past it: another one follows, from where this one ends.
+        # A reading under way may be past the message, so another one follows, from where this one ends.
         self._again = self.is_reading
         if self._again:
-            self._hold(True)  # what is heard from now on comes after it
+            self._hold(True)  # messages received from now on come after it
         return self.is_reading or catching_up.is_due(self._now_ms())
 
     def wake(self) -> None:
@@ -121,20 +122,20 @@ class StoreQueries:
         self._woken.set()
 
     def will_read(self) -> None:
-        """The node is about to hear, or to hear again: the store is read first."""
+        """The node is about to listen, or to listen again; the store is read first."""
         self._hold(not self._begins_here and self._engine.catching_up.is_due(self._now_ms()))
 
     def _hold(self, on: bool) -> None:
-        """Have what is heard wait for the reading; or wait no longer."""
+        """Make heard messages wait for the reading, or release them."""
         self._engine.hold_heard(on and self._may_hold, self._now_ms())
         if not on:
             self._flush()
 
     def connected(self, connected: bool) -> None:
-        """The store has become available, or is away."""
+        """The store has become available or unavailable."""
         if self._connected and not connected:
             self._engine.catching_up.offline()
-            self._may_hold = True  # a reading may have broken off for that alone
+            self._may_hold = True  # a reading may have been interrupted only by this
             self._set_caught_up(False)
         elif connected and not self._connected:
             self.will_read()
@@ -147,7 +148,7 @@ class StoreQueries:
         return (event.stored or not event.live) and self._is_before(event)
 
     async def joined(self) -> None:
-        """Wait until it is known what was said, if a new participant does not want it; not for long."""
+        """Wait briefly until it is known what was sent earlier, if a new participant does not want it."""
         if not self._joined.is_set():
             try:
                 async with asyncio.timeout(_JOIN_TIMEOUT):
@@ -156,7 +157,7 @@ class StoreQueries:
                 self._joined.set()
 
     async def run(self) -> None:
-        """Ask whenever it is time, for as long as the channel is started."""
+        """Query whenever it is time, as long as the channel is started."""
         engine, catching_up = self._engine, self._engine.catching_up
         self._set_caught_up(False)
         while True:
@@ -191,7 +192,7 @@ class StoreQueries:
             self.caught_up = caught_up
 
     async def _guarded(self, work: Awaitable[None]) -> bool:
-        """Whether a query succeeded. A store that is away or breaks its protocol is asked again later."""
+        """Whether a query succeeded. A store that is away or breaks its protocol is queried again later."""
         try:
             await work
         except (StrataError, OSError, TimeoutError) as error:
@@ -200,10 +201,10 @@ class StoreQueries:
             return False
         return True
 
-    # What was missed.
+    # Messages missed while away.
 
     async def _catch_up(self) -> None:
-        """Read everything from the mark on (C-171, C-172); a new participant reads as it wants to join."""
+        """Read everything from the mark on (C-171, C-172); a new participant reads according to `join`."""
         engine = self._engine
         began_at = self._now_ms()
         engine.catching_up.ahead_ms = max(0, began_at - self._stores_now_ms())
@@ -225,7 +226,7 @@ class StoreQueries:
                 await self._read_on(since, settle=True)
                 if not self._again:
                     self._hold(False)
-                    await self._settle_front()  # which may take a while: what comes meanwhile is read too
+                    await self._settle_front()  # may take a while: messages stored meanwhile are read too
             progress = engine.sds.statistics.delivered > before
             engine.catching_up.succeeded(began_at, self._now_ms(), progress=progress)
         finally:
@@ -236,7 +237,8 @@ class StoreQueries:
     async def _read_on(self, since: int, *, settle: bool) -> None:
         """Read from where the store was last read, or from `since` on, to the end.
 
-        `settle`: all that was missed, so what is heard waits, and what nobody has is settled on the way.
+        `settle`: this reads everything that was missed, so heard messages wait, and messages that nobody has
+        are settled on the way.
         """
         engine, began_at, count = self._engine, self._stores_now_ms(), 0
         after = engine.catching_up.position
@@ -251,7 +253,7 @@ class StoreQueries:
                 )
                 self._flush()
                 fruitless = engine.sds.statistics.delivered == before
-                # A copy that was sent again may come later on: read on while there is room.
+                # A copy that was sent again may come later, so continue while there is room.
                 if settle and page.messages and fruitless and engine.sds.is_crowded:
                     self._hold(False)
                     await self._settle_front(by_name_alone=True)
@@ -260,7 +262,7 @@ class StoreQueries:
             self._has_places = self._has_places and not count
 
     async def _next_while_holding(self, pages: AsyncGenerator[T, None]) -> T | None:
-        """The next page, for which what is heard waits; as `_next_page`."""
+        """The next page, as `_next_page`; heard messages wait for it."""
         self._hold(True)
         silent = asyncio.get_running_loop().call_later(_SILENT_SECONDS, self._hold, False)
         try:
@@ -269,7 +271,7 @@ class StoreQueries:
             silent.cancel()
 
     async def _take(self, messages: Iterable[NodeMessageReceived]) -> None:
-        """Take what was read; the caller flushes."""
+        """Take the messages that were read; the caller flushes."""
         for number, event in enumerate(messages, 1):
             if number % _PER_TURN == 0:
                 self._flush()
@@ -280,10 +282,11 @@ class StoreQueries:
                 await self._receive(event)
 
     async def _settle_front(self, *, by_name_alone: bool = False, heard: bool = False) -> None:
-        """Ask by name for the messages behind which everything begins; go on without those that have expired.
+        """Request the messages at the front by hash; continue without those that have expired.
 
-        `by_name_alone`: what has no name in a store may still be read. `heard`: messages that were heard may
-        name them, and not those alone that were read.
+        The front is the missing messages right before the first waiting ones. `by_name_alone`: messages that
+        a store cannot find by hash may still be read. `heard`: heard messages may name the front, not only
+        those that were read.
         """
         engine = self._engine
         for _ in range(_MAX_ASKED):
@@ -301,16 +304,16 @@ class StoreQueries:
             if gone and not self._is_young():
                 gone = await self._await_stragglers(gone, heard)
             if heard and len(gone) < 2 and not self._is_young():
-                return  # a single message: others may have it
+                return  # a single message: other participants may have it
             if not gone and sought <= {each.message_id for each in self._unknown_before(heard)}:
-                # On their way: they are missing as others are, until they are old.
+                # They may be on their way, and are missing like others until they are old.
                 self._settle_at = self._now_ms() + engine.settles_in(self._stores_now_ms())
                 return
             engine.go_on_without(gone, self._now_ms())
             self._flush()
 
     async def _settle_later(self, now: int) -> None:
-        """What may have been on its way at the end of a reading is old by now."""
+        """Settle messages that may have been on their way at the end of a reading, and are old by now."""
         engine, before = self._engine, self._engine.sds.statistics.delivered
         self._settle_at = math.inf
         if not await self._guarded(self._settle_front()):
@@ -321,14 +324,14 @@ class StoreQueries:
         self._flush()
 
     async def _await_stragglers(self, gone: Collection[str], heard: bool) -> list[str]:
-        """Which of these no store has, although they may come by another way or another store be back."""
+        """Wait for late messages or for another store to return. Returns which of these no store has."""
         left, pause = _AWAY_SECONDS, _PATIENCE_SECONDS
         while True:
             await asyncio.sleep(pause)
             left, pause = left - pause, 2 * pause
             if not self._connected:
                 raise ConnectionFailed("the relays went away while they were asked")
-            # By a clock that was set a moment ago what is on its way looks old.
+            # By a clock that was just set, messages on their way look old.
             whole = self._reaches_all() and not self._engine.catching_up.clock_jumped
             await self._seek(gone, heard)
             gone = self._expired(gone, heard)
@@ -336,7 +339,7 @@ class StoreQueries:
                 return list(gone)
 
     async def _seek(self, ids: Collection[str], heard: bool) -> None:
-        """Look once more for these missing messages, by name where they have one."""
+        """Look once more for these missing messages, by hash if their hash is known."""
         entries = [each for each in self._unknown_before(heard) if each.message_id in ids]
         named = hinted(entries) if self._can_ask else {}
         if named:
@@ -345,13 +348,13 @@ class StoreQueries:
             await self._read_rest()
 
     def _stores_now_ms(self) -> int:
-        """The time by the clocks of the stores; by ours where they have not told theirs."""
+        """The time by the stores' clocks, or by ours if they have not reported theirs."""
         tell = getattr(self._node, "store_time", None)  # nodes of other authors may lack the method
         told = None if tell is None else tell()
         return self._now_ms() if told is None else int(1000 * told)
 
     def _reads_all(self) -> bool:
-        """Whether a reading finds what was stored a moment ago: by its place, or by clocks that are right."""
+        """Whether a reading finds recently stored messages: by position, or because the clocks are right."""
         first, now = self._engine.sds.first_waiting(), self._now_ms()
         if first is None or self._engine.catching_up.position is not None:
             return True
@@ -367,7 +370,7 @@ class StoreQueries:
     def _expired(self, sought: Collection[str], heard: bool) -> list[str]:
         """Which of these are missing, and so old that nobody is still sending them.
 
-        Where the stores have nothing at all, what was heard first says nothing of the age of what it follows.
+        If the stores have nothing, the first heard message says nothing about the age of what it follows.
         """
         engine = self._engine
         front = self._unknown_before(heard)
@@ -376,20 +379,20 @@ class StoreQueries:
         return [each.message_id for each in front if each.message_id in sought]
 
     def _unknown_before(self, heard: bool) -> list[HistoryEntry]:
-        """The missing messages that may be from before all that can be had."""
+        """The missing messages that may be older than anything available."""
         engine = self._engine
         return engine.sds.missing() if self._is_young() else engine.front(heard=heard)
 
     def _is_young(self) -> bool:
-        """Whether this participant joined a moment ago, and wants nothing from before."""
+        """Whether this participant joined recently and wants no earlier messages."""
         engine = self._engine
         return engine.config.join == "now" and engine.catching_up.is_young(self._now_ms())
 
     async def _begin_here(self) -> bool:
-        """Note what was said last, so that nobody waits for it, and want none of it.
+        """Note the last earlier messages, so that nothing waits for them, and take none of them.
 
-        Then take what was said since this participant opened the channel, and was stored before the node
-        began to hear. Returns whether that was all of it.
+        Then take the messages that were sent since this participant opened the channel, and stored before the
+        node began to listen. Returns whether that was all of them.
         """
         catching_up = self._engine.catching_up
         oldest = catching_up.oldest(self._now_ms())
@@ -411,7 +414,7 @@ class StoreQueries:
     def _is_before(self, event: NodeMessageReceived) -> bool:
         """Whether a stored message is from before this participant's part in the channel.
 
-        Whoever joined now goes by the store's clock too: a sender whose own is slow is no less wanted.
+        With `join="now"` the store's clock counts too, so that a sender with a slow clock is not ignored.
         """
         begins = self._engine.catching_up.begins_ms
         if not 0 < sent_ms(event) < begins:
@@ -419,7 +422,7 @@ class StoreQueries:
         by_store = event.received_at if self._engine.config.join == "now" else None
         return by_store is None or 1000 * by_store < begins
 
-    # What is missing.
+    # Missing messages.
 
     async def _retrieve(self, plan: RetrievalPlan) -> None:
         engine = self._engine
@@ -440,9 +443,9 @@ class StoreQueries:
             self._flush()
 
     def _hears_its_first(self) -> bool:
-        """Whether everything stored has been read, and nothing has come of it or been heard since.
+        """Whether everything stored has been read, and nothing was delivered by that reading or since.
 
-        Then what others name may be from before all that can be had.
+        The messages that others name may then be older than anything available.
         """
         if not self.caught_up or self._is_young():
             return self.caught_up
@@ -458,14 +461,14 @@ class StoreQueries:
 
     @property
     def _can_ask(self) -> bool:
-        """Whether the store finds a message by its hash without being read through."""
+        """Whether the store finds a message by its hash without being read completely."""
         return bool(getattr(self._node, "finds_by_hash", True))
 
     async def _read_rest(self) -> None:
-        """Read what is unread of the topic: on from a place, or by time where none is known.
+        """Read the unread part of the topic: on from a position, or by time if no position is known.
 
-        A topic that was empty when it was read gave no place, though its store may have places: what is new
-        since then is read forwards, so that the next time there is one.
+        A topic that was empty when it was read gave no position, although its store may have positions. New
+        messages since then are read forwards, so that there is a position next time.
         """
         oldest = self._engine.catching_up.oldest(self._now_ms())
         unread = self._read_range.unread(oldest, self._stores_now_ms())
@@ -483,7 +486,7 @@ class StoreQueries:
         self._flush()
 
     async def _read_unread(self, oldest: int) -> None:
-        """Newest first, for a store without cursors, until nothing is missing or so much is read."""
+        """Read a store without cursors newest first, until nothing is missing or `_MAX_PAGES` are read."""
         now = self._stores_now_ms()
         pages_read = 0
         for since, until in self._read_range.unread(oldest, now):
@@ -518,6 +521,6 @@ def _last_sent(messages: Iterable[NodeMessageReceived]) -> int:
 
 
 async def _next_page(pages: AsyncGenerator[T, None]) -> T | None:
-    """The next page, None at the end. Raises `TimeoutError` for a store that falls silent."""
+    """Return the next page, or None at the end. Raises `TimeoutError` if the store falls silent."""
     async with asyncio.timeout(_PAGE_TIMEOUT):
         return await anext(pages, None)

@@ -1,4 +1,4 @@
-"""When `syncing` and `synced` are told: at once where the standing changes, else once a second at most."""
+"""When `syncing` and `synced` are reported: at once if one replaces the other, else at most once a second."""
 
 # Core: no I/O, no clock, no randomness (held by tests/test_layout.py).
 
@@ -14,16 +14,16 @@ _LEAST_GAP_MS = 1_000
 
 
 class SyncNews:
-    """Compares what is received, missing and lost with what was told last."""
+    """Compares the counts of received, missing and lost messages with those reported last."""
 
     def __init__(self) -> None:
         self.at = math.inf
-        """When a change that was too soon to be told is due."""
+        """When a change that came too soon to be reported is due."""
         self._told: Syncing | Synced = Synced(received=0, missing=0, lost=0)
         self._told_at = -math.inf
 
     def look(self, counts: tuple[int, int, int], now_ms: int) -> Syncing | Synced | None:
-        """The event to tell now of these counts, if there is one."""
+        """Return the event to report for these counts now, if there is one."""
         received, missing, lost = counts
         kind = Syncing if missing else Synced
         event = kind(received=received, missing=missing, lost=lost)

@@ -1,4 +1,4 @@
-"""The values in which a channel describes itself."""
+"""The values with which a channel describes itself."""
 
 # Core: no I/O, no clock, no randomness (held by tests/test_layout.py).
 
@@ -26,7 +26,7 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class OutstandingMessage:
-    """An own message that no other participant has acknowledged as a whole."""
+    """A message sent here that no other participant has acknowledged as a whole."""
 
     request_id: str
     message_id: str
@@ -36,7 +36,7 @@ class OutstandingMessage:
     acknowledged: int
     """Chunks that another participant has."""
     undelivered: bool
-    """Its retransmissions are used up; a late acknowledgement still counts."""
+    """Whether its retransmissions are used up; a late acknowledgement still counts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,12 +49,12 @@ class MissingMessage:
     since: int
     """When it was first found missing, in Unix milliseconds."""
     released: bool = False
-    """No message waits for it any more; it is handed over if it comes all the same."""
+    """Whether no message waits for it any more; it is handed over if it arrives anyway."""
 
 
 @dataclass(frozen=True, slots=True)
 class SyncStatus:
-    """The standing of a channel (C-297): its outstanding and its missing messages, and since when."""
+    """The sync status of a channel (C-297): its outstanding and its missing messages, and since when."""
 
     outstanding: tuple[OutstandingMessage, ...]
     missing: tuple[MissingMessage, ...]
@@ -66,16 +66,16 @@ class SyncStatus:
     """Whole messages that the program has not taken."""
     rate_limit_utilization: int
     caught_up: bool = True
-    """Whether everything is read that the relays had when they were last reached (`query_on_connect`).
-    False too while others' messages come and none was decrypted so far: see `MessagesUndecryptable`."""
+    """Whether everything has been read that the relays had when they were last reached (`query_on_connect`).
+    Also False while others' messages arrive and none has been decrypted yet: see `MessagesUndecryptable`."""
     syncing: SyncProgress | None = None
-    """How far the reading of what was missed has come; None while nothing is being read."""
+    """The progress of reading missed messages; None while nothing is being read."""
 
     @property
     def is_synced(self) -> bool:
-        """Whether everything sent has arrived somewhere, and everything is here that is known of or stored.
+        """Whether every sent message has arrived somewhere, and every known or stored message is here.
 
-        What is known to be gone (`MissingMessage.released`) is not waited for.
+        Messages that are known to be gone (`MissingMessage.released`) do not count.
         """
         missing = any(not each.released for each in self.missing)
         return self.caught_up and not (self.outstanding or missing or self.queued or self.partial_messages)
@@ -83,15 +83,15 @@ class SyncStatus:
 
 @dataclass(frozen=True, slots=True)
 class AtRisk:
-    """The events, and the message, that a crash at this moment would keep from the program for good.
+    """The events, and the message, that a crash at this moment would permanently keep from the program.
 
-    They are between the store and the program, where no store can keep a promise. Each is told once or never:
-    it is told when the store has confirmed it, and if the program is killed after the write and before the
-    confirmation, it is not told again.
+    They are between the store and the program, where a store cannot guarantee anything. Each is reported once
+    or never: it is reported when the store has confirmed it, and if the program is killed after the write but
+    before the confirmation, it is not reported again.
     """
 
     message: MessageReceived | None
-    """With `hand_over="at_most_once"`: it leaves the store and is not with the program yet."""
+    """With `hand_over="at_most_once"`: the message that leaves the store and is not with the program yet."""
     events: tuple[ChannelEvent, ...]
 
 
@@ -102,11 +102,12 @@ class ChannelHealth:
     started: bool
     connection: ConnectionStatus
     store: WriterHealth
-    """A store that fails holds back what must not leave before it is stored; it is tried again (C-256)."""
+    """While the store fails, the channel holds back what must be stored before it leaves, and tries again
+    (C-256)."""
     sender_conflict: SenderIdConflict | None = None
-    """Another program that uses the same sender id, heard of within the last ten minutes."""
+    """Another program that uses the same sender id and was heard from within the last ten minutes."""
     inbox_full: bool = False
-    """The program takes no messages, so that the channel reads and acknowledges nothing: see `InboxFull`."""
+    """Whether the inbox is full, so that the channel reads and acknowledges nothing: see `InboxFull`."""
     undecryptable: int = 0
     """How many messages in a row the hook could not decrypt: see `MessagesUndecryptable`."""
     error: Exception | None = None
@@ -115,14 +116,14 @@ class ChannelHealth:
 
 @dataclass(frozen=True, slots=True)
 class ChannelStatistics:
-    """What was counted since the channel was opened."""
+    """The counts since the channel was opened."""
 
     sds: SdsStatistics
     reassembly: ReassemblyStatistics
     undecryptable: int
-    """Received bytes that the hook could not read (C-073)."""
+    """Received payloads that the hook could not decrypt (C-073)."""
     undecodable: int
-    """Received bytes that the decoder could not read (C-010)."""
+    """Received payloads that the decoder could not read (C-010)."""
     senders_forged: int
     ephemerals_invalid: int
     ephemerals_repeated: int

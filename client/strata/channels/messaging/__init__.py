@@ -1,8 +1,9 @@
-"""Messaging nodes: bytes on content topics, whatever carries them (channel.md §14).
+"""Messaging nodes, which carry bytes on content topics over any transport (channel.md §14).
 
-`node` is the interface that channels use, `values` its messages and events, `emitter` calls handlers, and
-`outcomes` makes the outcome of a message a value to await. `relay_node` is the node over relays, `heard` how
-it hears a topic, `stored` how it reads what relays have, `binding` how its messages travel in packets.
+`node` is the interface that channels use, `values` has its messages and events, `emitter` calls handlers, and
+`outcomes` turns the outcome of a message into an awaitable value. `relay_node` is the node over relays,
+`heard` subscribes to a topic, `stored` reads what relays have stored, and `binding` puts messages into
+packets.
 """
 
 from __future__ import annotations

@@ -1,14 +1,14 @@
-"""A transport message as a packet, and back (channel.md §15; decisions A-049, A-131).
+"""Converts transport messages to packets and back (channel.md §15; decisions A-049, A-131).
 
     content = {"type": <content topic>, "profile": "reliable-channel/1", "payload": <base64>}
 
-`"ephemeral": true` where it is so, and `"again": true` where the signer repeats what another participant has
-said. The topic is the packet's type, so every RFC-0004 relay files and
-filters channels without knowing of them.
+An ephemeral message has `"ephemeral": true`, and a repetition of another participant's message has
+`"again": true`. The topic is the packet's type, so every RFC-0004 relay stores and filters channels without
+knowing about them.
 
 With `sender_binding` a message that someone else sends again keeps its proof of origin: the packet then has
-`original`, the packet as its author signed it, in the place of `payload` (A-130). Which key signed for an
-author at that time is known to relays: `embedded_in` gives the packet to be judged by them.
+`original`, the packet as its author signed it, instead of `payload` (A-130). Relays know which key signed for
+an author at that time; `embedded_in` returns the packet for that check.
 """
 
 # Core: no I/O, no clock, no randomness (held by tests/test_layout.py).
@@ -42,7 +42,7 @@ EPHEMERAL_SECONDS = 60
 """How long a relay serves an ephemeral message (C-185)."""
 
 _MAX_REMEMBERED, _MAX_REMEMBERED_BYTES = 256, 4_096
-"""Many channels of one process may read a packet: the last small ones are read once."""
+"""Many channels of one process may read the same packet, so each of the last small ones is decoded once."""
 _EXPIRES_BYTES = len(b'"expires_at":,') + 12
 _EPHEMERAL_BYTES = len(b'"ephemeral":true,')
 _ORIGINAL_BYTES = len(b'"original":')
@@ -56,9 +56,9 @@ def build_packet(
     nonce: str,
     max_bytes: int = packets.DEFAULT_MAX_PACKET_BYTES,
 ) -> Packet:
-    """A packet around a message, as of `now` in Unix seconds (C-280, C-282, C-293).
+    """Build the packet for a message, as of `now` in Unix seconds (C-280, C-282, C-293).
 
-    Raises `InvalidPacket` if it comes out larger than `max_bytes` (C-289).
+    Raises `InvalidPacket` if the packet is larger than `max_bytes` (C-289).
     """
     content: dict[str, Any] = {
         "type": envelope.content_topic,
@@ -69,7 +69,7 @@ def build_packet(
     if envelope.ephemeral:
         content["ephemeral"] = True
         expires_at = now + EPHEMERAL_SECONDS
-    elif envelope.again:  # shorter than the member above, for which every packet has room
+    elif envelope.again:  # shorter than the member above, for which every packet leaves room
         content["again"] = True
     return packets.build(
         signer, content, timestamp=now, expires_at=expires_at, nonce=nonce, max_bytes=max_bytes
@@ -85,7 +85,7 @@ def build_repair(
     retention_seconds: int | None = None,
     max_bytes: int = packets.DEFAULT_MAX_PACKET_BYTES,
 ) -> Packet:
-    """A new packet around a packet that another author has signed (C-294). Raises as `build_packet`."""
+    """Build a packet around a packet that another author signed (C-294). Raises as `build_packet` does."""
     content = {"type": original.content_type, "profile": PROFILE, "original": original.value}
     expires_at = None if retention_seconds is None else now + retention_seconds
     return packets.build(
@@ -94,10 +94,10 @@ def build_repair(
 
 
 def read_packet(packet: Packet, topic: str, original: Packet | None = None) -> NodeMessageReceived | None:
-    """The message in a verified packet; None if it is not a message of this topic (C-284, C-286).
+    """Return the message in a verified packet; None if it is not a message on this topic (C-284, C-286).
 
-    `original` is the packet that it embeds, if that was found genuine by the keys of its author; without it
-    the key in its author's DID has to have signed it.
+    `original` is the embedded packet, if it was found genuine by its author's keys; without it the embedded
+    packet must be signed by the key in its author's DID.
     """
     if original is None and packet.size_bytes <= _MAX_REMEMBERED_BYTES:
         return _read_small(packet, topic)
@@ -134,9 +134,9 @@ _read_small = lru_cache(_MAX_REMEMBERED)(_read)
 
 
 def original_of(packet: Packet) -> Packet | None:
-    """The packet to embed in a repair of this one: itself, or the one it embeds if that is genuine.
+    """The packet to embed in a repair of this one: itself, or the packet that it embeds if that is genuine.
 
-    Genuine means here: signed by the key in its author's own DID; its age does not matter.
+    Genuine means here that it is signed by the key in its author's own DID; its age does not matter.
     """
     if packet.content.get("original") is None:
         return packet
@@ -150,7 +150,7 @@ def original_of(packet: Packet) -> Packet | None:
 
 
 def embedded_in(packet: Packet) -> Packet | None:
-    """The packet that this one embeds as a repair, whole, and with its signature still to be judged."""
+    """The packet that this one embeds as a repair, with its signature not yet verified; None if invalid."""
     try:
         original = Packet.read(canonical.encode(packet.content.get("original"), max_depth=DEEPEST))
     except InvalidPacket:
@@ -160,7 +160,7 @@ def embedded_in(packet: Packet) -> Packet | None:
 
 
 def largest_payload(author: str, topic: str, max_packet_bytes: int, *, repairable: bool = False) -> int:
-    """Bytes of payload that fit into a packet, base64 included (C-289); 0 if none do.
+    """The largest payload that fits into a packet in base64, in bytes (C-289); 0 if none fits.
 
     `repairable` leaves room for the packet to be embedded in another one.
     """
@@ -186,7 +186,7 @@ def _payload(content: dict[str, Any]) -> bytes | None:
 
 
 class _Measure:
-    """Signs nothing: for packets that are only measured."""
+    """A signer that signs nothing, for packets that are only measured."""
 
     def __init__(self, did: str) -> None:
         self.did = did

@@ -1,4 +1,4 @@
-"""Handlers by event name, as the documents have it (C-026)."""
+"""Handlers by event name, as in the documents (C-026)."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ class NamedEvent(Protocol):
 
     @property
     def name(self) -> str:
-        """The exact name of the documents."""
+        """The exact name used in the documents."""
         ...
 
 
 class _Call:
-    """Handlers that are being called, by a task that waits for them."""
+    """A call of handlers by a task that waits for them."""
 
     __slots__ = ("task",)
 
@@ -39,7 +39,7 @@ class _Call:
 
 
 _calls: ContextVar[tuple[_Call, ...]] = ContextVar("strata_handlers", default=())
-"""The calls that led here. Tasks that a handler begins know them too: they may be what it waits for."""
+"""The calls that led here. Tasks that a handler starts inherit them, since the handler may wait for them."""
 
 
 def callers() -> set[asyncio.Task[Any]]:
@@ -75,7 +75,7 @@ class EventEmitter:
         also: Iterable[str] = (),
         on_change: Callable[[], None] | None = None,
     ) -> None:
-        """`also` are events that can be listened to and are not among `names`. `on_change` is called when a
+        """`also` are events that can be listened to but are not among `names`. `on_change` is called when a
         handler has been added."""
         self._names = tuple(names)
         self._handlers: dict[str, list[Handler]] = {name: [] for name in (*self._names, *also)}
@@ -83,13 +83,13 @@ class EventEmitter:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Every event there can be, but for those that were given as `also`."""
+        """The names of all events, except those that were given as `also`."""
         return self._names
 
     def on(self, name: str, handler: Handler) -> Handler:
-        """Call `handler` for each event of this name from now on; it is returned, to be given to `off`.
+        """Call `handler` for each event of this name from now on. Returns it, for `off`.
 
-        Raises `ValueError` for a name that no event here has.
+        Raises `ValueError` for an unknown name.
         """
         self._of(name).append(handler)
         if self._on_change is not None:
@@ -103,21 +103,21 @@ class EventEmitter:
             handlers.remove(handler)
 
     def count(self, name: str) -> int:
-        """How many handlers an event has."""
+        """The number of handlers of an event. Raises `ValueError` for an unknown name."""
         return len(self._of(name))
 
     async def emit(self, event: NamedEvent) -> None:
-        """Call the handlers, and wait for those that are asynchronous. Cancelling cancels the one awaited."""
+        """Call the handlers, and wait for asynchronous ones. Cancelling cancels the handler being awaited."""
         await self.call(event)
 
     def handlers(self, name: str) -> list[Handler]:
-        """The handlers of an event, in their order."""
+        """The handlers of an event, in order."""
         return list(self._of(name))
 
     async def call(self, event: NamedEvent, *, only: list[Handler] | None = None) -> list[Handler]:
         """Call the handlers as `emit` does, or `only` these of them. Returns those that raised.
 
-        Each is taken out of `only` as it is called: after cancelling, the others are left there.
+        Each handler is removed from `only` as it is called; after a cancellation, the others are still there.
         """
         raised: list[Handler] = []
         if not (handlers := self.handlers(event.name)):

@@ -1,4 +1,4 @@
-"""The end of a node's tasks, which a handler may ask for that one of these tasks has called."""
+"""Ending a node's tasks, which may be requested by a handler that one of these tasks has called."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ __all__ = ["ending"]
 
 @asynccontextmanager
 async def ending(tasks: Collection[asyncio.Task[Any]]) -> AsyncIterator[None]:
-    """Cancel tasks; in the block they have ended. The one that runs this ends at its next wait.
+    """Cancel tasks; in the block they have ended. The current task, if among them, ends at its next wait.
 
-    It must not wait for itself, and what its handler does in the block is to be done in full. So it is for
-    one whose handler runs this in another task: it has to end by itself, once its handler has.
+    The current task must not wait for itself, and its handler must complete the block. The same holds for a
+    task whose handler runs this in another task: it must end by itself, once its handler has ended.
     """
     own = asyncio.current_task()
     callers_too = {own, *callers()}

@@ -1,4 +1,4 @@
-"""A topic that is subscribed: read from a relay or a pool until it is wanted no more. An asyncio shell."""
+"""A subscribed topic, read from a relay or a pool until it is no longer wanted. An asyncio shell."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ __all__ = ["OVERLAP_SECONDS", "HeardTopic", "store_time"]
 _log = logging.getLogger("strata.messaging")
 
 OVERLAP_SECONDS = 600
-"""How far back a subscription by time looks at relays' clocks: they may be behind ours."""
+"""How far back a subscription by time goes, because relays' clocks may be behind ours."""
 _RETRY_BASE, _RETRY_CAP = 1.0, 60.0
 _STANDS_AFTER = 5.0
-"""A subscription that a relay has not refused within this time is taken for standing."""
+"""A subscription that a relay has not refused within this time counts as established."""
 
 
 class HeardTopic:
-    """A topic, and how far it was handed on: at one relay, or at each of a pool."""
+    """A topic, and how far its messages were passed on, at one relay or at each relay of a pool."""
 
     def __init__(
         self,
@@ -40,14 +40,14 @@ class HeardTopic:
         hand_on: Callable[[DeliveredPacket, str], Awaitable[None]],
         wall: Callable[[], float],
     ) -> None:
-        """`from_head`: what comes from now on is heard, and what relays have by then is not."""
+        """`from_head`: receive messages that arrive from now on, and not those that relays already have."""
         self.topic = topic
         self.authors = authors
         self.begun = asyncio.Event()
-        """It is settled from where on the relays are heard, or that they are not."""
+        """Set when it is settled where the subscription begins, or that there is none."""
         self.failures = 0
         self.by_time = False
-        """Relays were asked for what they received since a time: a wrong clock may keep them silent."""
+        """Whether relays were asked for packets received since a time: a wrong clock may keep them silent."""
         self._relays = relays
         self._from_head = from_head
         self._hand_on = hand_on
@@ -61,13 +61,13 @@ class HeardTopic:
         self._task = asyncio.create_task(self._run(), name=f"strata-topic {self.topic}")
 
     def begin_again(self) -> None:
-        """Subscribe anew, by the clock as it is now."""
+        """Subscribe again, by the current clock."""
         self.end().cancel()
         self._is_over = False
         self._begin()
 
     def end(self) -> asyncio.Task[None]:
-        """Let nobody wait for its beginning. Returns its task, which the caller has to cancel."""
+        """Release all waits for the beginning. Returns the task, which the caller must cancel."""
         self._is_over = True
         self.begun.set()
         return self._task
@@ -87,7 +87,7 @@ class HeardTopic:
                 return
             except Exception as error:
                 if not isinstance(error, StrataError | OSError):
-                    # A fault of ours must not end the reading unseen.
+                    # A bug of ours must not end the reading unnoticed.
                     _log.exception("reading %s failed", self.topic)
                 self.failures += 1
                 _log.warning("%s cannot be read: %s", self.topic, error)
@@ -104,7 +104,7 @@ class HeardTopic:
                 async for delivery in subscription:
                     self.failures = 0
                     await self._hand_on(delivery, self.topic)
-                    if self._is_over:  # its handler has asked for that
+                    if self._is_over:  # a handler has requested it
                         return
                     self._cursor = getattr(delivery, "cursor", None) or self._cursor
                     self._positions = getattr(subscription, "positions", self._positions)
@@ -115,7 +115,7 @@ class HeardTopic:
         self.failures = 0
 
     async def _find_head(self) -> None:
-        """Ask the relays where they end. Whoever cannot say is heard from a time on."""
+        """Ask the relays for their heads. A relay that cannot give one is read from a time on."""
         if isinstance(self._relays, PacketPool):
             self._positions = await self._relays.heads()
             return
@@ -126,16 +126,16 @@ class HeardTopic:
             _log.info("the relay did not say where it ends: %s", refusal)
 
     def _beginning(self, since: int) -> dict[str, Any]:
-        """Where a subscription begins: behind what was handed on, else at this time by relays' clocks."""
+        """Where a subscription begins: after what was passed on, else at this time by relays' clocks."""
         self.by_time = self._cursor is None
         if self._cursor is not None:
             oldest = max(0, since - packets.DEFAULT_MAX_PACKET_AGE_SECONDS)
             return {"cursor": self._cursor, "cursor_fallback_since": oldest}
-        # By the time of receipt alone: what comes from another relay may have been written days ago.
+        # Only by the time of receipt: a packet from another relay may have been written days ago.
         start: dict[str, Any] = {"received_since": max(0, since)}
         return start | ({"positions": self._positions} if self._positions else {})
 
 
 def store_time(relays: PacketRelays) -> float | None:
-    """The time by the relays' clocks, at the latest; None where they have not told it."""
+    """The latest time by the relays' clocks; None if they have not reported one."""
     return getattr(relays, "latest_time", None)  # relays of other authors may lack it

@@ -20,7 +20,7 @@ class NodeError(StrataError):
 
 
 class InvalidContentTopic(NodeError, ValueError):
-    """A content topic that no relay could file."""
+    """A content topic that no relay could accept."""
 
     def __init__(self, topic: str) -> None:
         super().__init__(topic)
@@ -34,10 +34,10 @@ class InvalidContentTopic(NodeError, ValueError):
 
 
 def check_content_topic(topic: str) -> str:
-    """The topic. Raises `InvalidContentTopic` unless it can be one (C-281)."""
+    """Return the topic. Raises `InvalidContentTopic` if it is invalid (C-281)."""
     usable = (
         topic.startswith("/")
-        # By category, for these two are the same in every version of Unicode.
+        # By category, because these two are the same in every version of Unicode.
         and not any(unicodedata.category(character) in ("Cc", "Cs") for character in topic)
         and 2 <= len(topic.encode()) <= _MAX_TOPIC_BYTES
     )
@@ -47,30 +47,30 @@ def check_content_topic(topic: str) -> str:
 
 
 class MessagingNode(Protocol):
-    """A transport that carries bytes on content topics and stores the messages it carried.
+    """A transport that carries bytes on content topics and stores the messages it has carried.
 
-    Nothing here waits for a peer but `history` and `fetch`: what becomes of a message is told by events.
-    `strata.channels.messaging.outcomes` makes a value of that.
+    Only `history` and `fetch` wait for a peer; events report the outcome of a message.
+    `strata.channels.messaging.outcomes` turns these events into a value.
     """
 
     hub: object = None
-    """What the channels of this node share. The channels set it; a node only has the attribute."""
+    """The state that the channels of this node share. The channels set it; a node only has the attribute."""
 
     if not TYPE_CHECKING:  # a node may lack it
         read = None
-        """A method that reads the store in either order and from a place on: `PagedHistory`."""
+        """A method that reads the store in either order, starting at a position: `PagedHistory`."""
         subscribe_live = None
-        """A method as `subscribe`, for channels that read the store: it leaves out what the store has by now,
-        and `read` waits until it is settled where that ends, so that nothing lies between the two."""
+        """A method like `subscribe`, for channels that read the store. It leaves out what the store already
+        has, and `read` waits until it is settled where that ends, so that there is no gap between the two."""
         receipts = False
-        """Whether channels list receipts in place of filters while everybody does (decision 46)."""
+        """Whether channels list receipts instead of filters while all participants do (decision 46)."""
         finds_by_hash = True
         """Whether `fetch` costs less than reading the store."""
 
         def store_time(self):
-            """The time by the stores' clocks, at the latest, in Unix seconds; None where they have not told.
+            """The latest time by the stores' clocks, in Unix seconds; None if they have not reported one.
 
-            By it and by `NodeMessageReceived.received_at` a channel knows how old a message is, whatever its
+            From this and `NodeMessageReceived.received_at` a channel knows how old a message is, whatever its
             own clock shows.
             """
 
@@ -81,7 +81,7 @@ class MessagingNode(Protocol):
 
     @property
     def defaults(self) -> object:
-        """A `ReliableChannelConfig` that holds where a channel's own says nothing (C-031), or None."""
+        """A `ReliableChannelConfig` for settings that a channel leaves open (C-031), or None."""
         ...
 
     def wall(self) -> float:
@@ -100,39 +100,39 @@ class MessagingNode(Protocol):
 
     @property
     def connection_status(self) -> ConnectionStatus:
-        """How the node is connected at this moment."""
+        """The current connection status of the node."""
         ...
 
     def largest_payload(self, content_topic: str, *, repairable: bool = False) -> int | None:
-        """Bytes of payload in one message of this topic; None without a limit (C-035).
+        """The largest payload of one message on this topic, in bytes; None without a limit (C-035).
 
-        `repairable`: so that `send_again` can send it too.
+        `repairable`: small enough for `send_again` to send it too.
         """
         ...
 
     def declared_limit(self) -> tuple[int, int] | None:
-        """How many messages the transport takes in how many milliseconds, if it has said so (C-221)."""
+        """The transport's limit, as messages and milliseconds, if it has declared one (C-221)."""
         ...
 
     async def send(self, envelope: MessageEnvelope, *, request_id: str | None = None) -> str:
         """Begin to send; returns the request id, the one given or a new one, at once (C-012).
 
-        Then follows `message_sent` or `message_error` with that id, once. Raises `NodeError` for a message
-        that can never be sent.
+        `message_sent` or `message_error` with that id follows, once. Raises `NodeError` for a message that
+        can never be sent.
         """
         ...
 
     async def send_again(
         self, message_hash: bytes, *, topic: str, request_id: str, retention_seconds: int | None = None
     ) -> None:
-        """Send the message that a store has under this hash again, with the proof of who wrote it (C-294).
+        """Send the message that a store has under this hash again, with the proof of its author (C-294).
 
-        Then follows an event as after `send`.
+        An event follows as after `send`.
         """
         ...
 
     async def subscribe(self, topics: Sequence[str], *, authors: Iterable[str] = ()) -> None:
-        """Receive messages on these topics from now on, by these authors alone if any are named.
+        """Receive messages on these topics from now on, only from these authors if any are named.
 
         Raises `NodeError` for a topic that can never be received.
         """
@@ -143,7 +143,7 @@ class MessagingNode(Protocol):
         ...
 
     def history(self, topic: str, *, since_ms: int) -> AsyncGenerator[Sequence[NodeMessageReceived], None]:
-        """The messages of a topic that the store has since then, in pages, newest first (C-172).
+        """The messages of a topic that the store has since `since_ms`, in pages, newest first (C-172).
 
         Raises `StrataError` if no store answers in time.
         """

@@ -1,6 +1,6 @@
-"""The outcome of a message, as a value to await, for any messaging node.
+"""The outcome of a message as an awaitable value, for any messaging node.
 
-A node answers `send` at once and tells the outcome by an event (C-261). `Outcomes` joins the two.
+A node answers `send` at once and reports the outcome by an event (C-261). `Outcomes` joins the two.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ Outcome = NodeMessageSent | NodeMessageError
 
 
 class Outcomes:
-    """The outcomes of messages sent through one node. Belongs to one event loop; `close` it in the end."""
+    """The outcomes of messages sent through one node. Belongs to one event loop; `close` it when done."""
 
     def __init__(self, node: MessagingNode) -> None:
         self._events = node.message_events
@@ -27,23 +27,23 @@ class Outcomes:
         self._events.on(NodeMessageError.name, self._resolve)
 
     def close(self) -> None:
-        """Listen to the node no more. Outcomes that are still open are cancelled. Idempotent."""
+        """Stop listening to the node. Outcomes that are still open are cancelled. Idempotent."""
         self._events.off(NodeMessageSent.name, self._resolve)
         self._events.off(NodeMessageError.name, self._resolve)
         for outcome in list(self._waiting.values()):
             outcome.cancel()
 
     def is_waiting(self, request_id: str) -> bool:
-        """Whether the outcome of a message of this request id is still open."""
+        """Whether the outcome of the message with this request id is still open."""
         return request_id in self._waiting
 
     async def begin(self, request_id: str, sending: Awaitable[object]) -> asyncio.Future[Outcome]:
-        """Wait until `node.send` or `node.send_again` has taken a message of this request id.
+        """Wait until `node.send` or `node.send_again` has taken a message with this request id.
 
             outcome = await (await outcomes.begin("r", node.send(envelope, request_id="r")))
 
-        The future has the outcome once the node tells it. Raises what `sending` raises; cancelling cancels
-        `sending`, and so may send the message or not.
+        The future has the outcome once the node reports it. Raises what `sending` raises. Cancelling cancels
+        `sending`, so the message may be sent or not.
         """
         outcome: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
         self._waiting[request_id] = outcome

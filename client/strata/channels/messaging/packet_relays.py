@@ -33,12 +33,12 @@ class PacketRelays(Protocol):
 
     @property
     def seats(self) -> tuple[int, int]:
-        """How many relays are connected, and how many should be."""
+        """The number of relays that are connected, and the number that should be."""
         ...
 
     @property
     def max_packet_bytes(self) -> int | None:
-        """The smallest limit that a connected relay has told."""
+        """The smallest limit that a connected relay has announced."""
         ...
 
     async def publish(

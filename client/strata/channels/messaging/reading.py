@@ -1,8 +1,8 @@
-"""Reading what stores have of a topic, page by page, in either order, and from a place on.
+"""Reading a topic from stores, page by page, in either order, and from a position on.
 
-A *position* is text that a node gives with a page and takes back later: the place behind that page, in every
-store that it came from. It is exact where stores have cursors, so reading on from it skips nothing and gives
-nothing twice. A node without positions gives None, and its caller goes on by time.
+A *position* is text that a node returns with a page and accepts later: the place after that page, in every
+store that the page came from. It is exact if stores have cursors, so reading on from it skips and repeats
+nothing. A node without positions returns None, and its caller continues by time.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ __all__ = [
 Order = Literal["asc", "desc"]
 
 _MAX_SPOOLED = 2_000
-"""Most messages kept of a node that reads newest first alone."""
+"""The most messages kept from a node that only reads newest first."""
 _MAX_SPOOLED_BYTES = 32 << 20
 _MAX_POSITION = 64_000
 _MAX_PLACES = 256
@@ -40,15 +40,15 @@ _MAX_PLACES = 256
 
 @dataclass(frozen=True, slots=True)
 class HistoryPage:
-    """Some messages in the order that was asked for."""
+    """Some messages in the requested order."""
 
     messages: Sequence[NodeMessageReceived]
     position: str | None = None
-    """Where to read on after this page; None where the store has no cursors."""
+    """Where to continue after this page; None if the store has no cursors."""
 
 
 class PagedHistory(Protocol):
-    """What a node has that reads in either order; a node without it is read newest first (`history`)."""
+    """A node that reads in either order; other nodes are read newest first (`history`)."""
 
     def read(
         self,
@@ -59,9 +59,9 @@ class PagedHistory(Protocol):
         until_ms: int | None = None,
         after: str | None = None,
     ) -> AsyncGenerator[HistoryPage, None]:
-        """What the store has of a topic, in the order in which it got it, from `after` on.
+        """The stored messages of a topic, in the order in which the store got them, from `after` on.
 
-        `since_ms` bounds what is read of stores that `after` does not know. Raises as `history` does.
+        `since_ms` limits the reading of stores that `after` does not include. Raises as `history` does.
         """
         ...
 
@@ -75,7 +75,7 @@ async def read_pages(
     until_ms: int | None = None,
     after: str | None = None,
 ) -> AsyncGenerator[HistoryPage, None]:
-    """The pages of a topic from any node; see `PagedHistory`."""
+    """Read the pages of a topic from any node; see `PagedHistory`."""
     read = getattr(node, "read", None)  # nodes of other authors may be older than the method
     if read is not None:
         async with aclosing(
@@ -103,17 +103,17 @@ async def read_pages(
         second = since_ms // 1000 * 1000  # authors tell seconds
         if spool.is_whole or not newest or newest < second:
             return
-        # A further walk brings what had no room; but a second that is fuller than that must not be the end.
+        # Another walk brings what had no room. A second with more messages than fit must not end the reading.
         since_ms = newest if newest > second else second + 1000
 
 
 def sent_ms(event: NodeMessageReceived) -> int:
-    """When its author says that a message was sent, in milliseconds; 0 if that is not known."""
+    """When the author claims to have sent a message, in milliseconds; 0 if unknown."""
     return 1000 * (event.message.timestamp or 0)
 
 
 class _Spool:
-    """The oldest pages of a walk from new to old: what is read first when it is turned round."""
+    """The oldest pages of a walk from new to old, which come first in the opposite order."""
 
     def __init__(self) -> None:
         self._pages: deque[Sequence[NodeMessageReceived]] = deque()
@@ -136,25 +136,25 @@ class _Spool:
 
 
 class Place(msgspec.Struct, frozen=True, array_like=True):
-    """Where a reader stands with one relay."""
+    """How far a reader has come at one relay."""
 
     cursor: str | None
     received_at: int
-    """When that relay received the last packet, in Unix seconds."""
+    """When that relay received the last packet read, in Unix seconds."""
 
 
 _DECODER = msgspec.json.Decoder(dict[str, Place])
 
 
 def write_position(places: Mapping[str, Place]) -> str | None:
-    """A position from the place at each relay; None without any, and for relays that give no cursors."""
+    """A position from the place at each relay; None without places, and for relays without cursors."""
     known = {url: place for url, place in places.items() if place.cursor is not None}
     text = msgspec.json.encode(dict(list(known.items())[:_MAX_PLACES])).decode() if known else ""
     return text if 0 < len(text) <= _MAX_POSITION else None
 
 
 def read_position(text: str | None) -> dict[str, Place]:
-    """The place at each relay; none for a text that another kind of node has written."""
+    """The place at each relay; empty for a text that another kind of node has written."""
     try:
         return _DECODER.decode(text) if text is not None else {}
     except msgspec.MsgspecError:

@@ -1,4 +1,4 @@
-"""A messaging node over relays: one, or a pool of them (channel.md §14 and §15). An asyncio shell."""
+"""A messaging node over one relay or a pool of relays (channel.md §14 and §15). An asyncio shell."""
 
 from __future__ import annotations
 
@@ -54,28 +54,28 @@ _FAULT_PAUSE = 5.0
 _MAX_UNDER_WAY = 1024
 _FINAL = frozenset({Retry.NEVER, Retry.AUTHENTICATE})
 _WRONG_TIME = frozenset({ErrorCode.TIMESTAMP_IN_FUTURE, ErrorCode.TIMESTAMP_TOO_OLD})
-"""Our clock is wrong, or the relay's: the message waits, for each attempt has a time of its own."""
+"""Our clock or the relay's is wrong. The message waits, because each attempt has its own time."""
 _WRONG_TIME_WAIT_MS = 10_000
 
 
 class RelayNode:
-    """Carries messages as packets of one identity over a relay or a pool, which stay the caller's to close.
+    """Carries messages as packets of one identity over a relay or a pool, which the caller must close.
 
-    `max_payload` limits payloads below what fits into a packet; `defaults` are settings of channels that have
-    none of their own. `is_genuine` judges a packet inside another one by its author's keys of that time;
+    `max_payload` limits payloads below what fits into a packet; `defaults` are settings for channels that
+    have none of their own. `is_genuine` judges a packet inside another one by its author's keys of that time;
     without it the key in the author's DID counts.
 
-    With 1024 messages under way, `send` waits for one of them to end. What is received is handed on as fast
-    as the handlers of `message_received` take it: a slow one slows the subscription, and the relay's store is
-    the buffer. `dropped` counts packets without a message.
+    With 1024 messages under way, `send` waits for one of them to end. Received messages are passed on as fast
+    as the handlers of `message_received` take them: a slow handler slows the subscription, and the relay's
+    store is the buffer. `dropped` counts packets without a message.
 
-    Use as an asynchronous context manager, or call `close`. It starts by itself with the first call.
+    Use as an asynchronous context manager, or call `close`. The node starts by itself with the first call.
     """
 
     hub: object = None
-    """What the channels of this node share; see `MessagingNode`."""
+    """The state that the channels of this node share; see `MessagingNode`."""
     receipts: bool = True
-    """Channels may list receipts in place of filters; see `MessagingNode`."""
+    """Whether channels may list receipts instead of filters; see `MessagingNode`."""
 
     def __init__(
         self,
@@ -98,17 +98,17 @@ class RelayNode:
         self._max_payload = max_payload
         self.wall = wall
         self.defaults = defaults
-        """A `ReliableChannelConfig` for channels that say nothing else (C-031)."""
+        """A `ReliableChannelConfig` for settings that a channel leaves open (C-031)."""
         self._status = ConnectionStatus.DISCONNECTED
         self._store = StoredMessages(relays, self._read)
         self._topics: dict[str, HeardTopic] = {}
         self._health: dict[str, TopicHealth] = {}
         self._under_way: set[asyncio.Task[None]] = set()
         self._telling: set[asyncio.Task[None]] = set()
-        """Tell that a message is stored, while it may still be under way to other relays."""
+        """Tasks that report a message as stored, while it may still be under way to other relays."""
         self._slots = asyncio.Semaphore(_MAX_UNDER_WAY)
         self._clock_ahead = -math.inf
-        """The wall clock above the loop's, when it was last looked at."""
+        """How far the wall clock was ahead of the loop's at the last check."""
         self._monitor: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> Self:
@@ -120,7 +120,7 @@ class RelayNode:
     async def close(self) -> None:
         """End every task; messages under way may arrive or not. Idempotent; the node can be used again.
 
-        Takes no time: nobody is waited for. A handler that closes its node ends at its next wait.
+        Returns without waiting for anyone. A handler that closes its node ends at its next wait.
         """
         tasks = [*self._under_way, *self._telling, *(heard.end() for heard in self._topics.values())]
         if self._monitor is not None:
@@ -137,7 +137,7 @@ class RelayNode:
 
     @property
     def connection_status(self) -> ConnectionStatus:
-        """How many of the relays that should be connected are."""
+        """Whether none, some or all of the relays that should be connected are connected."""
         connected, wanted = self._relays.seats
         if not connected:
             return ConnectionStatus.DISCONNECTED
@@ -145,27 +145,27 @@ class RelayNode:
 
     @property
     def topics(self) -> tuple[str, ...]:
-        """What is subscribed (C-268)."""
+        """The subscribed topics (C-268)."""
         return tuple(self._topics)
 
     def largest_payload(self, content_topic: str, *, repairable: bool = False) -> int:
-        """Bytes of payload that fit into a packet, at the smallest limit that is known."""
+        """The largest payload that fits into a packet at the smallest known limit, in bytes."""
         limit = self._relays.max_packet_bytes or packets.DEFAULT_MAX_PACKET_BYTES
         limit = min(limit, packets.DEFAULT_MAX_PACKET_BYTES)
         fits = binding.largest_payload(self.transport_identity, content_topic, limit, repairable=repairable)
         return fits if self._max_payload is None else min(fits, self._max_payload)
 
     def declared_limit(self) -> tuple[int, int] | None:
-        """None: a relay tells its limit when it refuses a packet, and not before."""
+        """None, because a relay reports its limit only when it refuses a packet."""
         return None
 
     # Sending.
 
     async def send(self, envelope: MessageEnvelope, *, request_id: str | None = None) -> str:
-        """Sign a message and publish it; what becomes of it is told by `message_events`.
+        """Sign a message and publish it; `message_events` reports its outcome.
 
-        A first message on a topic subscribes it (C-264). Raises `NodeError` for a topic or size that can
-        never be. Cancelling sends nothing, or everything.
+        The first message on a topic subscribes to it (C-264). Raises `NodeError` for an invalid topic or a
+        size that can never be sent. Cancelling sends nothing or everything.
         """
         topic = check_content_topic(envelope.content_topic)
         request_id = request_id or secrets.token_hex(16)
@@ -227,7 +227,7 @@ class RelayNode:
         try:
             await self._relays.publish(packet, timeout=self._timeout, on_stored=stored)
         except Exception as error:
-            # Whatever it is, the channel that waits for the outcome has to hear of it.
+            # The channel that waits for the outcome must learn of any error.
             if not isinstance(error, StrataError | OSError):
                 _log.exception("a message could not be published")
             await _all_told(propagated)
@@ -268,20 +268,20 @@ class RelayNode:
     # Receiving.
 
     async def subscribe(self, topics: Sequence[str], *, authors: Iterable[str] = ()) -> None:
-        """Receive what comes in on these topics, of these authors alone if any are named (C-284, C-288).
+        """Receive messages on these topics, only from these authors if any are named (C-284, C-288).
 
-        What came in within the last ten minutes is received first, for relays' clocks may be behind ours. A
-        topic that is subscribed already stays as it is. A relay that is away is no error: it is read from
-        once it is there. Raises `NodeError` for an invalid topic, and for one that is subscribed with other
-        authors; then none was subscribed.
+        Messages of the last ten minutes are received first, because relays' clocks may be behind ours. A
+        topic that is already subscribed stays as it is. A relay that is away is no error: it is read once it
+        is back. Raises `NodeError` for an invalid topic, and for one that is subscribed with other authors;
+        then none is subscribed.
         """
         self._subscribe(topics, authors, from_head=False)
 
     async def subscribe_live(self, topics: Sequence[str], *, authors: Iterable[str] = ()) -> None:
-        """As `subscribe`, for what comes in from now on; what was there before is for `read`.
+        """As `subscribe`, for messages that arrive from now on; `read` returns earlier ones.
 
-        `read` of such a topic waits until the relays have said where they end. So a reading that follows, and
-        comes to its end, leaves nothing out between itself and what is received.
+        `read` of such a topic waits until the relays have reported their heads. A reading that follows and
+        reaches its end therefore leaves no gap between itself and the subscription.
         """
         self._subscribe(topics, authors, from_head=True)
 
@@ -318,12 +318,12 @@ class RelayNode:
         if message is None:
             return
         if getattr(delivery, "live", None) is False:
-            # A pool's relays differ: what one has stored, a reading may not come upon.
+            # The relays of a pool differ: a reading may not find what one of them has stored.
             message = replace(message, live=False, stored=not isinstance(self._relays, PacketPool))
         await self.message_events.emit(message)
 
     async def _read(self, delivery: DeliveredPacket, topic: str) -> NodeMessageReceived | None:
-        """The message in a packet; None if it has none of this topic, or one its author has not signed."""
+        """The message in a packet; None if there is none of this topic, or its author has not signed it."""
         packet = delivery.packet
         if "original" not in packet.content:
             message = binding.read_packet(packet, topic)
@@ -337,11 +337,11 @@ class RelayNode:
         return message if received_at is None else replace(message, received_at=received_at)
 
     def store_time(self) -> float | None:
-        """The time by the relays' clocks, at the latest; see `MessagingNode`."""
+        """The latest time by the relays' clocks; see `MessagingNode`."""
         return store_time(self._relays)
 
     async def _original(self, packet: Packet) -> Packet | None:
-        """The packet itself, or the one it embeds if that is genuine by the keys of its author."""
+        """The packet itself, or the packet that it embeds if that is genuine by its author's keys."""
         if packet.content.get("original") is None:
             return packet
         if self._is_genuine is None:
@@ -351,12 +351,12 @@ class RelayNode:
             return original if original is not None and await self._is_genuine(original) else None
         except (StrataError, OSError) as error:
             _log.info("the keys of an author cannot be had: %s", error)
-            return None  # who lacks the message asks for it again
+            return None  # a participant that lacks the message requests it again
 
-    # Reading what relays have.
+    # Reading stored messages.
 
     def history(self, topic: str, *, since_ms: int) -> AsyncGenerator[Sequence[NodeMessageReceived], None]:
-        """The messages of the relays, newest first, in pages of up to 500. Raises as a subscription."""
+        """The messages of the relays, newest first, in pages of up to 500. Raises as a subscription does."""
         return self._store.history(topic, since_ms=since_ms, authors=self._authors_of(topic))
 
     async def read(
@@ -370,12 +370,13 @@ class RelayNode:
     ) -> AsyncGenerator[HistoryPage, None]:
         """The messages of the relays in either order, from a position on; see `PagedHistory`.
 
-        Newest first, `since_ms` and `until_ms` are about authors' times. Oldest first, `since_ms` is about
-        the time at which relays received a packet: what was sent late, or by a slow clock, is read too.
+        When reading newest first, `since_ms` and `until_ms` refer to authors' times. When reading oldest
+        first, `since_ms` refers to the time at which relays received a packet, so that packets that were sent
+        late, or by a slow clock, are read too.
         """
         heard = self._topics.get(topic)
         if heard is not None:
-            await heard.begun.wait()  # what comes after the end of this reading is heard
+            await heard.begun.wait()  # the subscription covers what comes after the end of this reading
         pages = self._store.read(
             topic,
             order=order,
@@ -390,11 +391,11 @@ class RelayNode:
 
     @property
     def finds_by_hash(self) -> bool:
-        """Whether `fetch` costs less than reading the store: a plain relay is read through each time."""
+        """Whether `fetch` costs less than reading the store; a plain relay is read completely each time."""
         return self._store.finds_by_hash
 
     def fetch(self, topic: str, hashes: Sequence[bytes]) -> AsyncGenerator[NodeMessageReceived, None]:
-        """The messages in these packets, found in the way that each relay supports (C-285)."""
+        """The messages in these packets, found in a way that each relay supports (C-285)."""
         since = max(0, int(self.wall()) - 30 * 86_400)
         return self._store.fetch(topic, hashes, since=since)
 
@@ -414,7 +415,7 @@ class RelayNode:
             pause = _HEALTH_INTERVAL
             try:
                 await self._look_at_health()
-            except Exception:  # a fault of ours must not end the looking unseen
+            except Exception:  # a bug of ours must not end this task unnoticed
                 _log.exception("the health of the node could not be told")
                 pause = _FAULT_PAUSE
             await asyncio.sleep(pause)
@@ -428,7 +429,7 @@ class RelayNode:
         await self._tell_health()
 
     def _look_at_clock(self) -> None:
-        """Read the topics anew once the clock was set back: else they wait for packets of the future."""
+        """Subscribe again after the clock was set back; else the topics would wait for future packets."""
         ahead = self.wall() - asyncio.get_running_loop().time()
         if ahead < self._clock_ahead - OVERLAP_SECONDS:
             for heard in self._topics.values():
@@ -446,7 +447,7 @@ class RelayNode:
                 self._health.pop(topic, None)
 
     def topic_health(self, topic: str) -> TopicHealth:
-        """How well a topic is heard at this moment."""
+        """The current health of a topic's subscription."""
         if topic not in self._topics:
             return TopicHealth.NOT_SUBSCRIBED
         connected, wanted = self._relays.seats
@@ -456,13 +457,13 @@ class RelayNode:
 
 
 async def _all_told(tasks: Collection[asyncio.Task[None]]) -> None:
-    """Wait for tasks that call handlers. Cancelling does not cancel them: one may be what asked for it."""
+    """Wait for tasks that call handlers. Cancelling does not cancel them: one may have requested it."""
     if tasks:
         await asyncio.wait(tasks)
 
 
 def _failure(request_id: str, message_hash: bytes | None, error: Exception) -> NodeMessageError:
-    """What an error of a relay means for the message (C-292)."""
+    """Return the event for a message that failed with this error of a relay (C-292)."""
     code, recoverable, retry_after_ms = type(error).__name__, True, None
     if isinstance(error, RequestRefused):
         code, recoverable = error.code, error.retry not in _FINAL

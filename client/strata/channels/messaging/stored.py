@@ -1,4 +1,4 @@
-"""What relays have of a topic: pages in either order, and messages by their hashes. An asyncio shell."""
+"""Reads a topic from relays: pages in either order, and messages by their hashes. An asyncio shell."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _PAGE_BYTES = 4 << 20
 _BY_HASH = frozenset({"packet_ids", "http_packets"})
 
 Open = Callable[[DeliveredPacket, str], Awaitable[NodeMessageReceived | None]]
-"""Gives the message in a packet of a topic; None, and counts it, if there is none."""
+"""Returns the message in a packet of a topic; if there is none, counts the packet and returns None."""
 
 
 class StoredMessages:
@@ -62,11 +62,11 @@ class StoredMessages:
     ) -> AsyncGenerator[HistoryPage, None]:
         """See `RelayNode.read`."""
         places = read_position(after)
-        # Forwards by the time of receipt alone: what comes from another relay may have been written days ago.
+        # Forwards only by the time of receipt: a packet from another relay may have been written days ago.
         query: dict[str, Any] = {"received_since" if order == "asc" else "since": max(0, since_ms // 1000)}
         if until_ms is not None:
             query["until"] = until_ms // 1000
-        # Who reads backwards often wants one page: relays are not asked for the next one ahead of time.
+        # Backward readers often want one page, so relays are not asked for the next page ahead of time.
         at_once = None if order == "asc" else _PAGE_MESSAGES
         first = set[bytes]()
         while True:
@@ -106,11 +106,11 @@ class StoredMessages:
                 return
             resumable = {url: place for url, place in places.items() if place.cursor is not None}
             if not places or len(resumable) < len(places):
-                # A relay without cursors goes on from nowhere: all of it comes, but for this page.
+                # A relay without cursors cannot continue from a place: it sends everything except this page.
                 places, at_once = resumable, None
 
     def _resumed(self, places: dict[str, Place]) -> dict[str, Any]:
-        """The options of a subscription that goes on from these places."""
+        """The options of a subscription that continues from these places."""
         if isinstance(self._relays, PacketPool):
             known = {url: Position(place.cursor, place.received_at) for url, place in places.items()}
             return {"positions": known} if known else {}
@@ -129,7 +129,7 @@ class StoredMessages:
     async def fetch(
         self, topic: str, hashes: Sequence[bytes], *, since: int
     ) -> AsyncGenerator[NodeMessageReceived, None]:
-        """See `RelayNode.fetch`; `since` bounds how far a relay is read that cannot search."""
+        """See `RelayNode.fetch`; `since` limits the reading of a relay that cannot search."""
         wanted = [f"0x{each.hex()}" for each in hashes if len(each) == 32]  # A-129
         async with aclosing(self._relays.find(wanted, types=topic, since=since)) as found:
             async for delivery in found:
@@ -139,7 +139,7 @@ class StoredMessages:
 
 
 def _place_of(relays: PacketRelays, delivery: DeliveredPacket) -> dict[str, Place]:
-    """Where a delivery leaves its relay, if there is one relay."""
+    """The place at the relay after a delivery, if there is one relay."""
     cursor = getattr(delivery, "cursor", None)
     if cursor is None or isinstance(relays, PacketPool):
         return {}
@@ -147,6 +147,6 @@ def _place_of(relays: PacketRelays, delivery: DeliveredPacket) -> dict[str, Plac
 
 
 def _places_of(found: PacketStream) -> dict[str, Place]:
-    """Where the relays of a pool stand after the packet last taken."""
+    """The places at the relays of a pool after the last packet taken."""
     positions: dict[str, Position] = getattr(found, "positions", {})
     return {url: Place(each.cursor, each.received_at) for url, each in positions.items()}

@@ -35,48 +35,49 @@ class MessageEnvelope:
     payload: bytes
     ephemeral: bool = False
     meta: bytes | None = None
-    """A proof for transports that ask for one (C-236). Relays carry none."""
+    """A proof for transports that require one (C-236). Relays carry none."""
     retention_seconds: int | None = None
-    """How long stores should keep it; None is up to them (C-295)."""
+    """How long stores should keep the message; None leaves it to them (C-295)."""
     again: bool = False
-    """It repeats what another participant has said: whoever sends it now did not write it."""
+    """Whether it repeats another participant's message, so that its sender did not write it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReceivedEnvelope:
-    """One message as it came from the transport."""
+    """One message as received from the transport."""
 
     content_topic: str
     payload: bytes
     ephemeral: bool = False
     author: str | None = None
-    """The signer, where the transport proves it: on relays the DID of the packet's author. None for a message
-    that somebody else repeats without the proof."""
+    """The signer, if the transport proves it: on relays the DID of the packet's author. None for a message
+    that someone else repeats without the proof."""
     timestamp: int | None = None
-    """The time at which its author claims to have sent it, in Unix seconds; None where that is not known."""
+    """The time at which the author claims to have sent it, in Unix seconds; None if unknown."""
     meta: bytes | None = None
-    """What some transports carry beside the payload. Relays carry none."""
+    """Metadata that some transports carry beside the payload. Relays carry none."""
 
 
 @dataclass(frozen=True, slots=True)
 class NodeMessageReceived:
-    """A message of a subscribed topic (C-261)."""
+    """A message on a subscribed topic (C-261)."""
 
     name: ClassVar[str] = "message_received"
     message_hash: bytes
     """The hash that finds the message in a store: on relays the 32 bytes of the packet id (C-283)."""
     message: ReceivedEnvelope
     stored: bool = False
-    """The transport's store had it before the subscription was abreast: reading the store brings it too."""
+    """Whether the transport's store had it before the subscription had caught up, so that reading the store
+    brings it too."""
     received_at: int | None = None
-    """When the store got it, by its own clock, in Unix seconds; None where that is not known."""
+    """When the store got it, by its own clock, in Unix seconds; None if unknown."""
     live: bool = True
-    """It came in while the subscription was abreast of the store; False for what the store had before."""
+    """Whether it arrived after the subscription had caught up with the store; False if stored before that."""
 
 
 @dataclass(frozen=True, slots=True)
 class NodeMessageSent:
-    """As many relays as were asked for have the message."""
+    """The required number of relays have the message."""
 
     name: ClassVar[str] = "message_sent"
     request_id: str
@@ -100,12 +101,12 @@ class NodeMessageError:
     request_id: str
     message_hash: bytes | None
     error: str
-    """For people."""
+    """An explanation for people."""
     code: str = "error"
     recoverable: bool = True
     """Whether sending it again may succeed (C-292)."""
     retry_after_ms: int | None = None
-    """The transport is over its limit: send nothing for so long."""
+    """The transport's limit is reached; send nothing for this time."""
 
 
 class ConnectionStatus(enum.StrEnum):
@@ -117,7 +118,7 @@ class ConnectionStatus(enum.StrEnum):
 
 
 class TopicHealth(enum.StrEnum):
-    """How well a content topic is heard."""
+    """The health of a content topic's subscription."""
 
     UNHEALTHY = "UNHEALTHY"
     MINIMALLY_HEALTHY = "MINIMALLY_HEALTHY"

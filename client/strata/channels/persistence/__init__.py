@@ -1,14 +1,14 @@
-"""Where channels keep their state: the interface, memory, SQLite, and the proof for backends of your own.
+"""Stores for the state of channels: the interface, memory, SQLite, and checks for backends of your own.
 
     from strata.channels.persistence import SqlitePersistence
     async with await SqlitePersistence.open("channels.db") as store:
         ...
 
-`MemoryPersistence` is the default and forgets all when the program ends; use `SqlitePersistence` wherever a
-restart must not lose what was sent and received (C-251, C-252).
+`MemoryPersistence` is the default and loses everything when the program ends; use `SqlitePersistence` if a
+restart must not lose sent and received messages (C-251, C-252).
 
-The names below are loaded when they are first used, so that the parts of the library that only speak of
-changes load neither SQLite nor asyncio.
+The names below are loaded when they are first used, so that the parts of the library that only use changes
+load neither SQLite nor asyncio.
 """
 
 from __future__ import annotations
@@ -67,10 +67,10 @@ _ELSEWHERE = {
     "WriterHealth": "writer",
     "sds_changes": "state",
 }
-"""Where the names live that are not of `interface`."""
+"""The modules of the names that are not in `interface`."""
 
 
-if not TYPE_CHECKING:  # to a type checker a misspelt name would be one, of any type
+if not TYPE_CHECKING:  # a type checker would accept a misspelt name, as Any
 
     def __getattr__(name: str) -> Any:
         if name not in __all__:

@@ -1,14 +1,15 @@
-"""The interface of a store of channel state (C-248 … C-258).
+"""The interface of a store for channel state (C-248 … C-258).
 
-State belongs to a participant: one sender in one channel (C-258). It is a set of records, each under a kind
-and a key, and of counters that only rise. A backend does not know the meaning of the bytes, so a custom one
-(C-253) is a page of code. `state` defines the meaning, and `testing` checks a backend.
+State belongs to a participant, which is one sender in one channel (C-258). It consists of records, each under
+a kind and a key, and of counters that only rise. A backend does not know the meaning of the bytes, so a
+custom backend (C-253) is a page of code. `state` defines the meaning, and `testing` checks a backend.
 
     apply(participant, changes)   all of the changes or none, and durable once it has returned
-    load(participant)             what the changes applied so far amount to
+    load(participant)             the state that results from the changes applied so far
 
-Changes are idempotent: applied once or again, in the same order, they lead to the same state. So a batch
-whose fate is unknown, because the disk failed or the program died, is simply applied again (C-255, C-256).
+Changes are idempotent: applied once or repeatedly, in the same order, they lead to the same state. A batch
+whose outcome is unknown, because the disk failed or the program died, is therefore applied again (C-255,
+C-256).
 """
 
 from __future__ import annotations
@@ -44,14 +45,14 @@ MAX_COUNTER = 2**63 - 1
 class PersistenceError(StrataError):
     """A store could not carry out a call; the state stored before is untouched.
 
-    `retry` tells whether the same call may succeed later.
+    `retry` says whether the same call may succeed later.
     """
 
     retry = True
 
 
 class StorageFull(PersistenceError):
-    """The disk, or the room the store may take, is full (C-256)."""
+    """The disk is full, or the store has reached its size limit (C-256)."""
 
 
 class StoreInUse(PersistenceError):
@@ -59,7 +60,7 @@ class StoreInUse(PersistenceError):
 
 
 class WrongStoreVersion(PersistenceError):
-    """The store was written by a version of this library with another layout; it was left as it is."""
+    """The store was written by a version of this library with another layout; it is left unchanged."""
 
     retry = False
 
@@ -86,7 +87,7 @@ class PersistenceClosed(PersistenceError):
 
 
 class ParticipantKey(NamedTuple):
-    """The owner of stored state. State that channels share, such as a budget, has an empty `channel_id`."""
+    """The owner of stored state. State shared by channels, such as a budget, has an empty `channel_id`."""
 
     channel_id: str
     sender_id: str
@@ -94,7 +95,7 @@ class ParticipantKey(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Put:
-    """Set the record under a kind and key, new or not."""
+    """Set the record under a kind and key, whether or not it exists."""
 
     kind: str
     key: str
@@ -111,7 +112,7 @@ class Remove:
 
 @dataclass(frozen=True, slots=True)
 class Raise:
-    """Lift a counter to at least this value. It never falls: a Lamport time does not go back."""
+    """Raise a counter to at least this value. It never falls, because a Lamport time does not go back."""
 
     counter: str
     value: int
@@ -124,15 +125,15 @@ Change = Put | Remove | Raise
 class StoredState:
     """The stored state of one participant.
 
-    `records[kind]` maps keys to values, in the order in which the keys were put: a key put again keeps its
-    place, one put after its removal comes last.
+    `records[kind]` maps keys to values, in the order in which the keys were put. A key that is put again
+    keeps its place; a key that is put after its removal comes last.
     """
 
     records: dict[str, dict[str, bytes]] = field(default_factory=dict)
     counters: dict[str, int] = field(default_factory=dict)
 
     def apply(self, changes: Iterable[Change]) -> None:
-        """Apply changes to this value. This method defines the effect that every backend must have."""
+        """Apply changes to this value. Every backend must have the effect that this method defines."""
         for change in changes:
             match change:
                 case Put(kind, key, value):
@@ -148,21 +149,21 @@ class StoredState:
 
 @runtime_checkable
 class Persistence(Protocol):
-    """A store of channel state. One object is used by one event loop.
+    """A store for channel state. Each object is used by one event loop.
 
-    Every call may raise `PersistenceError`. Cancelling a call abandons the wait and not the work: a cancelled
+    Every call may raise `PersistenceError`. Cancelling a call abandons the wait but not the work: a cancelled
     `apply` may still take effect, as a whole.
     """
 
     async def load(self, participant: ParticipantKey) -> StoredState:
-        """The state of a participant; empty for one that is not known."""
+        """The state of a participant; empty for an unknown one."""
         ...
 
     async def apply(self, participant: ParticipantKey, changes: Sequence[Change]) -> None:
         """Make these changes, all or none. When it returns they are as durable as the store is.
 
-        Calls for one participant take effect in the order they were made. Raises `ValueError` for a change
-        that cannot be stored; then none was.
+        Calls for one participant take effect in the order in which they were made. Raises `ValueError` for a
+        change that cannot be stored; then none was stored.
         """
         ...
 
@@ -171,11 +172,11 @@ class Persistence(Protocol):
         ...
 
     async def purge(self, participant: ParticipantKey) -> None:
-        """Forget a participant, counters included (C-020)."""
+        """Remove all state of a participant, counters included (C-020)."""
         ...
 
     async def close(self) -> None:
-        """Finish the calls under way and release the store. A second call does nothing."""
+        """Finish the calls under way and release the store. Idempotent."""
         ...
 
 

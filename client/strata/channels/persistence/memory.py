@@ -1,4 +1,4 @@
-"""The default store: memory. It survives `stop` and `close` of a channel, and no restart (C-251)."""
+"""The default store, in memory. It survives `stop` and `close` of a channel, but no restart (C-251)."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["MemoryPersistence"]
 
 
 class MemoryPersistence:
-    """State in this process, gone with it. Bounded by what its users keep."""
+    """State that is kept in this process and lost with it. Its size is bounded by what its users keep."""
 
     def __init__(self) -> None:
         self._states: dict[ParticipantKey, StoredState] = {}
@@ -43,7 +43,7 @@ class MemoryPersistence:
         return sorted(self._states)
 
     async def purge(self, participant: ParticipantKey) -> None:
-        """Forget a participant."""
+        """Remove all state of a participant."""
         self._check_open()
         self._states.pop(participant, None)
 

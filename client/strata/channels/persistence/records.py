@@ -1,8 +1,8 @@
-"""What the records of a channel mean, SDS apart (C-248, C-250).
+"""The meaning of a channel's records, except those of SDS (C-248, C-250).
 
-Each kind of record is a struct: `put(record)` makes the change that stores it, `remove(kind, key)` the one
-that takes it away, `read_records` turns what a store loaded back into structs. A struct is written as an
-array with its optional fields last, so a later version may add fields and still read what this one wrote. The
+Each kind of record is a struct. `put(record)` makes the change that stores it, `remove(kind, key)` the change
+that removes it, and `read_records` turns loaded records back into structs. A struct is written as an array
+with its optional fields last, so a later version may add fields and still read what this one wrote. The
 records of SDS are in `strata.channels.sds.state`; `strata.channels.persistence.state` puts the two together.
 """
 
@@ -37,20 +37,20 @@ __all__ = [
 
 
 class Record(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """One record. `KIND` names its kind, `key` tells it from others of the kind."""
+    """One record. `KIND` names its kind, and `key` distinguishes it from others of that kind."""
 
     KIND: ClassVar[str] = ""
 
     @property
     def key(self) -> str:
-        """Unique among the records of this kind that a participant has."""
+        """The key, unique among a participant's records of this kind."""
         raise NotImplementedError
 
 
 class SentChunk(Record, frozen=True, array_like=True, gc=False):
-    """Which part of which request an own SDS message is, so that events after a restart name it (C-257).
+    """The request and chunk of an own SDS message, so that events after a restart can name them (C-257).
 
-    What SDS knows of the message is in its own records; this one goes once the request has ended.
+    SDS keeps its own records of the message; this record is removed once the request has ended.
     """
 
     KIND: ClassVar[str] = "sent_chunk"
@@ -71,7 +71,7 @@ class SentChunk(Record, frozen=True, array_like=True, gc=False):
 
 
 class RequestName(Record, frozen=True, array_like=True, gc=False):
-    """A request id that a program chose, and the hash of the message it named: a repetition sends nothing."""
+    """A request id that a program chose, and the hash of its message, so that a repetition sends nothing."""
 
     KIND: ClassVar[str] = "request_name"
 
@@ -97,12 +97,12 @@ class PartialSegment(Record, frozen=True, array_like=True, gc=False):
 
     @property
     def key(self) -> str:
-        """The SDS message id that carried the segment."""
+        """The id of the SDS message that carried the segment."""
         return self.message_id
 
 
 class SegmentsFinished(Record, frozen=True, array_like=True, gc=False):
-    """A message that was whole before all its segments came: late ones belong to it, and to no new one."""
+    """A message that was whole before all its segments had arrived: late segments start no new message."""
 
     KIND: ClassVar[str] = "segments_finished"
 
@@ -122,7 +122,7 @@ class SegmentsFinished(Record, frozen=True, array_like=True, gc=False):
 
 
 class SegmentsGivenUp(Record, frozen=True, array_like=True, gc=False):
-    """A partial message that was given up: its segments are taken from the log should the rest come."""
+    """A partial message that was given up; if the rest arrives, its segments are taken from the log."""
 
     KIND: ClassVar[str] = "segments_given_up"
 
@@ -154,7 +154,8 @@ class QueuedSend(Record, frozen=True, array_like=True, gc=False):
 
 
 class EpochCount(Record, frozen=True, array_like=True, gc=False):
-    """What was sent in an epoch (C-235), under the participant `("", transport identity)`."""
+    """The numbers of messages and segments sent in an epoch (C-235), under the participant
+    `("", transport identity)`."""
 
     KIND: ClassVar[str] = "epoch"
 
@@ -164,7 +165,7 @@ class EpochCount(Record, frozen=True, array_like=True, gc=False):
 
     @property
     def key(self) -> str:
-        """There is one: a later epoch replaces an earlier one."""
+        """The only key: a later epoch replaces an earlier one."""
         return "current"
 
 
@@ -187,31 +188,31 @@ class InboxMessage(Record, frozen=True, array_like=True, gc=False):
 
     @property
     def key(self) -> str:
-        """Its place in the order of delivery."""
+        """The message's place in the order of delivery."""
         return str(self.position)
 
 
 class QueryMark(Record, frozen=True, array_like=True, gc=False):
-    """Until when the store's history has been read (C-173), in Unix milliseconds."""
+    """The time up to which the store's history has been read (C-173), in Unix milliseconds."""
 
     KIND: ClassVar[str] = "query_mark"
 
     succeeded_at: int
     received_at: int
     position: str | None = None
-    """Where the reading is to go on, in the words of the node."""
+    """Where the reading should continue, as given by the node."""
     joined_from: int = 0
     """Messages from before this time were never wanted; 0: all are."""
 
     @property
     def key(self) -> str:
-        """There is one."""
+        """The only key."""
         return "current"
 
 
 class SenderName(Record, frozen=True, array_like=True, gc=False):
     """The sender id that was made for an identity in this channel (C-006), under the participant
-    `(channel, "")`. Earlier versions kept one for all identities, without an owner."""
+    `(channel, "")`. Earlier versions kept a single id for all identities, without an owner."""
 
     KIND: ClassVar[str] = "sender_name"
 
@@ -220,7 +221,7 @@ class SenderName(Record, frozen=True, array_like=True, gc=False):
 
     @property
     def key(self) -> str:
-        """There is one for each owner."""
+        """The owner: there is one record for each."""
         return self.owner
 
 
@@ -235,7 +236,7 @@ def put(record: Record) -> Put:
 
 
 def remove(kind: type[Record], key: str) -> Remove:
-    """The change that takes a record away."""
+    """The change that removes a record."""
     return Remove(kind.KIND, key)
 
 
@@ -245,7 +246,7 @@ def _decoder(kind: type[_Kind]) -> msgspec.msgpack.Decoder[_Kind]:
 
 
 def read_records(kind: type[_Kind], stored: Mapping[str, bytes]) -> dict[str, _Kind]:
-    """The structs of one kind, in the order they are given. Raises `CorruptStore`."""
+    """The structs of one kind, in the given order. Raises `CorruptStore` if one cannot be read."""
     decode = _decoder(kind).decode
     try:
         return {key: decode(value) for key, value in stored.items()}

@@ -1,12 +1,13 @@
 """The durable store: one SQLite file in WAL mode (C-251, C-252).
 
-One thread owns the one connection. It takes whatever calls have piled up, runs them in one transaction, and
-answers them after the commit: many channels share one sync to disk, and a lone call waits for nobody. When
-that transaction fails, each call gets one of its own, so a call that cannot succeed takes no other with it.
+One thread owns the only connection. It takes all calls that are waiting, runs them in one transaction, and
+answers them after the commit: many channels share one sync to disk, and a lone call does not wait for others.
+If that transaction fails, each call gets its own transaction, so that a call that cannot succeed makes no
+other fail.
 
-The connection holds the file's exclusive lock for as long as it is open, from the first statement on. Two
-processes on one store would each continue from a state the other has changed; the second is refused
-(`StoreInUse`). The operating system drops the lock with the process, however it ends.
+The connection holds the file's exclusive lock as long as it is open, from the first statement on. Two
+processes on one store would each continue from a state that the other has changed, so the second is refused
+(`StoreInUse`). The operating system drops the lock when the process ends, however it ends.
 """
 
 from __future__ import annotations
@@ -42,9 +43,9 @@ from strata.channels.persistence.interface import (
 __all__ = ["LAYOUT_VERSION", "SqlitePersistence"]
 
 LAYOUT_VERSION = 1
-"""The layout that this version reads and writes, kept in the file as `user_version`."""
+"""The layout that this version reads and writes, stored in the file as `user_version`."""
 
-_APPLICATION_ID = 0x53545241  # "STRA", so that no other program's database is taken for a store
+_APPLICATION_ID = 0x53545241  # "STRA", so that another program's database is not mistaken for a store
 _MAX_CALLS_PER_COMMIT = 256
 
 _SCHEMA = """
@@ -91,11 +92,11 @@ class _Call(NamedTuple):
 class SqlitePersistence:
     """State in a file, safe against a crash of the program at any point.
 
-    With `synchronous="FULL"` it is safe against loss of power too, as far as the disk keeps its word; with
-    `"NORMAL"` the last moments before a loss of power may be missing, but nothing is half there.
+    With `synchronous="FULL"` it is also safe against loss of power, if the disk really syncs; with `"NORMAL"`
+    the last changes before a loss of power may be missing, but none is half stored.
 
-    Calls wait in memory until the thread comes to them; their number is bounded by the callers, for each
-    waits for its answer.
+    Calls wait in memory until the thread runs them; their number is bounded by the callers, because each
+    caller waits for its answer.
     """
 
     def __init__(self, connection: sqlite3.Connection, path: str) -> None:
@@ -116,15 +117,15 @@ class SqlitePersistence:
         synchronous: Literal["FULL", "NORMAL"] = "FULL",
         max_bytes: int | None = None,
     ) -> SqlitePersistence:
-        """Open a store, made if it is not there, readable by its owner alone.
+        """Open a store, creating it if it does not exist, readable only by its owner.
 
-        `max_bytes` bounds the file; a change beyond it raises `StorageFull`. Raises `StoreInUse`,
+        `max_bytes` limits the size of the file; a change beyond it raises `StorageFull`. Raises `StoreInUse`,
         `WrongStoreVersion`, `CorruptStore` for a file that is no store, `PersistenceError` for a path that
-        cannot be opened. Cancelling may leave the work to its thread, which then closes the store again.
+        cannot be opened. If cancelled, the opening may continue in its thread, which then closes the store.
         """
         if synchronous not in ("FULL", "NORMAL"):
             raise ValueError("synchronous must be FULL or NORMAL")
-        # Whatever the name, it is a file: ":memory:" would be none.
+        # An absolute path is always a file; ":memory:" would not be.
         where = str(Path.cwd() / path)
         opening = asyncio.ensure_future(asyncio.to_thread(_connect, where, synchronous, max_bytes))
         try:
@@ -141,14 +142,14 @@ class SqlitePersistence:
         await self.close()
 
     async def load(self, participant: ParticipantKey) -> StoredState:
-        """The state of a participant; empty for one that is not known."""
+        """The state of a participant; empty for an unknown one."""
         return await self._call(lambda: self._load(participant))
 
     async def apply(self, participant: ParticipantKey, changes: Sequence[Change]) -> None:
         """Make these changes, all or none; on disk when it returns."""
         check_changes(changes)
         if changes:
-            # The caller's list may change before the thread comes to it.
+            # The caller's list may change before the thread uses it.
             frozen = tuple(changes)
             await self._call(lambda: self._apply(participant, frozen))
 
@@ -157,7 +158,7 @@ class SqlitePersistence:
         return await self._call(self._participants)
 
     async def purge(self, participant: ParticipantKey) -> None:
-        """Forget a participant."""
+        """Remove all state of a participant."""
         await self._call(lambda: self._purge(participant))
 
     async def close(self) -> None:
@@ -171,24 +172,24 @@ class SqlitePersistence:
         if self._closing is not None:
             raise PersistenceClosed(f"{self._path} is closed")
         answer: Future[_Result] = Future()
-        # From here on the call cannot be called back: a wait that is cancelled leaves the work to be done.
+        # From here on the call cannot be withdrawn: cancelling the wait does not stop the work.
         answer.set_running_or_notify_cancel()
         self._calls.put(_Call(work, answer))
         return await asyncio.wrap_future(answer)
 
-    # The thread: everything below runs in it.
+    # Everything below runs in the thread.
 
     def _serve(self) -> None:
         while (calls := self._waiting_calls()) is not None:
             self._commit_together(calls)
-        # Folding the log into the file eases the next start; a full disk must not hinder the end.
+        # Closing checkpoints the log, which speeds up the next start; a full disk must not prevent closing.
         with contextlib.suppress(sqlite3.Error):
             self._connection.close()
         if self._closing is not None:
             self._closing.set_result(None)
 
     def _waiting_calls(self) -> list[_Call] | None:
-        """What has piled up, at least one call; None once the end was asked for and all before it is done."""
+        """The waiting calls, at least one; None once `close` was called and all earlier calls are done."""
         first = self._calls.get()
         if first is None:
             return None
@@ -205,7 +206,7 @@ class SqlitePersistence:
         return calls
 
     def _commit_together(self, calls: Sequence[_Call]) -> None:
-        """Run calls in one transaction and answer them; if that fails, each in one of its own."""
+        """Run calls in one transaction and answer them; if that fails, run each in its own transaction."""
         try:
             self._connection.execute("BEGIN IMMEDIATE")
             results = [call.work() for call in calls]
@@ -218,12 +219,12 @@ class SqlitePersistence:
             for call in calls:
                 self._commit_together([call])
             return
-        # Answers come after the commit, never before: confirmed changes are on disk (C-255).
+        # Answers come only after the commit: confirmed changes are on disk (C-255).
         for call, result in zip(calls, results, strict=True):
             call.answer.set_result(result)
 
     def _roll_back(self) -> None:
-        self._ids.clear()  # numbers given in this transaction are void
+        self._ids.clear()  # numbers assigned in this transaction are void
         if self._connection.in_transaction:  # a full disk may have ended it by itself
             with contextlib.suppress(sqlite3.Error):
                 self._connection.execute("ROLLBACK")
@@ -251,7 +252,7 @@ class SqlitePersistence:
                 "INSERT INTO participants (channel_id, sender_id) VALUES (?, ?)", participant
             )
             number = self._ids[participant] = cursor.lastrowid or 0
-        # Runs of one type go down in one call; the order between runs is that of the changes.
+        # Consecutive changes of one type are executed in one call; the order between runs is kept.
         for kind, run in groupby(changes, type):
             statement, values = _STATEMENTS[kind]
             self._connection.executemany(statement, [(number, *values(change)) for change in run])
@@ -290,10 +291,10 @@ _STATEMENTS: dict[type, tuple[str, Callable[[Any], tuple[Any, ...]]]] = {
 
 def _connect(path: str, synchronous: str, max_bytes: int | None) -> sqlite3.Connection:
     try:
-        # SQLite makes files that other users may read; the messages of channels are private.
+        # SQLite creates files that other users may read; the messages of channels are private.
         with contextlib.suppress(FileExistsError):
             os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600))
-        # Opened here and used by the store's thread alone; no statement begins a transaction by itself.
+        # Opened here and used only by the store's thread; no statement begins a transaction implicitly.
         connection = sqlite3.connect(path, timeout=0, isolation_level=None, check_same_thread=False)
     except (OSError, sqlite3.Error) as error:
         raise PersistenceError(f"{path} cannot be opened: {error}") from error
@@ -310,7 +311,7 @@ def _connect(path: str, synchronous: str, max_bytes: int | None) -> sqlite3.Conn
 def _prepare(connection: sqlite3.Connection, path: str, synchronous: str, max_bytes: int | None) -> None:
     execute = connection.execute
     execute("PRAGMA locking_mode = EXCLUSIVE")
-    execute("BEGIN EXCLUSIVE")  # takes the lock, which stays
+    execute("BEGIN EXCLUSIVE")  # takes the lock, which is then kept
     (application,) = execute("PRAGMA application_id").fetchone()
     (version,) = execute("PRAGMA user_version").fetchone()
     (tables,) = execute("SELECT count(*) FROM sqlite_schema").fetchone()
@@ -332,7 +333,7 @@ def _prepare(connection: sqlite3.Connection, path: str, synchronous: str, max_by
 
 
 def _typed(error: Exception, path: str) -> Exception:
-    """The error of this library that says the same; errors of other kinds as they are."""
+    """The corresponding error of this library; errors of other kinds are returned unchanged."""
     if not isinstance(error, sqlite3.Error):
         return error
     code = getattr(error, "sqlite_errorcode", 0) & 0xFF

@@ -3,8 +3,8 @@
     await store.apply(participant, [*sds_changes(sds.changes()), *reassembler.changes_to_store()])
     state = ChannelState.read(await store.load(participant))
 
-Everything that one step changed belongs into one `apply`: then a crash leaves either all of the step or
-nothing of it, and no message is delivered by SDS and missing from reassembly (C-255).
+All changes of one step belong in one `apply`. A crash then leaves either all of the step or nothing of it,
+and no message is delivered by SDS but missing from reassembly (C-255).
 """
 
 # Core: no I/O, no clock, no randomness (held by tests/test_layout.py).
@@ -38,7 +38,7 @@ from strata.channels.sds import state as sds
 __all__ = ["LAMPORT", "ChannelState", "sds_changes"]
 
 LAMPORT = "lamport"
-"""The counter that keeps the Lamport time of SDS's clock record from falling."""
+"""The counter that keeps the Lamport time in SDS's clock record from falling."""
 
 _SDS_PREFIX = "sds."
 _ENCODER = msgspec.msgpack.Encoder()
@@ -58,7 +58,7 @@ _FIELDS: dict[str, type[Record]] = {
 
 
 def sds_changes(changes: Iterable[sds.Change]) -> list[Change]:
-    """What a store has to do for the changes that a `Participant` reported."""
+    """Convert the changes that a `Participant` reported to changes of a store."""
     found: list[Change] = []
     for change in changes:
         kind = _SDS_PREFIX + change.kind
@@ -73,7 +73,7 @@ def sds_changes(changes: Iterable[sds.Change]) -> list[Change]:
 
 @dataclass(slots=True)
 class ChannelState:
-    """The state of a participant, as structs. Each mapping is in the order the records were first put."""
+    """The state of a participant, as structs. Each mapping keeps the order of the records' first put."""
 
     sds: sds.SdsState = field(default_factory=sds.SdsState)
     sent_chunks: dict[str, SentChunk] = field(default_factory=dict)
@@ -87,11 +87,11 @@ class ChannelState:
     request_names: dict[str, RequestName] = field(default_factory=dict)
     sender_names: dict[str, SenderName] = field(default_factory=dict)
     other: dict[str, dict[str, bytes]] = field(default_factory=dict)
-    """Records of kinds that are known neither here nor to SDS, by kind and key."""
+    """Records of kinds that neither this module nor SDS knows, by kind and key."""
 
     @classmethod
     def read(cls, stored: StoredState) -> ChannelState:
-        """The structs in a loaded state. Raises `CorruptStore` for a record that cannot be read."""
+        """Read the structs in a loaded state. Raises `CorruptStore` for a record that cannot be read."""
         known: dict[str, Any] = {
             name: read_records(kind, stored.records.get(kind.KIND, {})) for name, kind in _FIELDS.items()
         }

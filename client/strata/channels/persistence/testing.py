@@ -1,11 +1,11 @@
-"""What every store has to pass, to run against a backend of your own; and a store that fails on demand.
+"""Checks that every store must pass, to run against a backend of your own; and a store that fails on demand.
 
     @pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
     async def test_my_store(check, tmp_path):
         await check(lambda: MyStore.open(tmp_path / "state"))
 
-Each check gets a function that opens *the same* store again; a check closes what it opened, and begins with
-an empty store. `DURABLE_CHECKS` are for stores that outlive their object. A check that fails raises
+Each check gets a function that opens *the same* store again; a check closes what it opened, and starts with
+an empty store. `DURABLE_CHECKS` are for stores whose state outlives their object. A check that fails raises
 `AssertionError`. Nothing here needs pytest.
 """
 
@@ -72,21 +72,21 @@ def _assert_equal(found: StoredState, expected: StoredState) -> None:
 
 
 async def unknown_participant_is_empty(open_store: OpenStore) -> None:
-    """Nothing is held of somebody who never applied anything, and asking does not make them known."""
+    """A participant that never applied anything has no state, and loading it does not create it."""
     async with _opened(open_store) as store:
         _assert_equal(await store.load(_ALICE), StoredState())
         assert await store.participants() == []
 
 
 async def changes_are_applied(open_store: OpenStore) -> None:
-    """Records and counters come back as they were put, keys in the order they were first put."""
+    """Records and counters come back as they were put, with keys in the order of their first put."""
     async with _opened(open_store) as store:
         await store.apply(_ALICE, _SOME)
         _assert_equal(await store.load(_ALICE), _expected(_SOME))
 
 
 async def order_inside_a_batch_counts(open_store: OpenStore) -> None:
-    """Later changes of a batch see what earlier ones did, whatever their kinds."""
+    """Later changes of a batch see the effects of earlier ones, whatever their kinds."""
     changes: tuple[Change, ...] = (
         Put("log", "a", b"1"),
         Put("log", "b", b"1"),
@@ -105,7 +105,7 @@ async def order_inside_a_batch_counts(open_store: OpenStore) -> None:
 
 
 async def batches_may_be_repeated(open_store: OpenStore) -> None:
-    """A batch applied again, its fate having been unknown, changes nothing."""
+    """A batch that is applied again, because its outcome was unknown, changes nothing."""
     async with _opened(open_store) as store:
         await store.apply(_ALICE, _SOME)
         await store.apply(_ALICE, _SOME)
@@ -121,7 +121,7 @@ async def counters_never_fall(open_store: OpenStore) -> None:
 
 
 async def participants_are_apart(open_store: OpenStore) -> None:
-    """State belongs to a sender in a channel: no other channel and no other sender sees it (C-258)."""
+    """State belongs to a sender in a channel; no other channel and no other sender sees it (C-258)."""
     async with _opened(open_store) as store:
         await store.apply(_BOB, [Put("log", "m", b"bob")])
         await store.apply(_ALICE, [Put("log", "m", b"alice")])
@@ -132,7 +132,7 @@ async def participants_are_apart(open_store: OpenStore) -> None:
 
 
 async def purge_forgets_one(open_store: OpenStore) -> None:
-    """Purging takes records and counters of one participant and nothing else (C-020)."""
+    """Purging removes the records and counters of one participant and nothing else (C-020)."""
     async with _opened(open_store) as store:
         await store.apply(_ALICE, _SOME)
         await store.apply(_BOB, _SOME)
@@ -146,7 +146,7 @@ async def purge_forgets_one(open_store: OpenStore) -> None:
 
 
 async def what_cannot_be_stored_is_refused_whole(open_store: OpenStore) -> None:
-    """A batch with an impossible change is refused, and nothing of it is done."""
+    """A batch with an impossible change is refused, and none of it is applied."""
     impossible: tuple[Change, ...] = (
         Raise("lamport", MAX_COUNTER + 1),
         Raise("lamport", -1),
@@ -164,7 +164,7 @@ async def what_cannot_be_stored_is_refused_whole(open_store: OpenStore) -> None:
 
 
 async def values_of_any_size_and_content(open_store: OpenStore) -> None:
-    """Empty values, large ones, and ids of any text."""
+    """Empty values, large values, and ids of any text are stored."""
     changes: tuple[Change, ...] = (
         Put("log", "empty", b""),
         Put("clock", "", b"a kind of which there is one"),
@@ -177,7 +177,7 @@ async def values_of_any_size_and_content(open_store: OpenStore) -> None:
 
 
 async def loading_gives_a_copy(open_store: OpenStore) -> None:
-    """What a caller does to a loaded state does not reach the store."""
+    """Changing a loaded state does not affect the store."""
     async with _opened(open_store) as store:
         await store.apply(_ALICE, _SOME)
         state = await store.load(_ALICE)
@@ -200,7 +200,7 @@ async def a_closed_store_says_so(open_store: OpenStore) -> None:
 
 
 async def state_outlives_the_object(open_store: OpenStore) -> None:
-    """What was applied is there when the store is opened again (C-249, C-257)."""
+    """Applied changes are there when the store is opened again (C-249, C-257)."""
     async with _opened(open_store) as store:
         await store.apply(_ALICE, _SOME)
         await store.apply(_BOB, [Put("queued", "1", b"first")])
@@ -213,7 +213,7 @@ async def state_outlives_the_object(open_store: OpenStore) -> None:
 
 
 async def a_purge_outlives_the_object(open_store: OpenStore) -> None:
-    """What was purged does not come back."""
+    """Purged state does not come back."""
     async with _opened(open_store) as store:
         await store.apply(_ALICE, _SOME)
         await store.purge(_ALICE)
@@ -234,18 +234,18 @@ CHECKS: tuple[Check, ...] = (
     loading_gives_a_copy,
     a_closed_store_says_so,
 )
-"""For every store."""
+"""The checks for every store."""
 
 DURABLE_CHECKS: tuple[Check, ...] = (state_outlives_the_object, a_purge_outlives_the_object)
-"""For stores that outlive their object."""
+"""The checks for stores whose state outlives their object."""
 
 
 class FaultyPersistence:
-    """A store around another that fails as told, for tests of what is built on stores (C-255, C-256).
+    """A wrapper of a store that fails on demand, for tests of code that uses stores (C-255, C-256).
 
     `fail_before` are errors for the next writes, raised before anything is done; `fail_after` are raised
-    after the change was made, as when the program cannot learn that its commit went through. While both are
-    empty it does what the inner store does.
+    after the change was made, as when a program does not learn that its commit succeeded. While both are
+    empty, the wrapper behaves like the inner store.
     """
 
     def __init__(self, inner: Persistence) -> None:
@@ -260,7 +260,7 @@ class FaultyPersistence:
         return await self.inner.load(participant)
 
     async def apply(self, participant: ParticipantKey, changes: Sequence[Change]) -> None:
-        """Fail as told, or do as the inner store."""
+        """Fail if an error is due, else do as the inner store."""
         if self.fail_before:
             raise self.fail_before.pop(0)
         await self.inner.apply(participant, changes)

@@ -1,9 +1,9 @@
-"""Changes on their way to a store: in order, in batches, again after a failure (C-255, C-256).
+"""Writes changes to a store: in order, in batches, and again after a failure (C-255, C-256).
 
-The engine changes its memory first and hands the changes here. They are kept until the store has confirmed
-them, and applied again when it could not: since changes are idempotent, a batch that did take effect before
-its failure was reported does no harm. The memory of the engine is right whatever the disk does; what must not
-happen before it is durable waits on `written`.
+The engine changes its memory first and passes the changes to this module. They are kept until the store has
+confirmed them, and applied again if it fails. Because changes are idempotent, a batch that took effect before
+its failure was reported does no harm. The engine's memory is right whatever the disk does; anything that must
+not happen before a change is durable waits on `written`.
 """
 
 from __future__ import annotations
@@ -30,21 +30,21 @@ _log = logging.getLogger(__name__)
 
 _MAX_BATCH = 1024
 _MAX_UNSTORED = 20_000
-"""Most changes that a store has not confirmed; with more it is far behind."""
+"""The most unconfirmed changes of a store that keeps up; with more it is far behind."""
 _MAX_TICKETS = 1_024
 _NEVER = 2**63
 _MAX_DOUBLINGS = 32
-"""A store may be out of order for days: its failures, as an exponent, soon exceed what a float holds."""
+"""A store may fail for days, and the number of failures, as an exponent, soon exceeds what a float holds."""
 
 
 _closing: dict[tuple[int, ParticipantKey], asyncio.Task[None]] = {}
-"""What writers that were closed still write, by the store's identity: the task keeps the store."""
+"""The tasks of closed writers that still write, by the store's `id()`: the task keeps the store alive."""
 
 
 async def last_words(persistence: Persistence, participant: ParticipantKey) -> None:
-    """Wait until a writer of this participant that was closed on this event loop has written its last.
+    """Wait until a writer of this participant that was closed on this event loop has finished writing.
 
-    A closing that was cancelled leaves that to itself. What is loaded or purged before would be older.
+    A cancelled `close` leaves its task writing. Loading or purging before it ends would act on older state.
     """
     task = _closing.get((id(persistence), participant))
     if task is not None and task.get_loop() is asyncio.get_running_loop():
@@ -53,12 +53,12 @@ async def last_words(persistence: Persistence, participant: ParticipantKey) -> N
 
 @dataclass(frozen=True, slots=True)
 class WriterHealth:
-    """The state of the writing."""
+    """The health of a writer."""
 
     pending: int
-    """Changes that the store has not confirmed."""
+    """The number of changes that the store has not confirmed."""
     failures: int
-    """Failed attempts since the last one that succeeded; 0 means healthy."""
+    """The number of failed attempts since the last success; 0 means healthy."""
     error: PersistenceError | None
     """The error of the last attempt; None means healthy."""
 
@@ -66,8 +66,8 @@ class WriterHealth:
 class ChangeWriter:
     """Writes the changes of one participant, as its only writer.
 
-    `submit` never waits; it refuses what would exceed `max_pending` changes, so that a store out of order for
-    hours does not fill the memory. Use as an asynchronous context manager, or call `close`.
+    `submit` never waits; it refuses changes in excess of `max_pending`, so that a store that fails for hours
+    does not fill the memory. Use as an asynchronous context manager, or call `close`.
     """
 
     def __init__(
@@ -85,9 +85,9 @@ class ChangeWriter:
     ) -> None:
         """`retry_interval` (seconds) is the wait after a first failure; it doubles up to the maximum.
 
-        `on_health` hears of each failure and of the recovery, `on_written` of each progress of `confirmed`;
-        they must not raise. `on_fault` hears of an error of this object itself, or of theirs: nothing more is
-        written then. `sleep` is for simulators.
+        `on_health` is called on each failure and on recovery, `on_written` whenever `confirmed` rises; they
+        must not raise. `on_fault` is called if this object itself fails, or one of these callbacks; nothing
+        more is written then. `sleep` is for simulators.
         """
         self._persistence = persistence
         self._participant = participant
@@ -100,7 +100,7 @@ class ChangeWriter:
         self._sleep = sleep
         self._pending: deque[Sequence[Change]] = deque()
         self._pending_changes = 0
-        self._confirmed = 0  # submissions, as is the number beside each waiter
+        self._confirmed = 0  # counts submissions, as does the number beside each waiter
         self._waiters: deque[tuple[int, asyncio.Future[None]]] = deque()
         self._failures = 0
         self._error: PersistenceError | None = None
@@ -116,17 +116,17 @@ class ChangeWriter:
 
     @property
     def health(self) -> WriterHealth:
-        """The state of the writing at this moment."""
+        """The current health of the writer."""
         return WriterHealth(self._pending_changes, self._failures, self._error)
 
     @property
     def pending(self) -> int:
-        """Changes that the store has not confirmed."""
+        """The number of changes that the store has not confirmed."""
         return self._pending_changes
 
     @property
     def has_failed(self) -> bool:
-        """Whether the store failed for good: nothing more will be written."""
+        """Whether the store failed permanently, so that nothing more will be written."""
         return self._error is not None and not self._error.retry
 
     @property
@@ -140,12 +140,12 @@ class ChangeWriter:
         return self._confirmed
 
     def submit(self, changes: Sequence[Change]) -> int:
-        """Take changes in, to be applied after all earlier ones and never torn apart. Needs a running loop.
+        """Accept changes, to be applied after all earlier ones and never split. Needs a running event loop.
 
-        Returns the number of this submission; without changes, that of the one before.
+        Returns the number of this submission; without changes, that of the previous one.
 
-        Raises `PersistenceError` if too much waits already or the store failed for good, and `ValueError` for
-        a change that no store can hold. Then none was taken.
+        Raises `PersistenceError` if too many changes wait already or the store failed permanently, and
+        `ValueError` for a change that no store can hold. In these cases no change is accepted.
         """
         if self._closed:
             raise PersistenceClosed("the writer is closed")
@@ -168,10 +168,10 @@ class ChangeWriter:
         self._task.add_done_callback(self._ended)
 
     async def written(self) -> None:
-        """Wait until everything submitted so far is durable, however long the store is out of order.
+        """Wait until everything submitted so far is durable, however long the store fails.
 
-        Raises `PersistenceError` when it failed for good or the writer was closed before. Cancelling it stops
-        the wait, not the writing.
+        Raises `PersistenceError` if the store failed permanently or the writer was closed before. Cancelling
+        stops the wait but not the writing.
         """
         if not self._pending:
             return
@@ -182,7 +182,7 @@ class ChangeWriter:
         await waiter
 
     async def close(self) -> None:
-        """Write what waits, with one last attempt if the store is out of order, and take no more.
+        """Write the waiting changes, with one last attempt if the store is failing, and accept no more.
 
         Raises the `PersistenceError` of that attempt; its changes were not written. Cancelling leaves the
         last attempt running: see `last_words`.
@@ -191,7 +191,7 @@ class ChangeWriter:
         if self._pause is not None:
             self._pause.cancel()
         if self._pending and self._task is None and not self.has_failed:
-            self._begin()  # the task was cancelled, as by a program that cancels all of its tasks
+            self._begin()  # the task was cancelled, for example by a program that cancels all its tasks
         if (task := self._task) is not None:
             key = id(self._persistence), self._participant
             _closing[key] = task
@@ -221,7 +221,7 @@ class ChangeWriter:
             self._ended(self._task)
 
     def _ended(self, task: asyncio.Task[None] | None) -> None:
-        """The task ends, or it was cancelled before its first step and ran no `finally`."""
+        """The task has ended, or was cancelled before its first step and ran no `finally`."""
         if task is self._task:
             self._task = None
             self.release(self._error or PersistenceClosed("the writer was stopped"))
@@ -252,8 +252,8 @@ class ChangeWriter:
             self._report()
 
     async def _again(self, error: Exception) -> bool:
-        """Note a failure and wait for the next attempt; False if there is to be none."""
-        if not isinstance(error, PersistenceError):  # a backend of someone else's
+        """Note a failure and wait for the next attempt; False if there should be none."""
+        if not isinstance(error, PersistenceError):  # from another author's backend
             error = PersistenceError(f"the store failed: {error!r}")
         wait = min(self._interval * 2 ** min(self._failures, _MAX_DOUBLINGS), self._interval_max)
         self._failures += 1
@@ -268,7 +268,7 @@ class ChangeWriter:
         return True
 
     def release(self, error: Exception) -> None:
-        """Let nobody wait in `written` any longer: they get this error. What waits is still written."""
+        """Make all calls of `written` raise this error. Waiting changes are still written."""
         while self._waiters:
             _, waiter = self._waiters.popleft()
             if not waiter.done():
@@ -280,9 +280,9 @@ class ChangeWriter:
 
 
 class Steps:
-    """The steps of an engine on their way to its store, and what each of them has made to be sent.
+    """The steps of an engine on their way to its store, and the messages that each step has made.
 
-    Nothing that a step has made may go out before the step is durable. A step that the writer does not take
+    Nothing that a step has made may go out before the step is durable. A step that the writer does not accept
     waits for the next one.
     """
 
@@ -290,14 +290,14 @@ class Steps:
         self._writer = writer
         self._changes: list[Change] = []
         self._made: list[str] = []
-        """What the steps have made whose changes the writer has not taken."""
+        """The names of messages made by steps whose changes the writer has not accepted."""
         self._tickets: dict[str, int] = {}
-        """By what was made: the submission that must be durable before it goes out."""
+        """For each message made: the submission that must be durable before it goes out."""
 
     def store(self, changes: Sequence[Change], made: Sequence[str]) -> int:
-        """Store a step, and those before it that wait. Returns the number of the submission to wait for.
+        """Store a step and any waiting earlier steps. Returns the number of the submission to wait for.
 
-        Raises as `ChangeWriter.submit`: then the step waits too.
+        Raises as `ChangeWriter.submit` does; then the step waits too.
         """
         self._changes += changes
         self._made += made
@@ -310,11 +310,11 @@ class Steps:
         return ticket
 
     def is_stored(self, name: str) -> bool:
-        """Whether the step that has made this is durable."""
+        """Whether the step that made this message is durable."""
         return self._tickets.get(name, 0) <= self._writer.confirmed
 
     def forget(self, name: str) -> None:
-        """This has gone out, or never will."""
+        """This message has gone out, or never will."""
         self._tickets.pop(name, None)
 
     def written(self) -> None:
@@ -329,7 +329,7 @@ class Steps:
         return bool(self._changes) or self._writer.pending > _MAX_UNSTORED or self._writer.has_failed
 
     def check(self) -> None:
-        """Raise the `PersistenceError` of a store that is out of order, or far behind."""
+        """Raise the `PersistenceError` of a store that fails or is far behind."""
         if (error := self._writer.health.error) is not None:
             raise error
         if self.is_behind:

@@ -1,4 +1,4 @@
-"""An encoder and decoder of the program's own around every transport message (C-010, A-103)."""
+"""The interfaces of a program's own encoder and decoder for transport messages (C-010, A-103)."""
 
 # Core: no I/O, no clock, no randomness (held by tests/test_layout.py).
 
@@ -11,7 +11,7 @@ __all__ = ["Decoder", "Encoder"]
 
 @runtime_checkable
 class Encoder(Protocol):
-    """Gives bytes the form in which the transport carries them. `overhead` may say by how much they grow."""
+    """Gives bytes the form in which the transport carries them. `overhead` may give the bytes added."""
 
     @property
     def content_topic(self) -> str:
@@ -19,7 +19,7 @@ class Encoder(Protocol):
         ...
 
     def encode(self, payload: bytes, /) -> bytes:
-        """The bytes to send."""
+        """Return the bytes to send."""
         ...
 
 
@@ -28,5 +28,5 @@ class Decoder(Protocol):
     """Undoes what the encoder did."""
 
     def decode(self, payload: bytes, /) -> bytes | None:
-        """The bytes inside; None, or any exception, for a payload that does not belong to this channel."""
+        """Return the bytes inside; for a payload of another channel return None, or raise anything."""
         ...

@@ -1,7 +1,8 @@
-"""Own messages on their way out of this process, for whoever waits until they are out.
+"""Waiting until a channel's own messages are out of this process.
 
-A message is out once the transport has all its chunks. It leaves the wait too when it is refused for good.
-`NotSent` names refused messages, unless the program has heard the event of the refusal. An asyncio shell.
+A message is out once the transport has all its chunks. The wait for it also ends when it is refused
+permanently. `NotSent` names refused messages, unless the program has received the event of the refusal. An
+asyncio shell.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ __all__ = ["Departures"]
 _log = logging.getLogger("strata.reliable")
 
 _MAX_REFUSED = 1_024
-"""Most refusals that nobody has heard of; then the oldest is forgotten, and the log has it."""
+"""The most unreported refusals that are kept; beyond that the oldest is forgotten, and only logged."""
 
 
 class _Wait:
@@ -52,10 +53,10 @@ class Departures:
         self._requests = requests
         self._waits: list[_Wait] = []
         self._refused: dict[str, str] = {}
-        """Refused messages that neither an event nor an error has told the program of, with the reasons."""
+        """Refused messages that no event or error has reported to the program, with the reasons."""
 
     def note(self, events: Iterable[ChannelEvent], *, heard: bool) -> None:
-        """The engine has made a step, and this is what it tells. `heard`: the program listens to refusals."""
+        """The engine has made a step that reports these events. `heard`: the program listens to refusals."""
         for event in events:
             if not isinstance(event, ReliableMessageSendError) or event.stage is not FailureStage.DISPATCH:
                 continue
@@ -71,15 +72,15 @@ class Departures:
                 wait.leave(request_id)
 
     def end(self, error: Exception | None = None) -> None:
-        """Let nobody wait any longer: nothing more goes out. With `error` they get it."""
+        """End all waits, because nothing more goes out. With `error` they raise it."""
         for wait in self._waits:
             wait.end(error)
 
     async def drain(self, timeout: float | None) -> None:
-        """Wait until every message accepted so far is out, for so many seconds at most. None has no limit.
+        """Wait until every message accepted so far is out, for at most `timeout` seconds; None has no limit.
 
-        Raises `NotSent` for messages that are not out by then and for refused ones that nobody was told of,
-        and what `end` was given. Cancelling changes nothing.
+        Raises `NotSent` for messages that are not out by then and for unreported refused messages, and the
+        error that `end` was given. Cancelling changes nothing.
         """
         wait = _Wait(self._requests.unsent)
         await self._until_out(wait, timeout)
@@ -88,7 +89,7 @@ class Departures:
             raise NotSent(tuple(each for each in self._requests.unsent if each in wait.waiting), refused)
 
     async def settle(self, timeout: float) -> None:
-        """Wait as `drain` does, and leave what is not out to whoever looks next."""
+        """Wait as `drain` does, but do not raise for messages that are not out."""
         try:
             await self._until_out(_Wait(self._requests.unsent), timeout)
         except StrataError as error:
@@ -107,6 +108,6 @@ class Departures:
             self._waits.remove(wait)
 
     def take_refused(self) -> dict[str, str]:
-        """The refused messages, with the reasons, that nobody was told of. The program is told now."""
+        """Return the unreported refused messages, with the reasons; they count as reported from now on."""
         refused, self._refused = self._refused, {}
         return refused

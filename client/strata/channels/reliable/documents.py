@@ -1,7 +1,7 @@
-"""The type names of the three documents, for the types that have another name or another home here.
+"""The type names of the three documents, for types that have another name or module here.
 
-`ReliableChannelOptions` is a mapping for `options=`; everything else is an alias. What the documents call a
-`WakuNode` is any `MessagingNode`; `strata.channels.waku` has the one that speaks to a Waku node.
+`ReliableChannelOptions` is a mapping for `options=`; everything else is an alias. The documents' `WakuNode`
+is any `MessagingNode`; `strata.channels.waku` has the implementation that talks to a Waku node.
 """
 
 # Core: no I/O, no clock, no randomness (held by tests/test_layout.py).
@@ -74,11 +74,11 @@ MessageAcknowledgedEvent = MessageAcknowledged
 PossibleAcknowledgment = MessagePossiblyAcknowledged
 MessageError = SendingMessageIrrecoverableError
 EphemeralDropReason = EphemeralMessageDropped
-"""With `reason` and `rate_limit_utilization`; `strata.channels.rate_limit` has the reasons themselves."""
+"""Has `reason` and `rate_limit_utilization`; `strata.channels.rate_limit` has the reasons themselves."""
 
 
 class ReliableChannelOptions(TypedDict, total=False):
-    """The options of 2025 under their names, to be given as `options`. Times are milliseconds."""
+    """The options of 2025 under their original names, for `options`. Times are in milliseconds."""
 
     sync_min_interval_ms: int
     retry_interval_ms: int

@@ -1,4 +1,4 @@
-"""Ephemeral messages: sent whole and once, heard once, and kept by nobody (C-176 … C-186)."""
+"""Ephemeral messages, which are sent whole and once, received once, and never kept (C-176 … C-186)."""
 
 # Core: no I/O, no clock, no randomness (held by tests/test_layout.py).
 
@@ -31,7 +31,7 @@ _REMEMBERED = 4_096
 
 @dataclass(frozen=True, slots=True)
 class Ephemeral:
-    """An ephemeral message on its way: it is sent at once or never."""
+    """An outgoing ephemeral message, which is sent at once or never."""
 
     request_id: str
     message_id: str
@@ -39,7 +39,7 @@ class Ephemeral:
 
 
 class Ephemerals:
-    """The ephemeral messages of one channel. `wrap` makes an SDS message of a content."""
+    """The ephemeral messages of one channel. `wrap` makes an SDS message from a content."""
 
     def __init__(
         self,
@@ -55,12 +55,12 @@ class Ephemerals:
         self._seen: OrderedDict[str, None] = OrderedDict()
         self._events: list[ChannelEvent] = []
         self.invalid = 0
-        """Received messages that were none of this channel's form."""
+        """The number of received messages that were not in this channel's form."""
         self.repeated = 0
-        """Received messages that had come before."""
+        """The number of received messages that had been received before."""
 
     def send(self, payload: bytes, request_id: str, now_ms: int, max_bytes: int | None) -> Ephemeral | None:
-        """Give an ephemeral message its form; None if the rate limit drops it (C-177 … C-181).
+        """Build an ephemeral message; None if the rate limit drops it (C-177 … C-181).
 
         Raises `EmptyPayload`, and `MessageTooLarge` above `max_bytes`.
         """
@@ -110,7 +110,7 @@ class Ephemerals:
         )
 
     def receive(self, event: EphemeralReceived) -> tuple[bytes, str | None] | None:
-        """The payload of a received one and its request id; None if it came before, or is none."""
+        """The payload and request id of a received message; None if it is a repetition or invalid."""
         if event.message_id in self._seen:
             self.repeated += 1
             return None

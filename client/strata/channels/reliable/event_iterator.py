@@ -19,9 +19,9 @@ _MAX_EVENTS = 10_000
 class Events(AsyncIterator[ChannelEvent]):
     """The events of a channel as an asynchronous iterator (C-027), until `close` or the channel's end.
 
-    At most 10 000 wait; then the oldest are dropped, and the iterator raises `EventsMissed` once, saying how
-    many, before it goes on. A received message that the iterator itself takes is not among them: it is taken
-    when the iterator has nothing else to give.
+    At most 10 000 events wait. Beyond that the oldest are dropped, and the iterator raises `EventsMissed`
+    once, with their number, before it continues. Received messages that the iterator itself takes are not
+    among them: it takes a message when it has nothing else to return.
     """
 
     def __init__(
@@ -35,9 +35,9 @@ class Events(AsyncIterator[ChannelEvent]):
         """`on_ask` is called when the program waits for an event."""
         self.names = names
         self.names_all = names_all
-        """Whether it was opened for all events: then it takes messages only where nothing else does."""
+        """Whether it was opened for all events; it then takes messages only if nothing else does."""
         self.has_taken = False
-        """Whether it has taken messages that an iteration of the channel would have had."""
+        """Whether it has taken messages that an iteration of the channel would otherwise have taken."""
         self._emitter = emitter
         self._on_ask = on_ask
         self._waiting: deque[ChannelEvent] = deque()
@@ -47,7 +47,7 @@ class Events(AsyncIterator[ChannelEvent]):
         self._closed = False
         self._error: Exception | None = None
         for name in names:
-            emitter.count(name)  # all are checked before any is listened to
+            emitter.count(name)  # check all names before listening to any
         for name in names:
             emitter.on(name, self.take)
 
@@ -62,7 +62,7 @@ class Events(AsyncIterator[ChannelEvent]):
         return self._askers > 0 and not self._waiting
 
     def close(self, error: Exception | None = None) -> None:
-        """Stop listening; the events that have arrived can still be read. Idempotent.
+        """Stop listening; events that have already arrived can still be read. Idempotent.
 
         The iterator then ends, or raises `error` first.
         """
@@ -77,7 +77,7 @@ class Events(AsyncIterator[ChannelEvent]):
         return self
 
     async def __anext__(self) -> ChannelEvent:
-        """The next event. Cancelling loses nothing. Raises `EventsMissed`, and `ChannelFailed` once."""
+        """Return the next event. Cancelling loses nothing. Raises `EventsMissed`, or `ChannelFailed` once."""
         while not self._waiting:
             if self._closed:
                 error, self._error = self._error, None
@@ -95,7 +95,7 @@ class Events(AsyncIterator[ChannelEvent]):
         return self._waiting.popleft()
 
     def take(self, event: ChannelEvent) -> None:
-        """Hear of an event, as a handler of it."""
+        """Receive an event, as its handler."""
         if len(self._waiting) == _MAX_EVENTS:
             self._waiting.popleft()
             self._missed += 1

@@ -1,4 +1,4 @@
-"""What a hub and the open channels of its node know of each other."""
+"""The interface between a hub and the open channels of its node."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["Dispatch", "HubMember"]
 
 @dataclass(frozen=True, slots=True)
 class Dispatch:
-    """What a channel wants sent, and as what."""
+    """A message that a channel wants sent, and its form."""
 
     request_id: str
     envelope: MessageEnvelope
@@ -24,7 +24,7 @@ class Dispatch:
 
 
 class HubMember(Protocol):
-    """What a hub needs of an open channel."""
+    """The part of an open channel that a hub uses."""
 
     @property
     def outbox(self) -> Outbox: ...
@@ -34,15 +34,15 @@ class HubMember(Protocol):
 
     @property
     def channel(self) -> object:
-        """The channel as programs see it."""
+        """The channel object that programs use."""
         ...
 
     def is_ready(self) -> bool:
-        """Whether the next transmission of each of its queues can go out at once."""
+        """Whether the next transmission of each of its queues can go out immediately."""
         ...
 
     def dispatch(self, transmission: Transmission) -> Dispatch | None:
-        """What to send for a transmission; None if it need not go out any more."""
+        """Return what to send for a transmission; None if it need not go out any more."""
         ...
 
     def accepted(self, sent: Transmission | Ephemeral, message_hash: bytes) -> None: ...
@@ -59,9 +59,9 @@ class HubMember(Protocol):
     def status_changed(self, online: bool) -> None: ...
 
     def clock_stepped(self, by_ms: int) -> None:
-        """The time has jumped: see `ChannelClock`."""
+        """The clock has jumped; see `ChannelClock`."""
         ...
 
     def fail(self, task: str, error: BaseException) -> None:
-        """Something that the hub did for this channel, or all that it does, has failed: close the channel."""
+        """Close the channel, because something that the hub did for it, or the hub itself, has failed."""
         ...

@@ -1,9 +1,9 @@
 """The sender id that a channel makes for itself: one for each device of each identity (C-006, C-287).
 
-A program that names no sender gets a random name, and with `sender_binding="did"` the name `DID#device`: all
-can check that the identity signed it, and two devices of one person are two participants. The name stays in
-the store, so that a restart goes on as the same participant. One store may serve several identities: each
-has a name of its own there.
+A program that names no sender gets a random name, or with `sender_binding="did"` the name `DID#device`. Every
+participant can check that the identity signed it, and two devices of one person are two participants. The
+name stays in the store, so that after a restart the program continues as the same participant. One store may
+serve several identities; each has its own name there.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ __all__ = ["check_device", "name_sender"]
 
 _MAX_DEVICE_BYTES = 64
 _UNOWNED = "current"
-"""Where earlier versions kept the one name of a store."""
+"""The key under which earlier versions kept the only name of a store."""
 
 
 def check_device(device: str) -> str:
-    """The name of a device. Raises `ValueError` for one that cannot stand behind a DID."""
+    """Return the name of a device. Raises `ValueError` if it cannot follow a DID."""
     if not 0 < len(device.encode()) <= _MAX_DEVICE_BYTES or "#" in device or not device.isprintable():
         raise ValueError(f"a device needs a name of 1 to {_MAX_DEVICE_BYTES} printable bytes, without '#'")
     return device
@@ -30,9 +30,9 @@ def check_device(device: str) -> str:
 async def name_sender(
     store: Persistence, channel_id: str, identity: str, rng: random.Random, *, bound: bool, device: str | None
 ) -> str:
-    """The sender id of this identity's device, from the store or made and kept there.
+    """Return the sender id of this identity's device, from the store, or made and stored there.
 
-    `bound` asks for one that the identity proves; `device` names the device. Raises `PersistenceError`.
+    `bound`: the identity must prove the id; `device` names the device. Raises `PersistenceError`.
     """
     if bound and device is not None:
         return f"{identity}#{check_device(device)}"
@@ -42,7 +42,7 @@ async def name_sender(
 
 
 async def _kept(store: Persistence, channel_id: str, owner: str, fresh: str) -> str:
-    """The name that the store has for an owner, or had before names had owners; else `fresh`."""
+    """Return the name that the store has for an owner, or had before names had owners; else `fresh`."""
     key = ParticipantKey(channel_id, "")
     names = await _names(store, key)
     known = names.get(owner)
@@ -51,7 +51,7 @@ async def _kept(store: Persistence, channel_id: str, owner: str, fresh: str) -> 
     changes: list[Change] = []
     name = fresh
     if owner.endswith("#"):
-        # Before devices had names, the DID itself was the sender, and its state is kept under that.
+        # Before devices had names, the DID itself was the sender, and its state is stored under the DID.
         did = owner.removesuffix("#")
         if (await store.load(ParticipantKey(channel_id, did))).records:
             name = did
@@ -61,7 +61,7 @@ async def _kept(store: Persistence, channel_id: str, owner: str, fresh: str) -> 
     await store.apply(key, [*changes, put(SenderName(name, owner))])
     others = await _names(store, key)
     if any(each.sender_id == name for other, each in others.items() if other != owner):
-        # Two identities took the old name in the same moment: this one leaves it to the other.
+        # Two identities took the old name at the same moment; this one leaves it to the other.
         name = fresh
         await store.apply(key, [put(SenderName(name, owner))])
     return name

@@ -56,9 +56,9 @@ class Outbox:
         self._limiter.check_room(self.lane, count)
 
     def queue(self, message_ids: Sequence[str], *, opens_message: bool = True) -> None:
-        """Queue the first transmissions of a message's chunks: all, or `SendQueueFull` and none (C-227).
+        """Queue the first transmissions of a message's chunks: all, or none with `SendQueueFull` (C-227).
 
-        `opens_message` is false for the later chunks of a message whose first chunk was charged already.
+        `opens_message` is false for later chunks of a message whose first chunk has already been charged.
         """
         self._limiter.offer(self.lane, message_ids, opens_message=opens_message)
 

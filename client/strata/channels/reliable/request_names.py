@@ -1,7 +1,7 @@
 """The request ids that a program chose itself, so that its own retry sends nothing twice.
 
-The last 10 000 are remembered, and in the store: for how long depends on how many follow. A message that was
-refused for good is forgotten, so that a retry may send it.
+The last 10 000 are remembered, also in the store; for how long depends on how many follow. The id of a
+permanently refused message is forgotten, so that a retry may send the message.
 """
 
 # Core: no I/O, no clock, no randomness (held by tests/test_layout.py).
@@ -22,7 +22,7 @@ _MAX_REMEMBERED = 10_000
 
 
 def check_request_id(request_id: str) -> str:
-    """Return a request id that a program chose. Raises `ValueError` for an empty or too long one."""
+    """Return a request id that a program chose. Raises `ValueError` if it is empty or too long."""
     if not 0 < len(request_id.encode()) <= MAX_REQUEST_ID_BYTES:
         raise ValueError(f"a request id has 1 to {MAX_REQUEST_ID_BYTES} bytes")
     return request_id
@@ -39,7 +39,7 @@ class RequestNames:
         self._changes: list[Change] = []
 
     def is_repeated(self, request_id: str, message_hash: bytes) -> bool:
-        """Whether this message was given this id before. Raises `RequestIdInUse` if another one was."""
+        """Whether this message had this id before. Raises `RequestIdInUse` if another message had it."""
         known = self._names.get(request_id)
         if known is not None and known != message_hash:
             raise RequestIdInUse(request_id)

@@ -27,7 +27,7 @@ from strata.channels.segmentation.splitting import SegmentationConfig, message_c
 __all__ = ["SendPlan", "Sending"]
 
 _SYNC_SECONDS = 3_600
-"""Participants that are online send a sync every half minute, so stores need not keep all of them."""
+"""While any participant is online there is a sync every half minute, so stores need not keep them all."""
 _NS = 1_000_000
 
 
@@ -147,7 +147,7 @@ class Sending:
         return data
 
     def plan(self, transmission: Transmission) -> SendPlan | None:
-        """Return how to carry a transmission; None if it could not be proven to others."""
+        """Return how to carry a transmission; None if its origin could not be proven."""
         retention = self._config.retention_seconds
         repeated = self._repeat_seconds
         match self._outbox.background(transmission):

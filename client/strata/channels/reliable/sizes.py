@@ -15,7 +15,7 @@ from strata.channels.segmentation.splitting import DEFAULT_SEGMENT_BYTES, Segmen
 __all__ = ["fitted_segments", "largest_ephemeral", "largest_segment", "message_overhead"]
 
 _LEAST_FITTED_BYTES = 4_096
-"""A transport with room for less is not what anybody had in mind."""
+"""The smallest size to which default segments are reduced; less room is most likely a mistake."""
 _HINT_BYTES = 32
 _MESSAGE_ID_BYTES = 64
 _FIELD_BYTES = 6  # tag and length of a field of at most a megabyte or two
@@ -34,7 +34,7 @@ def message_overhead(channel_id: str, sender_id: str, config: SdsConfig) -> int:
 def largest_segment(
     largest_payload: int | None, channel_id: str, sender_id: str, config: SdsConfig, *, hook_overhead: int
 ) -> int | None:
-    """The largest segment whose encrypted SDS message fits into `largest_payload`; None without a limit."""
+    """The largest segment whose encrypted SDS message fits into `largest_payload`; None if unlimited."""
     if largest_payload is None:
         return None
     around = message_overhead(channel_id, sender_id, config) + _SEGMENT_BYTES + hook_overhead
@@ -52,9 +52,9 @@ def largest_ephemeral(
 
 
 def fitted_segments(config: SegmentationConfig, largest: int | None) -> SegmentationConfig:
-    """The same with segments of at most `largest` bytes, if nobody chose their size.
+    """Return the configuration with segments of at most `largest` bytes, if their size is the default.
 
-    Raises `SegmentDoesNotFit` for a size that somebody chose, and where there is next to no room.
+    Raises `SegmentDoesNotFit` for a chosen size that does not fit, and if there is next to no room.
     """
     size = config.segment_size_bytes
     if largest is None or size <= largest:

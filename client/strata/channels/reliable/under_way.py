@@ -1,4 +1,4 @@
-"""The messages that a node has taken and not answered: bounded, and each with its outcome or given up."""
+"""The messages that a node has taken and not answered. Their number is bounded; each ends or is given up."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _ANSWER_TIMEOUT = 120.0
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Consignment:
-    """A message on its way to a node, or with it, for one channel."""
+    """A message on its way to a node, or held by it, for one channel."""
 
     member: HubMember
     sent: Transmission | Ephemeral
@@ -30,7 +30,7 @@ class Consignment:
 
 
 class UnderWay:
-    """The messages of all channels that a node has and has not answered."""
+    """The messages of all channels that a node has taken and not answered."""
 
     def __init__(
         self,
@@ -39,22 +39,22 @@ class UnderWay:
         on_outcome: Callable[[Consignment, Outcome], None],
         on_ended: Callable[[], None],
     ) -> None:
-        """`on_ended` is called when one is under way no more, so that another one may be."""
+        """`on_ended` is called when a message is no longer under way, so that another one may be."""
         self._outcomes = Outcomes(node)
         self._on_outcome = on_outcome
         self._on_ended = on_ended
         self._waiting: dict[Consignment, asyncio.Task[None] | None] = {}
-        """Each with the task that awaits its outcome, once the node has taken it."""
+        """The task that awaits the outcome of each message, once the node has taken the message."""
         self._size_bytes = 0
         self._settled = asyncio.Event()
 
     @property
     def is_full(self) -> bool:
-        """Whether the next message has to wait for an outcome."""
+        """Whether the next message must wait for an outcome."""
         return len(self._waiting) >= _MAX_MESSAGES or self._size_bytes >= _MAX_BYTES
 
     def free_name(self, request_id: str) -> str:
-        """A name for a request to the node: the programs of two channels may choose one request id."""
+        """A free name for a request to the node; programs of two channels may choose the same request id."""
         name, number = request_id, 1
         while self._outcomes.is_waiting(name):
             number += 1
@@ -64,14 +64,14 @@ class UnderWay:
     async def hand_to_node(
         self, consignment: Consignment, request_id: str, sending: Awaitable[object]
     ) -> None:
-        """Return once the node has taken a message. Raises as `sending`; `end` it then."""
+        """Return once the node has taken a message. Raises as `sending` does; then call `end`."""
         self._waiting[consignment] = None
         self._size_bytes += consignment.size_bytes
         outcome = await self._outcomes.begin(request_id, sending)
         if consignment in self._waiting:
             waiting = self._await_outcome(consignment, request_id, outcome)
             self._waiting[consignment] = asyncio.create_task(waiting, name=f"strata-outcome {request_id}")
-        else:  # it was given up meanwhile
+        else:  # it was given up in the meantime
             outcome.cancel()
 
     async def _await_outcome(
@@ -85,7 +85,7 @@ class UnderWay:
         self._on_outcome(consignment, told)
 
     def end(self, consignment: Consignment) -> bool:
-        """Count a message as under way no more; False if it was given up before."""
+        """Count a message as no longer under way; False if it was given up before."""
         if consignment not in self._waiting:
             return False
         task = self._waiting.pop(consignment)
@@ -97,7 +97,7 @@ class UnderWay:
         return True
 
     async def settled(self, member: HubMember, timeout: float) -> list[Transmission | Ephemeral]:
-        """Wait until a channel has nothing under way. Returns what it gives up after `timeout` seconds."""
+        """Wait until a channel has nothing under way. Returns messages given up after `timeout` seconds."""
         try:
             async with asyncio.timeout(timeout):
                 while any(each.member is member for each in self._waiting):
@@ -111,10 +111,10 @@ class UnderWay:
         return [each.sent for each in left]
 
     def stop_listening(self) -> None:
-        """The node's answers are of no interest any more."""
+        """Stop listening to the node's answers."""
         self._outcomes.close()
 
     def give_up(self) -> None:
-        """Nothing is under way any more."""
+        """Give up everything that is under way."""
         for consignment in list(self._waiting):
             self.end(consignment)

@@ -1,7 +1,7 @@
-"""Channels over Waku: a messaging node that speaks the REST interface of a Waku node (nwaku).
+"""Channels over Waku: a messaging node that uses the REST interface of a Waku node (nwaku).
 
-`node` is the messaging node, `messages` the JSON of the interface and the hashes of Waku messages, and `http`
-one HTTP request.
+`node` is the messaging node, `messages` has the JSON of the interface and the hashes of Waku messages, and
+`http` makes HTTP requests.
 """
 
 from __future__ import annotations

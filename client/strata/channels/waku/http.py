@@ -1,4 +1,4 @@
-"""One HTTP request to a Waku node, on a connection of its own. An asyncio shell."""
+"""One HTTP request to a Waku node, on its own connection. An asyncio shell."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ __all__ = ["HttpReply", "WakuRefused", "WakuUnreachable", "request"]
 
 
 class WakuUnreachable(StrataError):
-    """The Waku node does not answer, or not as HTTP does."""
+    """The Waku node does not answer, or its answer is not valid."""
 
 
 class WakuRefused(StrataError):
-    """The Waku node answered with a status that is no success."""
+    """The Waku node answered with a status other than success."""
 
     def __init__(self, path: str, status: int, reason: str) -> None:
         super().__init__(path, status, reason)
         self.path = path
         self.status = status
         self.reason = reason
-        """What the node said, for people, at most 200 characters."""
+        """The node's explanation for people, at most 200 characters."""
 
     def __str__(self) -> str:
         return f"{self.path}: {self.status} {self.reason}".rstrip()
@@ -49,9 +49,9 @@ async def request(
     timeout: float,
     max_bytes: int,
 ) -> HttpReply:
-    """Ask a server at an http or https URL once. `timeout` is in seconds, for all of it.
+    """Make one request to a server at an http or https URL. `timeout` is in seconds, for the whole request.
 
-    Raises `WakuUnreachable` if no answer of at most `max_bytes` comes. Cancelling closes the socket, and the
+    Raises `WakuUnreachable` if no answer of at most `max_bytes` arrives. Cancelling closes the socket; the
     server may have acted or not.
     """
     try:

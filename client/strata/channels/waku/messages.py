@@ -1,7 +1,7 @@
 """Waku messages as the REST interface of nwaku writes them, their hashes, and their shards.
 
-The hash is that of 14/WAKU2-MESSAGE, the shard that of 51/WAKU2-RELAY-SHARDING. Hashes are hex in the
-interface today and were base64 in older versions; both are read.
+The hash is defined in 14/WAKU2-MESSAGE, the shard in 51/WAKU2-RELAY-SHARDING. Hashes are hex in the current
+interface and were base64 in older versions; both are read.
 """
 
 # Core: no I/O, no clock, no randomness (held by tests/test_layout.py).
@@ -81,14 +81,14 @@ class Page:
     cursor: str | None
     """Where the next page begins, as the node wrote it; None at the end."""
     refusal: str | None
-    """What the store said instead of answering."""
+    """The error that the store reported instead of a page, if any."""
 
 
 def shard_of(content_topic: str, cluster_id: int, shards: int) -> str:
     """The pubsub topic of a content topic under automatic sharding.
 
-    Raises `InvalidContentTopic` unless the topic is `/application/version/name/encoding`, with `/0` before it
-    or not.
+    Raises `InvalidContentTopic` unless the topic is `/application/version/name/encoding`, with or without
+    `/0` before it.
     """
     parts = content_topic.split("/")
     if len(parts) == 6 and parts[1] == "0":
@@ -108,7 +108,7 @@ def waku_message_hash(
 
 
 def encode_message(envelope: MessageEnvelope, timestamp_ns: int) -> bytes:
-    """The body of a relay's request to publish."""
+    """The body of a relay publish request."""
     return msgspec.json.encode(_written(envelope, timestamp_ns))
 
 
@@ -126,10 +126,10 @@ def _written(envelope: MessageEnvelope, timestamp_ns: int) -> _Message:
 def read_messages(
     body: bytes, pubsub_topic: str | None, sharding: tuple[int, int]
 ) -> list[NodeMessageReceived]:
-    """The messages that a node held for a topic, without those that cannot be read.
+    """Read the messages that a node held for a topic, without those that cannot be read.
 
     Under automatic sharding `pubsub_topic` is None, and `sharding` has the cluster and the number of shards.
-    Raises `ValueError` if the body is no such list.
+    Raises `ValueError` if the body is not a list of messages.
     """
     found: list[NodeMessageReceived] = []
     for each in _decoded(_MESSAGES, body):
@@ -140,7 +140,7 @@ def read_messages(
 
 
 def read_page(body: bytes, pubsub_topic: str | None, sharding: tuple[int, int]) -> Page:
-    """A page of the store. Raises `ValueError` if the body is none."""
+    """Read a page of the store. Raises `ValueError` if the body is not a page."""
     answer = _decoded(_STORE_ANSWER, body)
     if answer.status_code != 200:
         return Page((), None, f"{answer.status_code} {answer.status_desc}".strip()[:200])
@@ -151,14 +151,14 @@ def read_page(body: bytes, pubsub_topic: str | None, sharding: tuple[int, int]) 
             event = _event(each.message, each.pubsub_topic or pubsub_topic, sharding, message_hash)
             if event is not None:
                 found.append(event)
-    # Stores give the messages of a page in the order of time, whichever way the pages go.
+    # Stores return the messages of a page in order of time, whatever the order of the pages.
     found.sort(key=lambda event: event.message.timestamp or 0)
     found.reverse()
     return Page(found, answer.pagination_cursor or None, None)
 
 
 def read_health(body: bytes) -> str:
-    """What a node says of its health, in capitals; "READY" for a text of older versions that says so."""
+    """A node's report of its health, in capitals; "READY" for the text of older versions that means it."""
     try:
         return _HEALTH.decode(body).node_health.upper()
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
@@ -199,7 +199,7 @@ def _event(
 
 
 def _hash_of(text: str) -> bytes | None:
-    """The 32 bytes of a hash, in hex with `0x` or in base64; None for others."""
+    """The 32 bytes of a hash, given in hex with `0x` or in base64; None for other texts."""
     if len(text) != 2 + 2 * _HASH_BYTES or not text.startswith("0x"):
         found = _bytes_of(text)
     else:
@@ -211,7 +211,7 @@ def _hash_of(text: str) -> bytes | None:
 
 
 def _bytes_of(text: str) -> bytes | None:
-    """Bytes in base64 of either alphabet, with its padding or not; None for others.
+    """Decode base64 of either alphabet, with or without padding; None for other texts.
 
     One in 4096 of such texts begins with `0x`.
     """

@@ -1,10 +1,11 @@
 """A messaging node over the REST interface of a Waku node (nwaku): relay, light push, filter, store, health.
 
-A Waku node keeps the latest messages of a topic for the program that asks for them, about fifty, and forgets
-them with the answer. Whatever is lost between two questions, SDS finds missing, and the store has it. What
-goes out has the time and the hash that this side gave it, since the interface does not tell the hash.
+A Waku node keeps about fifty of the latest messages of a topic for the program that polls it, and forgets
+them once it has answered. SDS detects messages that are lost between two polls, and the store has them. An
+outgoing message has the time and the hash that this side computed, because the interface does not return the
+hash.
 
-Waku signs nothing: there are no authors, and no proof of who wrote a message. Use an encryption hook.
+Waku signs nothing, so there are no authors, and no proof of who wrote a message. Use an encryption hook.
 """
 
 from __future__ import annotations
@@ -56,22 +57,22 @@ _log = logging.getLogger("strata.messaging")
 T = TypeVar("T")
 
 _MAX_MESSAGE_BYTES = 150 * 1024
-"""What a Waku network takes by default, all around the payload included."""
+"""The largest message that a Waku network accepts by default, including everything around the payload."""
 _AROUND_BYTES = 1_024
-"""Room for the proof of the rate limit, the fields and the time."""
+"""Room for the rate-limit proof, the fields and the time."""
 _MAX_ANSWER_BYTES = 64 << 20
 _PAGE_MESSAGES = 50
 _MAX_HASHES = 50
 _MAX_UNDER_WAY = 64
 _HEALTH_SECONDS = 5.0
 _FAULT_SECONDS = 5.0
-"""How long a task waits that met a fault of ours: it goes on, for it must not end unseen."""
+"""How long a task waits after a bug of ours; it then continues, because it must not end unnoticed."""
 _BUSY_MS = 10_000
 _READY = {"READY", "SYNCHRONIZING"}
 
 
 class WakuNode:
-    """A messaging node for channels, on one Waku node. A context manager; else `close` it.
+    """A messaging node for channels, on one Waku node. Use as a context manager, or call `close`.
 
         async with WakuNode("http://127.0.0.1:8645") as node:
             room = await create_reliable_channel(node, "room", "/chat/1/room/proto", "alice")
@@ -95,11 +96,11 @@ class WakuNode:
         ssl: ssl_module.SSLContext | None = None,
         wall: Callable[[], float] = time.time,
     ) -> None:
-        """`url` is that of the REST interface. Without a `pubsub_topic` topics are sharded automatically, as
-        in a network of this cluster with so many shards. `store_peer` is the multiaddress of the store to
-        ask; None leaves the choice to the node. `timeout` is for each request, in seconds.
+        """`url` is the URL of the REST interface. Without a `pubsub_topic`, topics are sharded automatically,
+        as in a network with this cluster and number of shards. `store_peer` is the multiaddress of the store
+        to query; None leaves the choice to the node. `timeout` is for each request, in seconds.
 
-        Raises `ValueError` for what cannot work.
+        Raises `ValueError` for unusable arguments.
         """
         if urlsplit(url).scheme not in ("http", "https") or not urlsplit(url).hostname:
             raise ValueError(f"{url!r} is no http or https URL")
@@ -111,7 +112,7 @@ class WakuNode:
         self.message_events = EventEmitter(MESSAGE_EVENTS)
         self.health_events = EventEmitter(HEALTH_EVENTS)
         self.defaults = defaults
-        """A `ReliableChannelConfig` for channels that say nothing else (C-031)."""
+        """A `ReliableChannelConfig` for settings that a channel leaves open (C-031)."""
         self.wall = wall
         self._url = url
         self._send_by = send_by
@@ -151,33 +152,34 @@ class WakuNode:
 
     @property
     def transport_identity(self) -> str:
-        """The Waku node: whoever uses it shares its limits."""
+        """The URL of the Waku node, whose users share its limits."""
         return self._url
 
     @property
     def connection_status(self) -> ConnectionStatus:
-        """Whether the Waku node answers, and whether it says that it is ready."""
+        """Whether the Waku node answers, and whether it reports that it is ready."""
         return self._status
 
     @property
     def topics(self) -> tuple[str, ...]:
-        """What is subscribed (C-268)."""
+        """The subscribed topics (C-268)."""
         return tuple(self._topics)
 
     def largest_payload(self, content_topic: str, *, repairable: bool = False) -> int:
-        """Bytes of payload in one Waku message."""
+        """The largest payload of one Waku message, in bytes."""
         return _MAX_MESSAGE_BYTES - _AROUND_BYTES - len(content_topic.encode())
 
     def declared_limit(self) -> tuple[int, int] | None:
-        """None: set the rate limit of the channels to that of the network (`messages_per_epoch`)."""
+        """None; set the rate limit of the channels to that of the network (`messages_per_epoch`)."""
         return None
 
     # Sending.
 
     async def send(self, envelope: MessageEnvelope, *, request_id: str | None = None) -> str:
-        """Publish a message; what becomes of it is told by `message_events`.
+        """Publish a message; `message_events` reports its outcome.
 
-        Raises `NodeError` for a topic or size that can never be. Cancelling sends nothing, or everything.
+        Raises `NodeError` for an invalid topic or a size that can never be sent. Cancelling sends nothing or
+        everything.
         """
         pubsub_topic = self._pubsub_of(check_content_topic(envelope.content_topic))
         if len(envelope.payload) > self.largest_payload(envelope.content_topic):
@@ -193,7 +195,7 @@ class WakuNode:
     async def send_again(
         self, message_hash: bytes, *, topic: str, request_id: str, retention_seconds: int | None = None
     ) -> None:
-        """Nothing on Waku proves who wrote a message: told as an error that is final."""
+        """Report a final error, because nothing on Waku proves who wrote a message."""
         told = NodeMessageError(request_id, None, "Waku has no signed originals", "unsupported", False)
         await self.message_events.emit(told)
 
@@ -215,7 +217,7 @@ class WakuNode:
         try:
             await self._ask("POST", path, body)
         except Exception as error:
-            # Whatever it is, the channel that waits for the outcome has to hear of it.
+            # The channel that waits for the outcome must learn of any error.
             if not isinstance(error, StrataError):
                 _log.exception("a message could not be sent")
             await self.message_events.emit(_failure(request_id, message_hash, error))
@@ -231,7 +233,7 @@ class WakuNode:
     async def subscribe(self, topics: Sequence[str], *, authors: Iterable[str] = ()) -> None:
         """Receive messages on these topics from now on. A node that is away is no error.
 
-        Raises `NodeError` for a topic that Waku cannot shard, and if authors are named: Waku has none.
+        Raises `NodeError` for a topic that Waku cannot shard, and for named authors, which Waku lacks.
         """
         if tuple(authors):
             raise NodeError("Waku messages have no authors")
@@ -264,7 +266,7 @@ class WakuNode:
                 await self.health_events.emit(change)
 
     def _cache_of(self, topic: str) -> str:
-        """What the Waku node keeps messages under: the pubsub topic where one was named, for a relay."""
+        """The key under which the Waku node keeps messages: for relay the pubsub topic, if one was named."""
         return self._pubsub_topic if self._receive_by == "relay" and self._pubsub_topic else topic
 
     def _subscription(self, key: str) -> tuple[str, bytes]:
@@ -283,7 +285,7 @@ class WakuNode:
         return f"/relay/v1{'' if self._pubsub_topic is not None else '/auto'}/messages/{held}"
 
     async def _read(self, key: str) -> None:
-        """Fetch what comes in under a key, for as long as it is subscribed."""
+        """Fetch messages that arrive under a key, as long as it is subscribed."""
         subscribed = False
         while self._readers.get(key) is asyncio.current_task():
             try:
@@ -293,11 +295,11 @@ class WakuNode:
                 answer = await self._ask("GET", self._messages_path(key))
                 events = self._readable(read_messages, answer)
             except StrataError as error:
-                # A node that was started anew has no subscriptions, and says so.
+                # A node that was restarted has no subscriptions, and reports that.
                 subscribed = subscribed and not _is_forgotten(error)
                 await self._tell_topics(key, TopicHealth.UNHEALTHY)
                 if isinstance(error, WakuUnreachable):
-                    # An answer that was lost took messages with it: the store is to be asked.
+                    # A lost answer may have contained messages, so the store must be queried.
                     await self._set_status(ConnectionStatus.DISCONNECTED)
                 _log.debug("%s cannot be read: %s", key, error)
             except Exception:
@@ -317,9 +319,9 @@ class WakuNode:
     async def history(
         self, topic: str, *, since_ms: int
     ) -> AsyncGenerator[Sequence[NodeMessageReceived], None]:
-        """The messages that the store has since then, newest first, in pages.
+        """The messages that the store has since `since_ms`, newest first, in pages.
 
-        Raises `WakuUnreachable`, and `WakuRefused` if the node has no store to ask.
+        Raises `WakuUnreachable`, and `WakuRefused` if the node has no store to query.
         """
         query = {"contentTopics": topic, "startTime": str(max(1, since_ms) * 1_000_000), "ascending": "false"}
         cursor: str | None = None
@@ -329,12 +331,12 @@ class WakuNode:
             if page.messages:
                 yield page.messages
             if page.cursor is None or page.cursor in asked:
-                return  # a store whose cursors go round has no more to give
+                return  # a store that repeats a cursor has no more messages
             cursor = page.cursor
             asked.add(cursor)
 
     async def fetch(self, topic: str, hashes: Sequence[bytes]) -> AsyncGenerator[NodeMessageReceived, None]:
-        """The messages that the store has under these hashes. Raises as `history`."""
+        """The messages that the store has under these hashes. Raises as `history` does."""
         for start in range(0, len(hashes), _MAX_HASHES):
             part = hashes[start : start + _MAX_HASHES]
             wanted = {"hashes": ",".join(f"0x{each.hex()}" for each in part)}
@@ -382,7 +384,7 @@ class WakuNode:
 
     async def _tell_topics(self, key: str, health: TopicHealth) -> None:
         for topic, before in list(self._topics.items()):
-            # A topic may be let go of while the change of another one is told.
+            # A topic may be unsubscribed while the change of another one is being reported.
             if topic in self._topics and self._cache_of(topic) == key and before is not health:
                 self._topics[topic] = health
                 await self.health_events.emit(ContentTopicHealthChange(topic, health))
@@ -407,13 +409,16 @@ class WakuNode:
 
 
 def _is_forgotten(error: StrataError) -> bool:
-    """Whether a node says that it is not subscribed to what it is asked for."""
+    """Whether a node reports that it is not subscribed to the requested topic."""
     return isinstance(error, WakuRefused) and (error.status == 404 or "ot subscribed" in error.reason)
 
 
 def _failure(request_id: str, message_hash: bytes, error: Exception) -> NodeMessageError:
-    """What a refusal means for a message (C-292): a node answers 400 to what it can never take, and also to
-    what is too soon for its rate limit, or for its subscriptions."""
+    """Return the event for a message that failed with this error (C-292).
+
+    A node answers 400 to messages that it can never accept, and also to messages that come too soon for its
+    rate limit or its subscriptions.
+    """
     code, recoverable, wait = type(error).__name__, True, None
     if isinstance(error, WakuRefused):
         code = str(error.status)

@@ -35,7 +35,7 @@ class _Call:
 
     def __init__(self, task: asyncio.Task[Any] | None) -> None:
         self.task = task
-        """None once they have ended."""
+        """The task that waits; None once the handlers have ended."""
 
 
 _calls: ContextVar[tuple[_Call, ...]] = ContextVar("strata_handlers", default=())
@@ -43,9 +43,9 @@ _calls: ContextVar[tuple[_Call, ...]] = ContextVar("strata_handlers", default=()
 
 
 def callers() -> set[asyncio.Task[Any]]:
-    """The tasks that call a handler which has led here, by itself or through tasks that it has begun.
+    """The tasks whose handler calls led here, directly or through tasks that a handler started.
 
-    Nothing that a handler asks for may wait for them, nor cancel them: they wait for the handler.
+    Nothing that a handler calls may wait for these tasks or cancel them, because they wait for the handler.
     """
     return {call.task for call in _calls.get() if call.task is not None}
 

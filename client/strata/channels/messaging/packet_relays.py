@@ -38,7 +38,7 @@ class PacketRelays(Protocol):
 
     @property
     def max_packet_bytes(self) -> int | None:
-        """The smallest limit that a connected relay has announced."""
+        """The smallest limit that a connected relay has reported."""
         ...
 
     async def publish(

@@ -100,7 +100,7 @@ async def read_pages(
         while messages := spool.take():
             newest = max(newest, *map(sent_ms, messages))
             yield HistoryPage(messages)
-        second = since_ms // 1000 * 1000  # authors tell seconds
+        second = since_ms // 1000 * 1000  # authors give whole seconds
         if spool.is_whole or not newest or newest < second:
             return
         # Another walk brings what had no room. A second with more messages than fit must not end the reading.

@@ -54,7 +54,7 @@ _FAULT_PAUSE = 5.0
 _MAX_UNDER_WAY = 1024
 _FINAL = frozenset({Retry.NEVER, Retry.AUTHENTICATE})
 _WRONG_TIME = frozenset({ErrorCode.TIMESTAMP_IN_FUTURE, ErrorCode.TIMESTAMP_TOO_OLD})
-"""Our clock or the relay's is wrong. The message waits, because each attempt has its own time."""
+"""Our clock or the relay's is wrong. The message waits, because each attempt has a new timestamp."""
 _WRONG_TIME_WAIT_MS = 10_000
 
 
@@ -323,7 +323,7 @@ class RelayNode:
         await self.message_events.emit(message)
 
     async def _read(self, delivery: DeliveredPacket, topic: str) -> NodeMessageReceived | None:
-        """The message in a packet; None if there is none of this topic, or its author has not signed it."""
+        """The message in a packet; None if there is none on this topic, or its author has not signed it."""
         packet = delivery.packet
         if "original" not in packet.content:
             message = binding.read_packet(packet, topic)

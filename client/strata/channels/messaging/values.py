@@ -106,7 +106,7 @@ class NodeMessageError:
     recoverable: bool = True
     """Whether sending it again may succeed (C-292)."""
     retry_after_ms: int | None = None
-    """The transport's limit is reached; send nothing for this time."""
+    """How long to send nothing, if the transport's limit is reached."""
 
 
 class ConnectionStatus(enum.StrEnum):

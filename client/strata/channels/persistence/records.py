@@ -102,7 +102,7 @@ class PartialSegment(Record, frozen=True, array_like=True, gc=False):
 
 
 class SegmentsFinished(Record, frozen=True, array_like=True, gc=False):
-    """A message that was whole before all its segments had arrived: late segments start no new message."""
+    """A message that was whole before all its segments had arrived; late ones belong to it, not a new one."""
 
     KIND: ClassVar[str] = "segments_finished"
 

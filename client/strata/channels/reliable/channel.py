@@ -278,7 +278,7 @@ class ReliableChannel:
         _log.info("%s: %d messages wait in the store", self._channel_id, len(left.requests))
 
     async def _purge(self) -> None:
-        # A caller that is cancelled here cannot ask for the purge again, so it continues on its own.
+        # A caller that is cancelled here cannot ask again, so the purge continues on its own.
         await asyncio.shield(self._purge_behind_the_rest())
 
     async def _purge_behind_the_rest(self) -> None:

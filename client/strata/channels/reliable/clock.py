@@ -1,4 +1,4 @@
-"""The time of a node's channels: it runs evenly, keeps to the wall clock, and tells when that was set.
+"""The time of a node's channels, which runs evenly, follows the wall clock, and reports when that was set.
 
 Timers need a clock that runs evenly; Lamport times, packets and stores need real time. The time of channels
 therefore runs with the event loop's clock, and `look` compares it with the wall clock. If the two are a

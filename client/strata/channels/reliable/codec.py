@@ -11,7 +11,10 @@ __all__ = ["Decoder", "Encoder"]
 
 @runtime_checkable
 class Encoder(Protocol):
-    """Gives bytes the form in which the transport carries them. `overhead` may give the bytes added."""
+    """Gives bytes the form in which the transport carries them.
+
+    An attribute `overhead` may give the number of bytes that this adds.
+    """
 
     @property
     def content_topic(self) -> str:

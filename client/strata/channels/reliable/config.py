@@ -106,7 +106,7 @@ class ReliableChannelConfig:
         if not self.drain_timeout_ms >= 0:
             raise ValueError("drain_timeout_ms must not be negative")
         for name in ("retrieve_frequency_ms", "process_task_min_elapse_ms", "force_query_threshold_ms"):
-            if not getattr(self, name) >= 0:  # not a number fails this too
+            if not getattr(self, name) >= 0:  # NaN fails this too
                 raise ValueError(f"{name} must not be negative")
         for name in ("query_window_ms", "max_inbox_messages", "max_inbox_bytes"):
             if not getattr(self, name) >= 1:
@@ -114,7 +114,7 @@ class ReliableChannelConfig:
         if self.retention_seconds is not None and self.retention_seconds < 1:
             raise ValueError("retention_seconds must be at least 1")
         for name in ("retrieve_frequency_ms", "query_window_ms", "retention_seconds"):
-            if getattr(self, name) == math.inf:  # dates and waits are reckoned from them
+            if getattr(self, name) == math.inf:  # dates and waits are computed from them
                 raise ValueError(f"{name} must be finite")
         if self.device is not None:
             check_device(self.device)
@@ -166,7 +166,7 @@ DEFAULT_RELIABLE_CHANNEL_CONFIG = ReliableChannelConfig(
 )
 """All defaults, with sections filled in (C-029)."""
 DefaultReliableChannelOptions = DEFAULT_RELIABLE_CHANNEL_CONFIG
-"""Its name in the documents."""
+"""The name in the documents."""
 
 
 @dataclass(slots=True)

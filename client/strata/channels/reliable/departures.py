@@ -21,7 +21,7 @@ __all__ = ["Departures"]
 _log = logging.getLogger("strata.reliable")
 
 _MAX_REFUSED = 1_024
-"""The most unreported refusals that are kept; beyond that the oldest is forgotten, and only logged."""
+"""The most unreported refusals that are kept; beyond that the oldest is forgotten."""
 
 
 class _Wait:

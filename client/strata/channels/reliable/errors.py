@@ -54,7 +54,7 @@ class ChannelFailed(ReliableError):
     def __init__(self, task: str, error: BaseException) -> None:
         super().__init__(task, error)
         self.task = task
-        """The task that ended, in words."""
+        """A description of the task that ended."""
         self.error = error
         self.__cause__ = error
 
@@ -67,7 +67,7 @@ class ChannelFailed(ReliableError):
 
 
 class NotSent(ReliableError):
-    """Messages that a program waited for, given by their request ids, are not out.
+    """Messages that a program waited for are not out. They are given by request id.
 
     A message in `requests` may be out after all if the transport has not answered. A message in `refused`
     will never go out.

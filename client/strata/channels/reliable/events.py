@@ -92,7 +92,7 @@ class SendingMessage:
 @in_camel_case(made=False)
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MessageSent:
-    """A chunk, or an ephemeral message, is over the wire; nobody has acknowledged it (C-039)."""
+    """A chunk, or an ephemeral message, was sent over the wire; nobody has acknowledged it yet (C-039)."""
 
     name: ClassVar[str] = "message-sent"
     request_id: str
@@ -315,10 +315,10 @@ class Syncing:
 
     name: ClassVar[str] = "syncing"
     received: int
-    """SDS messages of others that arrived since the channel was opened."""
+    """The number of SDS messages of others that arrived since the channel was opened."""
     missing: int
     lost: int
-    """Messages that were given up."""
+    """The number of messages that were given up."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

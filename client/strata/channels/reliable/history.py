@@ -52,14 +52,14 @@ class PastMessages:
     """A page of a channel's past."""
 
     messages: tuple[MessageReceived, ...]
-    """As they are handed over, own ones among them, in the order that all participants share."""
+    """The messages as they are handed over, own ones included, in the order that all participants share."""
     more: bool
-    """Whether the relays have older ones."""
+    """Whether the relays have older messages."""
     missing: tuple[str, ...]
     """Messages that these follow (by SDS id) or that are only partly there (by payload hash): no relay has
     them, as far as can be determined."""
     before: str | None
-    """What to give as `before` for the page before this one; None if there is none."""
+    """The value of `before` for the page before this one; None if there is none."""
 
     @property
     def is_complete(self) -> bool:

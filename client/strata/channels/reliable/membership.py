@@ -15,7 +15,7 @@ __all__ = ["Dispatch", "HubMember"]
 
 @dataclass(frozen=True, slots=True)
 class Dispatch:
-    """A message that a channel wants sent, and its form."""
+    """A message to send for a channel, and how to send it."""
 
     request_id: str
     envelope: MessageEnvelope

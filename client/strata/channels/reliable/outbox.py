@@ -151,5 +151,5 @@ class Outbox:
         return self._limiter.utilisation(now_ms)
 
     def changes_to_store(self) -> list[Change]:
-        """The changes to the queue to store, since the last call."""
+        """The changes of the queue to store, since the last call."""
         return self._limiter.changes_to_store(self.lane)

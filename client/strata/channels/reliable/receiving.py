@@ -70,7 +70,7 @@ class Receiving:
         self._told_full = self._told_full and len(self._engine.inbox) > 0
 
     async def take(self, event: NodeMessageReceived, *, stored: bool) -> SdsMessage | None:
-        """Take a message once there is room for it. None while the channel does not work."""
+        """Take a message once there is room for it. Returns None if it is not taken."""
         async with self._taking:
             while self._works() and self.is_full:
                 if stored:
@@ -105,7 +105,7 @@ class Receiving:
             return message
 
     async def take_stored(self, event: NodeMessageReceived) -> SdsMessage | None:
-        """The same for a message read from a store; the reader flushes, so that a page is one step."""
+        """As `take`, for a message read from a store; the reader flushes, so that a page is one step."""
         return await self.take(event, stored=True)
 
     async def pass_over(self, event: NodeMessageReceived) -> None:

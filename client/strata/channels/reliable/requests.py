@@ -284,7 +284,7 @@ class Requests:
         return changes
 
     def get(self, request_id: str) -> Request | None:
-        """The message of this request id, if it is still followed."""
+        """The message with this request id, if it is still followed."""
         return self._requests.get(request_id)
 
     @property

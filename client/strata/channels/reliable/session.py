@@ -372,7 +372,7 @@ class ChannelSession:
     async def _keep_up(self) -> None:
         """Wait while this process is behind: what has arrived meanwhile may make due work unnecessary.
 
-        Else a crowd of participants in one process sends more and more, the slower the process is.
+        Otherwise many participants in one process would send more, the slower the process is.
         """
         waited, late = 0, self.now_ms() - self._armed_for
         while late > _LATE_MS and waited < _MAX_BEHIND_MS:

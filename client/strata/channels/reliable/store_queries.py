@@ -37,7 +37,7 @@ __all__ = ["StoreQueries"]
 _log = logging.getLogger("strata.reliable")
 
 _MAX_PAGES = 40
-"""The most pages that one query for missing messages reads from a store without cursors; more in the next."""
+"""The most pages that one query for missing messages reads from a store without cursors."""
 _MAX_ASKED = 64
 """The most queries in a row for messages at the end of what relays keep."""
 _MAX_PAGES_SINCE = 4
@@ -412,7 +412,7 @@ class StoreQueries:
         return all(map(self._is_before, last or ()))
 
     def _is_before(self, event: NodeMessageReceived) -> bool:
-        """Whether a stored message is from before this participant's part in the channel.
+        """Whether a stored message is from before this participant joined the channel.
 
         With `join="now"` the store's clock counts too, so that a sender with a slow clock is not ignored.
         """

@@ -1,4 +1,4 @@
-"""The messages that a node has taken and not answered. Their number is bounded; each ends or is given up."""
+"""Messages that a node has taken and not answered: bounded, and each gets its outcome or is given up."""
 
 from __future__ import annotations
 

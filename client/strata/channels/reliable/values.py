@@ -32,9 +32,9 @@ class OutstandingMessage:
     message_id: str
     total_chunks: int
     sent: int
-    """Chunks that the transport has."""
+    """The number of chunks that the transport has."""
     acknowledged: int
-    """Chunks that another participant has."""
+    """The number of chunks that another participant has."""
     undelivered: bool
     """Whether its retransmissions are used up; a late acknowledgement still counts."""
 
@@ -59,11 +59,11 @@ class SyncStatus:
     outstanding: tuple[OutstandingMessage, ...]
     missing: tuple[MissingMessage, ...]
     queued: int
-    """Chunks that wait for the rate limit or the transport."""
+    """The number of chunks that wait for the rate limit or the transport."""
     partial_messages: int
-    """Received messages that still lack chunks."""
+    """The number of received messages that still lack chunks."""
     inbox: int
-    """Whole messages that the program has not taken."""
+    """The number of whole messages that the program has not taken."""
     rate_limit_utilization: int
     caught_up: bool = True
     """Whether everything has been read that the relays had when they were last reached (`query_on_connect`).
@@ -121,9 +121,9 @@ class ChannelStatistics:
     sds: SdsStatistics
     reassembly: ReassemblyStatistics
     undecryptable: int
-    """Received payloads that the hook could not decrypt (C-073)."""
+    """The number of received payloads that the hook could not decrypt (C-073)."""
     undecodable: int
-    """Received payloads that the decoder could not read (C-010)."""
+    """The number of received payloads that the decoder could not read (C-010)."""
     senders_forged: int
     ephemerals_invalid: int
     ephemerals_repeated: int

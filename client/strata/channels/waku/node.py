@@ -231,7 +231,7 @@ class WakuNode:
     # Receiving.
 
     async def subscribe(self, topics: Sequence[str], *, authors: Iterable[str] = ()) -> None:
-        """Receive messages on these topics from now on. A node that is away is no error.
+        """Receive messages on these topics from now on. A Waku node that is away is no error.
 
         Raises `NodeError` for a topic that Waku cannot shard, and for named authors, which Waku lacks.
         """
@@ -389,10 +389,10 @@ class WakuNode:
                 self._topics[topic] = health
                 await self.health_events.emit(ContentTopicHealthChange(topic, health))
 
-    # Asking.
+    # Requests.
 
     async def _ask(self, method: str, path: str, body: bytes | None = None) -> HttpReply:
-        """The answer of the node. Raises `WakuUnreachable`, and `WakuRefused` for a status of 300 or more."""
+        """Return the node's answer. Raises `WakuUnreachable`, or `WakuRefused` for a status from 300 on."""
         answer = await request(
             self._url, method, path, body, ssl=self._ssl, timeout=self._timeout, max_bytes=_MAX_ANSWER_BYTES
         )

@@ -39,7 +39,7 @@ __all__ = ["Events", "Handover"]
 
 _RECEIVED = (MessageReceived.name, ReliableMessageReceived.name)
 _PAUSE_SECONDS, _MAX_PAUSE_SECONDS = 1.0, 60.0
-"""How long a handler that raised is not called again with the message; the pause doubles each time."""
+"""The pause before a handler that raised is called again with the message; it doubles each time."""
 
 
 class _Again(NamedTuple):
@@ -215,7 +215,7 @@ class Handover:
     # Received messages, for handlers and iterators of events.
 
     async def _hand_on(self) -> float | None:
-        """Hand a message over if no task iterates. Returns the seconds until the next look; None: no next."""
+        """Hand a message over if no task iterates. Returns the seconds until the next look, if any."""
         if self._iterated or self._ended or self._closing:
             return None
         if self._has_handlers():

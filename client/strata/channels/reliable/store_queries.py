@@ -237,8 +237,8 @@ class StoreQueries:
     async def _read_on(self, since: int, *, settle: bool) -> None:
         """Read from where the store was last read, or from `since` on, to the end.
 
-        `settle`: this reads everything that was missed, so heard messages wait, and messages that nobody has
-        are settled on the way.
+        `settle`: this reads everything that was missed, so heard messages wait, and missing messages that no
+        store has are settled on the way.
         """
         engine, began_at, count = self._engine, self._stores_now_ms(), 0
         after = engine.catching_up.position

@@ -1,4 +1,4 @@
-"""What tasks wait for: their own time to come, and the stores, hooks and nodes that a program gave."""
+"""How tasks wait: for an alarm, and for the stores, hooks and nodes that a program supplies."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ P = ParamSpec("P")
 
 
 class Alarm:
-    """An event with one waiting task and a deadline, without the cost of a timeout that cancels."""
+    """An event for one waiting task, with a deadline that costs less than a timeout that cancels."""
 
     __slots__ = ("_is_set", "_waiter")
 
@@ -22,17 +22,17 @@ class Alarm:
         self._waiter: asyncio.Future[None] | None = None
 
     def set(self) -> None:
-        """Wake the task, now or as soon as it waits."""
+        """Wake the task now, or as soon as it waits."""
         self._is_set = True
         if self._waiter is not None:
             _end(self._waiter)
 
     def clear(self) -> None:
-        """Forget that it was set."""
+        """Reset the alarm."""
         self._is_set = False
 
     async def wait(self, seconds: float | None = None) -> None:
-        """Wait until it is set, at most so many seconds. Cancelling changes nothing."""
+        """Wait until the alarm is set, for at most `seconds`. Cancelling changes nothing."""
         if self._is_set:
             return
         loop = asyncio.get_running_loop()
@@ -47,10 +47,10 @@ class Alarm:
 
 
 async def answer_of(function: Callable[P, object], *arguments: P.args, **named: P.kwargs) -> Any:
-    """What a plain function or a coroutine function returns. Cancelling cancels it.
+    """Call a plain function or a coroutine function, and return its result. Cancelling cancels the call.
 
-    Raises what it raises, and `RuntimeError` where something that it waited for was cancelled, and not the
-    task that waits here: such a `CancelledError` is a failure like others, and must not end that task.
+    Raises what the function raises. If something that the function awaited was cancelled, but the calling
+    task was not, raises `RuntimeError`: a `CancelledError` would end the calling task.
     """
     try:
         answer = function(*arguments, **named)
@@ -63,9 +63,9 @@ async def answer_of(function: Callable[P, object], *arguments: P.args, **named: 
 
 
 def end_of(task: asyncio.Task[None]) -> BaseException | None:
-    """The error with which a task has ended; None if it came to its end.
+    """The error that ended a task; None if the task returned.
 
-    It is a `CancelledError` if somebody cancelled the task, as `asyncio.run` does at the end.
+    It is a `CancelledError` if the task itself was cancelled, as `asyncio.run` does at the end.
     """
     if not task.cancelled():
         return task.exception()

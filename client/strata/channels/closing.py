@@ -1,4 +1,4 @@
-"""The end of a block: what closing raises does not hide what the block raised."""
+"""Closing at the end of a block, without hiding the error that the block raised."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ __all__ = ["close_after"]
 
 
 async def close_after(error: BaseException | None, closing: Awaitable[object]) -> None:
-    """Await `closing` at the end of a block that raised `error`, or nothing.
+    """Await `closing` at the end of a block that raised `error`, or None.
 
-    A `StrataError` of the closing is raised after a block that ended well. Otherwise it becomes a note of
-    `error`, which goes on.
+    If the block raised nothing, a `StrataError` of `closing` is raised. Otherwise it becomes a note of
+    `error`, which continues to propagate.
     """
     try:
         await closing
     except StrataError as trouble:
         if error is None:
             raise
-        if str(error) != str(trouble):  # else it is the error that the block raised
+        if str(error) != str(trouble):  # else closing raised the block's error again
             error.add_note(f"While closing: {trouble}")

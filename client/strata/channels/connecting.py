@@ -1,4 +1,4 @@
-"""How a program comes to relays: `connect`, `connect_pool`, and what they give, which opens channels too."""
+"""`connect` and `connect_pool`: connections to one relay or several, which also open channels."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 __all__ = ["ChannelOpener", "Pool", "Relay", "connect", "connect_pool"]
 
-# The modules of channels are loaded by the first channel: a program that only publishes and reads needs none.
+# The first channel loads the modules of channels: a program that only publishes and reads needs none of them.
 
 
 def connect(
@@ -36,21 +36,21 @@ def connect(
     anchors: Anchors | None = None,
     options: Options | None = None,
 ) -> Relay:
-    """A connection to the relay at a ws or wss URL, to be opened by `async with` (or `await relay.open()`).
+    """Return a connection to the relay at a ws or wss URL. Open it with `async with` or `await relay.open()`.
 
         async with strata.connect("ws://127.0.0.1:7447/strata", identity=me) as relay:
             await relay.post({"type": "POST", "text": "hello"})
 
-    `identity` signs what `Relay.post` publishes, and proves to the relay who is asking where that is needed
-    (`Options.authenticate`). `pins` names a file that remembers which relay was met at which address (R-298).
-    `anchors` are identities trusted beforehand, as `relays.bootstrap` reads them (R-055). `ssl` replaces the
+    `identity` signs what `Relay.post` publishes, and authenticates the client to relays that require it
+    (`Options.authenticate`). `pins` names a file that records which relay was met at which address (R-298).
+    `anchors` are identities trusted in advance, as `relays.bootstrap` reads them (R-055). `ssl` replaces the
     system's TLS settings for wss. Opening raises what `Relay.open` does.
     """
     return Relay(url, identity=identity, ssl=ssl, pins=pins, anchors=anchors, options=options)
 
 
 class ChannelOpener:
-    """What a relay and a pool share: a messaging node of their identity, made when it is first needed."""
+    """The part that `Relay` and `Pool` share: a messaging node of their identity, made at its first use."""
 
     _identity: Signer | None
     _node: RelayNode | None = None
@@ -59,7 +59,7 @@ class ChannelOpener:
     def node(self) -> RelayNode:
         """The messaging node of the connection's identity, for channels (C-259).
 
-        Raises `ValueError` without an identity: what is sent is signed.
+        Raises `ValueError` without an identity, since everything that is sent is signed.
         """
         if self._node is None:
             if self._identity is None:
@@ -82,13 +82,13 @@ class ChannelOpener:
     def channel(
         self, channel_id: str, *, topic: str, sender_id: str | None = None, **options: Unpack[ChannelOptions]
     ) -> ReliableChannel:
-        """A reliable channel over this connection, to be opened by `async with`: see `ReliableChannel`.
+        """Return a reliable channel over this connection. Open it with `async with`; see `ReliableChannel`.
 
             async with relay.channel("room", topic="/chat/1/room/proto") as room:
                 await room.send(b"hello")
 
-        `options` are `config`, `encryption`, `profile` and the settings of `ReliableChannelConfig`, its
-        sections' among them. Raises `ValueError` for what cannot work.
+        `options` are `config`, `encryption`, `profile` and the settings of `ReliableChannelConfig`, including
+        those of its sections. Raises `ValueError` for options that cannot work.
         """
         from strata.channels.reliable.client import open_channel
 
@@ -96,13 +96,13 @@ class ChannelOpener:
 
 
 class Relay(ChannelOpener, PacketRelay):
-    """One relay, kept connected until `close`: packets, and channels over them. Made by `connect`."""
+    """One relay, kept connected until `close`, for packets and channels. Made by `connect`."""
 
     async def close(self) -> None:
-        """Close its channels, their node, and then the connection, as `PacketRelay.close` does. Idempotent.
+        """Close the channels, their node, and then the connection, as `PacketRelay.close` does. Idempotent.
 
-        Channels that are open get their time to send (`ReliableChannel.close`). Raises what their closing
-        raises, with everything closed.
+        Open channels get time to send first (`ReliableChannel.close`). Raises what closing a channel raises,
+        after everything is closed.
         """
         try:
             await self._close_node()
@@ -132,28 +132,28 @@ def connect_pool(
     anchors: Anchors | None = None,
     options: PoolOptions | None = None,
 ) -> Pool:
-    """Several relays as one, to be opened by `async with` (or `await pool.open()`).
+    """Return several relays as one connection. Open it with `async with` or `await pool.open()`.
 
         async with strata.connect_pool(["ws://a/strata", "ws://b/strata", "ws://c/strata"]) as relays:
             await relays.publish(packet)
 
-    Relays are given by their URLs, or as a bootstrap file has them: `read_bootstrap(path).relays` is all a
-    client needs to start (R-347). Earlier ones are preferred until experience says otherwise. `identity`
-    signs what `Pool.post` publishes; it, `ssl`, `pins` and `anchors` are for every connection what they are
-    for `connect`. Opening raises `ConnectionFailed` if no relay could be reached within
-    `Options.connect_timeout`, and `OSError` for an unusable scores file.
+    A relay is a URL, or a `KnownRelay` of a bootstrap file: `read_bootstrap(path).relays` is all a client
+    needs to start (R-347). Earlier relays are preferred until experience says otherwise. `identity` signs
+    what `Pool.post` publishes. Every connection uses `identity`, `ssl`, `pins` and `anchors` as `connect`
+    does. Opening raises `ConnectionFailed` if no relay could be reached within `Options.connect_timeout`, and
+    `OSError` for an unusable scores file.
     """
     return Pool(relays, identity=identity, ssl=ssl, pins=pins, anchors=anchors, options=options)
 
 
 class Pool(ChannelOpener, PacketPool):
-    """Several relays behind the face of one: packets, and channels over them. Made by `connect_pool`."""
+    """Several relays with the interface of one, for packets and channels. Made by `connect_pool`."""
 
     async def close(self) -> None:
-        """Close its channels, their node, and then the connections, as `PacketPool.close` does. Idempotent.
+        """Close the channels, their node, and then the connections, as `PacketPool.close` does. Idempotent.
 
-        Channels that are open get their time to send (`ReliableChannel.close`). Raises what their closing
-        raises, with everything closed.
+        Open channels get time to send first (`ReliableChannel.close`). Raises what closing a channel raises,
+        after everything is closed.
         """
         try:
             await self._close_node()

@@ -1,18 +1,18 @@
-"""The encryption hook of a channel, and a ready group-key implementation of it (channel.md §12).
+"""The encryption hook of a channel, and an implementation of it with group keys (channel.md §12).
 
-Without a hook nothing that a channel sends is confidential. Relays, and whoever else sees the packets, read
-the payloads, and with them who sends in which channel, the message ids and what each message follows, and
-of each segment its index, how many there are and the hash of the whole (C-245). With a hook they see the
-content topic, the packet's author, times and sizes.
+Without a hook nothing that a channel sends is confidential. Relays, and anyone else who sees the packets, can
+read the payloads, who sends in which channel, the id and causal history of each message, and the index, the
+count and the hash of the whole in each segment (C-245). With a hook they see the content topic, the packet's
+author, times and sizes.
 
-A hook is anything with `encrypt` and `decrypt`, bytes to bytes, plain functions or coroutines (C-237). It
-gets each encoded SDS message as a whole, sync, repair and in-channel ephemeral messages included, and all
-participants must have it: who cannot decrypt hears nothing (C-241, C-246). The channel manages no keys and
-asks for no particular scheme (C-242).
+A hook is any object with `encrypt` and `decrypt`, bytes to bytes, as plain or coroutine functions (C-237). It
+is given each whole encoded SDS message, including sync, repair and in-channel ephemeral messages. All
+participants must use the same hook: a participant that cannot decrypt receives nothing (C-241, C-246). The
+channel manages no keys and requires no particular scheme (C-242).
 
-`GroupKeyEncryption` is such a hook: XChaCha20-Poly1305 under keys that the participants share. It hides
-what is said from whoever has no key. It does not tell one key holder from another, nor take back what a
-former one knows; for the first see the channel's `sender_binding`, for the second give out a new key.
+`GroupKeyEncryption` is such a hook: XChaCha20-Poly1305 under keys that the participants share. It hides the
+content from anyone without a key. It does not distinguish one key holder from another; for that, see the
+channel's `sender_binding`. It cannot revoke what a former key holder knows; for that, distribute a new key.
 """
 
 from __future__ import annotations
@@ -56,14 +56,14 @@ _FILE_KIND = "strata-group-key"
 
 
 class EncryptionFailed(StrataError):
-    """The hook could not encrypt: this chunk fails for good (C-244). The cause is the hook's own error."""
+    """The hook could not encrypt, so this chunk fails permanently (C-244). The cause is the hook's error."""
 
     def __str__(self) -> str:
         return "the encryption hook failed"
 
 
 class DecryptionFailed(StrataError):
-    """What arrived cannot be decrypted: it is dropped and counted (C-244)."""
+    """A received message cannot be decrypted: it is dropped and counted (C-244)."""
 
     def __str__(self) -> str:
         return "the message cannot be decrypted"
@@ -75,39 +75,39 @@ class GroupKeyError(StrataError, ValueError):
 
 @runtime_checkable
 class Encryption(Protocol):
-    """What a channel takes as `encryption`. An attribute `overhead` tells by how many bytes it expands."""
+    """The `encryption` of a channel. An optional attribute `overhead` says how many bytes it adds."""
 
     def encrypt(self, content: bytes, /) -> bytes | Awaitable[bytes]:
-        """The bytes to send for this content. Whatever it raises fails the chunk."""
+        """The bytes to send for this content. If it raises, the chunk fails."""
         ...
 
     def decrypt(self, payload: bytes, /) -> bytes | Awaitable[bytes]:
-        """The content of these bytes. Whatever it raises drops them; they may come from anyone."""
+        """The content of these bytes, which may come from anyone. If it raises, they are dropped."""
         ...
 
 
 class EncryptionHook:
-    """A user's hook behind one face: asynchronous, and failing in two known ways."""
+    """A user's hook behind one interface: asynchronous, with two known errors."""
 
     def __init__(self, hook: Encryption) -> None:
-        """Raises `TypeError` unless both functions are there, and for an overhead that is no size (C-238)."""
+        """Raises `TypeError` if a function is missing, or if `overhead` is not a size (C-238)."""
         self._encrypt = _function(hook, "encrypt")
         self._decrypt = _function(hook, "decrypt")
         overhead = getattr(hook, "overhead", 0)
         if type(overhead) is not int or overhead < 0:
             raise TypeError("the overhead of an encryption hook is a number of bytes")
         self.overhead = overhead
-        """By how many bytes the hook says it expands; it enters the size check of the channel (C-243)."""
+        """The bytes that the hook says it adds; the channel's size check includes them (C-243)."""
 
     async def encrypt(self, content: bytes) -> bytes:
-        """Run the hook. Raises `EncryptionFailed` whatever it raised, or returned instead of bytes."""
+        """Run the hook. Raises `EncryptionFailed` if the hook raises or does not return bytes."""
         try:
             return await _run(self._encrypt, content)
         except Exception as error:
             raise EncryptionFailed from error
 
     async def decrypt(self, payload: bytes) -> bytes:
-        """Run the hook. Raises `DecryptionFailed` whatever it raised, or returned instead of bytes."""
+        """Run the hook. Raises `DecryptionFailed` if the hook raises or does not return bytes."""
         try:
             return await _run(self._decrypt, payload)
         except Exception as error:
@@ -134,8 +134,7 @@ async def _run(function: _Function, data: bytes) -> bytes:
 class GroupKey:
     """A 32-byte key that the participants of a channel share.
 
-    It never shows itself: `repr` and errors name it by `key_id`, which is derived from it one way, and only
-    `save` and `secret` give it away.
+    Only `save` and `secret` disclose it. `repr` and errors name it by `key_id`, a one-way derivative.
     """
 
     __slots__ = ("_secret", "key_id")
@@ -155,7 +154,7 @@ class GroupKey:
 
     @property
     def secret(self) -> bytes:
-        """The 32 bytes. Everyone who has them can read the channel and write to it."""
+        """The 32 bytes. Anyone who has them can read the channel and write to it."""
         return self._secret
 
     def __eq__(self, other: object) -> bool:
@@ -175,7 +174,7 @@ class GroupKey:
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the key to a new file that only its owner can read.
 
-        Raises `FileExistsError` rather than replace a key, and `OSError` as the file system does.
+        Raises `FileExistsError` rather than replace a key, and any other `OSError` of the file system.
         """
         members = {"kind": _FILE_KIND, "key_id": f"0x{self.key_id.hex()}", "key": f"0x{self._secret.hex()}"}
         secret_files.write_secret(path, members)
@@ -184,8 +183,8 @@ class GroupKey:
     def load(cls, path: str | os.PathLike[str]) -> GroupKey:
         """Read a file that `save` wrote.
 
-        Raises `GroupKeyError` if others can read the file or it is no key file, and `OSError` as the file
-        system does. No error quotes the file.
+        Raises `GroupKeyError` if other users can read the file or if it is not a key file, and any `OSError`
+        of the file system. No error quotes the file.
         """
         try:
             body = secret_files.read_secret(path)
@@ -203,7 +202,7 @@ def _key_from_file(body: bytes) -> GroupKey | None:
         if members["kind"] != _FILE_KIND or not members["key"].startswith("0x"):
             return None
         key = GroupKey(bytes.fromhex(members["key"][2:]))
-        # The id stands beside the key, so that a damaged key is noticed and not taken for another one.
+        # The file also has the id, so that a damaged key is detected and not taken for another key.
         return key if members["key_id"] == f"0x{key.key_id.hex()}" else None
     except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
         return None
@@ -213,11 +212,12 @@ class GroupKeyEncryption:
     """XChaCha20-Poly1305 with shared keys, as the hook of one channel.
 
     A message is: format (1 byte, 01) ‖ key id (8) ‖ nonce (24, random) ‖ ciphertext and tag (16 more than the
-    content). The header and the channel id are authenticated with it, so a message that is moved to another
-    channel, under the same key, does not decrypt there.
+    content). The header and the channel id are authenticated too, so a message that is moved to another
+    channel with the same key does not decrypt there.
 
-    To rotate a key, first give the new one to everybody as a further key, then make it the first: the first
-    encrypts, all of them decrypt, and the key id finds the one. `use` does so while the channel is open.
+    The first key encrypts; all keys decrypt, and the key id in the message selects one. To rotate a key,
+    first give the new key to everybody as a further key, then make it the first key. `use` changes the keys
+    while the channel is open.
     """
 
     overhead = _HEADER_BYTES + _TAG_BYTES
@@ -229,15 +229,15 @@ class GroupKeyEncryption:
         *,
         random_bytes: Callable[[int], bytes] = secrets.token_bytes,
     ) -> None:
-        """The first key encrypts. Raises `GroupKeyError` for no key, or two different ones of one id."""
+        """The first key encrypts. Raises `GroupKeyError` for no key, or two different keys with one id."""
         self.use(keys)
         self._channel = _ASSOCIATED_DATA + channel_id.encode() + b"\x00"
         self._random_bytes = random_bytes
 
     def use(self, keys: GroupKey | Iterable[GroupKey]) -> None:
-        """These keys instead, from now on. A channel reads again what they open and the former ones did not.
+        """Replace the keys. A channel rereads messages that the new keys decrypt and the former did not.
 
-        Raises as making one does; then the former keys stay.
+        Raises what the constructor raises; the former keys then stay in use.
         """
         given = (keys,) if isinstance(keys, GroupKey) else tuple(keys)
         if not given:
@@ -248,7 +248,7 @@ class GroupKeyEncryption:
         self._keys, self._current = by_id, given[0]
 
     def encrypt(self, content: bytes) -> bytes:
-        """The content under the current key, `overhead` bytes longer. Equal contents come out different."""
+        """The content under the current key, `overhead` bytes longer. Equal contents encrypt differently."""
         # 24 random bytes never repeat in practice, so participants need not agree on a counter.
         nonce = self._random_bytes(_NONCE_BYTES)
         header = _FORMAT + self._current.key_id + nonce
@@ -260,7 +260,7 @@ class GroupKeyEncryption:
         """The content. Raises `DecryptionFailed` unless a key holder made these bytes for this channel."""
         header = payload[:_HEADER_BYTES]
         key = self._keys.get(header[len(_FORMAT) : len(_FORMAT) + _KEY_ID_BYTES])
-        # The binding hands C a pointer and a length: bytes too short for a tag must not reach it.
+        # The binding passes a pointer and a length to C: bytes too short for a tag must not reach it.
         if key is None or not header.startswith(_FORMAT) or len(payload) < self.overhead:
             raise DecryptionFailed
         try:

@@ -1,4 +1,4 @@
-"""Messaging nodes from one configuration: `create_node` of the documents (C-259, C-267, C-268)."""
+"""A messaging node from one configuration: `create_node` of the documents (C-259, C-267, C-268)."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _UNITS = {"KiB": 1024, "KB": 1000, "B": 1, None: 1}
 
 
 def parse_size(text: str | int) -> int:
-    """Bytes from "150 KiB", "150 KB", "150 B" or a number (C-267). Raises `ValueError` for anything else."""
+    """The bytes that "150 KiB", "150 KB", "150 B" or a number stands for (C-267); else `ValueError`."""
     if isinstance(text, int):
         size = text
     else:
@@ -48,7 +48,7 @@ class NodeConfig:
     channel: ReliableChannelConfig | None = None
     """The defaults of every channel on the node (C-031)."""
     max_message_size: str | int | None = None
-    """A limit on own payloads, such as "150 KiB", below the limit that packets set anyway."""
+    """The longest payload to send, such as "150 KiB", if packets do not set a lower limit."""
 
     def __post_init__(self) -> None:
         if self.max_message_size is not None:
@@ -56,7 +56,7 @@ class NodeConfig:
 
 
 class Node(RelayNode):
-    """A messaging node with a pool of its own. Made by `create_node`; a context manager, else `close` it."""
+    """A messaging node with its own pool. Made by `create_node`; use `async with`, or call `close`."""
 
     def __init__(self, config: NodeConfig, pool: Pool) -> None:
         limit = config.max_message_size
@@ -71,7 +71,7 @@ class Node(RelayNode):
         self._pool = pool
 
     async def close(self) -> None:
-        """Close its channels, the node and every connection, as `Relay.close` does. Idempotent."""
+        """Close the channels, the node and every connection, as `Relay.close` does. Idempotent."""
         try:
             await close_channels(self)
         finally:
@@ -87,7 +87,7 @@ class Node(RelayNode):
     def channel(
         self, channel_id: str, *, topic: str, sender_id: str | None = None, **options: Unpack[ChannelOptions]
     ) -> ReliableChannel:
-        """A reliable channel over this node, to be opened by `async with`: as `Relay.channel`."""
+        """Return a reliable channel over this node, as `Relay.channel` does. Open it with `async with`."""
         return open_channel(self, channel_id, topic, sender_id, **options)
 
     def info(self) -> Mapping[str, object]:
@@ -103,7 +103,7 @@ class Node(RelayNode):
         }
 
     def config(self) -> Mapping[str, object]:
-        """The settings in force, as JSON values (C-268); no key is among them."""
+        """The settings in force, without keys, as JSON values (C-268)."""
         return {
             "max_message_size": self._config.max_message_size,
             "pool": {
@@ -113,9 +113,10 @@ class Node(RelayNode):
 
 
 async def create_node(config: NodeConfig) -> Node:
-    """Connect to relays and make a messaging node of them (C-259).
+    """Connect to relays and return a messaging node over them (C-259).
 
-    Raises `ConnectionFailed` if none can be reached, and what `connect_pool` raises. Cancelling closes all.
+    Raises `ConnectionFailed` if no relay can be reached, and what `connect_pool` raises. Cancelling closes
+    all connections.
     """
     pool = connect_pool(config.relays, identity=config.identity, options=config.pool)
     await pool.open()

@@ -1,4 +1,4 @@
-"""The names that the documents give to parameters, for functions that have other ones."""
+"""Further keywords for functions whose parameters have other names in the documents."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ T = TypeVar("T")
 
 
 def named_too(**aliases: str) -> Callable[[Callable[P, T]], Callable[P, T]]:
-    """Decorate a function: its parameters have keywords in camel case too, and `aliases` further ones.
+    """Decorate a function so that it also takes keywords in camel case, and those of `aliases`.
 
-    Giving one parameter under two names raises `TypeError`.
+    A call that gives one parameter under two names raises `TypeError`.
     """
 
     def decorate(function: Callable[P, T]) -> Callable[P, T]:

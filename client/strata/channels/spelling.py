@@ -1,4 +1,4 @@
-"""The names of the documents, in camel case, for types and functions whose names are in snake case.
+"""Camel-case names, as in the documents, for fields and parameters in snake case.
 
 Both spellings set and read the same field: `SdsConfig(causalHistorySize=2).causal_history_size`.
 """
@@ -20,7 +20,7 @@ T = TypeVar("T")
 
 
 def snake_case(name: str) -> str:
-    """`causalHistorySize` as `causal_history_size`; a name in snake case stays as it is."""
+    """`causalHistorySize` as `causal_history_size`; a name in snake case is unchanged."""
     return re.sub(r"(?<=[A-Za-z0-9])([A-Z])", lambda found: "_" + found[1].lower(), name)
 
 
@@ -31,9 +31,10 @@ def camel_case(name: str) -> str:
 
 
 def in_camel_case(*, made: bool = True, **aliases: str) -> Callable[[type[T]], type[T]]:
-    """Decorate a dataclass: each field has its camel-case name too, and `aliases` further ones.
+    """Decorate a dataclass so that its fields also have camel-case names, and those of `aliases`.
 
-    With `made` false the names are for reading alone. Giving one field under two names raises `TypeError`.
+    With `made` false these names can only be read, and the constructor does not take them. Giving one field
+    under two names raises `TypeError`.
     """
 
     def decorate(cls: type[T]) -> type[T]:
@@ -48,7 +49,7 @@ def in_camel_case(*, made: bool = True, **aliases: str) -> Callable[[type[T]], t
 
 
 def further_names(own: Iterable[str], aliases: Mapping[str, str]) -> dict[str, str]:
-    """The further names of these, each with the name it stands for."""
+    """The further names of the `own` names, each mapped to the name it stands for."""
     names = {camel_case(name): name for name in own}
     for alias, name in aliases.items():
         names |= {alias: name, camel_case(alias): name}
@@ -56,7 +57,7 @@ def further_names(own: Iterable[str], aliases: Mapping[str, str]) -> dict[str, s
 
 
 def under_own_names(given: dict[str, Any], names: Mapping[str, str]) -> dict[str, Any]:
-    """Keyword arguments under their own names. Raises `TypeError` for one that is given under two names."""
+    """Keyword arguments under their own names. Raises `TypeError` if one is given under two names."""
     for alias in given.keys() & names.keys():
         name = names[alias]
         if name in given:

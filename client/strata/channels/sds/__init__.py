@@ -1,4 +1,4 @@
-"""Scalable Data Sync: a channel's messages in one order for all, acknowledged, and repaired when lost.
+"""Scalable Data Sync: a channel's messages in one order for all, acknowledged, and repaired if lost.
 
 A `Participant` is one sender's part in one channel. It does no I/O and has no clock; the reliable channel
 drives it. Participants exchange `SdsMessage`s, compatible with the JavaScript package of the same protocol.

@@ -47,16 +47,16 @@ class AckedBy(enum.Enum):
 
 
 class Origin(msgspec.Struct, frozen=True):
-    """What the transport says of the one who sent a message. SDS keeps it beside the message."""
+    """What the transport knows about the sending of a message. SDS keeps it with the message."""
 
     author: str | None = None
-    """Who signed it."""
+    """The signer of the message."""
     sent_at: int | None = None
-    """When its author says it was sent, in Unix seconds."""
+    """When the author says it was sent, in Unix seconds."""
     meta: bytes | None = None
-    """What the transport carried beside it; forgotten while the message waits over a restart."""
+    """The metadata that the transport carried with it; lost in a restart while the message waits."""
     stored_at: int | None = None
-    """When the store got it, by the store's clock, in Unix seconds."""
+    """When the store received it, by the store's clock, in Unix seconds."""
 
 
 NO_ORIGIN = Origin()
@@ -74,20 +74,20 @@ class Delivered(msgspec.Struct, frozen=True):
 
 
 class RefusedOld(msgspec.Struct, frozen=True):
-    """A message of so long ago that nobody knows any more whether it was delivered: it is dropped.
+    """A message so old that it can no longer be known whether it was delivered: it is dropped.
 
-    It comes once for each of the last thousand such messages.
+    Reported once for each of the last thousand such messages.
     """
 
     message_id: str
     sender_id: str
     retrieval_hint: bytes | None
     stored: bool
-    """It was read from a store, and not heard."""
+    """Whether it was read from a store, and not heard."""
 
 
 class WaitingMessage(msgspec.Struct, frozen=True):
-    """A received message that is not delivered, since messages before it are missing."""
+    """A received message that is not delivered yet, because messages before it are missing."""
 
     message_id: str
     sender_id: str
@@ -108,29 +108,29 @@ class EphemeralReceived(msgspec.Struct, frozen=True):
 
 
 class PossiblyAcknowledged(msgspec.Struct, frozen=True):
-    """A received filter newly has an own message; `count` filters so far (C-121)."""
+    """A received filter has one of our messages; `count` filters have it so far (C-121)."""
 
     message_id: str
     count: int
 
 
 class Acknowledged(msgspec.Struct, frozen=True):
-    """Another participant has an own message. Reported once, even after `DeliveryFailed` (C-055)."""
+    """Another participant has one of our messages. Reported once, even after `DeliveryFailed` (C-055)."""
 
     message_id: str
     by: AckedBy
     sender_id: str
-    """The participant that acknowledged it; of several whose filters were counted, the last."""
+    """The participant that acknowledged it; if several filters were counted, the sender of the last."""
 
 
 class DeliveryFailed(msgspec.Struct, frozen=True):
-    """An own message is not acknowledged, and all its retransmissions are used up (C-084)."""
+    """One of our messages was not acknowledged, and all its retransmissions are used up (C-084)."""
 
     message_id: str
 
 
 class MissingFound(msgspec.Struct, frozen=True):
-    """Messages that others name, and that have not arrived: fetch them by their hints (C-162)."""
+    """Messages that others name and that have not arrived: fetch them by their hints (C-162)."""
 
     entries: tuple[HistoryEntry, ...]
 
@@ -143,7 +143,7 @@ class Lost(msgspec.Struct, frozen=True):
 
 
 class Retransmit(msgspec.Struct, frozen=True):
-    """Send an own message again, the bytes unchanged, and call `dispatched` when it is out (C-090)."""
+    """Send one of our messages again, byte for byte, and call `dispatched` when it has gone out (C-090)."""
 
     message_id: str
     data: bytes
@@ -156,23 +156,23 @@ class SendSync(msgspec.Struct, frozen=True):
 
 
 class SendRepair(msgspec.Struct, frozen=True):
-    """Send another participant's message again, the bytes unchanged, because it was requested (C-159)."""
+    """Send a message again, byte for byte, because another participant requested it (C-159)."""
 
     message_id: str
     data: bytes
 
 
 class SenderShared(msgspec.Struct, frozen=True):
-    """A message under the own sender id that this participant has not sent.
+    """A message under our sender id that this participant has not sent.
 
-    Another participant uses the id, or this one has sent it before its state was lost: the shell knows more.
-    `Participant.shared` gives it; it is none of the `events`.
+    Another participant uses the id, or this one sent the message before its state was lost; the shell can
+    tell. `Participant.shared` returns it; `events` does not.
     """
 
     message_id: str
     lamport_timestamp: int
     follows_own: bool
-    """It names a message that was sent since the start, so it was made after that."""
+    """Whether it names a message that we sent in this run, so it is later than that message."""
     origin: Origin
 
 
@@ -196,13 +196,13 @@ class SdsStatistics:
     """Counts since the participant was made."""
 
     received: int = 0
-    """Messages of this channel that were readable."""
+    """Readable messages of this channel."""
     delivered: int = 0
     duplicates: int = 0
     own_echoes: int = 0
     other_channels: int = 0
     undecodable: int = 0
-    """Bytes that are no message, or a message of no kind, with unusable ids, or with too many names."""
+    """Bytes that are not a message, and messages of no kind, with unusable ids, or that name too many."""
     oversized: int = 0
     refused_old: int = 0
     """Messages from before the horizon, perhaps delivered already (`strata.channels.sds.log.KnownIds`)."""
@@ -214,4 +214,4 @@ class SdsStatistics:
     repairs_sent: int = 0
     syncs_sent: int = 0
     overfull_filters: int = 0
-    """Received filters with so many bits that they say nothing: their acknowledgements were ignored."""
+    """Received filters with so many bits that they mean nothing: their acknowledgements were ignored."""

@@ -33,23 +33,23 @@ __all__ = [
 ]
 
 NO_CHANNEL = "0"
-"""`channel_id` of messages outside any channel (C-099)."""
+"""The `channel_id` of messages outside any channel (C-099)."""
 _MAX_LAMPORT = 2**64 - 1
 _MAX_REMEMBERED, _MAX_REMEMBERED_BYTES = 256, 4_096
-"""A message comes from several relays, and again from the store: the last small ones are decoded once."""
+"""A message arrives from several relays and again from the store: the last small ones are decoded once."""
 
 
 class SdsFault(enum.StrEnum):
     """Why bytes were refused as a message."""
 
     UNDECODABLE = "undecodable"
-    """They are no protobuf of this form."""
+    """They are not a protobuf of this form."""
     TOO_MANY_ENTRIES = "too_many_entries"
-    """The history, or the request for repair, names more messages than the reader takes (C-302)."""
+    """The history, or the repair request, names more messages than the reader accepts (C-302)."""
 
 
 class InvalidSdsMessage(StrataError, ValueError):
-    """Bytes that are no SDS message; `fault` says why. The error never quotes the bytes."""
+    """Bytes that are not an SDS message; `fault` says why. The error never quotes the bytes."""
 
     def __init__(self, fault: SdsFault) -> None:
         super().__init__(fault)
@@ -68,16 +68,16 @@ class Kind(enum.Enum):
 
 
 class HistoryEntry(msgspec.Struct, frozen=True):
-    """A message that another message names, in its causal history or in a request for repair."""
+    """A message that another message names, in its causal history or in its repair request."""
 
     message_id: str
     retrieval_hint: bytes | None = None
-    """The hint that finds the message in a store; on relays the 32 bytes of a packet id (A-129)."""
+    """The key that finds the message in a store; on relays the 32 bytes of a packet id (A-129)."""
     sender_id: str | None = None
 
 
 class SdsMessage(msgspec.Struct, frozen=True):
-    """One message as it travels. None in an optional field means that it is not on the wire."""
+    """One message as it travels. An optional field that is None is not on the wire."""
 
     sender_id: str
     message_id: str
@@ -88,7 +88,7 @@ class SdsMessage(msgspec.Struct, frozen=True):
     repair_request: tuple[HistoryEntry, ...] = ()
     content: bytes | None = None
     receipts: bytes | None = None
-    """Messages that the sender has received; additive (`strata.channels.sds.receipts`)."""
+    """Receipts of messages that the sender has received; an additional field (see `sds.receipts`)."""
 
     @property
     def kind(self) -> Kind | None:
@@ -112,7 +112,7 @@ class SdsMessage(msgspec.Struct, frozen=True):
         return all(map(is_usable_id, texts)) and (not self.message_id or is_usable_id(self.message_id))
 
     def encode(self) -> bytes:
-        """The message as bytes; equal messages give equal bytes. Raises `ValueError`."""
+        """The message as bytes; equal messages give equal bytes. Raises `ValueError` for invalid fields."""
         if self.lamport_timestamp is not None and not 0 <= self.lamport_timestamp <= _MAX_LAMPORT:
             raise ValueError("lamport_timestamp is not an unsigned 64-bit integer")
         wire = _Message(
@@ -131,12 +131,12 @@ class SdsMessage(msgspec.Struct, frozen=True):
 
     @classmethod
     def decode(cls, data: bytes, *, max_entries: int = 1_000) -> SdsMessage | None:
-        """Read received bytes; None if they are no message, or name more than `max_entries` (C-302)."""
+        """Read received bytes; None if they are not a message, or name more than `max_entries` (C-302)."""
         return _decode_small(data, max_entries)[0] if _is_small(data) else _decode(data, max_entries)
 
     @classmethod
     def decode_usable(cls, data: bytes, *, max_entries: int = 1_000) -> SdsMessage | None:
-        """The same; None too for a message of no kind, or with ids that cannot be kept."""
+        """Read received bytes as `decode` does; None also for a message of no kind or with unusable ids."""
         if _is_small(data):
             message, usable = _decode_small(data, max_entries)
             return message if usable else None
@@ -145,7 +145,7 @@ class SdsMessage(msgspec.Struct, frozen=True):
 
     @classmethod
     def parse(cls, data: bytes, *, max_entries: int = 1_000) -> SdsMessage:
-        """Read received bytes as `decode` does. Raises `InvalidSdsMessage` where that returns None."""
+        """Read received bytes as `decode` does. Raises `InvalidSdsMessage` where `decode` returns None."""
         message = cls.decode(data, max_entries=max_entries)
         if message is None:
             raise InvalidSdsMessage(_fault(data))
@@ -227,14 +227,14 @@ def _entry(wire: Any) -> HistoryEntry:
 
 
 def message_id(sender_id: str, now_ns: int, content: bytes) -> str:
-    """Hex Keccak-256 of sender, time of wrapping and content: each wrapping has its own id (C-098, A-109)."""
+    """Hex Keccak-256 of sender, wrapping time and content: each wrapping has its own id (C-098, A-109)."""
     digest = keccak.new(digest_bits=256)
     digest.update(f"{sender_id}{now_ns}".encode() + content)
     return digest.hexdigest()
 
 
 def person_of(sender_id: str) -> str:
-    """Whose device a sender is: of `did:…#device` the DID; every other sender is a person by itself."""
+    """The person whose device a sender is: the DID of `did:…#device`; any other sender is its own person."""
     return sender_id.partition("#")[0] if sender_id.startswith("did:") else sender_id
 
 
@@ -246,7 +246,7 @@ def is_usable_id(text: str) -> bool:
 
 
 def check_id(name: str, text: str) -> str:
-    """Return an own id. Raises `ValueError` if it is empty, too long, or no Unicode text (C-002)."""
+    """Return one of our ids. Raises `ValueError` if it is empty, too long, or not Unicode text (C-002)."""
     if not 0 < len(text.encode()) <= MAX_ID_BYTES:
         raise ValueError(f"{name} must have 1 to {MAX_ID_BYTES} bytes")
     return text
@@ -262,7 +262,7 @@ def _add(message: descriptor_pb2.DescriptorProto, name: str, number: int, type_:
         field.label = _Field.LABEL_REPEATED
         field.type_name = f".{_PACKAGE}.HistoryEntry"
     elif kind == "optional":
-        # Presence in proto3 is a oneof of one, which is how the compiler writes it too.
+        # Presence in proto3 is a oneof with one member; the compiler writes it the same way.
         field.proto3_optional = True
         field.oneof_index = len(message.oneof_decl)
         message.oneof_decl.add(name=f"_{name}")
@@ -283,7 +283,7 @@ def _classes() -> tuple[Any, Any]:
     _add(message, "bloom_filter", 12, _Field.TYPE_BYTES, "optional")
     _add(message, "repair_request", 13, _Field.TYPE_MESSAGE, "repeated")
     _add(message, "content", 20, _Field.TYPE_BYTES, "optional")
-    _add(message, "receipts", 1001, _Field.TYPE_BYTES, "optional")  # ours alone: others skip it
+    _add(message, "receipts", 1001, _Field.TYPE_BYTES, "optional")  # our addition: others skip it
     pool = descriptor_pool.DescriptorPool()
     pool.Add(file)
     return (

@@ -4,8 +4,8 @@ The shell reports what happens (`wrap`, `dispatched`, `receive`, `handle_timer`)
 takes `events()` and acts on them, stores `changes()`, and arms one timer for `get_timer()`. All times are
 Unix milliseconds of the wall clock; timers survive its steps (see `strata.channels.sds.timing`).
 
-No bytes of a stranger make these methods raise: a bad message is counted in `statistics` and dropped. A
-dropped message enters neither log nor filter, so it is never acknowledged.
+Received bytes never make these methods raise: a bad message is counted in `statistics` and dropped. A
+dropped message enters neither the log nor the filter, so it is never acknowledged.
 """
 
 # Core: no I/O, no clock, no randomness (held by tests/test_layout.py).
@@ -65,31 +65,32 @@ from strata.protocol.errors import StrataError
 __all__ = ["OutgoingFull", "Participant"]
 
 _PLAIN_FOR_MS = 3_600_000
-"""Whoever lists nothing gets filters for so long after its last message: far longer than syncs are apart."""
+"""How long a participant that lists nothing gets filters after its last message; far longer than a sync
+interval."""
 _LIVE_MS = 30_000
-"""What was said longer ago comes from a store: it does not tell who is here now."""
+"""A message sent longer ago comes from a store, so it does not show who is present now."""
 _FILTER_EVERY_MS = 120_000
-"""While all list, one sync in so long carries a filter, whoever sends it."""
+"""While all participants list receipts, one sync in this time, from any of them, carries a filter."""
 _COMPARED = 4_096
-"""Messages of an earlier run whose receipts are known: what others list was said lately."""
+"""Messages of an earlier run whose receipts are remembered: others list only recent messages."""
 _MAX_REFUSED_OLD = 1_000
 _SMALL_BYTES = 16_384
-"""Content up to this size leaves room for receipts beside it (`strata.channels.reliable.sizes`)."""
+"""Content up to this size leaves room for receipts in its message (`strata.channels.reliable.sizes`)."""
 
 
 class OutgoingFull(StrataError):
-    """Too many own messages await acknowledgement: wrap again when some are acknowledged."""
+    """Too many own messages await acknowledgement. Wrap again when some have been acknowledged."""
 
 
 class Participant(Looking):
     """A sender's part in a channel.
 
-    `channel_id` None is the channel of messages without one (C-099). `random` gives values in [0, 1), for the
-    times of sync messages. `state` is the sum of earlier `changes()`. With `track_changes` off nothing is
-    noted for `changes()`. With it on, take them regularly, or they pile up. `author` is how the transport
-    names this participant's person, where it does (`Origin.author`). With `receipts` the participant
-    lists what it received, and leaves out its filter while all that it hears do the same
-    (`strata.channels.sds.receipts`); without, its messages are those of the document, byte for byte.
+    `channel_id` None is the channel of messages without one (C-099). `random` returns values in [0, 1), for
+    the times of sync messages. `state` is the sum of earlier `changes()`. With `track_changes` off no changes
+    are recorded. With it on, call `changes()` regularly, or they accumulate. `author` is the transport's name
+    for the person behind this participant, if it has one (`Origin.author`). With `receipts` the participant
+    lists the messages it received, and omits its filter while everyone it hears does the same
+    (`strata.channels.sds.receipts`). Without, its messages are those of the document, byte for byte.
 
     Raises `ValueError` for ids that are empty or longer than 256 bytes.
     """
@@ -118,11 +119,11 @@ class Participant(Looking):
         self._author = author
         self._receipts = receipts
         self._plain_heard_at = -math.inf
-        """Until when, by Lamport time, somebody was heard who lists nothing."""
+        """The latest Lamport time of a received message without a list of receipts."""
         self._filter_passed_at = self._clock.now
-        """When somebody last sent a filter."""
+        """When any participant last sent a filter."""
         self._refused_old: dict[str, None] = {}
-        """Messages of which it was told that they are too old; the last ones."""
+        """The latest messages that were reported as too old."""
         self._wire_cache = WireCache()
         self._parameters = BloomParameters(config.bloom_filter_size, config.bloom_filter_error_rate)
         self._outgoing = OutgoingBuffer(config, self._parameters)
@@ -153,7 +154,7 @@ class Participant(Looking):
     def _restore(self, state: SdsState) -> None:
         parts = (self._history, self._outgoing, self._incoming, self._repair)
         stored = restore(state, self._parameters, self._clock.now, *parts)
-        # Lamport time never goes back, whatever the wall clock does.
+        # Lamport time never goes back, even if the wall clock does.
         self._lamport.follow(stored.lamport)
         for known in reversed([*self._history.known.latest(_COMPARED)]):
             self._history.unheard.logged(known)
@@ -161,22 +162,23 @@ class Participant(Looking):
 
     @property
     def lamport(self) -> int:
-        """The own Lamport time."""
+        """The Lamport time of this participant."""
         return self._lamport.time
 
     # Sending.
 
     @property
     def room(self) -> int:
-        """How many more messages `wrap` takes before it refuses."""
+        """The number of messages that `wrap` would still accept."""
         return self.config.max_unacknowledged - len(self._outgoing)
 
     def wrap(self, content: bytes, now_ms: int, now_ns: int) -> SdsMessage:
-        """Register a message, and return it in the form in which it travels.
+        """Register a message, and return it as it travels.
 
-        From here on it is logged and tracked (C-109, C-110); call `dispatched` when it has gone out, or
-        `failed`. `now_ns` makes its id unique: give each call another value. Raises `ValueError` for empty
-        content, and `OutgoingFull` with `max_unacknowledged` messages unacknowledged.
+        From now on it is logged and tracked (C-109, C-110). Call `dispatched` when it has gone out, or
+        `failed`. `now_ns` makes its id unique: give each call a different value. Raises `ValueError` for
+        empty content, or for content that was already wrapped with this `now_ns`, and `OutgoingFull` if
+        `max_unacknowledged` messages are unacknowledged.
         """
         if not content:
             raise ValueError("a message needs content")
@@ -212,17 +214,17 @@ class Participant(Looking):
         return message
 
     def wrap_ephemeral(self, content: bytes, now_ns: int) -> SdsMessage:
-        """Return an ephemeral message, and do not keep it (C-138, C-180). `ValueError` without content."""
+        """Return an ephemeral message, which is not kept (C-138, C-180). `ValueError` without content."""
         if not content:
             raise ValueError("a message needs content")
         id_ = message_id(self.sender_id, now_ns, content)
         return SdsMessage(self.sender_id, id_, self.channel_id, content=content)
 
     def dispatched(self, message_id: str, now_ms: int, retrieval_hint: bytes | None = None) -> None:
-        """An own message, or its retransmission, has gone out: its timer starts (C-067).
+        """Report that one of our messages, or its retransmission, has gone out: its timer starts (C-067).
 
-        From the first time on it is in the filter, and sync messages may name it (C-110). Other participants
-        can fetch it by `retrieval_hint` (C-071).
+        After the first dispatch the message is in the filter, and sync messages may name it (C-110). Other
+        participants can fetch it by `retrieval_hint` (C-071).
         """
         now = self._clock.advance(now_ms)
         self._wire_cache.discard(message_id)
@@ -235,9 +237,9 @@ class Participant(Looking):
             self._mark("outgoing", message_id)
 
     def failed(self, message_id: str) -> None:
-        """An own message can never go out: it is forgotten, and no later message names it (C-110).
+        """Report that one of our messages can never go out: forget it, and let no later one name it (C-110).
 
-        If it went out before, others may have it. Then it stays in the log, and is only not sent again.
+        If it went out before, others may have it. Then it stays in the log, but is not sent again.
         """
         self._wire_cache.discard(message_id)
         outgoing = self._outgoing.discard(message_id)
@@ -249,10 +251,10 @@ class Participant(Looking):
             self._own_name.withdrawn(message_id)
 
     def amend(self, message_id: str) -> bool:
-        """Name no message that never went out, in an own message that has not gone out either (C-110).
+        """Remove withdrawn messages from the history of one of our messages that is not dispatched (C-110).
 
-        Returns whether its bytes have changed. Its id and its Lamport time stay, so that messages that follow
-        it need no change. It names what came before it, as far as that is still there.
+        Returns whether its bytes have changed. Its id and its Lamport time stay, so messages that follow it
+        need no change. Its new history names the messages before it that are still in the log.
         """
         outgoing, entry = self._outgoing.get(message_id), self._history.log.get(message_id)
         if outgoing is None or entry is None or entry.dispatched:
@@ -274,27 +276,28 @@ class Participant(Looking):
         return True
 
     def sync_now(self, now_ms: int) -> bool:
-        """Send a sync message without waiting for its time: `events()` has a `SendSync` then.
+        """Send a sync message now: `events()` then has a `SendSync`.
 
-        False, and no event, if there is nothing to say yet (C-137). The next sync by itself comes later.
+        Returns False, without an event, if there is nothing to say yet (C-137). The next periodic sync is
+        rescheduled.
         """
         before = self.statistics.syncs_sent
         self._send_sync(self._clock.advance(now_ms))
         return self.statistics.syncs_sent > before
 
     def sync_failed(self, now_ms: int) -> None:
-        """A `SendSync` was not possible: the next sync comes later (C-135)."""
+        """Report that a `SendSync` was not possible: the next sync comes later (C-135)."""
         self._sync.failed(self._clock.advance(now_ms))
 
     def set_online(self, online: bool, now_ms: int) -> None:
-        """Say whether the node can reach others. While it cannot, no timer runs (C-088)."""
+        """Report whether the node can reach others. While it cannot, no timer runs (C-088)."""
         self._clock.advance(now_ms)
         self._clock.online = online
 
     def clock_stepped(self, by_ms: int) -> None:
-        """Say that the times of later calls have jumped by so much, back if below 0: timers wait as before.
+        """Report that the wall clock jumped by `by_ms`, back if negative: timers keep their waits.
 
-        A jump forward that nobody tells of looks like a pause of the process, and makes due what it passes.
+        An unreported jump forward looks like a pause of the process: the timers that it passes become due.
         """
         self._clock.step(by_ms)
 
@@ -309,10 +312,10 @@ class Participant(Looking):
         *,
         stored: bool = False,
     ) -> SdsMessage | None:
-        """Take a message from the network, and return it; None if it is no message of this channel.
+        """Take a message from the network, and return it; None if it is not a message of this channel.
 
-        `origin` is what the transport knows of its sender. `stored`: it was read from a store, and not
-        heard. Never raises, whatever the bytes are.
+        `origin` is what the transport knows of its sender. `stored` says that the message was read from a
+        store, and not heard live. Never raises, whatever the bytes are.
         """
         now = self._clock.advance(now_ms)
         message = self._decode(data)
@@ -330,12 +333,12 @@ class Participant(Looking):
         elif self._receiver.is_new(message.message_id, reception):
             self._receive_content(message, data, now, reception)
         elif self._lists and self.is_here(message.message_id):
-            # One that was passed over is not here: a list that names it would acknowledge it.
+            # A message that was passed over is not here: listing it would acknowledge it.
             self._sent_again(message, now, reception.hint)
         return message
 
     def _sent_again(self, message: SdsMessage, now: int, hint: bytes | None) -> None:
-        """A message came again, perhaps because its sender has not heard of the acknowledgement."""
+        """Handle a repeated message, perhaps sent because its sender has not heard the acknowledgement."""
         config = self.config
         held = self._history.log.get(message.message_id)
         tries = config.acknowledgement_timeout_ms * (config.max_retransmissions + 1)
@@ -358,7 +361,7 @@ class Participant(Looking):
         return message
 
     def _own_echo(self, message: SdsMessage, data: bytes, now: int, reception: Reception) -> None:
-        """An own message comes back: it is ignored (C-111), unless it was lost with an earlier state.
+        """Handle one of our messages that comes back: ignore it (C-111), unless an earlier state lost it.
 
         A lost message is logged in its place like any other, since other participants have it.
         """
@@ -373,9 +376,9 @@ class Participant(Looking):
             self._receive_content(message, data, now, reception)
 
     def _receive_sync(self, message: SdsMessage, now: int, origin: Origin) -> None:
-        """A sync message acknowledges and reveals gaps; it is not kept (C-131, C-134)."""
+        """Take acknowledgements and gaps from a sync message, which is not kept (C-131, C-134)."""
         useful = self._review(message, now, origin)
-        # Half the room is kept for gaps that messages wait for: syncs are cheap to forge.
+        # Half the room is reserved for gaps that messages wait for: syncs are cheap to forge.
         unmet = self._receiver.unmet(message)
         self._receiver.miss(unmet.values(), limit=self.config.max_missing // 2)
         self._note_live(message, now, needless=not (useful or unmet))
@@ -386,7 +389,7 @@ class Participant(Looking):
             self._sync.speak_for_all(now)
 
     def _lacks_unseen(self, sync: SdsMessage, now: int) -> bool:
-        """Whether others list messages that are not here, and that nobody names."""
+        """Whether others list messages that are not here and that no message names."""
         unheard, incoming = self._history.unheard, self._incoming
         if self._lists and sync.receipts is not None and self._is_live(sync):
             unheard.listed(read_receipts(sync.receipts), now)
@@ -395,7 +398,7 @@ class Participant(Looking):
     def _receive_content(self, message: SdsMessage, data: bytes, now: int, reception: Reception) -> None:
         id_ = message.message_id
         own = message.sender_id == self.sender_id
-        # A refused message acknowledges too. An own message acknowledges nothing (C-092).
+        # A refused message acknowledges too. One of our own acknowledges nothing (C-092).
         if not own:
             self._review(message, now, reception.origin)
         if (message.lamport_timestamp or 0) <= self._history.known.horizon:
@@ -414,14 +417,14 @@ class Participant(Looking):
         self._history.filter.insert(id_)
         if not own:
             self._note_live(message, now, needless=False)
-            # A filter acknowledges with a message those that it follows (C-123), a list only itself.
+            # A filter with a message acknowledges those that it follows too (C-123); a list does not.
             stands_for = () if self._lists else message.history_ids
             self._sync.received_content(id_, message.sender_id, now, stands_for=stands_for)
         body = self._history.archive.keep(message.sender_id, data, self._wire_filter(message))
         self._receiver.take(message, body, unmet, reception)
 
     def _tell_refused_old(self, message: SdsMessage, reception: Reception) -> None:
-        """A message is refused for its age, as one from a long partition is: the program must hear of it."""
+        """Report a message refused for its age, such as one from a long partition: the program must know."""
         id_ = message.message_id
         if id_ not in self._refused_old:
             self._refused_old[id_] = None
@@ -430,7 +433,7 @@ class Participant(Looking):
             self._events.append(RefusedOld(id_, message.sender_id, reception.hint, reception.stored))
 
     def _note_live(self, message: SdsMessage, now: int, *, needless: bool) -> None:
-        """Count the sender as present, unless this was said long ago and comes from a store."""
+        """Count the sender as present, unless the message was sent long ago and so comes from a store."""
         if self._is_live(message):
             self._sync.live(message.sender_id, now, message.lamport_timestamp or 0, needless=needless)
 
@@ -440,7 +443,7 @@ class Participant(Looking):
     def _review(self, message: SdsMessage, now: int, origin: Origin) -> bool:
         """Take the acknowledgements (C-113) and repair requests (C-153, C-154) of a received message.
 
-        Returns whether it told anything.
+        Returns whether the message had any news.
         """
         if message.receipts is None:
             self._plain_heard_at = max(
@@ -475,7 +478,7 @@ class Participant(Looking):
         """Whether this sender's acknowledgement counts; see `SdsConfig.acknowledged_by_people`."""
         if not self.config.acknowledged_by_people:
             return True
-        # Whoever signed it is known better than whoever it names.
+        # A verified signer is more certain than the sender that the message names.
         if origin.author is not None and self._author is not None:
             return origin.author != self._author
         return person_of(message.sender_id) not in (person_of(self.sender_id), self._author)
@@ -506,7 +509,7 @@ class Participant(Looking):
         self._events.append(event)
 
     def _wire_filter(self, message: SdsMessage) -> bytes | None:
-        """The filter of a message; None if it is not of this channel's size (C-103)."""
+        """The filter of a message; None if it does not have this channel's size (C-103)."""
         data = message.bloom_filter
         return data if data is not None and len(data) == self._parameters.size_bytes else None
 
@@ -518,34 +521,35 @@ class Participant(Looking):
     # While a store is read.
 
     def hold_heard(self, on: bool, now_ms: int) -> None:
-        """Say whether a store is being read: until it is, messages that are heard wait for their turn in it.
+        """Report whether a store is being read. Meanwhile, messages that are heard wait until they are read.
 
-        A history of two entries does not name all that its sender said before. Where two talk at once, a
-        message may name the other's last two alone. Whoever has these, and hears the message before a store
-        has told what else was said, would deliver it before an earlier one of the same sender.
+        A history of two entries does not name everything that its sender sent before. If two participants
+        talk at once, a message may name only the other's last two messages. A participant that has these, and
+        hears the message before it has read the rest from the store, would deliver the message before an
+        earlier one of the same sender.
         """
         self._clock.advance(now_ms)
         self._receiver.hold_heard(on)
 
-    # What is not there to be had.
+    # Messages that cannot be obtained.
 
     def front(
         self, edge: int = 0, *, heard: bool = True, said_before: float = math.inf
     ) -> list[HistoryEntry]:
-        """The missing messages behind which everything begins that waits; see `IncomingBuffer.front`."""
+        """The missing messages at the beginning of everything that waits; see `IncomingBuffer.front`."""
         return list(self._incoming.front(edge, heard=heard, said_before=said_before).values())
 
     def release(self, ids: Iterable[str], now_ms: int) -> None:
-        """Deliver what waits for these missing messages alone. They stay wanted."""
+        """Deliver the messages that wait for these missing messages alone. The missing ones stay wanted."""
         self._clock.advance(now_ms)
         self._receiver.release(ids)
 
     def told(self, ids: Iterable[str]) -> None:
-        """It has been told that these missing messages are gone: there is no `Lost` for them later."""
+        """Note that the program knows these missing messages to be gone: no `Lost` follows for them."""
         self._receiver.told(ids)
 
     def pass_over(self, ids: Iterable[str], now_ms: int) -> None:
-        """Neither want these messages nor wait for them; they are dropped should they arrive."""
+        """Neither want these messages nor wait for them; they are dropped if they arrive."""
         self._clock.advance(now_ms)
         for id_ in ids:
             self._receiver.pass_over(id_)
@@ -565,7 +569,7 @@ class Participant(Looking):
         return self._clock.to_wall(at)
 
     def handle_timer(self, now_ms: int) -> None:
-        """Do all that is due: retransmissions, failures, syncs, repairs, the sweep of the incoming buffer."""
+        """Do what is due: retransmissions, failures, syncs, repairs, the sweep of the incoming buffer."""
         now = self._clock.advance(now_ms)
         if not self._clock.online:
             return
@@ -573,7 +577,7 @@ class Participant(Looking):
         if self._receiver.sweep_at <= now:
             self._receiver.sweep()
         self._send_repairs(now)
-        # Syncs of others do not spare an own sync that has to request repair (C-160).
+        # Syncs of others do not replace one of ours that must request repair (C-160).
         asks = self.config.sync_min_interval_ms and self._repair.requests.next_at <= now
         if self._sync.at <= now or asks:
             self._send_sync(now)
@@ -620,7 +624,7 @@ class Participant(Looking):
 
     @property
     def _lists(self) -> bool:
-        """Whether receipts are enough: everybody who was heard lately lists them."""
+        """Whether receipts are enough, because everybody heard lately lists them."""
         return self._receipts and self._clock.wall - self._plain_heard_at > _PLAIN_FOR_MS
 
     @property
@@ -629,34 +633,35 @@ class Participant(Looking):
         return not self._lists
 
     def _news(self) -> tuple[list[str], bool]:
-        """What a sync lists, and whether it needs the filter: all that is owed, and all that is unreferenced.
+        """The messages that a sync lists, and whether the sync needs the filter too.
 
-        By the latter others see what is lacking here, as they do by a filter (decision 0014).
+        A sync lists all debts and all unreferenced messages. The latter show others what is lacking here, as
+        a filter does (decision 0014).
         """
         if not self._receipts:
             return [], True
         debts = self._sync.debts
         news = dict.fromkeys([*debts, *self._history.unreferenced.dispatched()])
-        # Now and then somebody says everything: an acknowledgement may be lost when nobody asks any more.
+        # Now and then one sync says everything: an acknowledgement may be lost that nobody asks for again.
         stale = self._clock.now - self._filter_passed_at > _FILTER_EVERY_MS
         with_filter = self._filters or stale or debts.overflown or len(news) > MAX_IN_SYNC
-        # What was acknowledged already costs little to say again, and the acknowledgement may be lost.
+        # An acknowledgement costs little to repeat, and the first one may be lost.
         return [*news | dict.fromkeys(self._history.known.latest(LATEST))][:MAX_IN_SYNC], with_filter
 
     def _news_beside(self, content_bytes: int) -> list[str]:
-        """What a message with content lists, oldest debts first."""
+        """The messages that a content message lists, oldest debts first."""
         if content_bytes > _SMALL_BYTES:
             return []
         latest = self._history.known.latest(MAX_IN_CONTENT)
         return list(islice(dict.fromkeys(chain(self._sync.debts, latest)), MAX_IN_CONTENT))
 
     def _paid(self, named: list[str], listed: list[str]) -> list[str]:
-        """The messages that an own message acknowledges to everybody."""
+        """The messages that one of our messages acknowledges to everybody."""
         return named + listed if self._lists else named
 
     def _recent(self, *, dispatched_only: bool) -> list[LoggedMessage]:
         """The logged messages that a message sent now follows (C-106)."""
-        # At the next Lamport time, so that an own message of this very moment counts.
+        # Up to the next Lamport time, so that our message of this very moment counts.
         limit = max(self._clock.wall, self._lamport.time + 1)
         return self._history.log.recent(
             self.config.causal_history_size, limit, dispatched_only=dispatched_only
@@ -671,7 +676,7 @@ class Participant(Looking):
         *,
         with_filter: bool,
     ) -> SdsMessage:
-        """A content or sync message to send now (C-105, C-107, C-108, C-130, C-148)."""
+        """Make a content or sync message to send now (C-105, C-107, C-108, C-130, C-148)."""
         self._sync.said(self._clock.now)
         requests = self._repair.take_requests(self._clock.now)
         for entry in requests:
@@ -688,7 +693,7 @@ class Participant(Looking):
             write_receipts(listed) if self._receipts else None,
         )
 
-    # What the shell takes and asks.
+    # Output for the shell.
 
     def events(self) -> list[SdsEvent]:
         """The events since the last call, in order."""
@@ -697,11 +702,14 @@ class Participant(Looking):
         return events
 
     def shared(self) -> list[SenderShared]:
-        """The latest messages under the own sender id that were not sent here, since the last call."""
+        """The latest messages under our sender id that were not sent here, since the last call."""
         return self._own_name.take()
 
     def changes(self) -> list[Change]:
-        """Changes to store in one transaction, since the last call. `ValueError` without `track_changes`."""
+        """The changes since the last call, to store in one transaction.
+
+        Raises `ValueError` without `track_changes`.
+        """
         if self._journal is None:
             raise ValueError("made with track_changes=False")
         history = self._history

@@ -209,7 +209,7 @@ class SdsStatistics:
     refused_full: int = 0
     """Messages for which the incoming buffer had no room."""
     unwanted: int = 0
-    """Messages from before this participant's part in the channel."""
+    """Messages from before this participant joined the channel."""
     retransmissions: int = 0
     repairs_sent: int = 0
     syncs_sent: int = 0

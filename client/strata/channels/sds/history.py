@@ -1,13 +1,13 @@
-"""What a participant keeps of its channel's past, within bounds: the log, the known ids, the filter.
+"""A participant's record of its channel's past, within bounds: the log, the known ids, the filter.
 
-`Unreferenced` finds messages that a peer lacks and would never notice. With a history of two entries, the
-third of three messages sent at once is never named by another message. A participant that missed it sees no
-gap, and the logs differ for good. But a filter never denies what it holds: if the filter of a received sync
-lacks such an id, the peer lacks the message. The next own sync then names the message beside the most recent
-ones, and the peer's ordinary detection of gaps does the rest.
+`Unreferenced` finds messages that a peer lacks without noticing. With a history of two entries, the third of
+three messages sent at once is never named by another message. A participant that missed it sees no gap, and
+the logs differ permanently. But a filter has no false negatives: if the filter of a received sync lacks such
+an id, the peer lacks the message. Our next sync then names the message beside the most recent ones, and the
+peer's ordinary detection of gaps does the rest.
 
-For that the peer has to speak, and in a crowd each one seldom does. `Unheard` makes it speak: others list
-receipts of messages that it has not.
+For that the peer must send a sync, which each participant of a crowd seldom does. `Unheard` makes a
+participant send one when others list receipts of messages that it does not have.
 """
 
 # Core: no I/O, no clock, no randomness (held by tests/test_layout.py).
@@ -29,16 +29,16 @@ __all__ = ["History", "Unheard", "Unreferenced"]
 _MAX_UNREFERENCED = 1_024
 _MAX_UNHEARD = 1_024
 _NOTICED = 4_096
-"""Receipts of own messages that are compared with those of others, at least; twice as many at most."""
+"""The least number of receipts of logged messages to compare with those of others; the most is twice this."""
 _TRIES = 4
-"""How often a participant speaks for the sake of one receipt: some are of messages that it does not want."""
+"""How many syncs a participant sends because of one receipt: it may be of a message that it does not want."""
 
 
 class History:
-    """The log and everything that follows from it.
+    """The log and everything derived from it.
 
-    `mark` takes the kind and key of each record that changes. An own unacknowledged message keeps its bytes
-    after it has left the log; the history needs the outgoing buffer for this.
+    `mark` is called with the kind and key of each record that changes. An own unacknowledged message keeps
+    its bytes after it has left the log; the history needs the outgoing buffer for this.
     """
 
     def __init__(
@@ -77,7 +77,7 @@ class History:
         hint: bytes | None = None,
         own: int = 0,
     ) -> None:
-        """Log a message. `own` is its number among the own messages, `clock` the own Lamport time."""
+        """Log a message. `own` is its number among our own messages, `clock` our Lamport time."""
         floor, run = self._follows(history, own)
         logged = LoggedMessage(
             message_id,
@@ -108,25 +108,25 @@ class History:
         named = [logged for logged in map(self.log.get, history) if logged is not None]
         floor, run = max(((logged.floor, logged.run) for logged in named), default=(0, 0))
         if own:
-            # The run goes on if this message follows the own message just before it.
+            # The run continues if this message follows our message just before it.
             return own, run if run and floor == own - 1 else own
         return floor, run
 
     def dispatched(self, logged: LoggedMessage) -> None:
-        """An own message has gone out. Others may have it, so the filter has it from now on (C-110)."""
+        """Note that one of our messages has gone out: others may have it, so it enters the filter (C-110)."""
         if not logged.dispatched:
             logged.dispatched = True
             self.filter.insert(logged.message_id)
             self._mark("log", logged.message_id)
 
     def learn_hint(self, logged: LoggedMessage, hint: bytes | None) -> None:
-        """Keep the hint that finds a message in a store."""
+        """Keep the hint by which a store finds a message."""
         if hint is not None and hint != logged.hint:
             logged.hint = hint
             self._mark("log", logged.message_id)
 
     def withdraw(self, logged: LoggedMessage) -> None:
-        """Remove an own message that never went out (C-110)."""
+        """Remove one of our messages that never went out (C-110)."""
         self.log.remove(logged.message_id)
         self.known.discard(logged.message_id)
         self.unreferenced.discard(logged.message_id)
@@ -136,19 +136,19 @@ class History:
     def amend(
         self, logged: LoggedMessage, data: bytes, bloom_filter: bytes | None, history: Sequence[str]
     ) -> None:
-        """Give an own message that has not gone out other bytes, with this history."""
+        """Replace the bytes of one of our messages that has not gone out; `history` is its new history."""
         before = logged.body
         logged.body = self.archive.keep(logged.sender_id, data, bloom_filter)
         self.archive.release(before)
         floor, _ = self._follows(history, 0)
-        if floor < logged.run:  # what it was known to follow is not among what it names now
+        if floor < logged.run:  # the messages that it was known to follow are no longer in its history
             logged.run = logged.own
         for named in history:
             self.unreferenced.discard(named)
         self._mark("log", logged.message_id)
 
     def _evict(self, logged: LoggedMessage) -> None:
-        """The log is full: drop a message, and remember its id."""
+        """Drop a message from the full log, and remember its id."""
         self.log.remove(logged.message_id)
         self.unreferenced.discard(logged.message_id)
         outgoing = self._outgoing.get(logged.message_id)
@@ -164,7 +164,7 @@ class History:
 class Unreferenced:
     """Ids of logged messages that no other message names.
 
-    `grace` is how many milliseconds a message may be on its way before a peer counts as lacking it. At most
+    `grace` is how many milliseconds a message may take to arrive before a peer counts as lacking it. At most
     `limit` messages are named in one sync.
     """
 
@@ -182,13 +182,13 @@ class Unreferenced:
         self._grace = grace
         self._limit = limit
         self._since: dict[str, int] = {}
-        """Since when each id is unreferenced, in steady time; oldest first."""
+        """The steady time since which each id is unreferenced; oldest first."""
         self._lacked: dict[str, None] = {}
-        """Ids that some peer was seen to lack."""
+        """Ids that some peer was found to lack."""
         self._mark = mark
 
     def logged(self, message_id: str, history: Iterable[str], now: int) -> None:
-        """A message was logged: nothing names it yet, and it names its history."""
+        """Note that a message was logged: nothing names it yet, and it names `history`."""
         for named in history:
             self.discard(named)
         self._since[message_id] = now
@@ -197,16 +197,16 @@ class Unreferenced:
             self.discard(next(iter(self._since)))
 
     def discard(self, message_id: str) -> None:
-        """A message is named by another, or has left the log."""
+        """Drop a message that another message names, or that has left the log."""
         if self._since.pop(message_id, None) is not None:
             self._mark("tip", message_id)
 
     def since(self, message_id: str) -> int | None:
-        """Since when this message is unreferenced, in steady time; None if another message names it."""
+        """The steady time since which this message is unreferenced; None if it is not."""
         return self._since.get(message_id)
 
     def restore(self, message_id: str, since: int) -> None:
-        """Take back an unreferenced message of an earlier run."""
+        """Restore an unreferenced message of an earlier run."""
         self._since[message_id] = since
 
     def dispatched(self) -> list[str]:
@@ -222,14 +222,14 @@ class Unreferenced:
                 self._note_lacked(message_id)
 
     def compare_receipts(self, receipts: Collection[bytes], now: int) -> None:
-        """The same by a sync without a filter, which lists all that is unreferenced for its sender."""
+        """Note the same by a sync without a filter: it lists all messages unreferenced for its sender."""
         for message_id in self._settled(now):
             if receipt(message_id) not in receipts:
                 self._note_lacked(message_id)
 
     def _settled(self, now: int) -> Iterator[str]:
         """The messages that should have reached everybody by now; those that prove nothing are dropped."""
-        # A peer's filter has at least the last half of what it is sized for: older messages prove nothing.
+        # A peer's filter has at least the last half of its capacity: older messages prove nothing.
         oldest = self._log.last_arrival - self._parameters.capacity // 4
         for message_id in list(self._since):
             logged = self._log.get(message_id)
@@ -243,22 +243,22 @@ class Unreferenced:
 
     def _note_lacked(self, message_id: str) -> None:
         logged = self._log.get(message_id)
-        # Whoever sends no syncs never takes what is noted.
+        # The bound is for a participant that sends no syncs, which never takes these.
         if logged is not None and logged.dispatched and len(self._lacked) < _MAX_UNREFERENCED:
             self._lacked[message_id] = None
 
     @property
     def some_lacked(self) -> bool:
-        """Whether there is something to name in a sync, since some peer lacks it."""
+        """Whether some peer lacks a message, to name in a sync."""
         return bool(self._lacked)
 
     def named_by_other(self, named: Iterable[str]) -> None:
-        """Another participant's sync names these: whoever lacks them knows."""
+        """Forget messages that another participant's sync names: peers that lack them know it now."""
         for message_id in named:
             self._lacked.pop(message_id, None)
 
     def take_lacked(self, named: Iterable[str]) -> list[str]:
-        """The oldest messages that some peer lacks, to name in a sync beside `named`."""
+        """Remove and return the oldest messages that some peer lacks, to name in a sync beside `named`."""
         lacked, self._lacked = self._lacked, {}
         for message_id in named:
             lacked.pop(message_id, None)
@@ -266,21 +266,21 @@ class Unreferenced:
 
 
 class Unheard:
-    """Receipts that others list, of messages that this participant has not.
+    """Receipts that others list, of messages that this participant does not have.
 
-    `grace` is how many milliseconds a message may be on its way. Nothing of this is stored.
+    `grace` is how many milliseconds a message may take to arrive. None of this is stored.
     """
 
     def __init__(self, grace: int) -> None:
         self._grace = grace
         self._noticed: dict[bytes, None] = {}
         self._noticed_before: dict[bytes, None] = {}
-        """Receipts of logged messages, in two parts: the older one goes when the newer one is full."""
+        """Receipts of logged messages, in two parts: the older part is dropped when the newer one is full."""
         self._since: dict[bytes, tuple[int, int]] = {}
-        """Since when each receipt is unheard of, and how often that was said."""
+        """The time since which each receipt is unknown, and how many syncs were sent because of it."""
 
     def logged(self, message_id: str) -> None:
-        """A message was logged: its receipt is no news."""
+        """Note that a message was logged: its receipt is known."""
         noticed = receipt(message_id)
         if len(self._noticed) >= _NOTICED:
             self._noticed_before, self._noticed = self._noticed, {}
@@ -288,16 +288,16 @@ class Unheard:
         self._since.pop(noticed, None)
 
     def listed(self, receipts: frozenset[bytes], now: int) -> None:
-        """Another participant lists these, and has no other message that nobody names."""
+        """Note the receipts in another's sync, which lists all messages unreferenced for its sender."""
         unknown = receipts.difference(self._noticed).difference(self._noticed_before)
-        # Whoever does not list one lacks it as well, and has just said so for all.
+        # A sender that does not list one lacks it too, and its sync has just shown this to everybody.
         self._since = {each: kept for each, kept in self._since.items() if each in unknown}
         for each in unknown:
             if len(self._since) < _MAX_UNHEARD:
                 self._since.setdefault(each, (now, 0))
 
     def is_due(self, now: int, sought: Iterable[str]) -> bool:
-        """Whether this participant is to say that it lacks something, which is none of these."""
+        """Whether to send a sync because a message is lacking that is none of `sought`."""
         if not self._due(now):
             return False
         for message_id in sought:
@@ -305,7 +305,7 @@ class Unheard:
         return bool(self._due(now))
 
     def said(self, now: int) -> None:
-        """An own sync went out: whoever has the messages sees what is lacked."""
+        """Note that we sent a sync: participants that have the messages see that we lack them."""
         for each in self._due(now):
             self._since[each] = (now, self._since[each][1] + 1)
 

@@ -1,7 +1,7 @@
 """From a received message to its delivery: dependencies, holding, gaps (SDS Receive and Incoming sweep).
 
-`Receiver` delivers messages, each once and after all that it follows. `IncomingBuffer` holds the messages
-that wait, and the missing messages that they wait for.
+`Receiver` delivers each message once, after all messages that it follows. `IncomingBuffer` holds the messages
+that wait, and tracks the missing messages that they wait for.
 """
 
 # Core: no I/O, no clock, no randomness (held by tests/test_layout.py).
@@ -33,17 +33,17 @@ __all__ = ["IncomingBuffer", "Missing", "Receiver", "Reception", "Waiting", "usa
 
 _MAX_HINT_BYTES = 256
 _WANTED_SHARE = 2
-"""For messages that others wait for there is so many times the room."""
+"""Messages that others wait for have this many times the usual room."""
 
 
 class Reception(msgspec.Struct, frozen=True):
-    """How a message came."""
+    """How a message was received."""
 
     hint: bytes | None
-    """What finds it in a store."""
+    """The hint by which a store finds it."""
     origin: Origin
     stored: bool
-    """It was read from a store, and not heard."""
+    """Whether it was read from a store, and not heard."""
 
 
 class Waiting:
@@ -78,43 +78,43 @@ class Waiting:
         self.lamport = lamport
         self.body = body
         self.alone = alone
-        """It names no message that was there when it came."""
+        """Whether it names no message that was known when it came."""
         self.reception = reception
         self.unread = not reception.stored
-        """It has not been read, not even after it was heard."""
+        """Whether it was heard, and has not been read from a store since."""
         self.unmet = unmet
         self.received_at = received_at
 
     @property
     def said_at(self) -> int:
-        """When it was said, at the latest, in milliseconds: by its store's clock, else by its sender's."""
+        """The latest time it can have been sent, in milliseconds: by its store's clock, else its sender's."""
         stored_at = self.reception.origin.stored_at
         return self.lamport if stored_at is None else 1000 * stored_at
 
     def log_order(self) -> tuple[int, str]:
-        """Its place in the order that all participants share."""
+        """The place in the order that all participants share."""
         return self.lamport, self.message_id
 
 
 class Missing:
-    """A message that others name, and that has not arrived."""
+    """A message that others name and that has not arrived."""
 
     __slots__ = ("entry", "first_missing_at", "released", "told", "waited_from")
 
     def __init__(self, entry: HistoryEntry, first_missing_at: int, waited_from: int | None = None) -> None:
         self.released = False
-        """No message waits for it any more; it is welcome all the same."""
+        """Whether no message waits for it any more; it is still wanted."""
         self.told = False
-        """The program knows that it is missing: giving it up is no news."""
+        """Whether the program knows that it is gone: giving it up is then not reported."""
         self.entry = entry
         self.first_missing_at = first_missing_at
         self.waited_from = first_missing_at if waited_from is None else waited_from
-        """When the time to give up began: not before the present start, since a program that does not run
+        """When the time until it is given up began: not before this run, since a program that does not run
         cannot look for the message."""
 
 
 class IncomingBuffer:
-    """Waiting messages and what they wait for. The settings bound its size: ask `has_room` first."""
+    """Waiting messages and what they wait for. The settings bound its size: call `has_room` first."""
 
     def __init__(self, config: SdsConfig) -> None:
         self._config = config
@@ -122,18 +122,18 @@ class IncomingBuffer:
         self.missing: dict[str, Missing] = {}
         """In the order in which they were found missing."""
         self.lost: dict[str, bool] = {}
-        """Messages given up: as dependencies they count as met. True: they are dropped should they arrive."""
+        """Messages given up; as dependencies they count as met. If True, they are dropped if they arrive."""
         self.holds_heard = False
-        """Whether messages that were heard wait, also with nothing unmet, until they are read; see
+        """Whether messages that were heard wait until they are read, even with nothing unmet; see
         `Participant.hold_heard`."""
         self._waiters: dict[str, dict[str, None]] = {}
         self._waiting_bytes = 0
 
     def has_room(self, size_bytes: int, unmet: int, *, wanted: bool = False) -> bool:
-        """Whether a message of this size with so many unmet dependencies can be held.
+        """Whether a message of this size with `unmet` unmet dependencies can be held.
 
-        One that others wait for finds room where others find none: without it they would wait in vain. There
-        is as much room again, and no more, for a chain of such messages is cheap to forge.
+        A `wanted` message, which others wait for, has twice the room: without it they would wait in vain. It
+        does not have more, because a chain of such messages is cheap to forge.
         """
         config, share = self._config, _WANTED_SHARE if wanted else 1
         return (
@@ -160,7 +160,7 @@ class IncomingBuffer:
             self._waiters.setdefault(message_id, {})[waiting.message_id] = None
 
     def miss(self, entries: Iterable[HistoryEntry], now: int, *, limit: int) -> list[HistoryEntry]:
-        """Track these as missing while there are fewer than `limit`; return the new or changed entries."""
+        """Track these as missing while fewer than `limit` are; return the new or changed entries."""
         news: list[HistoryEntry] = []
         for entry in entries:
             known = self.missing.get(entry.message_id)
@@ -175,7 +175,7 @@ class IncomingBuffer:
         return news
 
     def met(self, message_id: str) -> list[Waiting]:
-        """A dependency is met: release and return the messages that wait for nothing else."""
+        """Note that a dependency is met; release and return the messages that wait for nothing else."""
         ready: list[Waiting] = []
         for waiter in self._waiters.pop(message_id, ()):
             waiting = self.waiting[waiter]
@@ -185,7 +185,7 @@ class IncomingBuffer:
         return ready
 
     def read(self, message_id: str) -> list[Waiting]:
-        """A store has this waiting message too: release and return it, if it waited to be read alone."""
+        """Note that this waiting message was read from a store; release and return it if nothing is unmet."""
         waiting = self.waiting[message_id]
         waiting.unread = False
         return [self._release(message_id)] if self._is_ready(waiting) else []
@@ -204,12 +204,12 @@ class IncomingBuffer:
         return ready
 
     def is_released(self, message_id: str) -> bool:
-        """Whether a message is missing, and nobody waits for it any more."""
+        """Whether a message is missing and no message waits for it any more."""
         missing = self.missing.get(message_id)
         return missing is not None and missing.released
 
     def overdue(self, now: int) -> list[str]:
-        """The missing messages for which others have waited for long enough."""
+        """The missing messages for which others have waited `hold_back_ms` or longer."""
         hold_back = self._config.hold_back_ms
         if not hold_back:
             return []
@@ -220,12 +220,12 @@ class IncomingBuffer:
         ]
 
     def front(self, edge: int, *, heard: bool, said_before: float = math.inf) -> dict[str, HistoryEntry]:
-        """The missing messages behind which everything begins that waits: what came before is all unknown.
+        """The missing messages at the beginning of everything that waits: all before them is unknown.
 
-        A message that names one missing message and one that is known has a hole before it, and no front;
-        unless its Lamport time is at most `edge`, where a front was found before: many talk at a time.
-        Messages that were read from a store count if they were said before `said_before`. Those that were
-        heard count with `heard`, whenever they were said.
+        A message that names a missing message and a known one has a gap before it, and not a front. It counts
+        nevertheless if its Lamport time is at most `edge`, where a front was found before, since several
+        participants may talk at once. Messages read from a store count if they were sent before
+        `said_before`. Messages that were heard count if `heard`, whenever they were sent.
         """
         at_front: set[str] = set()
         found: dict[str, HistoryEntry] = {}
@@ -243,7 +243,7 @@ class IncomingBuffer:
         return found
 
     def give_up(self, now: int) -> list[tuple[Lost, bool]]:
-        """Mark as lost what has been missing for too long (C-126); each with whether that is told already."""
+        """Mark messages that are missing for too long as lost (C-126); return each with its `told`."""
         timeout = self._config.lost_message_timeout_ms
         lost: list[tuple[Lost, bool]] = []
         if timeout:
@@ -264,9 +264,9 @@ class IncomingBuffer:
         return forgotten
 
     def break_cycle(self, now: int) -> list[Waiting]:
-        """Release the first of the messages that have waited for each other alone for too long.
+        """Release the first of the messages that have waited too long, and only for each other.
 
-        Only a forger makes such messages, since a message names earlier ones.
+        Only a forger makes such messages, since an honest message names earlier ones.
         """
         timeout = self._config.lost_message_timeout_ms
         if self.holds_heard or not timeout:
@@ -296,7 +296,7 @@ class IncomingBuffer:
 
 
 class Receiver:
-    """Holds messages until their dependencies are met, then logs and delivers them, each once."""
+    """Holds messages until their dependencies are met, then logs and delivers each one once."""
 
     def __init__(
         self,
@@ -322,13 +322,13 @@ class Receiver:
         self._emit = emit
         self._sender_id = sender_id
         self._statistics = statistics
-        # Messages that an earlier run held or missed are checked first of all.
+        # Messages that an earlier run held or missed are checked at once.
         self.sweep_at: float = clock.now if incoming.waiting or incoming.missing else math.inf
 
     def unmet(self, message: SdsMessage) -> dict[str, HistoryEntry]:
         """The dependencies of a message that are not in the log (C-115).
 
-        Lost messages count as met, and those that nobody waits for any more.
+        Lost messages count as met, and so do those that no message waits for any more.
         """
         known, lost, incoming = self._history.known, self._incoming.lost, self._incoming
         return {
@@ -341,9 +341,9 @@ class Receiver:
         }
 
     def is_new(self, message_id: str, reception: Reception) -> bool:
-        """Whether a content message was not received before (C-112); a duplicate is counted.
+        """Whether a content message was not received before (C-112) and is wanted; a duplicate is counted.
 
-        One that is read from a store, and was heard before, need not wait for that any more.
+        A duplicate that is read from a store releases the message if it was only waiting to be read.
         """
         if message_id not in self._history.known and message_id not in self._incoming.waiting:
             unwanted = self._incoming.lost.get(message_id, False)
@@ -359,7 +359,7 @@ class Receiver:
         return False
 
     def arrived(self, id_: str) -> None:
-        """A message has arrived: stop looking for it (C-151, C-166)."""
+        """Stop looking for a message, since it has arrived (C-151, C-166)."""
         if self._repair.received(id_):
             self._mark("request", id_)
             self._mark("response", id_)
@@ -396,7 +396,7 @@ class Receiver:
             )
         )
         self._mark("waiting", id_)
-        # `has_room` has said yes: what is held, and not tracked, would wait for ever.
+        # `has_room` has allowed this: a message held for an untracked one would wait for ever.
         self.miss(unmet.values(), limit=_WANTED_SHARE * self._config.max_missing)
 
     def miss(self, entries: Iterable[HistoryEntry], *, limit: int) -> None:
@@ -413,17 +413,17 @@ class Receiver:
         self.sweep_at = min(self.sweep_at, now + self._config.sweep_in_buf_interval_ms)
 
     def hold_heard(self, on: bool) -> None:
-        """Hold what is heard, and is not read, from now on; or deliver it, if it waits for nothing else."""
+        """Hold messages that are heard until they are read; if not `on`, deliver those with nothing unmet."""
         self._incoming.holds_heard = on
         if not on:
             self._deliver_all(self._incoming.recheck(self._history.known.__contains__))
 
     def met(self, message_id: str) -> None:
-        """A dependency is met: deliver the messages that waited for it alone, and those they release."""
+        """Note that a dependency is met; deliver messages that waited only for it, and those they release."""
         self._deliver_all(self._incoming.met(message_id))
 
     def release(self, ids: Iterable[str]) -> None:
-        """Let no message wait for these any longer; they stay wanted."""
+        """Let no message wait for these any longer. They stay wanted."""
         for id_ in ids:
             missing = self._incoming.missing.get(id_)
             if missing is not None:
@@ -432,7 +432,7 @@ class Receiver:
                 self.met(id_)
 
     def told(self, ids: Iterable[str]) -> None:
-        """It has been told that these are gone: to give them up is no news."""
+        """Note that the program knows these to be gone: giving them up is not reported."""
         for id_ in ids:
             missing = self._incoming.missing.get(id_)
             if missing is not None:
@@ -440,7 +440,7 @@ class Receiver:
                 self._mark("missing", id_)
 
     def pass_over(self, id_: str) -> None:
-        """Neither want this message nor wait for it: it is from before this participant's part."""
+        """Neither want this message nor wait for it: it is from before this participant joined."""
         if id_ in self._history.known or id_ in self._incoming.waiting:
             return
         self.arrived(id_)
@@ -454,7 +454,7 @@ class Receiver:
             self._mark("lost", id_)
 
     def requested(self, entry: HistoryEntry) -> None:
-        """Another participant requests a message: answer in time, and drop the own request (C-153, C-154)."""
+        """Handle another's request for a message: schedule an answer, drop our request (C-153, C-154)."""
         id_, now = entry.message_id, self._clock.now
         if self._repair.asked_by_other(id_, now):
             self._mark("request", id_)
@@ -463,7 +463,7 @@ class Receiver:
             self._mark("response", id_)
 
     def held_for_repair(self, message_id: str) -> LoggedMessage | Waiting | None:
-        """A message to answer a request with: a logged one, or one that waits for its dependencies."""
+        """The message to answer a request with: a logged one, or one that waits for its dependencies."""
         logged = self._history.log.get(message_id)
         if logged is None:
             return self._incoming.waiting.get(message_id)
@@ -486,7 +486,7 @@ class Receiver:
         self._forget_lost()
         self._deliver_all(incoming.break_cycle(now))
         self._repair.take_unanswered(now)
-        for missing in incoming.missing.values():  # some had no room in the buffer when they were found
+        for missing in incoming.missing.values():  # some found no room in the buffer before
             if self._repair.is_full:
                 break
             if self._repair.want(missing.entry, now):
@@ -505,7 +505,7 @@ class Receiver:
             ready = following
 
     def _deliver(self, message: SdsMessage, body: Body, reception: Reception) -> None:
-        """Log a message and deliver its content; the own Lamport time follows (C-117)."""
+        """Log a message and deliver its content; our Lamport time follows (C-117)."""
         lamport = message.lamport_timestamp or 0
         # One extreme value must not freeze the order for all (C-119, A-141).
         if lamport <= self._clock.wall + FAR_AHEAD_MS:
@@ -521,14 +521,14 @@ class Receiver:
             hint=reception.hint,
         )
         if message.sender_id == self._sender_id:
-            return  # an own message, lost with an earlier state: the application knows it
+            return  # one of our messages, lost with an earlier state: the application knows it
         self._statistics.delivered += 1
         content, hint = message.content or b"", reception.hint
         self._emit(Delivered(message.message_id, message.sender_id, content, lamport, hint, reception.origin))
 
 
 def _bounded(entry: HistoryEntry) -> HistoryEntry:
-    """A received entry without a hint or sender id that is too long to keep."""
+    """A received entry, without its hint or sender id if that is too long to keep."""
     sender_id = entry.sender_id
     return HistoryEntry(
         entry.message_id,
@@ -538,5 +538,5 @@ def _bounded(entry: HistoryEntry) -> HistoryEntry:
 
 
 def usable_hint(hint: bytes | None) -> bytes | None:
-    """A hint; None for one that is empty or too long to keep."""
+    """The hint; None if it is empty or too long to keep."""
     return hint if hint and len(hint) <= _MAX_HINT_BYTES else None

@@ -72,7 +72,7 @@ class HistoryEntry(msgspec.Struct, frozen=True):
 
     message_id: str
     retrieval_hint: bytes | None = None
-    """The key that finds the message in a store; on relays the 32 bytes of a packet id (A-129)."""
+    """The hint by which a store finds the message; on relays the 32 bytes of a packet id (A-129)."""
     sender_id: str | None = None
 
 

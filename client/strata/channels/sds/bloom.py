@@ -18,25 +18,25 @@ __all__ = ["BloomFilter", "BloomParameters", "RollingFilter"]
 
 _LN2 = math.log(2)
 _MOST_ERRORS = 10
-"""A filter is believed up to this multiple of its rate of errors: 1 % by default, at 63 % of its bits."""
+"""A filter counts up to this multiple of its error rate: by default 1 %, which 63 % of its bits reach."""
 
 
 class BloomParameters:
-    """Sizes of a filter for `capacity` ids at `error_rate`, and the places of an id's bits."""
+    """The sizes of a filter for `capacity` ids at `error_rate`, and the positions of an id's bits."""
 
     def __init__(self, capacity: int, error_rate: float) -> None:
         bits_per_id = math.ceil(-math.log(error_rate) / _LN2**2)
         self.capacity = capacity
         self.bits = capacity * bits_per_id
-        # JavaScript rounds halves up, Python to even.
+        # JavaScript rounds halves up; Python rounds them to even.
         self.hashes = math.floor(_LN2 * bits_per_id + 0.5)
         self.size_bytes = (self.bits // 64 + 1) * 8
-        # A filter at its capacity is half full, and of the ids that are not in it finds `error_rate`. One
-        # that finds ten times as many does not acknowledge: whoever fills it has never rolled it over.
+        # A filter at its capacity is half full, and `error_rate` of the ids that are not in it seem to be. A
+        # filter in which ten times as many seem to be does not acknowledge: it was never rolled over.
         self._most_bits: float = self.bits * min(1.0, _MOST_ERRORS * error_rate) ** (1 / self.hashes)
 
     def is_overfull(self, data: bytes) -> bool:
-        """Whether a filter in wire form has so many bits that what it says means nothing."""
+        """Whether a filter in wire form has so many bits that it means nothing."""
         return int.from_bytes(data).bit_count() > self._most_bits
 
     def positions(self, message_id: str) -> Sequence[int]:
@@ -52,7 +52,7 @@ class BloomParameters:
         return True
 
 
-@lru_cache(4_096)  # the filter of each sync is asked for the same few messages
+@lru_cache(4_096)  # the filters of all syncs are checked for the same few messages
 def _positions(message_id: str, hashes: int, bits: int) -> tuple[int, ...]:
     first, second = _hash(message_id), _hash(message_id + " b")
     return tuple([(first + i * second) % bits for i in range(hashes)])
@@ -74,7 +74,7 @@ class BloomFilter:
 
     @classmethod
     def from_bytes(cls, parameters: BloomParameters, data: bytes) -> BloomFilter:
-        """The filter of this wire form. `count` is what the set bits make likely.
+        """The filter of this wire form. Its `count` is estimated from the bits.
 
         Raises `ValueError` if `data` is not `parameters.size_bytes` long.
         """
@@ -91,7 +91,7 @@ class BloomFilter:
         self.insert_at(self._parameters.positions(message_id))
 
     def insert_at(self, positions: Iterable[int]) -> None:
-        """Put an id into the set by its bits."""
+        """Put an id into the set by the positions of its bits."""
         bits = self._bits
         for bit in positions:
             bits[bit >> 3 ^ 7] |= 1 << (bit & 7)
@@ -111,8 +111,8 @@ class BloomFilter:
 class RollingFilter:
     """A filter of the ids received last: at least half its capacity, at most all of it (C-102).
 
-    Computing a full filter anew would stall the channel. So a second filter is filled with the later half of
-    the ids, and takes over when the first is full.
+    Rebuilding a full filter would stall the channel. So a second filter is filled with the later half of the
+    ids, and takes over when the first one is full.
     """
 
     def __init__(self, parameters: BloomParameters) -> None:
@@ -125,7 +125,7 @@ class RollingFilter:
         return self.parameters.capacity // 2
 
     def insert(self, message_id: str) -> None:
-        """Put an id into the set; the oldest ids may leave it."""
+        """Put an id into the set, which may drop the oldest ids."""
         positions = self.parameters.positions(message_id)
         if self._current.count >= self.parameters.capacity:
             self._current, self._next = self._next, BloomFilter(self.parameters)
@@ -137,5 +137,5 @@ class RollingFilter:
         return message_id in self._current
 
     def to_bytes(self) -> bytes:
-        """The wire form of the present filter."""
+        """The wire form of the current filter."""
         return self._current.to_bytes()

@@ -1,12 +1,12 @@
 """Messages kept byte for byte, at a fraction of their size (C-145).
 
-Nearly all of a message with a filter is that filter, and a filter changes by ten bits for each id it learns.
-So one filter in about forty is kept whole, as a *keyframe*, and the others as their difference from it. A
-message costs about a twentieth of its wire size. Each message can be restored alone. A keyframe is dropped
-with the last body that needs it.
+A message with a filter consists mostly of that filter, and a filter changes by ten bits for each new id. So
+one filter in about forty is kept whole, as a *keyframe*, and the others as their difference from it. Then a
+message costs about a twentieth of its wire size. Each message can be restored on its own. A keyframe is
+dropped with the last body that needs it.
 
-Participants who have received the same messages have nearly the same filters. So whoever has no keyframe that
-fits uses the last one of anybody, and the cost does not depend on how many speak.
+Participants that have received the same messages have nearly the same filters. So a sender without a suitable
+keyframe uses the latest keyframe of any sender, and the cost does not depend on the number of senders.
 """
 
 # Core: no I/O, no clock, no randomness (held by tests/test_layout.py).
@@ -22,25 +22,25 @@ from Crypto.Util.strxor import strxor
 __all__ = ["Archive", "Body", "Keyframe"]
 
 _MAX_CHAINS = 1_024
-"""Senders of whom it is known which keyframe they use."""
+"""The most senders whose present keyframe is remembered."""
 _DELTAS_PER_KEYFRAME_BYTES = 12
-"""A delta longer than a keyframe divided by this begins a new one: near the smallest sum of both."""
+"""A delta longer than a keyframe divided by this begins a new keyframe: near the smallest sum of both."""
 
 
 class Keyframe(msgspec.Struct, frozen=True, eq=False):
-    """A whole filter, by which other filters are described."""
+    """A whole filter, from which the differences of other filters are taken."""
 
     number: int
     data: bytes
 
 
 class Body(msgspec.Struct, frozen=True, eq=False):
-    """The bytes of one message: those before its filter, the filter, and those after."""
+    """The bytes of one message: before its filter, the filter, and after it."""
 
     head: bytes
     tail: bytes = b""
     keyframe: Keyframe | None = None
-    """With None the whole message is in `head`."""
+    """If None, the whole message is in `head`."""
     delta: bytes = b""
     """The difference from the keyframe; empty if there is none."""
 
@@ -55,7 +55,7 @@ class Body(msgspec.Struct, frozen=True, eq=False):
 
     @property
     def size_bytes(self) -> int:
-        """The bytes it takes to keep this body without its keyframe."""
+        """The bytes that this body takes, without its keyframe."""
         return len(self.head) + len(self.tail) + len(self.delta)
 
 
@@ -66,15 +66,15 @@ class Archive:
         self._chains: OrderedDict[str, int] = OrderedDict()
         """The number of each sender's present keyframe."""
         self._keyframes: dict[int, Keyframe] = {}
-        """All that are in use, the last one last."""
+        """All keyframes in use, the latest last."""
         self._users: dict[int, int] = {}
         self._last_number = 0
         self.born: list[Keyframe] = []
-        """Keyframes made since the list was last emptied."""
+        """The keyframes made since this list was last emptied."""
         self.died: list[int] = []
-        """Numbers of keyframes that lost their last user since the list was last emptied."""
+        """The numbers of keyframes that lost their last user since this list was last emptied."""
         self.size_bytes = 0
-        """Bytes kept in all bodies and keyframes in use."""
+        """The bytes of all bodies and keyframes in use."""
 
     def keep(self, sender_id: str, data: bytes, bloom_filter: bytes | None) -> Body:
         """Keep a message until `release`. `bloom_filter` is its filter, if it has the channel's size."""
@@ -114,7 +114,7 @@ class Archive:
     def _make(self, sender_id: str, data: bytes, bloom_filter: bytes | None) -> Body:
         if not bloom_filter:
             return Body(data)
-        # Wherever these bytes first occur, head + filter + tail is the message.
+        # head + filter + tail is the message wherever these bytes occur, so the first place will do.
         start = _find(data, bloom_filter)
         head, tail = data[:start], data[start + len(bloom_filter) :]
         for keyframe in self._candidates(sender_id, len(bloom_filter)):
@@ -127,7 +127,7 @@ class Archive:
         return Body(head, tail, self._begin(sender_id, bloom_filter))
 
     def _candidates(self, sender_id: str, size_bytes: int) -> list[Keyframe]:
-        """The keyframes that may fit: the sender's own, and the last one of anybody."""
+        """The keyframes that may fit: the sender's, and the latest of any sender."""
         own = self._keyframes.get(self._chains.get(sender_id, 0))
         last = next(reversed(self._keyframes.values()), None)
         found = [own] if last is own else [own, last]
@@ -149,14 +149,14 @@ class Archive:
 
 
 def _compressed(difference: bytes) -> bytes:
-    """Deflate nearly all zeros: look for runs alone, with small tables, which are quick to clear. This takes
-    half the time and memory of zlib's defaults."""
+    """Deflate data that is nearly all zeros. Looking only for runs, with small tables, which are quick to
+    clear, takes half the time and memory of zlib's defaults."""
     compressor = zlib.compressobj(1, zlib.DEFLATED, 12, 5, zlib.Z_RLE)
     return compressor.compress(difference) + compressor.flush()
 
 
 def _find(data: bytes, part: bytes) -> int:
-    """Where a long part first occurs. A search for all of it at once costs eighteen times as much."""
+    """The first position of a long part. Searching for all of it at once costs eighteen times as much."""
     beginning = part[:64]
     start = data.find(beginning)
     while start >= 0 and not data.startswith(part, start):

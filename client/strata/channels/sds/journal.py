@@ -1,7 +1,7 @@
-"""A participant's parts as records, and the records as parts again.
+"""Conversion of a participant's parts to records, and of records to parts.
 
-`Journal` notes which records are out of date, and makes those anew when asked: the cost follows the changes,
-whatever the log holds. `restore` fills the empty parts of a participant from all its records.
+`Journal` notes which records are out of date, and makes those again on demand: the cost depends on the
+changes, not on the size of the log. `restore` fills the empty parts of a participant from all its records.
 """
 
 # Core: no I/O, no clock, no randomness (held by tests/test_layout.py).
@@ -41,7 +41,7 @@ __all__ = ["Journal", "restore"]
 
 
 class Journal:
-    """Marks of records that changed, and the way from a mark to its record."""
+    """The marks of records that changed, and the functions that make a record for a mark."""
 
     def __init__(self) -> None:
         self._marks: dict[tuple[str, str], None] = {}
@@ -71,7 +71,7 @@ class Journal:
         self._marks[kind, key] = None
 
     def take(self, clock: ClockRecord) -> list[Change]:
-        """All changes since the last call. New keyframes come first, since bodies refer to them."""
+        """Return all changes since the last call. New keyframes come first, since bodies refer to them."""
         archive = self._archive
         if not self._marks and not archive.born and not archive.died and clock == self._last_clock:
             return []
@@ -285,6 +285,6 @@ def _restore_repair(state: SdsState, repair: RepairBuffers, now: int) -> None:
         repair.requests.put(request.message_id, repair.within_reach(request.at, now), entry)
     for response in state.all(ResponseRecord):
         repair.responses.put(response.message_id, repair.within_reach(response.at, now), None)
-    # Requests that had been left to other participants are scheduled anew.
+    # Requests that had been left to other participants are scheduled again.
     for missing in state.all(MissingRecord):
         repair.want(HistoryEntry(missing.message_id, missing.retrieval_hint, missing.sender_id), now)

@@ -1,9 +1,9 @@
 """The log of a channel, and the ids of all messages that were ever in it.
 
-The log is ordered by Lamport time, then by id, and so is equal for all participants (C-118). It is bounded:
-the message that was logged first leaves first, whatever its Lamport time. A stranger's message with an
-extreme time can thus neither stay for ever nor push out later messages. An id stays known for longer than
-its message.
+The log is ordered by Lamport time, then by id, so the order is the same for all participants (C-118). The log
+is bounded: the message that was logged first leaves first, regardless of its Lamport time. So a stranger's
+message with an extreme time can neither stay for ever nor push out later messages. An id stays known for
+longer than its message.
 """
 
 # Core: no I/O, no clock, no randomness (held by tests/test_layout.py).
@@ -23,11 +23,11 @@ __all__ = ["NO_HORIZON", "KnownIds", "LoggedMessage", "MessageLog", "SortedKeys"
 Key = tuple[int, str]
 _CHUNK = 512
 NO_HORIZON = -1
-"""Below every Lamport time: nothing is forgotten yet."""
+"""A horizon below every Lamport time: no id has been forgotten yet."""
 
 
 class SortedKeys:
-    """Keys in order, in chunks: adding and removing cost the same however many keys there are."""
+    """Sorted keys in chunks: adding and removing cost the same for any number of keys."""
 
     def __init__(self) -> None:
         self._chunks: list[list[Key]] = []
@@ -47,7 +47,7 @@ class SortedKeys:
         else:
             insort(chunk, key)
         if len(chunk) > 2 * _CHUNK:
-            # At the end keys are appended, so there the first part is left full.
+            # Keys are mostly appended at the end, so there the first part is left full.
             cut = 2 * _CHUNK if at == len(self._chunks) - 1 else _CHUNK
             self._chunks[at : at + 1] = [chunk[:cut], chunk[cut:]]
             self._last[at : at + 1] = [chunk[cut - 1], chunk[-1]]
@@ -117,20 +117,20 @@ class LoggedMessage:
         self.lamport = lamport
         self.body = body
         self.arrival = arrival
-        """Position in the order of logging."""
+        """The position in the order of logging."""
         self.hint = hint
         self.own = own
-        """Number of this message among the own messages; 0 if another participant sent it."""
+        """The number of this message among our own messages; 0 if another participant sent it."""
         self.floor = floor
-        """The highest number of an own message that this message is, or follows by its history."""
+        """The highest number of one of our messages that this message is, or follows by its history."""
         self.run = run
-        """This message follows all own messages numbered from `run` to `floor`."""
+        """The start of the run: this message follows (or is) all our messages from `run` to `floor`."""
         self.dispatched = dispatched
 
     def as_history(self) -> HistoryEntry:
         """The entry by which other messages name this one.
 
-        Others may repair what this participant does not: they need the sender.
+        It has the sender, which others need for repair, even if this participant does not repair.
         """
         return HistoryEntry(self.message_id, self.hint, self.sender_id)
 
@@ -141,7 +141,7 @@ class MessageLog:
     def __init__(self) -> None:
         self._messages: dict[str, LoggedMessage] = {}
         self._keys = SortedKeys()
-        # A dict that loses its first items finds the next one ever more slowly, so arrival is kept apart.
+        # A dict that loses its first items finds the next one ever more slowly, hence the separate deque.
         self._arrivals: deque[str] = deque()
         self.last_arrival = 0
 
@@ -156,7 +156,7 @@ class MessageLog:
         return self._messages.get(message_id)
 
     def add(self, message: LoggedMessage) -> None:
-        """Log a message that is not there yet."""
+        """Log a message that is not in the log yet."""
         self._messages[message.message_id] = message
         self._keys.add((message.lamport, message.message_id))
         self._arrivals.append(message.message_id)
@@ -171,7 +171,7 @@ class MessageLog:
         return message
 
     def first_logged(self) -> LoggedMessage:
-        """The message that has been in the log for longest, and leaves next."""
+        """The message that has been in the log longest, and leaves next."""
         while self._arrivals[0] not in self._messages:
             self._arrivals.popleft()
         return self._messages[self._arrivals[0]]
@@ -197,10 +197,10 @@ class MessageLog:
 
 
 class KnownIds:
-    """Ids of all messages ever logged, as many as memory allows, with Lamport time and arrival.
+    """The ids of messages ever logged, up to `capacity`, with their Lamport times and arrivals.
 
-    A forgotten id leaves its Lamport time as a *horizon*. A message from before the horizon may have been
-    delivered already, so it is refused. It is then not acknowledged either, which tells its sender.
+    The *horizon* is the latest Lamport time of a forgotten id. A message not later than the horizon may have
+    been delivered already, so it is refused. It is not acknowledged either, by which its sender notices.
     """
 
     def __init__(self, capacity: int, horizon: int = NO_HORIZON) -> None:
@@ -213,7 +213,7 @@ class KnownIds:
         return message_id in self._known
 
     def __iter__(self) -> Iterator[str]:
-        """Ids in the order of arrival."""
+        """The ids in the order of arrival."""
         return iter(self._known)
 
     def latest(self, count: int) -> Iterator[str]:
@@ -221,7 +221,7 @@ class KnownIds:
         return islice(reversed(self._known), count)
 
     def get(self, message_id: str) -> tuple[int, int] | None:
-        """Lamport time and arrival of this id, if known."""
+        """The Lamport time and arrival of this id, if known."""
         return self._known.get(message_id)
 
     def add(self, message_id: str, lamport: int, arrival: int) -> None:
@@ -247,8 +247,8 @@ class KnownIds:
 
 
 def _sweep(arrivals: deque[str], there: Mapping[str, object]) -> None:
-    """Drop the arrivals that are gone, once they are the most: what leaves from the middle would stay until
-    all before it has left, which in a quiet channel is never."""
+    """Drop the arrivals that are gone, once they are the majority. An arrival that left from the middle would
+    otherwise stay until all before it have left, which never happens in a quiet channel."""
     if len(arrivals) > 2 * len(there) + _CHUNK:
         kept = [message_id for message_id in arrivals if message_id in there]
         arrivals.clear()

@@ -1,4 +1,4 @@
-"""What can be seen of a participant: its log, what it misses and holds back, what is under way."""
+"""Read access to a participant: its log, the missing and waiting messages, the outgoing messages."""
 
 # Core: no I/O, no clock, no randomness (held by tests/test_layout.py).
 
@@ -19,7 +19,7 @@ __all__ = ["Looking"]
 
 
 class Looking:
-    """The questions that a participant answers about itself. `Participant` has the parts."""
+    """The queries that a participant answers about itself. `Participant` provides the parts."""
 
     statistics: SdsStatistics
     _clock: SteadyClock
@@ -30,13 +30,13 @@ class Looking:
     _wire_cache: WireCache
 
     def log(self) -> list[HistoryEntry]:
-        """The whole log, in the order that all participants share. The cost is the length of the log."""
+        """The whole log, in the order that all participants share. The cost grows with its length."""
         return [entry.as_history() for entry in self._history.log.ordered()]
 
     def encoded(self, message_id: str) -> bytes | None:
         """A logged or unacknowledged message as it travels, byte for byte; None if it is unknown.
 
-        After a restart these are the bytes to send for own messages that had not been dispatched.
+        After a restart, own messages that had not been dispatched are sent as these bytes.
         """
         if (data := self._wire_cache.get(message_id)) is not None:
             return data
@@ -49,7 +49,7 @@ class Looking:
         return None if data is None else SdsMessage.read(data)
 
     def place(self, message_ids: Iterable[str]) -> tuple[int, str] | None:
-        """Where the first of these messages stands in the order of `log`: its Lamport time, then its id.
+        """The place of the first of these messages in the order of `log`: its Lamport time and its id.
 
         None if none of them is remembered.
         """
@@ -57,7 +57,7 @@ class Looking:
         return min(((found[0], each) for found, each in known if found is not None), default=None)
 
     def counts(self) -> tuple[int, int, int]:
-        """Messages of others received so far (held ones among them), missing ones, and those given up."""
+        """The counts of others' messages received (including held ones), missing, and given up."""
         incoming = self._incoming
         return (
             self.statistics.delivered + len(incoming.waiting),
@@ -66,7 +66,7 @@ class Looking:
         )
 
     def retrieval_hint(self, message_id: str) -> bytes | None:
-        """The hint that finds a logged message in a store; None if it is not known."""
+        """The hint by which a store finds a logged message; None if it is not known."""
         entry = self._history.log.get(message_id)
         return None if entry is None else entry.hint
 
@@ -75,7 +75,7 @@ class Looking:
         return message_id in self._history.known
 
     def is_here(self, message_id: str) -> bool:
-        """Whether a message was received, and is not wanted any more: it is known, or waits for others."""
+        """Whether a message was received and is no longer wanted: it is known, or waits for others."""
         return message_id in self._history.known or message_id in self._incoming.waiting
 
     def missing(self) -> list[HistoryEntry]:
@@ -83,7 +83,7 @@ class Looking:
         return [missing.entry for missing in self._incoming.missing.values()]
 
     def released(self) -> frozenset[str]:
-        """Those of the missing messages that nobody waits for any more."""
+        """The missing messages that no message waits for any more."""
         return frozenset(id_ for id_, missing in self._incoming.missing.items() if missing.released)
 
     def missing_since(self) -> dict[str, int]:
@@ -115,19 +115,19 @@ class Looking:
         return {key: self._clock.was_at(at) for key, at in self._repair.responses.times().items()}
 
     def outgoing(self) -> dict[str, OutgoingState]:
-        """Own messages that are not acknowledged, and the state of each."""
+        """The own messages that are not acknowledged, and the state of each."""
         return self._outgoing.states()
 
     def is_outgoing(self, message_id: str) -> bool:
-        """Whether this is an own message that is not acknowledged."""
+        """Whether this is one of our messages that is not acknowledged."""
         return message_id in self._outgoing
 
     def undispatched(self) -> list[str]:
-        """Own messages that have never gone out, in the order they were wrapped."""
+        """The own messages that have never gone out, in the order in which they were wrapped."""
         return self._outgoing.undispatched()
 
     def last_before(self, lamport: int) -> LoggedMessage | None:
-        """The latest logged message of an earlier Lamport time."""
+        """The latest logged message with a Lamport time before `lamport`."""
         found = self._history.log.recent(1, lamport - 1, dispatched_only=False)
         return found[0] if found else None
 

@@ -3,11 +3,11 @@
 A message is *unacknowledged*, *possibly acknowledged* (some filter has it) or *exhausted* (sent as often as
 allowed; kept for a late acknowledgement). An acknowledged message leaves the buffer (C-094, C-104).
 
-A history of two entries cannot name the five chunks of a message. But a participant that names a message has
-delivered it, and before it all messages that it follows. So an own message is acknowledged too if a named
-message follows it and the same received message's filter has it (C-123, A-137). Two numbers say which own
-messages a logged message follows (`LoggedMessage.floor` and `run` in `strata.channels.sds.log`); no graph is
-walked.
+A history of two entries cannot name all five chunks of a message. But a participant that names a message has
+delivered it, after all messages that it follows. So one of our messages is acknowledged too if a named
+message follows it and the filter of the same received message has it (C-123, A-137). Two numbers say which of
+our messages a logged message follows (`LoggedMessage.floor` and `run` in `strata.channels.sds.log`); no graph
+is traversed.
 """
 
 # Core: no I/O, no clock, no randomness (held by tests/test_layout.py).
@@ -29,11 +29,11 @@ __all__ = ["Outgoing", "OutgoingBuffer", "OutgoingState", "WireCache"]
 
 _MAX_CACHED_BYTES = 4 << 20
 _MAX_EXHAUSTED = 1_024
-"""Exhausted messages for which a late acknowledgement is still noticed."""
+"""The most exhausted messages for which a late acknowledgement is still noticed."""
 
 
 class OutgoingState(enum.Enum):
-    """How far an own message has come."""
+    """The progress of an own message towards its acknowledgement."""
 
     UNACKNOWLEDGED = "unacknowledged"
     POSSIBLY_ACKNOWLEDGED = "possibly-acknowledged"
@@ -66,7 +66,7 @@ class Outgoing:
         self.retries = 0
         """Retransmissions so far."""
         self.seen_in: set[tuple[str, int]] = set()
-        """Messages, by sender and Lamport time, whose filters had this message."""
+        """The messages, by sender and Lamport time, whose filters had this message."""
         self.owns_body = False
         """Whether the log has dropped the message, so that the body is kept for this buffer alone."""
 
@@ -102,7 +102,7 @@ class OutgoingBuffer:
         return {each.message_id: each.state for each in (*self._exhausted.values(), *self._active.values())}
 
     def undispatched(self) -> list[str]:
-        """Ids of messages that have never gone out, oldest first."""
+        """The ids of messages that have never gone out, oldest first."""
         return [each.message_id for each in self._active.values() if each.dispatched_at is None]
 
     def add(self, message_id: str, number: int, body: Body) -> Outgoing:
@@ -126,7 +126,7 @@ class OutgoingBuffer:
                 )
 
     def dispatched(self, message_id: str, now: int) -> None:
-        """The message has gone out, and its timer starts (C-067)."""
+        """Note that the message has gone out; its timer starts (C-067)."""
         outgoing = self._active.get(message_id)
         if outgoing is not None:
             outgoing.dispatched_at = now
@@ -144,7 +144,7 @@ class OutgoingBuffer:
         return self._timers.next_at
 
     def take_due(self, now: int) -> tuple[list[Retransmit | DeliveryFailed], list[Outgoing]]:
-        """Messages to send again, unacknowledged messages first (C-087), and messages that have failed.
+        """The messages to send again, unacknowledged ones first (C-087), and messages that have failed.
 
         The second list has the messages that were forgotten because they failed long ago.
         """
@@ -168,13 +168,13 @@ class OutgoingBuffer:
         return events, forgotten
 
     def review_history(self, ids: Iterable[str], sender_id: str) -> list[Acknowledged]:
-        """A received history names these ids (C-120)."""
+        """The acknowledgements in a received history, which names these ids (C-120)."""
         return [
             Acknowledged(message_id, AckedBy.HISTORY, sender_id) for message_id in ids if message_id in self
         ]
 
     def review_receipts(self, receipts: Collection[bytes], sender_id: str) -> list[Acknowledged]:
-        """A received message lists these. A message that never went out is in no list."""
+        """The acknowledgements in a received list. A message that never went out can be in no list."""
         found = [self.get(self._by_receipt[each]) for each in receipts if each in self._by_receipt]
         return [
             Acknowledged(outgoing.message_id, AckedBy.RECEIPT, sender_id)
@@ -185,12 +185,12 @@ class OutgoingBuffer:
     def review_filter(
         self, data: bytes, sender_id: str, lamport: int, runs: Sequence[tuple[int, int]]
     ) -> list[Acknowledged | PossiblyAcknowledged]:
-        """Compare a received filter. `runs` are the own messages that the same message's history follows."""
+        """Compare a received filter. The same message's history follows our messages numbered in `runs`."""
         found: list[Acknowledged | PossiblyAcknowledged] = []
         contains = self._parameters.contains
         for buffer in (self._exhausted, self._active):
             for outgoing in buffer.values():
-                # A message that never went out is in no filter, whatever the bits say.
+                # A message that never went out is in no filter, even if its bits are set.
                 if outgoing.dispatched_at is None or not contains(data, outgoing.bits):
                     continue
                 if any(first <= outgoing.number <= last for first, last in runs):
@@ -202,7 +202,7 @@ class OutgoingBuffer:
     def _seen(
         self, outgoing: Outgoing, sender_id: str, lamport: int
     ) -> Acknowledged | PossiblyAcknowledged | None:
-        # A message is the same as another if its sender and Lamport time are: ids of syncs repeat (C-132).
+        # Sender and Lamport time identify a message, since the ids of syncs repeat (C-132).
         key = (sender_id, 0 if self._config.possible_acks_from_distinct_senders else lamport)
         threshold = self._config.possible_acks_threshold
         if key in outgoing.seen_in or (threshold == 0 and len(outgoing.seen_in) >= 2):
@@ -225,9 +225,9 @@ class OutgoingBuffer:
 
 
 class WireCache:
-    """Own messages as they travel, until they go out: nearly all are asked for once, and soon.
+    """Own messages as they travel, until they go out: nearly all are needed once, and soon.
 
-    The cache holds a few megabytes. A message that has left it is made again from its body.
+    The cache holds a few megabytes. A message that was evicted is restored from its body.
     """
 
     def __init__(self) -> None:
@@ -246,7 +246,7 @@ class WireCache:
         return self._messages.get(message_id)
 
     def discard(self, message_id: str) -> None:
-        """The message has gone out, or never will."""
+        """Drop a message that has gone out, or never will."""
         data = self._messages.pop(message_id, None)
         if data is not None:
             self._size_bytes -= len(data)

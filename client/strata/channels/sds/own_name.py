@@ -1,4 +1,4 @@
-"""Messages under the own sender id that were not sent here: another participant may use the id (C-006)."""
+"""Messages under our sender id that were not sent here: another participant may use the id (C-006)."""
 
 # Core: no I/O, no clock, no randomness (held by tests/test_layout.py).
 
@@ -13,14 +13,14 @@ from strata.channels.sds.messages import Kind, SdsMessage
 __all__ = ["OwnName"]
 
 _REMEMBERED = 256
-"""Own syncs and withdrawn messages that are known when they come back, and reports that wait to be taken."""
+"""How many own syncs and withdrawn messages are recognised when they come back, and how many reports wait."""
 
 
 class OwnName:
-    """What went out under the own sender id and is kept nowhere else, and what came in under it."""
+    """Messages sent under our sender id that nothing else keeps, and reports of those received under it."""
 
     def __init__(self, log: MessageLog, own_count: int) -> None:
-        """`own_count` is how many own messages there were before this run."""
+        """`own_count` is the number of own messages before this run."""
         self._log = log
         self._own_before = own_count
         self._syncs: deque[int] = deque(maxlen=_REMEMBERED)
@@ -28,15 +28,15 @@ class OwnName:
         self._reports: deque[SenderShared] = deque(maxlen=_REMEMBERED)
 
     def sync_sent(self, lamport: int) -> None:
-        """A sync goes out; its Lamport time tells it from others."""
+        """Note that we send a sync; its Lamport time identifies it."""
         self._syncs.append(lamport)
 
     def withdrawn(self, message_id: str) -> None:
-        """An own message was forgotten, though it may have gone out."""
+        """Note that one of our messages was forgotten, though it may have gone out."""
         self._withdrawn.append(message_id)
 
     def heard(self, message: SdsMessage, origin: Origin) -> bool:
-        """A message came under the own id that is not in the log: report it, unless it was sent here."""
+        """Report a message under our id that is not in the log, unless it was sent here; True if reported."""
         lamport = message.lamport_timestamp or 0
         if message.kind is Kind.EPHEMERAL:
             return False  # none is kept to compare with
@@ -48,7 +48,7 @@ class OwnName:
         return True
 
     def take(self) -> list[SenderShared]:
-        """The latest reports since the last call."""
+        """Remove and return the latest reports."""
         reports = list(self._reports)
         self._reports.clear()
         return reports

@@ -1,13 +1,13 @@
-"""How many take part in a channel, as far as syncs must know, and how long each one waits (decision 0051).
+"""The estimated size of a channel, and the delay of each participant's syncs (decision 0051).
 
-Each participant draws its delay by itself, and the shortest delay of all counts. So the more there are, the
-longer each must wait, or syncs come ever more often. Two things tell how many there are: the senders that
-were heard lately, and the syncs themselves. Of a thousand silent participants one has heard nobody, but syncs
-that come too often show that there are many.
+Each participant draws its delay independently, and the shortest delay counts. So the more participants there
+are, the longer each must wait; otherwise syncs would become ever more frequent. Two things show how many
+there are: the senders that were heard recently, and the syncs themselves. Among a thousand silent
+participants no sender was heard, but syncs that come too often show that there are many.
 
 `scale` is the factor of the delay. It rises with each sync that came early and that nobody needed, and falls
-with each that came late. Silence makes it fall as well: after each interval without a sync every participant
-counts half as many, so a room that has emptied is not silent for long.
+with each that came late. Silence makes it fall too: after each interval without a sync every participant
+halves its estimate, so a room that has emptied is not silent for long.
 """
 
 # Core: no I/O, no clock, no randomness (held by tests/test_layout.py).
@@ -21,11 +21,11 @@ from collections.abc import Callable
 __all__ = ["Pace"]
 
 _RATE = 0.1
-"""How far one sync moves the scale."""
+"""How much one sync changes the scale."""
 _MIN_SCALE, _MAX_SCALE = 0.8, 4_096.0
-"""Below one the scale says nothing yet: one early sync is chance."""
+"""A scale below one has no effect yet: a single early sync may be chance."""
 _HEARD_FOR_MS = 600_000
-"""A sender counts for so long after its last message."""
+"""How long a sender counts after its last message."""
 _MAX_HEARD = 2_048
 
 
@@ -36,12 +36,12 @@ class Pace:
         self._interval = interval
         self._random = random
         self._heard: OrderedDict[str, tuple[int, int]] = OrderedDict()
-        """When each other was heard last, and the Lamport time of that; longest ago first."""
+        """When each other sender was last heard, and its latest Lamport time; longest ago first."""
         self._scale = _MIN_SCALE
         self._quiet_since: int | None = None
 
     def heard(self, sender_id: str, now: int, lamport: int) -> bool:
-        """Another participant sent something; False for a copy, or for what came after later words."""
+        """Note another participant's message; False for a copy, or if a later message came before."""
         _, before = self._heard.get(sender_id, (0, -1))
         self._heard[sender_id] = (now, max(before, lamport))
         self._heard.move_to_end(sender_id)
@@ -50,7 +50,7 @@ class Pace:
         return lamport > before
 
     def passed(self, now: int, *, needless: bool, own: bool = False) -> None:
-        """A message went through the channel, a sync that nobody needed or something else."""
+        """Note a message on the channel: a sync that nobody needed, if `needless`, or another message."""
         if needless and self._interval and self._quiet_since is not None:
             self._adapt(now - self._quiet_since, own=own)
         self._quiet_since = now
@@ -58,8 +58,8 @@ class Pace:
     def _adapt(self, gap: int, *, own: bool) -> None:
         wanted = self._interval / 2
         step = 1 - min(gap, self._interval) / wanted
-        # Whoever syncs more than its share waits longer, and the others less: else a newcomer who knows
-        # nobody would speak for all, for ever.
+        # A participant that syncs more than its share waits longer, and the others less: otherwise a newcomer
+        # that knows nobody would sync for all, for ever.
         step += 1.0 if own else -1 / self.scale()
         scale = self._scale * math.exp(_RATE * step)
         if gap > self._interval:
@@ -67,11 +67,11 @@ class Pace:
         self._scale = min(max(scale, _MIN_SCALE), _MAX_SCALE)
 
     def scale(self) -> float:
-        """By how much the delays of a lone pair are stretched."""
+        """The factor by which delays are longer than those of two participants alone."""
         return max(1.0, self._scale, len(self._heard) / 2)
 
     def delay(self, factor: float) -> float:
-        """A delay for the next sync; `random() × interval × factor` in a small room (C-135)."""
+        """The delay of the next sync; `random() × interval × factor` in a small room (C-135)."""
         scale, silence = self.scale(), 0.0
         while True:
             delay = self._random() * self._interval * factor * scale
@@ -81,9 +81,9 @@ class Pace:
             scale = max(scale / 2, 1.0)
 
     def within(self, grace: float, chance: float) -> float:
-        """A delay up to `grace`, for a sync that one of many is to send: the more, the later nearly all are.
+        """A delay up to `grace`, for a sync that one of many should send: the more, the later most of them.
 
-        Then the first few spare the others, however many there are. `chance` is a random number.
+        Then the first few make those of the others unnecessary. `chance` is a random number in [0, 1).
         """
         steepness = math.log(2 * self.scale() - 1)
         if steepness:

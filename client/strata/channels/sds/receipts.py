@@ -1,13 +1,13 @@
 """Receipts: the messages that a participant has received, in six bytes each (decision 0046).
 
-A filter has the same 18 KB whether it holds one id or ten thousand. Nearly always only a few of its ids are
-news to anybody: the messages that were received and that nobody has acknowledged. A *receipt* is the first
-six bytes of the SHA-256 of such an id. A list of receipts says what the filter would say, in some hundred
-bytes, and says it for certain. The list is a field of its own, which other implementations skip.
+A filter takes 18 KB whether it holds one id or ten thousand. Nearly always only a few of its ids are news to
+anybody: the messages that were received and that nobody has acknowledged. A *receipt* is the first six bytes
+of the SHA-256 of such an id. A list of receipts says what the filter would say, in some hundred bytes and
+with certainty. The list is a separate field, which other implementations skip.
 
-A filter is of use only to those who have sent something: it tells them what became of that. So filters are
-left out while everybody who was heard lately lists receipts. Whoever does not know receipts still reads every
-message, and gets filters again with the first word that he says.
+A filter is useful only to participants that have sent something, as an acknowledgement. So filters are
+omitted while everybody heard recently lists receipts. A participant that does not know receipts still reads
+every message, and gets filters again as soon as it sends a message.
 """
 
 # Core: no I/O, no clock, no randomness (held by tests/test_layout.py).
@@ -22,17 +22,17 @@ __all__ = ["LATEST", "MAX_IN_CONTENT", "MAX_IN_SYNC", "Debts", "read_receipts", 
 
 RECEIPT_BYTES = 6
 MAX_IN_CONTENT = 32
-"""Receipts in a content message; the others are left to a sync."""
+"""The most receipts in a content message; a sync lists the others."""
 MAX_IN_SYNC = 1_000
-"""Receipts in a sync; with more to say it carries the filter too."""
+"""The most receipts in a sync; if there are more, the sync carries the filter too."""
 LATEST = 48
-"""Messages that a sync lists once more, acknowledged or not."""
+"""The number of latest messages that a sync lists again, acknowledged or not."""
 _MAX_READ = 2_000
-"""Receipts read from one message; a longer list is ignored."""
+"""The most receipts read from one message; a longer list is ignored."""
 _MAX_DEBTS = 1_024
 
 
-@lru_cache(4_096)  # in a process with many participants all ask for the same few
+@lru_cache(4_096)  # many participants in one process need the same few receipts
 def receipt(message_id: str) -> bytes:
     """The receipt of a message."""
     return hashlib.sha256(message_id.encode()).digest()[:RECEIPT_BYTES]
@@ -44,7 +44,7 @@ def write_receipts(message_ids: Iterable[str]) -> bytes:
 
 
 def read_receipts(data: bytes | None) -> frozenset[bytes]:
-    """The receipts of a received list; none of a list that is malformed or too long (C-302)."""
+    """The receipts of a received list; none if the list is malformed or too long (C-302)."""
     if not data or len(data) % RECEIPT_BYTES or len(data) > _MAX_READ * RECEIPT_BYTES:
         return frozenset()
     return _split(data)
@@ -56,18 +56,19 @@ def _split(data: bytes) -> frozenset[bytes]:
 
 
 class Debts:
-    """Received messages that nobody has acknowledged as far as one knows, oldest first.
+    """Received messages that nobody is known to have acknowledged, oldest first.
 
-    Each is paid by naming or listing it, or by so many filters as its sender counts for an acknowledgement.
+    A debt is paid by naming or listing the message, or by as many filters as its sender counts as an
+    acknowledgement.
     """
 
     def __init__(self, filters_needed: int) -> None:
         self._filters_needed = filters_needed
         self._owed: dict[str, tuple[str, int]] = {}
-        """Sender, and how many more filters must carry the message."""
+        """The sender of each message, and how many more filters must carry the message."""
         self._by_receipt: dict[bytes, str] = {}
         self.overflown = False
-        """Whether there were more than are kept: only a filter has them all."""
+        """Whether there were more debts than are kept, so that only a filter has them all."""
 
     def __len__(self) -> int:
         return len(self._owed)
@@ -76,7 +77,7 @@ class Debts:
         return iter(self._owed)
 
     def add(self, message_id: str, sender_id: str) -> None:
-        """A message was received, or its sender has sent it again."""
+        """Add a message that was received, or that its sender has sent again."""
         if len(self._owed) >= _MAX_DEBTS and message_id not in self._owed:
             self.overflown = True
             return
@@ -84,7 +85,7 @@ class Debts:
         self._by_receipt[receipt(message_id)] = message_id
 
     def pay(self, message_ids: Iterable[str], *, payer: str | None = None) -> int:
-        """These are acknowledged, by `payer` unless it sent them itself; returns how many were owed."""
+        """Drop these debts, which `payer` acknowledged, except for its own messages; return how many."""
         paid = 0
         for message_id in message_ids:
             owed = self._owed.get(message_id)
@@ -94,12 +95,12 @@ class Debts:
         return paid
 
     def pay_listed(self, receipts: Collection[bytes], payer: str) -> int:
-        """The same for the messages of these receipts."""
+        """Do the same as `pay` for the messages of these receipts."""
         found = [self._by_receipt[each] for each in self._by_receipt.keys() & receipts]
         return self.pay(found, payer=payer)
 
     def filter_sent(self) -> None:
-        """An own message has carried the filter."""
+        """Note that one of our messages has carried the filter."""
         self.overflown = False
         for message_id, (sender_id, left) in list(self._owed.items()):
             if left > 1:

@@ -1,6 +1,6 @@
-"""SDS-R: asking for missing messages, and answering requests, without all participants doing so at once.
+"""SDS-R: requests for missing messages, and answers, without all participants sending at once.
 
-All times follow from hashes of ids, so that participants agree without talking (C-155…C-158, A-145).
+All times follow from hashes of ids, so participants agree without communicating (C-155…C-158, A-145).
 """
 
 # Core: no I/O, no clock, no randomness (held by tests/test_layout.py).
@@ -19,17 +19,17 @@ _PARTICIPANTS_PER_GROUP = 128
 
 
 def hash64(*texts: str) -> int:
-    """The first 8 bytes, big-endian, of SHA-256 over the texts joined (C-155)."""
+    """The first 8 bytes, big-endian, of the SHA-256 of the concatenated texts (C-155)."""
     return int.from_bytes(hashlib.sha256("".join(texts).encode()).digest()[:8])
 
 
 def request_offset(own_id: str, message_id: str, t_min: int, t_max: int) -> int:
-    """Milliseconds from now to `T_req` (C-156)."""
+    """The milliseconds from now to `T_req` (C-156)."""
     return hash64(own_id, message_id) % (t_max - t_min) + t_min
 
 
 def response_offset(own_id: str, sender_id: str, message_id: str, t_max: int) -> int:
-    """Milliseconds from now to `T_resp`: 0 for the original sender (C-157)."""
+    """The milliseconds from now to `T_resp`: 0 for the original sender (C-157)."""
     return (hash64(own_id) ^ hash64(sender_id)) * hash64(message_id) % t_max
 
 
@@ -63,43 +63,43 @@ class RepairBuffers:
 
     @property
     def is_full(self) -> bool:
-        """Whether no further request can be scheduled, as always where there is no repair."""
+        """Whether no further request can be scheduled; always true without repair."""
         config = self._config
         return not config.enable_repair or len(self.requests) >= config.max_repair_buffer
 
     def within_reach(self, at: int, now: int) -> int:
-        """A time of an earlier run, no later than it could be set now: a clock may have been set back."""
+        """A time of an earlier run, or the latest one possible now: the clock may have been set back."""
         return min(at, now + self._config.repair_t_max_ms)
 
     def want(self, entry: HistoryEntry, now: int) -> bool:
-        """Schedule a request for a missing message at `T_req` (C-152); False if that changes nothing."""
+        """Schedule a request for a missing message at `T_req` (C-152); False if this changes nothing."""
         if self.is_full or self._is_asked(entry.message_id):
             return False
         self._schedule(entry, now)
         return True
 
     def take_requests(self, now: int) -> tuple[HistoryEntry, ...]:
-        """Entries to put into a message, smallest `T_req` first; each gets a new one (C-148, C-150)."""
+        """The entries to put into a message, smallest `T_req` first; each gets a new one (C-148, C-150)."""
         due = self.requests.take_due(now, self._config.max_repair_requests)
         for _, entry in due:
             self._schedule(entry, now)
         return tuple([entry for _, entry in due])
 
     def asked_by_other(self, message_id: str, now: int) -> bool:
-        """Another participant requests a message: drop the own request (C-153); False if there was none."""
+        """Drop our request for a message that another requests (C-153); False if there was none."""
         if not self.requests.discard(message_id):
             return False
         self._left_to_others.put(message_id, now + self._config.repair_t_max_ms, None)
         return True
 
     def take_unanswered(self, now: int) -> list[str]:
-        """Requests that were left to others, when an answer could have come by now: they may be due again."""
+        """Take the requests left to others that could have been answered by now: they may be due again."""
         return [message_id for message_id, _ in self._left_to_others.take_due(now)]
 
     def answer(self, message_id: str, sender_id: str | None, original_sender: str, now: int) -> bool:
-        """Schedule the answer to a request for a logged message (C-154); False if that changes nothing.
+        """Schedule the answer to a request for a message (C-154); False if this changes nothing.
 
-        A message that was just answered is not answered again before any participant may ask again.
+        A message that was just sent again is not sent again before any participant may request it again.
         """
         config = self._config
         self._answered.take_due(now)
@@ -116,7 +116,7 @@ class RepairBuffers:
         return True
 
     def take_responses(self, now: int) -> list[str]:
-        """Ids of the messages to send again now (C-159)."""
+        """Remove and return the ids of the messages to send again now (C-159)."""
         due = [message_id for message_id, _ in self.responses.take_due(now)]
         for message_id in due:
             if len(self._answered) < self._config.max_repair_buffer:
@@ -124,7 +124,7 @@ class RepairBuffers:
         return due
 
     def received(self, message_id: str) -> bool:
-        """A message came: drop its request and its answer (C-151); False if there was neither."""
+        """Drop the request and the answer of a message that came (C-151); False if there was neither."""
         self._left_to_others.discard(message_id)
         asking = self.requests.discard(message_id)
         return self.responses.discard(message_id) or asking

@@ -1,8 +1,8 @@
-"""The state that must survive a restart, as records that are written one by one (C-248, A-148).
+"""The state that must survive a restart, as records that are written individually (C-248, A-148).
 
-`Participant.changes` gives the changes since the last call: a record to store under its kind and key, or the
-removal of one. Applying a change twice does no harm. Changes to one key are merged, so the cost of writing
-follows the changes, whatever the log holds. All changes of one call belong into one transaction.
+`Participant.changes` returns the changes since the last call. Each stores a record under its kind and key, or
+removes one. Applying a change twice does no harm. Changes to one key are merged, so the cost of writing
+depends on the changes and not on the size of the log. All changes of one call belong in one transaction.
 
 The filter and the debts of acknowledgement are not stored: the filter follows from the other records, and
 the next sync settles the debts.
@@ -59,7 +59,7 @@ class BodyRecord(msgspec.Struct, frozen=True, array_like=True):
 
 
 class ClockRecord(msgspec.Struct, frozen=True, tag="clock"):
-    """Numbers that only grow."""
+    """The numbers that only grow."""
 
     lamport: int
     own_count: int
@@ -68,7 +68,7 @@ class ClockRecord(msgspec.Struct, frozen=True, tag="clock"):
 
 
 class KeyframeRecord(msgspec.Struct, frozen=True, tag="keyframe"):
-    """A filter that bodies are described by."""
+    """A filter from which the filters of bodies differ."""
 
     number: int
     data: bytes
@@ -98,14 +98,14 @@ class KnownRecord(msgspec.Struct, frozen=True, tag="known"):
 
 
 class TipRecord(msgspec.Struct, frozen=True, tag="tip"):
-    """A logged message that no other names (`strata.channels.sds.history.Unreferenced`)."""
+    """A logged message that no other message names (`strata.channels.sds.history.Unreferenced`)."""
 
     message_id: str
     since: int
 
 
 class OutgoingRecord(msgspec.Struct, frozen=True, tag="outgoing"):
-    """An own message that is not acknowledged. `body` is present only if the message has left the log."""
+    """One of our messages that is not acknowledged. `body` is present only if it has left the log."""
 
     message_id: str
     number: int
@@ -134,7 +134,7 @@ class WaitingRecord(msgspec.Struct, frozen=True, tag="waiting"):
 
 
 class MissingRecord(msgspec.Struct, frozen=True, tag="missing"):
-    """A message that others name, and that has not arrived."""
+    """A message that others name and that has not arrived."""
 
     message_id: str
     retrieval_hint: bytes | None
@@ -145,14 +145,14 @@ class MissingRecord(msgspec.Struct, frozen=True, tag="missing"):
 
 
 class LostRecord(msgspec.Struct, frozen=True, tag="lost"):
-    """A message given up, or not wanted from the beginning."""
+    """A message that was given up, or not wanted from the beginning."""
 
     message_id: str
     unwanted: bool = False
 
 
 class RequestRecord(msgspec.Struct, frozen=True, tag="request"):
-    """A message to request from others, and when (outgoing repair buffer)."""
+    """A message to request from others, and the time (outgoing repair buffer)."""
 
     message_id: str
     retrieval_hint: bytes | None
@@ -161,7 +161,7 @@ class RequestRecord(msgspec.Struct, frozen=True, tag="request"):
 
 
 class ResponseRecord(msgspec.Struct, frozen=True, tag="response"):
-    """A message to send again for others, and when (incoming repair buffer)."""
+    """A message to send again for others, and the time (incoming repair buffer)."""
 
     message_id: str
     at: int
@@ -194,13 +194,13 @@ RECORDS: dict[str, type[Record]] = {
     "request": RequestRecord,
     "response": ResponseRecord,
 }
-"""Every kind of record, and its type, by which a backend decodes the bytes it stored."""
+"""Every kind of record with its type, with which a backend decodes the bytes that it stored."""
 
 R = TypeVar("R", bound=Record)
 
 
 class Change(msgspec.Struct, frozen=True):
-    """Store this record under its kind and key, or with None delete the stored one."""
+    """Store this record under its kind and key; with None, delete the stored one."""
 
     kind: str
     key: str
@@ -208,14 +208,14 @@ class Change(msgspec.Struct, frozen=True):
 
 
 class SdsState:
-    """All records a participant had stored: the sum of its changes."""
+    """All records that a participant has stored: the sum of its changes."""
 
     def __init__(self, changes: Iterable[Change] = ()) -> None:
         self._tables: dict[str, dict[str, Record]] = {kind: {} for kind in RECORDS}
         self.apply(changes)
 
     def apply(self, changes: Iterable[Change]) -> None:
-        """Take changes in, in the order they were made."""
+        """Apply changes, in the order in which they were made."""
         for change in changes:
             if change.record is None:
                 self._tables[change.kind].pop(change.key, None)

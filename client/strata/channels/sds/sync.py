@@ -5,14 +5,14 @@ acknowledge only with its next periodic sync, long after the sender has begun to
 message that was received and not yet acknowledged is a *debt*. While there is a debt, the next sync comes
 within half the acknowledgement timeout.
 
-A message names `causal_history_size` others and lists or filters what it received beside them. It pays for
-the messages that it names and lists. Debts that are in its filter alone need as many messages as the sender
-counts filters for.
+A message names `causal_history_size` others, and has a list or a filter of further received messages. It pays
+the debts for the messages that it names or lists. A debt that only its filter covers needs as many messages
+as the sender counts filters for an acknowledgement.
 
-An own device that names a message pays nobody's debt to another person, so debts are between people.
+A device that names a message of another device of the same person pays no debt: debts are between people.
 
-The more participants there are, the longer each waits (`strata.channels.sds.pace`). So syncs come as often in
-a crowd as between two, and a few of them acknowledge for all.
+The more participants there are, the longer each waits (`strata.channels.sds.pace`). So syncs are as frequent
+in a crowd as between two participants, and a few of them acknowledge for all.
 """
 
 # Core: no I/O, no clock, no randomness (held by tests/test_layout.py).
@@ -30,12 +30,12 @@ from strata.channels.sds.receipts import Debts
 __all__ = ["SyncSchedule"]
 
 _MIN_GAP_MS = 1_000
-"""The least time between an own message and the sync after it."""
+"""The least time between one of our messages and the sync after it."""
 _TELLS, _TELL_AGAIN_MS = 3, 600_000
 
 
 class SyncSchedule:
-    """The next sync, and the debts that hasten it. Times are steady milliseconds."""
+    """The next sync, and the debts that hasten it. Times are in steady milliseconds."""
 
     def __init__(self, config: SdsConfig, random: Callable[[], float], now: int) -> None:
         self._interval = config.sync_min_interval_ms
@@ -43,22 +43,22 @@ class SyncSchedule:
         self._random = random
         self._pace = Pace(self._interval, lambda: self._random())
         self.debts = Debts(max(1, config.possible_acks_threshold))
-        """Received messages that nobody has acknowledged as far as one knows."""
+        """Received messages that nobody is known to have acknowledged."""
         self._in_debt_since = now
         self._tell_by = math.inf
         self._told_at = -math.inf
         self._tells = 0
-        """When another program under the own sender id has to hear of this one, and how often yet."""
+        """How many more messages of ours another program with our sender id must hear; one by `_tell_by`."""
         self._chance = 0.0
-        """Where in the time of grace the sync for the present debts comes."""
+        """The random place, within the grace period, of the sync for the present debts."""
         self.at: float = math.inf
-        """When the next sync is due; never if they are switched off (C-034)."""
+        """When the next sync is due; infinite if syncs are switched off (C-034)."""
         self._schedule(now, 1.0)
 
     def live(self, sender_id: str, now: int, lamport: int, *, needless: bool) -> None:
-        """What another participant has just sent, and not long ago: one of those that are here.
+        """Note a message that another participant has just sent, which shows that it is present.
 
-        A copy tells nothing about how many there are. `needless` is a sync that told nothing new.
+        A copy shows nothing about the number of participants. `needless` is for a sync without news.
         """
         if self._pace.heard(sender_id, now, lamport):
             self._pace.passed(now, needless=needless)
@@ -66,40 +66,40 @@ class SyncSchedule:
     def received_content(
         self, message_id: str, sender_id: str, now: int, *, stands_for: Iterable[str] = ()
     ) -> None:
-        """A content message came: it is a debt, and may stand for messages that it follows."""
+        """Note a received content message: it is a debt, and may stand for messages that it follows."""
         had_debts = bool(self.debts)
         self.debts.pay(stands_for)
         self._owe(message_id, sender_id, now, had_debts)
         self._schedule(now, 0.5)
 
     def sent_again(self, message_id: str, sender_id: str, now: int) -> None:
-        """The sender of a received message has not heard of that: it is a debt once more."""
+        """Note a message sent again by its sender, who lacks the acknowledgement: it is a debt again."""
         self._owe(message_id, sender_id, now, bool(self.debts))
         if self._interval:
             self.at = min(self.at, self._pay_by(now))
 
     def _owe(self, message_id: str, sender_id: str, now: int, had_debts: bool) -> None:
-        # A debt keeps its age when a later message stands for it: else a steady stream delays it for ever.
+        # A debt keeps its age when a later message stands for it, so that a steady stream cannot delay it.
         if not had_debts:
             self._in_debt_since, self._chance = now, self._random()
         self.debts.add(message_id, person_of(sender_id))
 
     def received_sync(self, now: int) -> None:
-        """Another participant's sync does for now what an own sync would do."""
+        """Delay our sync, since another participant's sync has just done the same."""
         self._schedule(now, 1.0)
 
     def sender_is_shared(self, now: int) -> None:
-        """Another program sends under the own sender id: it is to hear of this one soon.
+        """Send syncs soon, because another program uses our sender id and must hear of this one.
 
-        A few times, for one may be lost, and then not for long: what each of the two sends is news to the
-        other.
+        A few are sent, since one may be lost. Then there is a pause, since each of the two programs would
+        always find news in the messages of the other.
         """
         if self._interval and now - self._told_at > _TELL_AGAIN_MS:
             self._told_at, self._tells = now, _TELLS
             self._tell_soon(now)
 
     def said(self, now: int) -> None:
-        """An own message goes out."""
+        """Note that one of our messages goes out."""
         self._tells = max(0, self._tells - 1)
         self._tell_soon(now)
 
@@ -108,12 +108,12 @@ class SyncSchedule:
         self.at = min(self.at, self._tell_by)
 
     def speak_for_all(self, now: int) -> None:
-        """A sync of this participant would tell who lacks what: one of all who know it is to say so."""
+        """Hasten a sync that shows who lacks what; one such sync, by any participant, is enough."""
         if self._interval:
             self.at = min(self.at, now + self._pace.within(self._interval, self._random()))
 
     def named_by_other(self, history: Iterable[str], receipts: Collection[bytes], sender_id: str) -> int:
-        """Another participant acknowledges these, unless it sent them: one is enough (C-093, C-133).
+        """Note that another participant acknowledges these, except its own: once is enough (C-093, C-133).
 
         Returns how many of them were debts.
         """
@@ -123,7 +123,7 @@ class SyncSchedule:
     def sent(
         self, history: Iterable[str], now: int, *, with_filter: bool = True, needless: bool = False
     ) -> None:
-        """An own message names or lists these, and may carry the filter. A sync may have been needless."""
+        """Note that one of our messages names or lists these. `needless` is for a sync that nobody needed."""
         self.debts.pay(history)
         if with_filter:
             self.debts.filter_sent()
@@ -133,16 +133,16 @@ class SyncSchedule:
         self.at = max(self.at, now + _MIN_GAP_MS)
 
     def failed(self, now: int) -> None:
-        """A sync could not be sent."""
+        """Note that a sync could not be sent."""
         self._schedule(now, 2.0)
 
     def _schedule(self, now: int, factor: float) -> None:
-        """Delay by `random() × interval × factor`, at the pace (C-135), in the grace of a debt (C-136)."""
+        """Schedule after `random() × interval × factor`, scaled (C-135), or within a debt's grace (C-136)."""
         if not self._interval:
             return
         self.at = now + self._pace.delay(factor)
         if self.debts and self.at > self._in_debt_since + self._grace:
-            # Not all participants at the latest moment: the first one spares the others.
+            # Not all participants sync at the last moment: the first sync makes the others unnecessary.
             self.at = self._pay_by(now)
         self.at = min(self.at, max(now, self._tell_by))
 

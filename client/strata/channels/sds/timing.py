@@ -1,4 +1,4 @@
-"""Time for a participant that has no clock: a steady count of online milliseconds, and timers on it."""
+"""Time for a participant without a clock: a steady count of online milliseconds, and timers on it."""
 
 # Core: no I/O, no clock, no randomness (held by tests/test_layout.py).
 
@@ -16,8 +16,8 @@ T = TypeVar("T")
 class SteadyClock:
     """Milliseconds that pass while online, made from wall times that may step.
 
-    A step back counts as no time at all. A step forward looks like a pause of the process, and counts.
-    Offline the clock stands still, and every timer with it: no attempt is made or counted (C-088).
+    A step back counts as no time. A step forward looks like a pause of the process, and counts. Offline the
+    clock stands still, and so does every timer: no attempt is made or counted (C-088).
     """
 
     def __init__(self, now_ms: int) -> None:
@@ -26,18 +26,18 @@ class SteadyClock:
         self.wall = now_ms
 
     def advance(self, now_ms: int) -> int:
-        """Note the wall time, and return the steady time."""
+        """Set the wall time, and return the steady time."""
         if self.online and now_ms > self.wall:
             self.now += now_ms - self.wall
         self.wall = now_ms
         return self.now
 
     def step(self, by_ms: int) -> None:
-        """The wall clock was set, or the machine slept: that was no time at all, in either direction."""
+        """Note that the wall clock was set, or that the machine slept: no steady time has passed."""
         self.wall += by_ms
 
     def was_at(self, moment: int) -> int:
-        """The wall time of a moment, past if the clock has been online since, or to come if it stays so."""
+        """The wall time of a steady time, exact while the clock is online from the one to the other."""
         return moment - self.now + self.wall
 
     def to_wall(self, at: float) -> float:
@@ -46,7 +46,7 @@ class SteadyClock:
 
 
 class Schedule(Generic[T]):
-    """Items by id, each due at a time; the earliest is found at once."""
+    """Items by id, each due at a time; the earliest is found quickly."""
 
     def __init__(self) -> None:
         self._items: dict[str, tuple[int, T]] = {}
@@ -63,7 +63,7 @@ class Schedule(Generic[T]):
         return self._items.get(message_id)
 
     def put(self, message_id: str, at: int, item: T) -> None:
-        """Schedule an item for `at`; this replaces an earlier time."""
+        """Schedule an item for `at`, which replaces its previous time."""
         self._items[message_id] = (at, item)
         heappush(self._heap, (at, message_id))
         if len(self._heap) > 2 * len(self._items) + 64:
@@ -99,7 +99,7 @@ class Schedule(Generic[T]):
 
 
 class LamportClock:
-    """The logical time of one participant: near the wall clock, never going back (C-101, C-105, C-117)."""
+    """The logical time of one participant: near the wall clock, never decreasing (C-101, C-105, C-117)."""
 
     def __init__(self, time: int) -> None:
         self.time = time
@@ -110,5 +110,5 @@ class LamportClock:
         return self.time
 
     def follow(self, time: int) -> None:
-        """A message with this time, from another participant, was delivered."""
+        """Note that a message with this time, from another participant, was delivered."""
         self.time = max(self.time, time)

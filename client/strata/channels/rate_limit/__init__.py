@@ -1,4 +1,4 @@
-"""Spaces transmissions so that they keep to the limits of the transport (channel.md §11)."""
+"""Paces transmissions to keep to the limits of the transport (channel.md §11)."""
 
 from __future__ import annotations
 

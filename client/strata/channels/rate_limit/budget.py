@@ -1,8 +1,8 @@
-"""The transmissions that one transport identity may make, and has made (C-222 … C-225, C-232 … C-235).
+"""The transmissions that one transport identity has made and may make (C-222 … C-225, C-232 … C-235).
 
 Two meters return to zero at each epoch; epochs are aligned to Unix time. A relay can add a pause, and a
-window with a number of transmissions in a time. There is no clock: call `advance(now)` before any question,
-with Unix time in milliseconds.
+window that limits the transmissions within some time. There is no clock: call `advance(now)`, with Unix time
+in milliseconds, before reading anything.
 """
 
 # Core: no I/O, no clock, no randomness (held by tests/test_layout.py).
@@ -21,7 +21,7 @@ _ROUNDING = 1e-9
 
 
 class _Meter:
-    """How much of one limit is used in this epoch."""
+    """The use of one limit in this epoch."""
 
     __slots__ = ("limit", "used")
 
@@ -39,12 +39,12 @@ class _Meter:
 
 
 class _Window:
-    """At most `limit` events in any `window_ms`: exact, since it keeps the times of the last events."""
+    """At most `limit` events in any `window_ms`. It is exact, since it keeps the times of the last events."""
 
     __slots__ = ("_at", "_most", "_window_ms")
 
     def __init__(self, limit: int, window_ms: int) -> None:
-        # A huge limit is divided into parts, so that few times have to be kept.
+        # A huge limit is scaled down with its window, to bound the number of times that are kept.
         self._most = min(limit, _MAX_WINDOW_ENTRIES)
         self._window_ms = -(-window_ms * self._most // limit)
         self._at: deque[int] = deque(maxlen=self._most)
@@ -73,16 +73,16 @@ class TransportBudget:
         self._messages = _Meter(config.messages_per_epoch, counted.messages if counted else 0)
         self._segments = _Meter(config.segments_per_epoch, counted.segments if counted else 0)
         self.epoch = counted.epoch if counted else -1
-        """The number of the present epoch; -1 before the first `advance`."""
+        """The number of the current epoch; -1 before the first `advance`."""
         self._counted_in = self.epoch
-        """The epoch for which the meters count. It is a later one after the clock was set back."""
+        """The epoch for which the meters count; after the clock was set back, it is a later one."""
         self._now = 0
         self._paused_until = 0
         self._window: _Window | None = None
 
     @property
     def count(self) -> EpochCount:
-        """The count of the present epoch, or of the one from which the clock was set back."""
+        """The count of the current epoch, or of the one from which the clock was set back."""
         return EpochCount(self._counted_in, self._messages.used, self._segments.used)
 
     @property
@@ -102,7 +102,7 @@ class TransportBudget:
 
     @property
     def utilisation(self) -> int:
-        """How much of the fuller meter is used, from 0 to 100 (C-233)."""
+        """The used part of the fuller meter, in percent (C-233)."""
         return min(100, int(100 * self._share + _ROUNDING)) if self._config.enabled else 0
 
     @property
@@ -116,7 +116,7 @@ class TransportBudget:
         return (self.epoch + 1) * self._config.epoch_size_ms
 
     def advance(self, now: int) -> None:
-        """Set the present time."""
+        """Set the current time."""
         if now < self._now:
             # The clock was set back. Waits keep their length.
             self._paused_until -= self._now - now
@@ -124,29 +124,29 @@ class TransportBudget:
                 self._window.shift(self._now - now)
         self._now = now
         epoch = now // self._config.epoch_size_ms
-        # When the clock was set back, epochs come again. Neither the one it is set to nor the one it was in
-        # gets a new budget, or more than the limit could be sent in it.
+        # When the clock is set back, epochs repeat. Neither the epoch it is set to nor the epoch it was in
+        # gets a new budget, since more than the limit could then be sent in it.
         if epoch > self.epoch and epoch != self._counted_in:
             self._messages.used = self._segments.used = 0
             self._counted_in = epoch
         self.epoch = epoch
 
     def charge(self, *, message: bool) -> None:
-        """Count a transmission, and a message if it is one."""
+        """Count a transmission; with `message`, count it against the message budget too."""
         self._messages.used += message
         self._segments.used += 1
         if self._window is not None:
             self._window.note(self._now)
 
     def pause(self, retry_after_ms: int) -> None:
-        """Hold all transmissions back for this time (C-232)."""
+        """Hold back all transmissions for this time (C-232)."""
         wait = min(max(retry_after_ms, 0), self._config.max_pause_ms)
         self._paused_until = max(self._paused_until, self._now + wait)
 
     def learn_limit(self, limit: int, window_ms: int) -> None:
         """Keep to a relay's limit from now on, if it is the strictest limit known (C-225)."""
         if limit < 1 or window_ms < 1:
-            return  # a relay declared numbers that are no rate
+            return  # the relay declared numbers that are not a rate
         window = _Window(limit, window_ms)
         if self._window is None or window.interval_ms > self._window.interval_ms:
             self._window = window

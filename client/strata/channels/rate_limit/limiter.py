@@ -1,8 +1,8 @@
 """When each transmission may go (channel.md §11).
 
-One `RateLimiter` stands for one transport identity, and all channels with this identity share it (C-234).
-Each channel has a *lane* with its own bounded queues, and lanes with waiting transmissions take turns. The
-limiter is the last step before dispatch (A-121). There is no clock: `now` is Unix time in milliseconds, and
+One `RateLimiter` serves one transport identity, and all channels with this identity share it (C-234). Each
+channel has a *lane* with its own bounded queues, and lanes with waiting transmissions take turns. The limiter
+is the last step before dispatch (A-121). There is no clock: `now` is Unix time in milliseconds, and
 `get_timer` says when to call `take`.
 
 Two budgets are refilled at each epoch:
@@ -10,13 +10,13 @@ Two budgets are refilled at each epoch:
 - messages: the first chunk of each message, or every chunk (`chunk_accounting="each"`). It delays messages.
 - segments: every transmission of any kind, if the transport has a limit. It paces chunks (A-118).
 
-    what                    budgets it needs     goes while                       otherwise
+    kind                    budgets it needs     goes while                       otherwise
     first transmission      messages, segments   there is any budget (C-226)      waits, in order
     retransmission          segments             below the threshold (C-091)      waits
     sync, repair            segments             no first transmission could go   waits
     ephemeral               messages, segments   below the threshold (C-181)      is dropped at once
 
-A relay that answers `rate_limited` pauses all transmissions. A limit that a transport declares is kept from
+A relay that answers `rate_limited` pauses all transmissions. A limit that a transport declares applies from
 the beginning.
 """
 
@@ -52,7 +52,7 @@ class _Lane:
     def __init__(self) -> None:
         self.queues: tuple[deque[Transmission], ...] = (deque(), deque(), deque())
         self.ids: dict[tuple[Priority, str], int] = {}
-        """What waits, with its position."""
+        """The waiting transmissions, each with its position."""
         self.next_position = 1
         self.changes: list[Change] = []
 
@@ -80,9 +80,9 @@ class RateLimiter:
             raise SendQueueFull(lane, waiting, self.config.max_queued)
 
     def offer(self, lane: str, message_ids: Sequence[str], *, opens_message: bool = True) -> None:
-        """Queue the first transmissions of a message's chunks: all, or none and `SendQueueFull` (C-227).
+        """Queue the first transmissions of chunks: all, or none, and then raise `SendQueueFull` (C-227).
 
-        With `opens_message` false, these are later chunks of a message whose first chunk was charged already.
+        With `opens_message` false, these are later chunks of a message whose first chunk was already charged.
         """
         self.check_room(lane, len(message_ids))
         queues = self._lane(lane)
@@ -99,9 +99,9 @@ class RateLimiter:
             queues.changes.append(put(_record(transmission)))
 
     def offer_again(self, lane: str, message_id: str, priority: Priority) -> bool:
-        """Queue a retransmission, sync or repair. It is not stored: a restart brings it again.
+        """Queue a retransmission, sync or repair. It is not stored, since a restart makes it again.
 
-        Returns False if it waits already, or if too many wait.
+        Returns False if it is already waiting, or if too many are.
         """
         queues = self._lane(lane)
         if (priority, message_id) in queues.ids:
@@ -113,7 +113,7 @@ class RateLimiter:
         return True
 
     def admit_ephemeral(self, now: int) -> EphemeralDropReason | None:
-        """Charge an ephemeral message that goes at once, or return why it must be dropped (C-181)."""
+        """Charge an ephemeral message, which is sent at once, or return why it must be dropped (C-181)."""
         budget = self._budget
         budget.advance(now)
         reason: EphemeralDropReason | None = None
@@ -146,22 +146,22 @@ class RateLimiter:
     # Taking.
 
     def heads(self, lane: str) -> list[Transmission]:
-        """The first transmission of each queue of a lane: `take` gives one of these next from this lane."""
+        """The first transmission of each queue of a lane; the next one that `take` returns is among these."""
         queues = self._lanes.get(lane)
         return [] if queues is None else [queue[0] for queue in queues.queues if queue]
 
     def waits(self, lane: str) -> bool:
-        """Whether a lane has any transmission that waits."""
+        """Whether a lane has a waiting transmission."""
         queues = self._lanes.get(lane)
         return queues is not None and any(queues.queues)
 
     def take(self, now: int, *, ready: Container[str] | None = None) -> Transmission | None:
-        """The transmission that may go now, charged to the budgets; None if none may go.
+        """Remove and return a transmission that may go now, charged to the budgets; None if none may go.
 
-        With `ready` only these lanes are considered: other lanes still have to prepare their transmissions.
+        With `ready` only these lanes are considered; the others have yet to prepare their transmissions.
 
         Report the outcome with `sent`, `put_back` or `withdraw`. Until then the transmission is stored as
-        queued: after a crash it is sent again, and not lost.
+        queued, so that after a crash it is sent again and not lost.
         """
         budget = self._budget
         budget.advance(now)
@@ -180,13 +180,13 @@ class RateLimiter:
         return None
 
     def sent(self, transmission: Transmission) -> None:
-        """A transmission was dispatched: the store may forget it."""
+        """Report that a transmission was dispatched: the store may forget it."""
         lane = self._lanes.get(transmission.lane)
         if lane is not None and transmission.position:
             lane.changes.append(remove(QueuedSend, str(transmission.position)))
 
     def put_back(self, transmission: Transmission) -> None:
-        """A transmission was not dispatched, since a relay was full: it returns to its place (C-232).
+        """Return a transmission to its place, since a relay was full and it was not dispatched (C-232).
 
         In the epoch in which it was taken, its message is not charged again.
         """
@@ -194,13 +194,13 @@ class RateLimiter:
         if lane is None:
             return
         queue = lane.queues[transmission.priority]
-        # Several may come back, in any order: chunks leave by position (C-069).
+        # Several may come back, in any order, but chunks leave by position (C-069).
         place = bisect_left(queue, transmission.position, key=lambda waiting: waiting.position)
         queue.insert(place, transmission)
         lane.ids[transmission.priority, transmission.message_id] = transmission.position
 
     def withdraw(self, lane: str, message_id: str) -> None:
-        """Remove a message from its lane: it was acknowledged meanwhile, or failed for good."""
+        """Remove a message from its lane, since it was acknowledged in the meantime or failed permanently."""
         queues = self._lanes.get(lane)
         if queues is None:
             return
@@ -221,35 +221,35 @@ class RateLimiter:
     # Limits of a relay.
 
     def pause(self, now: int, retry_after_ms: int) -> None:
-        """A relay answered `rate_limited`: no transmission goes for this time (C-232)."""
+        """Stop all transmissions for this time, since a relay answered `rate_limited` (C-232)."""
         self._budget.advance(now)
         self._budget.pause(retry_after_ms)
 
     def learn_limit(self, limit: int, window_ms: int) -> None:
-        """A transport takes `limit` transmissions in `window_ms`; the strictest known limit holds (C-221)."""
+        """Keep to `limit` transmissions per `window_ms`, if this is the strictest known limit (C-221)."""
         self._budget.learn_limit(limit, window_ms)
 
-    # Questions.
+    # Queries.
 
     def get_timer(self) -> int | None:
-        """When to call `take`; a time in the past means now, None means that nothing waits."""
+        """When to call `take`. A time in the past means now; None means that nothing waits."""
         times = [
             self._allowed_at(queue[0]) for lane in self._lanes.values() for queue in lane.queues if queue
         ]
         return min(times, default=None)
 
     def utilisation(self, now: int) -> int:
-        """The used part of the fuller budget in this epoch, from 0 to 100 (C-233)."""
+        """The used part of the fuller budget in this epoch, in percent (C-233)."""
         self._budget.advance(now)
         return self._budget.utilisation
 
     def queued(self, lane: str, priority: Priority = Priority.CONTENT) -> int:
-        """The number of transmissions of this kind that wait in a lane."""
+        """The number of transmissions of this priority that wait in a lane."""
         queues = self._lanes.get(lane)
         return 0 if queues is None else len(queues.queues[priority])
 
     def changes_to_store(self, lane: str) -> list[Change]:
-        """The changes to a lane's stored queue since the last call."""
+        """Return the changes to a lane's stored queue since the last call."""
         queues = self._lanes.get(lane)
         if queues is None:
             return []
@@ -257,7 +257,7 @@ class RateLimiter:
         return changes
 
     def counts_to_store(self) -> list[Change]:
-        """The changes to the stored count since the last call (C-235)."""
+        """Return the changes to the stored count since the last call (C-235)."""
         count = self._budget.count
         if count == self._stored_count or count.epoch < 0:
             return []

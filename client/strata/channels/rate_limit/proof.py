@@ -1,4 +1,4 @@
-"""A proof for each message, for transports that require one (C-236, A-123). Relays do not."""
+"""A proof for each message, for transports that require one (C-236, A-123). Relays require none."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ ProofProvider = Callable[[bytes], bytes | Awaitable[bytes]]
 
 
 class ProofFailed(StrataError):
-    """The provider made no proof: the chunk fails for good (C-044). The cause is the provider's error."""
+    """The provider made no proof, so the chunk fails permanently (C-044). The cause is its error."""
 
     def __str__(self) -> str:
         return "the proof that the transport asks for could not be made"
@@ -22,12 +22,12 @@ class ProofFailed(StrataError):
 async def obtain_proof(provider: ProofProvider | None, message: bytes) -> bytes | None:
     """The proof of one message; None without a provider.
 
-    It is called for every chunk and every retransmission, right before dispatch. Raises `ProofFailed` if the
-    provider raises, or returns anything but bytes. Cancelling it cancels the provider.
+    This is called for every chunk and every retransmission, right before dispatch. Raises `ProofFailed` if
+    the provider raises, or returns anything but bytes. Cancelling this cancels the provider.
     """
     if provider is None:
         return None
-    from strata.channels.awaiting import answer_of  # the limiter, which is core, loads this module too
+    from strata.channels.awaiting import answer_of  # not above: core modules import this module
 
     try:
         proof = await answer_of(provider, message)

@@ -23,7 +23,7 @@ __all__ = [
 
 
 class SendQueueFull(StrataError):
-    """Too many chunks of a channel wait for the rate limit already (C-227); nothing was queued."""
+    """Too many chunks of a channel already wait for the rate limit (C-227). Nothing was queued."""
 
     def __init__(self, lane: str, waiting: int, max_queued: int) -> None:
         super().__init__(lane, waiting, max_queued)
@@ -36,7 +36,7 @@ class SendQueueFull(StrataError):
 
 
 class Priority(enum.IntEnum):
-    """The kind of a transmission; the lower number goes first (C-230)."""
+    """The kind of a transmission; lower numbers go first (C-230)."""
 
     CONTENT = 0
     RETRANSMISSION = 1
@@ -54,7 +54,7 @@ class EphemeralDropReason(enum.StrEnum):
 @in_camel_case()
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RateLimitConfig:
-    """Limits of the transport; None means that no limit is known. Raises `ValueError` for impossible values.
+    """The limits of a transport; None means that no limit is known. Raises `ValueError` for invalid values.
 
     With `enabled` false no transmission is delayed, except by a relay's pause (C-220, C-232).
     """
@@ -64,13 +64,13 @@ class RateLimitConfig:
     messages_per_epoch: int | None = None
     segments_per_epoch: int | None = None
     chunk_accounting: Literal["first", "each"] = "first"
-    """Whether a message counts once, or each of its chunks counts (C-223, C-224)."""
+    """Whether only a message's first chunk counts as a message, or each of its chunks (C-223, C-224)."""
     approach_threshold: float = 0.9
-    """The part of the budget from which ephemerals are dropped and retransmissions wait (C-229)."""
+    """The used part of the budget from which ephemerals are dropped and retransmissions wait (C-229)."""
     max_queued: int = 10_000
     """The most transmissions of each kind that wait in one lane."""
     max_pause_ms: int = 3_600_000
-    """The longest pause for one answer of a relay; the relay can ask again (C-302)."""
+    """The longest pause because of one answer of a relay; the relay can ask again (C-302)."""
 
     def __post_init__(self) -> None:
         for name in (
@@ -96,7 +96,7 @@ DefaultRateLimitConfig = DEFAULT_RATE_LIMIT_CONFIG
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Transmission:
-    """A chunk or other message that waits for its turn, or has it."""
+    """A chunk or other message that waits for its turn, or that was taken."""
 
     lane: str
     message_id: str

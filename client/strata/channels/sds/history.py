@@ -3,7 +3,7 @@
 `Unreferenced` finds messages that a peer lacks without noticing. With a history of two entries, the third of
 three messages sent at once is never named by another message. A participant that missed it sees no gap, and
 the logs differ permanently. But a filter has no false negatives: if the filter of a received sync lacks such
-an id, the peer lacks the message. Our next sync then names the message beside the most recent ones, and the
+an id, the peer lacks the message. Our next sync then names the message with the most recent ones, and the
 peer's ordinary detection of gaps does the rest.
 
 For that the peer must send a sync, which each participant of a crowd seldom does. `Unheard` makes a
@@ -37,8 +37,8 @@ _TRIES = 4
 class History:
     """The log and everything derived from it.
 
-    `mark` is called with the kind and key of each record that changes. An own unacknowledged message keeps
-    its bytes after it has left the log; the history needs the outgoing buffer for this.
+    `mark` is called with the kind and key of each record that changes. An unacknowledged message of ours
+    keeps its bytes after it has left the log; the history needs the outgoing buffer for this.
     """
 
     def __init__(
@@ -258,7 +258,7 @@ class Unreferenced:
             self._lacked.pop(message_id, None)
 
     def take_lacked(self, named: Iterable[str]) -> list[str]:
-        """Remove and return the oldest messages that some peer lacks, to name in a sync beside `named`."""
+        """Remove and return the oldest messages that some peer lacks, to name in a sync with `named`."""
         lacked, self._lacked = self._lacked, {}
         for message_id in named:
             lacked.pop(message_id, None)

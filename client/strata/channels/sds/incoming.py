@@ -243,7 +243,7 @@ class IncomingBuffer:
         return found
 
     def give_up(self, now: int) -> list[tuple[Lost, bool]]:
-        """Mark messages that are missing for too long as lost (C-126); return each with its `told`."""
+        """Mark messages that have been missing too long as lost (C-126); return each with its `told`."""
         timeout = self._config.lost_message_timeout_ms
         lost: list[tuple[Lost, bool]] = []
         if timeout:

@@ -33,7 +33,7 @@ _MAX_EXHAUSTED = 1_024
 
 
 class OutgoingState(enum.Enum):
-    """The progress of an own message towards its acknowledgement."""
+    """The progress of one of our messages towards its acknowledgement."""
 
     UNACKNOWLEDGED = "unacknowledged"
     POSSIBLY_ACKNOWLEDGED = "possibly-acknowledged"
@@ -41,7 +41,7 @@ class OutgoingState(enum.Enum):
 
 
 class Outgoing:
-    """An own message that no other participant has acknowledged."""
+    """One of our messages, which no other participant has acknowledged."""
 
     __slots__ = (
         "bits",
@@ -106,7 +106,7 @@ class OutgoingBuffer:
         return [each.message_id for each in self._active.values() if each.dispatched_at is None]
 
     def add(self, message_id: str, number: int, body: Body) -> Outgoing:
-        """Begin to track an own message (C-109)."""
+        """Begin to track one of our messages (C-109)."""
         outgoing = Outgoing(message_id, number, body, self._parameters.positions(message_id))
         self._active[message_id] = outgoing
         self._by_receipt[receipt(message_id)] = message_id

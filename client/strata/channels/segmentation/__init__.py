@@ -1,4 +1,4 @@
-"""Cuts payloads of any size into messages of bounded size, and joins them again (channel.md §10)."""
+"""Cuts payloads of any size into segments of bounded size, and joins them again (channel.md §10)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The received segments of one sending, and the payload once they suffice (C-203, C-215)."""
+"""The received segments of one sending, and their payload once they suffice (C-203, C-215)."""
 
 # Core: no I/O, no clock, no randomness (held by tests/test_layout.py).
 
@@ -14,7 +14,7 @@ from strata.channels.segmentation.parity import SHARD_MULTIPLE, ParityCodec
 __all__ = ["Instance", "assemble"]
 
 _MAX_TRIMMED_ZEROS = 4096
-"""The most zeros at a payload's end that are told from padding without `original_length` (C-215)."""
+"""The most zeros at a payload's end that are distinguished from padding without `original_length` (C-215)."""
 _MAX_HASHED_BYTES = 64 << 20
 """The most bytes hashed in search of an unknown segment size."""
 
@@ -59,7 +59,7 @@ class Instance:
 
     @property
     def finished(self) -> bool:
-        """Whether the message was reassembled, and only late segments are awaited."""
+        """Whether the message was reassembled, so that only late segments are awaited."""
         return self._awaited is not None
 
     @property
@@ -70,12 +70,12 @@ class Instance:
 
     @property
     def missing(self) -> tuple[int, ...]:
-        """Indices of the data segments that have not come."""
+        """The indices of the data segments that have not come."""
         return tuple(index for index in range(self.data_count) if index not in self.segments)
 
     @property
     def awaited(self) -> tuple[int, ...]:
-        """Indices of all segments, data first, that have not come."""
+        """The indices of all segments that have not come, data first."""
         return tuple(index for index in range(self.data_count + self.parity_count) if self.lacks(index))
 
     def lacks(self, index: int) -> bool:
@@ -99,7 +99,7 @@ class Instance:
         self.original_length = self.original_length or segment.original_length
 
     def finish(self, awaited: Iterable[int], now: int) -> None:
-        """Drop the bytes, and await only these segments."""
+        """Drop the bytes, and await only these segments from now on."""
         self._awaited = set(awaited)
         self.segments = {}
         self.message_ids = []
@@ -115,7 +115,7 @@ def assemble(instance: Instance, codec: ParityCodec | None) -> bytes | None:
     if codec is None or instance.parity_failed:
         return None
     recovered = _recover(instance, codec)
-    # One failure is enough: a try with another parity segment costs as much, and hardly helps.
+    # One failure is enough: a try with another parity segment costs as much and would hardly help.
     instance.parity_failed = recovered is None
     instance.recovered = recovered is not None
     return recovered
@@ -144,7 +144,7 @@ def _recover(instance: Instance, codec: ParityCodec) -> bytes | None:
 
 
 def _segment_sizes(count: int, width: int, data: Mapping[int, bytes]) -> Iterator[int]:
-    """Possible lengths of all segments but the last: that of a received one, else all that pad to a shard."""
+    """The possible lengths of all segments but the last: a received one's, else all that pad to a shard."""
     full = {len(payload) for index, payload in data.items() if index < count - 1}
     if full or count == 1:
         yield from full or {width}
@@ -168,7 +168,7 @@ def _joined(
 
 
 def _trimmed(padded: bytes, at_least: int, wanted: bytes) -> bytes | None:
-    """`padded` without the zeros at its end that, by the hash, are padding (C-215)."""
+    """`padded` without the zeros at its end that are padding according to the hash (C-215)."""
     length = max(len(padded.rstrip(b"\x00")), at_least)
     digest = keccak.new(digest_bits=256, data=padded[:length], update_after_digest=True)
     for _ in range(_MAX_TRIMMED_ZEROS):
@@ -176,7 +176,7 @@ def _trimmed(padded: bytes, at_least: int, wanted: bytes) -> bytes | None:
             return padded[:length]
         if length == len(padded):
             return None
-        # The hash continues by one zero: a try costs one block, and not the whole payload.
+        # The hash continues by one zero, so a try costs one block and not the whole payload.
         digest.update(b"\x00")
         length += 1
     return None

@@ -1,10 +1,10 @@
 """One segment on the wire: `SegmentMessageProto`, its encoding and its rules.
 
-The numbers 1–7 are those of the segmentation document; 1001 and 1002 are additive, and other decoders skip
-them (C-187). The message has no presence: zero, false and empty are never written, so vectors W1 and W2 hold
-byte for byte.
+The field numbers 1–7 are those of the segmentation document; 1001 and 1002 are our additions, which other
+decoders skip (C-187). The fields have no presence: zero, false and empty are never written, so vectors W1 and
+W2 hold byte for byte.
 
-Bytes of strangers enter through `decode_segment` alone. It returns a `Segment` that keeps every rule of
+Received bytes enter only through `decode_segment`. It returns a `Segment` that keeps every rule of
 C-194 … C-199, or raises `InvalidSegment` with a reason that can be counted.
 """
 
@@ -38,13 +38,13 @@ __all__ = [
 HASH_BYTES = 32
 
 MAX_SENT_SEGMENTS = 255
-"""The most data and parity segments of a sent message (C-196)."""
+"""The most segments, data and parity together, of a sent message (C-196)."""
 
 MAX_RECEIVED_SEGMENTS = 256
-"""The most segments of a received message: the document's two bounds differ by one (A-149)."""
+"""The most segments of a received message: the two bounds in the document differ by one (A-149)."""
 
 MAX_REQUEST_ID_BYTES = 128
-"""The longest `request_id` in UTF-8 bytes; the document has no bound, but memory needs one (C-302)."""
+"""The longest `request_id`, in UTF-8 bytes; the document has no bound, but memory needs one (C-302)."""
 
 
 class SegmentFault(enum.StrEnum):
@@ -62,7 +62,7 @@ class SegmentFault(enum.StrEnum):
 
 
 class InvalidSegment(StrataError):
-    """Bytes that are no valid segment; `fault` says why. The error never quotes the bytes."""
+    """Bytes that are not a valid segment; `fault` says why. The error never quotes the bytes."""
 
     def __init__(self, fault: SegmentFault) -> None:
         super().__init__(fault)
@@ -110,14 +110,14 @@ _FIELDS = (
 
 
 def _message_class() -> Any:
-    """The protobuf class, built here so that no generated file and no compiler is needed."""
+    """Build the protobuf class here, so that no generated file and no compiler is needed."""
     file = descriptor_pb2.FileDescriptorProto(
         name="strata/segment.proto", package="strata.segmentation", syntax="proto3"
     )
     message = file.message_type.add(name="SegmentMessageProto")
     for name, number, kind in _FIELDS:
         message.field.add(name=name, number=number, type=kind, label=_FieldProto.LABEL_OPTIONAL)
-    # A separate pool: the whole process shares the default pool, which refuses a name twice.
+    # A separate pool: the whole process shares the default pool, which refuses to add a name twice.
     pool = descriptor_pool.DescriptorPool()
     pool.Add(file)
     return message_factory.GetMessageClass(
@@ -129,12 +129,12 @@ _SegmentMessageProto = _message_class()
 
 
 def message_hash(payload: bytes) -> bytes:
-    """Keccak-256 of a whole payload, with the original padding, not SHA-3's (C-189): 32 bytes."""
+    """The Keccak-256 of a whole payload, with the original padding, not SHA-3's (C-189): 32 bytes."""
     return keccak.new(digest_bits=256, data=payload).digest()
 
 
 def encode_segment(segment: Segment) -> bytes:
-    """The bytes of a segment. It is not checked, since segments of `segment_message` are valid."""
+    """The bytes of a segment, which is not checked: segments of `segment_message` are valid."""
     message = _SegmentMessageProto(
         entire_message_hash=segment.entire_message_hash,
         data_segment_index=segment.data_segment_index,
@@ -151,7 +151,7 @@ def encode_segment(segment: Segment) -> bytes:
 
 
 def decode_segment(data: bytes) -> Segment:
-    """The segment in these bytes. Raises `InvalidSegment`, and no other error, whatever the bytes are.
+    """The segment in these bytes. Raises `InvalidSegment`, and no other error, for any other bytes.
 
     The caller bounds the size of `data`; the memory used here does not exceed it.
     """
@@ -195,7 +195,7 @@ def _fault(segment: Segment) -> SegmentFault | None:
 
 
 def _role_fault(segment: Segment) -> SegmentFault | None:
-    """A segment is data or parity, and only the fields of its role may be set (C-197 … C-199)."""
+    """Check the fields of a segment's role, data or parity; only those may be set (C-197 … C-199)."""
     if segment.is_parity:
         if segment.data_segment_index:
             return SegmentFault.MIXED_ROLES

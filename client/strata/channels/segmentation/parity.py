@@ -1,15 +1,15 @@
-"""Reed–Solomon parity: as many parity segments replace as many lost data segments (C-212 … C-216).
+"""Reed–Solomon parity: each parity segment can replace one lost data segment (C-212 … C-216).
 
 Compatibility: the segmentation document names Leopard, which is two codes. The code over GF(2^8) is for at
-most 256 shards, their numbers rounded up to powers of two, and the code over GF(2^16) is for more. The
+most 256 shards, with their numbers rounded up to powers of two; the code over GF(2^16) is for more. The
 library of the `parity` extra (reed-solomon-leopard, which wraps the Rust crate reed-solomon-simd) uses
 GF(2^16) at every size. So this library and programs with that crate understand parity made here. Programs
 with the C++ library do not: they code nearly all messages of this size over GF(2^8). They still understand
 the data segments, which are the same, and a message with all of them needs no parity. A recovered message is
-checked against its hash: foreign parity can fail, but cannot falsify a message.
+checked against its hash, so foreign parity can fail but cannot falsify a message.
 
-Shards have one length, a multiple of 64 bytes: that of the longest data segment, rounded up. Data segments
-are padded with zeros for the arithmetic alone and travel at their real length (C-214).
+All shards have the same length, a multiple of 64 bytes: the length of the longest data segment, rounded up.
+Data segments are padded with zeros only for the arithmetic, and travel at their real length (C-214).
 """
 
 # Core: no I/O, no clock, no randomness (held by tests/test_layout.py).
@@ -26,13 +26,13 @@ from strata.protocol.errors import StrataError
 __all__ = ["SHARD_MULTIPLE", "ParityCodec", "ParityUnavailable", "load_codec", "require_codec", "shard_bytes"]
 
 SHARD_MULTIPLE = 64
-"""Leopard works on multiples of this many bytes (A-150)."""
+"""Leopard works on multiples of this number of bytes (A-150)."""
 
 _MODULE = "reed_solomon_leopard"
 
 
 class ParityUnavailable(StrataError):
-    """Parity is enabled, and the library that computes it is not installed."""
+    """Parity is enabled, but the library that computes it is not installed."""
 
     def __str__(self) -> str:
         return "Reed–Solomon parity needs an optional library; install it with: pip install 'relayd[parity]'"
@@ -48,7 +48,7 @@ class ParityCodec(Protocol):
     def recover(
         self, data_count: int, parity_count: int, data: Mapping[int, bytes], parity: Mapping[int, bytes]
     ) -> dict[int, bytes]:
-        """The missing data shards by index, from at least `data_count` shards. Raises `ValueError`."""
+        """The missing data shards by index, from at least `data_count` shards. `ValueError` on failure."""
         ...
 
 

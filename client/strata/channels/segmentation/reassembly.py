@@ -1,26 +1,27 @@
 """Reassembles messages from segments: interleaved, bounded, verified (C-202 … C-211).
 
-One `Reassembler` serves one channel. `receive` takes bytes that SDS delivered. `events_received` gives whole
-messages, and partial messages that were given up; `changes_to_store` gives the changes to the store. Time is
-Unix time in milliseconds.
+One `Reassembler` serves one channel. `receive` takes bytes that SDS delivered. `events_received` returns
+whole messages, and partial messages that were given up; `changes_to_store` returns the changes to the store.
+Time is Unix time in milliseconds.
 
     segment ──▶ the instance of (sender, hash) that lacks it ──▶ whole? ──▶ hash right? ──▶ Reassembled
                         │                                                      └──▶ Abandoned: corrupt
                         └── nothing new for the timeout ──▶ Abandoned: timeout
 
-An *instance* is one sending of a payload. Equal payloads have equal hashes, so the hash alone cannot tell the
-second "ok" of a chat from a repetition of the first (A-152). SDS has removed true repetitions before. So a
-segment goes to the oldest instance that lacks its index, and begins a new instance if there is none. Segments
-with different `request_id`s never mix: a message made from two requests would have the wrong id (C-050), and
-leave the rest of both behind.
+An *instance* is one sending of a payload. Equal payloads have equal hashes, so the hash alone cannot
+distinguish the second "ok" of a chat from a repetition of the first (A-152). SDS has already removed true
+repetitions. So a segment is added to the oldest instance that lacks its index, and begins a new instance if
+there is none. Segments with different `request_id`s never mix: a message made from two requests would have
+the wrong id (C-050), and the remaining segments of both would never complete a message.
 
 Parity can complete a message before its last segments come. Such an instance is kept without its bytes until
-the timeout, and takes the late segments; else they would begin an instance that is never completed.
+the timeout, and takes the late segments, which would otherwise begin an instance that is never completed.
 
-SDS has acknowledged every received segment, so a message must not be lost because it was given up for time or
-room. The ids of its segments are kept, and when another segment of it comes, the others are read from the
-log. Where it had no room that waits until all of it may be there: else a sender of more than its share would
-have all of it read, stored and given up again with each segment.
+SDS has acknowledged every received segment, so a message must not be lost because it was given up after the
+timeout or at a limit. The ids of its segments are kept, and when another segment of it comes, the others are
+read from the log. If it was given up at a limit, this waits until all of its segments may be there:
+otherwise each segment of a sender above its share would cause all the others to be read, stored and given up
+again.
 """
 
 # Core: no I/O, no clock, no randomness (held by tests/test_layout.py).
@@ -67,10 +68,10 @@ __all__ = [
 _REMEMBERED_MESSAGE_IDS = 4096
 _REMEMBERED_GIVEN_UP = 256
 _REMEMBERED_SEGMENTS = 512
-"""Segments remembered under one key: those of two sendings."""
+"""The most segments remembered under one key: those of two sendings."""
 
 _Key: TypeAlias = tuple[str, bytes, str | None]
-"""Sender, hash and request id of a message."""
+"""The sender, hash and request id of a message."""
 
 
 class DropReason(enum.StrEnum):
@@ -79,12 +80,12 @@ class DropReason(enum.StrEnum):
     REPEATED = "repeated"
     """The SDS message was seen before (C-208)."""
     COUNTS_DIFFER = "counts_differ"
-    """Its counts differ from those of the received segments (C-200)."""
+    """Its counts differ from those of earlier segments (C-200)."""
     TOO_LARGE = "too_large"
     LATE = "late"
     """Its message was already completed by parity."""
     PARITY_UNUSED = "parity_unused"
-    """The library that uses it is not installed (C-213)."""
+    """The library that parity needs is not installed (C-213)."""
 
 
 class AbandonReason(enum.StrEnum):
@@ -94,18 +95,18 @@ class AbandonReason(enum.StrEnum):
     LIMIT = "limit"
     """It made room for newer messages (C-210)."""
     CORRUPT = "corrupt"
-    """All segments came, and the message did not match its hash (C-204)."""
+    """All data segments came, and the message did not match its hash (C-204)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reassembled:
-    """A message is complete, and its hash was verified. It is reported once (C-205)."""
+    """A complete message with a verified hash. It is reported once (C-205)."""
 
     sender_id: str
     payload: bytes
     message_hash: bytes
     request_id: str | None
-    """A payload that came without a segment has the id of its SDS message."""
+    """The request id; a payload that came without a segment has the id of its SDS message."""
     message_ids: tuple[str, ...]
     """The SDS messages that carried its segments, in the order of arrival."""
     data_segment_count: int
@@ -120,7 +121,7 @@ class Abandoned:
     request_id: str | None
     reason: AbandonReason
     missing: tuple[int, ...]
-    """Indices of the data segments that had not come."""
+    """The indices of the data segments that had not come."""
     data_segment_count: int
     message_ids: tuple[str, ...]
     first_received_at: int
@@ -165,10 +166,10 @@ class Reassembler:
     ) -> None:
         """`segments`, `finished` and `given_up` are the stored records of an earlier run, in order.
 
-        `fetch` gives the content of an SDS message that was delivered earlier, if it is still known.
+        `fetch` returns the content of an SDS message that was delivered earlier, if it is still known.
 
-        With `now`, timeouts begin no earlier than `now`: no segment could come while the program did not run,
-        and the clock may have been set meanwhile.
+        With `now`, the timeouts of restored messages begin at `now`: no segment could come while the program
+        did not run, and the clock may have been set in the meantime.
         """
         self._options = options or SegmentationConfig()
         self._codec = codec or load_codec()
@@ -180,7 +181,7 @@ class Reassembler:
         self._fetch = fetch
         self._given_up: OrderedDict[_Key, SegmentsGivenUp] = OrderedDict()
         self._crowded_out: set[_Key] = set()
-        """Those of them that had no room in this run."""
+        """The keys of those that were given up at a limit in this run."""
         self._events: list[Reassembled | Abandoned] = []
         self._changes: list[Change] = []
         self.statistics = ReassemblyStatistics()
@@ -219,12 +220,12 @@ class Reassembler:
             self._receive_part(sender_id, message_id, segment, content, now)
 
     def events_received(self) -> list[Reassembled | Abandoned]:
-        """The events since the last call."""
+        """Return the events since the last call."""
         events, self._events = self._events, []
         return events
 
     def changes_to_store(self) -> list[Change]:
-        """The changes to the store since the last call (C-211)."""
+        """Return the changes to the store since the last call (C-211)."""
         changes, self._changes = self._changes, []
         return changes
 
@@ -234,7 +235,7 @@ class Reassembler:
         return None if oldest is None else oldest.touched_at + self._options.reassembly_timeout_ms
 
     def handle_timer(self, now: int) -> None:
-        """Give up the instances that got no new segment within the timeout (C-209)."""
+        """Give up the instances that received no new segment within the timeout (C-209)."""
         while (due := self.get_timer()) is not None and due <= now:
             instance = next(iter(self._instances.values()))
             if instance.finished:
@@ -243,12 +244,12 @@ class Reassembler:
                 self._abandon(instance, AbandonReason.TIMEOUT)
 
     def clock_stepped(self, by_ms: int) -> None:
-        """The times of later calls have jumped by so much: partial messages are kept as long as before."""
+        """Note that the clock jumped by `by_ms`: partial messages are kept as long as before."""
         for instance in self._instances.values():
             instance.touched_at += by_ms
 
     def _receive_raw(self, sender_id: str, message_id: str, content: bytes) -> None:
-        """Channels of other makes put the payload itself into their messages."""
+        """Take a payload without a segment: other implementations of channels send payloads this way."""
         if len(content) > self._options.max_segment_bytes:
             self.statistics.dropped[DropReason.TOO_LARGE] += 1
             return
@@ -267,7 +268,7 @@ class Reassembler:
     def _receive_whole(
         self, sender_id: str, message_id: str, segment: Segment, content: bytes, now: int
     ) -> None:
-        """Nearly every message is one segment: it is never stored."""
+        """Take a message of one segment, as nearly all are; it is never stored."""
         instance = Instance(0, sender_id, segment, now)
         instance.add(message_id, segment, now)
         if message_hash(segment.payload) == segment.entire_message_hash:
@@ -297,9 +298,9 @@ class Reassembler:
         self._make_room(sender)
 
     def _instance_for(self, sender_id: str, message_id: str, segment: Segment, now: int) -> Instance | None:
-        """The instance of a segment (C-207). None if its counts contradict the other segments (C-200), and if
-        its message had no room, and is not all there."""
-        # Segments without a request id share the id None.
+        """The instance of a segment (C-207). None if its counts contradict the other segments (C-200), or if
+        its message was given up at a limit and is not complete."""
+        # All segments without a request id have the id None.
         candidates = [
             instance
             for instance in self._by_message.get((sender_id, segment.entire_message_hash), ())
@@ -320,7 +321,7 @@ class Reassembler:
         return instance
 
     def _stays_in_log(self, message_id: str, key: _Key, segment: Segment) -> bool:
-        """Whether a segment is of a message that had no room and is not all there: then its id is noted."""
+        """Whether a segment's message was given up at a limit and is not complete: then note its id."""
         record = self._given_up.get(key) if key in self._crowded_out else None
         if record is None or len(record.message_ids) + 1 >= segment.data_segment_count:
             return False
@@ -330,10 +331,10 @@ class Reassembler:
         return True
 
     def _revive(self, instance: Instance, come: int, now: int) -> None:
-        """Add the segments of this message that were given up before, if they are still known.
+        """Add the segments of this message that were given up earlier, if they are still known.
 
         `come` is the index of the segment that has just come. Segments of another sending of the message stay
-        remembered: the rest of that one can come too.
+        remembered, since the rest of that sending may come too.
         """
         key = (instance.sender_id, instance.message_hash, instance.request_id)
         self._crowded_out.discard(key)
@@ -389,7 +390,7 @@ class Reassembler:
             self._finish(instance, now)
         elif not instance.missing:
             self._abandon(instance, AbandonReason.CORRUPT)  # C-204
-        # Else parity failed, as foreign parity may: the data segments can still come.
+        # Else parity failed, as foreign parity may. The data segments can still come.
 
     def _finish(self, instance: Instance, now: int) -> None:
         awaited = instance.awaited
@@ -399,7 +400,7 @@ class Reassembler:
         self._await_rest(instance)
 
     def _await_rest(self, instance: Instance) -> None:
-        """Keep a finished instance for as long as segments of it may come."""
+        """Keep a finished instance as long as segments of it may come."""
         awaited = instance.awaited
         if not awaited:
             self._forget(instance)
@@ -444,8 +445,8 @@ class Reassembler:
         self.statistics.partial_bytes += size_bytes
 
     def _make_room(self, sender: _Sender) -> None:
-        """Keep the limits (C-210). A sender above the limit for one sender loses its oldest message. Above
-        the limit for all, the sender that holds most loses its oldest: a flood costs the flooder."""
+        """Enforce the limits (C-210). A sender above the limit per sender loses its least recently changed
+        message. Above the total limit, the sender that holds most loses one: a flood costs the flooder."""
         options = self._options
         while (
             len(sender.instances) > options.max_partial_messages_per_sender
@@ -463,7 +464,7 @@ class Reassembler:
     def _abandon(self, instance: Instance, reason: AbandonReason) -> None:
         if not instance.finished:
             self._report_abandoned(instance, reason)
-            # There will never be room for a message that is too large by itself.
+            # There will never be room for a message that alone exceeds the limit.
             fits = instance.held_bytes <= self._options.max_partial_bytes_per_sender
             if reason is not AbandonReason.CORRUPT and fits and self._fetch is not None:
                 self._remember_given_up(instance, reason)
@@ -519,7 +520,7 @@ class Reassembler:
         )
 
     def _restore(self, segments: Iterable[PartialSegment], finished: Iterable[SegmentsFinished]) -> None:
-        """Continue where an earlier run ended; an unreadable segment is removed from the store."""
+        """Restore the state of an earlier run. An unreadable segment is removed from the store."""
         for ended in finished:
             segment = Segment(
                 entire_message_hash=ended.message_hash,
@@ -561,7 +562,7 @@ class Reassembler:
 def whole_payload(
     content: bytes, message_id: str, options: SegmentationConfig
 ) -> tuple[bytes, str | None] | None:
-    """The payload, and the request id, in the content of a message of its own; None if there is none."""
+    """The payload and request id in the content of a single message; None if it holds no whole payload."""
     raw = None if options.segmentation == "always" else (content, message_id)
     if options.segmentation == "off":
         return raw

@@ -1,4 +1,4 @@
-"""A payload cut into segments (C-188 … C-193, C-201, C-214 … C-216)."""
+"""Cutting a payload into segments (C-188 … C-193, C-201, C-214 … C-216)."""
 
 # Core: no I/O, no clock, no randomness (held by tests/test_layout.py).
 
@@ -33,7 +33,7 @@ __all__ = [
 ]
 
 DEFAULT_SEGMENT_BYTES = 102_400
-"""The segment size that nobody has chosen: a channel makes it smaller where the transport has less room."""
+"""The default segment size, which a channel makes smaller if the transport has less room."""
 
 
 class PayloadTooLarge(StrataError):
@@ -60,29 +60,29 @@ class SegmentationConfig:
     """
 
     segmentation: Literal["always", "auto", "off", "raw"] = "always"
-    """What is put into SDS messages. `always`: segments, and nothing else is received. `auto`: a payload that
-    fits one segment goes as it is, as channels of other makes send it, larger ones in segments; both are
-    received. `off`, or `raw`: every payload goes as it is, and what is received is the payload."""
+    """The contents of SDS messages. `always`: segments are sent, and only segments are received. `auto`: a
+    payload that fits one segment is sent as it is, as other implementations of channels do, and a larger one
+    in segments; both are received. `off`, or `raw`: every payload is sent and received as it is."""
     segment_size_bytes: int = DEFAULT_SEGMENT_BYTES
     """The most bytes of payload in one segment; SDS, encryption and encoding need room too (C-191). A channel
-    makes the default fit its transport, and refuses another size that does not fit."""
+    fits the default to its transport, and refuses any other size that does not fit."""
     enable_reed_solomon: bool = False
-    """Whether parity is sent. `strata.channels.segmentation.parity` says which programs understand it."""
+    """Whether to send parity. `strata.channels.segmentation.parity` says which programs understand it."""
     parity_rate: float = 0.125
-    """Parity segments for each data segment, rounded up (C-216)."""
+    """The number of parity segments per data segment; the product is rounded up (C-216)."""
 
     reassembly_timeout_ms: int = 600_000
-    """How long a partial message is kept after its latest segment (C-209)."""
+    """How long to keep a partial message after its latest segment (C-209)."""
     max_segment_bytes: int = 1_048_576
     """The largest payload of a received segment; transports usually carry far smaller ones."""
     max_partial_messages: int = 1024
-    """The most partial messages in all (C-210)."""
+    """The most partial messages in total (C-210)."""
     max_partial_bytes: int = 134_217_728
-    """The most bytes of partial messages in all."""
+    """The most bytes of partial messages in total."""
     max_partial_messages_per_sender: int = 64
     """The most partial messages of one sender; beyond it the least recently changed one is given up."""
     max_partial_bytes_per_sender: int = 33_554_432
-    """The most bytes of partial messages of one sender. A message has up to 26 112 000 by default."""
+    """The most bytes of one sender's partial messages. By default a message has up to 26 112 000 bytes."""
 
     def __post_init__(self) -> None:
         for name in (
@@ -107,7 +107,7 @@ class SegmentationConfig:
 
     @property
     def max_payload_bytes(self) -> int:
-        """The longest payload that these options can send."""
+        """The longest payload that can be sent with these options, in bytes."""
         if self.segmentation == "off":
             return self.segment_size_bytes
         data = MAX_SENT_SEGMENTS
@@ -117,7 +117,10 @@ class SegmentationConfig:
 
 
 def segment_counts(payload_bytes: int, options: SegmentationConfig) -> tuple[int, int]:
-    """The numbers of data and parity segments of a payload. Raises `PayloadTooLarge`; `ValueError` for 0."""
+    """The numbers of data and parity segments of a payload.
+
+    Raises `PayloadTooLarge` if there are too many, and `ValueError` for an empty payload.
+    """
     if payload_bytes < 1:
         raise ValueError("an empty payload has no segments")  # A-115
     data = -(-payload_bytes // options.segment_size_bytes)
@@ -136,8 +139,8 @@ def message_contents(
 ) -> tuple[bytes, Iterator[bytes]]:
     """The hash of a payload, and the contents of the SDS messages that carry it.
 
-    With `segmentation="auto"` a payload that could be taken for a segment goes in a segment. Raises as
-    `segment_message` does.
+    With `segmentation="auto"` a payload that could be mistaken for a segment is sent in a segment. Raises the
+    same errors as `segment_message`.
     """
     fits = len(payload) <= options.segment_size_bytes
     if options.segmentation == "off" or (options.segmentation == "auto" and fits and _is_unlike(payload)):
@@ -149,7 +152,7 @@ def message_contents(
 
 
 def _is_unlike(payload: bytes) -> bool:
-    """Whether no receiver takes these bytes for a segment."""
+    """Whether no receiver can mistake these bytes for a segment."""
     try:
         decode_segment(payload)
     except InvalidSegment:
@@ -162,8 +165,8 @@ def segment_message(
 ) -> Iterator[Segment]:
     """The segments of a payload: the data in order, then the parity.
 
-    Each segment is made when it is taken, so a large payload is not held twice. `request_id` is the additive
-    field; None omits it (C-187). Raises before the first segment: `PayloadTooLarge` for a payload with too
+    Each segment is made when it is taken, so a large payload is not held twice. `request_id` is the
+    additional field; None omits it (C-187). The call itself raises `PayloadTooLarge` for a payload with too
     many segments, and `ValueError` for an empty payload or an id that is too long.
     """
     if request_id is not None and len(request_id.encode()) > MAX_REQUEST_ID_BYTES:
@@ -178,7 +181,7 @@ def _segments(
 ) -> Iterator[Segment]:
     data_count, parity_count = counts
     digest = message_hash(payload)
-    # C-192, C-193: both counts are on every segment, an index only on those of its kind.
+    # C-192, C-193: every segment has both counts, but only the index of its own kind.
     for index in range(data_count):
         yield Segment(
             entire_message_hash=digest,
@@ -210,5 +213,5 @@ def _segments(
 def _parity_count(data_count: int, options: SegmentationConfig) -> int:
     if not options.enable_reed_solomon:
         return 0
-    # C-216. 0.07 × 100 is 7.000000000000001 in binary: a sliver above a whole number is not one more segment.
+    # C-216. 0.07 × 100 is 7.000000000000001 in binary: a rounding error must not add a segment.
     return max(1, math.ceil(data_count * options.parity_rate - 1e-9))

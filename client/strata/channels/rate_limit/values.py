@@ -56,7 +56,8 @@ class EphemeralDropReason(enum.StrEnum):
 class RateLimitConfig:
     """The limits of a transport; None means that no limit is known. Raises `ValueError` for invalid values.
 
-    With `enabled` false no transmission is delayed, except by a relay's pause (C-220, C-232).
+    With `enabled` false only the transport itself delays transmissions: a relay's pause, or a limit that the
+    transport declares (C-220, C-221, C-232).
     """
 
     enabled: bool = True

@@ -18,7 +18,7 @@ __all__ = ["BloomFilter", "BloomParameters", "RollingFilter"]
 
 _LN2 = math.log(2)
 _MOST_ERRORS = 10
-"""A filter counts up to this multiple of its error rate: by default 1 %, which 63 % of its bits reach."""
+"""A filter is trusted up to this multiple of its error rate: by default 1 %, with 63 % of its bits set."""
 
 
 class BloomParameters:

@@ -22,7 +22,7 @@ from Crypto.Util.strxor import strxor
 __all__ = ["Archive", "Body", "Keyframe"]
 
 _MAX_CHAINS = 1_024
-"""The most senders whose present keyframe is remembered."""
+"""The most senders whose current keyframe is remembered."""
 _DELTAS_PER_KEYFRAME_BYTES = 12
 """A delta longer than a keyframe divided by this begins a new keyframe: near the smallest sum of both."""
 
@@ -64,7 +64,7 @@ class Archive:
 
     def __init__(self) -> None:
         self._chains: OrderedDict[str, int] = OrderedDict()
-        """The number of each sender's present keyframe."""
+        """The number of each sender's current keyframe."""
         self._keyframes: dict[int, Keyframe] = {}
         """All keyframes in use, the latest last."""
         self._users: dict[int, int] = {}

@@ -51,7 +51,7 @@ class SdsConfig:
     max_repair_requests: int = 3
     """The most entries in one message's `repair_request`."""
     sync_min_interval_ms: int = 30_000
-    """With 0 no periodic sync message is sent."""
+    """With 0 no sync message is sent automatically."""
     sweep_in_buf_interval_ms: int = 5_000
 
     # Bounds on memory and work (C-095, C-302). Nothing here is part of the protocol.

@@ -2,8 +2,8 @@
 
 Each participant draws its delay independently, and the shortest delay counts. So the more participants there
 are, the longer each must wait; otherwise syncs would become ever more frequent. Two things show how many
-there are: the senders that were heard recently, and the syncs themselves. Among a thousand silent
-participants no sender was heard, but syncs that come too often show that there are many.
+there are: the senders that were heard recently, and the syncs themselves. A participant among a thousand
+silent ones has heard nobody, but syncs that come too often show that there are many.
 
 `scale` is the factor of the delay. It rises with each sync that came early and that nobody needed, and falls
 with each that came late. Silence makes it fall too: after each interval without a sync every participant

@@ -254,7 +254,7 @@ class Participant(Looking):
         """Remove withdrawn messages from the history of one of our messages that is not dispatched (C-110).
 
         Returns whether its bytes have changed. Its id and its Lamport time stay, so messages that follow it
-        need no change. Its new history names the messages before it that are still in the log.
+        need no change. Its new history names the latest messages before it that are still in the log.
         """
         outgoing, entry = self._outgoing.get(message_id), self._history.log.get(message_id)
         if outgoing is None or entry is None or entry.dispatched:
@@ -624,7 +624,7 @@ class Participant(Looking):
 
     @property
     def _lists(self) -> bool:
-        """Whether receipts are enough, because everybody heard lately lists them."""
+        """Whether receipts are enough, because everybody heard recently lists them."""
         return self._receipts and self._clock.wall - self._plain_heard_at > _PLAIN_FOR_MS
 
     @property

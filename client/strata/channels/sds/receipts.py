@@ -85,7 +85,7 @@ class Debts:
         self._by_receipt[receipt(message_id)] = message_id
 
     def pay(self, message_ids: Iterable[str], *, payer: str | None = None) -> int:
-        """Drop these debts, which `payer` acknowledged, except for its own messages; return how many."""
+        """Drop the debts for these messages, except those that `payer` sent; return how many were dropped."""
         paid = 0
         for message_id in message_ids:
             owed = self._owed.get(message_id)

@@ -73,7 +73,7 @@ class SyncSchedule:
         self._schedule(now, 0.5)
 
     def sent_again(self, message_id: str, sender_id: str, now: int) -> None:
-        """Note a message sent again by its sender, who lacks the acknowledgement: it is a debt again."""
+        """Note that a sender repeated a message, since it lacks the acknowledgement: it is a debt again."""
         self._owe(message_id, sender_id, now, bool(self.debts))
         if self._interval:
             self.at = min(self.at, self._pay_by(now))

@@ -1,6 +1,6 @@
 """Programs around the library: the command line, the conformance checks, the simulator.
 
-The outermost ring. It may import all others, and none imports it.
+This is the outermost ring: it may import all the others, and none of them imports it.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """`strata`: keys, publishing, reading and channels from a shell.
 
-Results go to stdout (with `--json`, one JSON object a line), everything else to stderr. Exit codes: 0 done,
+Results go to stdout (with `--json`, one JSON object per line), everything else to stderr. Exit codes: 0 done,
 1 refused, unreachable or not found, 2 usage, 3 no relay to judge (`conformance`), 130 interrupted, 141 the
 reader of stdout went away. Each command imports what it needs when it runs, so that `--help` and completion
 answer at once.
@@ -492,12 +492,12 @@ def main() -> None:
     try:
         command(prog_name="strata")
     except SystemExit as ended:
-        # The library of the command line tells a reader that has gone away by 1, as any error.
+        # Typer exits with 1 when the reader of stdout has gone away, as for any other error.
         if not isinstance(ended.__context__, BrokenPipeError):
             raise
         forget_stdout()
         sys.exit(BROKEN_PIPE)
-    except OSError as error:  # a full disk below stdout: what else may fail, the commands tell themselves
+    except OSError as error:  # a full disk under stdout; the commands report every other failure themselves
         from strata.tools.cli import output
 
         forget_stdout()

@@ -1,4 +1,4 @@
-"""Parsing of what is given to the commands: times, and what a line of input holds."""
+"""Parsing of the commands' arguments and input lines: times, contents and payloads."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
 
 
 def moment(text: str, now: float) -> int:
-    """Unix seconds of `now`, an age (`10m`), Unix seconds or ISO 8601 (UTC unless it says otherwise).
+    """Unix seconds from `now`, an age (`10m`), Unix seconds or ISO 8601 (UTC unless it names a zone).
 
     Raises `ValueError`.
     """
@@ -34,7 +34,7 @@ def moment(text: str, now: float) -> int:
 
 
 def content_of(text: str, type: str) -> dict[str, object]:
-    """The content in a JSON object, with `type` where it has none. Raises `ValueError`."""
+    """The content in a JSON object; `type` is added if it has none. Raises `ValueError`."""
     try:
         content = msgspec.json.decode(text)
     except (msgspec.MsgspecError, RecursionError):
@@ -45,9 +45,9 @@ def content_of(text: str, type: str) -> dict[str, object]:
 
 
 def content_of_line(line: str, type: str) -> dict[str, object]:
-    """The content in a line of input: a JSON object as it is, anything else as text.
+    """The content in a line of input: a JSON object as it is (see `content_of`), anything else as text.
 
-    Raises `ValueError` for a line that begins with { and is no object.
+    Raises `ValueError` for a line that begins with { and is not a JSON object.
     """
     return content_of(line, type) if line.lstrip().startswith("{") else {"type": type, "text": line}
 

@@ -1,8 +1,9 @@
 """`strata bench`: how fast a relay of one's own stores packets, and how fast it delivers them.
 
-Two parts, each bounded in packets and in time. *Publish*: several connections keep packets in flight.
-*Fan-out*: the same, while subscribers count what arrives. Packets are signed before the clock starts. A
-subscriber reads the id of a packet and verifies nothing, for the relay is measured and not this machine.
+There are two parts, each bounded in packets and in time. *Publish*: several connections keep packets in
+flight. *Fan-out*: the same, while subscribers count the packets that arrive. Packets are signed before the
+clock starts. A subscriber reads only the id of a packet and verifies nothing, because the bench measures the
+relay and not this machine.
 
 Exit codes: 0 every packet was stored and delivered, 1 one was not or the relay is unreachable, 2 usage.
 """
@@ -46,7 +47,7 @@ _COLUMNS = f"{'part':<9}{'packets':>10}{'deliveries':>12}{'seconds':>9}{'a secon
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BenchRequest:
-    """What the command line asks for."""
+    """The options of the command line."""
 
     url: str
     count: int
@@ -61,20 +62,20 @@ class BenchRequest:
 
 @dataclass(slots=True)
 class Figures:
-    """What one part has measured. Times are in seconds."""
+    """The measurements of one part. Times are in seconds."""
 
     sent_at: dict[str, float] = field(default_factory=dict)
-    """By packet id: when its publishing began."""
+    """When the publish of each packet began, by packet id."""
     latencies: list[float] = field(default_factory=list)
-    """From the beginning of a publish to its acknowledgement, or to its delivery to one subscriber."""
+    """From the start of a publish to its acknowledgement, or to its delivery to one subscriber."""
     refused: Counter[str] = field(default_factory=Counter)
-    """By error code."""
+    """The number of packets refused, by error code."""
     stored: int = 0
     seconds: float = 0.0
 
 
 class _Event(msgspec.Struct):
-    """All that a subscriber reads of a message."""
+    """The members of a message that a subscriber reads."""
 
     type: str
     packet: _PacketId | None = None
@@ -89,7 +90,7 @@ _DECODER = msgspec.json.Decoder(_Event)
 
 
 def bench(request: BenchRequest) -> None:
-    """Measure a relay and print the figures. Ends with exit code 2 for what must not be measured."""
+    """Measure a relay and print the figures. Ends with exit code 2 for a relay that must not be measured."""
     require_relay_url(request.url)
     parts = 2 if request.subscribers else 1
     output.note(
@@ -138,7 +139,7 @@ async def _measure_fan_out(request: BenchRequest) -> Figures:
     async with AsyncExitStack() as stack:
         relays = await _connections(request, stack)
         sockets = [await _subscribe(request, type, stack) for _ in range(request.subscribers)]
-        # Once every subscriber has the first packet, stored or live, all of them are in place.
+        # Once every subscriber has the first packet, stored or live, all subscriptions are in place.
         await relays[0].publish(first, timeout=_PATIENCE)
         for socket in sockets:
             await _arrival_of(first, socket)
@@ -166,7 +167,7 @@ async def _measure_fan_out(request: BenchRequest) -> Figures:
 
 
 async def _sign(request: BenchRequest, type: str, *, extra: int = 0) -> list[Packet]:
-    """The packets of one part, by an identity of their own."""
+    """The packets of one part, signed by a new identity."""
     identity = Identity.generate()
     now = int(time.time())
     text = "x" * request.size
@@ -197,7 +198,7 @@ async def _publish(
     *,
     acknowledged: list[float],
 ) -> None:
-    """Publish until the packets or the seconds are used up; what is in flight then is waited for."""
+    """Publish until the packets or the seconds are used up, then wait for the publishes in flight."""
     waiting: Iterator[Packet] = iter(signed)
     deadline = time.perf_counter() + request.seconds
 
@@ -247,12 +248,12 @@ async def _arrival_of(packet: Packet, socket: ClientConnection) -> None:
 
 
 def percentile(values: Sequence[float], share: float) -> float | None:
-    """The smallest value that at least this share of the values does not exceed; None of no values."""
+    """The smallest value that at least this share of the values does not exceed; None if there are none."""
     return sorted(values)[max(0, math.ceil(share * len(values)) - 1)] if values else None
 
 
 def _print(request: BenchRequest, part: str, figures: Figures, done: int) -> None:
-    """Print the line of a part; `done` is how many packets were stored, or deliveries made."""
+    """Print the line of a part; `done` is the number of packets stored, or of deliveries made."""
     rate = done / figures.seconds if figures.seconds else 0.0
     p50, p99 = percentile(figures.latencies, 0.5), percentile(figures.latencies, 0.99)
     if request.as_json:

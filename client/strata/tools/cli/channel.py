@@ -57,13 +57,13 @@ __all__ = ["ChatRequest", "channel", "channel_key"]
 _CONNECT_TIMEOUT = 5.0
 _LOOK_FOR_RELAY = 2.0
 _MAX_UNSETTLED = 256
-"""The most own messages in flight; then the next line is read when one of them has arrived."""
+"""The most messages of the user in flight; the next one is then sent only when one of them has arrived."""
 _ACKNOWLEDGE_GRACE = 3.5
-"""By then the channel has told others that their last message is here: half its acknowledgement timeout, and
-the way to the relay."""
+"""How long after the last message received the channel has acknowledged it: half its acknowledgement timeout,
+and the way to the relay."""
 _LOOK_INTERVAL = 1.0
 _LEAVE_TIMEOUT = 10.0
-"""How long a chat that is interrupted waits for the relay to take what was typed."""
+"""How long an interrupted chat waits for the relay to take the messages typed."""
 _OTHER_EVENTS = tuple(
     name
     for name in (*CHANNEL_EVENTS, *CHANNEL_STATUS_EVENTS)
@@ -106,7 +106,7 @@ def channel(request: ChatRequest) -> None:
     try:
         identity = load_identity(request.identity)
     except typer.Exit:
-        raise typer.Exit(output.USAGE) from None  # 1 says here that something is undelivered
+        raise typer.Exit(output.USAGE) from None  # for this command, 1 means that something is undelivered
     targets = [
         Target.choose(
             relay, authenticate=request.authenticate, identity=identity, pins=request.pins, yes=request.yes
@@ -201,7 +201,7 @@ class _Chat:
     # Opening.
 
     async def _connect(self, stack: AsyncExitStack) -> tuple[Relay | Pool, asyncio.Task[object] | None]:
-        """The relays; with a store, which lets the user write offline, the task that connects too."""
+        """The relays, and the task still connecting, if any: with a store, the user can write offline."""
         offline = self._request.store is not None
         options = Options(
             connect_timeout=math.inf if offline else _CONNECT_TIMEOUT,
@@ -236,7 +236,7 @@ class _Chat:
                 encryption=self._hook,
                 persistence=store,
                 join="now" if self._request.join == "now" else "history",
-                # A message that the terminal has not shown when the program dies is shown at the next start.
+                # If the program dies before it has shown a message, the next start shows it.
                 hand_over="at_least_once",
                 auto_start=False,
                 **options,
@@ -286,7 +286,7 @@ class _Chat:
                     number += 1
                     await self._say(room, view, number, line)
                 view.ended()
-                self._leave_seconds = 0.0  # whatever ends the wait that begins here, there is no second one
+                self._leave_seconds = 0.0  # however this wait ends, there is no second one
                 await self._settle()
                 for task in background:
                     task.cancel()
@@ -315,7 +315,7 @@ class _Chat:
         try:
             self._outbox.bind(await room.send(payload))
         except StrataError:
-            return  # the event tells it
+            return  # an event reports it
 
     async def _hear(self, room: ReliableChannel, view: ChatView) -> None:
         async for message in room:
@@ -334,7 +334,7 @@ class _Chat:
                 self._changed.set()
 
     async def _watch(self, room: ReliableChannel, view: ChatView) -> None:
-        """Warn about messages that cannot be read: no event tells of them."""
+        """Warn about messages that cannot be read; without a key, no event reports them."""
         while True:
             await asyncio.sleep(_LOOK_INTERVAL)
             counts = room.statistics
@@ -355,7 +355,7 @@ class _Chat:
             view.online(online)
 
     async def _settle(self) -> None:
-        """Wait, up to the timeout, until own messages are delivered and received ones acknowledged."""
+        """Wait, up to the timeout, until the user's messages are delivered and received ones acknowledged."""
         loop = asyncio.get_running_loop()
         try:
             async with asyncio.timeout(self._request.timeout):
@@ -370,7 +370,7 @@ class _Chat:
         await self._changed.wait()
 
     async def _leave(self, room: ReliableChannel) -> None:
-        """Close the channel, and keep the states of own messages up to date until it is closed."""
+        """Close the channel, and keep the states of the user's messages up to date until it is closed."""
         for name in _OTHER_EVENTS:
             room.message_events.on(name, self._note_late)
         if self._leave_seconds and room.health.error is None and not room.sync_status().is_synced:
@@ -378,7 +378,7 @@ class _Chat:
         try:
             await room.close(timeout=self._leave_seconds)
         except NotSent:
-            pass  # the sum says it, by the states of the messages
+            pass  # `_sum_up` reports it, from the states of the messages
 
     def _note_late(self, event: Any) -> None:
         own = self._outbox.find(event)
@@ -401,7 +401,7 @@ class _Chat:
 
 
 class _Opened:
-    """A channel whose segments are small enough for the relay; closed on exit."""
+    """A channel whose segments are small enough for the relay. Leaving the block closes it."""
 
     def __init__(
         self, make: Callable[..., ReliableChannel], leave: Callable[[ReliableChannel], Awaitable[None]]
@@ -439,7 +439,7 @@ async def _open_store(path: Path) -> SqlitePersistence:
 
 
 async def _until_open(opening: asyncio.Task[object]) -> None:
-    # When the chat ends, the opening goes on: closing the relay cancels it.
+    # The opening continues when the chat ends; closing the relay cancels it.
     await asyncio.shield(opening)
 
 

@@ -1,7 +1,7 @@
 """`strata channel` on a terminal: messages scroll up, states change in place, and the user types below.
 
-Settled messages are printed for good. From the first unsettled own message on, all lines stay in a region
-that is drawn anew with each change: so the order is kept, and states can change.
+Settled messages are printed permanently. From the user's first unsettled message on, all lines stay in a
+region that is redrawn with each change, which keeps the order and lets states change.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class _Entry:
 
     def render(self) -> Text:
         if self.own is None:
-            return self._text.copy()  # it is cut to one line while it can change
+            return self._text.copy()  # `_draw` cuts it to one line
         mark, style = _MARKS[self.own.stage]
         return Text.assemble(self._text, "  ", (f"{mark} {output.harmless(self.own.state)}", style))
 
@@ -74,7 +74,7 @@ class ChatScreen:
         )
         self._entries: deque[_Entry] = deque()
         self._shown: dict[OwnMessage, str] = {}
-        """Own messages that were printed for good before they were settled, and their state at that time."""
+        """The user's messages that were printed permanently while unsettled, and their state at that time."""
         self._editor = LineEditor()
         self._typed: asyncio.Queue[bytes | None] = asyncio.Queue()
         self._online = True
@@ -97,7 +97,7 @@ class ChatScreen:
 
         descriptor = sys.stdin.fileno()
         self._saved = termios.tcgetattr(descriptor)
-        # Ctrl-C still interrupts; keys come one by one, and this class draws them.
+        # Ctrl-C still interrupts; keys arrive one by one, and this class draws them.
         tty.setcbreak(descriptor, termios.TCSADRAIN)
         asyncio.get_running_loop().add_reader(descriptor, self._read)
         self._live.start()
@@ -142,12 +142,12 @@ class ChatScreen:
             self._add(_Entry(self._line(("me", "bold green"), output.harmless(message.text)), message))
 
     def event(self, event: ChannelEvent, own: OwnMessage | None) -> None:
-        """Report a lost message, or another program under one's own name; states show everything else."""
+        """Report what `trouble_of` finds; the states of messages show everything else."""
         if (trouble := trouble_of(event)) is not None:
             self.note(trouble)
 
     def note(self, text: str) -> None:
-        """Add a line by the program."""
+        """Add a line from the program."""
         self._add(_Entry(Text(output.harmless(text), "yellow")))
 
     def online(self, online: bool) -> None:
@@ -156,7 +156,7 @@ class ChatScreen:
         self._draw()
 
     def ended(self) -> None:
-        """Replace the prompt by a line that says what the program waits for."""
+        """Replace the prompt with a line that says what the program is waiting for."""
         self._is_typing = False
         self._draw()
 
@@ -165,7 +165,7 @@ class ChatScreen:
     def _line(self, who: tuple[str, str], text: str, at: float | None = None) -> Text:
         try:
             when = f"{datetime.now() if at is None else datetime.fromtimestamp(at):%H:%M}"
-        except (ValueError, OverflowError, OSError):  # a time of no calendar: it is others who say it
+        except (ValueError, OverflowError, OSError):  # a time from a peer may be outside the calendar
             when = "--:--"
         return Text.assemble((f"{when} ", "dim"), who, " ", text)
 
@@ -174,7 +174,7 @@ class ChatScreen:
         self._settle()
 
     def _settle(self) -> None:
-        """Print settled lines for good, and the oldest others when there is no room."""
+        """Print settled lines permanently, and the oldest unsettled ones when there is no room."""
         room = max(1, min(_MAX_LIVE, self._console.height - 4))
         while self._entries and (self._entries[0].is_settled or len(self._entries) > room):
             entry = self._entries.popleft()
@@ -202,7 +202,7 @@ class ChatScreen:
 
     def _read(self) -> None:
         data = os.read(sys.stdin.fileno(), 65_536)
-        if not data:  # the terminal has gone
+        if not data:  # the terminal has gone away
             asyncio.get_running_loop().remove_reader(sys.stdin.fileno())
             self._typed.put_nowait(None)
             return

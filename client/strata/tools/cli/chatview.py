@@ -32,11 +32,11 @@ class ChatView(Protocol):
         ...
 
     def own(self, message: OwnMessage) -> None:
-        """An own message, new or in a new state."""
+        """A message of the user, new or in a new state."""
         ...
 
     def event(self, event: ChannelEvent, own: OwnMessage | None) -> None:
-        """Any other event of the channel; `own` is the message it concerns."""
+        """Any other event of the channel; `own` is the user's message that it concerns, if any."""
         ...
 
     def note(self, text: str) -> None:
@@ -44,7 +44,7 @@ class ChatView(Protocol):
         ...
 
     def online(self, online: bool) -> None:
-        """A relay can be reached, or none can."""
+        """Whether a relay can be reached; called when that changes."""
         ...
 
     def ended(self) -> None:
@@ -61,13 +61,13 @@ def text_of(payload: bytes) -> str:
 
 
 def sender_of(sender_id: str) -> str:
-    """The name of a sender on one line; a long name is cut to its end, by which keys differ."""
+    """The name of a sender on one line; of a long name only the end, which differs from key to key."""
     name = output.harmless(sender_id)
     return name if len(name) <= 24 else f"…{name[-8:]}"
 
 
 def author_of(message: MessageReceived) -> str:
-    """Who has sent a message, on one line: the sender's name, and the end of the DID that signed it."""
+    """Who sent a message, on one line: the sender's name, and the end of the DID that signed it."""
     did, _, device = message.sender_id.partition("#")
     if message.author is None or message.author == message.sender_id:
         return sender_of(message.sender_id)
@@ -77,12 +77,12 @@ def author_of(message: MessageReceived) -> str:
 
 
 def sent_at(message: MessageReceived) -> float:
-    """When a message was sent, in Unix seconds; where nobody knows that, when it came."""
+    """When a message was sent, in Unix seconds; if that is unknown, when it arrived."""
     return (message.timestamp if message.sent_at is None else message.sent_at) / 1000
 
 
 def trouble_of(event: ChannelEvent) -> str | None:
-    """What a user should know of an event beyond the states of messages."""
+    """What a user should know about an event beyond the states of messages, if anything."""
     match event:
         case IrretrievableMessage():
             who = sender_of(event.sender_id) if event.sender_id else "somebody"
@@ -133,10 +133,10 @@ class _Lines:
 
 
 class PlainLines(_Lines):
-    """A line for each received message and for each new state of an own message."""
+    """A line for each message received and for each new state of a message of the user."""
 
     def received(self, message: MessageReceived) -> None:
-        """Print when it was sent, by whom, and the text."""
+        """Print when and by whom the message was sent, and its text."""
         at = output.utc(sent_at(message))
         output.write_line(f"{at}  {author_of(message)}  {text_of(message.payload)}")
 
@@ -147,7 +147,7 @@ class PlainLines(_Lines):
         output.write_line(f"{datetime.now(UTC):%Y-%m-%d %H:%M:%SZ}  {output.harmless(said)}")
 
     def event(self, event: ChannelEvent, own: OwnMessage | None) -> None:
-        """Report a lost message, or another program under one's own name; states show everything else."""
+        """Report what `trouble_of` finds; the states of messages show everything else."""
         if (trouble := trouble_of(event)) is not None:
             self.note(f"warning: {trouble}")
 
@@ -156,11 +156,11 @@ class JsonLines(_Lines):
     """One object for each event, under its own name."""
 
     def received(self, message: MessageReceived) -> None:
-        """`message-received`; `reliable:message:received` says the same and is left out."""
+        """Print `message-received`; `reliable:message:received` says the same and is left out."""
         output.write_record(event_record(message))
 
     def own(self, message: OwnMessage) -> None:
-        """Print nothing: the events tell it."""
+        """Print nothing: the events report the states."""
 
     def event(self, event: ChannelEvent, own: OwnMessage | None) -> None:
         """Print the event."""

@@ -25,15 +25,15 @@ __all__ = ["get", "keygen", "publish", "subscribe"]
 _OPTIONS = Options(connect_timeout=5.0)
 
 Line = tuple[int, Mapping[str, object] | ValueError]
-"""The number of a line of input, and its content or the error in it."""
+"""The number of an input line, and its content or the error in it."""
 Running = asyncio.Queue[tuple[int, asyncio.Task[Published | StrataError]] | None]
-"""Publishes in progress, by line and in their order; None ends them."""
+"""Publishes in progress with their line numbers, in the order of the input; None ends the queue."""
 _ALONE = 0
-"""In the place of a line's number: the packet comes from the command line."""
+"""Stands for a line number if the packet comes from the command line."""
 
 
 def keygen(path: Path, *, as_json: bool) -> None:
-    """Make an identity and keep it in a new file."""
+    """Make an identity and write it to a new file."""
     identity = Identity.generate()
     save_identity(identity, path)
     if as_json:
@@ -145,7 +145,7 @@ async def _publish(
     timeout: float,
     as_json: bool,
 ) -> int:
-    """Publish many packets at a time; results are printed in the order of the input."""
+    """Publish many packets at a time, and print the results in the order of the input."""
     progress = output.ProgressBar("publishing", None if contents else size_of_stdin())
     if contents is None:
         contents = _from_stdin(type, progress)

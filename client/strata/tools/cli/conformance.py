@@ -1,6 +1,6 @@
 """`strata conformance`: judge a relay from outside and print the verdicts.
 
-Exit codes: 0 every MUST that could be judged holds, 1 one does not, 2 usage, 3 no relay there.
+Exit codes: 0 every MUST that could be judged holds, 1 one does not, 2 usage, 3 no relay answers there.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class ConformanceRequest:
     as_json: bool = False
 
     def selected(self) -> list[Check]:
-        """The selected checks; ends the command when there are none."""
+        """The selected checks. Ends the command with exit code 2 if there are none."""
         patterns = tuple(part for item in self.only for part in item.split(",") if part)
         if any(_PATTERN.fullmatch(pattern) is None for pattern in patterns):
             output.misuse("--only takes rows and names of checks, such as R-152,R-1*,pages-*")
@@ -116,7 +116,7 @@ async def _run(request: ConformanceRequest, checks: Sequence[Check], context: Co
 
 
 def _announce(request: ConformanceRequest, count: int) -> None:
-    """Say what is about to happen; ask first when the relay is on another machine."""
+    """Say what is about to happen; ask for consent if the relay is on another machine."""
     burden = "thousands of packets" if request.limits else "about 1500 small packets"
     output.note(
         f"{count} checks of {shown(request.url)}: they publish {burden}, under throw-away identities, "
@@ -140,5 +140,5 @@ def _load_identity(path: Path | None) -> Identity | None:
 
 
 def _console() -> Console:
-    """Standard output; wide enough for the table where the width is unknown."""
+    """A console on standard output, wide enough for the table if stdout is not a terminal."""
     return Console() if sys.stdout.isatty() else Console(width=_PAPER_COLUMNS)

@@ -27,7 +27,7 @@ _is_name = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}").fullmatch
 
 
 class SavedContext(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
-    """A relay, and the files to meet it with."""
+    """A relay, and the key file and pins to use with it."""
 
     relay: str
     identity: str | None = None
@@ -57,7 +57,7 @@ class ContextFile:
 
     @classmethod
     def read(cls) -> Self:
-        """The user's contexts; none where there is no file.
+        """The user's contexts; none if there is no file.
 
         Raises `OSError`, and `ValueError` for a file that holds something else.
         """
@@ -73,7 +73,7 @@ class ContextFile:
 
     @classmethod
     def read_or_exit(cls) -> Self:
-        """The user's contexts. Ends the command with a sentence where the file is unusable."""
+        """The user's contexts. Ends the command with an error message if the file is unusable."""
         try:
             return cls.read()
         except (OSError, ValueError) as error:
@@ -84,7 +84,8 @@ class ContextFile:
     def changed_or_exit(cls) -> Iterator[Self]:
         """The user's contexts, to be changed inside the block and saved at its end.
 
-        Who changes them meanwhile waits. Ends the command with a sentence where the file is unusable.
+        Other processes that want to change them wait (except on Windows). Ends the command with an error
+        message if the file is unusable.
         """
         path = _configuration_folder() / "strata" / "contexts.json"
         try:
@@ -100,7 +101,7 @@ class ContextFile:
 
     @property
     def path(self) -> Path:
-        """Where the contexts are kept."""
+        """The path of the file."""
         return self._path
 
     @property
@@ -114,7 +115,7 @@ class ContextFile:
         return dict(self._contents.contexts)
 
     def chosen(self, name: str | None) -> SavedContext | None:
-        """The context of this name, or the one in use; None where neither is.
+        """The context of this name or, without a name, the one in use, if any.
 
         Ends the command with exit code 2 for an unknown name.
         """
@@ -122,7 +123,7 @@ class ContextFile:
         return None if name is None else self.find(name)
 
     def find(self, name: str) -> SavedContext:
-        """The context of this name. Ends the command with exit code 2 where there is none."""
+        """The context of this name. Ends the command with exit code 2 if there is none."""
         context = self._contents.contexts.get(name)
         if context is None:
             known = list(self._contents.contexts)
@@ -130,7 +131,7 @@ class ContextFile:
         return context
 
     def add(self, name: str, context: SavedContext) -> None:
-        """Keep a context under a new name. Raises `ValueError` for a name that is taken or unusable."""
+        """Add a context under a new name. Raises `ValueError` for a name that is taken or unusable."""
         if not _is_name(name):
             raise ValueError("a name has up to 64 letters, digits, dots, dashes and underscores")
         if name in self._contents.contexts:
@@ -138,11 +139,11 @@ class ContextFile:
         self._contents.contexts[name] = context
 
     def use(self, name: str | None) -> None:
-        """Put a known context, or none, in use."""
+        """Put a known context in use; None puts no context in use."""
         self._contents.current = name
 
     def remove(self, name: str) -> None:
-        """Forget a known context; if it was in use, none is."""
+        """Remove a known context; if it was in use, no context is in use afterwards."""
         del self._contents.contexts[name]
         if self._contents.current == name:
             self._contents.current = None
@@ -157,7 +158,7 @@ class ContextFile:
 @contextmanager
 def _alone_in(folder: Path) -> Iterator[None]:
     """Wait until no other process is in such a block for this folder. Raises `OSError`."""
-    if sys.platform == "win32":  # which locks no folder
+    if sys.platform == "win32":  # Windows cannot lock a folder
         yield
         return
     import fcntl
@@ -171,9 +172,9 @@ def _alone_in(folder: Path) -> Iterator[None]:
 
 
 def _configuration_folder() -> Path:
-    """As the XDG Base Directory Specification has it: a relative path counts as none.
+    """$XDG_CONFIG_HOME, unless it is relative (XDG Base Directory Specification), else ~/.config.
 
-    It is relative itself where the user has no home folder.
+    The result is relative only if the user has no home folder.
     """
     given = Path(os.environ.get("XDG_CONFIG_HOME", ""))
     return given if given.is_absolute() else Path(os.path.expanduser("~/.config"))

@@ -154,7 +154,7 @@ def remove(
 
 
 def _absolute(path: Path | None) -> str | None:
-    """A context is used from every folder."""
+    """An absolute path, since a context is used from any folder."""
     return None if path is None else str(expanded(path).absolute())
 
 

@@ -1,8 +1,8 @@
 """The work of `strata identity`: key files on this machine, identity packets on the relay.
 
-A key file is written before the relay learns of its key. A power cut in between leaves a file too many; in
-the other order it would cost the identity. The file is removed again only when the relay has refused the key
-for good: a refusal that may pass can be of a second sending, where the relay took the first and its answer
+A key file is written before the relay learns of its key. A power cut in between leaves an unused file; in the
+other order it would cost the identity. The file is removed again only when the relay has refused the key
+permanently: a temporary refusal may be of a second attempt, when the relay accepted the first and its answer
 was lost.
 """
 
@@ -119,7 +119,7 @@ def rotate(
     timeout: float,
     as_json: bool,
 ) -> None:
-    """Replace a key by a new one."""
+    """Replace a key with a new one."""
     identity = _load(path)
 
     async def work() -> int:
@@ -276,7 +276,7 @@ def _first_document(chain: KeyChain, recovery: Sequence[Identity], threshold: in
 
 
 def _own_key(chain: KeyChain, identity: Identity) -> KeyState:
-    """The key of the file in the state that the relay knows."""
+    """The state of the file's key as the relay knows it. Raises `ValueError` if the DID has no such key."""
     own = next((key for key in chain.keys(_now()) if key.public_key == identity.public_key), None)
     if own is None:
         raise ValueError("at this relay the key in the file is none of the DID's; see: strata identity show")
@@ -284,7 +284,8 @@ def _own_key(chain: KeyChain, identity: Identity) -> KeyState:
 
 
 def _replaced(chain: KeyChain, own: KeyState, replaces: str | None) -> KeyState:
-    """The key that a rotation replaces: the key asked for, else the signing key, else the only key."""
+    """The key that a rotation replaces: the one named, else the one that signs, unless it is a recovery key;
+    then the DID's only live key. Raises `ValueError` for an unknown key, and if several could be meant."""
     now = _now()
     if replaces is not None:
         if (found := find_key(chain, now, replaces)) is None:
@@ -310,7 +311,7 @@ async def _within(timeout: float, work: Coroutine[object, object, int]) -> int:
 
 
 async def _chain_of(connection: Relay, did: str, recovery_delay: int | None = None) -> KeyChain:
-    """The key chain of a DID, from the relay's packets and verified here."""
+    """The key chain of a DID, built from the relay's packets and verified here."""
     rules = KeyRules() if recovery_delay is None else KeyRules(recovery_delay_seconds=recovery_delay)
     found = [
         (delivery.packet, delivery.received_at)
@@ -322,7 +323,7 @@ async def _chain_of(connection: Relay, did: str, recovery_delay: int | None = No
 async def _publish(
     connection: Relay, identity: Identity, content: Mapping[str, object], timeout: float
 ) -> Published:
-    # The id of a packet does not cover its signer: two keys may sign the same content in one second.
+    # A packet's id does not cover its signer, and two keys may sign the same content in the same second.
     nonce = secrets.token_urlsafe(_NONCE_BYTES)
     packet = packets.build(identity, content, timestamp=_now(), nonce=nonce)
     return await connection.publish(packet, timeout=timeout)

@@ -9,9 +9,9 @@ __all__ = ["replace_file"]
 
 
 def replace_file(path: Path, body: bytes, *, mode: int = 0o666) -> None:
-    """Write a file durably in the place of the old one: at every moment there is a whole file.
+    """Replace a file atomically and durably: at every moment the path names the whole old or new file.
 
-    The new file is written beside the old one, flushed to the disk and renamed over it. Raises `OSError`.
+    The new file is written beside the old one, flushed to disk and renamed over it. Raises `OSError`.
     """
     beside = path.with_name(f"{path.name}.{os.getpid()}.new")
     try:
@@ -23,7 +23,7 @@ def replace_file(path: Path, body: bytes, *, mode: int = 0o666) -> None:
     except OSError:
         beside.unlink(missing_ok=True)
         raise
-    if os.name == "posix":  # the rename is durable once the folder is
+    if os.name == "posix":  # the rename is durable once the folder is flushed
         folder = os.open(path.parent, os.O_RDONLY)
         try:
             os.fsync(folder)

@@ -1,6 +1,6 @@
 """`strata identity`: the keys of a DID, from the first to the last.
 
-The command lines alone, so that `--help` loads nothing else; `custody` does the work.
+This module defines only the command lines, so that `--help` loads nothing else; `custody` does the work.
 """
 
 from __future__ import annotations

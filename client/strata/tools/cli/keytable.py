@@ -10,7 +10,7 @@ __all__ = ["chain_lines", "chain_record", "find_key", "full_key_id", "pending_ev
 
 
 def find_key(chain: KeyChain, at: int, name: str) -> KeyState | None:
-    """The key with this id, or with this name after the #."""
+    """The key with this id, or with this name (the part of an id after the #)."""
     full = full_key_id(chain.did, name)
     keys = chain.keys(at)
     exact = next((key for key in keys if key.key_id == full), None)

@@ -1,4 +1,4 @@
-"""Editing one line, key by key. No I/O: bytes of a terminal in, finished lines out."""
+"""Editing one line, key by key. No I/O: bytes from a terminal in, finished lines out."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _CONTROLS = {
 
 
 class LineEditor:
-    """The line that is being typed, and the place of the cursor in it."""
+    """The line being typed, and the position of the cursor in it."""
 
     def __init__(self) -> None:
         self.text = ""
@@ -46,7 +46,7 @@ class LineEditor:
         self._escape: str | None = None
 
     def feed(self, data: bytes) -> Iterator[str | None]:
-        """Take typed bytes; yields each finished line, and `END`."""
+        """Take typed bytes, and yield each finished line and `END`."""
         for char in self._decoder.decode(data):
             if self._escape is not None:
                 self._in_escape(char)
@@ -68,7 +68,7 @@ class LineEditor:
     def _in_escape(self, char: str) -> None:
         assert self._escape is not None
         self._escape += char
-        # A sequence is ESC [ parameters letter, or ESC O letter; anything else is one key with Alt.
+        # A sequence is ESC [ parameters letter, or ESC O letter; anything else is a single key with Alt.
         if self._escape in ("[", "O") or (self._escape[0] == "[" and not "@" <= char <= "~"):
             return
         action, self._escape = _SEQUENCES.get(self._escape), None

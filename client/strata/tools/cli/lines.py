@@ -17,16 +17,16 @@ _MAX_LINE_BYTES = 2**20
 
 
 def size_of_stdin() -> int | None:
-    """The size of stdin in bytes, if stdin is a file."""
+    """The size of stdin in bytes; None if stdin is not a file, or is empty."""
     return os.fstat(sys.stdin.fileno()).st_size or None
 
 
 async def stdin_lines() -> AsyncIterator[bytes]:
-    """Each line, without its end. Raises `ValueError` for one longer than a mebibyte.
+    """Each line, without its newline. Raises `ValueError` for a line longer than a mebibyte.
 
     A thread reads, since the loop has no single way to read pipes, files and terminals. The thread pauses
-    while 16 pieces of 64 KiB wait. It is a daemon thread and reads the descriptor itself, so a blocked `read`
-    does not keep the program from ending.
+    while 16 pieces of 64 KiB are waiting. It is a daemon thread and reads the descriptor itself, so a blocked
+    `read` does not keep the program from ending.
     """
     loop = asyncio.get_running_loop()
     queue: asyncio.Queue[list[bytes] | Exception | None] = asyncio.Queue()
@@ -35,7 +35,7 @@ async def stdin_lines() -> AsyncIterator[bytes]:
 
     def hand_over(item: list[bytes] | Exception | None) -> None:
         room.acquire()
-        with contextlib.suppress(RuntimeError):  # the loop has ended: nobody listens
+        with contextlib.suppress(RuntimeError):  # the loop is closed, and nobody listens
             loop.call_soon_threadsafe(queue.put_nowait, item)
 
     def read() -> None:

@@ -1,4 +1,4 @@
-"""`strata moderate`: rule over the wire what a relay serves, as one of its operators."""
+"""`strata moderate`: moderate what a relay serves, over the wire, as one of its operators."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ _UNITS: Final = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
 _DURATION = re.compile(r"(\d{1,9})([smhdw])")
 _OF_RULINGS: Final = ("act", "kind", "subject", "actor", "reason")
 _OF_SESSIONS: Final = ("id", "opened_at", "address", "identity", "subscriptions", "publishes", "events")
-"""The members of an entry that people are shown."""
+"""The members of an entry that are printed without `--json`."""
 _KINDS: Final = ("author", "packet", "media", "type", "network")
 _DONE: Final = {"ban": "banned", "unban": "unbanned", "close": "closed"}
 
@@ -180,7 +180,7 @@ def close(
 
 
 def _session(relay: str, identity: Path, timeout: float, yes: bool) -> Moderator:
-    """The session to be opened. Ends the command where there is no such identity or relay."""
+    """A session, not yet opened. Ends the command if the key file or the relay's URL is unusable."""
     from strata.relays.moderating import Moderator
     from strata.tools.cli.target import load_identity, relay_url
 
@@ -197,7 +197,7 @@ def _rule(
     *,
     as_json: bool,
 ) -> None:
-    """Make a ruling, which says whether it has changed anything, and tell what came of it."""
+    """Make a ruling, which returns whether it has changed anything, and print the outcome."""
     from strata.tools.cli import output
     from strata.tools.cli.running import run
 
@@ -239,7 +239,7 @@ def _print(
 
 
 def _kind_of(subject: str) -> Literal["author", "network"]:
-    """The kind of a subject that shows its kind."""
+    """The kind of a subject, if its form shows it. Raises `typer.BadParameter` if not."""
     if subject.startswith("did:"):
         return "author"
     if re.fullmatch(r"[0-9A-Fa-f.:]+(/\d+)?", subject):

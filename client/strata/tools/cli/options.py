@@ -1,8 +1,8 @@
 """Options that several commands share, and where their values come from.
 
-The first of these that gives a value counts: the option, the context named by `--context`, the environment
-variable of the option, the context named by STRATA_CONTEXT, the context in use (`strata context use`), the
-default.
+A value comes from the first of these that provides it: the option, the context named by `--context`, the
+environment variable of the option, the context named by STRATA_CONTEXT, the context in use (`strata context
+use`), the default.
 """
 
 from __future__ import annotations
@@ -36,18 +36,18 @@ CONTEXT_SETTINGS = {"help_option_names": ["-h", "--help"]}
 
 
 def expanded(path: Path) -> Path:
-    """A path with the user's home folder for ~. Ends the command with exit code 2 where there is none."""
+    """A path with the user's home folder for ~. Ends the command with exit code 2 if there is none."""
     try:
         return path.expanduser()
-    except RuntimeError:  # no HOME, and a user without an entry, as containers have them
+    except RuntimeError:  # no HOME, and no passwd entry for the user, as in some containers
         from strata.tools.cli import output
 
         output.misuse(f"{path}: this user has no home folder; set HOME, or name another file")
 
 
 def _take_defaults_from_context(command: typer.Context, name: str | None) -> str | None:
-    """Let a saved context give what no option gives, and no variable unless the context was typed."""
-    if command.resilient_parsing:  # the shell completes a word
+    """Use a saved context for what no option provides; it precedes variables only if it was typed."""
+    if command.resilient_parsing:  # the shell is completing a word
         return name
     from strata.tools.cli.context_file import ContextFile
 
@@ -63,7 +63,7 @@ def _take_defaults_from_context(command: typer.Context, name: str | None) -> str
         if source is not None and source.name == "COMMANDLINE":
             for option in command.command.params:
                 if values.get(option.name or "") is not None and isinstance(option.envvar, str):
-                    os.environ.pop(option.envvar, None)  # else it would count before the default map
+                    os.environ.pop(option.envvar, None)  # otherwise it would precede the default map
         command.default_map = {
             option.name: [value] if getattr(option, "multiple", False) else value
             for option in command.command.params
@@ -78,7 +78,7 @@ ContextOption = Annotated[
         "--context",
         envvar="STRATA_CONTEXT",
         metavar="NAME",
-        is_eager=True,  # read before the options that it gives defaults to
+        is_eager=True,  # read before the options for which it sets defaults
         callback=_take_defaults_from_context,
         help="Take relay, identity and pins from this saved context, unless an option gives them.",
     ),

@@ -37,7 +37,7 @@ class Stage(enum.StrEnum):
 
 _ENDS = frozenset({Stage.DELIVERED, Stage.FAILED})
 _MOST_DELIVERED = 4096
-"""About as many delivered messages are remembered, for events that still come: a chat may last for months."""
+"""About how many delivered messages are remembered for late events, since a chat may last for months."""
 
 
 class OwnMessage:
@@ -52,7 +52,7 @@ class OwnMessage:
         self.reason = ""
         """The reason of a failure."""
         self.on_relay = False
-        """Whether a relay has all of it."""
+        """Whether a relay has the whole message."""
         self._sent: set[int] = set()
         self._acknowledged = 0
         self._chunks = 1
@@ -75,7 +75,7 @@ class OwnMessage:
         return str(self.stage)
 
     def apply(self, event: ChannelEvent) -> None:
-        """Change the stage as this event says."""
+        """Update the stage from an event."""
         match event:
             case SendingMessage() if self._acknowledged == 0 and not self.is_settled:
                 again = event.chunk_info.chunk_index in self._sent
@@ -95,7 +95,7 @@ class OwnMessage:
             case MessageAcknowledged():
                 self._chunks = event.total_chunks
                 self._acknowledged = len(event.chunks_acknowledged)
-                if self._chunks > 1:  # else `delivered` says the same, at once
+                if self._chunks > 1:  # otherwise `delivered` follows at once and says the same
                     self.stage = Stage.ACKNOWLEDGED
             case ReliableMessageDelivered():
                 self.stage = Stage.DELIVERED
@@ -126,21 +126,21 @@ class ChatOutbox:
         return iter(self._messages)
 
     def __len__(self) -> int:
-        """How many there were."""
+        """The number of messages, including those forgotten."""
         return len(self._messages) + self._forgotten
 
     @property
     def unsettled(self) -> int:
-        """How many messages are in flight."""
+        """The number of messages in flight."""
         return sum(not each.is_settled for each in self._messages)
 
     @property
     def undelivered(self) -> list[OwnMessage]:
-        """The messages that nobody has confirmed, oldest first."""
+        """The messages that no participant has confirmed, oldest first."""
         return [each for each in self._messages if each.stage is not Stage.DELIVERED]
 
     def resume(self, request_id: str, message_id: str) -> OwnMessage:
-        """Take over a message of an earlier run."""
+        """Take over a message from an earlier run."""
         own = OwnMessage(message_id, line=None, text=f"(of an earlier run, {message_id[:8]})")
         self._messages.append(own)
         self._by_request[request_id] = own
@@ -155,7 +155,7 @@ class ChatOutbox:
         return own
 
     def bind(self, request_id: str) -> None:
-        """Give the message begun last its request id."""
+        """Give the message begun last its request id, unless an event has given it one."""
         if self._unbound is not None:
             self._by_request[request_id] = self._unbound
             self._unbound = None
@@ -166,14 +166,14 @@ class ChatOutbox:
         if request_id is None:
             return None
         unbound = self._unbound
-        # An event may come before `send` returns: then the hash of the payload identifies the message.
+        # An event may arrive before `send` returns; then the hash of the payload identifies the message.
         if unbound is not None and request_id not in self._by_request:
             if event.message_id == unbound.message_id:  # type: ignore[union-attr]
                 self.bind(request_id)
         return self._by_request.get(request_id)
 
     def _forget_delivered(self) -> None:
-        """Forget all delivered messages but the last; the others are to be told of at the end."""
+        """Forget old delivered messages; the undelivered ones are kept, to be reported at the end."""
         old = self._messages[:-_MOST_DELIVERED]
         gone = {each for each in old if each.stage is Stage.DELIVERED}
         self._forgotten += len(gone)

@@ -1,4 +1,4 @@
-"""What the commands print: results to stdout, the rest to stderr; nobody else steers the terminal."""
+"""Output of the commands: results to stdout, the rest to stderr. No text from others steers the terminal."""
 
 from __future__ import annotations
 
@@ -39,12 +39,12 @@ USAGE = 2
 
 
 def write_line(text: str) -> None:
-    """Write lines to stdout at once. Raises `BrokenPipeError` when the reader has gone."""
+    """Write lines to stdout at once. Raises `BrokenPipeError` if the reader has gone away."""
     _write(_harmless_lines(text).encode("utf-8", "replace"))
 
 
 def write_record(record: Mapping[str, object]) -> None:
-    """Write one JSON object as a line to stdout at once. Raises `BrokenPipeError`."""
+    """Write one JSON object as a line to stdout at once. Raises `BrokenPipeError` as `write_line` does."""
     _write(_ENCODER.encode(record))
 
 
@@ -71,17 +71,17 @@ def misuse(problem: str) -> NoReturn:
 
 
 def harmless(text: str) -> str:
-    """Text on one line, with blanks for control, format and surrogate characters: none steers a terminal."""
+    """Text on one line that cannot steer a terminal: no control, format or surrogate characters."""
     return "".join(c if unicodedata.category(c) not in ("Cc", "Cf", "Cs", "Zl", "Zp") else " " for c in text)
 
 
 def _harmless_lines(text: str) -> str:
-    """What a relay says of a refusal stands in errors, and what somebody calls a key in a chain."""
+    """Harmless lines: error messages quote a relay's reasons, and key chains hold names that others chose."""
     return text if text.isprintable() else "\n".join(map(harmless, text.split("\n")))
 
 
 def utc(at: float) -> str:
-    """A time in Unix seconds for people, in UTC. Others say what time it is: it may be one of no calendar."""
+    """A time in Unix seconds for people, in UTC. It may come from others, and be outside the calendar."""
     try:
         return datetime.fromtimestamp(at, UTC).strftime("%Y-%m-%d %H:%M:%SZ")
     except (ValueError, OverflowError, OSError):
@@ -89,7 +89,7 @@ def utc(at: float) -> str:
 
 
 def write_delivery(delivery: Delivery, *, as_json: bool) -> None:
-    """Write a packet: a line for people; for programs the signed bytes, and what the relay said of them."""
+    """Write a packet: a line for people; for programs the signed bytes, and what the relay says of them."""
     packet = delivery.packet
     if as_json:
         write_record(
@@ -121,7 +121,7 @@ class ProgressBar:
         self._timer: asyncio.TimerHandle | None = None
 
     def advance(self, amount: int = 1) -> None:
-        """Add to the amount of work that is done."""
+        """Add to the amount of work done."""
         self._done += amount
         if self._bar is not None:
             self._bar.update(self._bar.task_ids[0], completed=self._done)

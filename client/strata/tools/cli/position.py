@@ -19,7 +19,7 @@ _SAVE_INTERVAL = 0.2
 
 
 class SavedPosition(msgspec.Struct, frozen=True, kw_only=True):
-    """The place after the last packet printed, at one relay."""
+    """The position after the last packet printed, at one relay."""
 
     relay: str
     cursor: str
@@ -32,7 +32,7 @@ _DECODER = msgspec.json.Decoder(SavedPosition)
 class PositionFile:
     """Reads and replaces one position, always as a whole file.
 
-    A position is saved after its packet was printed: a program killed in between prints that packet again.
+    A position is saved after its packet was printed; a program killed in between prints that packet again.
     """
 
     def __init__(self, path: Path) -> None:
@@ -40,8 +40,8 @@ class PositionFile:
         self._unsaved: SavedPosition | None = None
 
     def load(self) -> SavedPosition | None:
-        """The position last saved, or None. Raises `ValueError` for a file that holds none, and for a place
-        where none can be kept: better now than when the first packets are printed."""
+        """The position last saved, or None if there is no file. Raises `ValueError` for a file that holds no
+        position, and for a path where none could be saved: better now than after the first packet."""
         folder = self._path.parent
         if self._path.is_dir() or not folder.is_dir():
             raise ValueError(f"{self._path} cannot keep a position: name a file in a folder that there is")
@@ -55,11 +55,11 @@ class PositionFile:
             raise ValueError(f"{self._path} holds no position; remove it to start anew") from None
 
     def advance(self, position: SavedPosition) -> None:
-        """Remember a position, to be written by the next `save`."""
+        """Remember a position for the next `save`."""
         self._unsaved = position
 
     def save(self) -> None:
-        """Write the position durably, if it has moved. Raises `OSError`."""
+        """Write the position durably if it has changed. Raises `OSError`."""
         if self._unsaved is None:
             return
         replace_file(self._path, msgspec.json.encode(self._unsaved) + b"\n")
@@ -76,7 +76,7 @@ class PositionKeeper:
         self._timer: asyncio.TimerHandle | None = None
 
     def printed(self, delivery: Delivery) -> None:
-        """Note that a packet has reached stdout. A packet without a cursor leaves the position as it was."""
+        """Note that a packet has reached stdout. A packet without a cursor does not change the position."""
         if self._file is None or delivery.cursor is None:
             return
         self._file.advance(

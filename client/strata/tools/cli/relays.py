@@ -1,6 +1,6 @@
 """`strata relays`: what this machine knows about relays, and how it learns more.
 
-The command lines alone, so that `--help` loads nothing else; `scores` does the work.
+This module defines only the command lines, so that `--help` loads nothing else; `scores` does the work.
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ def export(scores: ScoresOption = DEFAULT_SCORES) -> None:
             for observation in file.observations(since=0.0):
                 output.write_record(msgspec.to_builtins(observation))
     except BrokenPipeError:
-        raise  # whoever read stdout has gone, and is not told
+        raise  # the reader of stdout has gone away, which is not an error to report
     except OSError as error:
         output.fail(str(error))
 

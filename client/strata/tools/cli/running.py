@@ -1,4 +1,4 @@
-"""How a command runs and ends: its exit code, and a sentence for an expected error."""
+"""How a command runs and ends: its exit code, and the message of an expected error."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _INTERRUPTED = 130
 
 
 def run(work: Coroutine[object, object, int]) -> None:
-    """Run a command and exit with its code; an expected error is a sentence, never a traceback."""
+    """Run a command and exit with its code. An expected error becomes a sentence, never a traceback."""
     try:
         code = asyncio.run(work)
     except KeyboardInterrupt:
@@ -31,7 +31,7 @@ def run(work: Coroutine[object, object, int]) -> None:
 
 
 def _advice(error: Exception) -> str:
-    """Advice for the user, where the sentence has none yet."""
+    """Advice for the user on an error whose message has none."""
     if not isinstance(error, RequestRefused) or error.retry is not Retry.AUTHENTICATE:
         return ""
     if error.__cause__ is not None:

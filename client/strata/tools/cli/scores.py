@@ -45,7 +45,7 @@ def show(path: Path, *, as_json: bool) -> None:
 
 
 def add(path: Path, relays: Sequence[str], list_file: Path | None, *, yes: bool, as_json: bool) -> None:
-    """Add relays from the command line and from a list."""
+    """Add relays from the command line and from a bootstrap file."""
     if not relays and list_file is None:
         output.misuse("give URLs, or a list of them with --from")
     try:
@@ -115,7 +115,7 @@ async def _probe_all(
 async def _probe(
     url: str, count: int, timeout: float, progress: output.ProgressBar
 ) -> tuple[list[Observation], StrataError | None]:
-    """Connect and make `count` requests with empty answers; returns observations and the error, if any."""
+    """Connect and make `count` requests with empty answers. Returns observations, and the error if any."""
     trips: list[float] = []
     failures = 0
     try:
@@ -131,7 +131,7 @@ async def _probe(
                     progress.advance()
     except StrataError as error:
         return [Observation(url, time.time(), Aspect.CONNECT, bad=1)], error
-    # A plain relay ends its history by silence, which is no latency.
+    # A plain relay ends its history by silence, and the length of a silence is not a latency.
     mean = sum(trips) / len(trips) if trips and marks else None
     return [
         Observation(url, time.time(), Aspect.CONNECT, good=1),
@@ -141,18 +141,18 @@ async def _probe(
 
 @contextmanager
 def _opened(path: Path) -> Iterator[ScoreFile]:
-    """The scores file; an unusable file ends the command with a sentence."""
+    """The scores file. Ends the command with an error message if the file is unusable."""
     try:
         with ScoreFile(path) as file:
             yield file
     except BrokenPipeError:
-        raise  # whoever read stdout has gone, and is not told
+        raise  # the reader of stdout has gone away, which is not an error to report
     except OSError as error:
         output.fail(str(error))
 
 
 def _current(file: ScoreFile, url: str) -> tuple[Saved, Score]:
-    """The score of a relay now: it changes as observations grow old."""
+    """The score of a relay now, since a score changes as observations grow old."""
     now = time.time()
     reputation = Reputation()
     saved = next((relay.saved for relay in file.relays() if relay.url == url), reputation.saved(url))
@@ -163,7 +163,7 @@ def _current(file: ScoreFile, url: str) -> tuple[Saved, Score]:
 
 
 def _agreed(relay: str, *, yes: bool) -> str:
-    """The WebSocket URL of a relay; the relay of a URI is shown first and needs a yes (R-402)."""
+    """The WebSocket URL of a relay. The relay of a relay URI is shown first and needs consent (R-402)."""
     if not uris.is_relay_uri(relay):
         return relay
     proposal = uris.parse(relay)

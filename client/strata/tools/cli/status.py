@@ -30,7 +30,7 @@ from strata.tools.cli.target import Target, require_relay_url
 __all__ = ["clock_of", "round_trip", "status"]
 
 _PROTOCOL = "RFC-0004"
-_SAMPLE_INTERVAL = 0.15  # samples at different parts of a second narrow the clock difference down
+_SAMPLE_INTERVAL = 0.15  # samples at different fractions of a second narrow down the clock difference
 _CLOSE_TIMEOUT = 1.0
 
 Json = Mapping[str, object]
@@ -43,17 +43,17 @@ class Handshake:
     began_at: float
     ended_at: float
     date: float | None
-    """What the Date header of the relay's answer says, in whole Unix seconds."""
+    """The Date header of the relay's answer, in whole Unix seconds."""
 
     @property
     def seconds(self) -> float:
-        """How long it took: TCP, TLS and the WebSocket handshake."""
+        """The duration of the TCP, TLS and WebSocket handshakes together."""
         return self.ended_at - self.began_at
 
 
 @dataclass(frozen=True, slots=True)
 class Clock:
-    """How far the relay's clock is ahead of ours, in seconds; the truth is within `error` of it."""
+    """How far the relay's clock is ahead of ours, in seconds; the true value is within `error` of this."""
 
     difference: float
     error: float
@@ -62,7 +62,7 @@ class Clock:
 
 @dataclass(frozen=True, slots=True)
 class Visit:
-    """What a connection to the relay has shown. Times are in seconds."""
+    """The findings of one connection to the relay. Times are in seconds."""
 
     round_trips: list[float]
     announced: Announced
@@ -73,7 +73,7 @@ class Visit:
 
 
 def status(target: Target, *, samples: int, timeout: float, as_json: bool) -> None:
-    """Look at a relay and print what was found."""
+    """Examine a relay and print the findings."""
     require_relay_url(target.url)
     run(_status(target, samples=samples, timeout=timeout, as_json=as_json))
 
@@ -98,7 +98,7 @@ async def _status(target: Target, *, samples: int, timeout: float, as_json: bool
 
 
 async def _shake_hands(url: str, samples: int, timeout: float) -> list[Handshake]:
-    """Open and close several connections. Raises `ConnectionFailed` if the first one cannot be had."""
+    """Open and close several connections. Raises `ConnectionFailed` if the first one cannot be opened."""
     found: list[Handshake] = []
     ssl = tls_context(url, None)
     while len(found) < samples:
@@ -108,7 +108,7 @@ async def _shake_hands(url: str, samples: int, timeout: float) -> list[Handshake
         except (WebSocketException, OSError) as error:
             if not found:
                 raise describe(error, url) from error
-            break  # the relay limits how often one may connect
+            break  # the relay may limit how often a client connects
         ended_at = time.time()
         date = None if socket.response is None else _date(socket.response.headers.get("Date"))
         found.append(Handshake(began_at, ended_at, date))
@@ -118,10 +118,10 @@ async def _shake_hands(url: str, samples: int, timeout: float) -> list[Handshake
 
 
 async def _visit(target: Target, samples: int, timeout: float) -> Visit:
-    """Connect, ask, and authenticate where an identity is given. Raises `ConnectionFailed`."""
+    """Connect, measure, and authenticate if an identity is given. Raises `ConnectionFailed`."""
     async with target.connect(Options(connect_timeout=timeout)) as relay:
         announced = relay.announced or Announced()
-        # Silence is how a plain relay ends its history: no round trip can be measured there.
+        # A plain relay ends its history by silence, so no round trip can be measured.
         marks = "history_marker" in announced.extensions
         round_trips = await _round_trips(relay, samples, timeout) if marks else []
         authenticated, problem, is_refused = None, None, False
@@ -139,7 +139,7 @@ async def _visit(target: Target, samples: int, timeout: float) -> Visit:
 
 
 async def _round_trips(relay: Relay, samples: int, timeout: float) -> list[float]:
-    """How long each of some questions took whose answer is empty."""
+    """The times of several round trips; those that time out are left out."""
     trips = []
     for _ in range(samples):
         with contextlib.suppress(TimeoutError):
@@ -148,9 +148,9 @@ async def _round_trips(relay: Relay, samples: int, timeout: float) -> list[float
 
 
 async def round_trip(relay: Relay, timeout: float) -> float:
-    """How long a question took whose answer is empty: nothing was said in 1970.
+    """The time of one request with an empty answer: no packet dates from 1970.
 
-    Raises `TimeoutError`, and what reading raises but for a refusal, which is an answer as good as any.
+    Raises `TimeoutError`, and the errors of reading except a refusal, which is an answer too.
     """
     began_at = time.perf_counter()
     try:
@@ -170,7 +170,7 @@ def _date(text: str | None) -> float | None:
 
 
 async def _manifest(url: str, timeout: float) -> Json:
-    """What the relay's manifest says; nothing where there is none."""
+    """The relay's manifest; empty if it has none."""
     try:
         async with asyncio.timeout(timeout):
             body = await http_get(url, MANIFEST_PATH, ssl=tls_context(url, None))
@@ -183,8 +183,8 @@ async def _manifest(url: str, timeout: float) -> Json:
 def clock_of(handshakes: Sequence[Handshake]) -> Clock | None:
     """The clock difference that all handshakes agree with; None if none of them carries a date.
 
-    A relay that writes the second D between two readings a and b of our clock is between D - b and D + 1 - a
-    ahead. Several answers narrow that down; if they contradict each other, the last one counts.
+    A relay whose Date is the second D, written between two readings a and b of our clock, is ahead by between
+    D - b and D + 1 - a. Several answers narrow that down; if they contradict each other, the last one counts.
     """
     bounds = [
         (each.date - each.ended_at, each.date + 1 - each.began_at)

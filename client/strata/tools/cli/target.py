@@ -1,4 +1,4 @@
-"""The relay that a command talks to: its URL, who asks, and the user's consent to a proposed relay."""
+"""The relay that a command talks to: its URL, the user's identity, and the consent to a proposed relay."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ Authenticate = Literal["never", "when_needed", "always"]
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """One relay and the way to meet it."""
+    """One relay, and how to connect to it."""
 
     url: str
     """A ws or wss URL."""
@@ -56,7 +56,7 @@ class Target:
         """The relay that a user names by URL or relay URI. A proposed relay is used once they agree (R-402).
 
         Ends the command with exit code 2 for an unusable URI, for a relay not agreed to, and for
-        authentication that is demanded without an identity.
+        `authenticate="always"` without an identity.
         """
         if authenticate == "always" and identity is None:
             output.misuse("--authenticate always needs --identity FILE")
@@ -65,13 +65,13 @@ class Target:
         )
 
     def connect(self, options: Options) -> Relay:
-        """A connection to it, to be opened."""
+        """A connection to the relay, not yet opened."""
         options = dataclasses.replace(options, authenticate=self.authenticate)
         return connect(self.url, identity=self.identity, pins=self.pins, options=options)
 
 
 def load_identity(path: Path, *, made_by: str = "strata keygen") -> Identity:
-    """The identity in a key file. Ends the command with a sentence where the file holds none."""
+    """The identity in a key file. Ends the command with an error message if there is none."""
     try:
         return Identity.load(path)
     except FileNotFoundError:
@@ -81,7 +81,7 @@ def load_identity(path: Path, *, made_by: str = "strata keygen") -> Identity:
 
 
 def save_identity(identity: Identity, path: Path) -> None:
-    """Write a key file, or exit with the reason why it cannot be written."""
+    """Write a key file. Ends the command with an error message if it cannot be written."""
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         identity.save(path)
@@ -101,7 +101,7 @@ def is_on_this_machine(url: str) -> bool:
 
 
 def require_relay_url(url: str, option: str = "") -> None:
-    """End the command with exit code 2 for what is no ws or wss URL; `option` says where it was given."""
+    """End the command with exit code 2 unless this is a ws or wss URL; `option` says where it was given."""
     try:
         check_url(url)
     except ConnectionFailed as error:
@@ -118,7 +118,7 @@ def relay_url(text: str, *, yes: bool) -> str:
 
 
 def _agreed(text: str, *, yes: bool) -> str:
-    """Show what a relay URI proposes, and use it if the user says so."""
+    """The URL that a relay URI proposes, once the user has seen it and agreed."""
     try:
         proposal = uris.parse(text)
     except ValueError as error:

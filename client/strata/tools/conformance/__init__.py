@@ -1,10 +1,10 @@
-"""Does a relay do what RFC-0004 says? Checks that look at it from outside, and what came of them.
+"""Does a relay do what RFC-0004 says? Checks that test a relay from outside, and their results.
 
     context = await survey("wss://relay.example.net/strata")
     results = await run_checks(all_checks(), context)
 
-Any RFC-0004 relay can be judged: rows that rest on an addition, or on a decision of this project where the
-documents are silent, apply only to relays that announce it. `strata conformance URL` is the command.
+Any RFC-0004 relay can be judged. Rows that rest on an addition, or on a decision of this project where the
+documents are silent, apply only to relays that announce it. The command is `strata conformance URL`.
 """
 
 from __future__ import annotations

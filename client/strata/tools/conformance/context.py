@@ -1,7 +1,7 @@
-"""What a check is given: connections, identities, packets, and what is known about the relay.
+"""The context of a check: connections, identities, packets, and what is known about the relay.
 
-`survey` looks the relay over before the first check: it connects, publishes one packet, reads it back, and
-fetches the manifest. What it learns decides which checks apply and how far the two clocks lie apart.
+`survey` examines the relay before the first check: it connects, publishes one packet, reads it back, and
+fetches the manifest. The findings decide which checks apply, and how far the two clocks are apart.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from strata.tools.conformance.witness import Witness
 __all__ = ["LIFETIME_SECONDS", "Context", "Subject", "survey"]
 
 LIFETIME_SECONDS = 900
-"""How long after its making a packet of a check expires, so that a run leaves nothing behind."""
+"""How long after it is made a check's packet expires, so that the relay keeps nothing of a run."""
 
 _DEFAULT_MAX_LIMIT = 500
 _MAX_MESSAGE_BYTES = 8 * 2**20
@@ -45,7 +45,7 @@ _CLOSE_TIMEOUT = 2.0
 class Subject:
     """The relay under test, as the survey found it.
 
-    `clock_offset` is how far its clock is ahead of ours, in whole seconds, and 0 where they agree to 2 s.
+    `clock_offset` is how far its clock is ahead of ours, in whole seconds, or 0 if they agree to within 2 s.
     """
 
     url: str
@@ -62,7 +62,7 @@ class Subject:
 
     @property
     def max_limit(self) -> int:
-        """The announced cap of `filters.limit`."""
+        """The announced maximum of `filters.limit`, or 500."""
         return self._limit("max_limit", _DEFAULT_MAX_LIMIT)
 
     @property
@@ -85,7 +85,7 @@ class Subject:
 
 
 class Context:
-    """One run against one relay; shared by its checks, which never see one another's packets."""
+    """One run against one relay, shared by its checks. They never see one another's packets."""
 
     def __init__(
         self,
@@ -108,11 +108,11 @@ class Context:
         return int(time.time()) + self.subject.clock_offset
 
     def identity(self) -> Identity:
-        """An identity nobody has used before."""
+        """A new identity."""
         return Identity.generate()
 
     def type(self, stem: str = "NOTE") -> str:
-        """A content type no other check uses."""
+        """A content type that no other check uses."""
         return f"CONFORMANCE_{stem}_{self._run}_{next(self._numbers)}"
 
     def packet(
@@ -157,10 +157,10 @@ class Context:
     async def connect(
         self, *, anonymous: bool = False, expects_limit: str | None = None, path: str = "", **options: Any
     ) -> AsyncIterator[Peer]:
-        """A connection of its own; authenticated if the run has an identity, unless `anonymous`.
+        """A new connection; authenticated if the run has an identity, unless `anonymous`.
 
         `expects_limit` is the detail of the limit that the check is about. `options` go to the WebSocket
-        library. Raises what it raises.
+        library, whose errors are raised.
         """
         given: dict[str, Any] = {"compression": None, "ping_interval": None, "close_timeout": _CLOSE_TIMEOUT}
         socket = await open_websocket(
@@ -197,10 +197,10 @@ async def survey(
     ssl: ssl_module.SSLContext | None = None,
     patience: Patience | None = None,
 ) -> Context:
-    """Look the relay over and return the context of a run.
+    """Examine the relay and return the context of a run.
 
-    Raises what the WebSocket library raises when there is no relay. A relay that answers, but wrongly, is
-    left for the checks to judge.
+    Raises the errors of the WebSocket library if there is no relay. A relay that answers wrongly is left to
+    the checks.
     """
     context = Context(Subject(url), identity=identity, ssl=ssl, patience=patience)
     answer = await context.get(MANIFEST_PATH)
@@ -247,7 +247,7 @@ async def _authenticate(peer: Peer, identity: Identity) -> None:
 
 
 async def _hang_up(peer: Peer) -> None:
-    """Close as a good peer does where the relay still listens, and drop the socket where it does not."""
+    """Close the connection properly if the relay still listens, and drop the socket otherwise."""
     try:
         if peer.socket.state is State.OPEN:
             async with asyncio.timeout(_CLOSE_TIMEOUT):
@@ -255,6 +255,6 @@ async def _hang_up(peer: Peer) -> None:
     except TimeoutError:
         pass
     finally:
-        # A transport that has closed itself cannot be aborted any more on every version of Python.
+        # On some versions of Python, a transport that has already closed cannot be aborted.
         if not peer.socket.transport.is_closing():
             peer.socket.transport.abort()

@@ -1,7 +1,7 @@
 """Which MUST rows the checks cover, and why the others cannot be seen from outside.
 
-`UNSEEN` is part of the product: whoever reads "every MUST holds" can ask which were looked at. A test holds
-it against the requirements.
+`UNSEEN` is part of the product: a reader of "every MUST holds" can see which rows were not judged. A test
+compares it with the requirements.
 """
 
 # Core: no I/O, no clock, no randomness (held by tests/test_layout.py).
@@ -15,7 +15,7 @@ from strata.tools.conformance.checks import all_checks
 __all__ = ["JUDGED_SECTIONS", "UNSEEN", "uncovered"]
 
 JUDGED_SECTIONS = frozenset(range(1, 18))
-"""The sections of the requirements that a relay's clients can look into."""
+"""The sections of the requirements that can be judged from outside."""
 
 _CLIENT = "a duty of clients"
 _CONFIGURED = "needs a relay configured for it"
@@ -74,10 +74,10 @@ UNSEEN = {
     "R-323": _CONFIGURED,
     "R-324": _INSIDE,
 }
-"""MUST rows of those sections that no check can judge, and why."""
+"""The MUST rows of those sections that no check can judge, with the reason."""
 
 
 def uncovered(rows: Iterable[str]) -> set[str]:
-    """The rows that are neither judged by a check nor known to be out of sight."""
+    """The rows that are neither judged by a check nor listed in `UNSEEN`."""
     covered = {row for check in all_checks() for row in check.rows}
     return set(rows) - covered - UNSEEN.keys()

@@ -1,7 +1,7 @@
-"""Packets for checks: sound ones, and ones with exactly the fault a check is about.
+"""Packets for checks: sound ones, and ones with exactly the fault that a check is about.
 
-`seal` gives any members a right id and signature, so that a relay cannot refuse a packet for another reason
-than its fault; `flipped`, `respelled` and the like break the bytes of a sound packet in one place.
+`seal` gives any members a correct id and signature, so that the fault is the only reason to refuse the
+packet; `flipped`, `malleated` and the like change a sound packet in one place.
 """
 
 # Core: no I/O, no clock, no randomness (held by tests/test_layout.py).
@@ -41,7 +41,7 @@ _MANY_BYTES = 2**30
 
 @dataclass(frozen=True, slots=True)
 class KeyOf:
-    """Another key that signs in the name of a DID."""
+    """Another key that signs for a DID."""
 
     did: str
     key: Signer
@@ -52,13 +52,13 @@ class KeyOf:
 
 
 def members(packet: Packet, **changes: Any) -> dict[str, Any]:
-    """The members of a packet, some changed; `...` takes one out."""
+    """The members of a packet with some changes; `...` removes a member."""
     changed = packet.value | changes
     return {name: value for name, value in changed.items() if value is not ...}
 
 
 def seal(signer: Signer, value: Mapping[str, Any]) -> bytes:
-    """These members under a right id and signature, whatever else is wrong with them."""
+    """A packet of these members with a correct id and signature, whatever else is wrong with it."""
     body = {name: item for name, item in value.items() if name not in ("packet_id", "signature")}
     signed = canonical.encode(body)
     body["packet_id"] = packets.byte_hash(signed)
@@ -73,14 +73,14 @@ def packet_id_of(raw: bytes) -> str:
 
 
 def flipped(raw: bytes, member: str) -> bytes:
-    """The packet with the first hex digit of a `0x…` member replaced by another."""
+    """The packet with the first hex digit of a `0x…` member changed."""
     before = f'"{member}":"0x'.encode()
     at = raw.index(before) + len(before)
     return raw[:at] + (b"1" if raw[at : at + 1] == b"0" else b"0") + raw[at + 1 :]
 
 
 def malleated(packet: Packet) -> bytes:
-    """The packet under the other signature that lax verifiers take: S + L in place of S."""
+    """The packet with the other signature that lax verifiers accept: S + L in place of S."""
     signature = packet.signature_bytes
     scalar = int.from_bytes(signature[32:], "little") + GROUP_ORDER
     other = signature[:32] + scalar.to_bytes(32, "little")
@@ -88,19 +88,19 @@ def malleated(packet: Packet) -> bytes:
 
 
 def respelled(packet: Packet) -> str:
-    """The same JSON value in another spelling: spaces, escapes, order of members, `1.0` for `1`."""
+    """The same JSON value spelled differently: spaces, escapes, order of members, `1.0` for `1`."""
     turned = dict(reversed(packet.value.items()))
     text = json.dumps(turned, indent=1, ensure_ascii=True)
     return text.replace(f'"timestamp": {packet.timestamp}', f'"timestamp": {packet.timestamp}.0')
 
 
 def with_member(raw: bytes, text: str) -> bytes:
-    """The packet with one more member, given as text that no encoder would write."""
+    """The packet with one more member, given as text, which an encoder might not write."""
     return raw[:-1] + b"," + text.encode("utf-8", "surrogatepass") + b"}"
 
 
 def sized(signer: Signer, content: Mapping[str, Any], size_bytes: int, **options: Any) -> Packet:
-    """A packet whose canonical form has exactly `size_bytes` bytes; its text is what fills it."""
+    """A packet whose canonical form has exactly `size_bytes` bytes; its text fills it up."""
 
     def made(text: str) -> Packet:
         return packets.build(signer, {**content, "text": text}, max_bytes=_MANY_BYTES, **options)
@@ -109,7 +109,7 @@ def sized(signer: Signer, content: Mapping[str, Any], size_bytes: int, **options
 
 
 def publish_text(packet: Packet | bytes | str, client_msg_id: str | None = None) -> str:
-    """A PUBLISH whose packet is these very bytes."""
+    """A PUBLISH that contains exactly these bytes as its packet."""
     if isinstance(packet, Packet):
         packet = packet.canonical
     text = packet.decode("utf-8", "surrogatepass") if isinstance(packet, bytes) else packet
@@ -120,7 +120,7 @@ def publish_text(packet: Packet | bytes | str, client_msg_id: str | None = None)
 def auth_message(
     signer: Signer, challenge: Mapping[str, Any], *, signed: bytes | None = None, **changes: Any
 ) -> dict[str, Any]:
-    """An AUTH that answers a challenge; `signed` replaces what is signed, `...` takes a member out."""
+    """An AUTH that answers a challenge; `signed` replaces the bytes signed, `...` removes a member."""
     text = signing_input(str(challenge["challenge"]), str(challenge["server_id"]))
     message = {
         "type": "AUTH",

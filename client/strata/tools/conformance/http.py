@@ -1,4 +1,4 @@
-"""One HTTP GET, with its status, whatever it is: what the client library hides, a check must see."""
+"""An HTTP GET that returns every status: a check must see what the client library hides."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _MAX_BYTES = 4 * 2**20
 
 @dataclass(frozen=True, slots=True)
 class HttpAnswer:
-    """A status, the content type, and at most 4 MiB of body. Status 0: nothing answered as HTTP does."""
+    """A status, the content type, and at most 4 MiB of body. Status 0 means that there was no HTTP answer."""
 
     status: int
     content_type: str = ""
@@ -41,7 +41,7 @@ def http_base(url: str) -> str:
 
 
 async def get(url: str, *, ssl: ssl_module.SSLContext | None, timeout: float) -> HttpAnswer:
-    """GET a URL. Raises nothing; cancelling leaves a thread that ends by its own `timeout` (seconds)."""
+    """GET a URL. Raises nothing; cancelling leaves a thread behind, which `timeout` (seconds) ends."""
     return await asyncio.to_thread(_get, url, ssl, timeout)
 
 

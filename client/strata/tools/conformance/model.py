@@ -1,9 +1,9 @@
 """What a check is, and how it ends.
 
-A check is a small async function that is given a `Context` and either returns, raises `Failed` with what it
+A check is a small async function that takes a `Context` and either returns, raises `Failed` with what it
 expected and what it saw, or raises `Skipped`. A `Group` holds the checks of one section of the requirements;
-calling it makes the decorator that adds one. The first line of the function's docstring is the check's title:
-the rule, as a sentence about relays.
+calling it returns the decorator that adds one. The first line of the function's docstring is the check's
+title: the rule, as a sentence about relays.
 """
 
 from __future__ import annotations
@@ -67,16 +67,16 @@ class Outcome(enum.StrEnum):
     FAILED = "failed"
     SKIPPED = "skipped"
     BROKEN = "broken"
-    """The check itself went wrong, which says nothing about the relay."""
+    """The check itself failed, which says nothing about the relay."""
 
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """One check, and what it stands for.
+    """One check, with the rows that it judges.
 
-    `extension` names an addition that the relay must announce for the check to apply. `floods` marks one that
-    sends so much that it runs only when asked for, alone. `concludes` marks one that runs after all others
-    and judges what they saw. `timeout` is in seconds.
+    `extension` names an addition that the relay must announce for the check to apply. `floods` marks a check
+    that sends so much that it runs only on request, and alone. `concludes` marks a check that runs after all
+    others and judges what they saw. `timeout` is in seconds.
     """
 
     name: str
@@ -94,7 +94,7 @@ class Check:
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """How one check ended: `expected` and `seen` for a failure, `seen` alone for the reason of a skip."""
+    """How one check ended. A failure has `expected` and `seen`; the reason of a skip is in `seen`."""
 
     check: Check
     outcome: Outcome
@@ -104,7 +104,7 @@ class Result:
 
 
 class Group:
-    """The checks of one section, in the order they are written."""
+    """The checks of one section, in the order in which they are written."""
 
     def __init__(self, section: int) -> None:
         self._section = section

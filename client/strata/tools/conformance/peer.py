@@ -1,15 +1,15 @@
 """A bare peer: one WebSocket that speaks RFC-0004's JSON and takes nothing for granted.
 
-It sends anything, collects what comes, and waits for no message longer than `Patience.answer`. A request is
-answered by the next OK, ERROR or AUTH_OK, whether or not it echoes an id, so that a relay which echoes
+It sends anything, collects what arrives, and waits at most `Patience.answer` for any message. A request is
+answered by the next OK, ERROR or AUTH_OK, whether or not that echoes an id, so that a relay which echoes
 wrongly fails the check on echoes and no other.
 
-RFC-0004 has no end of history and no barrier. Where the relay announces `history_marker` the end is known;
-elsewhere history has ended when nothing came for `Patience.quiet` seconds. What has not come when a later
-request is answered, and `Patience.settle` seconds after that, was not sent.
+RFC-0004 has no end of history and no barrier. If the relay announces `history_marker`, the end is known;
+otherwise history has ended when nothing arrives for `Patience.quiet` seconds. A message counts as not sent
+if it has not arrived `Patience.settle` seconds after the answer to a later request.
 
-A relay may limit how much is asked of it. Unless the check is about that, an ERROR `rate_limited` raises
-`Throttled` out of whatever waits for a message, and the runner tries the check again when it may.
+A relay may limit the requests it accepts. Unless the check is about that limit, an ERROR `rate_limited`
+raises `Throttled` wherever the check waits for a message, and the runner repeats the check when it may.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ __all__ = ["Patience", "Peer", "StoredHistory", "expect_error", "expect_ok", "id
 
 _MAX_INBOX = 20_000
 _WINDOW = 64
-"""Publishes sent before the first answer is waited for."""
+"""The number of publishes sent before the peer waits for the first answer."""
 
 
 @dataclass(frozen=True, slots=True)
 class Patience:
-    """How long to wait, in seconds: for a message that must come, for history that may have ended, and for a
-    message that must not come."""
+    """How long to wait, in seconds: `answer` for a message that must arrive, `quiet` for history that may
+    have ended, and `settle` for a message that must not arrive."""
 
     answer: float = 10.0
     quiet: float = 1.0
@@ -49,18 +49,19 @@ class Patience:
 
 @dataclass(frozen=True, slots=True)
 class StoredHistory:
-    """The stored packets a subscription sent, as EVENTs, and the marker where the relay has one."""
+    """The stored packets that a subscription sent, as EVENTs, and the marker if the relay sends one."""
 
     events: list[Message]
     marker: Message | None
 
     @property
     def ids(self) -> list[str]:
-        """The packet ids, in the order they came."""
+        """The packet ids, in the order of arrival."""
         return ids_of(self.events)
 
     def page(self, limit: int) -> StoredHistory:
-        """Without the live EVENTs after it, which nothing else tells apart where there is no marker."""
+        """This history without live EVENTs: the first `limit` EVENTs, if they have a cursor. If the relay sends
+        no marker, nothing else distinguishes them."""
         return StoredHistory([event for event in self.events[:limit] if event.get("cursor")], self.marker)
 
     @property
@@ -74,9 +75,9 @@ class StoredHistory:
 
 
 class Peer:
-    """One connection. Messages nobody has asked for yet wait in `inbox`, in the order they came.
+    """One connection. Messages that the check has not taken yet wait in `inbox`, in the order of arrival.
 
-    AUTH_CHALLENGEs are kept apart, in `challenges`: a relay may send one at any time.
+    AUTH_CHALLENGEs are kept separately, in `challenges`, since a relay may send one at any time.
     """
 
     def __init__(
@@ -107,11 +108,11 @@ class Peer:
             await self.socket.send(frame)
 
     async def receive(self) -> Message:
-        """The next message but for challenges, those in the inbox first. Fails when none comes in time."""
+        """The next message that is not a challenge, from the inbox first. Fails if none arrives in time."""
         return self.inbox.popleft() if self.inbox else await self._next(self.patience.answer)
 
     async def expect(self, wanted: Callable[[Message], bool], what: str) -> Message:
-        """The first message that is wanted; the others stay in the inbox."""
+        """The first message for which `wanted` is true; the others stay in the inbox. Fails if none comes."""
         for message in self.inbox:
             if wanted(message):
                 self.inbox.remove(message)
@@ -127,7 +128,7 @@ class Peer:
             self.inbox.append(message)
 
     async def challenge(self) -> Message:
-        """The newest AUTH_CHALLENGE; waits for the first."""
+        """The newest AUTH_CHALLENGE; waits if there is none yet."""
         deadline = asyncio.get_running_loop().time() + self.patience.answer
         try:
             while not self.challenges:
@@ -141,7 +142,7 @@ class Peer:
         return self.challenges[-1]
 
     async def close_code(self) -> int | None:
-        """Read until the relay closes; its code, or None if the connection was cut without one."""
+        """Read until the relay closes; return its code, or None if the connection was cut without one."""
         try:
             while True:
                 self.inbox.append(await self._next(self.patience.answer))
@@ -155,7 +156,7 @@ class Peer:
             raise Failed("a message", self._silence()) from None
 
     async def _read(self, timeout: float, *, challenge: bool = False) -> Message:
-        """The next message off the socket. Raises `TimeoutError`."""
+        """The next message from the socket. Raises `TimeoutError`."""
         async with asyncio.timeout(max(timeout, 0)):
             while True:
                 frame = await self.socket.recv()
@@ -183,7 +184,7 @@ class Peer:
         return message
 
     def _is_expected(self, limit: Message) -> bool:
-        """Whether a limit is the one the check is about; one that does not say which it is may be."""
+        """Whether a limit is the one that the check is about, or may be because it has no detail."""
         return self._expected_limit is not None and limit.get("detail") in (None, self._expected_limit)
 
     def _silence(self) -> str:
@@ -210,14 +211,14 @@ class Peer:
         return await self.answer(f"an answer to {message.get('type')}")
 
     async def publish(self, packet: Packet | bytes | str) -> Message:
-        """Publish and return the OK or ERROR. Skips where the relay wants an identity first."""
+        """Publish and return the OK or ERROR. Skips the check if the relay requires an identity first."""
         await self.send(publish_text(packet, self.name()))
         answer = await self.answer("OK or ERROR for a PUBLISH")
         self._need_admission(answer)
         return answer
 
     async def publish_all(self, packets: Sequence[Packet | bytes]) -> list[Message]:
-        """Publish all, many at a time; the answers, in the order of the packets."""
+        """Publish all, many at a time, and return the answers in the order of the packets."""
         names = [self.name() for _ in packets]
         waiting: deque[str] = deque()
         answers: dict[str, Message] = {}
@@ -234,7 +235,7 @@ class Peer:
         return [answers[name] for name in names]
 
     async def store(self, *packets: Packet | bytes) -> list[Message]:
-        """Publish packets that must be accepted; the OKs."""
+        """Publish packets that must be accepted, and return the OKs."""
         answers = [await self.publish(packets[0])] if len(packets) == 1 else await self.publish_all(packets)
         for answer in answers:
             expect_ok(answer)
@@ -249,7 +250,7 @@ class Peer:
     async def subscribe(
         self, subscription_id: str, filters: Message | None = None, **options: Any
     ) -> StoredHistory:
-        """Open a subscription and return its stored packets; an ERROR is a failure."""
+        """Open a subscription and return its stored packets. Fails on an ERROR."""
         history, error = await self.try_subscribe(subscription_id, filters, **options)
         if error is not None:
             raise Failed("a subscription", shorten(error))
@@ -258,7 +259,7 @@ class Peer:
     async def try_subscribe(
         self, subscription_id: str, filters: Message | None = None, **options: Any
     ) -> tuple[StoredHistory, Message | None]:
-        """Open a subscription; its stored packets, or the ERROR that refuses it."""
+        """Open a subscription; return its stored packets, and the ERROR if it is refused."""
         message = {
             "type": "SUBSCRIBE",
             "subscription_id": subscription_id,
@@ -288,14 +289,14 @@ class Peer:
             return None
 
     async def refused_subscription(self, message: Message) -> Message:
-        """Send a SUBSCRIBE that must be refused; the ERROR."""
+        """Send a SUBSCRIBE that must be refused, and return the ERROR."""
         await self.send({"type": "SUBSCRIBE", **message})
         return await self.expect(
             lambda answer: answer.get("type") in ("ERROR", "END_OF_HISTORY"), "an ERROR for a SUBSCRIBE"
         )
 
     async def unsubscribe(self, subscription_id: str) -> None:
-        """End a subscription; there is no answer to wait for."""
+        """End a subscription; there is no answer."""
         await self.send({"type": "UNSUBSCRIBE", "subscription_id": subscription_id})
 
     async def events(self, subscription_id: str, count: int) -> list[Message]:
@@ -309,15 +310,15 @@ class Peer:
         ]
 
     def taken(self, subscription_id: str) -> list[Message]:
-        """Take this subscription's EVENTs out of the inbox."""
+        """Remove this subscription's EVENTs from the inbox and return them."""
         events = [message for message in self.inbox if _is_event_of(message, subscription_id)]
         self.inbox = deque(message for message in self.inbox if not _is_event_of(message, subscription_id))
         return events
 
     async def barrier(self) -> None:
-        """Return when whatever the requests before have caused has come.
+        """Wait until everything that the earlier requests caused has arrived.
 
-        A PUBLISH of no packet must be answered (R-192); what is under way on other paths then gets a moment.
+        A PUBLISH without a packet must be answered (R-192); messages on other paths then get a moment more.
         """
         await self.send(publish_text("{}", self.name()))
         await self.answer("OK or ERROR for a PUBLISH")
@@ -329,7 +330,7 @@ class Peer:
             return
 
     async def quiet(self, subscription_id: str) -> list[Message]:
-        """What this subscription was sent up to now."""
+        """The EVENTs that this subscription was sent up to now, removed from the inbox."""
         await self.barrier()
         return self.taken(subscription_id)
 
@@ -343,7 +344,7 @@ def expect_ok(answer: Message, packet: Packet | None = None) -> Message:
 
 
 def expect_error(answer: Message, *codes: str, detail: str | None = None) -> Message:
-    """Fail unless the answer is an ERROR, with one of these codes and this detail where they are given."""
+    """Fail unless the answer is an ERROR, with one of these codes and this detail if they are given."""
     wanted = f"ERROR {' or '.join(codes)}".strip() + (f" with detail {detail}" if detail else "")
     expect(answer.get("type") == "ERROR", wanted, answer)
     expect(not codes or answer.get("code") in codes, wanted, answer)
@@ -361,6 +362,6 @@ def _is_event_of(message: Message, subscription_id: str) -> bool:
 
 
 def _pause(refusal: Message) -> int:
-    """How long a `rate_limited` asks to wait, in seconds: a whole window, where it says how long one is."""
+    """How long to wait after a `rate_limited`, in seconds: the longer of its `retry_after` and its window."""
     times = (refusal.get("retry_after"), refusal.get("window_seconds"))
     return max((time for time in times if type(time) is int and time > 0), default=1)

@@ -1,7 +1,7 @@
-"""What came of a run: a table for people, objects for programs, and a verdict.
+"""The results of a run: a table for people, objects for programs, and a verdict.
 
 `summarise` counts; `write_table` draws with rich; `record` and `summary_record` are the JSON lines. Text that
-a relay chose goes through `harmless`, so that it cannot steer the terminal it is shown on.
+a relay chose goes through `_harmless`, so that it cannot steer the terminal that shows it.
 """
 
 # Core: no I/O, no clock, no randomness (held by tests/test_layout.py).
@@ -42,17 +42,17 @@ _STYLES = {
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """How a run went. `conforms`: every MUST that could be judged holds, and at least one could be."""
+    """The totals of a run. `conforms`: all MUSTs that could be judged hold, and at least one check passed."""
 
     counts: Counter[tuple[Keyword, Outcome]]
     seconds: float
 
     def of(self, level: Keyword, outcome: Outcome) -> int:
-        """How many checks of a level ended so."""
+        """The number of checks of this level with this outcome."""
         return self.counts[level, outcome]
 
     def total(self, outcome: Outcome) -> int:
-        """How many checks ended so."""
+        """The number of checks with this outcome."""
         return sum(self.of(level, outcome) for level in Keyword)
 
     @property
@@ -62,12 +62,12 @@ class Summary:
 
 
 def summarise(results: Sequence[Result], seconds: float) -> Summary:
-    """Count the results of a run that took so many seconds."""
+    """Count the results of a run that took `seconds`."""
     return Summary(Counter((result.check.level, result.outcome) for result in results), seconds)
 
 
 def check_record(check: Check) -> dict[str, Any]:
-    """What a check is, for programs."""
+    """The description of a check, for programs."""
     return {
         "check": check.name,
         "rows": list(check.rows),
@@ -104,7 +104,7 @@ def summary_record(summary: Summary, url: str) -> dict[str, Any]:
 
 
 def write_list(checks: Sequence[Check], console: Console) -> None:
-    """The checks themselves."""
+    """Print the checks."""
     table = _table("rows", "level", "check", "what it says", "source")
     for check in checks:
         mark = f" [{check.extension}]" if check.extension else ""
@@ -113,7 +113,7 @@ def write_list(checks: Sequence[Check], console: Console) -> None:
 
 
 def write_unseen(reasons: Mapping[str, str], console: Console) -> None:
-    """The MUST rows that no check can judge, by reason."""
+    """Print the MUST rows that no check can judge, by reason."""
     by_reason: dict[str, list[str]] = {}
     for row, reason in reasons.items():
         by_reason.setdefault(reason, []).append(row)
@@ -124,7 +124,7 @@ def write_unseen(reasons: Mapping[str, str], console: Console) -> None:
 
 
 def write_table(results: Sequence[Result], summary: Summary, console: Console) -> None:
-    """Every result, a summary by section, and the failures once more with what was expected."""
+    """Print every result, a summary by section, and the failures again with what was expected."""
     table = _table("rows", "level", "result", "what it says", "seen")
     for result in results:
         outcome = Text(result.outcome.value, style=_STYLES[result.outcome])
@@ -179,7 +179,7 @@ def _table(*columns: str) -> Table:
 
 
 def _add(table: Table, *cells: str | Text) -> None:
-    """Add a row of plain text: what a relay said is no markup."""
+    """Add a row of plain text: text from a relay is not markup."""
     table.add_row(*(cell if isinstance(cell, Text) else Text(_harmless(cell)) for cell in cells))
 
 
@@ -188,5 +188,5 @@ def _rows(check: Check) -> str:
 
 
 def _harmless(text: str) -> str:
-    """Text without the characters that could steer a terminal: control, format, surrogate."""
+    """Text with blanks for the characters that could steer a terminal: control, format and surrogate."""
     return "".join(c if unicodedata.category(c) not in ("Cc", "Cf", "Cs", "Zl", "Zp") else " " for c in text)

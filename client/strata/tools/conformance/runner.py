@@ -1,9 +1,8 @@
-"""Run the checks: a bounded number at a time, each with a deadline, all under one.
+"""Run the checks: a bounded number at a time, each with a deadline, and all under a common one.
 
-Checks of one run keep out of each other's way by identities and types of their own, so they may run side by
-side. Those that flood the relay run afterwards, one by one, and those that conclude run last. When the relay
-says that too much is asked of it, no check begins until its limits have recovered, and those that it refused
-are run again.
+The checks of one run can run concurrently, since each has its own identities and types. Checks that flood the
+relay run afterwards, one by one, and checks that conclude run last. If the relay reports a rate limit, no
+check begins until its limits have recovered, and the checks that it refused run again.
 """
 
 from __future__ import annotations
@@ -25,12 +24,12 @@ __all__ = ["Selection", "run_checks"]
 _ORDER = list(Keyword)
 _MOST_ATTEMPTS = 6
 _LONGEST_PAUSE = 120
-"""Limits that take longer than this to recover, in seconds, are not waited for."""
+"""The longest time, in seconds, that a run waits for a limit to recover."""
 
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """Which checks to run: by row (`R-152`, `R-1*`) or name, by least level, and whether any may flood."""
+    """Which checks to run: by row (`R-152`, `R-1*`) or name, by least level, and whether they may flood."""
 
     patterns: tuple[str, ...] = ()
     level: Keyword = Keyword.MAY
@@ -59,10 +58,10 @@ async def run_checks(
     timeout: float = 300.0,
     report: Callable[[Result], None] = lambda result: None,
 ) -> list[Result]:
-    """Run the checks and return their results in the same order; `report` is told of each as it ends.
+    """Run the checks and return their results in the same order; call `report` with each as it ends.
 
-    At most `concurrency` run at a time. What has not ended after `timeout` seconds has failed. Raises nothing
-    for what a relay does; cancelling ends the checks under way and closes their connections.
+    At most `concurrency` run at a time. Checks that have not ended after `timeout` seconds fail. Nothing that
+    a relay does makes this raise; cancelling ends the running checks and closes their connections.
     """
     results: dict[Check, Result] = {}
     gate = _Gate()
@@ -113,18 +112,18 @@ class _Gate:
         self._opens_at = 0.0
 
     def close(self, pause: float) -> None:
-        """Let nothing begin for `pause` seconds."""
+        """Let no check begin for `pause` seconds."""
         self._opens_at = max(self._opens_at, time.monotonic() + pause)
 
     async def passed(self) -> None:
         """Wait until a check may begin."""
-        # The gate may be closed again meanwhile, and what is waited for is the time itself.
+        # The gate may be closed again meanwhile, and there is no event to wait for, only time.
         while (remaining := self._opens_at - time.monotonic()) > 0:  # noqa: ASYNC110
             await asyncio.sleep(remaining)
 
 
 async def _run(check: Check, context: Context, gate: _Gate) -> Result:
-    """One check to its result, again where the relay was asked for too much."""
+    """Run one check to its result, repeating it while the relay's limits cut it short."""
     if check.extension is not None and not context.subject.announces(check.extension):
         return Result(check, Outcome.SKIPPED, 0.0, seen=f"the relay does not announce {check.extension}")
     for _ in range(_MOST_ATTEMPTS):
@@ -139,7 +138,7 @@ async def _run(check: Check, context: Context, gate: _Gate) -> Result:
 
 
 async def _attempt(check: Check, context: Context) -> Result:
-    """One check to its result. Raises `Throttled`."""
+    """Run one check to its result. Raises `Throttled`."""
     started_at = time.monotonic()
     deadline = asyncio.timeout(check.timeout)
     outcome, expected, seen = Outcome.PASSED, "", ""
@@ -152,7 +151,7 @@ async def _attempt(check: Check, context: Context) -> Result:
 
 
 def _first(error: Exception) -> Exception:
-    """The one of errors that came together which explains the others: a limit, then the relay's fault."""
+    """The error of a group that explains the others: a limit if there is one, else the relay's fault."""
     if not isinstance(error, ExceptionGroup):
         return error
     leaves = [_first(inner) for inner in error.exceptions]
@@ -160,7 +159,7 @@ def _first(error: Exception) -> Exception:
 
 
 def _judged(error: Exception, check: Check, *, timed_out: bool) -> tuple[Outcome, str, str]:
-    """What an error of a check says about the relay: the outcome, what was expected and what was seen."""
+    """What a check's error says about the relay: the outcome, what was expected and what was seen."""
     match error:
         case Throttled():
             raise error

@@ -1,4 +1,4 @@
-"""What checks say: the three ways not to pass, and how what was seen is shown."""
+"""The verdicts of checks: the three ways not to pass, and how observed values are shown."""
 
 # Core: no I/O, no clock, no randomness (held by tests/test_layout.py).
 
@@ -20,19 +20,19 @@ __all__ = [
 ]
 
 Message = dict[str, Any]
-"""One message of the relay, as JSON."""
+"""One message from the relay, as decoded JSON."""
 
 DECISIONS = "decisions"
-"""The extension of a check for what the documents leave open and this project has decided.
+"""The `extension` of a check on what the documents leave open and this project has decided.
 
-It holds for a relay that announces any of this project's extensions, and for no other.
+Such a check applies to a relay that announces any of this project's extensions, and to no other.
 """
 
 _SHORT = 300
 
 
 class Failed(Exception):
-    """The relay did something else than the row says."""
+    """The relay did something other than what the row says."""
 
     def __init__(self, expected: str, seen: str) -> None:
         super().__init__(expected, seen)
@@ -48,7 +48,7 @@ class Skipped(Exception):
 
 
 class Throttled(Exception):
-    """The relay limits how much is asked of it: the check has to be run again, `pause` seconds later."""
+    """The relay reported a rate limit: the check must run again after `pause` seconds."""
 
     def __init__(self, pause: int) -> None:
         super().__init__(pause)
@@ -56,7 +56,7 @@ class Throttled(Exception):
 
 
 def expect(condition: object, expected: str, seen: object) -> None:
-    """Fail unless `condition` is true; `seen` is shown shortened."""
+    """Fail unless `condition` is true; the failure shows `seen` shortened."""
     if not condition:
         _fail(expected, seen)
 
@@ -68,7 +68,7 @@ def expect_equal(seen: object, wanted: object, what: str) -> None:
 
 
 def shorten(value: object) -> str:
-    """A value of the relay as a bounded piece of text."""
+    """A value from the relay as text of bounded length."""
     if isinstance(value, str):
         text = value
     else:

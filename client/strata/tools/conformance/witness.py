@@ -1,7 +1,7 @@
-"""What holds for every message a relay sends, watched over a whole run.
+"""The rules for every message that a relay sends, watched over a whole run.
 
-Some rows are about no exchange in particular: every ERROR has a code and a reason, every EVENT a
-`received_at`, every packet served verifies. `Witness.see` looks at each message of each connection, whatever
+Some rows are not about any particular exchange: every ERROR has a code and a reason, every EVENT has a
+`received_at`, every packet served is whole. `Witness.see` examines each message of each connection, whichever
 check it belongs to, and keeps the first breach of each row; the concluding checks report them.
 """
 
@@ -37,10 +37,10 @@ _decode_raw = msgspec.json.Decoder(_Raw).decode
 
 
 class Witness:
-    """The breaches of the standing rows, each with the first message that showed it.
+    """The breaches of rows about every message, each described by the first message that showed it.
 
-    `errors` and `events` count what was seen, so that a concluding check can tell "all were right" from
-    "there were none". `packets` counts the packets that were verified.
+    `errors` and `events` count the messages seen, so that a concluding check can distinguish "all were right"
+    from "there were none". `packets` counts the packets that were verified.
     """
 
     def __init__(self) -> None:
@@ -50,7 +50,7 @@ class Witness:
         self.packets = 0
 
     def see(self, message: Message, text: str) -> None:
-        """Look at one message; `text` is the frame it came in."""
+        """Examine one message; `text` is the frame that contained it."""
         for name in _member_names({key: value for key, value in message.items() if key != "packet"}):
             if not _is_snake_case(name):
                 self._breach("R-003", f"a member named {shorten(name)}")
@@ -95,9 +95,9 @@ class Witness:
 
 
 def _verify(packet: dict[str, Any], text: str, annotations: Any) -> None:
-    """Raise `InvalidInput` unless the packet's id and its schema hold.
+    """Raise `InvalidInput` unless the packet's id and schema are valid.
 
-    Signatures by keys other than the author's own are a matter of section 5, so they are not judged here.
+    Signatures by keys other than the author's own belong to section 5, so signatures are not judged here.
     A downgraded packet is judged as it was signed (A-077).
     """
     note = annotations.get("provenance") if isinstance(annotations, dict) else None

@@ -60,8 +60,8 @@ class StoredHistory:
         return ids_of(self.events)
 
     def page(self, limit: int) -> StoredHistory:
-        """This history without live EVENTs: the first `limit` EVENTs, if they have a cursor. If the relay sends
-        no marker, nothing else distinguishes them."""
+        """This history without live EVENTs: of the first `limit` EVENTs those with a cursor. If the relay
+        sends no marker, nothing else distinguishes them."""
         return StoredHistory([event for event in self.events[:limit] if event.get("cursor")], self.marker)
 
     @property

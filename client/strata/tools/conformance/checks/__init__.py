@@ -1,4 +1,4 @@
-"""The checks, one module for each section of the requirements or part of one."""
+"""The checks, one module for each section of the requirements, or for part of one."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ _MIN_CHALLENGE_BYTES = 32
 _MIN_LIFETIME = 60
 _MAX_LIFETIME = 600
 _CLOCKS = 5
-"""Seconds by which two clocks may be apart without a check failing for it."""
+"""The difference between two clocks, in seconds, that fails no check."""
 
 _PROMPT = 5.0
 _FAILURES = 5
@@ -33,7 +33,7 @@ _FAILURES = 5
 
 @asynccontextmanager
 async def _challenged(context: Context) -> AsyncIterator[tuple[Peer, Message]]:
-    """A fresh session and its challenge; skips where the relay sends none."""
+    """A fresh session and its challenge. Skips the check if the relay sends no challenge."""
     if not context.subject.sends_challenge:
         raise Skipped("the relay sends no AUTH_CHALLENGE")
     async with context.connect(anonymous=True) as peer:
@@ -45,7 +45,7 @@ async def _auth(peer: Peer, signer: Signer, challenge: Message, **changes: Any) 
 
 
 def _expect_auth_ok(answer: Message, did: str) -> list[str]:
-    """The effective capabilities of an AUTH_OK for this identity."""
+    """The effective capabilities of an AUTH_OK. Fails if it is not one for this identity."""
     expect(answer.get("type") == "AUTH_OK", "AUTH_OK", answer)
     expect_equal(answer.get("author_id"), did, "author_id of the AUTH_OK")
     capabilities = answer.get("capabilities")
@@ -70,7 +70,7 @@ async def auth_is_optional(context: Context) -> None:
 
 @CHECKS("R-268", "R-269", source="RFC-0004 §3.7; RFC-0007 §4.2")
 async def challenges_are_sound(context: Context) -> None:
-    """A challenge is base64 of 32 bytes or more, another for each session, and names the relay's DID"""
+    """A challenge is base64 of at least 32 bytes, differs for each session, and names the relay's DID"""
     async with _challenged(context) as (_, first), _challenged(context) as (_, second):
         for challenge in (first, second):
             text = str(challenge.get("challenge"))
@@ -130,7 +130,7 @@ async def auth_answers_echo(context: Context) -> None:
 
 @CHECKS("R-276", source="decision A-070", level=Keyword.MAY, extension=DECISIONS)
 async def decoded_challenges_are_taken(context: Context) -> None:
-    """A signature over the decoded challenge and server_id is taken as well"""
+    """A signature over the decoded challenge and server_id is accepted too"""
     identity = context.identity()
     async with _challenged(context) as (peer, challenge):
         signed = base64.b64decode(challenge["challenge"]) + challenge["server_id"].encode()
@@ -157,7 +157,7 @@ async def wrong_signatures_are_refused(context: Context) -> None:
 
 @CHECKS("R-268", "R-278", "R-284", source="RFC-0004 §3.7; decision A-073")
 async def challenges_belong_to_their_session(context: Context) -> None:
-    """An invented challenge, and one of another session, are `unauthenticated`"""
+    """AUTH for an invented challenge, or for another session's, is `unauthenticated`"""
     identity = context.identity()
     async with _challenged(context) as (peer, own), _challenged(context) as (_, foreign):
         for text in (foreign["challenge"], base64.b64encode(b"x" * 32).decode()):
@@ -169,7 +169,7 @@ async def challenges_belong_to_their_session(context: Context) -> None:
 
 @CHECKS("R-268", source="RFC-0004 §3.7; decision A-073")
 async def challenges_are_used_once(context: Context) -> None:
-    """A challenge that has been answered is worth nothing"""
+    """A challenge can be answered only once"""
     identity = context.identity()
     async with _challenged(context) as (peer, challenge):
         _expect_auth_ok(await _auth(peer, identity, challenge), identity.did)
@@ -178,7 +178,7 @@ async def challenges_are_used_once(context: Context) -> None:
 
 @CHECKS("R-277", source="RFC-0004 §3.7")
 async def revoked_keys_do_not_authenticate(context: Context) -> None:
-    """AUTH by a revoked key is `invalid_signature`; by the key that took over it is AUTH_OK"""
+    """AUTH by a revoked key is `invalid_signature`; by the key that replaces it, AUTH_OK"""
     keys = Keys(context)
     async with context.connect() as publisher:
         await publisher.store(keys.add(), keys.revoke(keys.first_id, keys.second))
@@ -202,7 +202,7 @@ async def unresolved_identities_are_refused(context: Context) -> None:
 
 @CHECKS("R-282", source="RFC-0004 §3.7; decision A-073", level=Keyword.SHOULD, extension=DECISIONS)
 async def failures_bring_new_challenges(context: Context) -> None:
-    """After a failed AUTH a new challenge comes and can be answered; five failures close with 1008"""
+    """A failed AUTH brings a new challenge, which can be answered; five failures close with 1008"""
     identity = context.identity()
     async with _challenged(context) as (peer, challenge):
         expect_error(await _auth(peer, identity, challenge, signed=b"nothing"))
@@ -228,7 +228,7 @@ async def _fresh(peer: Peer, old: Message) -> Message:
 
 @CHECKS("R-283", source="decision A-073", level=Keyword.MAY, extension=DECISIONS)
 async def auth_may_be_repeated(context: Context) -> None:
-    """A later AUTH with a fresh challenge replaces the identity; a failed one leaves it"""
+    """A later AUTH with a fresh challenge replaces the identity; a failed one keeps it"""
     one, two = context.identity(), context.identity()
     async with _challenged(context) as (peer, challenge):
         _expect_auth_ok(await _auth(peer, one, challenge), one.did)
@@ -239,7 +239,7 @@ async def auth_may_be_repeated(context: Context) -> None:
 
 @CHECKS("R-286", "R-287", "R-290", source="RFC-0004 §3.7; RFC-0007 §5.2; decision A-074")
 async def capabilities_are_what_was_asked_and_granted(context: Context) -> None:
-    """Effective capabilities are those asked for and granted; unknown ones and `replicate` are not"""
+    """Effective capabilities are those both requested and granted, without unknown ones and `replicate`"""
 
     async def effective(**changes: Any) -> set[str]:
         identity = context.identity()
@@ -258,7 +258,7 @@ async def capabilities_are_what_was_asked_and_granted(context: Context) -> None:
 
 @CHECKS("R-288", "R-289", source="RFC-0007 §5.2; decision A-075")
 async def capabilities_are_enforced(context: Context) -> None:
-    """`publish` allows PUBLISH, `subscribe` SUBSCRIBE; without them it is `unauthenticated`"""
+    """`publish` allows PUBLISH, `subscribe` allows SUBSCRIBE; without them both are `unauthenticated`"""
     author = context.identity()
     async with _challenged(context) as (peer, challenge):
         held = _expect_auth_ok(await _auth(peer, author, challenge, capabilities=["subscribe"]), author.did)

@@ -22,7 +22,7 @@ HARD_TO_KEEP: dict[str, Any] = {
     "names": {"\ue000": 1, "😀": 2, "a\u0000": 3, "": 4, "Z": 5, "é": 6, "e\u0301": 7},
     "null": None,
 }
-"""Content that loses something in a database or an encoder that does not keep bytes."""
+"""Content that a database or an encoder changes unless it keeps the bytes."""
 
 _AMBIGUOUS = {
     "a member named twice": '"version":1',
@@ -54,7 +54,7 @@ async def member_names_are_case_sensitive(context: Context) -> None:
 
 @CHECKS("R-004", source="RFC-0000 §4.1; RFC-0004 §9")
 async def unknown_members_of_messages_are_ignored(context: Context) -> None:
-    """Members a relay does not know change nothing, in any message"""
+    """Members that a relay does not know are ignored in every message"""
     author = context.identity()
     packet = context.packet(author)
     async with context.connect() as peer:
@@ -94,7 +94,7 @@ async def types_are_case_sensitive(context: Context) -> None:
 
 @CHECKS("R-007", "R-038", source="RFC-0000 §7, §7.3")
 async def unknown_types_are_taken(context: Context) -> None:
-    """A type nobody knows is stored, filtered by and served like any other"""
+    """An unknown type is stored, filtered by and served like any other"""
     author, unknown = context.identity(), context.type("UNHEARD_OF")
     packet = context.packet(author, type=unknown, domain="NEW", subject="NEW", reason="NEW_REASON")
     async with context.connect() as peer:
@@ -105,7 +105,7 @@ async def unknown_types_are_taken(context: Context) -> None:
 
 @CHECKS("R-009", "R-016", "R-022", "R-023", "R-040", source="RFC-0000 §4.2; RFC-0002 §4; RFC-0004 §2")
 async def what_is_hard_to_keep_is_kept(context: Context) -> None:
-    """Escapes, NUL, astral names and ECMAScript numbers come back as they were signed"""
+    """Escapes, NUL, astral names and ECMAScript numbers are served as they were signed"""
     author = context.identity()
     packet = context.build(author, {"type": "POST", **HARD_TO_KEEP})
     async with context.connect() as peer:
@@ -127,7 +127,7 @@ async def any_spelling_is_the_same_packet(context: Context) -> None:
 
 @CHECKS("R-013", source="decision A-003", extension=DECISIONS)
 async def a_zero_fraction_is_an_integer(context: Context) -> None:
-    """`1760000000.0` counts as the integer, for canonical form makes the two identical"""
+    """`1760000000.0` counts as the integer, since the canonical form makes the two identical"""
     packet = context.packet(context.identity())
     async with context.connect() as peer:
         expect_ok(await peer.publish(respelled(packet)), packet)
@@ -145,7 +145,7 @@ async def text_without_one_canonical_form_is_refused(context: Context) -> None:
 
 @CHECKS("R-012", source="decision A-003", extension=DECISIONS)
 async def integers_beyond_doubles_are_refused(context: Context) -> None:
-    """An integer beyond 2^53 - 1 is `invalid_schema`, for doubles would change it silently"""
+    """An integer beyond 2^53 - 1 is `invalid_schema`, since doubles would change it silently"""
     async with context.connect() as peer:
         for literal in _UNSAFE_INTEGERS:
             packet = context.packet(context.identity())
@@ -156,7 +156,7 @@ async def integers_beyond_doubles_are_refused(context: Context) -> None:
 
 @CHECKS("R-014", source="RFC-0000 §4.2; decision A-004", extension=DECISIONS)
 async def null_and_absence_hash_differently(context: Context) -> None:
-    """A null member is in the hash, and means the same as none"""
+    """A null member is part of the hash, and means the same as an absent one"""
     author = context.identity()
     absent = context.packet(author)
     content = {**absent.content, "thread_ref": None}

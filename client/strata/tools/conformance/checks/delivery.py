@@ -41,7 +41,7 @@ async def the_same_id_replaces(context: Context) -> None:
 
 @CHECKS("R-163", "R-172", source="RFC-0004 §3.3")
 async def each_subscription_has_its_event(context: Context) -> None:
-    """A packet that matches two subscriptions comes once for each, under its id"""
+    """A packet that matches two subscriptions is sent once for each, with its `subscription_id`"""
     author, kind = context.identity(), context.type()
     packet = context.packet(author, type=kind)
     async with context.connect() as peer:
@@ -99,7 +99,7 @@ async def every_packet_served_is_whole(context: Context) -> None:
 
 @CHECKS("R-175", "R-158", source="RFC-0004 §3.2; decision A-055")
 async def publishers_see_their_own_packets(context: Context) -> None:
-    """A session that publishes and subscribes gets OK and EVENT"""
+    """A session that publishes and subscribes gets both OK and EVENT"""
     author = context.identity()
     packet = context.packet(author)
     async with context.connect() as peer:
@@ -122,7 +122,7 @@ async def live_events_keep_the_order(context: Context) -> None:
 
 @CHECKS("R-178", source="RFC-0004 §3.6")
 async def unsubscribe_ends_it(context: Context) -> None:
-    """After UNSUBSCRIBE nothing more comes for that id, and other subscriptions go on"""
+    """After UNSUBSCRIBE nothing more is sent for that id, and other subscriptions continue"""
     author = context.identity()
     packet = context.packet(author)
     async with context.connect() as peer:
@@ -137,7 +137,7 @@ async def unsubscribe_ends_it(context: Context) -> None:
 
 @CHECKS("R-180", source="RFC-0004 §3.6; decision A-052", extension=DECISIONS)
 async def unsubscribing_the_unknown_is_silent(context: Context) -> None:
-    """UNSUBSCRIBE for an id that is not open is answered with nothing"""
+    """UNSUBSCRIBE for an id that is not open gets no answer"""
     async with context.connect() as peer:
         await peer.unsubscribe("nope")
         await peer.send({"type": "UNSUBSCRIBE", "subscription_id": "nope", "client_msg_id": "u"})

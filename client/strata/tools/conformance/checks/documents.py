@@ -1,7 +1,7 @@
 """Sections 4 and 5: DID Documents and recovery.
 
-Documents reach a relay in DID_DOCUMENT packets, which are an addition of this project; where they are not
-known these rows cannot be judged from outside.
+Documents reach a relay in DID_DOCUMENT packets, which are an addition of this project. If the relay does not
+know them, these rows cannot be judged from outside.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def _method(did: str, name: str, key: Identity, **changes: Any) -> Message:
 
 
 def _document(author: Identity, *methods: Message, **changes: Any) -> Message:
-    """A document with the author's own key and further methods, which may all do everything."""
+    """A document with the author's own key and further methods; all but recovery keys sign everything."""
     listed = [_method(author.did, "keys-1", author), *methods]
     signing = [method["id"] for method in listed if method.get("usage") != "recovery"]
     document = {
@@ -66,7 +66,7 @@ def _publication(context: Context, author: Identity, document: Message) -> Packe
 
 @CHECKS("R-026", "R-049", "R-051", source="RFC-0001 §3.2, §5.4; decision A-021", extension=DECISIONS)
 async def documents_are_whole(context: Context) -> None:
-    """A document without methods, windows or the DID's own key, or that contradicts itself, is refused"""
+    """A document that lacks methods, windows or the DID's own key, or contradicts itself, is refused"""
     author, other = context.identity(), context.identity()
     did = author.did
     own = _method(did, "keys-1", author)
@@ -91,7 +91,7 @@ async def documents_are_whole(context: Context) -> None:
 
 @CHECKS("R-061", source="RFC-0001 §3.2; decision A-023", extension=DECISIONS)
 async def documents_say_what_keys_do(context: Context) -> None:
-    """A key listed in `assertion` signs packets, one listed in `authentication` signs AUTH, no other does"""
+    """A key in `assertion` signs packets and a key in `authentication` signs AUTH, and no other does"""
     author, asserting, entering = (context.identity() for _ in range(3))
     own = f"{author.did}#keys-1"
     document = _document(
@@ -113,7 +113,7 @@ async def documents_say_what_keys_do(context: Context) -> None:
 
 
 async def _auth(context: Context, key: KeyOf) -> Message:
-    """The answer to AUTH by this key, on a session of its own."""
+    """The answer to AUTH by this key, on a new session."""
     async with context.connect(anonymous=True) as peer:
         return await peer.ask(auth_message(key, await peer.challenge()))
 
@@ -135,7 +135,7 @@ async def documents_follow_one_another(context: Context) -> None:
 
 @CHECKS("R-054", source="RFC-0001 §3.3", extension=DECISIONS)
 async def forks_fail_closed(context: Context) -> None:
-    """Two successors of one document: no key of the DID resolves any more"""
+    """Once a document has two successors, no key of the DID resolves any more"""
     author = context.identity()
     first = _document(author)
     heads = [
@@ -150,7 +150,7 @@ async def forks_fail_closed(context: Context) -> None:
 
 
 async def _with_recovery(context: Context, peer: Peer, threshold: Any = 2) -> tuple[Keys, list[KeyOf]]:
-    """An identity that has declared three recovery keys, and these."""
+    """An identity that has declared three recovery keys, and those keys."""
     keys = Keys(context)
     recovery = [context.identity() for _ in range(3)]
     methods = [
@@ -158,7 +158,7 @@ async def _with_recovery(context: Context, peer: Peer, threshold: Any = 2) -> tu
     ]
     document = _document(keys.first, *methods, recovery_policy={"threshold": threshold, "key_ids": []})
     await peer.store(_publication(context, keys.first, document))
-    # What arrives in one second is applied in the order of ids (R-074): events are to follow the document.
+    # Packets of the same second apply in the order of ids (R-074), and events must follow the document.
     await asyncio.sleep(1.1)
     return keys, [KeyOf(keys.did, key) for key in recovery]
 

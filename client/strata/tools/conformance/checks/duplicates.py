@@ -45,7 +45,7 @@ async def repeats_are_answered_ok(context: Context) -> None:
 
 @CHECKS("R-111", source="RFC-0002 §8")
 async def sessions_at_once_store_once(context: Context) -> None:
-    """Sessions that publish the same packets at once: one copy each, one EVENT each, an OK for everybody"""
+    """Packets that several sessions publish at once are stored once, sent once, and OK for every session"""
     author = context.identity()
     packets = context.packets(author, 10)
 
@@ -66,7 +66,7 @@ async def sessions_at_once_store_once(context: Context) -> None:
 
 @CHECKS("R-112", "R-183", source="RFC-0002 §8; decision A-059")
 async def a_known_id_hides_nothing(context: Context) -> None:
-    """Another body under the id of a stored packet is refused, not taken for a repeat"""
+    """Another body under the id of a stored packet is refused, and not treated as a repeat"""
     author = context.identity()
     packet = context.packet(author)
     altered = json.dumps(members(packet, content={"type": "POST", "text": "altered"}))

@@ -36,7 +36,7 @@ async def ids_are_blake3(context: Context) -> None:
 
 @CHECKS("R-020", source="RFC-0000 §5.2")
 async def malformed_ids_are_refused(context: Context) -> None:
-    """A packet_id in any other form than 0x and 64 lowercase hex digits is `invalid_schema`"""
+    """A packet_id in any form other than 0x and 64 lowercase hex digits is `invalid_schema`"""
     packet = context.packet(context.identity())
     async with context.connect() as peer:
         for change in _MALFORMED_IDS.values():
@@ -73,7 +73,7 @@ async def the_signature_is_over_the_bytes(context: Context) -> None:
 
 @CHECKS("R-024", source="RFC-0002 §3.1; decision A-011", extension=DECISIONS)
 async def signatures_in_upper_case_are_taken_and_kept(context: Context) -> None:
-    """A signature may be in either case and is served as it came"""
+    """A signature may be in either case and is served as it was published"""
     author = context.identity()
     packet = context.packet(author)
     upper = "0x" + packet.signature[2:].upper()
@@ -102,7 +102,7 @@ async def malformed_signatures_are_invalid_schema(context: Context) -> None:
 
 @CHECKS("R-030", source="RFC-0000 §8")
 async def the_signature_comes_before_the_content(context: Context) -> None:
-    """A packet with a bad signature is refused for it, whatever its content would be refused for"""
+    """A packet with a bad signature is refused for that, whatever is wrong with its content"""
     author = context.identity()
     edge = context.build(author, {"type": "TRUST_EDGE", "from": "did:strata:someone", "to": 7, "strength": 9})
     async with context.connect() as peer:

@@ -23,7 +23,7 @@ async def every_error_has_code_and_reason(context: Context) -> None:
 
 @CHECKS("R-196", source="RFC-0004 §3.5")
 async def the_common_codes_mean_what_they_say(context: Context) -> None:
-    """`invalid_schema`, `invalid_signature`, `packet_too_large` and `unauthenticated` each have their case"""
+    """`invalid_schema`, `invalid_signature`, `packet_too_large` and `unauthenticated` mean what they say"""
     author = context.identity()
     auth = {"type": "AUTH", "author_id": author.did, "challenge": "eA==", "signature": "0x" + "00" * 64}
     async with context.connect() as peer:
@@ -38,6 +38,6 @@ async def the_common_codes_mean_what_they_say(context: Context) -> None:
 
 @CHECKS("R-199", source="RFC-0000 §8; decision A-062", concludes=True)
 async def no_reason_leaks(context: Context) -> None:
-    """No `reason` holds a stack trace, SQL, a path or a key"""
+    """No `reason` contains a stack trace, SQL, a path or a key"""
     breach = context.witness.breaches.get("R-199")
     expect(breach is None, "reasons for people", breach)

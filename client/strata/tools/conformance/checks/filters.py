@@ -1,4 +1,4 @@
-"""Section 10: which packets a filter takes."""
+"""Section 10: which packets a filter admits."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ async def wrong_subscriptions_are_refused(context: Context) -> None:
 
 @CHECKS("R-142", "R-143", source="RFC-0004 §3.1; RFC-0007 §6.1; decision A-051", extension=DECISIONS)
 async def null_and_empty_restrict_nothing(context: Context) -> None:
-    """A null filter member equals its absence, and so does an empty list"""
+    """A null filter member means the same as its absence, and so does an empty list"""
     author, kind = context.identity(), context.type()
     packet = context.packet(author, type=kind)
     nulls = dict.fromkeys(("since", "until", "limit", "cursor", "order"))
@@ -121,7 +121,7 @@ async def types_compare_exactly(context: Context) -> None:
 
 @CHECKS("R-147", "R-304", source="RFC-0004 §3.1, §4; decision A-042")
 async def since_is_an_inclusive_bound(context: Context) -> None:
-    """`since` admits timestamps from it on, in history and live"""
+    """`since` admits that timestamp and later ones, in history and live"""
     author = context.identity()
     old, at, young = (context.packet(author, age=age) for age in (301, 300, 299))
     filters = {"authors": [author.did], "since": at.timestamp}
@@ -136,7 +136,7 @@ async def since_is_an_inclusive_bound(context: Context) -> None:
 
 @CHECKS("R-148", "R-304", source="RFC-0004 §3.1, §4; decision A-042")
 async def until_bounds_history_alone(context: Context) -> None:
-    """`until` is an inclusive bound on stored packets; live ones arrive all the same"""
+    """`until` is an inclusive bound on stored packets; live ones are sent regardless"""
     author = context.identity()
     old, at, young = (context.packet(author, age=age) for age in (301, 300, 299))
     async with context.connect() as peer:
@@ -150,7 +150,7 @@ async def until_bounds_history_alone(context: Context) -> None:
 
 @CHECKS("R-166", source="decision A-048", level=Keyword.SHOULD, extension="packet_ids")
 async def packets_are_found_by_id(context: Context) -> None:
-    """`packet_ids` restricts to those packets, in history and live"""
+    """`packet_ids` selects only those packets, in history and live"""
     author = context.identity()
     packets = context.packets(author, 3)
     awaited, other = context.packets(author, 2)

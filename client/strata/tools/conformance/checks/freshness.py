@@ -19,14 +19,14 @@ CHECKS = Group(6)
 
 _FUTURE_BOUND = 300
 _MARGIN = 30
-"""Seconds kept clear of a bound, for the clocks of two machines."""
+"""The distance kept from a bound, in seconds, since the clocks of two machines may differ."""
 _SHORT_LIVES = (2, 6, 30)
-"""Seconds until a packet expires. Where much else is at work it may do so on its way."""
+"""Lifetimes to try, in seconds: on a busy machine, a packet may expire on its way to the relay."""
 
 
 @CHECKS("R-092", "R-095", source="RFC-0002 §3.3")
 async def the_future_is_refused(context: Context) -> None:
-    """A timestamp more than 300 s ahead is refused, one a little less is taken"""
+    """A timestamp more than 300 s ahead is refused, one slightly less ahead is accepted"""
     author = context.identity()
     async with context.connect() as peer:
         expect_error(await peer.publish(context.packet(author, age=-_FUTURE_BOUND - _MARGIN)))
@@ -35,7 +35,7 @@ async def the_future_is_refused(context: Context) -> None:
 
 @CHECKS("R-093", source="RFC-0002 §3.3, §8")
 async def the_distant_past_is_refused(context: Context) -> None:
-    """A timestamp older than 24 h (or the announced bound) is refused, one a little younger is taken"""
+    """A timestamp older than 24 h (or the announced bound) is refused, a slightly newer one is accepted"""
     author, bound = context.identity(), context.subject.max_packet_age_seconds
     async with context.connect() as peer:
         expect_error(await peer.publish(context.packet(author, age=bound + _MARGIN)))
@@ -44,7 +44,7 @@ async def the_distant_past_is_refused(context: Context) -> None:
 
 @CHECKS("R-029", source="RFC-0000 §6")
 async def milliseconds_are_the_far_future(context: Context) -> None:
-    """A timestamp in milliseconds is not converted: it is refused"""
+    """A timestamp in milliseconds is not converted but refused"""
     author = context.identity()
     packet = context.packet(author, expires_in=None)
     async with context.connect() as peer:
@@ -71,7 +71,7 @@ async def each_time_fault_has_its_code(context: Context) -> None:
 
 @CHECKS("R-097", "R-099", source="RFC-0002 §3.3; RFC-0004 §4")
 async def arrival_is_recorded_once(context: Context) -> None:
-    """`received_at` is the relay's own time of arrival, stays what it was, and never steps back"""
+    """`received_at` is the relay's own time of arrival, does not change, and never decreases"""
     author = context.identity()
     packets = [context.packet(author, age=age) for age in (5000, 10, 3000, 0)]
     async with context.connect() as peer:
@@ -106,7 +106,7 @@ async def _stored_before_it_expires(context: Context, peer: Peer, author: Identi
 
 @CHECKS("R-100", "R-102", "R-103", source="RFC-0002 §3.1, §3.3, §8; decision A-036")
 async def expired_packets_are_served_nowhere(context: Context) -> None:
-    """Once `expires_at` has passed the packet is served nowhere; one inside `content` changes nothing"""
+    """Once `expires_at` has passed, the packet is not served; one inside `content` has no effect"""
     author = context.identity()
     lasting = context.packet(author, expires_at=context.now() - 9)
     async with context.connect() as peer:

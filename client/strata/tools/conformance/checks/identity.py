@@ -18,14 +18,14 @@ _SECP256K1_MULTICODEC = b"\xe7\x01"
 
 @CHECKS("R-044", source="RFC-0001 §3.1")
 async def the_relay_has_a_did(context: Context) -> None:
-    """The relay's own identity, where it shows one, is a DID"""
+    """The relay's own identity, if it shows one, is a DID"""
     relay_id = context.subject.relay_id
     expect(relay_id is None or is_did(relay_id), "a DID as relay_id and server_id", relay_id)
 
 
 @CHECKS("R-045", "R-060", source="RFC-0101 §7.2; RFC-0001 §5.4")
 async def new_dids_publish(context: Context) -> None:
-    """The first packet of a self-certifying DID verifies, with no document known"""
+    """The first packet of a self-certifying DID verifies without a known document"""
     async with context.connect() as peer:
         expect_ok(await peer.publish(context.packet(context.identity())))
 
@@ -52,7 +52,7 @@ async def unresolved_names_are_refused(context: Context) -> None:
 
 @CHECKS("R-058", source="decision A-022", level=Keyword.SHOULD, extension=DECISIONS)
 async def dids_are_resolved_over_http(context: Context) -> None:
-    """`GET /did/{did}` tells what the relay knows of an author"""
+    """`GET /did/{did}` returns what the relay knows about an author"""
     author = context.identity()
     async with context.connect() as peer:
         await peer.store(context.packet(author))

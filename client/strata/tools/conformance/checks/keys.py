@@ -1,7 +1,7 @@
 """Section 5: key validity and key events.
 
-Every check has an identity of its own, whose first key is the one in its DID; further keys are added, rotated
-and revoked by KEY_EVENTs.
+Every check has its own identity, whose first key is the one in its DID. KEY_EVENTs add, rotate and revoke
+further keys.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _HOUR = 3600
 
 
 class Keys:
-    """An identity with two keys, and the events that say so."""
+    """An identity with two keys, and its key events and packets."""
 
     def __init__(self, context: Context) -> None:
         self.context = context
@@ -36,13 +36,13 @@ class Keys:
         self.second_id = f"{self.did}#keys-2"
 
     def event(self, kind: str, signer: Signer | None = None, **members: Any) -> Packet:
-        """A KEY_EVENT, signed by the first key unless another is given; `...` takes a member out."""
+        """A KEY_EVENT, signed by the first key unless another is given; `...` removes a member."""
         content = {"type": "KEY_EVENT", "event": kind, **members}
         content = {name: value for name, value in content.items() if value is not ...}
         return self.context.build(signer or self.first, content)
 
     def add(self, signer: Signer | None = None, **members: Any) -> Packet:
-        """An ADD of the second key, valid from a moment ago unless `members` say otherwise."""
+        """An ADD of the second key, valid since a minute ago unless `members` says otherwise."""
         return self.event("ADD", signer, **self._new_key() | members)
 
     def rotate(self, **members: Any) -> Packet:
@@ -73,7 +73,7 @@ class Keys:
 
 
 async def _refused(peer: Peer, packet: Packet, code: str, context: Context) -> None:
-    """The packet is refused: with this code where the relay announces our decisions, else with any."""
+    """Expect the packet to be refused: with this code if the relay announces our decisions, else with any."""
     answer = await peer.publish(packet)
     expect_error(answer, *([code] if context.subject.announces(DECISIONS) else []))
 
@@ -114,7 +114,7 @@ async def keys_have_their_window(context: Context) -> None:
 
 @CHECKS("R-062", source="RFC-0001 §5.4; RFC-0000 §6.1")
 async def windows_have_a_skew(context: Context) -> None:
-    """A window reaches the clock skew beyond its ends: a key that begins in 30 s signs now"""
+    """A window extends beyond its ends by the clock skew: a key that begins in 30 s can sign now"""
     keys = Keys(context)
     async with context.connect() as peer:
         await peer.store(keys.add(valid_from=context.now() + 30))
@@ -146,7 +146,7 @@ async def keys_revoke_themselves(context: Context) -> None:
 
 @CHECKS("R-071", source="RFC-0001 §5.4; decision A-026", extension=DECISIONS)
 async def key_events_are_whole(context: Context) -> None:
-    """A KEY_EVENT that lacks what its kind needs is `invalid_schema`"""
+    """A KEY_EVENT without the well-formed members that its kind needs is `invalid_schema`"""
     keys = Keys(context)
     broken = [
         keys.add(key_id=...),
@@ -180,7 +180,7 @@ async def unknown_key_events_have_no_effect(context: Context) -> None:
 
 @CHECKS("R-072", source="RFC-0001 §5.4; decision A-027", extension=DECISIONS)
 async def rotation_ends_the_old_key(context: Context) -> None:
-    """A ROTATE ends the replaced key where the new one begins: before that the old signs, after it the new"""
+    """A ROTATE ends the replaced key when the new one begins: until then the old signs, afterwards the new"""
     now = context.now()
     async with context.connect() as peer:
         past = Keys(context)
@@ -195,7 +195,7 @@ async def rotation_ends_the_old_key(context: Context) -> None:
 
 @CHECKS("R-073", source="RFC-0001 §5.4")
 async def the_chain_is_served(context: Context) -> None:
-    """An author's key events are found by author and type, in the order they took effect"""
+    """An author's key events are found by author and type, in the order in which they took effect"""
     keys = Keys(context)
     events = [keys.add(), keys.revoke(keys.first_id, keys.second)]
     async with context.connect() as peer:
@@ -207,7 +207,7 @@ async def the_chain_is_served(context: Context) -> None:
 
 @CHECKS("R-074", "R-133", source="RFC-0001 §5.4; decision A-026")
 async def events_take_effect_at_once(context: Context) -> None:
-    """Key events bind what follows on the same socket: ADD then the new key; REVOKE then the revoked one"""
+    """Key events apply to what follows on the same socket: an added key signs, a revoked key does not"""
     keys = Keys(context)
     frames = {
         "add": keys.add(),
@@ -226,7 +226,7 @@ async def events_take_effect_at_once(context: Context) -> None:
 
 @CHECKS("R-077", "R-078", source="RFC-0001 §5.4; decision A-028, A-029")
 async def revocation_hides_nothing(context: Context) -> None:
-    """After a back-dated REVOKE the packets received before are still served, and new ones are refused"""
+    """After a back-dated REVOKE, packets received earlier are still served, and new ones are refused"""
     keys = Keys(context)
     packets = [keys.by_first(n=n) for n in range(3)]
     async with context.connect() as peer:
@@ -242,7 +242,7 @@ async def revocation_hides_nothing(context: Context) -> None:
 
 @CHECKS("R-079", "R-081", source="RFC-0001 §5.3")
 async def undeclared_recovery_is_refused(context: Context) -> None:
-    """A RECOVERY_APPROVAL by a key that is not declared for recovery, or for no event, is refused"""
+    """A RECOVERY_APPROVAL by a key that is not declared for recovery, or of no event, is refused"""
     keys = Keys(context)
     event = keys.add()
     approval = {"type": "RECOVERY_APPROVAL", "approved_at": context.now()}

@@ -20,7 +20,7 @@ _LONGEST_PAUSE = 30
 
 @CHECKS("R-321", source="RFC-0004 §8", level=Keyword.SHOULD)
 async def deep_nesting_is_refused(context: Context) -> None:
-    """Arrays nested ten thousand deep are an ERROR, and the connection goes on"""
+    """Arrays nested ten thousand deep are an ERROR, and the connection stays open"""
     packet = context.packet(context.identity())
     bomb = with_member(packet.canonical, '"x":' + "[" * 10_000 + "]" * 10_000)
     async with context.connect() as peer:
@@ -38,7 +38,7 @@ async def policy_is_public(context: Context) -> None:
 
 @CHECKS("R-314", "R-315", "R-319", source="RFC-0004 §6.1; decision A-068", floods=True, timeout=120.0)
 async def limits_are_honest(context: Context) -> None:
-    """What is over a limit is `rate_limited` with a whole number of seconds, after which it is not"""
+    """A PUBLISH over a limit is `rate_limited` with a whole number of seconds, after which it succeeds"""
     author = context.identity()
     async with context.connect(expects_limit="publish_limit") as peer:
         answer = None

@@ -54,7 +54,7 @@ async def fragments_are_one_message(context: Context) -> None:
 
 @CHECKS("R-129", source="decision A-064", extension=DECISIONS)
 async def offers_are_optional(context: Context) -> None:
-    """No subprotocol is needed, an offered one is ignored, and so is compression where it is not wanted"""
+    """No subprotocol is needed, an offered one is ignored, and compression may be offered"""
     offers: tuple[dict[str, Any], ...] = ({}, {"subprotocols": ["chat"]}, {"compression": "deflate"})
     for offer in offers:
         async with context.connect(**offer) as peer:
@@ -64,7 +64,7 @@ async def offers_are_optional(context: Context) -> None:
 
 @CHECKS("R-130", source="decision A-064", level=Keyword.SHOULD, extension=DECISIONS)
 async def pings_are_answered(context: Context) -> None:
-    """A ping gets its pong"""
+    """A ping is answered with a pong"""
     async with context.connect() as peer:
         pong = asyncio.ensure_future(await peer.socket.ping())
         await peer.barrier()
@@ -73,7 +73,7 @@ async def pings_are_answered(context: Context) -> None:
 
 @CHECKS("R-131", "R-198", source="RFC-0004 §9", level=Keyword.SHOULD)
 async def unknown_types_are_errors(context: Context) -> None:
-    """A message of an unknown or missing type is an ERROR that closes nothing"""
+    """A message of an unknown or missing type is an ERROR, and the connection stays open"""
     async with context.connect() as peer:
         for text in _FOREIGN_TYPES:
             await peer.send(text)
@@ -83,7 +83,7 @@ async def unknown_types_are_errors(context: Context) -> None:
 
 @CHECKS("R-131", "R-140", source="decision A-063", level=Keyword.SHOULD, extension=DECISIONS)
 async def unknown_types_say_so(context: Context) -> None:
-    """The ERROR for an unknown type has detail `unknown_type`; LINK_REQUEST is one"""
+    """The ERROR for an unknown type has detail `unknown_type`; LINK_REQUEST is such a type"""
     async with context.connect() as peer:
         for text in (*_FOREIGN_TYPES, '{"type":"LINK_REQUEST"}'):
             await peer.send(text)
@@ -92,7 +92,7 @@ async def unknown_types_say_so(context: Context) -> None:
 
 @CHECKS("R-132", "R-198", source="RFC-0004 §9", level=Keyword.SHOULD)
 async def malformed_frames_are_errors(context: Context) -> None:
-    """A frame that is no JSON object is `invalid_schema` and closes nothing"""
+    """A frame that is not a JSON object is `invalid_schema`, and the connection stays open"""
     async with context.connect() as peer:
         for text in _MALFORMED:
             await peer.send(text)
@@ -102,7 +102,7 @@ async def malformed_frames_are_errors(context: Context) -> None:
 
 @CHECKS("R-133", "R-192", source="RFC-0004 §3; decision A-066")
 async def pipelined_publishes_keep_their_order(context: Context) -> None:
-    """Packets sent without waiting are accepted in the order sent, each with one answer"""
+    """Packets sent without waiting are accepted in the order sent, with one answer each"""
     author = context.identity()
     packets = [
         context.packet(author, "x" * (20_000 if number % 10 == 0 else 5), n=number) for number in range(100)
@@ -135,7 +135,7 @@ async def ids_of_messages_are_optional(context: Context) -> None:
 
 @CHECKS("R-136", source="RFC-0004 §3.4, §3.5", level=Keyword.SHOULD)
 async def ids_of_messages_are_echoed(context: Context) -> None:
-    """OK and ERROR echo `client_msg_id` unchanged, and have none where the request had none"""
+    """OK and ERROR echo `client_msg_id` unchanged, and have none if the request had none"""
     async with context.connect() as peer:
         for name in ("x", "x" * 128, "é" * 64, "", 'quote " and \\ slash'):
             await peer.send(publish_text(context.packet(context.identity()), name))
@@ -149,7 +149,7 @@ async def ids_of_messages_are_echoed(context: Context) -> None:
 
 @CHECKS("R-137", source="decision A-065", extension=DECISIONS)
 async def bad_ids_of_messages_are_refused(context: Context) -> None:
-    """A `client_msg_id` that is no string or longer than 128 bytes is `invalid_schema`, and not echoed"""
+    """A `client_msg_id` that is not a string of at most 128 bytes is `invalid_schema`, and not echoed"""
     async with context.connect() as peer:
         for name in ('"' + "x" * 129 + '"', '"' + "é" * 65 + '"', "7", "[]"):
             packet = context.packet(context.identity())
@@ -160,7 +160,7 @@ async def bad_ids_of_messages_are_refused(context: Context) -> None:
 
 @CHECKS("R-138", source="RFC-0004 §9; RFC-0000 §4.1")
 async def plain_peers_are_served(context: Context) -> None:
-    """A peer that uses no addition gets what RFC-0004 promises, and no message it does not know"""
+    """A peer that uses no addition gets what RFC-0004 promises, and no message unknown to it"""
     author = context.identity()
     stored, live = context.packets(author, 2)
     async with context.connect() as peer:
@@ -177,7 +177,7 @@ async def plain_peers_are_served(context: Context) -> None:
 
 @CHECKS("R-139", source="decision A-050", level=Keyword.SHOULD, extension=DECISIONS)
 async def additions_are_announced(context: Context) -> None:
-    """The additions stand as `extensions` in the manifest, and in the challenge where there is one"""
+    """The additions are listed as `extensions` in the manifest, and in the challenge if there is one"""
     announced = context.subject.manifest.get("extensions")
     expect(isinstance(announced, list) and set(EXTENSIONS) <= set(announced), f"{EXTENSIONS}", announced)
     if context.subject.sends_challenge:

@@ -16,7 +16,7 @@ __all__ = ["CHECKS"]
 CHECKS = Group(10)
 
 _PACKETS_AT_A_SEAM = 6
-"""So many are on their way to the relay with each of twenty subscriptions."""
+"""The number of packets on their way to the relay during each of twenty subscriptions."""
 
 
 @CHECKS("R-149", source="RFC-0004 §3.1", level=Keyword.MAY)
@@ -33,7 +33,7 @@ async def limits_are_kept(context: Context) -> None:
 
 @CHECKS("R-151", source="RFC-0004 §3.1; decision A-043", level=Keyword.MAY)
 async def history_is_sent(context: Context) -> None:
-    """As many stored packets are sent as match, up to `limit`"""
+    """All matching stored packets are sent, up to `limit`"""
     author = context.identity()
     packets = context.packets(author, 12)
     async with context.connect() as peer:
@@ -58,7 +58,7 @@ async def limit_zero_is_live_alone(context: Context) -> None:
 
 @CHECKS("R-152", "R-305", source="RFC-0004 §3.1, §4")
 async def history_is_in_order_of_arrival(context: Context) -> None:
-    """Stored packets come in the order they arrived, whatever their timestamps say; reversed for `desc`"""
+    """Stored packets are sent in order of arrival, whatever their timestamps; in reverse for `desc`"""
     author = context.identity()
     packets = [context.packet(author, n=n, age=(n * 37) % 50) for n in range(50)]
     wanted = [packet.packet_id for packet in packets]
@@ -85,7 +85,7 @@ async def history_has_cursors(context: Context) -> None:
 
 @CHECKS("R-154", "R-306", source="RFC-0004 §3.1, §4")
 async def pages_meet_every_packet_once(context: Context) -> None:
-    """Walking by cursor meets every packet once and in order, in either direction"""
+    """Paging by cursor finds every packet once and in order, in either direction"""
     author = context.identity()
     packets = context.packets(author, 60)
     wanted = [packet.packet_id for packet in packets]
@@ -96,7 +96,7 @@ async def pages_meet_every_packet_once(context: Context) -> None:
 
 
 async def _walk(peer: Peer, author: Identity, order: str, *, step: int) -> list[str]:
-    """The ids of all pages, each page on a subscription that ends with it."""
+    """The ids of all pages, each page read by its own subscription."""
     got: list[str] = []
     cursor: str | None = None
     for page in range(100):
@@ -113,7 +113,7 @@ async def _walk(peer: Peer, author: Identity, order: str, *, step: int) -> list[
 
 @CHECKS("R-154", "R-161", source="RFC-0004 §3.1, §4; decision A-039, A-040")
 async def pages_meet_what_is_stored_meanwhile(context: Context) -> None:
-    """Walking while several sessions publish meets every packet once, those stored while walking included"""
+    """Paging while several sessions publish finds every packet once, including those stored meanwhile"""
     author = context.identity()
     rounds = [context.packets(author, 40) for _ in range(3)]
 
@@ -130,7 +130,7 @@ async def pages_meet_what_is_stored_meanwhile(context: Context) -> None:
         while True:
             finished = all(task.done() for task in publishers)
             filters: Message = {"authors": [author.did], "limit": 11} | ({"cursor": cursor} if cursor else {})
-            # The page ends where live begins: what comes live is met again on a later page.
+            # The page ends where live EVENTs begin; packets that arrive live are on a later page too.
             page = (await reader.subscribe("page", filters)).page(11)
             await reader.unsubscribe("page")
             await reader.barrier()
@@ -203,7 +203,7 @@ async def the_seam_is_tight(context: Context) -> None:
 
 @CHECKS("R-160", "R-154", source="RFC-0004 §3.1; decision A-044")
 async def a_cut_history_is_reached_by_its_cursor(context: Context) -> None:
-    """Where `limit` cut the history, live packets flow, and the rest is reached through the last cursor"""
+    """If `limit` cuts the history, live packets are sent, and the rest is reached through the last cursor"""
     author = context.identity()
     packets = context.packets(author, 5)
     live = context.packet(author, n=5)
@@ -226,7 +226,7 @@ async def a_cut_history_is_reached_by_its_cursor(context: Context) -> None:
 
 @CHECKS("R-165", source="decision A-047", level=Keyword.MAY, extension="history_marker")
 async def the_marker_ends_history(context: Context) -> None:
-    """One END_OF_HISTORY comes when asked for, says whether it is complete, and never comes unasked"""
+    """END_OF_HISTORY is sent once if requested, says whether history is complete, and never comes unasked"""
     author = context.identity()
     async with context.connect() as peer:
         await peer.store(*context.packets(author, 3))
@@ -279,12 +279,12 @@ async def gapless_is_one_stream(context: Context) -> None:
 
 @CHECKS("R-170", source="decision A-067", extension=DECISIONS, floods=True, timeout=60.0)
 async def a_slow_reader_loses_nothing(context: Context) -> None:
-    """A reader that takes nothing for a while gets everything once, in order, when it reads again"""
+    """A reader that stops reading for a while gets everything once, in order, when it reads again"""
     author = context.identity()
     packets = [context.packet(author, "x" * 16_000, n=n) for n in range(400)]
     async with context.connect(max_queue=1) as reader, context.connect() as publisher:
         await reader.subscribe("s", {"authors": [author.did]})
-        # The reader's socket fills up: nothing is received from it until all is published.
+        # The reader's socket fills up: nothing is read from it until everything is published.
         await publisher.store(*packets)
         got = ids_of(await reader.events("s", len(packets)))
         expect_equal(got, [packet.packet_id for packet in packets], "every packet once, in order")

@@ -30,7 +30,7 @@ def _header(origin_type: str, **changes: Any) -> Message:
 
 
 def _body(context: Context, author: Identity, header: Message, *, has_media: bool = True) -> Message:
-    """The members of a packet about a picture, without id and signature."""
+    """The members of a packet about a picture (unless `has_media` is false), without id and signature."""
     content: Message = {"type": "POST", "text": "photo"}
     if has_media:
         content["media"] = [{"media_hash": _MEDIA_HASH, "media_type": "image/jpeg", "size_bytes": 5}]
@@ -49,7 +49,7 @@ def _attested(body: Message, client_id: str, key: Signer) -> Message:
 
 
 async def _served(peer: Peer, author: Identity, raw: bytes) -> Message:
-    """Publish a packet that must be accepted; the EVENT it is served in."""
+    """Publish a packet that must be accepted, and return the EVENT that serves it."""
     expect_ok(await peer.publish(raw))
     filters = {"authors": [author.did], "limit": 200}
     events = (await peer.subscribe("served", filters)).events
@@ -61,7 +61,7 @@ async def _served(peer: Peer, author: Identity, raw: bytes) -> Message:
 
 
 def _origin(event: Message) -> object:
-    """What the relay says the origin is: the lower of header and annotation (R-212)."""
+    """The origin according to the relay: that of the annotation, else that of the header (R-212)."""
     note = (event.get("relay_annotations") or {}).get("provenance") or {}
     header = event["packet"].get("provenance_header") or {}
     return note.get("effective_origin_type", header.get("origin_type"))
@@ -80,7 +80,7 @@ async def unknown_needs_no_proof(context: Context) -> None:
 
 @CHECKS("R-204", source="RFC-0000 §7; RFC-0002 §12.1; decision A-087")
 async def unheard_of_origins_are_unknown(context: Context) -> None:
-    """An `origin_type` nobody knows is accepted and served as UNKNOWN"""
+    """An unknown `origin_type` is accepted and served as UNKNOWN"""
     author = context.identity()
     async with context.connect() as peer:
         event = await _served(peer, author, seal(author, _body(context, author, _header("SATELLITE"))))
@@ -116,7 +116,7 @@ async def unattested_software_is_unknown(context: Context) -> None:
 
 @CHECKS("R-229", source="RFC-0002 §5; decision A-088", extension=DECISIONS)
 async def headers_without_media_count(context: Context) -> None:
-    """The same rules hold for a header on a packet without media"""
+    """The same rules apply to a header on a packet without media"""
     author = context.identity()
     body = _body(context, author, _header("SOFTWARE", genesis_media_hash=None), has_media=False)
     async with context.connect() as peer:
@@ -125,7 +125,7 @@ async def headers_without_media_count(context: Context) -> None:
 
 @CHECKS("R-208", "R-209", source="RFC-0002 §11.5; decision A-077", extension=DECISIONS)
 async def downgrades_can_be_undone(context: Context) -> None:
-    """A downgrade changes nothing but the origin, and its annotation gives back the packet that was signed"""
+    """A downgrade changes only the origin, and its annotation restores the packet that was signed"""
     author = context.identity()
     claim = _attested(_body(context, author, _header("SOFTWARE")), context.identity().did, context.identity())
     raw = seal(author, claim)
@@ -168,7 +168,7 @@ async def models_need_a_chain(context: Context) -> None:
 
 @CHECKS("R-214", "R-217", "R-219", "R-220", source="RFC-0002 §10.2, §10.4; decision A-082")
 async def chains_need_a_known_root(context: Context) -> None:
-    """A chain that ends at nobody's root is refused, `invalid_issuer_chain`"""
+    """A chain that ends at an unknown root is refused, `invalid_issuer_chain`"""
     author = context.identity()
     header = _header("AI_MODEL", issuer_chain=_chain(context, author))
     async with context.connect() as peer:
@@ -201,7 +201,7 @@ async def hardware_needs_a_device(context: Context) -> None:
 
 
 def _chain(context: Context, subject: Identity) -> list[Message]:
-    """A chain of one signed statement, by a root nobody knows (decision A-084)."""
+    """A chain of one signed statement by an unknown root (decision A-084)."""
     root = context.identity()
     statement = {
         "subject": subject.did,
@@ -216,7 +216,7 @@ def _chain(context: Context, subject: Identity) -> list[Message]:
 
 
 def _expect_refused(answer: Message, code: str, context: Context) -> None:
-    """This code where the relay announces our decisions, else any of the four."""
+    """Expect an ERROR with this code if the relay announces our decisions, else with any of the four."""
     expect_error(answer, *([code] if context.subject.announces(DECISIONS) else _CODES))
 
 
@@ -241,7 +241,7 @@ def _manifest(context: Context, client_id: str, *keys: Identity, **changes: Any)
 
 @CHECKS("R-234", "R-235", source="RFC-0002 §11.3")
 async def manifests_are_whole(context: Context) -> None:
-    """A CLIENT_MANIFEST is by its client, has a name and well-formed keys"""
+    """A CLIENT_MANIFEST is by its client, and has a name and well-formed keys"""
     client, other = context.identity(), context.identity()
     good = _manifest(context, client.did, other)
     wrong: list[Message] = [
@@ -262,7 +262,7 @@ async def manifests_are_whole(context: Context) -> None:
 
 @CHECKS("R-232", "R-236", source="RFC-0002 §11.3, §11.5; decision A-079, A-080")
 async def manifests_say_which_keys(context: Context) -> None:
-    """A client's keys are those of its newest CLIENT_MANIFEST, and its own key only while there is none"""
+    """A client's keys are those of its newest CLIENT_MANIFEST; its own key counts only while it has none"""
     author, client = context.identity(), context.identity()
     first, second = context.identity(), context.identity()
 
@@ -275,7 +275,7 @@ async def manifests_say_which_keys(context: Context) -> None:
         await peer.store(context.build(client, _manifest(context, client.did, first)))
         expect_equal(await origin(peer, first), "SOFTWARE", "by the key of its manifest")
         expect_equal(await origin(peer, second), "UNKNOWN", "by a key not in its manifest")
-        # Manifests of one second are told apart by their ids, so the newer one has to be newer.
+        # Manifests of the same second are ordered by their ids, so the newer one waits for the next second.
         await asyncio.sleep(1.1)
         await peer.store(context.build(client, _manifest(context, client.did, second)))
         expect_equal(await origin(peer, second), "SOFTWARE", "by the key of its new manifest")

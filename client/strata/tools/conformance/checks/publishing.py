@@ -36,7 +36,7 @@ async def valid_packets_are_stored_and_forwarded(context: Context) -> None:
 
 @CHECKS("R-182", source="RFC-0004 §3.2")
 async def nothing_is_acknowledged_unverified(context: Context) -> None:
-    """A packet with a bad signature gets an ERROR and nothing else: no OK comes before verification"""
+    """A packet with a bad signature gets an ERROR and nothing else: no OK is sent before verification"""
     author = context.identity()
     async with context.connect() as peer:
         for number in range(5):
@@ -120,7 +120,7 @@ _FAULTS: tuple[Fault, ...] = (
 
 @CHECKS("R-184", source="decision A-059", extension=DECISIONS)
 async def the_first_fault_answers(context: Context) -> None:
-    """Of two faults the one that is checked first decides the answer"""
+    """Of two faults, the one that is checked first decides the answer"""
     async with context.connect() as peer:
         for name, code, detail, build in _FAULTS:
             answer = await peer.publish(build(context, context.identity()))
@@ -134,7 +134,7 @@ async def the_first_fault_answers(context: Context) -> None:
 
 @CHECKS("R-191", source="RFC-0004 §3.2; decision A-076", extension=DECISIONS)
 async def authors_need_not_be_the_session(context: Context) -> None:
-    """One session may publish packets of several authors"""
+    """One session may publish packets by several authors"""
     async with context.connect() as peer:
         await peer.store(*(context.packet(context.identity()) for _ in range(5)))
 

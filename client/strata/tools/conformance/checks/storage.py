@@ -17,7 +17,7 @@ _HOSTILE = ["'; DROP TABLE packets; --", "a\u0000b", "\\", "$1", "%s", "x" * 300
 
 @CHECKS("R-300", "R-301", source="RFC-0004 §4, §7; decision A-048", extension="http_packets")
 async def packets_have_a_url(context: Context) -> None:
-    """`GET /packets/{packet_id}` is the packet and its `received_at`, or 404"""
+    """`GET /packets/{packet_id}` returns the packet and its `received_at`, or 404"""
     packet = context.packet(context.identity(), weights=[1.0, 1e21], nul="\u0000")
     async with context.connect() as peer:
         (ok,) = await peer.store(packet)

@@ -46,7 +46,7 @@ _MEDIA: list[dict[str, Any]] = [
 
 
 async def _refuse_each(context: Context, faults: list[dict[str, Any]]) -> None:
-    """Each fault, under a right id and signature, is `invalid_schema`."""
+    """Expect `invalid_schema` for each fault, in a packet with a correct id and signature."""
     async with context.connect() as peer:
         for fault in faults:
             author = context.identity()
@@ -77,7 +77,7 @@ async def optional_members_have_their_types(context: Context) -> None:
 
 @CHECKS("R-255", source="RFC-0002 §3.1; RFC-0003 §3.2")
 async def attestations_are_objects(context: Context) -> None:
-    """`attestations` that is no array of objects is `invalid_schema`; one of objects is stored unjudged"""
+    """`attestations` other than an array of objects is `invalid_schema`; such an array is stored unjudged"""
     await _refuse_each(context, [{"attestations": ["x"]}, {"attestations": 7}])
     author = context.identity()
     foreign = seal(
@@ -101,7 +101,7 @@ async def media_have_a_hash(context: Context) -> None:
 
 @CHECKS("R-037", source="RFC-0002 §7")
 async def consensus_metrics_are_reserved(context: Context) -> None:
-    """A populated `consensus_metrics` is refused, an empty one passes"""
+    """A populated `consensus_metrics` is refused; an empty one is accepted"""
     await _refuse_each(context, [{"consensus_metrics": {"human_votes": 1}}])
     author = context.identity()
     async with context.connect() as peer:
@@ -120,7 +120,7 @@ async def unknown_threads_are_taken(context: Context) -> None:
 
 @CHECKS("R-042", source="RFC-0002 §3.3", level=Keyword.MAY)
 async def equal_nonces_are_no_duplicates(context: Context) -> None:
-    """Two packets with one nonce are two packets"""
+    """Two packets with the same nonce are two packets"""
     author = context.identity()
     packet = context.packet(author)
     twin = seal(author, members(packet, x=1))
@@ -132,7 +132,7 @@ async def equal_nonces_are_no_duplicates(context: Context) -> None:
 
 @CHECKS("R-043", "R-182", source="RFC-0002 §4.2; RFC-0001 §5.4; RFC-0004 §3.2")
 async def tampered_packets_are_nowhere(context: Context) -> None:
-    """A packet with a changed signature or another's key is refused, and neither stored nor forwarded"""
+    """A packet with a changed signature or by another key is refused, and neither stored nor forwarded"""
     author, stranger = context.identity(), context.identity()
     packet = context.packet(author)
     under_another_key = seal(stranger, members(packet))

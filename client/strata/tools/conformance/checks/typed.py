@@ -26,7 +26,7 @@ def _without(content: Message) -> Message:
 
 
 async def _each(context: Context, author: Identity, accepted: list[Message], refused: list[Message]) -> None:
-    """Each content of `accepted` is OK, each of `refused` is `invalid_schema`; `...` stands for absence."""
+    """Expect OK for each of `accepted`, `invalid_schema` for each of `refused`; `...` is an absent member."""
     async with context.connect() as peer:
         for content in accepted:
             await _expect(peer, context, author, _without(content), "OK", None)
@@ -83,7 +83,7 @@ async def edges_have_a_strength(context: Context) -> None:
 
 @CHECKS("R-240", source="RFC-0001 §7.1; decision A-031")
 async def edge_signatures_match(context: Context) -> None:
-    """A wrong `edge_signature` is refused, one over the packet without it is taken"""
+    """A wrong `edge_signature` is refused, and one over the packet without it is accepted"""
     author, to = context.identity(), context.identity().did
     plain = context.build(author, _edge(author, to))
     body = members(plain, packet_id=..., signature=...)
@@ -145,7 +145,7 @@ async def corrections_hide_nothing(context: Context) -> None:
 
 
 def attestation(author: Identity, context: Context, **changes: Any) -> Message:
-    """The content of a sound ATTESTATION, some members of the inner object changed before it is signed."""
+    """The content of a sound ATTESTATION; `changes` apply to the inner object before it is signed."""
     inner = {
         "attestation_id": context.type("ATTESTATION"),
         "attestor_id": author.did,
@@ -165,7 +165,7 @@ def attestation(author: Identity, context: Context, **changes: Any) -> Message:
 
 @CHECKS("R-250", "R-251", "R-252", "R-253", source="RFC-0003 §3.1–3.4; decision A-090")
 async def attestations_are_whole(context: Context) -> None:
-    """An ATTESTATION is whole, its attestor its author, its targets agree; an unknown target is no error"""
+    """An ATTESTATION is whole, is by its attestor, and its targets agree; an unknown target is no error"""
     author = context.identity()
     good = attestation(author, context)
     changes: list[Message] = [
@@ -197,7 +197,7 @@ async def attestations_are_whole(context: Context) -> None:
 
 @CHECKS("R-007", "R-008", source="RFC-0000 §7")
 async def new_kinds_of_attestation_are_taken(context: Context) -> None:
-    """Unknown `attestor_type`, `attestation_tier`, `domain` and `subject` are no error"""
+    """Unknown `attestor_type`, `attestation_tier`, `domain` and `subject` are not errors"""
     author = context.identity()
     unknown = dict.fromkeys(("attestor_type", "attestation_tier", "domain", "subject"), "NEW_KIND")
     await _each(context, author, [attestation(author, context, **unknown)], [])
@@ -246,7 +246,7 @@ async def attestations_count_once_for_each_author(context: Context) -> None:
 
 @CHECKS("R-114", source="RFC-0002 §8; decision A-037")
 async def metrics_count_once_for_each_moment(context: Context) -> None:
-    """A CONSENSUS_METRIC of another moment is new; one of the same moment is a duplicate"""
+    """A CONSENSUS_METRIC for another moment is new; one for the same moment is a duplicate"""
     author = context.identity()
     first, again, later = (
         context.build(author, _metric(author, observed_at=at))
@@ -272,7 +272,7 @@ def _metric(author: Identity, **changes: Any) -> Message:
 
 @CHECKS("R-260", source="RFC-0002 §7; decision A-094")
 async def metrics_are_their_sources(context: Context) -> None:
-    """A CONSENSUS_METRIC is by its source, has a target and an object of metrics"""
+    """A CONSENSUS_METRIC is by its source, and has a target and an object of metrics"""
     author = context.identity()
     wrong: list[Message] = [
         {"source_id": context.identity().did},
@@ -286,7 +286,7 @@ async def metrics_are_their_sources(context: Context) -> None:
 
 @CHECKS("R-261", "R-262", source="RFC-0007 §9; RFC-0006 §5.1, §5.3; RFC-0011 §5")
 async def configurations_are_their_authors(context: Context) -> None:
-    """CONFIG of the known kinds names its author; a snapshot ends after it begins; other scopes are opaque"""
+    """A CONFIG of a known kind names its author; a snapshot ends after it begins; other scopes are opaque"""
     author, other = context.identity(), context.identity().did
     now = context.now()
     policy = {"type": "CONFIG", "config_type": "REPLICATION_POLICY_V1", "relay_id": author.did}
@@ -314,7 +314,7 @@ async def configurations_are_their_authors(context: Context) -> None:
 
 @CHECKS("R-263", "R-384", "R-385", "R-386", source="RFC-0007 §10")
 async def descriptors_are_their_relays(context: Context) -> None:
-    """A RELAY_DESCRIPTOR is by its relay, of version 1, with a ws or wss endpoint"""
+    """A RELAY_DESCRIPTOR is by its relay, of version 1, and has a ws or wss endpoint"""
     author = context.identity()
     good: Message = {
         "type": "RELAY_DESCRIPTOR",

@@ -1,9 +1,9 @@
-"""A network in one process, under a virtual clock: for the proof of this library, and for tests of yours.
+"""A network in one process, under a virtual clock: to test this library, and programs that use it.
 
-`simulate` runs a scenario, `run_world` a world drawn from a seed, `run_chaos` the one with everything at
-once, and the module as a program thousands of those. Real channels run on it: `node` is what they take for
-their relays, `disk` for their store. `loop` is the clock, `network` the relays and paths. `checking` is the
-judge of what has to hold, `bounds` of what it may cost, and `planted` tries the judge.
+`simulate` runs a scenario, `run_world` a world drawn from a seed, `run_chaos` the world in which everything
+goes wrong at once, and the module as a program runs thousands of worlds. The channels are real: `node` stands
+for their relays, and `disk` for their store. `loop` is the clock, `network` the relays and paths. `checking`
+judges the promises, `bounds` the cost, and `planted` tests the judge.
 """
 
 from __future__ import annotations

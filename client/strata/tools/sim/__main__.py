@@ -3,12 +3,12 @@
     python -m strata.tools.sim --worlds 20000                  # of every kind, with a progress bar
     python -m strata.tools.sim --worlds 1 --first 1996         # one world again
     python -m strata.tools.sim --worlds 50 --kind absence --gap 100000
-    python -m strata.tools.sim --seeds 2000                    # the wild ones alone, as seeds 0 … 1999
+    python -m strata.tools.sim --seeds 2000                    # only wild worlds, seeds 0 … 1999
     python -m strata.tools.sim --curve                         # what people and gaps cost
     python -m strata.tools.sim --planted                       # whether each planted fault is found
 
 Exit code 1: a run broke the promise, or a planted fault was not found. The program prints the seed of each
-such run and the problems.
+run that failed, and its problems.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from strata.tools.sim.worlds import KINDS, WILD, WorldSize, run_world
 __all__ = ["main", "run_seeds", "run_worlds"]
 
 _CHUNK = 10
-# A run makes much garbage and keeps little: rare collections save a tenth of its time.
+# A run makes much garbage and keeps little: collecting rarely saves a tenth of its time.
 _GC_THRESHOLDS = (50_000, 20, 20)
 
 A = TypeVar("A")
@@ -47,14 +47,14 @@ R = TypeVar("R")
 
 
 def run_seeds(first: int, count: int) -> tuple[Report, list[str]]:
-    """The wild worlds of these seeds, one after another: what they did, and what went wrong."""
+    """Run the wild worlds of these seeds, one after another. Returns the report and the problems."""
     return _run(first, count, run_chaos)
 
 
 def run_worlds(
     first: int, count: int, kinds: Sequence[str] = (), size: WorldSize | None = None
 ) -> tuple[Report, list[str]]:
-    """These worlds of the mix, or of the kinds that are named in turn, one after another."""
+    """Run these worlds, one after another: of the mix, or of the given kinds in turn. See `run_seeds`."""
 
     def run(seed: int) -> Report:
         kind = kinds[seed % len(kinds)] if kinds else None
@@ -64,7 +64,7 @@ def run_worlds(
 
 
 def _run(first: int, count: int, run: Callable[[int], Report]) -> tuple[Report, list[str]]:
-    # Simulated disks fail and relays vanish: the log of the library holds no news here.
+    # Simulated disks fail and relays vanish, so the library's log has nothing new to say.
     logging.getLogger("strata").setLevel(logging.CRITICAL)
     total, problems = Report(), []
     for seed in range(first, first + count):
@@ -155,7 +155,7 @@ def _worlds(arguments: argparse.Namespace) -> int:
         size = WorldSize(arguments.gap or default.gap, arguments.people or default.people)
         kinds = [*KINDS, WILD] if "all" in arguments.kind else arguments.kind
         run = partial(run_worlds, kinds=tuple(kinds), size=size)
-    # A world of a kind may be large: those are handed out one by one.
+    # A world of a chosen kind may be large, so these are handed out one by one.
     most = 1 if arguments.kind else _CHUNK
     end = arguments.first + count
     chunks = [(start, min(most, end - start)) for start in range(arguments.first, end, most)]

@@ -1,4 +1,4 @@
-"""The scenario that the library is proved by: everything goes wrong that can, and then all must agree."""
+"""The main test scenario of the library: everything that can go wrong does, and then all must agree."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ HARSH = Faults(
     disk_losses=0.1,
     clock_jumps=1.0,
 )
-"""30 % loss on every passage, wide reordering, crashes of relays and participants, cuts, clocks that jump."""
+"""30 % loss on every hop, wide reordering, crashes of relays and participants, cuts, and clock jumps."""
 
 SMALL: Mapping[str, object] = {
     "bloom_filter_size": 500,
@@ -35,16 +35,16 @@ SMALL: Mapping[str, object] = {
     "repair_t_min_ms": 10_000,
     "repair_t_max_ms": 40_000,
 }
-"""Settings that let a run take milliseconds; the promise does not depend on them."""
+"""Settings with which a run takes milliseconds; the promise does not depend on them."""
 
 
 @dataclass(frozen=True, slots=True)
 class Chaos:
-    """What happens besides the faults."""
+    """The scenario: what happens in addition to the faults."""
 
     messages: int = 20
     seconds: float = 120.0
-    """Over which messages and faults are spread."""
+    """The virtual seconds over which messages and faults are spread."""
 
     async def __call__(self, run: Simulation) -> None:
         """The scenario."""
@@ -72,13 +72,13 @@ class Chaos:
         for number in range(self.messages):
             await asyncio.sleep(rng.expovariate(self.messages / self.seconds))
             sender = rng.choice(run.participants)
-            # Some take several segments, and some say what was said before.
+            # Some messages take several segments, and some repeat an earlier payload.
             size = rng.choice((10, 10, 100, 700))
             word = rng.choice((b"ok", b"%d" % number, b"%d" % number))
             try:
                 await sender.send((word + b" ").ljust(size, b"."))
             except StrataError:
-                run.network.counts["refused_sends"] += 1  # a store out of order: nothing was promised
+                run.network.counts["refused_sends"] += 1  # the store fails: nothing was promised
         await asyncio.sleep(rng.uniform(0, 10))
 
     async def _crash(self, run: Simulation, participant: SimParticipant, per_minute: float) -> None:
@@ -121,7 +121,7 @@ def run_chaos(
     chaos: Chaos | None = None,
     options: Mapping[str, object] | None = None,
 ) -> Report:
-    """One run of everything at once, of two to five participants and one to three relays, as the seed has it.
+    """Run everything at once, with two to five participants and one to three relays, drawn from the seed.
 
     Raises `SimulationFailed`.
     """
@@ -141,6 +141,6 @@ def run_chaos(
             **(options or {}),
         },
         world="wild",
-        # Many rooms have receipts alone, some have filters alone, and some have both.
+        # Many rooms have only receipts, some have only filters, and some have both.
         with_filters=max(0, rng.randint(-participants, participants)),
     )

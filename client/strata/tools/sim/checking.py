@@ -1,9 +1,9 @@
 """The claims that a run proves, and the evidence for them.
 
 The judge is a naive model: it knows what every program gave to its channel, what every channel gave to its
-program, and what the relays stored, and it compares them. It knows nothing of how a channel works.
+program, and what the relays stored, and it compares them. It does not know how a channel works.
 
-A check without evidence proves nothing: everything checked is counted, and an empty run fails.
+A check without evidence proves nothing, so everything checked is counted, and an empty run fails.
 """
 
 from __future__ import annotations
@@ -35,15 +35,15 @@ from strata.tools.sim.network import EPOCH
 __all__ = ["Evidence", "PromiseChecks", "SimulationFailed", "decoded", "same_order"]
 
 decoded = lru_cache(maxsize=256)(SdsMessage.decode)
-"""An SDS message of these bytes; every participant receives the same few."""
+"""Decode an SDS message, cached because every participant receives the same few."""
 _GAP_EVENT = "history-gap"
 _MOST_BEHIND_MS = 30_000
 _MOST_OF_A_KIND = 5
-"""A fault that strikes a thousand participants is told of a few."""
+"""The most problems reported of one kind: a fault may strike a thousand participants."""
 
 
 class SimulationFailed(StrataError, AssertionError):
-    """The promise was broken in a run; `seed` runs it again."""
+    """A run broke the promise; `seed` runs it again."""
 
     def __init__(self, seed: int, problems: list[str], world: str = "") -> None:
         super().__init__(seed, problems)
@@ -68,50 +68,50 @@ class PromiseChecks:
     logs: int = 0
     order_pairs: int = 0
     unobtainable: int = 0
-    """Messages that somebody lost with its disk, and that nobody has any more."""
+    """Messages that a participant lacks, and that no relay and no participant has any more."""
     told_missing: int = 0
     """Messages that no relay has any more, and that a participant was told it has missed."""
     told_late: int = 0
-    """Messages that came behind those that follow them, after a participant was told that they are gone."""
+    """Messages that came after those that follow them, once a participant was told that they are gone."""
     acknowledgements: int = 0
-    """Messages that a participant named in its own, and that its disk was asked for."""
+    """Messages that a participant named in its own messages, and that were looked up on its disk."""
     sync_claims: int = 0
-    """Times that a channel said it is synced, and that this was compared with the relays."""
+    """Claims of a channel to be synced that were compared with the relays."""
     weighed: int = 0
     """Participants whose state was weighed."""
     idle_minutes: float = 0.0
-    """Virtual minutes in which nobody said anything, and in which the traffic was counted."""
+    """Quiet virtual minutes in which the traffic was counted."""
 
 
 @dataclass(slots=True)
 class Evidence:
-    """Everything seen in the network and at the programs, to compare with the events of the channels."""
+    """Everything observed in the network and at the programs, to compare with the events of the channels."""
 
     problems: list[str] = field(default_factory=list)
     programs_are_busy: bool = True
-    """Whether some messages take the programs some time; others are dealt with at once."""
+    """Whether some messages take the programs some time to process."""
     gaps_are_told: bool = False
-    """Whether every message that no relay has any more must be told to whoever has not got it."""
+    """Whether everyone who lacks a message that no relay has any more must be told so."""
     clocks_are_right: bool = False
-    """Whether every clock has been right for so long that channel time must be near it."""
+    """Whether every clock has been right for long enough that channel time must be near it."""
     is_served: Callable[[str, str], bool] = lambda name, message_id: False
     """Whether a relay that this participant reaches has an SDS message."""
     write_seconds: float = 0.0
-    """The longest that a change may take to reach a participant's store."""
+    """The longest time that a change may take to reach a participant's store."""
     max_log: int = 10_000
-    """How many messages a log holds; a longer one has lost its beginning."""
+    """The number of messages that a log holds; a full log may have lost its beginning."""
     checks: PromiseChecks = field(default_factory=PromiseChecks)
     traffic: Counter[str] = field(default_factory=Counter)
-    """What the channels gave to their nodes, by kind: `content`, `again`, `sync`, `repair`, and the same
-    with `_bytes` behind."""
+    """The messages that channels gave to their nodes, by kind: `content`, `again`, `sync`, `repair`; and
+    their bytes, under the same names with `_bytes` appended."""
     _sent: dict[str, tuple[str, bytes]] = field(default_factory=dict)
     _taken: dict[str, dict[str, int]] = field(default_factory=lambda: defaultdict(dict))
-    """By program: the messages that it took, and the place of each in their order."""
+    """By program: the messages that it took, each with its place in their order."""
     _taken_before: dict[str, set[str]] = field(default_factory=lambda: defaultdict(set))
-    """By program: what it had taken when it lost its disk."""
+    """By program: the messages that it had taken when it lost its disk."""
     _chunks: dict[str, set[str]] = field(default_factory=lambda: defaultdict(set))
     _acknowledged: dict[str, dict[str, float]] = field(default_factory=lambda: defaultdict(dict))
-    """By sender: its chunks that some other participant named in its hearing, and when it first did."""
+    """By sender: those of its chunks that it heard another participant name, and when it first did."""
     _follows: dict[str, tuple[str, ...]] = field(default_factory=dict)
     _request_of: dict[str, str] = field(default_factory=dict)
     _id_of_packet: dict[bytes, str | None] = field(default_factory=dict)
@@ -137,9 +137,10 @@ class Evidence:
         holds: Callable[[str], bool] = lambda message_id: True,
         written_from: Callable[[], float] = lambda: math.inf,
     ) -> None:
-        """Look on at a participant's node and at what its channel tells.
+        """Observe a participant's node and the events of its channel.
 
-        `holds` asks its disk, and `written_from` when the write began that the disk has finished last.
+        `holds` says whether a message is on its disk, and `written_from` when the last write that the disk
+        finished began.
         """
         send = node.send
 
@@ -161,7 +162,7 @@ class Evidence:
             events.on(_GAP_EVENT, lambda event: self._told_gap(name, event))
 
     def sent(self, name: str, request_id: str, payload: bytes) -> None:
-        """A channel has accepted a message."""
+        """Note that a channel has accepted a message."""
         self._sent[request_id] = (name, payload)
 
     def recorded(
@@ -174,7 +175,7 @@ class Evidence:
         lamport: int,
         follows: tuple[str, ...],
     ) -> None:
-        """A message of somebody who is not simulated is with the relays."""
+        """Note that the relays have a message from a sender that is not simulated."""
         self._sent[request_id] = (sender, payload)
         self._chunks[request_id] = {message_id}
         self._request_of[message_id] = request_id
@@ -182,11 +183,11 @@ class Evidence:
         self._lamport_of[message_id] = lamport
 
     def packet(self, message_hash: bytes, message_id: str) -> None:
-        """This packet holds this SDS message."""
+        """Note which SDS message a packet contains."""
         self._id_of_packet[message_hash] = message_id
 
     def took(self, name: str, message: MessageReceived) -> None:
-        """A program has taken a message."""
+        """Note that a program has taken a message, and check that it may."""
         taken = self._taken[name]
         if message.request_id in taken:
             self.problems.append(f"{name} was given {message.request_id} twice")
@@ -197,11 +198,11 @@ class Evidence:
         self.checks.deliveries += 1
 
     def has_taken(self, name: str, request_id: str) -> bool:
-        """Whether a program has this message, on its present disk."""
+        """Whether a program has this message, with its present disk."""
         return request_id in self._taken[name] or (name, request_id) in self._in_hand
 
     def forget(self, name: str) -> None:
-        """A program starts anew and has forgotten everything that it took and that it was about to send."""
+        """Note that a program starts anew: it has forgotten all that it took and was about to send."""
         self._taken_before[name].update(self._taken[name])
         self._taken[name] = {}
         for request_id, (sender, _) in self._sent.items():
@@ -209,7 +210,7 @@ class Evidence:
                 self._excused.add(request_id)
 
     def died(self, name: str, at_risk: AtRisk) -> None:
-        """A program died: events between its store and the program may never be told."""
+        """Note that a program died: events between its store and the program may never arrive."""
         heard, written = self._acknowledged[name], virtual_time() - self.write_seconds
         for message_id in [each for each, at in heard.items() if at > written]:
             del heard[message_id]
@@ -227,12 +228,12 @@ class Evidence:
         return self._id_of_packet[event.message_hash]
 
     def request_of(self, message_id: str | None) -> str | None:
-        """The request whose only chunk this is; None for syncs, and for chunks of many."""
+        """The request of which this is the only chunk; None for syncs, and for one chunk of several."""
         request_id = self._request_of.get(message_id or "")
         return request_id if request_id is not None and len(self._chunks[request_id]) == 1 else None
 
     def sender_of(self, request_id: str) -> str | None:
-        """Who has sent this, as far as it has been accepted."""
+        """The sender of a request, or None if it has not been accepted."""
         return self._sent.get(request_id, (None, b""))[0]
 
     def _saw_sent(self, name: str, payload: bytes, holds: Callable[[str], bool]) -> None:
@@ -240,7 +241,7 @@ class Evidence:
         if message is None or message.lamport_timestamp is None:
             return
         if message.message_id not in self._follows:
-            # Its history acknowledges: a crash must not make that untrue.
+            # Its causal history acknowledges messages, and a crash must not make that untrue.
             self.checks.acknowledgements += len(message.causal_history)
             for message_id in message.history_ids:
                 if not holds(message_id):
@@ -281,12 +282,12 @@ class Evidence:
             return
         for named in message.history_ids:
             known = self._sent.get(self._request_of.get(named, ""))
-            # Before it is accepted a message may be out already, and named: then nobody is known to have it.
+            # A message may be sent and named before it is accepted; then nobody is known to have sent it.
             if known is None or known[0] == name:
                 self._acknowledged[name].setdefault(named, virtual_time())
 
     def _told_gap(self, name: str, gap: Any) -> None:
-        """A stretch of the history is gone: its messages by name, and by their times all between its ends."""
+        """Note a gap in the history: messages known by name, and all whose times are between its ends."""
         for message_id in gap.message_ids:
             if self.is_served(name, message_id):
                 self._blame("gone", f"{name} was told that {message_id} is gone, which a relay gives it")
@@ -301,7 +302,7 @@ class Evidence:
     def _told_undelivered(self, name: str, event: ReliableMessageDeliveryError, written_from: float) -> None:
         self.checks.delivery_errors += 1
         chunks = self._chunks[event.request_id]
-        # What is told now was so when the store began to write it, however often that failed.
+        # The event was decided when the store began to write it, however often the write failed.
         heard, decided = self._acknowledged[name], min(virtual_time() - self.write_seconds, written_from)
         if chunks and all(heard.get(chunk, decided) < decided for chunk in chunks):
             self.problems.append(f"{name} said {event.request_id} is undelivered, and had heard otherwise")
@@ -315,11 +316,11 @@ class Evidence:
         obtainable: Collection[str],
         stored: Collection[str] | None = None,
     ) -> None:
-        """Hold everything against everything, once all have converged.
+        """Compare all the evidence, once all have converged.
 
         `logs` has the log of each participant by name, or None while its channel is closed. `obtainable` are
-        the SDS messages that any relay or any participant still has: what lost disks and forgetful relays
-        took from all of them together, nobody can be given again. `stored` are those of the relays alone.
+        the SDS messages that any relay or any participant still has: nobody can be given messages that lost
+        disks and forgetful relays took from all of them. `stored` are those that the relays have.
         """
         self._compare_logs(logs)
         ended = self._delivered | self._undelivered | self._failed | self._untold
@@ -350,7 +351,7 @@ class Evidence:
         obtainable: Collection[str],
         stored: Collection[str] | None,
     ) -> None:
-        """A program lacks a message: either nobody can supply it, or the promise is broken."""
+        """Judge a message that a program lacks: either nobody can supply it, or the promise is broken."""
         chunks = self._chunks[request_id]
         if not self.gaps_are_told:
             if all(chunk in obtainable for chunk in chunks):
@@ -365,7 +366,7 @@ class Evidence:
             self._blame("told", f"{name} was never told that it has missed {request_id} of {sender}")
 
     def _was_told(self, name: str, chunks: Iterable[str]) -> bool:
-        """Whether a program was told that these are gone."""
+        """Whether a program was told that these chunks are gone."""
         return all(chunk in self._given_up[name] or self._is_in_gap(name, chunk) for chunk in chunks)
 
     def _is_in_gap(self, name: str, message_id: str) -> bool:
@@ -373,7 +374,7 @@ class Evidence:
         return lamport is not None and any(first <= lamport <= last for first, last in self._gaps[name])
 
     def _check_delivered(self, sender: str, request_id: str) -> None:
-        """What its sender was told is delivered is with somebody else, or was."""
+        """Check that another program has, or had, a message that was reported as delivered."""
         if not any(name != sender and self._has_had(name, request_id) for name in list(self._taken)):
             self.problems.append(f"{sender} was told {request_id} is delivered, and nobody has it")
 
@@ -381,7 +382,7 @@ class Evidence:
         return self.has_taken(name, request_id) or request_id in self._taken_before.get(name, ())
 
     def _blame(self, kind: str, problem: str) -> None:
-        """Tell a problem; of a kind that strikes many, the first few and how many there are."""
+        """Report a problem; of many problems of one kind, the first few and the number of the others."""
         self._of_a_kind[kind] += 1
         if self._of_a_kind[kind] <= _MOST_OF_A_KIND:
             self.problems.append(problem)
@@ -404,7 +405,7 @@ class Evidence:
                 )
 
     def agree(self, name: str, log: list[str], other: str, others: list[str]) -> bool:
-        """Whether two logs agree; what is gone from the relays may be in one alone, if the other was told."""
+        """Whether two logs agree. A message that relays lack may be in only one, if the other was told."""
         if same_order(log, others, self.max_log):
             return True
         if not self.gaps_are_told:
@@ -416,7 +417,7 @@ class Evidence:
         ] and all(self._was_told(who, [message_id]) for who, ids in lacking for message_id in ids)
 
     def _check_order(self, name: str) -> None:
-        """A message never comes before one that it follows (C-298)."""
+        """Check that no message came before one that it follows (C-298)."""
         taken = self._taken[name]
         for message_id, before in self._follows.items():
             mine = taken.get(self._request_of[message_id])
@@ -428,7 +429,7 @@ class Evidence:
                 self.checks.order_pairs += 1
                 if theirs > mine and len(self._chunks[self._request_of[named]]) == 1:
                     if named in self._given_up[name]:
-                        self.checks.told_late += 1  # it was called gone, and came late
+                        self.checks.told_late += 1  # it was reported as gone, and came late
                         continue
                     self._blame("order", f"{name} was given {message_id} before {named}, which it follows")
 
@@ -440,7 +441,7 @@ class Evidence:
 
 
 def same_order(log: list[str], other: list[str], max_log: int) -> bool:
-    """Whether two logs agree: they are equal, or full, and hold what both have in the same order."""
+    """Whether two logs are equal or, if one is full, have their common messages in the same order."""
     if log == other:
         return True
     if max(len(log), len(other)) < max_log:

@@ -1,8 +1,8 @@
 """Whether a channel that says it is synced has what its relays have.
 
-Nobody can know of a message that was lost on its way and that nobody has named yet. So the claim is held
-against the relays only in worlds whose network loses nothing: there a participant that reaches its relays
-could have had everything they store.
+A participant cannot know about a message that was lost on its way and that nobody has named yet. So the claim
+is compared with the relays only in worlds whose network loses nothing: there, a participant that reaches its
+relays could have received everything they store.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ __all__ = ["SyncClaims"]
 
 
 class SyncClaims:
-    """The stored messages in the order in which they came, and how far each participant has them all."""
+    """The stored messages in order of arrival, and up to which place each participant has them all."""
 
     def __init__(self, network: SimNetwork, evidence: Evidence, after: float) -> None:
-        """`after`: how many virtual seconds a stored message may be on its way to whoever is there."""
+        """`after` is how many virtual seconds a stored message may take to a connected participant."""
         self._network = network
         self._evidence = evidence
         self._after = after
@@ -34,20 +34,20 @@ class SyncClaims:
         network.on_stored = self.stored
 
     def stored(self, event: NodeMessageReceived, at: float) -> None:
-        """A relay has stored a message."""
+        """Note that a relay has stored a message."""
         self._stored.append((at, event))
 
     def forget(self, name: str) -> None:
-        """A participant has lost its disk."""
+        """Note that a participant has lost its disk."""
         self._complete[name] = 0
         self._blamed.discard(name)
 
     def away(self, name: str) -> None:
-        """A participant sleeps, or reaches no relay."""
+        """Note that a participant sleeps, or does not reach all its relays."""
         self._away_until[name] = self._network.time()
 
     def look(self, name: str, status: SyncStatus) -> None:
-        """Compare what a participant says of itself at this moment with what its relays have."""
+        """Compare what a participant claims at this moment with what its relays have."""
         if len(self._network.reachable(name)) < len(self._network.relays):
             self.away(name)
         noticed = self._away_until.get(name, -self._after) + self._after < self._network.time()

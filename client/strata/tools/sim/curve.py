@@ -1,7 +1,7 @@
-"""What people and gaps cost: idle traffic and acknowledgement by N, catch-up and joining by the gap.
+"""What people and gaps cost: idle traffic and acknowledgement by people, catch-up and joining by the gap.
 
-Nothing is lost in these worlds and nothing fails, and all settings but the sizes of filter and segment are
-defaults. Times are virtual, so the figures are the same on every machine, but for the CPU.
+In these worlds nothing is lost and nothing fails, and all settings except the sizes of filter and segment are
+the defaults. Times are virtual, so the figures are the same on every machine, except the CPU time.
 """
 
 from __future__ import annotations
@@ -27,18 +27,18 @@ _MOST_SECONDS = 3_600.0
 
 @dataclass(frozen=True, slots=True)
 class ByPeople:
-    """A room of so many people in which twenty things are said, and then nothing."""
+    """A room in which people send twenty messages, and then nothing."""
 
     people: int
     idle_syncs_per_minute: float
     idle_bytes_per_minute: float
-    """Bytes that the relays hand on while nobody says anything, to all together."""
+    """Bytes that the relays hand on while nobody says anything, to all participants together."""
     sends_per_message: float
     syncs_per_message: float
     bytes_per_delivery: float
-    """Bytes that the relays hand on for each message that a program gets."""
+    """Bytes that the relays hand on per message that a program gets."""
     acknowledged_after: float
-    """Virtual seconds from `send` to `delivered`, the median."""
+    """Median virtual seconds from `send` to `delivered`."""
     items_kept: int
     """Items in the state of one participant."""
     cpu_seconds: float
@@ -46,19 +46,19 @@ class ByPeople:
 
 @dataclass(frozen=True, slots=True)
 class ByGap:
-    """Somebody who missed so many messages, and a newcomer, with everybody else gone."""
+    """A participant that missed messages, and a newcomer, when everybody else is gone."""
 
     gap: int
     received: int
-    """How many of them came, within an hour."""
+    """The missed messages that arrived within an hour."""
     seconds: float
-    """Virtual seconds until the last one that came."""
+    """Virtual seconds until the last of them arrived."""
     read: int
     """Messages read from the relays' stores for that."""
     said_synced_early: bool
-    """Whether the channel said that it is synced while some were still to come."""
+    """Whether the channel said that it is synced while some had not arrived yet."""
     first_live_after: float | None
-    """Virtual seconds until a newcomer had something that was said after it joined; None: not in an hour."""
+    """Virtual seconds until a newcomer had a message sent after it joined; None if not within an hour."""
     cpu_seconds: float
 
 
@@ -123,7 +123,7 @@ async def _room(people: int) -> tuple[float, float, float, float, float, float, 
 
 
 def by_gap(gap: int) -> ByGap:
-    """Measure an absence, and a newcomer's beginning."""
+    """Measure an absence, and a newcomer's first message."""
     began_at = time.process_time()
     received, seconds, read, early = run_virtually(lambda: _absence(gap))
     first_live = run_virtually(lambda: _joining(gap))
@@ -177,7 +177,7 @@ async def _joining(gap: int) -> float | None:
 
 
 def rows(people: int, gap: int) -> Iterator[tuple[Callable[[int], ByPeople | ByGap], int]]:
-    """What to measure: a function and its argument, for each row of the two tables."""
+    """The measurements: a function and its argument for each row of the two tables."""
     for count in people_up_to(people):
         yield by_people, count
     for missed in gaps_up_to(gap):

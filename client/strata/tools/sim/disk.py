@@ -1,4 +1,4 @@
-"""A participant's store that outlives its process: slow, and failing as it is told."""
+"""A participant's store that outlives its process: slow, and failing on demand."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ __all__ = ["Disk", "DiskContent", "SimStore"]
 
 
 _MESSAGE_KINDS = ("sds.log", "sds.known", "sds.waiting", "sds.outgoing")
-"""The kinds of records whose keys are the ids of messages that are here."""
+"""The kinds of records whose keys are the ids of stored messages."""
 
 
 class DiskContent(MemoryPersistence):
-    """Records in memory, which can be looked through at once."""
+    """Records in memory that can be searched without waiting."""
 
     def holds(self, message_id: str) -> bool:
-        """Whether an SDS message is written."""
+        """Whether an SDS message has been written."""
         return any(
             message_id in state.records.get(kind, ())
             for state in self._states.values()
@@ -38,19 +38,19 @@ class DiskContent(MemoryPersistence):
 
 
 class Disk:
-    """What is written: it survives the process, unless it is lost."""
+    """The written data, which survives the process unless the disk is lost."""
 
     def __init__(self) -> None:
         self.content = DiskContent()
         self.writes = 0
         self.trying_since: float | None = None
-        """When the first attempt of a write began that has not succeeded."""
+        """When the first attempt began at a write that has not succeeded yet; None if there is none."""
         self.written_from = 0.0
-        """When the first attempt of the write began that succeeded last: failures make a write take long."""
+        """When the first attempt began at the last write that succeeded; failures make a write take long."""
 
 
 class SimStore:
-    """A disk as one process sees it; once `unplugged`, nothing that process does reaches it any more."""
+    """A disk as one process sees it. Once it is `unplugged`, nothing from that process reaches the disk."""
 
     def __init__(self, disk: Disk, faults: Faults, rng: random.Random, counts: FaultCounts) -> None:
         self.faults = faults
@@ -61,12 +61,12 @@ class SimStore:
         disk.trying_since = None
 
     async def load(self, participant: ParticipantKey) -> StoredState:
-        """The state of a participant, after a while."""
+        """The state of a participant, after a delay."""
         await self._wait()
         return await self._disk.content.load(participant)
 
     async def apply(self, participant: ParticipantKey, changes: Sequence[Change]) -> None:
-        """Write, whole or not at all; a failure tells nothing about which. Raises `StorageFull`."""
+        """Write all changes or none; a failure does not say which. Raises `StorageFull`."""
         check_changes(changes)
         disk = self._disk
         if disk.trying_since is None:
@@ -93,7 +93,7 @@ class SimStore:
         await self._disk.content.purge(participant)
 
     async def close(self) -> None:
-        """The disk stays."""
+        """Do nothing: the disk stays."""
 
     async def _wait(self) -> None:
         await asyncio.sleep(self._rng.uniform(*self.faults.disk_delay))

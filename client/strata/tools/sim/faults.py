@@ -1,4 +1,4 @@
-"""What goes wrong in a simulated network, how often, and how often it did."""
+"""The faults of a simulated network: how often they strike, and how often they did."""
 
 from __future__ import annotations
 
@@ -13,20 +13,23 @@ FaultCounts = Counter[str]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Faults:
-    """Probabilities between 0 and 1, and times in virtual seconds. Raises `ValueError` for anything else."""
+    """Probabilities from 0 to 1, rates per minute, and times in virtual seconds.
+
+    Raises `ValueError` for values that are out of range.
+    """
 
     loss: float = 0.0
-    """Each passage, of a message to a relay, of its answer, of the message to each subscriber."""
+    """The probability that a hop is lost: a message to a relay, its answer, or a message to a subscriber."""
     duplication: float = 0.0
-    """Each passage to a subscriber happens twice."""
+    """The probability that a message to a subscriber arrives twice."""
     latency: tuple[float, float] = (0.01, 0.2)
-    """Each passage takes between; the wider, the more messages overtake each other."""
+    """The least and most that a hop takes; in a wider range, messages overtake each other more often."""
     forgetting: float = 0.0
-    """A relay says it stored a message, hands it on, and has not stored it."""
+    """The probability that a relay acknowledges a message and hands it on without storing it."""
     disk_delay: tuple[float, float] = (0.0, 0.01)
-    """What a write to a participant's store takes."""
+    """The least and most that a write to a participant's store takes."""
     disk_failure: float = 0.0
-    """A write fails, and has or has not taken effect."""
+    """The probability that a write fails, with or without having taken effect."""
     partitions: float = 0.0
     """How many times a minute a participant is cut off from a relay, for some seconds."""
     relay_crashes: float = 0.0
@@ -34,11 +37,11 @@ class Faults:
     crashes: float = 0.0
     """How many times a minute a participant is killed, and comes back with its store."""
     disk_losses: float = 0.0
-    """How many of those come back without it."""
+    """The share of those crashes after which it comes back without its store."""
     clock_jumps: float = 0.0
-    """How many times a minute a participant's clock is set, by up to an hour either way."""
+    """How many times a minute a participant's clock is set, by up to an hour in either direction."""
     outage: tuple[float, float] = (1.0, 20.0)
-    """The length of an outage, in seconds: least and most."""
+    """The least and most that an outage lasts."""
 
     def __post_init__(self) -> None:
         for name in ("loss", "duplication", "forgetting", "disk_failure"):

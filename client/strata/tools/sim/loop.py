@@ -1,10 +1,10 @@
-"""An event loop whose clock is moved by its own timers alone: hours pass in milliseconds, the same each time.
+"""An event loop whose clock is moved only by its own timers: hours pass in milliseconds, the same each time.
 
-There is no I/O and no waiting. When every task waits for a timer, time jumps to the earliest one; when every
-task waits and there is none, that is a deadlock, and it is reported as one.
+There is no I/O and no waiting. When every task waits for a timer, time jumps to the earliest one. When every
+task waits and there is no timer, that is a deadlock, and the loop reports it.
 
-A `Process` can be killed, and it can sleep as a laptop does: while it sleeps nothing of it runs and its clock
-stands still, so the time of each process is the loop's less what that process has slept.
+A `Process` can be killed, and it can sleep as a laptop does. While it sleeps, it runs nothing and its clock
+stands still, so the time of a process is the loop's time minus the time that the process has slept.
 """
 
 from __future__ import annotations
@@ -25,19 +25,19 @@ T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
 
 _RESOLUTION = 1e-9
-"""Timers no further apart than this, in seconds, are due together."""
+"""Timers that are at most this far apart, in seconds, are due together."""
 _FEW_TASKS = 32
 
 
 class Deadlock(StrataError, AssertionError):
-    """Everything waits, and nothing will ever happen."""
+    """Every task waits, and nothing will ever happen."""
 
 
 class Process:
-    """A set of tasks that can be killed: whatever is started within it belongs to it, however deep.
+    """A set of tasks that can be killed. A task that one of them starts belongs to it too.
 
-    Killing cancels all of them at once. They get no chance to finish anything that takes time, for what they
-    start then is cancelled too. A process that is asleep runs nothing until it is awake, or killed.
+    Killing cancels all of them at once. They cannot finish anything that takes time, because tasks that they
+    start then are cancelled too. A process that is asleep runs nothing until it is awake, or killed.
     """
 
     _current: contextvars.ContextVar[Process | None] = contextvars.ContextVar("process", default=None)
@@ -47,7 +47,7 @@ class Process:
         self.killed = False
         self.asleep = False
         self.slept = 0.0
-        """Virtual seconds that it has slept, until it last awoke."""
+        """Virtual seconds that it had slept when it last awoke."""
         self._fell_asleep_at = 0.0
         self._set_aside: list[asyncio.Handle] = []
         self._tasks: list[asyncio.Task[Any]] = []
@@ -60,14 +60,14 @@ class Process:
         return context.run(asyncio.get_running_loop().create_task, work)
 
     def kill(self) -> None:
-        """End it, at this instant. Idempotent."""
+        """End the process at this instant. Idempotent."""
         self.killed = True
-        self.wake_up()  # or its tasks would never hear that they are cancelled
+        self.wake_up()  # otherwise its tasks would never see that they are cancelled
         for task in self._tasks.copy():
             task.cancel()
 
     def fall_asleep(self) -> None:
-        """Stop its clock, and with it all that it does. Idempotent."""
+        """Stop the process and its clock. Idempotent."""
         loop = _virtual_loop()
         if not self.asleep and not self.killed:
             self.asleep = True
@@ -75,7 +75,7 @@ class Process:
             loop.sleepers += 1
 
     def wake_up(self) -> None:
-        """Go on where it fell asleep: what was ready runs, and each timer has as long to go as it had."""
+        """Continue where it fell asleep: ready callbacks run, and timers keep their remaining time."""
         if not self.asleep:
             return
         loop = _virtual_loop()
@@ -86,11 +86,11 @@ class Process:
         loop.resume(handles)
 
     def set_aside(self, handle: asyncio.Handle) -> None:
-        """Something to do when it is awake."""
+        """Keep a callback until the process is awake."""
         self._set_aside.append(handle)
 
     def adopt(self, task: asyncio.Task[Any]) -> None:
-        """A task of this process."""
+        """Add a task to this process."""
         if len(self._tasks) >= self._many:
             self._tasks = [each for each in self._tasks if not each.done()]
             self._many = _FEW_TASKS + 2 * len(self._tasks)
@@ -100,17 +100,17 @@ class Process:
 
     @classmethod
     def current(cls) -> Process | None:
-        """The process of the code that runs."""
+        """The process of the running code."""
         return cls._current.get()
 
     @classmethod
     def of(cls, handle: asyncio.Handle) -> Process | None:
-        """The process of a callback that will run."""
+        """The process of a scheduled callback."""
         return handle._context.get(cls._current)  # type: ignore[attr-defined, no-any-return]
 
 
 class VirtualLoop(asyncio.BaseEventLoop):
-    """The loop; `now` is its clock, in seconds. Timers of one moment run in the order of their setting."""
+    """The loop; `now` is its clock, in seconds. Timers of the same moment run in the order they were set."""
 
     _ready: deque[asyncio.Handle]
     _stopping: bool
@@ -118,7 +118,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
     def __init__(self) -> None:
         self.now = 0.0
         self.sleepers = 0
-        """Processes that are asleep."""
+        """The number of processes that are asleep."""
         self._anybody_slept = False
         self._timers: list[tuple[float, int, asyncio.TimerHandle]] = []
         self._timers_set = 0
@@ -126,7 +126,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
         self.set_task_factory(self._make_task)
 
     def time(self) -> float:
-        """Virtual seconds since the loop was made, less those that the present process has slept."""
+        """Virtual seconds since the loop was made, minus those that the current process has slept."""
         return self.now - self._slept(None)
 
     def _slept(self, context: Context | None) -> float:
@@ -138,7 +138,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
     def call_soon(
         self, callback: Callable[[Unpack[Ts]], object], *args: *Ts, context: Context | None = None
     ) -> asyncio.Handle:
-        """As every loop has it, without a look at threads: there is one."""
+        """As in every loop, without checking the thread: there is only one."""
         handle = asyncio.Handle(callback, args, self, context)
         self._ready.append(handle)
         return handle
@@ -150,7 +150,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
         *args: *Ts,
         context: Context | None = None,
     ) -> asyncio.TimerHandle:
-        """As every loop has it; `when` is a time of the process that the callback belongs to."""
+        """As in every loop; `when` is in the time of the process to which the callback belongs."""
         timer = asyncio.TimerHandle(when, callback, args, self, context)
         self._set_timer(when + self._slept(context), timer)
         return timer
@@ -162,7 +162,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
         *args: *Ts,
         context: Context | None = None,
     ) -> asyncio.TimerHandle:
-        """As every loop has it."""
+        """As in every loop."""
         return self.call_at(self.now - self._slept(context) + delay, callback, *args, context=context)
 
     def _set_timer(self, at: float, timer: asyncio.TimerHandle) -> None:
@@ -170,7 +170,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
         heapq.heappush(self._timers, (at, self._timers_set, timer))
 
     def resume(self, handles: list[asyncio.Handle]) -> None:
-        """A process is awake again: what was set aside while it slept comes to its turn."""
+        """Schedule the callbacks that were set aside while a process slept."""
         self._anybody_slept = True
         for handle in handles:
             if isinstance(handle, asyncio.TimerHandle):
@@ -179,7 +179,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
                 self._ready.append(handle)
 
     def _run_once(self) -> None:
-        """Run what is ready; with nothing ready, go to the next timer. The base class calls this for ever."""
+        """Run what is ready; if nothing is, jump to the next timer. The base class calls this repeatedly."""
         ready, timers = self._ready, self._timers
         if not ready and not self._stopping:
             while timers and timers[0][2].cancelled():
@@ -202,7 +202,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
                 handle._run()
 
     def _is_due(self, timer: asyncio.TimerHandle, due: float) -> bool:
-        """Whether a timer is due by its process's clock; if that process has slept since, it is set anew."""
+        """Whether a timer is due by its process's clock. If the process has slept since, it is set anew."""
         if not self._anybody_slept:
             return True
         at = timer.when() + self._slept(timer._context)  # type: ignore[attr-defined]
@@ -231,10 +231,10 @@ def _virtual_loop() -> VirtualLoop:
 
 
 def run_virtually(work: Callable[[], Coroutine[Any, Any, T]]) -> T:
-    """Run to the end on a clock of its own.
+    """Run to the end on a new virtual clock.
 
     Raises what the work raises, `Deadlock`, and `AssertionError` for anything that asyncio had to log: an
-    exception that nobody looked at is a fault of the program under test.
+    exception that was never retrieved is a fault of the program under test.
     """
     problems: list[dict[str, Any]] = []
     with asyncio.Runner(loop_factory=VirtualLoop) as runner:

@@ -1,4 +1,4 @@
-"""Relays and the paths to them, in one process: they store, hand on, forget and fail as they are told."""
+"""Relays and the paths to them, in one process: they store, hand on, forget and fail on demand."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ __all__ = ["EPOCH", "SimNetwork", "SimRelay", "Subscriber"]
 
 
 class Subscriber(Protocol):
-    """What a relay hands messages to."""
+    """A receiver of messages from relays."""
 
     name: str
 
@@ -44,7 +44,7 @@ class SimRelay:
         self.stored: dict[bytes, NodeMessageReceived] = {}
         self.stored_at: dict[bytes, float] = {}
         self.retention: float = math.inf
-        """For how many virtual seconds it serves a message."""
+        """How many virtual seconds it serves a message."""
 
     def keep(self, event: NodeMessageReceived, at: float) -> None:
         """Store a message that arrived at this virtual time."""
@@ -52,7 +52,7 @@ class SimRelay:
         self.stored_at[event.message_hash] = at
 
     def serves(self, message_hash: bytes, now: float) -> bool:
-        """Whether a reader gets this message: it is stored, and has not expired."""
+        """Whether a reader gets this message: it is stored and has not expired."""
         event = self.stored.get(message_hash)
         if event is None:
             return False
@@ -60,14 +60,14 @@ class SimRelay:
         return self.stored_at[message_hash] + lifetime >= now
 
     def forget(self, message_hashes: Iterable[bytes]) -> None:
-        """Lose messages for good."""
+        """Lose messages permanently."""
         for message_hash in message_hashes:
             if self.stored.pop(message_hash, None) is not None:
                 del self.stored_at[message_hash]
 
 
 class SimNetwork:
-    """Every relay and every path. All chance comes from `rng`; time is the running loop's.
+    """Every relay and every path. All randomness comes from `rng`; time is that of the running loop.
 
     Readers of a relay's store get pages of `page_messages`.
     """
@@ -83,14 +83,14 @@ class SimNetwork:
         self.messages_handed_on = 0
         self.bytes_handed_on = 0
         self.messages_read = 0
-        """Messages that were read from the relays' stores."""
+        """Messages read from the relays' stores."""
         self.page_messages = page_messages
         self.deaf: set[str] = set()
-        """Participants who are connected, and to whom relays hand on nothing."""
+        """Participants that are connected, but to which the relays hand on nothing."""
         self.on_stored: Callable[[NodeMessageReceived, float], None] = lambda event, at: None
-        """Called when a first relay has stored a message."""
+        """Called with a message and the time when a relay has stored it."""
         self._rng = rng
-        # What is on its way belongs to no process: it arrives, even if its sender is dead or asleep.
+        # A message on its way belongs to no process: it arrives even if its sender is dead or asleep.
         self._context = contextvars.Context()
         self._subscribers: dict[str, Subscriber] = {}
         self._cuts: set[tuple[str, str]] = set()
@@ -98,23 +98,23 @@ class SimNetwork:
         self._sent = 0
 
     def hash_of(self, payload: bytes) -> bytes:
-        """A transport hash: another one for each sending."""
+        """A transport hash, different for each transmission."""
         self._sent += 1
         return hashlib.sha256(self._sent.to_bytes(8, "big") + payload).digest()
 
-    # Who is there, and who reaches whom.
+    # Participants, and which relays they reach.
 
     def attach(self, subscriber: Subscriber) -> None:
-        """A node comes up; one of the same name is taken for gone."""
+        """Add a node; it replaces one of the same name."""
         self._subscribers[subscriber.name] = subscriber
 
     def detach(self, subscriber: Subscriber) -> None:
-        """A node is gone: messages on their way to it are lost."""
+        """Remove a node: messages on their way to it are lost."""
         if self._subscribers.get(subscriber.name) is subscriber:
             del self._subscribers[subscriber.name]
 
     def reachable(self, name: str) -> list[SimRelay]:
-        """The relays that a participant reaches at this moment."""
+        """The relays that a participant can reach at this moment."""
         if name in self._apart:
             return []
         return [relay for relay in self.relays if relay.up and (name, relay.name) not in self._cuts]
@@ -131,28 +131,28 @@ class SimNetwork:
         self._tell(name)
 
     def part(self, name: str) -> None:
-        """A participant reaches no relay, and none reaches it, until it rejoins."""
+        """Cut a participant off from all relays until it rejoins."""
         self._apart.add(name)
         self._tell(name)
 
     def rejoin(self, name: str) -> None:
-        """It is back on the network. Idempotent."""
+        """Undo `part`. Idempotent."""
         self._apart.discard(name)
         self._tell(name)
 
     def take_down(self, relay: SimRelay) -> None:
-        """A relay crashes; it keeps its stored messages."""
+        """Crash a relay; it keeps its stored messages."""
         self.counts["relay_crashes"] += 1
         relay.up = False
         self._tell(*self._subscribers)
 
     def bring_up(self, relay: SimRelay) -> None:
-        """It is back."""
+        """Restart a relay."""
         relay.up = True
         self._tell(*self._subscribers)
 
     def heal(self, faults: Faults) -> None:
-        """Everything works from now on, but for these faults."""
+        """End all cuts and outages; from now on only these faults strike."""
         self.faults = faults
         self._cuts.clear()
         self._apart.clear()
@@ -171,7 +171,7 @@ class SimNetwork:
     def publish(
         self, name: str, relay: SimRelay, event: NodeMessageReceived, answer: Callable[[], None]
     ) -> None:
-        """Send to one relay; `answer` is called if its OK comes back."""
+        """Send to one relay; `answer` is called if its OK arrives."""
         self.messages_sent += 1
         self.bytes_sent += len(event.message.payload)
         if self._strikes("lost_requests", self.faults.loss):
@@ -212,7 +212,7 @@ class SimNetwork:
             self._later(arrives)
 
     def stored(self, relay: SimRelay, topic: str, since: float) -> list[NodeMessageReceived]:
-        """What a relay has of a topic, newest first, by the authors' times; expired ones are not served."""
+        """A relay's unexpired messages of a topic, newest arrival first; `since` bounds their own times."""
         now = self.time()
         return [
             event
@@ -223,7 +223,7 @@ class SimNetwork:
         ]
 
     def pass_time(self) -> float:
-        """How long a passage takes."""
+        """How long a hop takes, drawn at random."""
         return self._rng.uniform(*self.faults.latency)
 
     def time(self) -> float:

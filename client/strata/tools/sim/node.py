@@ -45,7 +45,7 @@ class SimNode:
         identity: str | None = None,
         receipts: bool = True,
     ) -> None:
-        """`identity` is the author of what it sends, where that is another than its name."""
+        """`identity` is the author of its messages, if that is not its name."""
         self.name = name
         self.message_events = EventEmitter(MESSAGE_EVENTS)
         self.health_events = EventEmitter(HEALTH_EVENTS)
@@ -67,18 +67,18 @@ class SimNode:
         network.attach(self)
 
     def unplug(self) -> None:
-        """The process is gone: nothing comes in and nothing goes out any more."""
+        """End the node with its process: nothing comes in and nothing goes out any more."""
         self.unplugged = True
         self._network.detach(self)
         self._reader.cancel()
         for task in list(self._tasks):
             task.cancel()
 
-    # What a channel asks for.
+    # For the channel.
 
     @property
     def transport_identity(self) -> str:
-        """The participant's name stands for its identity, unless several devices have one."""
+        """The participant's identity: its name, unless several devices share an identity."""
         return self._identity
 
     @property
@@ -92,19 +92,19 @@ class SimNode:
         return ConnectionStatus.CONNECTED
 
     def wall(self) -> float:
-        """Virtual time from a fixed moment on, and what this clock is off by."""
+        """The participant's wall time: virtual time since a fixed moment, plus the error of its clock."""
         return EPOCH + self._network.time() + self.clock_offset
 
     def store_time(self) -> float | None:
-        """As a relay tells it with a challenge: too late by a minute."""
+        """The latest time by the relays' clocks, a minute ahead, as a challenge gives it; None if offline."""
         return EPOCH + self._network.time() + 60 if self._network.reachable(self.name) else None
 
     def largest_payload(self, content_topic: str, *, repairable: bool = False) -> int | None:
-        """What was asked for at the start."""
+        """The limit given at the start."""
         return self._largest
 
     def declared_limit(self) -> tuple[int, int] | None:
-        """These relays take everything."""
+        """None: these relays have no rate limit."""
         return None
 
     async def send(self, envelope: MessageEnvelope, *, request_id: str | None = None) -> str:
@@ -127,7 +127,7 @@ class SimNode:
     async def send_again(
         self, message_hash: bytes, *, topic: str, request_id: str, retention_seconds: int | None = None
     ) -> None:
-        """Send what some relay stored, with its author's name on it."""
+        """Send a message that some relay stored again, under its original author."""
         for relay in self._network.reachable(self.name):
             if relay.serves(message_hash, self._network.time()):
                 event = relay.stored[message_hash]
@@ -156,11 +156,11 @@ class SimNode:
             self._network.publish(self.name, relay, event, answer)
 
     async def subscribe(self, topics: Sequence[str], *, authors: Iterable[str] = ()) -> None:
-        """Hear these topics."""
+        """Start to receive these topics."""
         self._topics |= {check_content_topic(topic) for topic in topics}
 
     async def unsubscribe(self, topics: Sequence[str]) -> None:
-        """Hear them no more. Raises `NodeError` for one that is not subscribed."""
+        """Stop receiving these topics. Raises `NodeError` for one that is not subscribed."""
         for topic in topics:
             if topic not in self._topics:
                 raise NodeError(f"{topic} is not subscribed")
@@ -169,7 +169,7 @@ class SimNode:
     async def history(
         self, topic: str, *, since_ms: int
     ) -> AsyncGenerator[Sequence[NodeMessageReceived], None]:
-        """What the reachable relays have, newest first. Raises `ConnectionFailed` if none is."""
+        """What the reachable relays have, newest first. Raises `ConnectionFailed` if none is reachable."""
         stored: dict[bytes, NodeMessageReceived] = {}
         for relay in self._reached():
             for event in self._network.stored(relay, topic, since_ms / 1000):
@@ -184,7 +184,7 @@ class SimNode:
             yield page
 
     async def fetch(self, topic: str, hashes: Sequence[bytes]) -> AsyncGenerator[NodeMessageReceived, None]:
-        """What the reachable relays have of these. Raises `ConnectionFailed` if none is."""
+        """Those messages that the reachable relays have. Raises `ConnectionFailed` if none is reachable."""
         self._reached()
         await asyncio.sleep(2 * self._network.pass_time())
         for message_hash in hashes:
@@ -203,7 +203,10 @@ class SimNode:
         until_ms: int | None = None,
         after: str | None = None,
     ) -> AsyncGenerator[HistoryPage, None]:
-        """What the reachable relays have, in the order in which they got it, from a position on."""
+        """What the reachable relays have, in the order in which they got it, after a position.
+
+        Raises `ConnectionFailed` if none is reachable.
+        """
         last = {url: place.cursor for url, place in read_position(after).items()}
         found: list[tuple[float, str, NodeMessageReceived]] = []
         for relay in self._reached():
@@ -237,21 +240,21 @@ class SimNode:
             raise ConnectionFailed("no relay can be reached")
         return reachable
 
-    # What the network brings.
+    # For the network.
 
     def hears(self, topic: str) -> bool:
         """Whether a topic is subscribed."""
         return topic in self._topics
 
     def arrives(self, event: NodeMessageReceived) -> None:
-        """A message; with too many waiting it is lost, as on a connection that is cut."""
+        """Take a message. If too many are waiting, it is lost, as on a connection that is cut."""
         if self._arrived.full():
             self._network.counts["lost_messages"] += 1
         else:
             self._arrived.put_nowait(event)
 
     def reach_changed(self) -> None:
-        """Other relays are reachable than before, or the same ones again."""
+        """Note that the set of reachable relays may have changed."""
         status = self.connection_status
         if status is not self._status:
             self._status = status
@@ -265,7 +268,7 @@ class SimNode:
         self._spawn(self.message_events.emit(event))
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
-        # The tasks of a node belong to its own process, whichever process calls it.
+        # The tasks of a node belong to the node's process, whichever process calls it.
         start = asyncio.get_running_loop().create_task if self._process is None else self._process.start
         task = start(work)
         self._tasks.add(task)

@@ -1,4 +1,4 @@
-"""A simulated program with a channel: it sends, takes what it receives, dies, and comes back."""
+"""A simulated program with a channel: it sends, takes the messages it receives, dies, and comes back."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from strata.tools.sim.node import SimNode
 __all__ = ["SimParticipant"]
 
 _WORKS = 0.3
-"""How many messages take the program some time; others are dealt with at once."""
+"""The share of messages that take the program some time to process."""
 _AT_LEAST_ONCE = ("again", "at_least_once")
 _WORK_SECONDS = (0.0, 5.0)
 
@@ -30,7 +30,7 @@ _WORK_SECONDS = (0.0, 5.0)
 class SimParticipant:
     """One participant through all its lives.
 
-    `received` is what its program has taken, over all lives that had this disk.
+    `received` has the messages that its program has taken, in all lives that had this disk.
     """
 
     def __init__(
@@ -45,7 +45,7 @@ class SimParticipant:
         options: Mapping[str, object],
         identity: str | None = None,
     ) -> None:
-        """`identity` is the author of its packets, where several devices are one author."""
+        """`identity` is the author of its packets, if several devices are one author."""
         self.name = name
         self.received: list[MessageReceived] = []
         self.sent: dict[str, bytes] = {}
@@ -53,7 +53,7 @@ class SimParticipant:
         self.channel: ReliableChannel | None = None
         self.clock_offset = 0.0
         self.receipts = True
-        """Whether its node tells receipts, in place of filters."""
+        """Whether its node reports receipts, in place of filters."""
         self.counts: FaultCounts = network.counts
         self._network = network
         self._rng = rng
@@ -69,7 +69,7 @@ class SimParticipant:
 
     @property
     def disk(self) -> Disk:
-        """What its store has written."""
+        """The data that its store has written."""
         return self._disk
 
     @property
@@ -79,15 +79,15 @@ class SimParticipant:
 
     @property
     def alive(self) -> bool:
-        """Whether its program runs."""
+        """Whether its program is running."""
         return self._process is not None
 
     async def start(self) -> None:
-        """Begin a life: open the channel and take its messages."""
+        """Start the program: open the channel and take its messages."""
         assert self._process is None
         process = self._process = Process(self.name)
         opening = process.start(self._open(process))
-        # Whoever waits here may be cancelled; the program that starts is not. It may be killed meanwhile.
+        # The caller may be cancelled here; the program that starts is not. It may be killed meanwhile.
         await asyncio.wait([opening])
         if not opening.cancelled():
             opening.result()
@@ -112,7 +112,7 @@ class SimParticipant:
             rng=self._rng,
         )
         for event in channel.message_events.names:
-            if event not in (MessageReceived.name, ReliableMessageReceived.name):  # their handlers would take
+            if event not in (MessageReceived.name, ReliableMessageReceived.name):  # a handler would take them
                 channel.message_events.on(event, self._count)
         disk = self._disk
         self._evidence.watch(self.name, node, channel, disk.content.holds, lambda: disk.written_from)
@@ -132,7 +132,7 @@ class SimParticipant:
             again = first and bool(self.received) and message.request_id == self.received[-1].request_id
             first = False
             if again and at_least_once:
-                self.counts["handed_over_again"] += 1  # what it was working on when it died, as it asked for
+                self.counts["handed_over_again"] += 1  # it was processing this one when it died, as requested
                 continue
             works = self._rng.random() < _WORKS and self._evidence.programs_are_busy
             if works and at_least_once:
@@ -162,7 +162,7 @@ class SimParticipant:
         return request_id
 
     def kill(self) -> None:
-        """kill -9: whatever is not on the disk is gone. Idempotent."""
+        """Kill the program as `kill -9` does: everything that is not on the disk is lost. Idempotent."""
         process, self._process = self._process, None
         if process is None:
             return
@@ -179,14 +179,14 @@ class SimParticipant:
         self.channel = None
 
     def lose_disk(self) -> None:
-        """What is on the disk is gone too: the next life knows nothing."""
+        """Lose the disk too: the next life knows nothing."""
         self.counts["disk_losses"] += 1
         self._disk = Disk()
         self.received.clear()
         self._evidence.forget(self.name)
 
     def fall_asleep(self) -> None:
-        """The lid is closed: nothing runs, no message comes, and wall time goes on. Idempotent."""
+        """Close the lid: nothing runs, no message arrives, and wall time goes on. Idempotent."""
         if self._process is None or self._process.asleep:
             return
         self.counts["sleeps"] += 1
@@ -194,25 +194,25 @@ class SimParticipant:
         self._network.part(self.name)
 
     def wake_up(self) -> None:
-        """The lid is open, and the network is there again. Idempotent."""
+        """Open the lid: the program continues, with the network. Idempotent."""
         if self._process is not None and self._process.asleep:
             self._process.wake_up()
             self._network.rejoin(self.name)
 
     def set_clock(self, offset: float) -> None:
-        """Set the clock, so many seconds off the true time; a running program notices within seconds."""
+        """Set the clock to `offset` seconds off the true time; a running program notices within seconds."""
         self.counts["clock_jumps"] += 1
         self.clock_offset = offset
         if self._node is not None:
             self._node.clock_offset = offset
 
     def heal(self) -> None:
-        """The disk works from now on."""
+        """Let the disk follow the network's present faults."""
         if self._store is not None:
             self._store.faults = self._network.faults
 
     async def stop(self) -> None:
-        """End the life in good order."""
+        """Stop the program in good order."""
         process, channel = self._process, self.channel
         self._process = self.channel = None
         if process is not None and channel is not None:

@@ -1,8 +1,8 @@
 """Faults planted into the channel on purpose: a judge that finds nothing proves nothing.
 
 Each fault replaces one method of the channel, in this process and for a while. A world of the kinds that the
-fault names must then fail within a bounded number of seeds, and the same world must pass without the fault. A
-method that there is no more makes the list itself fail: then the fault has to be planted anew.
+fault names must then fail within a bounded number of seeds, and the same world must pass without the fault.
+If a method no longer exists, planting fails, and the fault must be planted elsewhere.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ class PlantedFault:
     broken: Callable[[Method], Method]
     """Makes the replacement from the original."""
     kinds: tuple[str, ...] = ("wild",)
-    """The kinds of worlds that find it, in turn."""
+    """The kinds of worlds that can find it, used in turn."""
     within: int = 30
-    """In how many worlds it must be found."""
+    """The number of worlds within which it must be found."""
 
     @contextmanager
     def planted(self) -> Iterator[None]:
-        """The channel with this fault. Raises `AttributeError` if the method is not there any more."""
+        """Break the channel inside the block. Raises `AttributeError` if the method no longer exists."""
         module, _, path = self.target.partition(":")
         owner_name, _, method = path.partition(".")
         owner = getattr(importlib.import_module(f"strata.channels.{module}"), owner_name)
@@ -60,27 +60,27 @@ class PlantedFault:
 
 @dataclass(frozen=True, slots=True)
 class FaultFound:
-    """Which world found a fault."""
+    """The world that found a fault."""
 
     fault: str
     seed: int | None = None
-    """None: no world did."""
+    """The seed of the world; None if no world found the fault."""
     kind: str = ""
     problem: str = ""
     worlds: int = 0
-    """How many worlds it took."""
+    """The number of worlds that ran."""
     waits_for: str = ""
-    """The kind of world that would find it, and that no channel survives yet without the fault either."""
+    """The kind of world that would find it, but that no channel survives yet, even without the fault."""
 
 
 def find(name: str) -> FaultFound:
     """Run worlds with a fault until one fails.
 
-    Raises `KeyError` for a fault there is not, `RuntimeError` for one that fails by itself.
+    Raises `KeyError` for an unknown fault, and `RuntimeError` for one whose planted code itself fails.
     """
     logger = logging.getLogger("strata")
     level = logger.level
-    # With a planted fault the library may log what it does not expect of itself.
+    # With a planted fault, the library may log things that it does not expect of itself.
     logger.setLevel(logging.CRITICAL)
     try:
         return _find(name, FAULTS[name])
@@ -102,12 +102,12 @@ def _find(name: str, fault: PlantedFault) -> FaultFound:
 
 
 def _problem(seed: int, kind: str) -> str | None:
-    """The first thing that is wrong in a world; None if it passes."""
+    """The first problem of a world; None if it passes."""
     try:
         run_world(seed, kind)
     except SimulationFailed as failure:
         return failure.problems[0]
-    except Exception as error:  # a channel that falls over is found as well
+    except Exception as error:  # a crash of the channel counts as found
         if _is_of_planting(error):
             raise RuntimeError(f"what was planted failed by itself: {error!r}") from error
         return repr(error)[:200]
@@ -115,7 +115,7 @@ def _problem(seed: int, kind: str) -> str | None:
 
 
 def _is_of_planting(error: BaseException | None) -> bool:
-    """Whether a call of what was planted failed, or it itself: then nothing was looked at."""
+    """Whether the planted code itself failed, or a call of it: then the fault was not tested."""
     while error is not None:
         frames = traceback.extract_tb(error.__traceback__)
         if frames and frames[-1].filename == __file__:
@@ -124,7 +124,7 @@ def _is_of_planting(error: BaseException | None) -> bool:
     return False
 
 
-# What the replacements do. Each takes the original method.
+# The replacements. Each takes the original method.
 
 
 def _returns(value: Any) -> Callable[[Method], Method]:
@@ -139,7 +139,7 @@ def _returns(value: Any) -> Callable[[Method], Method]:
 
 
 def _sometimes(skip: Callable[..., bool], value: Any = None) -> Callable[[Method], Method]:
-    """Do nothing where `skip` says so, by the arguments alone: a run stays repeatable."""
+    """Do nothing if `skip` says so. It decides only by the arguments, so that a run stays repeatable."""
 
     def broken(original: Method) -> Method:
         @functools.wraps(original)
@@ -188,7 +188,7 @@ def _leaks(original: Method) -> Method:
 
 
 def _soon(original: Method) -> Method:
-    """Syncs as if nobody counted."""
+    """Sync far too often."""
 
     @functools.wraps(original)
     def replaced(self: Any, now: int, *args: Any, **keywords: Any) -> Any:

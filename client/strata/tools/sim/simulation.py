@@ -1,4 +1,4 @@
-"""A run: participants on a network that fails as asked, and the proof that nothing was lost or doubled."""
+"""A run: participants on a network that fails on demand, and the proof that nothing was lost or doubled."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ _LOOK_SECONDS = 5.0
 _CLAIM_SECONDS = 1.0
 _ASLEEP_SECONDS = 20.0
 _TOLD = 5
-"""How many participants' standing a failure tells."""
+"""The number of participants whose status a failure reports."""
 _WEIGHED = 2
-"""How many participants of a world are weighed: they all run the same code."""
+"""The number of participants of a world that are weighed; they all run the same code."""
 
 
 @dataclass(slots=True)
 class Report:
-    """The counts of one run, or of many added up."""
+    """The counts of one run, or the totals of many."""
 
     runs: int = 0
     checks: PromiseChecks = field(default_factory=PromiseChecks)
@@ -47,20 +47,20 @@ class Report:
     bytes_on_the_wire: int = 0
     virtual_seconds: float = 0.0
     converged_after: list[float] = field(default_factory=list)
-    """For each run, how many virtual seconds after the last fault all agreed."""
+    """For each run, the virtual seconds from the last fault until all agreed."""
     worlds: Counter[str] = field(default_factory=Counter)
-    """How many runs there were of each kind of world."""
+    """The number of runs of each kind of world."""
     traffic: Counter[str] = field(default_factory=Counter)
-    """What the channels sent, by kind, and its bytes (`Evidence.traffic`)."""
+    """The messages that the channels sent, by kind, and their bytes (`Evidence.traffic`)."""
     messages_read: int = 0
     """Messages read from the relays' stores."""
     most_entries: int = 0
-    """The most items that a weighed participant kept."""
+    """The largest number of items that a weighed participant kept."""
     idles: list[Idle] = field(default_factory=list)
-    """The quiet times that were measured."""
+    """The quiet times measured."""
 
     def add(self, other: Report) -> None:
-        """Count another one in."""
+        """Add the counts of another report."""
         self.runs += other.runs
         for name in PromiseChecks.__dataclass_fields__:
             setattr(self.checks, name, getattr(self.checks, name) + getattr(other.checks, name))
@@ -91,21 +91,21 @@ class Simulation:
         world: str = "",
         with_filters: int = 0,
     ) -> None:
-        """`options` are settings of every participant's channel. `world` names the run in its report. So many
-        of the participants know filters alone, and no receipts."""
+        """`options` are settings of every participant's channel. `world` names the run in its report. The
+        first `with_filters` participants know only filters, and no receipts."""
         self.seed = seed
         self.world = world
         self.bounds = bounds or Bounds()
         self.rng = random.Random(seed)
         self.network = SimNetwork(relays, faults, self.rng)
         self.evidence = Evidence(gaps_are_told=self.bounds.gaps_are_told, is_served=self._is_served)
-        # A write waits for the one before it, and both take their time.
+        # A write waits for the one before it, and each may take the longest delay.
         self.evidence.write_seconds = 2 * faults.disk_delay[1]
         self._answer_seconds = 2 * faults.latency[1]
         self.options = dict(options or {})
         self.evidence.max_log = self._setting("max_history")
         self.missed = 0
-        """How many messages participants had to get from the relays' stores, all together."""
+        """The number of messages that participants had to get from the relays' stores, all together."""
         self.claims = SyncClaims(self.network, self.evidence, self.bounds.says_synced_after or math.inf)
         self.participants = [self._make(f"p{number}", {}) for number in range(participants)]
         for participant in self.participants[:with_filters]:
@@ -141,7 +141,7 @@ class Simulation:
         identity: str | None = None,
         clock_offset: float = 0.0,
     ) -> SimParticipant:
-        """Add a participant, who joins late; with `identity`, as a further device of that author."""
+        """Add a participant that joins late; with `identity`, as another device of that author."""
         participant = self._make(name, options or {}, identity)
         participant.clock_offset = clock_offset
         self.participants.append(participant)
@@ -149,16 +149,16 @@ class Simulation:
         return participant
 
     def lose(self, participant: SimParticipant) -> None:
-        """A participant is gone for good, and so is all that only it had."""
+        """Remove a participant permanently, with everything that only it had."""
         participant.kill()
         self.network.counts["devices_lost"] += 1
         self.participants.remove(participant)
         self.evidence.forget(participant.name)
 
     def play(self, count: int) -> float:
-        """Put the first messages of the recorded conversation into the relays; when its last one was said.
+        """Put the first `count` messages of the recorded conversation into the relays.
 
-        Only while nobody listens: nothing is handed on.
+        Returns when the last of them was said. Only for use while nobody listens: nothing is handed on.
         """
         size = self._setting("bloom_filter_size")
         recording = tape(CHANNEL_ID, TOPIC, size, SdsConfig().bloom_filter_error_rate, TAPE_BEGINS_AT)
@@ -180,19 +180,19 @@ class Simulation:
         return ended_at
 
     async def start(self) -> None:
-        """Begin every participant's life."""
+        """Start every participant."""
         for participant in self.participants:
             await participant.start()
         if self.bounds.says_synced_after is not None:
             self._watch_claims()
 
     def _watch_claims(self) -> None:
-        # A timer that sets the next one: a task that sleeps takes two turns of the loop for each look.
+        # Each timer sets the next one; a task that sleeps would take two turns of the loop for each look.
         loop = asyncio.get_running_loop()
         self._next_look = loop.call_later(next(self._looks), self._watch_claims)
 
     def _look_at_claims(self) -> Iterator[float]:
-        """Ask one participant after the other what it says of itself. Gives the seconds until it goes on."""
+        """Check the claims of one participant after the other. Yields the seconds until the next step."""
         while True:
             if all(each.asleep for each in self.participants):
                 yield _ASLEEP_SECONDS
@@ -204,9 +204,10 @@ class Simulation:
                     self.claims.look(participant.name, participant.channel.sync_status())
 
     async def converge(self, *, timeout: float | None = None) -> None:
-        """End every fault, wait until all agree, and check everything there is to check.
+        """End every fault, wait until all agree, and check everything.
 
-        Raises `SimulationFailed` if they do not within `timeout` virtual seconds (`Bounds.agree_within`).
+        Raises `SimulationFailed` if a check fails, or if they do not agree within `timeout` virtual seconds
+        (default: `Bounds.agree_within`).
         """
         timeout = self.bounds.agree_within if timeout is None else timeout
         self.network.heal(NO_FAULTS)
@@ -219,7 +220,7 @@ class Simulation:
         clock = asyncio.get_running_loop().time
         began_at = clock()
         agreed = 0
-        while agreed < 2:  # events that are durable at the first look have been told at the second
+        while agreed < 2:  # events that are durable at the first look have been delivered by the second
             if self._agree():
                 agreed += 1
             else:
@@ -240,7 +241,8 @@ class Simulation:
             raise SimulationFailed(self.seed, self.evidence.problems + self._standing(), self.world)
 
     def _is_served(self, name: str, message_id: str) -> bool:
-        """What a relay stored while its answer was on its way, or was being written down, it did not have."""
+        """Whether a reachable relay had a message: one stored only while its answer was on its way, or was
+        being written to the participant's store, does not count."""
         asked = self.network.time() - self.evidence.write_seconds - self._answer_seconds
         return message_id in self._stored_at(self.network.reachable(name), before=asked)
 
@@ -268,12 +270,12 @@ class Simulation:
             if waiting or status.missing or status.queued or status.partial_messages or status.inbox:
                 return False
             if not status.caught_up:
-                return False  # it knows that its relays have more
+                return False  # the channel knows that its relays have more
         logs = [(each.name, each.channel.log()) for each in self.participants if each.channel is not None]
         return all(self.evidence.agree(name, log, *logs[0]) for name, log in logs)
 
     async def _hold_to_bounds(self) -> None:
-        """What it has cost, and what a quiet time costs."""
+        """Check what the run has cost, and what a quiet time costs."""
         problems, bounds, traffic = self.evidence.problems, self.bounds, self.evidence.traffic
         messages = self.evidence.checks.messages
         problems += bounds.of_talk(traffic["content"], traffic["content"] + traffic["again"], traffic["sync"])
@@ -322,12 +324,12 @@ class Simulation:
         ]
 
     async def stop(self) -> None:
-        """End every participant's life as one should."""
+        """Stop every participant in good order."""
         for participant in self.participants:
             await participant.stop()
 
     def report(self) -> Report:
-        """What happened in this run."""
+        """The counts of this run."""
         return Report(
             1,
             self.evidence.checks,
@@ -345,7 +347,7 @@ class Simulation:
 
 
 Scenario = Callable[[Simulation], Awaitable[None]]
-"""What happens in a run, on virtual time: asynchronous code as any other."""
+"""What happens in a run, in virtual time: ordinary asynchronous code."""
 
 
 def simulate(
@@ -360,7 +362,7 @@ def simulate(
     world: str = "",
     with_filters: int = 0,
 ) -> Report:
-    """Run a scenario to its end, all converged and checked; the same seed runs it again.
+    """Run a scenario to its end, then converge and check. The same seed repeats the run.
 
         async def chat(run: Simulation) -> None:
             await run.participants[0].send(b"hello")
@@ -368,7 +370,7 @@ def simulate(
 
         report = simulate(chat, seed=7, faults=Faults(loss=0.3))
 
-    Raises `SimulationFailed` with all problems, and every error of the scenario.
+    Raises `SimulationFailed` with all problems, and any error of the scenario.
     """
 
     async def run() -> Report:

@@ -1,11 +1,11 @@
-"""A long conversation that was recorded before the world began, for worlds in which somebody was away.
+"""A long conversation recorded before the world began, for worlds in which somebody was away.
 
-Making a message costs as much as receiving one, and a hundred thousand would be made anew for each world. So
-all worlds of a process take the same recording from its beginning, as far as they need it. Its speakers are
-nobody's participants: they have said what they said, and are gone.
+Making a message costs as much as receiving one, and each world would have to make a hundred thousand of them.
+So all worlds of a process use the same recording from its beginning, as far as they need it. Its speakers are
+not participants of any world: they have said what they said, and are gone.
 
-The recording is a conversation as several people have it. They do not always know the last messages when
-they speak, so its histories branch, and a history of two entries leaves some messages that nobody names.
+The recording is a conversation of several people. They do not always know the last messages when they speak,
+so its histories branch, and a history of two entries leaves some messages that nobody names.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ __all__ = ["Tape", "TapeEntry", "tape"]
 
 _SPEAKERS = 6
 _MOST_UNSEEN = 3
-"""How many of the last messages a speaker may not know yet."""
+"""The most of the last messages that a speaker may not know yet."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +45,7 @@ class TapeEntry:
 
 
 class Tape:
-    """A recording that begins at the virtual second `begins_at`, made as far as it was asked for."""
+    """A recording that begins at the virtual second `begins_at`, and is made as far as it is needed."""
 
     def __init__(self, channel_id: str, topic: str, parameters: BloomParameters, begins_at: float) -> None:
         self._channel_id = channel_id
@@ -57,7 +57,7 @@ class Tape:
         self._now = begins_at
 
     def first(self, count: int) -> list[TapeEntry]:
-        """The first messages of the recording."""
+        """The first `count` messages of the recording."""
         while len(self._entries) < count:
             self._record()
         return self._entries[:count]
@@ -102,7 +102,7 @@ class Tape:
         )
 
     def _known_to(self, speaker: str) -> int:
-        """How many of the first messages somebody knows who speaks now; its own are always among them."""
+        """How many of the first messages the speaker knows now; its own are always among them."""
         number = len(self._entries)
         unseen = self._rng.choice((0, 0, 0, 0, 1, 2, _MOST_UNSEEN))
         while unseen and any(each.sender_id == speaker for each in self._entries[number - unseen :]):
@@ -112,5 +112,5 @@ class Tape:
 
 @lru_cache(maxsize=2)
 def tape(channel_id: str, topic: str, bloom_filter_size: int, error_rate: float, begins_at: float) -> Tape:
-    """The recording of a channel, the same one for every world of this process."""
+    """The recording for a channel, the same one for every world of this process."""
     return Tape(channel_id, topic, BloomParameters(bloom_filter_size, error_rate), begins_at)

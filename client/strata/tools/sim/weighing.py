@@ -1,7 +1,7 @@
-"""How much a channel keeps: every container that can be reached from it, counted without knowing its parts.
+"""How much a channel keeps: all containers reachable from it, counted without knowledge of its parts.
 
-A list of what to count would miss what is added later, so this follows references. It enters containers and
-the library's own objects, and nothing else: not the network, not the event loop, not the program's handlers.
+A list of parts to count would miss those that are added later, so this follows references. It enters only
+containers and the library's own objects: not the network, the event loop or the program's handlers.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ _LEAVES = (bytes, bytearray, str)
 
 @dataclass(frozen=True, slots=True)
 class Weight:
-    """What is kept."""
+    """The amount that is kept."""
 
     entries: int
     """Items of all containers."""
     size_bytes: int
-    """Bytes of containers, texts and byte strings."""
+    """Bytes of containers, strings and byte strings."""
 
 
 def weigh(*roots: object) -> Weight:
-    """Count what these objects keep. The cost is proportional to that."""
+    """Count what these objects keep, in time proportional to it."""
     seen: set[int] = set()
     waiting: list[object] = [each for each in roots if each is not None]
     entries = size_bytes = 0

@@ -1,7 +1,7 @@
-"""Worlds, drawn from a seed: small and wild, with long absences, crowds, sleeping laptops, forgers and more.
+"""Worlds, drawn from a seed: small and wild ones, long absences, crowds, sleeping laptops, forgers and more.
 
-`run_world` runs one of a kind, or one of the mix. A kind that no channel survives yet is not in the mix, and
-says why (`WorldKind.open_because`). A world is held to everything that is wanted of a channel.
+`run_world` runs a world of a given kind, or of the mix. A kind that no channel survives yet is not in the
+mix, and says why (`WorldKind.open_because`). Every world must meet all requirements for a channel.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ KINDS: dict[str, WorldKind] = {
         WorldKind("departed", "whoever spoke is gone, and relays have it", departed, 30),
     )
 }
-"""Every kind but the wild one, which is the rest of the mix."""
+"""Every kind except the wild one, which is the rest of the mix."""
 
 
 def kind_of(seed: int) -> str:
@@ -74,11 +74,11 @@ def kind_of(seed: int) -> str:
 def run_world(
     seed: int, kind: str | None = None, *, size: WorldSize | None = None, strict: bool = True
 ) -> Report:
-    """The world of a seed: of the mix, or of a kind. The same arguments run it again.
+    """Run the world of a seed, from the mix or of a given kind. The same arguments run it again.
 
-    `strict` changes nothing any more: every world is held to all that is wanted of a channel.
+    `strict` no longer has an effect: every world must meet all requirements for a channel.
 
-    Raises `SimulationFailed`, and `KeyError` for a kind there is not.
+    Raises `SimulationFailed`, and `KeyError` for an unknown kind.
     """
     name = kind_of(seed) if kind is None else kind
     if name == WILD:

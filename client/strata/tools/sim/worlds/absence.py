@@ -1,4 +1,4 @@
-"""Worlds in which somebody was away while others talked: long, and for longer than relays remember."""
+"""Worlds in which somebody was away while others talked, for a long time or longer than relays remember."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from strata.tools.sim.worlds.kinds import World, WorldSize, rest_until, say, tal
 __all__ = ["absence", "newcomers", "short_retention"]
 
 _LIVE_WITHIN = 10.0
-"""Virtual seconds within which a newcomer has what is said now, besides those for reading what it follows."""
+"""Virtual seconds within which a newcomer has a new message, plus the time to read those that it follows."""
 _READ_A_SECOND = 50
-"""Messages that a newcomer reads in a second, at least: pages are small here, and requests slow."""
+"""The least number of messages that a newcomer reads per second: pages are small here, and requests slow."""
 _ON_ITS_WAY = 600.0
-"""For so many seconds (`lost_message_timeout_ms`) what no relay has may be on its way."""
+"""The seconds (`lost_message_timeout_ms`) for which a message that no relay has may still be on its way."""
 _DECLARED = 60
 """The `retention_seconds` of a channel whose messages expire sooner."""
 
@@ -31,11 +31,11 @@ class Away:
 
     gap: int
     remembered: float
-    """What part of the gap the relays still have when the first one is back."""
+    """The share of the gap that the relays still have when the first participant is back."""
     interrupted: int
-    """How many times somebody is killed while catching up."""
+    """How many times each participant is killed while it catches up."""
     rest: tuple[float, float] = (30, 300)
-    """How many seconds after its last word the first one is back, at least and at most."""
+    """The least and most seconds from the last recorded message until the first participant is back."""
 
     async def __call__(self, run: Simulation) -> None:
         """The scenario."""
@@ -60,7 +60,7 @@ class Away:
 
 
 def _forget(run: Simulation, gap: int, remembered: float) -> None:
-    """The relays keep the end of the gap, and in some worlds go on to forget it as time passes."""
+    """Let the relays keep only the end of the gap and, in some worlds, forget more of it as time passes."""
     if remembered == 1:
         return
     kept = max(3, int(gap * remembered))
@@ -73,7 +73,7 @@ def _forget(run: Simulation, gap: int, remembered: float) -> None:
 
 
 def _leave(run: Simulation, participant: SimParticipant) -> None:
-    """By kill, with the lid closed, or with the network gone."""
+    """Make a participant leave: by kill, with the lid closed, or with the network gone."""
     way = run.rng.randrange(3)
     if way == 0:
         participant.kill()
@@ -91,12 +91,12 @@ async def _return(run: Simulation, participant: SimParticipant) -> None:
 
 
 def _gap(rng: random.Random, size: WorldSize) -> int:
-    """Small gaps are as worth a look as large ones."""
+    """The size of a gap, distributed so that small gaps are as frequent as large ones."""
     return int(math.exp(rng.uniform(math.log(20), math.log(max(21, size.gap)))))
 
 
 def _options(rng: random.Random, gap: int) -> dict[str, object]:
-    # The bounds of a channel are in the way of a small gap, too, if they are small.
+    # Small bounds of a channel affect small gaps too.
     narrow = rng.random() < 0.5
     return {
         "max_waiting": max(20, gap // 4) if narrow else 10_000,
@@ -116,7 +116,7 @@ def _bounds(gap: int) -> Bounds:
 
 
 def absence(rng: random.Random, size: WorldSize) -> World:
-    """A gap that the relays have whole."""
+    """A gap that the relays have completely."""
     gap = _gap(rng, size)
     scenario = Away(gap, 1.0, rng.choice((0, 0, 1, 3)))
     return World(
@@ -129,27 +129,27 @@ def absence(rng: random.Random, size: WorldSize) -> World:
 
 
 def short_retention(rng: random.Random, size: WorldSize) -> World:
-    """A gap whose beginning the relays have forgotten: long ago, as the channel asked, or all too soon."""
+    """A gap whose beginning the relays have forgotten: long ago, as the channel asked, or too early."""
     gap = _gap(rng, size)
     world = absence(rng, size)
     rest, options = _expiry(rng)
     bounds = _bounds(gap)
     if _is_early(rest, options):
-        # What waits for messages that may be on their way can fill the room, and is read again.
+        # Messages that wait for others, which may be on their way, can fill the space, and are read again.
         bounds = replace(bounds, reads_per_missed=12)
     scenario = Away(gap, rng.uniform(0.1, 0.9), 0, rest)
     return replace(world, scenario=scenario, bounds=bounds, options={**world.options, **options})
 
 
 def _expiry(rng: random.Random) -> tuple[tuple[float, float], dict[str, object]]:
-    """How long ago the conversation ended, and what the channel knows of how long its messages are kept."""
+    """How long ago the conversation ended, and the channel's options on how long its messages are kept."""
     if rng.random() < 0.5:
         return (_ON_ITS_WAY + 60, 5 * _ON_ITS_WAY), {}
     return (_DECLARED + 30, 300), {"retention_seconds": _DECLARED} if rng.random() < 0.5 else {}
 
 
 def _is_early(rest: tuple[float, float], options: Mapping[str, object]) -> bool:
-    """Whether relays forgot what may be on its way, for all that the channel knows."""
+    """Whether relays forgot messages that, as far as the channel knows, may still be on their way."""
     return rest[0] < _ON_ITS_WAY and not options
 
 
@@ -160,7 +160,7 @@ class Newcomer:
     gap: int
     remembered: float
     rest: tuple[float, float] = (30, 300)
-    """How many seconds after the last recorded word the first one is back, at least and at most."""
+    """The least and most seconds from the last recorded message until the first participant is back."""
     live_within: float = _LIVE_WITHIN
 
     async def __call__(self, run: Simulation) -> None:
@@ -191,7 +191,7 @@ class Newcomer:
 
 
 def newcomers(rng: random.Random, size: WorldSize) -> World:
-    """A newcomer sees what is said now at once, or when it is sure that what came before it is gone."""
+    """A newcomer gets new messages at once, or once it is sure that the messages before them are gone."""
     gap = _gap(rng, size)
     remembered = rng.choice((1.0, rng.uniform(0.2, 0.9)))
     rest, options = _expiry(rng)
@@ -199,7 +199,7 @@ def newcomers(rng: random.Random, size: WorldSize) -> World:
     within = _LIVE_WITHIN + gap / _READ_A_SECOND + (_ON_ITS_WAY if waits else 0)
     bounds = replace(_bounds(gap), gaps_are_told=remembered < 1)
     if remembered < 1:
-        # Who was there has the past, and repairs it backwards, two messages in a round.
+        # The participant that was there has the past, and repairs it backwards, two messages per round.
         bounds = replace(bounds, agree_within=900 + 20 * gap)
     return World(
         Newcomer(gap, remembered, rest, within),

@@ -1,4 +1,4 @@
-"""Worlds whose clocks do what clocks do: laptops sleep, clocks are set, devices boot before their time is."""
+"""Worlds whose clocks misbehave: laptops sleep, clocks are set, devices boot before their clock is."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ __all__ = ["clock_steps", "laptops"]
 
 @dataclass(frozen=True, slots=True)
 class Laptops:
-    """Everybody closes the lid now and then, for minutes while the others talk, and all for a night."""
+    """Participants close the lid for minutes while the others talk, and finally all of them for a night."""
 
     sleeps: int
     longest: float
     night: float
-    """How long all sleep in the end, in hours; each wakes up some minutes after the one before."""
+    """How long all sleep at the end, in hours; each wakes up some minutes after the one before."""
 
     async def __call__(self, run: Simulation) -> None:
         """The scenario."""
@@ -61,7 +61,7 @@ def laptops(rng: random.Random, size: WorldSize) -> World:
 
 @dataclass(frozen=True, slots=True)
 class ClockSteps:
-    """Clocks are set while the channel is open, forward and back, and one device boots at 1970."""
+    """Clocks are set forward and back while the channel is open, and one device boots in 1970."""
 
     steps: int
     furthest: float
@@ -86,13 +86,13 @@ class ClockSteps:
             stepped.set_clock(0.0)
             await asyncio.sleep(rng.uniform(0, 120))
         await asyncio.sleep(120)
-        run.evidence.clocks_are_right = True  # channel time follows a clock that was put right
+        run.evidence.clocks_are_right = True  # channel time follows a clock that was corrected
         await talk(run, 2 * len(run.participants), 60)
         run.evidence.clocks_are_right = False
 
 
 def clock_steps(rng: random.Random, size: WorldSize) -> World:
-    """Clocks that are set while everything runs."""
+    """Clocks that are set while the channel is open."""
     lossy = rng.random() < 0.5
     return World(
         ClockSteps(rng.randint(1, 3), rng.choice((5.0, 3_600.0, 40 * 3_600.0)), rng.random() < 0.3),

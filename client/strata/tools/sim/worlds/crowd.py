@@ -1,4 +1,4 @@
-"""Worlds of many people: what does not grow with their number must not."""
+"""Worlds of many people: costs that need not grow with their number must not."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from strata.tools.sim.worlds.kinds import World, WorldSize, talk
 __all__ = ["Crowd", "crowd", "crowd_bounds"]
 
 _SYNCS_PER_MINUTE = 6.0
-"""At most one in ten seconds, for two people and for a thousand."""
+"""At most one every ten seconds, for two people as for a thousand."""
 _SYNCS_PER_MESSAGE = 4.0
-"""While people talk: one to four acknowledge a message, in all."""
+"""While people talk, one to four in total acknowledge a message."""
 _SYNCS_AT_FIRST, _SYNCS_OF_A_THOUSAND = 15.0, 55.0
-"""Before people know how many they are: for a few dozen, and besides for a thousand (decision 51)."""
+"""Before people know how many they are: for a few dozen, and in addition for a thousand (decision 51)."""
 _FEW_DOZEN = 36
 _REST_MINUTES = 5.0
 
@@ -36,10 +36,10 @@ class Crowd:
 
 
 def crowd_bounds(people: int, *, lossy: bool = False) -> Bounds:
-    """What a crowd may cost, however many they are.
+    """What a crowd may cost, however many people it has.
 
-    A room of people who have just begun to talk does not know yet how many they are (decision 51), so the
-    quiet minutes are counted after some others, and some syncs come besides.
+    People who have just begun to talk do not know yet how many they are (decision 51), so some syncs are
+    allowed in addition, and the quiet minutes are counted after some others.
     """
     larger = max(0.0, math.log(people / _FEW_DOZEN) / math.log(1_000 / _FEW_DOZEN))
     return Bounds(

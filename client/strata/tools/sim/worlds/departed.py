@@ -1,4 +1,4 @@
-"""Worlds in which whoever spoke is gone for good, and the relays alone have what was lost on its way."""
+"""Worlds in which the speaker is gone permanently, and only the relays have the messages that were lost."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["departed"]
 
 @dataclass(frozen=True, slots=True)
 class Departed:
-    """One speaks while nothing comes through to the others, has a last word that does, and is gone."""
+    """One participant speaks while nothing reaches the others; then a last message does, and it is gone."""
 
     messages: int
 
@@ -36,7 +36,7 @@ class Departed:
 
 
 def departed(rng: random.Random, size: WorldSize) -> World:
-    """Somebody who spoke and is gone for good."""
+    """A participant that spoke and is gone permanently."""
     messages = rng.randint(2, 8)
     return World(
         Departed(messages),

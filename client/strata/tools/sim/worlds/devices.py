@@ -16,7 +16,7 @@ __all__ = ["devices"]
 
 @dataclass(frozen=True, slots=True)
 class Devices:
-    """Devices come and go; each has a sender id of its own, and the author of its person."""
+    """Devices come and go; each has its own sender id, and the author is its person."""
 
     people: int
     changes: int

@@ -1,4 +1,4 @@
-"""What a world is made of, and what a kind of world is."""
+"""The parts of a world, and of a kind of world."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ __all__ = ["World", "WorldKind", "WorldSize", "rest_until", "say", "talk"]
 
 @dataclass(frozen=True, slots=True)
 class WorldSize:
-    """How large worlds are at most. A seed draws the size of its world below that."""
+    """The largest size of worlds. A seed draws the size of its world up to that."""
 
     gap: int = 400
     """Messages that somebody misses."""
     people: int = 36
-    """Participants of a crowd; a crowd has a third of that at least."""
+    """Participants of a crowd; a crowd has at least a third of that."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +39,7 @@ class World:
     options: Mapping[str, object] = field(default_factory=dict)
 
     def run(self, seed: int, name: str) -> Report:
-        """Run it. Raises `SimulationFailed`."""
+        """Run the world. Raises `SimulationFailed`."""
         return simulate(
             self.scenario,
             seed=seed,
@@ -54,7 +54,7 @@ class World:
 
 @dataclass(frozen=True, slots=True)
 class WorldKind:
-    """A kind of world. `make` draws one; its bounds are all that is wanted of a channel."""
+    """A kind of world. `make` draws one; its bounds are the requirements for a channel."""
 
     name: str
     about: str
@@ -62,11 +62,11 @@ class WorldKind:
     weight: int
     """How many of a thousand worlds of the mix are of this kind."""
     open_because: str = ""
-    """Why it is not in the mix: what no channel keeps yet."""
+    """Why it is not in the mix: the requirement that no channel meets yet; empty if it is in the mix."""
 
 
 async def talk(run: Simulation, messages: int, seconds: float, *, sizes: tuple[int, ...] = (10, 60)) -> None:
-    """So many messages of whoever is there, over about so many seconds."""
+    """Send messages from random present participants, spread over about `seconds`."""
     for number in range(messages):
         await asyncio.sleep(run.rng.expovariate(messages / seconds))
         present = [each for each in run.participants if each.alive and not each.asleep]
@@ -75,14 +75,14 @@ async def talk(run: Simulation, messages: int, seconds: float, *, sizes: tuple[i
 
 
 async def say(run: Simulation, sender: SimParticipant, word: bytes, size: int) -> str | None:
-    """One message; None if it was not accepted."""
+    """Send one message; None if it was not accepted."""
     try:
         return await sender.send((word + b" ").ljust(size, b"."))
     except StrataError:
-        run.network.counts["refused_sends"] += 1  # a store out of order: nothing was promised
+        run.network.counts["refused_sends"] += 1  # the store fails: nothing was promised
         return None
 
 
 async def rest_until(run: Simulation, at: float) -> None:
-    """Wait until a virtual second, if it is still to come."""
+    """Wait until a virtual second, unless it has passed."""
     await asyncio.sleep(max(0.0, at - run.network.time()))

@@ -1,4 +1,4 @@
-"""Worlds in which several of these things happen at once."""
+"""Worlds in which several kinds of accidents happen at once."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ _ACCIDENTS: tuple[Callable[[Simulation], Awaitable[None]], ...] = (
 
 @dataclass(frozen=True, slots=True)
 class Mixed:
-    """One accident after the other, at times several at once, while people talk."""
+    """One accident after another, sometimes several at once, while people talk."""
 
     accidents: int
 

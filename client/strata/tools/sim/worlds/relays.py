@@ -1,4 +1,4 @@
-"""Worlds whose relays drop, and return with a part of their log."""
+"""Worlds whose relays drop out and return with a part of their log."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ __all__ = ["lose_a_part", "returning_relays"]
 
 @dataclass(frozen=True, slots=True)
 class ReturningRelays:
-    """A relay after the other goes down while people talk, and one or another is set back to a backup."""
+    """One relay after another goes down while people talk, and returns with a part of its messages."""
 
     drops: int
 
@@ -41,7 +41,7 @@ class ReturningRelays:
 
 
 def lose_a_part(run: Simulation, relay: SimRelay) -> None:
-    """Its end, as after an older backup; its beginning; or any messages."""
+    """Make a relay lose the end of its log, as a restored backup would; its beginning; or any messages."""
     rng, stored = run.rng, list(relay.stored)
     cut = rng.randint(0, len(stored))
     match rng.randrange(3):
@@ -56,7 +56,7 @@ def lose_a_part(run: Simulation, relay: SimRelay) -> None:
 
 
 def returning_relays(rng: random.Random, size: WorldSize) -> World:
-    """Relays that drop and return with part of their log."""
+    """Relays that drop out and return with a part of their log."""
     return World(
         ReturningRelays(rng.randint(1, 4)),
         Bounds(agree_within=3_600, entries=1_500),

@@ -1,4 +1,4 @@
-"""Worlds with somebody who makes messages up: anybody can write to a topic."""
+"""Worlds with a stranger who forges messages: anybody can write to a topic."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ __all__ = ["forged"]
 
 @dataclass(frozen=True, slots=True)
 class Forgers:
-    """While people talk, a stranger writes what no participant would."""
+    """While people talk, a stranger writes messages that no participant would."""
 
     forgeries: int
     past: int
-    """Messages that the relays have of old: what a forgery makes people read again."""
+    """Old messages that the relays have, which a forgery may make people read again."""
 
     async def __call__(self, run: Simulation) -> None:
         """The scenario."""
@@ -44,8 +44,8 @@ class Forgers:
         finally:
             talking.cancel()
         await asyncio.sleep(60)
-        # What is named and not there is looked for once in all that the relays have by now, the requests for
-        # it among them, and no second time.
+        # A message that is named but does not exist is looked for once, in everything that the relays have by
+        # now, including the requests for it, and not a second time.
         run.missed += len(run.participants) * max(len(relay.stored) for relay in run.network.relays)
 
     def _forge(self, run: Simulation) -> None:
@@ -74,7 +74,7 @@ def _lamport(run: Simulation, rng: random.Random) -> int:
 
 
 def _sync(run: Simulation, rng: random.Random) -> bytes:
-    """A sync that names what there is not."""
+    """A sync that names messages that do not exist."""
     return SdsMessage("mallory", "x", CHANNEL_ID, _lamport(run, rng), _unknown(rng, 20)).encode()
 
 
@@ -97,7 +97,7 @@ def _said(run: Simulation, rng: random.Random, sender_id: str, named: tuple[Hist
 
 
 def _content(run: Simulation, rng: random.Random) -> bytes:
-    """A message that follows what there is not."""
+    """A message that follows messages that do not exist."""
     return _said(run, rng, "mallory", _unknown(rng, 3))
 
 
@@ -111,7 +111,7 @@ def _garbage(run: Simulation, rng: random.Random) -> bytes:
 
 
 def _replay(run: Simulation, rng: random.Random) -> bytes:
-    """What somebody said before, again."""
+    """A message that was sent before, again."""
     stored = list(rng.choice(run.network.relays).stored.values())
     return rng.choice(stored).message.payload if stored else b"\0"
 
@@ -123,7 +123,7 @@ def forged(rng: random.Random, size: WorldSize) -> World:
     participants, relays = rng.randint(2, 4), rng.randint(1, 2)
     bounds = Bounds(
         agree_within=3_000,
-        reads_per_missed=1.0 * relays,  # each has a place of its own
+        reads_per_missed=1.0 * relays,  # participants have a place in each relay's log
         entries=1_500,
         idle_minutes=1.0,
         idle_repeats_per_minute=2.0,
@@ -133,6 +133,6 @@ def forged(rng: random.Random, size: WorldSize) -> World:
         bounds,
         participants=participants,
         relays=relays,
-        # What there is not is given up sooner: until then it is asked for.
+        # Messages that do not exist are given up sooner; until then they are asked for.
         options={"lost_message_timeout_ms": 60_000},
     )

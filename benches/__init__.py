@@ -1,14 +1,14 @@
 """Benchmarks of a real relay, each beside its own limit on the same machine: `python -m benches --help`.
 
-daemon       a `relayd serve` process on a folder of its own, and what it costs in CPU and memory
+daemon       a `relayd serve` process on its own folder, and what it costs in CPU and memory
 load         packets signed and frames masked before any clock starts
-peer         a WebSocket client lean enough not to be what is measured
+peer         a WebSocket client so lean that it does not limit the measurement
 bare         the limits: signature checks, the log, socket writes and echo, each alone
-authors      who signs: with and without key chains, with and without a proven origin
-attacks      what an enemy does, by name
-crowds       idle and hostile connections, in processes of their own
+authors      authors with and without key chains, packets with and without a proven origin
+attacks      the attacks, by name
+crowds       idle and hostile connections, in their own processes
 honest       publishers with a timetable and a live reader, beside an attack
-besieged     what each attack costs the attacker, the relay and the honest
+besieged     what each attack costs the attacker, the relay and the honest clients
 publish, fanout, latency, catchup, idle, checks, identities, opening,
 hostile      one measurement each
 measures     values, targets and the table

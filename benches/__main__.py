@@ -65,16 +65,16 @@ NAMES = (
     "soak",
 )
 _ASKED_FOR = frozenset({"soak"})
-"""Benchmarks that run only where they are named: they take long."""
+"""Benchmarks that run only if they are named, because they take long."""
 
 _SETTINGS: Mapping[str, Mapping[str, object]] = {"hostile": hostile.SETTINGS}
-"""Of the relay that a benchmark runs on, where they differ from the defaults."""
+"""Settings of the relay that a benchmark runs on, if they differ from the defaults."""
 _ON_THE_LOG = frozenset({"publish", "catchup"})
-"""Benchmarks that need to know what the log alone can do."""
+"""Benchmarks that need to know how fast the log alone is."""
 
 
 async def run(names: Sequence[str], plan: Plan, progress: Progress, *, serve: str | None) -> list[Measure]:
-    """Run these benchmarks, each on a relay of its own. Raises `BenchError` when a total is not exact."""
+    """Run these benchmarks, each on its own relay. Raises `BenchError` if a measurement is void."""
     progress("measuring the limits")
     signature = signature_cost(plan.limit_seconds)
     store = await store_cost(plan.catchup_packets) if _ON_THE_LOG.intersection(names) else None
@@ -107,7 +107,7 @@ async def _in_time(name: str, work: Coroutine[None, None, list[Measure]], second
 
 
 def _without_relay(name: str, plan: Plan, progress: Progress) -> list[Measure] | None:
-    """What is measured in process; None if it needs a relay."""
+    """The measures of a benchmark that runs in process; None if it needs a relay."""
     match name:
         case "checks":
             return checks.measure(plan, progress)
@@ -158,8 +158,7 @@ async def _one(
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Parse the command line, run, print. 0: done, 1: a measurement was void, or a soak found
-    something that grows."""
+    """Parse the command line, run, print. 0: done, 1: a measurement was void, or a soak failed."""
     parser = argparse.ArgumentParser(prog="python -m benches", description=__doc__)
     parser.add_argument(
         "names", nargs="*", metavar="bench", help=f"any of {', '.join(NAMES)}; default all but soak"
@@ -220,7 +219,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except BenchError as error:
         print(f"void: {error}", file=sys.stderr)
         return 1
-    # What a soak has found is no figure to compare: it holds or not.
+    # The findings of a soak are not figures to compare: they hold or they do not.
     code = int(any(measure.bench == "soak" and measure.met is False for measure in measures))
     if options.json:
         machine = {

@@ -1,4 +1,4 @@
-"""Authors of every kind and what they sign: with and without key chains, with and without a proven origin."""
+"""Authors of every kind, and their packets: with and without key chains, with and without a proven origin."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ __all__ = [
 _PLAIN, _FIRST_KEY, _NEW_KEY, _OTHER = range(1, 5)
 _DAY = 86_400
 _BETWEEN_ROTATIONS = 1000
-"""Seconds: longer than a clock skew, so that one key is alive at a time."""
+"""In seconds; longer than the clock skew, so that only one key is alive at a time."""
 
 
 def _identity(kind: int, number: int) -> Identity:
@@ -44,19 +44,19 @@ def _identity(kind: int, number: int) -> Identity:
 
 CLIENT, _MODEL, _MAKER, _ROOT = (_identity(_OTHER, number) for number in range(4))
 TRUST = ProvenanceTrust(model_roots=(Root.of_did(_ROOT.did),), hardware_roots=(Root.of_did(_ROOT.did),))
-"""Believes the one root there is here."""
+"""Trusts the only root that is used here."""
 
 
-# Crowds of authors: `functools.partial` of these with `authors` makes a `Signer`.
+# Crowds of authors: `functools.partial` of these functions with `authors` makes a `Signer`.
 
 
 def sign_plain(first: int, count: int, *, authors: int) -> list[Packet]:
-    """Packets by so many authors in turn, each with the key in its DID."""
+    """Packets by `authors` authors in turn, each signed with the key in the author's DID."""
     return _posts([_identity(_PLAIN, number % authors) for number in range(first, first + count)], first)
 
 
 def sign_key_events(first: int, count: int) -> list[Packet]:
-    """One KEY_EVENT of each author: every other adds a key, the rest put it in the place of their first."""
+    """One KEY_EVENT per author: every other author adds a key, the rest replace their first key with it."""
     now = int(time.time())
     events = []
     for number in range(first, first + count):
@@ -72,7 +72,7 @@ def sign_key_events(first: int, count: int) -> list[Packet]:
 
 
 def sign_by_new_keys(first: int, count: int, *, authors: int) -> list[Packet]:
-    """Packets by so many authors in turn, each with the key of its `sign_key_events`."""
+    """Packets by `authors` authors in turn, each signed with the author's key from `sign_key_events`."""
     numbers = [number % authors for number in range(first, first + count)]
     signers = [
         _identity(_NEW_KEY, number).speaking_for(_identity(_FIRST_KEY, number).did) for number in numbers
@@ -92,7 +92,7 @@ def _posts(signers: Sequence[Identity], first: int) -> list[Packet]:
 
 
 def chain_of(events: int, now: int) -> tuple[KeyChain, Packet]:
-    """A chain of so many rotations, the last one long ago, and a packet by its newest key."""
+    """A chain of `events` rotations, the last one long ago, and a packet by its newest key."""
     started_at = now - events * _BETWEEN_ROTATIONS - _BETWEEN_ROTATIONS
     keys = [_identity(_FIRST_KEY, 0)]
     did = keys[0].did
@@ -114,7 +114,7 @@ def chain_of(events: int, now: int) -> tuple[KeyChain, Packet]:
 
 
 def crowded_chain(keys: int, now: int) -> tuple[KeyChain, Packet]:
-    """A chain with so many live keys, and a packet by the oldest, which is tried last."""
+    """A chain with `keys` live keys, and a packet by the oldest, which is tried last."""
     author = _identity(_FIRST_KEY, 0)
     received = []
     for number in range(1, keys):
@@ -138,12 +138,12 @@ def of_unknown_origin(now: int) -> Packet:
 
 
 def of_software(now: int) -> Packet:
-    """A packet whose client vouches for it."""
+    """A packet that its client attests."""
     return _attested({}, SOFTWARE, now)
 
 
 def of_model(now: int) -> Packet:
-    """A packet whose model is vouched for by a chain of two statements up to the root."""
+    """A packet by a model with a chain of two statements up to the root."""
     header: dict[str, Any] = {
         "origin_type": AI_MODEL,
         "genesis_media_hash": _MEDIA_HASH,
@@ -155,7 +155,7 @@ def of_model(now: int) -> Packet:
 
 
 def client_manifest(now: int) -> Packet:
-    """The CLIENT_MANIFEST of the client that vouches here."""
+    """The CLIENT_MANIFEST of the client that attests packets here."""
     key = ClientKey("current", CLIENT.public_key, now - _DAY, 0)
     return build(CLIENT, manifest_content(CLIENT.did, "bench", [key]), timestamp=now)
 

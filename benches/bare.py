@@ -1,8 +1,8 @@
 """The limits of this machine, each alone: signature checks, the log, socket writes, an echo, open sockets.
 
-The socket limits are servers in a process of their own that do the least a relay could: one writes ready
+The socket limits are servers in their own process that do the least a relay could do: one writes prepared
 pieces to every connection, one answers a PUBLISH with as many bytes as an OK has.
-The load generator is the same `Peer` that faces the relay.
+The load generator is the same `Peer` that is used against the relay.
 """
 
 from __future__ import annotations
@@ -51,17 +51,17 @@ _APPEND_BATCH: Final = 100
 _PAGE_ROWS: Final = 500
 _HIGH_WATER: Final = 1 << 20
 _OK_BYTES: Final = 190
-"""About what an OK frame has."""
+"""About the size of an OK frame."""
 
 
 @dataclass(frozen=True, slots=True)
 class SignatureCost:
-    """What checking signatures costs when nothing else runs."""
+    """The cost of checking signatures when nothing else runs."""
 
     seconds: float
-    """CPU for one check, on one thread."""
+    """CPU seconds for one check, on one thread."""
     one_thread: float
-    """Checks a second."""
+    """Checks per second."""
     two_threads: float
 
 
@@ -70,7 +70,7 @@ def signature_cost(seconds: float) -> SignatureCost:
     packets = sign(0, _SIGNATURES)
     keys = [cast(bytes, public_key_from_did(packet.author_id)) for packet in packets]
     _check_for(seconds / 10, packets, keys)
-    # The cheapest slice: whatever else the machine does makes a check dearer and would flatter the relay.
+    # The cheapest slice: other work on the machine makes checks more expensive and would flatter the relay.
     slices = [_one_slice(seconds / _SLICES, packets, keys) for _ in range(_SLICES)]
     cost, one_rate = min(cost for cost, _ in slices), max(rate for _, rate in slices)
     counts: list[int] = []
@@ -86,7 +86,7 @@ def signature_cost(seconds: float) -> SignatureCost:
 
 
 def _one_slice(seconds: float, packets: list[Packet], keys: list[bytes]) -> tuple[float, float]:
-    """CPU seconds of one check, and checks a second."""
+    """CPU seconds of one check, and checks per second."""
     cpu, started = time.thread_time(), time.perf_counter()
     count = _check_for(seconds, packets, keys)
     return (time.thread_time() - cpu) / count, count / (time.perf_counter() - started)
@@ -104,7 +104,7 @@ def _check_for(seconds: float, packets: list[Packet], keys: list[bytes]) -> int:
 
 @dataclass(frozen=True, slots=True)
 class StoreCost:
-    """What the log does when nothing else runs, in rows a second."""
+    """The rates of the log when nothing else runs, in rows per second."""
 
     append: float
     """Batches of 100 over one connection, each committed."""
@@ -162,11 +162,11 @@ async def _pages(store: Store, rows: int) -> float:
     return read / (time.perf_counter() - started)
 
 
-# Servers in a process of their own.
+# Servers in their own process.
 
 
 class _Raw(asyncio.Protocol):
-    """Accepts whatever handshake comes, then hands over to `after`."""
+    """Accepts any handshake, then hands data to `after`."""
 
     def __init__(self, opened: Callable[[_Raw], None], after: Callable[[_Raw, bytes], None]) -> None:
         self._opened = opened
@@ -196,7 +196,7 @@ class _Raw(asyncio.Protocol):
 
 
 async def _write_server(pipe: Connection) -> None:
-    """On `(pieces, piece)` through the pipe: write `piece` that often to every connection."""
+    """On `(pieces, piece)` through the pipe, write `piece` to every connection `pieces` times."""
     connections: list[_Raw] = []
     loop = asyncio.get_running_loop()
     server = await loop.create_server(
@@ -243,7 +243,7 @@ class BareServer:
 
 @contextlib.asynccontextmanager
 async def bare_server(*, echo: bool) -> AsyncIterator[BareServer]:
-    """Run a bare server for as long as the block does."""
+    """Run a bare server for the duration of the block."""
     context = fork_context()
     ours, theirs = context.Pipe()
     process = context.Process(target=_serve, args=(echo, theirs), daemon=True)
@@ -264,13 +264,13 @@ async def bare_server(*, echo: bool) -> AsyncIterator[BareServer]:
 
 
 async def writes(connections: int, frame_bytes: int, frames_in_piece: int, seconds: float) -> float:
-    """Frames a second that a bare server delivers to that many connections, so many in each write."""
+    """Frames per second that a bare server delivers to these connections, `frames_in_piece` in each write."""
     payload = b'{"type":"EVENT",'.ljust(frame_bytes - 4, b" ")
     piece = (b"\x81\x7e" + len(payload).to_bytes(2, "big") + payload) * frames_in_piece
     async with bare_server(echo=False) as server:
         peers = await connect_peers(server.url, connections)
         rate, due, pieces = 0.0, 0, 1
-        # Double the work until it takes long enough to be believed.
+        # Double the work until it takes long enough to be reliable.
         while True:
             due += pieces * frames_in_piece
             started = time.perf_counter()
@@ -298,7 +298,7 @@ async def echo_seconds(count: int) -> list[float]:
 
 
 async def round_trips(peer: Peer, frames: list[bytes]) -> list[float]:
-    """Send each frame after the answer to the one before; return what each took, ascending."""
+    """Send each frame after the answer to the one before; return the times, ascending."""
     times: list[float] = []
     for frame in frames:
         done = peer.expect(peer.total + 1)
@@ -310,7 +310,7 @@ async def round_trips(peer: Peer, frames: list[bytes]) -> list[float]:
 
 
 async def bytes_per_socket(connections: int) -> float:
-    """Memory of a bare server for each open connection."""
+    """Memory of a bare server per open connection."""
     async with bare_server(echo=True) as server:
         peers = await connect_peers(server.url, 100)
         before = server.process.memory_info().rss

@@ -1,8 +1,8 @@
-"""What an attack costs the attacker, the relay and the honest: each attack alone, then all together.
+"""What an attack costs the attacker, the relay and the honest clients: each attack alone, then all together.
 
-The relay is measured alone with the honest first, and beside the attack after that, in one run. Its cost is
-what it used above its use without the attack, until it has done all that was left to do. The attackers come
-from one address and from many; no address of theirs is exempt from a limit.
+In one run, the relay is measured first with only the honest clients, and then beside the attack. The cost of
+an attack is what the relay used in addition, until it has finished all work that the attack left. The
+attackers come from one address and from many; none of their addresses is exempt from a limit.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ __all__ = [
 
 ALL: Final = "all together"
 MOST_RATIO: Final = 2.0
-"""What the p99 of the honest beside an attack may be, as a multiple of that alone."""
+"""The largest allowed p99 of the honest clients beside an attack, as a multiple of their p99 alone."""
 _SETTINGS: Final[Mapping[str, object]] = {
     "unlimited_addresses": "127.0.0.1/32",
     "trusted_proxies": PROXIES,
@@ -57,20 +57,20 @@ _SETTINGS: Final[Mapping[str, object]] = {
 }
 _CONNECTIONS: Final = 20
 _DEEDS_PER_SECOND: Final = 100
-"""Of all attackers together, as far as the relay lets them."""
+"""By all attackers together, as far as the relay lets them."""
 _START_TIMEOUT: Final = 20.0
 _SETTLE_TIMEOUT: Final = 3.0
 _QUIET_TIMEOUT: Final = 15.0
 _SAMPLE_SECONDS: Final = 0.5
-"""A look at all processes takes some milliseconds of this one, which measures."""
+"""The interval between samples; each takes this process, which measures, some milliseconds."""
 _DEAREST: Final = 5
 _CONNECTION_BYTES: Final = 200
-"""What opening and closing a connection sends at the least, in headers of IP and TCP."""
+"""The least that opening and closing a connection sends, in IP and TCP headers."""
 
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """One attack: what it took, what it cost, and how the honest were served meanwhile."""
+    """One attack: what it took, what it cost, and how the honest clients were served meanwhile."""
 
     attack: str
     addresses: int
@@ -78,11 +78,11 @@ class Cost:
     answers: int
     sent_bytes: int
     attacker_cpu: float
-    """Seconds, as all CPU times here."""
+    """In seconds, like all CPU times here."""
     relay_cpu: float
     postgres_cpu: float
     memory: tuple[int, int, int]
-    """Resident bytes of the relay: before, at the most, afterwards."""
+    """Resident bytes of the relay: before, the maximum, afterwards."""
     alone: Service
     beside: Service
     recovered: bool
@@ -90,27 +90,27 @@ class Cost:
 
     @property
     def cpu(self) -> float:
-        """Of relay and database."""
+        """CPU seconds of relay and database."""
         return self.relay_cpu + self.postgres_cpu
 
     @property
     def cpu_for_cpu(self) -> float:
-        """CPU seconds of relay and database for one of the attacker."""
+        """CPU seconds of relay and database per CPU second of the attacker."""
         return self.cpu / self.attacker_cpu if self.attacker_cpu else 0.0
 
     @property
     def cpu_for_megabyte(self) -> float:
-        """CPU seconds of relay and database for each megabyte that the attacker sent."""
+        """CPU seconds of relay and database per megabyte that the attacker sent."""
         return self.cpu / self.sent_bytes * 1e6 if self.sent_bytes else 0.0
 
     @property
     def kept_bytes(self) -> int:
-        """How much the relay's memory had grown at the most."""
+        """The largest growth of the relay's memory."""
         return max(0, self.memory[1] - self.memory[0])
 
     @property
     def kept_for_byte(self) -> float:
-        """The same, for each byte that the attacker sent."""
+        """The largest growth of the relay's memory per byte that the attacker sent."""
         return self.kept_bytes / self.sent_bytes if self.sent_bytes else 0.0
 
 
@@ -123,9 +123,9 @@ async def besiege(
     stored: int,
     rounds: int = 1,
 ) -> list[Cost]:
-    """Make these attacks on a relay whose log holds `stored` packets; none named: each, then all together.
+    """Make these attacks on a relay whose log holds `stored` packets; by default each, then all together.
 
-    Each is made `rounds` times, and the calmest of these goes counts.
+    Each is made `rounds` times, and the calmest of these rounds counts.
     """
     plain = [name for name in names or [*ATTACKS, ALL] if name not in TLS_ATTACKS]
     tls = [name for name in names or TLS_ATTACKS if name in TLS_ATTACKS]
@@ -148,7 +148,7 @@ def _with_tls(folder: Path) -> dict[str, object]:
 
 
 async def _fill(relay: RelayProcess, count: int, progress: Progress) -> None:
-    """Have so many packets in the log, for those who read."""
+    """Put `count` packets into the log, for attacks that read."""
     load = make_load(count, progress)
     [peer] = await connect_peers(relay.ws_url, 1, Publisher, sources=["127.0.0.1"])
     publisher = cast(Publisher, peer)
@@ -188,10 +188,11 @@ def _tell(cost: Cost, progress: Progress) -> None:
 
 
 def calmest(goes: Sequence[Cost]) -> Cost:
-    """The go with the least p99 beside the attack, and the least of all alone.
+    """The round with the smallest p99 beside the attack, with the smallest p99 alone of all rounds.
 
-    What else a machine does only adds to a time, here as there, so the least of several comes closest to
-    what the attack itself adds. What was lost in any of them, or was not quiet again, is told.
+    Other work on the machine only adds to a time, with and without the attack, so the smallest of several
+    comes closest to what the attack itself adds. Losses in any round are reported, and so is a relay that was
+    not quiet again after one.
     """
 
     def p99(service: Service) -> float:
@@ -251,7 +252,7 @@ async def _one(relay: RelayProcess, name: str, sources: Sequence[str], seconds: 
 
 
 async def _at_work(crowd: Crowd, kinds: Sequence[str]) -> CrowdReport:
-    """The first report of the crowd, when something was done. Raises `BenchError` if nothing is."""
+    """The crowd's first report, once the crowd does something. Raises `BenchError` if it does nothing."""
     first = await crowd.report()
     deadline = time.perf_counter() + _START_TIMEOUT
     while not any((await crowd.report()).deeds.values()):
@@ -263,7 +264,7 @@ async def _at_work(crowd: Crowd, kinds: Sequence[str]) -> CrowdReport:
 
 @contextlib.asynccontextmanager
 async def _highest(relay: RelayProcess) -> AsyncIterator[list[int]]:
-    """Look at the relay's memory again and again; the list holds what was seen."""
+    """Sample the relay's memory during the block; the list holds the samples."""
     seen: list[int] = [0]
 
     async def look() -> None:
@@ -293,14 +294,14 @@ async def _gauges(relay: RelayProcess) -> dict[str, float]:
 
 
 _HONEST: Final = {"connections": PUBLISHERS + 1, "subscriptions": 1, "publish_queue": PUBLISHERS}
-"""What the relay may hold for the honest."""
+"""What the relay may hold for the honest clients."""
 
 
 async def _quiet_again(relay: RelayProcess, idle: Mapping[str, float]) -> bool:
-    """Whether the relay, but for the honest, has come to hold no more than before."""
+    """Whether the relay comes to hold no more than before, apart from what the honest clients need."""
     deadline = time.perf_counter() + _QUIET_TIMEOUT
     while time.perf_counter() < deadline:
-        with contextlib.suppress(OSError):  # it may be too busy to tell
+        with contextlib.suppress(OSError):  # it may be too busy to answer
             now = await _gauges(relay)
             if all(now[name] <= idle[name] + of_the_honest for name, of_the_honest in _HONEST.items()):
                 return True
@@ -309,7 +310,7 @@ async def _quiet_again(relay: RelayProcess, idle: Mapping[str, float]) -> bool:
 
 
 def dearest(costs: Iterable[Cost]) -> list[str]:
-    """The attacks that cost relay and database most for each megabyte sent, the dearest first."""
+    """The attacks that cost relay and database most per megabyte sent, the most expensive first."""
     ratios: dict[str, float] = {}
     for cost in costs:
         if cost.attack != ALL:
@@ -319,19 +320,19 @@ def dearest(costs: Iterable[Cost]) -> list[str]:
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """How the honest fared beside all attacks; p99 in milliseconds."""
+    """How the honest clients fared beside all attacks; p99 in milliseconds."""
 
     alone: float
-    """The median of all goes: a single one may meet a hiccup of the machine."""
+    """The median of all runs, since a single one may meet a hiccup of the machine."""
     beside: float
     worst: float
     kinds: int
     held: int
-    """Kinds beside which it stayed within `MOST_RATIO` times that alone, from one address and from many."""
+    """Kinds beside which p99 stayed within `MOST_RATIO` times that alone, from one address and from many."""
 
 
 def summary(costs: Sequence[Cost]) -> Summary:
-    """The sum of it. The p99 of an attack is held against the median of those alone."""
+    """The summary. The p99 beside an attack is compared with the median of those alone."""
     alone = statistics.median(cost.alone.milliseconds(0.99) for cost in costs)
     beside: dict[str, float] = {}
     for cost in costs:
@@ -375,7 +376,7 @@ def _service(service: Service) -> dict[str, float | int | None]:
 
 
 def print_costs(costs: Sequence[Cost]) -> None:
-    """The costs for people, on standard output: the dearest first, by each megabyte sent."""
+    """Print the costs as a table: the most expensive first, per megabyte sent."""
     table = Table(title="attacks: what they cost, and how the honest fared")
     for heading, justify in (
         ("attack", "left"),

@@ -1,4 +1,4 @@
-"""Reading history: pages of 500 rows one after another, and one gapless stream from the start of the log."""
+"""Reading history: pages of 500 rows one after another, and a gapless stream from the start of the log."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _TARGET = 400_000
 
 
 async def measure(relay: RelayProcess, plan: Plan, progress: Progress, store: StoreCost) -> list[Measure]:
-    """Fill the log, then read all of it both ways; what is read must be the log, each packet once."""
+    """Fill the log, then read all of it in both ways; each packet must be read exactly once."""
     await publish(relay.ws_url, make_load(plan.catchup_packets, progress))
     length = await _read_and_check(relay.ws_url)
     measures = []
@@ -69,14 +69,14 @@ def _subscribe(peer: Peer, *, gapless: bool = False, cursor: str | None = None) 
 
 
 async def read_stream(peer: Peer, length: int) -> None:
-    """Read the whole log, which has so many packets."""
+    """Read the whole log, which has `length` packets, as a stream."""
     done = peer.expect(length + 1)
     _subscribe(peer, gapless=True)
     await done
 
 
 async def _pages(peer: Peer, length: int) -> None:
-    """Ask for each page with the cursor that came with the one before."""
+    """Read the whole log in pages, each from the cursor of the page before."""
     peer.witness = True
     cursor: str | None = None
     while peer.events < length:
@@ -84,14 +84,14 @@ async def _pages(peer: Peer, length: int) -> None:
         done = peer.expect(peer.total + min(_PAGE_ROWS, length - peer.events) + 1)
         _subscribe(peer, cursor=cursor)
         await done
-        # The marker is the last message and short; the cursor is looked for there alone.
+        # The marker is the last message, and short; only the end is searched for the cursor.
         tail = b"".join(peer.kept[-2:])
         marker = msgspec.json.decode(tail[tail.rindex(b'{"type":"END_OF_HISTORY"') :], type=EndOfHistory)
         cursor = marker.cursor if isinstance(marker.cursor, str) else None
 
 
 async def _read_and_check(url: str) -> int:
-    """Read the log as a stream, decode all of it; return its length."""
+    """Read the log as a stream and decode all of it; return its length."""
     [peer] = await connect_peers(url, 1, witnesses=1)
     _subscribe(peer, gapless=True)
     await peer.next_marker()

@@ -1,8 +1,8 @@
-"""Absence: how fast a channel reads what it missed, by how much, and how soon a newcomer hears the living.
+"""Absence: how fast a channel reads what it missed, by amount, and how soon a newcomer gets live messages.
 
 The relay holds messages of three people who answer one another, each with a filter of the channel's size. A
-participant who knows nothing opens the channel and reads until it is synced; another one joins `now`, and the
-time runs until it hears a message that is said after that. Memory is what the process grew by.
+participant that knows nothing opens the channel and reads until it is synced. Another one joins `now`, and is
+timed until it gets a message that was sent after that. Memory is the growth of the process.
 """
 
 from __future__ import annotations
@@ -34,20 +34,20 @@ CHANNEL = "room"
 _PUBLISHING = 256
 _PATIENCE = 120.0
 _FILTER_IDS = 100
-"""A small filter: most of a message of the default size is filter, and the log would be gigabytes."""
+"""A small filter: by default, most of a message is its filter, and the log would be gigabytes."""
 _TARGET_RATE, _TARGET_SECONDS = 2_000, 2
 
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """What one reading of a history took."""
+    """The cost of reading a history once."""
 
     messages: int
     seconds: float
     cpu_seconds: float
-    """Of the process that reads."""
+    """CPU time of the reading process."""
     grown_bytes: int
-    """How much larger the process became, at its largest."""
+    """The growth of the process's peak memory."""
 
     def __str__(self) -> str:
         rate, each = self.messages / self.seconds, 1e6 * self.cpu_seconds / self.messages
@@ -60,7 +60,7 @@ class Reading:
 def written(
     count: int, topic: str, *, filter_ids: int, first: int = 0, seed: int = 1
 ) -> Iterator[tuple[SdsMessage, Packet]]:
-    """Messages of three people who each name the last two, as packets."""
+    """Messages of three people, as packets; each message names the two before it."""
     rng = random.Random(seed)
     size = BloomParameters(filter_ids, SdsConfig().bloom_filter_error_rate).size_bytes
     people = [Identity.from_seed(rng.randbytes(32)) for _ in range(3)]
@@ -68,7 +68,7 @@ def written(
     last: list[HistoryEntry] = []
     now = int(time.time())
     for n in range(first, first + count):
-        for _ in range(10):  # a filter grows by ten bits with each message
+        for _ in range(10):  # each message sets ten bits of a filter
             bloom[rng.randrange(size)] |= 1 << rng.randrange(8)
         if n % (filter_ids or 1) == 0:
             bloom = bytearray(size)
@@ -90,7 +90,7 @@ def written(
 
 
 async def publish_all(url: str, packets: Iterator[tuple[SdsMessage, Packet]]) -> list[str]:
-    """Give a relay all of these, in their order. Returns the message ids."""
+    """Publish all of these to a relay, in their order. Returns the message ids."""
     ids: list[str] = []
     async with strata.connect(url) as relay:
         under_way: list[asyncio.Task[object]] = []
@@ -113,8 +113,8 @@ async def read_all(
 ) -> Reading:
     """Open a channel that knows nothing, and read until it is synced; raises if the order is wrong.
 
-    Its clock is an hour ahead, and it takes the relay's for as late: what was said just now was missed, and
-    is not heard besides.
+    Its clock is an hour ahead, and it believes that the relay's is too: so messages from just now count as
+    missed, and are not received live as well.
     """
     gc.collect()
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
@@ -153,16 +153,16 @@ async def read_all(
 
 @dataclass(frozen=True, slots=True)
 class Joined:
-    """What it took a newcomer to hear the first live message."""
+    """What it took a newcomer to get the first live message."""
 
     seconds: float
     packets: int
-    """What the relay had sent by then."""
+    """The packets that the relay had sent by then."""
 
 
 async def join_to_first_live(url: str, topic: str, *, filter_ids: int, pool: bool = False) -> Joined:
-    """Join now, have somebody say something at once, and hear it; `pool`: over a pool of this one relay."""
-    # Authors tell whole seconds: what was said in the second of joining counts as said afterwards.
+    """Join now, have a message sent at once, and receive it; `pool`: through a pool of this one relay."""
+    # Authors' times are whole seconds: a message from the second of joining counts as sent afterwards.
     await asyncio.sleep(1.1 - time.time() % 1)
     said = written(1, topic, filter_ids=filter_ids, first=10_000_000, seed=secrets.randbits(32))
     began = time.monotonic()
@@ -189,7 +189,7 @@ def _packets_sent_to(connection: strata.Relay | strata.Pool) -> int:
 
 
 async def measure(relay: RelayProcess, missed: Sequence[int], progress: Progress) -> list[Measure]:
-    """Read what was missed, by how much it is; then join, and hear the first live message."""
+    """Read histories of these sizes; after each, join and receive the first live message."""
     measures: list[Measure] = []
     for count in missed:
         topic = f"/bench/1/{secrets.token_hex(8)}/proto"

@@ -1,12 +1,12 @@
-"""`python -m benches.channel_convergence`: when all agree where messages are lost, and at what cost.
+"""`python -m benches.channel_convergence`: when all agree although messages are lost, and at what cost.
 
-Five participants say a hundred messages over two simulated relays, one a virtual second on average, with
-every setting at its default. Each passage of a message, to a relay, from it, and of its answer, is lost with
-the same probability, from the first message to the end: nothing is mended. Time is virtual, so the figures
-are the same on every machine; a seed repeats its run.
+Five participants send a hundred messages through two simulated relays, one per virtual second on average,
+with every setting at its default. Each hop of a message, to a relay, from it, and of its answer, is lost with
+the same probability, from the first message to the end: the network never heals. Time is virtual, so the
+figures are the same on every machine; a seed repeats its run.
 
-All agree when every channel's log has every message, in the same order; what its program has not taken by
-then is in its inbox. When every sender has learned of it besides, or has given up, the run is *settled*.
+All agree when every channel's log has every message, in the same order; messages that a program has not taken
+by then are in its inbox. When every sender has also learned of it, or has given up, the run is *settled*.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ __all__ = ["LOSSES", "Run", "as_measures", "main", "measure_convergence", "summa
 LOSSES = (0.0, 0.1, 0.3)
 PARTICIPANTS, RELAYS, MESSAGES = 5, 2, 100
 SEEDS = 200
-"""So many that ten runs lie beyond the 95th percentile: the slowest decide it, and they are rare."""
+"""Enough for ten runs beyond the 95th percentile, which the slowest runs decide, and they are rare."""
 _LOOK_SECONDS = 0.05
 _GIVE_UP_SECONDS = 3_600.0
 _PAYLOAD_BYTES = 120
@@ -42,7 +42,7 @@ _PAYLOAD_BYTES = 120
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """One seed's outcome. Counts are those of the moment when all agreed."""
+    """The outcome of one seed. Counts are those at the moment when all agreed."""
 
     seed: int
     loss: float
@@ -54,12 +54,12 @@ class Run:
     repairs: int
     retrievals: int
     publishes: int
-    """SDS messages given to a relay, each once for each relay it goes to."""
+    """SDS messages given to relays; each counts once per relay."""
     bytes_published: int
 
 
 def converge(seed: int, loss: float, messages: int = MESSAGES) -> Run:
-    """One run. Raises `BenchError` if it never comes to agree."""
+    """One run. Raises `BenchError` if the participants never agree."""
 
     async def run() -> Run:
         simulation = Simulation(seed, Faults(loss=loss), participants=PARTICIPANTS, relays=RELAYS)
@@ -119,7 +119,7 @@ def _counts(simulation: Simulation) -> dict[str, int]:
 def measure_convergence(
     losses: Sequence[float], seeds: int, messages: int = MESSAGES
 ) -> Iterator[tuple[float, list[Run]]]:
-    """The runs of each loss, on every core. Raises `BenchError`."""
+    """The runs for each loss, on every core. Raises `BenchError`."""
     context = fork_context()
     with ProcessPoolExecutor(min(os.cpu_count() or 1, seeds), mp_context=context) as pool:
         for loss in losses:
@@ -127,7 +127,7 @@ def measure_convergence(
 
 
 def summarise(runs: Sequence[Run], messages: int = MESSAGES) -> dict[str, Any]:
-    """What the runs of one loss say together."""
+    """The summary of the runs of one loss."""
     sent = len(runs) * messages
 
     def each(name: str) -> float:
@@ -154,7 +154,7 @@ def summarise(runs: Sequence[Run], messages: int = MESSAGES) -> dict[str, Any]:
 
 
 def as_measures(losses: Sequence[float], seeds: int, messages: int, progress: Progress) -> list[Measure]:
-    """The figures for the table of `python -m benches`: each loss beside the first, which is no loss."""
+    """The figures for the table of `python -m benches`: each loss beside the first, which is zero."""
     measures: list[Measure] = []
     alone: dict[str, Any] | None = None
     for loss, runs in measure_convergence(losses, seeds, messages):
@@ -181,7 +181,7 @@ def as_measures(losses: Sequence[float], seeds: int, messages: int, progress: Pr
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Measure, print JSON lines, and draw. 0: done, 1: a run never came to agree."""
+    """Measure, print JSON lines, and draw. 0: done, 1: the participants of a run never agreed."""
     parser = argparse.ArgumentParser(prog="python -m benches.channel_convergence", description=__doc__)
     parser.add_argument("--losses", type=float, nargs="+", default=LOSSES)
     parser.add_argument("--seeds", type=int, default=SEEDS)

@@ -1,8 +1,9 @@
-"""Crowds: what it costs a channel that many take part in it.
+"""Crowds: the cost of many participants in a channel.
 
-`crowd`: so many participants on a real relay, all in one process, each saying one thing to all the others.
-`pace`: a model of N participants and nothing but their delays, in virtual time: how often they sync while
-nobody says anything, and how many of them acknowledge one message. Its figures are the same on every machine.
+`crowd`: many participants on a real relay, all in one process, each sending one message to all the others.
+`pace`: a model of N participants that consists only of their delays, in virtual time: how often they sync
+while nobody says anything, and how many of them acknowledge a message. Its figures are the same on every
+machine.
 """
 
 from __future__ import annotations
@@ -35,9 +36,9 @@ __all__ = ["Crowd", "acknowledging", "as_measures", "idle_syncs", "measure", "ta
 _INTERVAL_MS = SdsConfig().sync_min_interval_ms
 _GRACE_MS = SdsConfig().acknowledgement_timeout_ms / 2
 _LATENCY_MS = (50, 300)
-"""From one participant to another."""
+"""The latency from one participant to another."""
 _BUCKETS = 8
-"""Participants hear a sync in so many groups, each after a latency of its own."""
+"""The groups in which participants hear a sync, each after its own latency."""
 _PAYLOAD = b"." * 100
 _AT_ONCE = 20
 _TIMEOUT = 600.0
@@ -50,7 +51,7 @@ SIZES = (2, 10, 100, 1_000)
 
 
 def idle_syncs(people: int, minutes: int, seed: int) -> list[float]:
-    """When syncs are sent, in milliseconds, while nobody says anything; all begin at once."""
+    """The times at which syncs are sent, in milliseconds, while nobody says anything; all begin at once."""
     source = random.Random(seed)
     paces = [Pace(_INTERVAL_MS, source.random) for _ in range(people)]
     rounds = [0] * people
@@ -81,7 +82,7 @@ def idle_syncs(people: int, minutes: int, seed: int) -> list[float]:
 
 
 def acknowledging(people: int, seed: int) -> int:
-    """How many of so many, who have heard each other lately, acknowledge one message by a sync."""
+    """How many of these participants, who have heard each other lately, acknowledge one message by a sync."""
     source = random.Random(seed)
     pace = Pace(_INTERVAL_MS, source.random)
     for number in range(people - 1):
@@ -94,7 +95,7 @@ def acknowledging(people: int, seed: int) -> int:
 
 
 def as_measures(plan: Plan, progress: Progress) -> list[Measure]:
-    """Syncs of an idle room, and acknowledging syncs for each message, by the number of people."""
+    """Syncs of an idle room, and acknowledging syncs per message, by the number of people."""
     minutes, rounds = (60, 200) if plan is FULL else (10, 20)
     measures = []
     for people in SIZES if plan is FULL else SIZES[:3]:
@@ -136,15 +137,15 @@ class Crowd:
     """Seconds from the first send until everybody had everything."""
     acknowledged_after: float
     cpu_seconds: float
-    """Of this process, from the first send to the last acknowledgement."""
+    """CPU time of this process, from the first send to the last acknowledgement."""
     sent_bytes: int
-    """By the relay, in the same time."""
+    """Bytes sent by the relay, in the same time."""
     syncs: int
     retransmissions: int
 
 
 async def talk(ws_url: str, metrics_url: str, people: int, *, timeout: float = _TIMEOUT) -> Crowd:
-    """So many join a channel, and each says one thing. Raises `BenchError` when a message does not arrive."""
+    """Have people join a channel, and each send one message. Raises `BenchError` if one does not arrive."""
     topic = f"/bench/1/{secrets.token_hex(8)}/proto"
     taken: Counter[int] = Counter()
     acknowledged: list[object] = []
@@ -211,7 +212,7 @@ def _sent_bytes(metrics_url: str) -> int:
 
 
 async def measure(relay: RelayProcess, plan: Plan, progress: Progress) -> list[Measure]:
-    """Crowds of 40 and of 200; what they must stay below is in the requirements of channels."""
+    """Crowds of 40 and of 200; their bounds are in the requirements for channels."""
     measures = []
     for people, seconds, megabytes in (
         ((40, 30.0, 50.0), (200, 60.0, 1_000.0)) if plan is FULL else ((5, 30.0, 5.0),)

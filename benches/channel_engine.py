@@ -1,11 +1,11 @@
 """`python -m benches.channel_engine`: two channel engines joined directly, as history grows.
 
-One sends, the other receives, and acknowledges by its syncs. Each is driven as the shell drives it: after
+One sends; the other receives, and acknowledges by its syncs. Each is driven as the shell drives it: after
 every step its changes are taken, checked, and applied to a state in memory, as `MemoryPersistence` does. Time
-is made up, so many messages a virtual second; what is measured is CPU, of each side its own. The sender's
-holds the reading of acknowledgements, the receiver's the making of them.
+is virtual, at a fixed number of messages per second. What is measured is the CPU of each side: the sender's
+includes reading acknowledgements, the receiver's includes making them.
 
-Whoever sends faster than that has more messages unacknowledged: what this costs shows `--per-second`.
+A faster sender has more messages unacknowledged; `--per-second` shows what this costs.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ _PATIENCE_MS = 60_000
 
 
 class _Side:
-    """An engine with its limiter and its store, and the CPU that all three have used."""
+    """An engine with its limiter and its store, and the CPU time that all three have used."""
 
     def __init__(self, name: str, config: ReliableChannelConfig) -> None:
         assert config.rate_limit is not None
@@ -67,7 +67,7 @@ class _Side:
         self.most_outstanding = 0
 
     def send(self, first: int, payloads: Sequence[bytes], now: int) -> list[bytes]:
-        """Send these and hand over what goes out."""
+        """Send these payloads and return the outgoing data."""
         began_at = time.process_time()
         wire: list[bytes] = []
         for number, payload in enumerate(payloads, first):
@@ -79,7 +79,7 @@ class _Side:
         return wire
 
     def receive(self, wire: Sequence[bytes], now: int) -> None:
-        """Receive these, and let the program take what came."""
+        """Receive this data, and let the program take the messages."""
         began_at = time.process_time()
         inbox = self.engine.inbox
         for data in wire:
@@ -92,7 +92,7 @@ class _Side:
         self.seconds += time.process_time() - began_at
 
     def tick(self, now: int) -> list[bytes]:
-        """Do what is due and hand over what goes out."""
+        """Do what is due and return the outgoing data."""
         began_at = time.process_time()
         wire: list[bytes] = []
         if self.engine.get_timer() <= now:
@@ -116,7 +116,7 @@ class _Side:
         return wire
 
     def _store(self) -> None:
-        """What `flush` does once for each step."""
+        """Do what `flush` does, once for each step."""
         changes = self.engine.changes()
         check_changes(changes)
         self.state.apply(changes)
@@ -126,7 +126,7 @@ class _Side:
 
 
 class _Join:
-    """Two engines, and the time between them."""
+    """Two engines, and their common time."""
 
     def __init__(self, most: int, per_second: int) -> None:
         config = configure(
@@ -139,7 +139,7 @@ class _Join:
         self._now = float(_START_MS)
 
     def run(self, until: int) -> None:
-        """Send and receive until so many messages are through."""
+        """Send and receive until `until` messages have been transferred."""
         while self.done < until:
             end = min(self.done + _BATCH, until)
             payloads = [b"%08d" % number + b"." * 112 for number in range(self.done, end)]
@@ -169,7 +169,7 @@ class _Join:
 
 
 def measure_engines(sizes: Sequence[int], per_second: int = PER_SECOND) -> Iterator[dict[str, Any]]:
-    """Rates of the last messages before each size of history. Raises `BenchError` for a run that is void."""
+    """Rates of the last messages before each size of history. Raises `BenchError` if the run is void."""
     join = _Join(max(sizes), per_second)
     for size in sizes:
         window = min(_WINDOW, size // 2)
@@ -187,7 +187,7 @@ def measure_engines(sizes: Sequence[int], per_second: int = PER_SECOND) -> Itera
 
 
 def as_measures(sizes: Sequence[int], progress: Progress) -> list[Measure]:
-    """The figures for the table of `python -m benches`; beside the sender stands the receiver."""
+    """The figures for the table of `python -m benches`, each side beside the other."""
     measures = []
     for figure in measure_engines(sizes):
         progress(f"engine: {figure['pushed_per_second']:,.0f} and {figure['received_per_second']:,.0f} /s")

@@ -1,8 +1,8 @@
-"""A program with a channel on a real relay, in a process of its own, which `benches.channels` gives work to.
+"""A program with a channel on a real relay, in its own process, driven by `benches.channels`.
 
-It is started with a relay's address, a channel's name, and its own. Then it takes an order a line on standard
-input and answers each with a line, both JSON. Times are of the monotonic clock, which the processes of one
-Linux machine share: the first eight bytes of a payload say when it was sent.
+It is started with a relay's address, a channel's name and its own name. Then it reads one order per line from
+standard input and answers each with a line, both JSON. Times are of the monotonic clock, which the processes
+of one Linux machine share: the first eight bytes of a payload say when it was sent.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ __all__ = ["ChannelPeer", "ChannelProcess"]
 _STAMP = struct.Struct("<d")
 _LINE_LIMIT = 1 << 20
 _QUIET_SECONDS = 45.0
-"""Nothing for so long is a message lost: syncs and retransmissions come more often."""
+"""Silence for this long means that a message is lost: syncs and retransmissions come more often."""
 
 
 class ChannelPeer:
@@ -63,7 +63,7 @@ class ChannelPeer:
             self._moved.set()
 
     async def carry_out(self, order: dict[str, Any]) -> dict[str, Any]:
-        """Do what a line says. Raises `BenchError` if it comes to nothing."""
+        """Carry out the order of a line. Raises `BenchError` if it fails."""
         work: dict[str, Callable[..., Awaitable[dict[str, Any]]]] = {
             "talk": self.talk,
             "bare": self.bare,
@@ -71,9 +71,9 @@ class ChannelPeer:
         return await work[order.pop("do")](**order)
 
     async def talk(self, count: int, expect: int, window: int, payload_bytes: int) -> dict[str, Any]:
-        """Send so many messages, at most `window` of them unacknowledged, and take so many.
+        """Send `count` messages, at most `window` of them unacknowledged, and take `expect` messages.
 
-        Memory is counted from before the first payload was made.
+        Memory is counted from before the first payload is made.
         """
         self._received.clear()
         self._acknowledged.clear()
@@ -108,7 +108,7 @@ class ChannelPeer:
         }
 
     async def bare(self, count: int, expect: int, window: int, payload_bytes: int) -> dict[str, Any]:
-        """The same through the node alone: sent is what a relay has said OK to."""
+        """Do the same through the node, without a channel; a message counts as sent once a relay said OK."""
         self._bare_sent = self._bare_received = 0
         await self._relay.node.subscribe([self._bare_topic])
         cpu = time.process_time()
@@ -176,13 +176,13 @@ def _memory(name: str) -> int:
 
 
 def _begin_peak() -> int:
-    """Let the peak of resident memory begin anew, and return what is resident now."""
+    """Reset the peak of resident memory, and return what is resident now."""
     Path("/proc/self/clear_refs").write_text("5")
     return _memory("VmRSS")
 
 
 class ChannelProcess:
-    """Such a process, as an asynchronous context manager; it is ready when entered."""
+    """A process of this program, as an asynchronous context manager; it is ready when entered."""
 
     def __init__(self, url: str, channel_id: str, name: str) -> None:
         self._arguments = (url, channel_id, name)
@@ -213,7 +213,7 @@ class ChannelProcess:
         await process.wait()
 
     async def order(self, do: str, **arguments: int) -> dict[str, Any]:
-        """Give an order and wait for what came of it. Raises `BenchError`."""
+        """Give an order and wait for its result. Raises `BenchError`."""
         assert self._process is not None and self._process.stdin is not None
         self._process.stdin.write(json.dumps({"do": do, **arguments}).encode() + b"\n")
         return await self._answer()

@@ -1,4 +1,4 @@
-"""Convergence as an SVG of two panels: the share of runs that agree, by time, and what a message costs."""
+"""Convergence as an SVG with two panels: the share of runs that agree, by time, and the cost of a message."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def plot(agreed: Mapping[float, Sequence[float]], summaries: Sequence[Mapping[st
 
 
 def _shares(agreed: Mapping[float, Sequence[float]]) -> list[str]:
-    """A curve for each loss: the share of runs that agreed within so many seconds."""
+    """A curve for each loss: the share of runs that agreed, by seconds."""
     parts = _frame(_LEFT, "runs that agree, %", "virtual seconds since the last message was sent")
     for share in (0, 25, 50, 75, 100):
         parts += _level(_LEFT, share / 100, f"{share}")
@@ -58,12 +58,12 @@ def _shares(agreed: Mapping[float, Sequence[float]]) -> list[str]:
 
 
 def _x(seconds: float) -> float:
-    """Four decades, from a tenth of a second on."""
+    """The place of a time on the axis: four decades, from a tenth of a second on."""
     return _LEFT + _WIDTH * min(1.0, max(0.0, (math.log10(seconds or 0.1) + 1) / 4))
 
 
 def _costs(left: int, summaries: Sequence[Mapping[str, Any]]) -> list[str]:
-    """A group of bars for each kind of message that is sent besides the first ones."""
+    """A group of bars for each kind of message that is sent in addition to the first transmissions."""
     most = max((summary[key] for summary in summaries for key, _ in _COSTS), default=1.0) * 1.15 or 1.0
     parts = _frame(left, "besides the first sending, for each message", "")
     step = _step(most)
@@ -107,5 +107,5 @@ def _level(left: int, share: float, label: str) -> list[str]:
 
 
 def _step(most: float) -> float:
-    """A round number that divides an axis into six parts at most."""
+    """A round number that divides an axis into at most six parts."""
     return next((step for step in _STEPS if most / step <= 6), most)

@@ -1,10 +1,10 @@
 """`python -m benches.channel_sds`: what `benches.sds` measures, while changes are recorded for a store.
 
-One sender and one receiver of Scalable Data Sync without a network, nothing acknowledged. After each message
-the changes are taken, in three ways: not at all, taken and dropped, or turned into records and applied to a
-state in memory. The differences are what keeping state costs. CPU time of the last messages before each size;
-`collector_seconds` of it went to the garbage collector, whose rare full passes fall into one window and not
-into another.
+One sender and one receiver of Scalable Data Sync, without a network; nothing is acknowledged. After each
+message the changes are handled in one of three ways: not recorded, taken and dropped, or turned into records
+and applied to a state in memory. The differences are the cost of keeping state. The figures are the CPU time
+of the last messages before each size; `collector_seconds` of it went to the garbage collector, whose rare
+full passes fall into some windows and not into others.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ class _Side:
 
 
 class _Collector:
-    """The CPU seconds that collections have taken."""
+    """The CPU seconds that garbage collections have taken."""
 
     def __init__(self) -> None:
         self.seconds = 0.0
@@ -91,7 +91,7 @@ class _Collector:
 
 
 def measure_tracked(sizes: Sequence[int], way: str) -> Iterator[dict[str, Any]]:
-    """Rates at each size of history, changes being kept in one of the `WAYS`."""
+    """Rates at each size of history, with changes kept in one of the `WAYS`."""
     largest = max(sizes)
     config = SdsConfig(
         max_history=largest, max_known_ids=largest, max_unacknowledged=largest, max_history_bytes=1 << 40

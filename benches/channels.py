@@ -1,9 +1,9 @@
-"""Channels over a real relay: two programs that talk, and one large payload; each in a process of its own.
+"""Channels over a real relay: two programs that talk, and one large payload; each program in its own process.
 
-Everything is at its default. `twoway`: both send, so what one says acknowledges the other. `oneway`: only
-one does, and the other acknowledges by its syncs; so the last messages of either wait for one. The limit is
-as many messages of the same size on the wire, sent through the node without a channel. Nothing is lost on the
-way, so nothing may be sent again.
+All settings are defaults. `twoway`: both send, so the messages of one acknowledge those of the other.
+`oneway`: only one sends, and the other acknowledges by its syncs. In both cases the last messages wait for a
+sync. The limit is as many messages of the same size on the wire, sent through the node without a channel.
+Nothing is lost on the way, so nothing may be sent again.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ __all__ = ["ChannelPlan", "measure", "plan_of"]
 
 @dataclass(frozen=True, slots=True)
 class ChannelPlan:
-    """How much the benchmarks of channels do."""
+    """How much work the benchmarks of channels do."""
 
     rounds: int
     messages: int
-    """By each of those that talk, as fast as the channel takes them."""
+    """The messages of each program that sends, as fast as the channel takes them."""
     blob_bytes: int
     losses: tuple[float, ...]
     seeds: int
@@ -57,17 +57,17 @@ _BRIEF = ChannelPlan(
 
 PAYLOAD_BYTES = 120
 WIRE_BYTES = 19_250
-"""An SDS message of such a payload with the default filter."""
+"""The size of an SDS message with such a payload and the default filter."""
 SEGMENT_BYTES = 102_400
 
 
 def plan_of(plan: Plan) -> ChannelPlan:
-    """As much as the other benchmarks do."""
+    """The plan of channels that corresponds to a plan."""
     return _FULL if plan is FULL else _BRIEF
 
 
 async def measure(relay: RelayProcess, plan: Plan, progress: Progress) -> list[Measure]:
-    """Two peers talk, then one sends a large payload. Raises `BenchError` when something was lost."""
+    """Two peers talk, then one sends a large payload. Raises `BenchError` if something was lost."""
     if sys.platform != "linux":
         progress("channels: needs Linux for its clock and its memory; left out")
         return []
@@ -78,7 +78,7 @@ async def measure(relay: RelayProcess, plan: Plan, progress: Progress) -> list[M
 
 
 async def _order(pair: Sequence[ChannelProcess], do: str, counts: Sequence[int], **rest: int) -> list[Any]:
-    """Each of the two sends as many messages as is said, and takes what the other sends."""
+    """Have each of the two send its number of messages, and take those of the other."""
     (one, other), (first, second) = pair, counts
     answers = await asyncio.gather(
         one.order(do, count=first, expect=second, **rest), other.order(do, count=second, expect=first, **rest)
@@ -113,7 +113,7 @@ async def _talk(relay: RelayProcess, size: ChannelPlan, progress: Progress, name
     measures = []
     for key, what in (("received", "received"), ("acknowledged", "acknowledged")):
         rounds = [_rate(answers, counts, f"{key}_at") for answers in found]
-        # Of those who send; who takes has measured how long what it received was on its way.
+        # Senders have measured acknowledgements; receivers have measured how long messages were on their way.
         times = [answer[key] for answers in found for answer in answers if answer[key]]
         measures.append(
             Measure(
@@ -159,12 +159,12 @@ def _rate(answers: Sequence[dict[str, float]], counts: Sequence[int], ended: str
 
 
 async def _blob(relay: RelayProcess, size: ChannelPlan, progress: Progress) -> list[Measure]:
-    """One large payload, in so many segments; the limit is its segments without a channel."""
+    """One large payload, in many segments; the limit is its segments without a channel."""
     segments = -(-size.blob_bytes // SEGMENT_BYTES)
     found: list[list[Any]] = []
     alone: list[float] = []
     for number in range(size.rounds):
-        # A channel of its own each time: whoever comes new to one is told what was said before.
+        # A new channel each time, since a newcomer to a channel gets its earlier messages.
         async with (
             ChannelProcess(relay.ws_url, f"blob-{number}", "alice") as alice,
             ChannelProcess(relay.ws_url, f"blob-{number}", "bob") as bob,

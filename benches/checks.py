@@ -1,7 +1,7 @@
-"""What each check of a PUBLISH costs beside the signature check: in process, no socket, no loop, no database.
+"""The cost of each check of a PUBLISH beside the signature check: in process, no socket, loop or database.
 
-Costs are CPU microseconds of the cheapest slice of a loop over a check, with warm caches. The call itself,
-about 0.05 us, counts with each; so the parts add up to a little more than what they cost together.
+Costs are CPU microseconds of the cheapest slice of a loop over a check, with warm caches. Each includes the
+call itself, about 0.05 us, so the parts add up to a little more than their cost together.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ __all__ = ["measure"]
 
 _CHAIN_LENGTHS: Final = (1, 3, 50)
 _LISTED: Final = 1000
-"""Entries on each policy's list, none of them of a packet here but where a list allows."""
+"""Entries on each policy's list; none of them concerns a packet here, except on lists that allow."""
 _SLICES: Final = 10
 _MOST: Final = 2**31 - 1
 _MAX_AGE_SECONDS: Final = 86_400
@@ -57,7 +57,7 @@ _Cost = tuple[str, float]
 
 
 def measure(plan: Plan, progress: Progress) -> list[Measure]:
-    """All checks of a plain packet but one together, each alone, and those that only some packets meet."""
+    """The checks of a plain packet except the signature, together and alone, and those of special packets."""
     now, seconds = int(time.time()), plan.limit_seconds / 2
     plain = _Plain(now)
     signature = _cost(plain.signature, plain.packets, seconds)
@@ -83,7 +83,7 @@ def measure(plan: Plan, progress: Progress) -> list[Measure]:
 
 
 def _cost(check: Callable[[_T], object], inputs: Sequence[_T], seconds: float) -> float:
-    """CPU microseconds of one call, in the cheapest slice: what else the machine does makes a call dearer."""
+    """CPU microseconds of one call, in the cheapest slice; other work on the machine makes calls costlier."""
     return min(_slice(check, inputs, seconds / _SLICES) for _ in range(_SLICES)) * 1e6
 
 
@@ -107,7 +107,7 @@ class _NoLog:
 
 
 class _Plain:
-    """Packets of the usual size by authors without key chains, and what a relay asks about each."""
+    """Packets of the usual size by authors without key chains, and a relay's checks of them."""
 
     def __init__(self, now: int) -> None:
         self.now = now
@@ -119,11 +119,11 @@ class _Plain:
         self._known = Known(self.identities.generation)
 
     def signature(self, packet: Packet) -> None:
-        """The check that all others stand beside."""
+        """The check with which all others are compared."""
         _require(verify_signature(packet, self._key(packet)))
 
     def all_but_signature(self, message: bytes) -> None:
-        """What a PUBLISH goes through from its frame to the writer, the signature aside."""
+        """All checks of a PUBLISH from its frame to the writer, except the signature check."""
         raw = self._raw(message)
         self._budget.take(0.0)
         packet = self._parsed(raw)
@@ -134,7 +134,7 @@ class _Plain:
         equivalence_key(packet)
 
     def parts(self, seconds: float) -> list[_Cost]:
-        """The same one by one."""
+        """The cost of each of these checks."""
         keys = {packet.packet_id: (self._key(packet),) for packet in self.packets}
         checks: list[tuple[str, Callable[[Packet], object]]] = [
             ("rate limit", lambda packet: self._budget.take(0.0)),
@@ -174,7 +174,7 @@ class _Plain:
 
 
 def _policy(plain: _Plain, seconds: float) -> list[_Cost]:
-    """Every list full, and the packet allowed by those that allow."""
+    """The policy check with every list full; the lists that allow allow the packet."""
     dids = tuple(f"did:strata:stranger-{number}" for number in range(_LISTED))
     hashes = tuple(f"0x{number:064x}" for number in range(_LISTED))
     types = tuple(f"TYPE_{number}" for number in range(_LISTED))
@@ -191,7 +191,7 @@ def _policy(plain: _Plain, seconds: float) -> list[_Cost]:
 
 
 def _keys(plain: _Plain, seconds: float) -> list[_Cost]:
-    """Key look-ups that are not the usual one."""
+    """Key look-ups other than the usual one."""
     dids = [packet.author_id for packet in plain.packets]
 
     def unseen(did: str) -> None:
@@ -225,13 +225,13 @@ def _entry(event: Packet, received_at: int, sequence: int) -> LogEntry:
 
 
 def _chains(now: int, seconds: float) -> list[_Cost]:
-    """`KeyChain.verify`, the signature check within it included."""
+    """`KeyChain.verify`, including its signature check."""
     rows = [(f"signature, chain of {length}", chain_of(length, now)) for length in _CHAIN_LENGTHS]
     rows.append((f"signature, oldest of {MAX_METHODS} live keys", crowded_chain(MAX_METHODS, now)))
 
     def judged(chain: KeyChain) -> Callable[[Packet], None]:
         def check(packet: Packet) -> None:
-            packets._verify_small.cache_clear()  # no publish has been verified before
+            packets._verify_small.cache_clear()  # as for a publish, which was never verified before
             chain.verify(packet, now)
 
         return check
@@ -240,7 +240,7 @@ def _chains(now: int, seconds: float) -> list[_Cost]:
 
 
 def _origins(now: int, seconds: float) -> list[_Cost]:
-    """The provenance check of packets that claim something; every proof holds."""
+    """The provenance check of packets that claim an origin; every proof is valid."""
     plain, known = Known(0), Known(0, manifests={CLIENT.did: client_manifest(now)})
     rows = [
         ("provenance, header UNKNOWN", of_unknown_origin(now), plain),

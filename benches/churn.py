@@ -1,7 +1,7 @@
-"""Clients that come, do something, and leave in every way there is, in so many places at once.
+"""Clients that come, do something, and leave in every possible way, many of them at once.
 
-They speak over sockets of their own and take no care of the relay. What a `Chorus` publishes is remembered,
-so that a reader who stays all the time can be asked for it at the end.
+They use their own sockets and do not spare the relay. A `Chorus` remembers what it has published, so that it
+can be compared at the end with what a permanent reader has read.
 """
 
 from __future__ import annotations
@@ -37,13 +37,13 @@ _POOL: Final = 200
 _TOPICS: Final = 1000
 _RECENT_SECONDS: Final = 10
 _SILENCE: Final = 9.0
-"""Longer than the relay waits for a pong: it ends the connections of those who vanish."""
+"""Longer than the relay waits for a pong before it ends the connection of a client that vanished."""
 
 Message = dict[str, Any]
 
 
 def short_id(packet_id: str) -> int:
-    """Eight bytes of an id: enough to know it again, and little to keep."""
+    """Eight bytes of an id: enough to recognise it, and little to keep."""
     return int(packet_id[2:18], 16)
 
 
@@ -55,7 +55,7 @@ async def _said(socket_: ClientConnection) -> Message:
 
 @dataclass(slots=True)
 class Chorus:
-    """The clients of a soak. `places` of them are there at a time, each followed by the next."""
+    """The clients of a soak. `places` of them are connected at a time, and each is followed by another."""
 
     ws_url: str
     http_url: str
@@ -99,7 +99,7 @@ class Chorus:
             urllib.request.urlopen(self.http_url + path, timeout=_PATIENCE).close()
 
     async def _knock(self, chance: random.Random) -> None:
-        """Leave amid the handshake: a part of it, and then nothing, or the end."""
+        """Leave in the middle of the handshake, after a part of the request and a pause."""
         host, port = self.http_url.removeprefix("http://").rsplit(":", 1)
         _, writer = await asyncio.open_connection(host, int(port))
         writer.write(b"GET /strata HTTP/1.1\r\nHost: relay\r\n"[: chance.randrange(40)])
@@ -159,7 +159,7 @@ class Chorus:
             filters = {}
         message = {"type": "SUBSCRIBE", "subscription_id": f"s{chance.randrange(4)}", "filters": filters}
         if chance.random() < 0.2:
-            # As much at the end as at the beginning, however long the log has become.
+            # The same amount at the end as at the beginning, however long the log has become.
             filters["received_since"] = int(time.time()) - _RECENT_SECONDS
             await opened.send(json.dumps({**message, "gapless": True}))
             return
@@ -174,7 +174,7 @@ class Chorus:
         for _ in range(chance.randrange(1, 6)):
             content = {"type": f"TOPIC-{chance.randrange(_TOPICS)}", "text": "x" * chance.randrange(400)}
             body = build(me, content, timestamp=int(time.time()), nonce=f"{chance.random()}").canonical
-            if chance.random() < 0.1:  # whose signature is not right any more
+            if chance.random() < 0.1:  # then the signature is no longer right
                 body = body.replace(b'"text":"', b'"text":"y', 1)
             self._number += 1
             name = f"m{self._number}"
@@ -232,7 +232,7 @@ def _reset_on_close(opened: ClientConnection) -> None:
 
 
 class Steady:
-    """A reader who stays, and takes everything."""
+    """A reader that stays, and takes everything."""
 
     def __init__(self, ws_url: str) -> None:
         self._ws_url = ws_url
@@ -241,7 +241,7 @@ class Steady:
         self.twice = 0
 
     async def read(self) -> None:
-        """Read until cancelled. Raises when the relay ends the connection."""
+        """Read until cancelled. Raises if the relay ends the connection."""
         async with connect(self._ws_url, ping_interval=None, compression=None, max_queue=None) as opened:
             message = {"type": "SUBSCRIBE", "subscription_id": "all", "filters": {}, "gapless": True}
             await opened.send(json.dumps(message))

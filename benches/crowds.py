@@ -1,8 +1,8 @@
-"""Connections that nobody invited, in processes of their own: idle ones, and hostile ones.
+"""Crowds of idle and of hostile connections, in their own processes.
 
-They come from loopback addresses of their own, which Linux alone lets anybody bind; so the relay's limits by
-address hold for them, while the honest share no budget with them. A hostile connection acts once in an
-interval; one that the relay has thrown out comes again after the same interval.
+They come from their own loopback addresses, which only Linux lets any program bind. So the relay's limits by
+address apply to them, while honest clients share no budget with them. A hostile connection acts once per
+interval; one that the relay has thrown out returns after the same interval.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ from benches.processes import fork_context
 __all__ = ["MANY", "ONE", "Crowd", "CrowdReport", "hostile_crowd", "idle_crowd"]
 
 _LEAST_CPU: Final = 19
-"""Crowds stand for other machines: they get the processor that relay, database and honest leave to them."""
+"""Crowds stand for other machines, so they get only the CPU that relay, database and honest clients leave."""
 _READY_TIMEOUT: Final = 120.0
 _STOP_TIMEOUT: Final = 30.0
 _ADDRESSES: Final = 50
 _IDLE: Final = [f"127.0.1.{host}" for host in range(1, _ADDRESSES + 1)]
 MANY: Final = [f"127.0.2.{host}" for host in range(1, _ADDRESSES + 1)]
-"""The addresses of the hostile."""
+"""The addresses of hostile connections."""
 ONE: Final = MANY[:1]
 
 _Message = tuple[int, float, dict[str, int], dict[str, int], int, int]
@@ -41,7 +41,7 @@ _Message = tuple[int, float, dict[str, int], dict[str, int], int, int]
 
 @dataclass(frozen=True, slots=True)
 class CrowdReport:
-    """What a crowd did until now: connections open, CPU seconds used, deeds and their answers by kind."""
+    """What a crowd has done so far: connections open, CPU seconds used, deeds and their answers by kind."""
 
     open: int
     cpu: float
@@ -52,20 +52,20 @@ class CrowdReport:
 
 
 class Crowd:
-    """A crowd in a process of its own. Times out with `BenchError` when that does not answer."""
+    """A crowd in its own process."""
 
     def __init__(self, pipe: Connection) -> None:
         self._pipe = pipe
 
     async def report(self) -> CrowdReport:
-        """How it stands with them."""
+        """The crowd's report at this moment. Raises `BenchError` if the process does not answer in time."""
         self._pipe.send("report")
         return CrowdReport(*await _receive(self._pipe, _STOP_TIMEOUT))
 
 
 @contextlib.asynccontextmanager
 async def idle_crowd(url: str, count: int) -> AsyncIterator[Crowd]:
-    """So many connections that answer pings and do nothing else; all are open when the block begins."""
+    """`count` connections that answer pings and do nothing else; all are open when the block begins."""
     async with _crowd(functools.partial(_stand_idle, url, count)) as crowd:
         yield crowd
 
@@ -74,7 +74,7 @@ async def idle_crowd(url: str, count: int) -> AsyncIterator[Crowd]:
 async def hostile_crowd(
     url: str, attacks: Sequence[str], count: int, interval: float, sources: Sequence[str] = MANY
 ) -> AsyncIterator[Crowd]:
-    """So many connections that make these attacks in turn, each with a deed every `interval` seconds."""
+    """`count` connections that make these attacks in turn, each with a deed every `interval` seconds."""
     work = functools.partial(_be_hostile, url, attacks, count, interval, sources)
     async with _crowd(work) as crowd:
         yield crowd
@@ -115,9 +115,9 @@ async def _receive(pipe: Connection, timeout: float) -> _Message:
 
 
 def _give_way() -> None:
-    """A crowd stands for other machines: here it has what relay, database and honest leave of the processors.
+    """Use only the CPU that relay, database and honest clients leave: a crowd stands for other machines.
 
-    Niceness alone leaves it turns of some milliseconds.
+    Niceness alone would still give it slices of some milliseconds.
     """
     os.nice(_LEAST_CPU)
     if sys.platform == "linux":
@@ -134,7 +134,7 @@ def _run(work: Callable[[Connection], Awaitable[None]], pipe: Connection) -> Non
 
 
 async def _answer_reports(pipe: Connection, count_open: Callable[[], int], ledger: Ledger) -> None:
-    """Say that all are there, then how it stands whenever asked, until told to stop."""
+    """Report when all connections are open, then on every request, until a message says to stop."""
     loop = asyncio.get_running_loop()
 
     def report() -> _Message:

@@ -1,4 +1,4 @@
-"""A relay process of our own: started on a fresh folder, measured from outside, stopped."""
+"""A relay process: started on a fresh folder, measured from outside, stopped."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _BUSY = ("user", "nice", "system", "irq", "softirq", "steal")
 
 @dataclass(frozen=True, slots=True)
 class CpuTimes:
-    """CPU seconds: of the relay itself, its PostgreSQL, this load generator, and everything else there is."""
+    """CPU seconds of the relay itself, its PostgreSQL, this load generator, and everything else."""
 
     relay: float
     postgres: float
@@ -38,7 +38,7 @@ class CpuTimes:
     others: float
 
     def since(self, before: CpuTimes) -> CpuTimes:
-        """What was used between two readings."""
+        """The CPU used between two readings."""
         return CpuTimes(
             self.relay - before.relay,
             self.postgres - before.postgres,
@@ -47,7 +47,7 @@ class CpuTimes:
         )
 
     def each(self, count: int) -> dict[str, float]:
-        """Microseconds for each of `count` things, and how far the machine was ours."""
+        """Microseconds for each of `count` things, and the share of the CPU that other programs used."""
         ours = self.relay + self.postgres + self.load
         foreign = max(0.0, self.others)
         return {
@@ -63,7 +63,7 @@ class RelayProcess:
 
     `command` replaces `python -m relayd`, for a profiler or another build. `settings` are those that differ
     from the defaults, by name, and `config` is the text of its settings file. Raises `BenchError` with the
-    end of its log when it does not come up.
+    end of its log if it does not start.
     """
 
     def __init__(
@@ -99,23 +99,23 @@ class RelayProcess:
 
     @property
     def pid(self) -> int:
-        """Its process."""
+        """The id of its process."""
         assert self._process is not None
         return self._process.pid
 
     def write_config(self, text: str) -> None:
-        """Write its settings file, if it was started with one; SIGHUP makes it read that again."""
+        """Write its settings file; SIGHUP makes it read the file again, if it was started with one."""
         config = self._folder / "relayd.toml"
         config.write_text(text)
         self._settings["config"] = config
 
     def restart(self) -> None:
-        """Stop the relay and start it again on the same folder, hence at another address."""
+        """Stop the relay and start it again on the same folder, which may give it another address."""
         self._stop()
         self._start()
 
     def cpu_times(self) -> CpuTimes:
-        """CPU used so far, including that of processes which have ended since."""
+        """CPU used so far, including that of processes that have ended."""
         machine = psutil.cpu_times()
         busy = sum(getattr(machine, name, 0.0) for name in _BUSY)
         load = time.process_time()
@@ -141,7 +141,7 @@ class RelayProcess:
         )
 
     def has_logged(self, event: str) -> bool:
-        """Whether it has said this on stderr."""
+        """Whether it has logged this event on stderr."""
         return event in (self._folder / "stderr.log").read_text(errors="replace")
 
     def resident_bytes(self) -> int:
@@ -156,7 +156,7 @@ class RelayProcess:
         environment = {name: value for name, value in os.environ.items() if not name.startswith("RELAYD_")}
         environment |= {f"RELAYD_{name.upper()}": str(value) for name, value in self._settings.items()}
         folder = ["--data-dir", str(self._folder / "data")]
-        if "database_url" in self._settings:  # which a folder on the command line would overrule
+        if "database_url" in self._settings:  # a folder on the command line would override it
             environment["RELAYD_DATA_DIR"], folder = folder[1], []
         command = [*self._command, "serve", "--port", str(self._port), *folder]
         with (self._folder / "stderr.log").open("w") as log:
@@ -196,7 +196,7 @@ class RelayProcess:
 
 
 def spawn(command: Sequence[str], environment: Mapping[str, str], log: IO[str]) -> subprocess.Popen[str]:
-    """Start a relay, which says on standard output that it is ready."""
+    """Start a relay, which reports on standard output when it is ready."""
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True, env=environment)
 
 

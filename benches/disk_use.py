@@ -1,4 +1,4 @@
-"""What a folder takes on its disk, now and at most while something runs."""
+"""The disk space of a folder, now and at most while something runs."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ __all__ = ["Peak", "taken", "watched"]
 
 _LOOK_SECONDS = 1.0
 _BLOCK = 512
-"""In such units a file tells what it has on the disk, whatever the blocks of the disk are."""
+"""The unit of `st_blocks`, in bytes, whatever the block size of the disk is."""
 
 
 @dataclass(slots=True)
 class Peak:
-    """The most that was seen, in bytes."""
+    """The largest size seen, in bytes."""
 
     taken: int = 0
 
 
 @contextmanager
 def watched(folder: Path) -> Iterator[Peak]:
-    """Look at a folder once a second while the block runs, and as it begins and ends."""
+    """Measure a folder once a second while the block runs, and at its beginning and end."""
     peak, done = Peak(taken(folder)), threading.Event()
     watcher = threading.Thread(target=_watch, args=(folder, done, peak))
     watcher.start()
@@ -43,7 +43,7 @@ def _watch(folder: Path, done: threading.Event, peak: Peak) -> None:
 
 
 def taken(folder: Path) -> int:
-    """What the files of a folder have on the disk, in bytes; vanished ones count for nothing."""
+    """The disk space of the files of a folder, in bytes; vanished files do not count."""
     return sum(_taken(Path(at, name)) for at, _, names in os.walk(folder) for name in names)
 
 

@@ -1,4 +1,4 @@
-"""Deliveries a second to live subscribers, with many publishes in flight and with one."""
+"""Deliveries per second to live subscribers, with many publishes in flight and with one."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ __all__ = ["measure"]
 
 _TARGETS = {(100, True): 600_000, (1000, True): 1_200_000, (100, False): 140_000, (1000, False): 140_000}
 _TYPICAL_BATCH = 32
-"""Frames in one write of the raw limit where publishes are batched; the relay's own batches may be larger."""
+"""Frames per write of the raw limit for batched publishes; the relay's own batches may be larger."""
 _FRAME_BYTES = 700
 
 
@@ -73,7 +73,7 @@ async def _rounds(
     connections: int,
     window: int,
 ) -> tuple[list[float], dict[str, float]]:
-    """The rate of each round, and what one delivery cost over all of them."""
+    """The rate of each round, and the cost of one delivery over all rounds."""
     load = make_load(packets * plan.rounds, progress)
     peers = await connect_peers(relay.ws_url, subscribers)
     await _subscribe(peers)
@@ -111,7 +111,7 @@ async def _subscribe(peers: list[Peer]) -> None:
 
 
 async def _deliver(peers: list[Peer], publishers: list[Peer], part: Load, window: int) -> float:
-    """Publish a part; return the seconds until every subscriber has every packet, and no more than that."""
+    """Publish a part; return the seconds until every subscriber has exactly its packets."""
     waiting = [peer.expect(peer.total + len(part)) for peer in peers]
     started = time.perf_counter()
     for number, peer in enumerate(publishers):
@@ -122,7 +122,7 @@ async def _deliver(peers: list[Peer], publishers: list[Peer], part: Load, window
 
 
 def _check_witness(witness: Peer, part: Load, *, publishers: int) -> None:
-    """One subscriber's EVENTs, decoded: each packet once, those of one publisher in their order."""
+    """Check one subscriber's EVENTs: each packet once, and the packets of one publisher in their order."""
     ids = [
         msgspec.json.decode(message.packet)["packet_id"]
         for message in messages(witness)

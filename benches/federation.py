@@ -1,7 +1,7 @@
-"""Relays that read from each other: how soon, how fast, how often twice, and what comparing sets costs.
+"""Relays that read from each other: lag, rate, packets that come twice, and the cost of comparing sets.
 
-Every relay is a real process with a log of its own; PostgreSQL belongs to the benchmark and is shared. Sets
-are compared in this process, for their cost does not depend on relays.
+Every relay is a real process with its own log; PostgreSQL belongs to the benchmark and is shared. Sets are
+compared in this process, since the cost does not depend on relays.
 """
 
 from __future__ import annotations
@@ -35,17 +35,17 @@ __all__ = ["measure"]
 _LAG_TARGETS: Final = {50: 5.0, 99: 50.0}
 """Milliseconds from OK at the upstream to the EVENT at the reader."""
 _CATCHUP_TARGET: Final = 0.7
-"""What a reader takes of a backlog, in publishes at the upstream."""
+"""The rate at which a reader takes a backlog, as a share of the publish rate at the upstream."""
 _TWICE_TARGET: Final = 1.0
-"""Per cent of the packets that come to a relay of a group which it has already."""
+"""The packets that a relay of a group gets although it has them, in per cent of those it needs."""
 _DIFFERENCES: Final = 10
 _SET_TARGETS: Final = {0: (400, 1), _DIFFERENCES: (25_000, 3)}
-"""Bytes and rounds of a million packets, by differences."""
+"""Bytes and rounds for a million packets, by the number of differences."""
 _LINK_TIMEOUT: Final = 60.0
 
 
 async def measure(plan: Plan, progress: Progress, serve: str | None) -> list[Measure]:
-    """All of it; three relays at the most run at a time."""
+    """All measurements; at most three relays run at a time."""
     count, warm = plan.scaling_packets, plan.latency_packets // 10 + 1
     load = make_load(plan.latency_packets + warm + 3 * count, progress)
     single = load.take(0, plan.latency_packets + warm)
@@ -63,7 +63,7 @@ async def measure(plan: Plan, progress: Progress, serve: str | None) -> list[Mea
 async def _relays(
     server: Server, serve: str | None, edges: Sequence[tuple[int, int]], group: str = ""
 ) -> AsyncIterator[list[RelayProcess]]:
-    """Relays, by number, of which the first of each edge reads from the second."""
+    """Relays, by number; the first of each edge reads from the second."""
     count = 1 + max(max(edge) for edge in edges)
     seeds = [bytes([number + 1]) * 32 for number in range(count)]
     dids = [Identity.from_seed(seed).did for seed in seeds]
@@ -98,7 +98,7 @@ async def _relays(
 async def _pair(
     server: Server, serve: str | None, single: Load, warm: int, backlog: Load, progress: Progress
 ) -> list[Measure]:
-    """A relay that reads from another: its lag, then a second one that finds a backlog."""
+    """A relay that reads from another: its lag, then another pair, in which the reader finds a backlog."""
     async with _relays(server, serve, [(1, 0)]) as (upstream, reader):
         (publisher,) = await connect_peers(upstream.ws_url, 1, Publisher)
         subscriber = await _subscribed(reader, live=True)
@@ -127,7 +127,7 @@ async def _pair(
 async def _lags(
     publisher: Peer, subscriber: Peer, frames: Sequence[bytes]
 ) -> tuple[list[float], list[float]]:
-    """One packet after the other; how much later than its OK each EVENT came, and the OK; ascending."""
+    """Publish packets one by one; return the times from OK to EVENT and from PUBLISH to OK, ascending."""
     lags, oks = [], []
     for frame in frames:
         sent_at = time.perf_counter()
@@ -173,7 +173,7 @@ async def _catchup(server: Server, serve: str | None, backlog: Load, progress: P
 
 
 async def _twice(server: Server, serve: str | None, load: Load, group: str, progress: Progress) -> Measure:
-    """Publish at all relays of a ring of three, and count what comes to each."""
+    """Publish at all relays of a ring of three, and count the packets that come to each."""
     edges = [(one, other) for one in range(3) for other in range(3) if one != other]
     share = len(load) // 3
     async with _relays(server, serve, edges, group) as relays:
@@ -206,7 +206,7 @@ async def _twice(server: Server, serve: str | None, load: Load, group: str, prog
 
 
 async def _settled(relays: Sequence[RelayProcess], needed: int) -> Counter[str]:
-    """What came to all of them, by what became of it, once nothing more comes."""
+    """The packets that came to all relays, by outcome, once no more come."""
     before: Counter[str] = Counter()
     while True:
         came: Counter[str] = Counter()
@@ -265,7 +265,7 @@ def _free_port() -> int:
 
 
 def _sets(count: int, progress: Progress) -> list[Measure]:
-    """What two sets cost that are equal, and two that differ in ten packets."""
+    """The cost of comparing two equal sets, and two sets that differ in ten packets."""
     chance = random.Random(5)
     items = [(chance.randrange(604_800), chance.randbytes(32)) for _ in range(count)]
     whole = ItemSet(items)

@@ -1,7 +1,7 @@
 """An honest load beside an attack: publishers with a timetable, and a live reader of what they publish.
 
-A packet counts from the moment when it was due, whether or not the relay took it then. What was never
-answered, or never delivered, counts with the time it has waited so far: a relay that stands still is seen.
+A packet is timed from the moment when it was due, whether or not the relay took it then. A packet that was
+never answered, or never delivered, counts with the time it has waited so far, so that a stalled relay shows.
 """
 
 from __future__ import annotations
@@ -28,15 +28,16 @@ __all__ = ["PUBLISHERS", "Honest", "Service"]
 
 PUBLISHERS: Final = 20
 _PUBLISHES_PER_SECOND: Final = 5
-"""Of each. In a minute that is a quarter of what an address may publish. All of them publish 400 packets in
-four seconds, so that the 99th percentile is not the one packet that met a hiccup of the disk."""
+"""By each publisher. Per minute, that is a quarter of what an address may publish. All of them together
+publish 400 packets in four seconds, so that the 99th percentile is not a single packet that met a hiccup of
+the disk."""
 _RETRY_SECONDS: Final = 0.1
 _GONE: Final = (OSError, EOFError, TimeoutError, WebSocketException)
 
 
 @dataclass(frozen=True, slots=True)
 class Service:
-    """How the honest were served for a while: seconds, ascending; and what was not served at all."""
+    """How honest clients were served for a while: times in seconds, ascending, and packets not served."""
 
     answers: list[float]
     deliveries: list[float]
@@ -44,7 +45,7 @@ class Service:
     refused: int
 
     def milliseconds(self, share: float, *, deliveries: bool = False) -> float:
-        """From a publish to its OK or, with `deliveries`, to the reader."""
+        """The percentile of the times from a publish to its OK or, with `deliveries`, to the reader."""
         times = self.deliveries if deliveries else self.answers
         return percentile(times, share) * 1e3 if times else float("nan")
 
@@ -58,7 +59,7 @@ class _Publish:
 
 
 class Honest:
-    """The publishers and the reader, as a context manager; each from an address of its own."""
+    """The publishers and the reader, as a context manager; each has its own address."""
 
     def __init__(self, url: str) -> None:
         self._url = url
@@ -85,7 +86,7 @@ class Honest:
                 raise result
 
     def since(self, start: float, end: float) -> Service:
-        """How those packets fared that were due in this time (`time.perf_counter`)."""
+        """How the packets that were due in this time (`time.perf_counter`) were served."""
         now = time.perf_counter()
         own = [each for each in self._publishes.values() if start <= each.due < end]
         good = [each for each in own if not each.refused]
@@ -97,7 +98,7 @@ class Honest:
         )
 
     async def settled(self, end: float, timeout: float) -> None:
-        """Wait until what was due before `end` is answered and delivered, but no longer than `timeout`."""
+        """Wait until packets due before `end` are answered and delivered, but no longer than `timeout`."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(timeout):
                 while any(  # noqa: ASYNC110 - nothing announces it
@@ -107,7 +108,7 @@ class Honest:
                     await asyncio.sleep(0.05)
 
     async def _again(self, visit: Any, number: int) -> None:
-        """Visit the relay, and when it ends that, again. Ends by being cancelled."""
+        """Visit the relay, and again whenever it ends the visit. Ends when cancelled."""
         tls = _trusting() if self._url.startswith("wss") else None
         while True:
             with contextlib.suppress(*_GONE):
@@ -164,7 +165,7 @@ class Honest:
 
 
 def _go_first() -> None:
-    """The honest stand for other machines: where the system lets it, this thread gets a processor at once."""
+    """Let this thread get a CPU at once, if the system allows it: honest clients stand for other machines."""
     with contextlib.suppress(PermissionError):
         os.sched_setscheduler(0, os.SCHED_RR, os.sched_param(1))
 

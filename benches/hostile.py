@@ -1,9 +1,10 @@
-"""Honest publishers beside a crowd of idle and hostile connections: what becomes of their latency.
+"""Honest publishers beside a crowd of idle and hostile connections: the effect on their latency.
 
-50 connections publish at a steady, modest rate, by a timetable that waits for no answer, so that a relay that
-stands still is seen by every packet due meanwhile. They do so alone, beside the idle, and beside idle and
-hostile, in turn. The crowds live in processes of their own; on a machine with few cores what those use is
-missing elsewhere, so the rate of the hostile is modest, and stated with the share of the CPU each part took.
+50 connections publish at a steady, modest rate, by a timetable that does not wait for answers, so that a
+stalled relay shows in every packet due meanwhile. They publish alone, beside the idle crowd, and beside the
+idle and the hostile crowd, in turn. The crowds have their own processes. On a machine with few cores, the CPU
+that those use is missing elsewhere, so the rate of the hostile crowd is modest, and is reported with the
+share of the CPU that each part took.
 """
 
 from __future__ import annotations
@@ -31,13 +32,13 @@ from benches.peer import BenchError, Peer, connect_peers
 __all__ = ["SETTINGS", "measure"]
 
 SETTINGS: Final[dict[str, object]] = {"unlimited_addresses": "127.0.0.1/32"}
-"""The honest come from there; every limit by address holds for the crowds, who come from elsewhere."""
+"""The address of the honest clients; every limit by address applies to the crowds, which come from others."""
 
 _HONEST: Final = 50
 _PUBLISHES_PER_SECOND: Final = 200
-"""Of all the honest together."""
+"""By all honest clients together."""
 _DEEDS_PER_SECOND: Final = 500
-"""Of all the hostile together, as far as the relay lets them."""
+"""By all hostile connections together, as far as the relay lets them."""
 _SETTLE_SECONDS: Final = 1.0
 _LEAVE_TIMEOUT: Final = 60.0
 _KINDS: Final = (
@@ -54,7 +55,7 @@ _CONNECTIONS = re.compile(r"^relayd_connections (\S+)$", re.MULTILINE)
 
 
 class _Punctual(Peer):
-    """Notes how long each publish took to its answer."""
+    """A peer that notes the time from each publish to its answer."""
 
     def __init__(self, path: str, host: str, *, witness: bool = False) -> None:
         super().__init__(path, host, witness=witness)
@@ -74,17 +75,17 @@ class _Punctual(Peer):
 
 @dataclass(frozen=True, slots=True)
 class _Phase:
-    """One go of the honest, in one company."""
+    """One round of the honest clients, alone or beside crowds."""
 
     times: list[float]
     """Seconds, ascending."""
     late: float
-    """By how many seconds the honest missed their timetable, 99th percentile."""
+    """By how many seconds the honest clients missed their timetable, 99th percentile."""
     cpu: dict[str, float]
-    """Per cent of the machine, by who used it."""
+    """Per cent of the machine, by user."""
     deeds: dict[str, int]
     suffered: dict[str, int]
-    """What the relay counted: errors sent by code, connections ended by reason."""
+    """The relay's counts: errors sent by code, connections ended by reason."""
 
     @property
     def p99(self) -> float:
@@ -92,7 +93,7 @@ class _Phase:
 
 
 async def measure(relay: RelayProcess, plan: Plan, progress: Progress) -> list[Measure]:
-    """The 99th percentile beside a crowd as a multiple of that alone. Nothing where it cannot be measured."""
+    """The p50 and p99 beside each crowd, compared with those alone. Empty except on Linux."""
     if sys.platform != "linux":
         progress("hostile: left out, for only Linux lets a program bind any loopback address")
         return []
@@ -149,7 +150,7 @@ def _measures(
 
 
 def _explained(beside: Sequence[_Phase]) -> dict[str, object]:
-    """What went on meanwhile, summed over the rounds or, for the CPU, their mean."""
+    """What happened meanwhile: sums over the rounds, the mean for the CPU, the maximum for times."""
     cpu = {name: statistics.fmean(phase.cpu[name] for phase in beside) for name in beside[0].cpu}
     details: dict[str, object] = {
         "worst ms": max(phase.times[-1] for phase in beside) * 1e3,
@@ -167,7 +168,7 @@ def _explained(beside: Sequence[_Phase]) -> dict[str, object]:
 
 
 async def _phase(relay: RelayProcess, honest: list[_Punctual], load: Load, *crowds: Crowd) -> _Phase:
-    """Let the honest publish their part; every one of their packets is answered by its OK, or it is void."""
+    """Let the honest clients publish their part. Unless its OK answers each packet, the run is void."""
     suffered, reports = await _suffered(relay), [await crowd.report() for crowd in crowds]
     cpu, started = relay.cpu_times(), time.perf_counter()
     times, late = await _publish(honest, load)
@@ -201,7 +202,7 @@ def _since(before: CrowdReport, after: CrowdReport) -> dict[str, int]:
 
 
 async def _publish(honest: list[_Punctual], load: Load) -> tuple[list[float], float]:
-    """Publish by the timetable, each in its turn; what each took, ascending, and how late they were sent."""
+    """Publish by the timetable, in turn. Returns the times, ascending, and how late packets were (p99)."""
     waiting = []
     for number, peer in enumerate(honest):
         peer.times.clear()
@@ -222,7 +223,7 @@ async def _publish(honest: list[_Punctual], load: Load) -> tuple[list[float], fl
 
 
 async def _alone_again(relay: RelayProcess) -> None:
-    """Wait until the relay has noticed that the crowds are gone."""
+    """Wait until the relay has noticed that the crowds are gone. Raises `BenchError` if it does not."""
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(_LEAVE_TIMEOUT):
             while True:

@@ -1,7 +1,8 @@
 """Authors with key chains beside authors without, on one relay: rate, CPU, cold start, memory.
 
 Each identity has added or rotated a key by a KEY_EVENT that the relay has stored; its packets are signed with
-the new key. Rounds alternate, and so does who begins: a machine that drifts favours nobody.
+the new key. Rounds of both kinds alternate, and so does the kind that begins, so that a drift of the machine
+favours neither.
 """
 
 from __future__ import annotations
@@ -19,13 +20,13 @@ from benches.publish import publish
 __all__ = ["measure"]
 
 _LEAST_SHARE = 0.97
-"""Of the plain authors' rate: what still counts as no measurable difference."""
+"""The share of the plain authors' rate that still counts as no measurable difference."""
 _PLAIN_NAME = "as many plain authors"
 
 
 @dataclass(frozen=True, slots=True)
 class _Round:
-    """One packet of each author of a kind."""
+    """One round: a packet by each author of a kind."""
 
     rate: float
     cost: CpuTimes
@@ -33,9 +34,9 @@ class _Round:
 
 
 async def measure(relay: RelayProcess, plan: Plan, progress: Progress) -> list[Measure]:
-    """The rate while all chains are in memory; then, after a restart, that of loading them and their size."""
+    """The rate while all chains are in memory; after a restart, the rate of loading them, and their size."""
     count, rounds = plan.identities, plan.identity_rounds
-    # One round more on each side to warm up, and after the restart two of plain authors and one that loads.
+    # One more round per side to warm up, and after the restart two of plain authors and one that loads.
     plain = make_load(count * (rounds + 3), progress, functools.partial(sign_plain, authors=count))
     chained = make_load(count * (rounds + 2), progress, functools.partial(sign_by_new_keys, authors=count))
     events = make_load(count, progress, sign_key_events)
@@ -64,7 +65,7 @@ async def _warm(
         if number:  # the first round warms up
             pairs.append((mine, theirs))
     sides = [[pair[side] for pair in pairs] for side in range(2)]
-    # Over all rounds: what one of them lost to another program its neighbour probably lost too.
+    # Over all rounds: if one round lost time to another program, its neighbour probably did too.
     rate, plain_rate = (len(side) / sum(1 / one.rate for one in side) for side in sides)
     cpu_us, plain_us = (
         statistics.fmean((one.cost.relay + one.cost.postgres) / count * 1e6 for one in side) for side in sides
@@ -115,7 +116,7 @@ async def _cold(
     warm_rate: float,
     event_bytes: float,
 ) -> list[Measure]:
-    """After a restart: plain authors twice, to know what any packet leaves in memory, then every chain."""
+    """After a restart: plain authors twice, to learn what any packet leaves in memory, then every chain."""
     relay.restart()
     await _publish(relay, _part(plain, 0, count))
     usual = await _publish(relay, _part(plain, 1, count))
@@ -145,7 +146,7 @@ async def _cold(
 
 
 async def _publish(relay: RelayProcess, load: Load) -> _Round:
-    """Publish a load, as `publish` does; what it cost beside time."""
+    """Publish a load, as `publish` does, and measure its other costs too."""
     cost, resident_bytes = relay.cpu_times(), relay.resident_bytes()
     seconds = await publish(relay.ws_url, load)
     return _Round(len(load) / seconds, relay.cpu_times().since(cost), relay.resident_bytes() - resident_bytes)

@@ -1,4 +1,4 @@
-"""Memory of the relay for each idle connection, bare and with one live subscription."""
+"""Memory of the relay per idle connection, bare and with one live subscription."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _SUBSCRIBED_AT_ONCE = 100
 
 
 async def measure(relay: RelayProcess, plan: Plan, progress: Progress) -> list[Measure]:
-    """Open many connections on a fresh relay and read what it grew by."""
+    """Open many connections on a fresh relay and measure its growth."""
     count = plan.idle_connections
     peers = await connect_peers(relay.ws_url, _WARM)
     await _subscribe(peers)

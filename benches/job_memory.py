@@ -1,4 +1,4 @@
-"""A job of the pipeline as a program of its own: what it and all its children hold in memory, at most."""
+"""A job of the pipeline as a separate program: the peak memory of the program and all its children."""
 
 from __future__ import annotations
 
@@ -20,24 +20,24 @@ _LOOK_SECONDS = 0.25
 
 @dataclass(slots=True)
 class Ran:
-    """A command that has ended well."""
+    """A command that has succeeded."""
 
     told: str = ""
     """Its standard output."""
     seconds: float = 0.0
     peak_mb: float = 0.0
-    """The most that all processes held together for themselves: what forks share counts for none of them."""
+    """The peak of the private memory of all processes together; memory that forks share does not count."""
     java_mb: float = 0.0
-    """The most that the JVM held, at whatever time."""
+    """The peak of the JVM alone."""
     python_mb: float = 0.0
-    """The most that all others held."""
+    """The peak of all other processes."""
     cpu_seconds: float = 0.0
-    """What all processes together took of the processor, as far as was seen: what they do in their last
-    quarter of a second is not. On a machine that others use too it tells more than the clock."""
+    """The CPU time of all processes together, except their last quarter of a second, which is not seen. On a
+    machine that other programs use too, this says more than the clock."""
 
     @property
     def details(self) -> dict[str, object]:
-        """For a measure: who held it, and what it took of the processor."""
+        """The details of a measure: memory by kind of process, and the CPU time."""
         return {
             "JVM, MB": self.java_mb,
             "Python, MB": self.python_mb,
@@ -46,14 +46,14 @@ class Ran:
 
 
 def job_command(job: str, lake: Path, *options: str, master: str = "local[2]") -> list[str]:
-    """The command of a job on a lake, which tells its results as JSON."""
+    """The command of a job on a lake, which prints its results as JSON."""
     command = [sys.executable, "-m", "strata_pipeline", job, "--lake", str(lake)]
     return [*command, "--master", master, "--json", *options]
 
 
 def together(runs: Sequence[Ran]) -> Ran:
-    """Commands that have run one after the other, as if they were one: what the last one told, the time of
-    all, and the most that any of them held."""
+    """Commands that ran one after another, as if they were one: the output of the last, the time of all, and
+    the peak memory of any."""
     return Ran(
         runs[-1].told,
         seconds=sum(one.seconds for one in runs),
@@ -65,8 +65,8 @@ def together(runs: Sequence[Ran]) -> Ran:
 
 
 def run(command: Sequence[str], environment: Mapping[str, str] | None = None) -> Ran:
-    """Run a command to its end, with more in its environment. Raises `SystemExit` where it fails; it has said
-    why on standard error."""
+    """Run a command to its end, with additional environment variables. Raises `SystemExit` if it fails; its
+    standard error says why."""
     ran, done = Ran(), threading.Event()
     started = time.perf_counter()
     variables = {**os.environ, **(environment or {})}
@@ -101,11 +101,11 @@ def _watch(pid: int, done: threading.Event, ran: Ran) -> None:
             ran.cpu_seconds = sum(computed.values())
             ran.java_mb, ran.python_mb = max(ran.java_mb, java), max(ran.python_mb, python)
     except psutil.NoSuchProcess:
-        return  # it has ended between two looks
+        return  # it has ended between two samples
 
 
 def _private(process: psutil.Process) -> tuple[str, float]:
-    """The name of a process and what it has for itself, in MB."""
+    """The name of a process and its private memory, in MB."""
     try:
         return process.name(), process.memory_full_info().uss / 2**20
     except psutil.Error:
@@ -113,7 +113,7 @@ def _private(process: psutil.Process) -> tuple[str, float]:
 
 
 def _computed(process: psutil.Process) -> dict[tuple[int, float], float]:
-    """The processor time of a process so far, by its number and its start."""
+    """The CPU time of a process so far, by its id and start time."""
     try:
         times = process.cpu_times()
         return {(process.pid, process.create_time()): times.user + times.system}

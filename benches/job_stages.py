@@ -1,4 +1,4 @@
-"""What Spark did in a job, from its event log: stages, their tasks, and what they have shuffled."""
+"""What Spark did in a job, from its event log: stages, their tasks, and the bytes that they shuffled."""
 
 from __future__ import annotations
 
@@ -20,21 +20,21 @@ class Stage:
     """Unix seconds."""
     ended: float
     tasks: list[float] = field(default_factory=list)
-    """The seconds of each."""
+    """The seconds of each task."""
     shuffled: int = 0
     """The bytes that its tasks wrote for later stages."""
     spilled: int = 0
-    """The bytes that did not fit into memory, on the disk."""
+    """The bytes that did not fit into memory, as written to disk."""
 
 
 @dataclass(slots=True)
 class Job:
-    """All that one program has asked of Spark."""
+    """Everything that one program has run on Spark."""
 
     seconds: float
     """From the start of its session to the end."""
     executors: int
-    """So many have run tasks."""
+    """The number of executors that have run tasks."""
     stages: list[Stage]
 
     @property
@@ -49,12 +49,12 @@ class Job:
 
     @property
     def task_seconds(self) -> float:
-        """The time of all tasks."""
+        """The seconds of all tasks together."""
         return sum(sum(stage.tasks) for stage in self.stages)
 
     @property
     def alone(self) -> float:
-        """The seconds in which no stage ran: the driver's own."""
+        """The seconds in which no stage ran: those of the driver."""
         busy, end = 0.0, float("-inf")
         for stage in sorted(self.stages, key=lambda stage: stage.began):
             busy += max(0.0, stage.ended - max(stage.began, end))
@@ -62,14 +62,14 @@ class Job:
         return max(0.0, self.seconds - busy)
 
     def speedup(self, count: int) -> float:
-        """How many times sooner so many executors of one core would be done with these tasks than one alone:
-        the tasks of a stage are divided evenly, but a stage takes as long as its longest task."""
+        """How many times faster `count` executors of one core would finish these tasks than a single one: the
+        tasks of a stage are divided evenly, but a stage takes at least as long as its longest task."""
         stages = (max(max(stage.tasks, default=0.0), sum(stage.tasks) / count) for stage in self.stages)
         return self.task_seconds / max(sum(stages), 1e-9)
 
 
 def logging_conf(folder: Path) -> list[str]:
-    """Options of a command of the pipeline that make Spark write its events into a folder, which exists."""
+    """Options of a command of the pipeline that make Spark write its events into an existing folder."""
     settings = {
         "spark.eventLog.enabled": "true",
         "spark.eventLog.dir": folder.as_uri(),
@@ -80,7 +80,7 @@ def logging_conf(folder: Path) -> list[str]:
 
 
 def read_job(folder: Path) -> Job:
-    """What the only log in a folder tells."""
+    """The job described by the only log in a folder."""
     [path] = (path for path in folder.iterdir() if not path.name.startswith("."))
     with path.open(encoding="utf-8") as lines:
         return _job([json.loads(line) for line in lines])
@@ -99,7 +99,7 @@ def _job(events: Sequence[dict[str, Any]]) -> Job:
                 ended = event["Timestamp"] / 1000
             case "SparkListenerStageCompleted":
                 told = event["Stage Info"]
-                if "Submission Time" in told:  # else it was skipped
+                if "Submission Time" in told:  # otherwise it was skipped
                     stages[told["Stage ID"], told["Stage Attempt ID"]] = Stage(
                         told["Stage Name"], told["Submission Time"] / 1000, told["Completion Time"] / 1000
                     )

@@ -35,17 +35,17 @@ __all__ = [
 ]
 
 Signer = Callable[[int, int], Sequence[Packet]]
-"""Signs packets of these numbers: from the first one, so many. It travels to other processes."""
+"""Signs a number of packets, from a first number on. It is sent to other processes."""
 
 AUTHORS = 64
 CONTENT_TYPE = "POST"
-_TEXT_CHARACTERS = 220  # signs 366 bytes and makes a packet of 592: the size that design §6 reckons with
+_TEXT_CHARACTERS = 220  # signs 366 bytes and makes a packet of 592: the size that design §6 assumes
 _CHUNK = 2_500
 
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """Packets in the order they will be sent: their ids, and each as a masked PUBLISH frame."""
+    """Packets in the order in which they will be sent: their ids, and each as a masked PUBLISH frame."""
 
     ids: list[str]
     frames: list[bytes]
@@ -59,7 +59,7 @@ class Load:
 
 
 def client_frame(payload: bytes) -> bytes:
-    """A whole text frame as a client sends it."""
+    """A complete text frame as a client sends it."""
     mask = os.urandom(4)
     length = len(payload)
     if length < 126:
@@ -72,12 +72,12 @@ def client_frame(payload: bytes) -> bytes:
 
 
 def text_of(number: int, run: str) -> str:
-    """The text of a packet of the usual size, unlike that of any other number or run."""
+    """The text of a packet of the usual size, different for every number and run."""
     return f"{number:08d} {run} ".ljust(_TEXT_CHARACTERS, "x")
 
 
 def sign(first: int, count: int) -> list[Packet]:
-    """Packets of equal size by a few authors, no two alike even between runs."""
+    """Packets of equal size by a few authors, no two of them alike even across runs."""
     identities = [Identity(number.to_bytes(32, "big")) for number in range(1, AUTHORS + 1)]
     now, run = int(time.time()), os.urandom(8).hex()
     return [
@@ -96,7 +96,7 @@ def publish_frame(packet: bytes) -> bytes:
 
 
 def make_load(count: int, progress: Progress, signer: Signer = sign) -> Load:
-    """Sign `count` packets on every core, for as long as that takes."""
+    """Sign `count` packets, on every core, and make their frames."""
     starts = range(0, count, _CHUNK)
     ids: list[str] = []
     frames: list[bytes] = []

@@ -1,5 +1,5 @@
-"""`python -m benches.lock_waits FILE JOB …`: a job of the pipeline that, at its end, writes into a file
-how long it has waited for locks."""
+"""`python -m benches.lock_waits FILE JOB …`: run a job of the pipeline, and at its end write into a file how
+long it has waited for locks."""
 
 from __future__ import annotations
 

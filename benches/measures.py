@@ -1,4 +1,4 @@
-"""What a benchmark found: a value beside its target and beside the limit it cannot pass."""
+"""The result of a benchmark: a value beside its target and beside the limit that it cannot pass."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _BAR_CHARACTERS = 30
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """How much each benchmark does."""
+    """How much work each benchmark does."""
 
     rounds: int
     publish_packets: int
@@ -30,24 +30,24 @@ class Plan:
     catchup_packets: int
     idle_connections: int
     identities: int
-    """Authors with a key chain, and as many without."""
+    """Authors with a key chain, and the same number without."""
     identity_rounds: int
     opening_identities: int
-    """In the log that a relay opens."""
+    """Identities in the log that a relay opens."""
     honest_publishes: int
-    """By each of the honest connections, in each round."""
+    """Publishes by each honest connection in each round."""
     idle_crowd: int
     hostile_crowd: int
     attack_seconds: float
-    """How long each attack goes on."""
+    """How long each attack lasts."""
     listeners: int
     """Sessions that LISTEN and do nothing else."""
     scaling_packets: int
-    """In each round of each shape."""
+    """Packets in each round of each shape."""
     workers: tuple[int, ...]
-    """Workers of one relay."""
+    """The numbers of workers of one relay to measure."""
     set_items: int
-    """In each of two sets that are compared."""
+    """Items in each of the two sets that are compared."""
     limit_seconds: float
     """How long each limit is measured."""
     timeout: float
@@ -103,7 +103,7 @@ BRIEF = Plan(
 
 @dataclass(frozen=True, slots=True)
 class Measure:
-    """One figure. `target` is met from above where `at_most`, else from below."""
+    """One figure. With `at_most`, `target` is an upper bound, otherwise a lower bound."""
 
     bench: str
     name: str
@@ -114,7 +114,7 @@ class Measure:
     limit: float | None = None
     limit_name: str = ""
     details: dict[str, Any] = field(default_factory=dict)
-    """What explains the value: all rounds, CPU shares, counts. A mapping holds shares, shown as bars."""
+    """Explanations of the value: all rounds, CPU shares, counts. A mapping holds shares, shown as bars."""
 
     @property
     def ratio(self) -> float | None:
@@ -135,7 +135,7 @@ def percentile(ordered: list[float], share: float) -> float:
 
 
 def tenfold(first: int, last: int) -> list[int]:
-    """The sizes from `first` to `last`, each ten times the one before; the last one at any rate."""
+    """The sizes from `first` to `last`, each ten times the one before; `last` is always included."""
     sizes = []
     while first < last:
         sizes.append(first)
@@ -164,7 +164,7 @@ def as_json(measures: Iterable[Measure]) -> list[dict[str, Any]]:
 
 
 def print_table(measures: Iterable[Measure]) -> None:
-    """The measures for people, on standard output."""
+    """Print the measures as a table."""
     table = Table(title="relayd")
     for heading in ("bench", "what", "limit alone"):
         table.add_column(heading)
@@ -202,7 +202,7 @@ def _shown(value: Any) -> str:
 
 
 def _bars(shares: Mapping[str, float]) -> str:
-    """A line for each share of a whole, the longest bar the largest share."""
+    """A line for each share of a whole; the largest share has the longest bar."""
     most, width = max(shares.values()) or 1, max(map(len, shares))
     lines = (
         f"    {name:<{width}}  {_number(value):>8}  {'█' * round(_BAR_CHARACTERS * value / most)}"

@@ -1,7 +1,7 @@
-"""The start of a relay whose log has identities by the million: how soon it serves, and how well meanwhile.
+"""The start of a relay whose log has a million identities: how soon it serves, and how well meanwhile.
 
-The identities are rows that SQL makes: nobody signed them, and nobody asks for them. A start reads their
-names, as it reads those of others.
+The identities are rows that SQL makes: they are not signed, and nobody asks for them. A start reads their
+names as it reads those of real identities.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ __all__ = ["measure"]
 
 _READY_TARGET: Final = 60.0
 _ROWS: Final = 100_000
-"""Made by one statement."""
+"""Rows made by one statement."""
 _PUBLISHES: Final = 200
-"""In a row, while names are being read, and again afterwards."""
+"""Publishes in a row while names are being read, and again afterwards."""
 _LOOK_SECONDS: Final = 0.05
 _DID: Final = "did:strata:z6Mk0000000000000000000000000000000000000000{:08}"
 
@@ -120,7 +120,7 @@ async def measure(plan: Plan, progress: Progress, serve: str | None) -> list[Mea
 
 @contextlib.asynccontextmanager
 async def _server() -> AsyncIterator[str]:
-    """A migrated database on a fresh server that is gone afterwards."""
+    """The URL of a migrated database on a fresh server, which is removed afterwards."""
     folder = Path(tempfile.mkdtemp(prefix="relayd-bench-"))
     try:
         async with EmbeddedPostgres(folder) as server:
@@ -131,7 +131,7 @@ async def _server() -> AsyncIterator[str]:
 
 
 async def _fill(url: str, count: int, progress: Progress) -> None:
-    """Give the log so many authors with a KEY_EVENT each, all of one day."""
+    """Give the log `count` authors with a KEY_EVENT each, all of one day."""
     session = await asyncpg.connect(url)
     try:
         day = int(time.time()) // 86_400 - 1
@@ -148,7 +148,7 @@ async def _fill(url: str, count: int, progress: Progress) -> None:
 
 
 async def _publish(relay: RelayProcess, load: Load) -> list[float]:
-    """Publish one after the other; the seconds of each, sorted."""
+    """Publish one packet after another; return the seconds of each, sorted."""
     [peer] = await connect_peers(relay.ws_url, 1, Publisher)
     times = await round_trips(peer, load.frames)
     peer.close()
@@ -156,7 +156,7 @@ async def _publish(relay: RelayProcess, load: Load) -> list[float]:
 
 
 async def _until_known(relay: RelayProcess, timeout: float) -> float:
-    """When the relay had read all names."""
+    """Wait until the relay has read all names; return the time. Raises `BenchError` after `timeout`."""
     deadline = time.monotonic() + timeout
     while not relay.has_logged("identities_known"):
         if time.monotonic() > deadline:

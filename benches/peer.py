@@ -1,8 +1,8 @@
 """A WebSocket client that counts what it gets and does nothing else.
 
-Frames are walked by their headers in one buffer that all peers share; a payload is looked at in one place
-only, the byte that tells OK, EVENT and ERROR apart. A witness keeps its bytes, so that after the clock has
-stopped every message can be decoded and compared. `Exchange` ends when every peer has what it waits for.
+Frames are walked by their headers in one buffer that all peers share; of a payload, only the byte that
+distinguishes OK, EVENT and ERROR is read. A witness keeps its bytes, so that every message can be decoded and
+compared after the clock has stopped.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class BenchError(Exception):
 
 
 class Peer(asyncio.BufferedProtocol):
-    """One connection. `expect` says when it has enough; until then it only counts."""
+    """One connection. It counts messages, and `expect` reports when there are enough."""
 
     def __init__(self, path: str, host: str, *, witness: bool = False) -> None:
         self.opened: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -91,31 +91,31 @@ class Peer(asyncio.BufferedProtocol):
             if future is not None and not future.done():
                 future.set_exception(lost)
 
-    # What a benchmark calls.
+    # For benchmarks.
 
     def send(self, frame: bytes) -> None:
         """Write a frame made by `client_frame`."""
         self.transport.write(frame)
 
     def expect(self, count: int) -> asyncio.Future[None]:
-        """Done when `total` has reached `count`; fails if it passes it or the connection ends."""
+        """A future, done when `total` is `count`; it fails if `total` exceeds it or the connection ends."""
         self._wanted = count
         self._done = asyncio.get_running_loop().create_future()
         self.counted()
         return self._done
 
     def next_marker(self) -> asyncio.Future[None]:
-        """Done at the next END_OF_HISTORY, however many events come before it."""
+        """A future that is done at the next END_OF_HISTORY, however many events come before it."""
         self._marker = asyncio.get_running_loop().create_future()
         return self._marker
 
     @property
     def total(self) -> int:
-        """What `expect` counts."""
+        """The number that `expect` waits for."""
         return self.events + self.markers
 
     def counted(self) -> None:
-        """Called after every read."""
+        """Complete the future of `expect` if it is reached. Called after every read."""
         done = self._done
         if done is not None and self.total >= self._wanted and not done.done():
             if self.total > self._wanted:
@@ -145,7 +145,7 @@ class Peer(asyncio.BufferedProtocol):
         return len(rest)
 
     def _walk(self, end: int) -> None:
-        """Count the frames in the buffer; a frame's payload is skipped as it comes."""
+        """Count the frames in the buffer; payloads are skipped as they arrive."""
         buffer, at = _BUFFER, self._skip
         while at + _LEAST <= end:
             if buffer[at] != 0x81:
@@ -197,10 +197,10 @@ class Peer(asyncio.BufferedProtocol):
 
 
 class Publisher(Peer):
-    """Keeps `window` publishes unanswered until all its frames are; `total` counts OKs."""
+    """A peer that keeps `window` publishes unanswered until all its frames are sent; `total` counts OKs."""
 
     def start(self, frames: list[bytes], window: int) -> asyncio.Future[None]:
-        """Send `frames`; done when each has its OK."""
+        """Send `frames`; the future is done when each has its OK."""
         self._frames = frames
         self._answered = self.oks
         self._sent = min(window, len(frames))
@@ -236,7 +236,7 @@ async def connect_peers(
 ) -> list[Peer]:
     """Open `count` connections; the first `witnesses` of them keep what they get.
 
-    `sources` are addresses of this machine that they come from, each in its turn; none given: any.
+    `sources` are the addresses of this machine that they come from, in turn; by default any.
     """
     parts = urlsplit(url)
     assert parts.hostname is not None and parts.port is not None
@@ -260,7 +260,7 @@ async def connect_peers(
 
 
 def messages(peer: Peer) -> list[RelayMessage]:
-    """Every message a witness was sent, decoded. Raises `BenchError` for an ERROR among them."""
+    """Every message sent to a witness, decoded. Raises `BenchError` for an ERROR or an unexpected message."""
     data = b"".join(peer.kept)
     found: list[RelayMessage] = []
     at = 0

@@ -1,7 +1,7 @@
-"""One hot channel: what a report on reliability holds in memory as the channel grows.
+"""One hot channel: the memory that a report on reliability holds as the channel grows.
 
-Participants take turns; each message names the two before it, and each tenth is sent twice. Nobody signed
-them: the report does not look at signatures.
+Participants take turns; each message names the two before it, and every tenth packet repeats a message. The
+packets are not signed, since the report does not look at signatures.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ _FIRST = 100_000
 _TOPIC = "/bench/1/room/proto"
 _PARTICIPANTS = 20
 _AGAIN = 10
-"""Each message of such a number is the one before it once more."""
+"""The last of every ten packets repeats the message before it."""
 
 
 def measure(rows: int, folder: Path, say: Callable[[str], None]) -> list[Measure]:
-    """The figures for a channel of 10⁵, 10⁶, … and `rows` packets, all of one day."""
+    """The figures for channels of 10⁵, 10⁶, … and `rows` packets, all of one day."""
     day = int(time.time()) // _DAY - 1
     measures: list[Measure] = []
     least: float | None = None
@@ -78,14 +78,14 @@ def measure(rows: int, folder: Path, say: Callable[[str], None]) -> list[Measure
 
 
 def messages(numbers: range, *, rows: int, at: int) -> list[Row]:
-    """The packets of these numbers in a channel of so many, over a day."""
+    """The packets with these numbers in a channel of `rows`, spread over a day."""
     return [_packet(number, at + number * (_DAY - 1) // rows) for number in numbers]
 
 
 def _packet(number: int, at: int) -> Row:
     message = number - 1 if number % _AGAIN == _AGAIN - 1 else number
     who = message % _PARTICIPANTS
-    # Of the two before, one may be a repetition, which is no message of its own.
+    # One of the two before may be a repetition, which is not a separate message.
     earlier = [
         one - 1 if one % _AGAIN == _AGAIN - 1 else one for one in (message - 2, message - 1) if one >= 0
     ]

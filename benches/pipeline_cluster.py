@@ -1,9 +1,9 @@
 """`python -m benches.pipeline_cluster`: how much a second worker of a real standalone cluster adds.
 
-The same log is archived, and its signatures verified, by a cluster of one worker and by one of two. A worker
-has one core. The database, the driver and the master use the same machine, so on two cores the second worker
-shares its core with them: it can add little to archive, which reads from that database and waits for the
-driver to look at what was written, and more to verifying, which needs neither.
+The same log is archived, and its signatures verified, by a cluster of one worker and by a cluster of two. A
+worker has one core. The database, the driver and the master use the same machine, so on two cores the second
+worker shares its core with them. It can add little to archive, which reads from that database and waits for
+the driver to check what was written, and more to verifying, which needs neither.
 """
 
 from __future__ import annotations
@@ -46,24 +46,24 @@ __all__ = ["PACKETS", "main", "measure"]
 
 PACKETS = 240_000
 _BATCHES = 4
-"""The first warms the executors up and does not count."""
+"""The first batch warms up the executors and does not count."""
 _ROUNDS = 3
 _SIGNED_AT_ONCE = 2_500
 _APPENDED_AT_ONCE = 1_000
 _PARTS = 2
-"""The same work for both clusters, cut into the same parts."""
+"""Both clusters do the same work, cut into the same parts."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Rates:
-    """Packets a second, each round of it."""
+    """Packets per second, for each round."""
 
     archived: list[float]
     verified: list[float]
 
 
 def measure(packets: int, progress: Progress) -> list[Measure]:
-    """Make a log of so many packets, and let both clusters work on it.
+    """Make a log of this many packets, and let both clusters work on it.
 
     Raises `BenchError` if a total is not exact.
     """
@@ -101,7 +101,7 @@ def _compared(what: str, one: list[float], two: list[float]) -> list[Measure]:
 
 
 def _on_cluster(folder: Path, workers: int, url: str, packets: int) -> _Rates:
-    # Executors are processes of this machine: they may have our interpreter, and get the code all the same.
+    # Executors are processes of this machine: they may use our interpreter, and are sent the code anyway.
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     lake = folder / f"lake-{workers}"
     with (
@@ -121,7 +121,7 @@ def _archive(spark: SparkSession, url: str, lake: Path, packets: int) -> list[fl
     done = archive(spark, url, lake, batch_rows=rows, partitions=_PARTS, progress=progress)
     if (done.packets, done.quarantined, done.batches) != (packets, 0, _BATCHES):
         raise BenchError(f"{done.packets} of {packets} packets were archived in {done.batches} batches")
-    # Of the first batch only the end counts; the last moment is the look at the head after the last batch.
+    # Only the end of the first batch counts; the last moment is the check of the head after the last batch.
     return [rows / (after - before) for before, after in itertools.pairwise(moments[1:-1])]
 
 
@@ -141,7 +141,7 @@ def _verify(spark: SparkSession, path: Path, packets: int) -> list[float]:
 
 @contextlib.asynccontextmanager
 async def _log(folder: Path, packets: int, progress: Progress) -> AsyncIterator[str]:
-    """The URL of a database with a log of so many packets, for as long as the block runs."""
+    """The URL of a database with a log of this many packets, for the duration of the block."""
     async with EmbeddedPostgres(folder) as server:
         await migrate(server.url)
         async with await Store.open(server.url, retention_days=0) as store:

@@ -1,4 +1,4 @@
-"""Publishing a Delta log after each batch of a long chain: what the first commits take, and the last."""
+"""Publishing a Delta log after each batch of a long chain: the time of the first commits, and of the last."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ _TARGET_MS = 50
 _DAY = 86_400
 _BATCH_ROWS = 20
 _SHARE = 10
-"""The first tenth of the commits beside the last."""
+"""The first tenth of the commits is compared with the last."""
 
 
 def measure(commits: int, folder: Path, say: Callable[[str], None]) -> list[Measure]:
-    """The time of each publish of so many, as an `archive --delta` does it that goes on and on; all
-    batches are of one day."""
+    """The time of each of many publishes, as a long-running `archive --delta` makes them; all batches are of
+    one day."""
     lake, day = folder / "delta-lake", int(time.time()) // _DAY - 1
     rows = commits * _BATCH_ROWS
     maker = partial(made_rows, made=Made(rows, False, day * _DAY, _DAY - 1))

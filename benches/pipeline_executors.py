@@ -1,8 +1,8 @@
-"""The jobs of a finished day on a standalone cluster of one executor, of two and of four, each of one core.
+"""The jobs of a finished day on standalone clusters of one, two and four executors, each with one core.
 
-Each job is a program of its own. The database and the driver use the same cores as the executors. Where the
-machine has not cores enough for four, how much four would gain is told by their tasks: by the share of all
-tasks that the longest of each stage has. That is derived and not measured, and the report says so.
+Each job is a separate program. The database and the driver use the same cores as the executors. Since the
+machine may not have enough cores for four, the gain of four is derived from their tasks: from the share of
+all tasks that the longest task of each stage has. It is not measured, and the report says so.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ _JOBS = ("archive", "compact", "audit", "traffic")
 
 
 def measure(rows: int, folder: Path, say: Callable[[str], None]) -> list[Measure]:
-    """The figures for a day of so many signed packets."""
-    # Executors are processes of this machine: they may have our interpreter, and get the code all the same.
+    """The figures for a day of `rows` signed packets."""
+    # Executors are processes of this machine: they may use our interpreter, and are sent the code anyway.
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     day = (int(time.time()) // _DAY - 1) * _DAY
     jobs: dict[tuple[str, int], Job] = {}

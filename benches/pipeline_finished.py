@@ -1,4 +1,4 @@
-"""A finished day after its compaction: how many files, and what the compaction holds in memory. The lake is
+"""A finished day after its compaction: the number of its files, and the memory of the compaction. The lake is
 made without a log."""
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ _TARGET = 50
 _DAY = 86_400
 _AUTHORS = 100_000
 _MADE = 1_000_000
-"""More are copies of them, with places and ids of their own."""
+"""Further packets are copies of these, with their own places and ids."""
 _BATCHES = 4
-"""A small day has so many as well."""
+"""The least number of batches, so that a small day has several too."""
 
 
 def measure(rows: int, folder: Path, say: Callable[[str], None]) -> list[Measure]:
-    """The figures of a day of so many packets."""
+    """The figures for a day of `rows` packets."""
     lake, day = folder / "finished-lake", int(time.time()) // _DAY - 1
     say(f"finished: a lake of {rows:,} packets")
     whole = min(rows, _MADE)

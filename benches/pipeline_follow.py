@@ -1,7 +1,7 @@
-"""The one task that follows the acknowledgements of a hot channel, without Spark around it: what its process
-holds in memory, and how long it computes, as the channel grows.
+"""The single task that follows the acknowledgements of a hot channel, without Spark: the memory of its
+process, and its CPU time, as the channel grows.
 
-The rows are those that Spark would give it, five thousand at a time.
+It gets the rows that Spark would give it, five thousand at a time.
 """
 
 from __future__ import annotations

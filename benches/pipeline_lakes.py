@@ -1,5 +1,5 @@
-"""Large lakes for the benchmarks, made without a log and without Spark: files and chain as an archive writes
-them."""
+"""Large lakes for the benchmarks, made without a log and without Spark, with the files and the chain that an
+archive would write."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from benches.pipeline_packets import Made, Row, made_rows
 __all__ = ["Maker", "add_copies", "add_made", "add_rows", "add_same", "batches_added"]
 
 Maker = Callable[[range], list[Row]]
-"""The packets of these numbers; it is sent to other processes."""
+"""Makes the packets with these numbers; it is sent to other processes."""
 
 _CHUNK = 5_000
 _ID_BYTES = 32
@@ -57,7 +57,7 @@ _SCHEMA = pa.schema(
 
 @dataclass(frozen=True, slots=True)
 class _Written:
-    """What a process tells of a batch that it has written."""
+    """A process's report on a batch that it has written."""
 
     rows: str
     contents: str
@@ -68,18 +68,18 @@ class _Written:
 
 
 def add_made(lake: Path, made: Made, batch_rows: int = DEFAULT_BATCH_ROWS) -> None:
-    """Add the packets that `append` would put into a log; the lake has none of a later day."""
+    """Add the packets that `append` would put into a log; the lake must have none of a later day."""
     add_rows(lake, partial(made_rows, made=made), made.rows, made.at // 86_400, batch_rows)
 
 
 def add_rows(path: Path, maker: Maker, rows: int, day: int, batch_rows: int = DEFAULT_BATCH_ROWS) -> None:
-    """Add packets 0, 1, … of a maker to a day of a lake, behind what the day has, in batches."""
+    """Add packets 0, 1, … of a maker to a day of a lake, after those that the day has, in batches."""
     for _ in batches_added(path, maker, rows, day, batch_rows):
         pass
 
 
 def batches_added(path: Path, maker: Maker, rows: int, day: int, batch_rows: int) -> Iterator[None]:
-    """The same, with a pause after each batch."""
+    """Do the same as `add_rows`, and yield after each batch."""
     with Lake.write(path) as lake, _writing(min(rows, batch_rows)) as submit:
         place = lake.reached if day_of(lake.reached) == day else first_of_day(day)
         work = [range(first, min(first + batch_rows, rows)) for first in range(0, rows, batch_rows)]
@@ -97,10 +97,10 @@ def batches_added(path: Path, maker: Maker, rows: int, day: int, batch_rows: int
 
 
 def add_copies(path: Path, rows: int) -> None:
-    """Repeat the batches of the last day of a lake behind themselves until the day has so many packets.
+    """Append copies of the batches of the last day of a lake until the day has this many packets.
 
-    A copy has places and ids of its own, and the bodies of another: that is enough for whoever counts and
-    sorts, and takes a fraction of the time.
+    A copy has its own places and ids, and the bodies of its source: that is enough for jobs that count and
+    sort, and takes a fraction of the time.
     """
     with Lake.write(path) as lake, _writing(rows) as submit:
         day = lake.days()[-1]
@@ -124,7 +124,7 @@ def add_copies(path: Path, rows: int) -> None:
 
 
 def add_same(path: Path, other: Path) -> None:
-    """Add those batches of the last day of another lake that this one lacks, with their very files."""
+    """Add the batches of the last day of another lake that this one lacks, as hard links to their files."""
     source = Lake.open(other)
     with Lake.write(path) as lake:
         for manifest in source.chain.of_day(source.days()[-1]):
@@ -140,7 +140,7 @@ def add_same(path: Path, other: Path) -> None:
 
 
 def _copy(folder: Path, batch: Path, shift: int, number: int) -> _Written:
-    """Write a batch once more, its places moved by `shift`."""
+    """Write a copy of a batch, with its places moved by `shift`."""
     drawn = np.random.default_rng(number)
     last, body_bytes, kinds = (-1, 0, b""), 0, {}
     for path in sorted(batch.glob("kind=*/*.parquet")):
@@ -165,7 +165,7 @@ def _copy(folder: Path, batch: Path, shift: int, number: int) -> _Written:
 
 @contextmanager
 def _writing(rows: int) -> Iterator[Callable[..., Future[_Written]]]:
-    """Calls a function in a process of its own, or at once where it has little to do."""
+    """A way to call functions: in other processes, or at once if there is little to do."""
     if rows <= _CHUNK:
         yield _at_once
         return
@@ -181,7 +181,7 @@ def _at_once(function: Callable[..., _Written], *arguments: object) -> Future[_W
 
 
 def _write(folder: Path, maker: Maker, numbers: range, place: int) -> _Written:
-    """Write a batch as an archive's only task would."""
+    """Write a batch as a single task of an archive would."""
     writers: dict[str, pq.ParquetWriter] = {}
     kinds: Counter[str] = Counter()
     body_bytes = 0

@@ -1,7 +1,7 @@
-"""`python -m benches.pipeline_opening`: opening a lake of many batches, with summaries and without.
+"""`python -m benches.pipeline_opening`: opening a lake of many batches, with and without summaries.
 
-The manifests are made up: 8,640 a day, as an archive that looks every ten seconds writes them. Opening is
-measured in a process of its own: the time of its processor, and the memory that it has more than before.
+The manifests are synthetic: 8,640 per day, as from an archive that looks every ten seconds. Opening is
+measured in a separate process: its CPU time, and the growth of its memory.
 """
 
 from __future__ import annotations

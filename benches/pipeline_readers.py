@@ -1,11 +1,12 @@
 """Readers that know nothing of the pipeline, and a continuous archive, while a lake's days are compacted.
 
-The log has finished days, which an archive has brought into a lake in many small batches. Then packets come
-all the time, `archive --continuous` follows them, and readers ask one query after the other, each in a
-process of its own. When that goes on alone for a while, `compact` begins. A query has to find exactly the
-packets of the finished days.
+The log has finished days, which an archive has brought into a lake in many small batches. Then packets arrive
+continuously, `archive --continuous` follows them, and readers make one query after another, each in its own
+process. After this has gone on alone for a while, `compact` begins. A query must find exactly the packets of
+the finished days.
 
-Twice: readers that hold the lock of the lake's readers, as the guide says, and readers that hold nothing.
+This happens twice: with readers that hold the lake's lock for readers, as the guide says, and with readers
+that hold no lock.
 """
 
 from __future__ import annotations
@@ -39,16 +40,16 @@ _TARGET_SECONDS = 5
 _DAY = 86_400
 _DAYS = 6
 _BATCHES = 4
-"""Of each finished day."""
+"""The batches of each finished day."""
 _ARRIVING = 40
 _ARRIVE_SECONDS = 0.5
 _INTERVAL = 0.5
 _ALONE_SECONDS = 15.0
 _SETTLE_SECONDS = 3.0
-"""Packets that come just before the compaction are there when it has begun already."""
+"""Packets that arrive this short before the compaction do not count: they may reach the lake during it."""
 _PATIENCE = 30
 _PAUSE_SECONDS = 0.05
-"""From the end of a query to the next of the same reader."""
+"""The pause from the end of a query to the next query of the same reader."""
 _LOCK = "_readers_lock"
 _FILES = "day=*/**/*.parquet"
 
@@ -88,21 +89,21 @@ READERS: dict[str, Callable[[Path, str], tuple[int, int]]] = {
     "pyarrow": _with_pyarrow,
     "polars": _with_polars,
 }
-"""Each gives the number of the packets before a day, and the sum of their sequences."""
+"""Each reader returns the number of packets before a day, and the sum of their sequences."""
 
 
 @dataclass(slots=True)
 class _Reads:
-    """What a reader has met."""
+    """The results of one reader."""
 
     queries: list[float] = field(default_factory=list)
-    """When each ended well."""
+    """When each query without an error ended."""
     failed: list[tuple[float, str]] = field(default_factory=list)
     wrong: list[str] = field(default_factory=list)
 
 
 def measure(rows: int, folder: Path, say: Callable[[str], None]) -> list[Measure]:
-    """The figures for so many packets of finished days."""
+    """The figures for `rows` packets of finished days."""
     today, a_day = int(time.time()) // _DAY, max(1, rows // _DAYS)
     measures: list[Measure] = []
     with empty_log(folder / "readers-log") as server:
@@ -122,7 +123,7 @@ def measure(rows: int, folder: Path, say: Callable[[str], None]) -> list[Measure
 
 
 class _Arrivals:
-    """Packets of today that come all the time."""
+    """Packets of today that arrive continuously."""
 
     def __init__(self, url: str, day: int, first: int) -> None:
         self.url = url
@@ -130,10 +131,10 @@ class _Arrivals:
         self._first = first
         self._there = 0
         self.times: list[tuple[float, int]] = []
-        """When which sequence had come."""
+        """The sequences that had arrived, each with its time."""
 
     def put(self) -> None:
-        """Let some come."""
+        """Add some packets."""
         made = Made(_ARRIVING, False, self.day * _DAY, first=self._first + self._there)
         append_rows(self.url, made_rows(range(_ARRIVING), made=made), self.day, self._there)
         self._there += _ARRIVING
@@ -141,7 +142,7 @@ class _Arrivals:
 
     @contextmanager
     def coming(self) -> Iterator[None]:
-        """Let them come during the block."""
+        """Add packets continuously during the block."""
         self.times.clear()
         ended = threading.Event()
 
@@ -159,11 +160,11 @@ class _Arrivals:
 
 
 class _Archive:
-    """`archive --continuous`, and when its batches were there."""
+    """`archive --continuous`, and the times of its batches."""
 
     def __init__(self, lake: Path, url: str, waits: Path) -> None:
         self.batches: list[tuple[float, int]] = []
-        """When which sequence was reached."""
+        """The sequences reached, each with its time."""
         options = ("--database-url", url, "--continuous", "--interval", str(_INTERVAL), "--delta")
         command = [sys.executable, "-m", "benches.lock_waits", str(waits)]
         command += job_command("archive", lake, *options)[3:]
@@ -182,7 +183,7 @@ class _Archive:
         self.is_there.set()
 
     def stop(self) -> None:
-        """End it. Raises `SystemExit` where it has failed."""
+        """Stop the archive. Raises `SystemExit` if it has failed."""
         self._program.terminate()
         code = self._program.wait()
         self._thread.join()
@@ -190,7 +191,7 @@ class _Archive:
             raise SystemExit(f"the archive beside ended with {code}; see above")
 
     def delays(self, came: list[tuple[float, int]], began: float, ended: float) -> list[float]:
-        """How long packets that came between two moments waited until the lake had them; sorted."""
+        """How long packets that arrived between two moments waited until the lake had them, sorted."""
         found = []
         for at, sequence in came:
             there = next((when for when, reached in self.batches if reached >= sequence), None)

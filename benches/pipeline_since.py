@@ -1,5 +1,5 @@
-"""An audit since a tip: its rate for ever more new packets, behind an old lake that is small and one that is
-large. The lakes are made without a log; the new packets are really signed."""
+"""An audit since a tip: its rate for growing numbers of new packets, behind a small old lake and behind a
+large one. The lakes are made without a log; the new packets have real signatures."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _DAY = 86_400
 _OLD_DAYS = 5
 _SMALL_OLD = 10_000
 _MADE = 50_000
-"""Of each old day; more are copies of them."""
+"""The packets made for each old day; further ones are copies of them."""
 _FIRST_NEW = 100_000
 _BATCH_ROWS = 100_000
 _AUTHORS = 20_000
@@ -45,7 +45,7 @@ def measure(rows: int, old: int, folder: Path, say: Callable[[str], None]) -> li
         tips.append(Lake.open(lake).tip)
     there = 0
     for size in sizes:
-        # The numbers go on behind those of the old days: no packet is in a lake twice.
+        # The numbers continue those of the old days, so that no packet is in a lake twice.
         first, at = _OLD_DAYS * _MADE + there, day * _DAY + there // 1000
         add_made(lakes[0], Made(size - there, True, at, 60, first, _AUTHORS, varied=True), _BATCH_ROWS)
         for lake in lakes[1:]:

@@ -1,4 +1,4 @@
-"""What a report on traffic shuffles and holds, for lakes of ever more texts, made without a log."""
+"""The shuffled bytes and the memory of a report on traffic, for growing lakes of texts made without a log."""
 
 from __future__ import annotations
 

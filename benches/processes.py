@@ -1,6 +1,6 @@
-"""Processes of the benchmarks: forks of one that has imported the benchmarks and run none.
+"""Processes of the benchmarks: forks of a process that has imported the benchmarks and run none.
 
-A fork starts in some milliseconds, where a fresh interpreter takes a second to import. It inherits no event
+A fork starts in some milliseconds, while a fresh interpreter takes a second to import. It inherits no event
 loop, no thread and no connection.
 """
 
@@ -25,7 +25,7 @@ _IMPORTED: Final = [
 
 
 def fork_context() -> ForkServerContext:
-    """Where processes and pools come from."""
+    """The context that makes processes and pools."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(_IMPORTED)
     return context

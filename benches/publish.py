@@ -1,4 +1,4 @@
-"""Publishes a second: verified, committed, acknowledged; 8 connections with 32 unanswered on each."""
+"""Publishes per second: verified, committed, acknowledged; 8 connections with 32 unanswered on each."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _CPU_TARGET = 1.6
 async def publish(url: str, load: Load, *, connections: int = CONNECTIONS, window: int = WINDOW) -> float:
     """Publish the load over fresh connections; return the seconds from the first frame to the last OK.
 
-    Raises `BenchError` unless every packet was answered by exactly one OK of its own.
+    Raises `BenchError` unless every packet was answered by exactly one OK, in the order sent.
     """
     peers = await connect_peers(url, connections, Publisher, witnesses=connections)
     started = time.perf_counter()
@@ -103,7 +103,7 @@ async def measure(
 
 
 async def _accepted(relay: RelayProcess) -> int:
-    """What the relay itself has counted."""
+    """The number of accepted publishes that the relay has counted."""
 
     def fetch() -> str:
         with urllib.request.urlopen(relay.metrics_url, timeout=10) as answer:

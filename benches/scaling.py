@@ -1,7 +1,7 @@
-"""More than one process on one log: publishes by workers and relays, and what it costs to follow the log.
+"""More than one process on one log: publishes by workers and relays, and the cost of following the log.
 
 Every relay here is a real process; PostgreSQL belongs to the benchmark and is shared. CPU time is counted for
-each process apart, so these figures keep their meaning on a machine that is busy.
+each process separately, so that the figures are valid on a busy machine too.
 """
 
 from __future__ import annotations
@@ -42,27 +42,27 @@ _CONNECTIONS: Final = 16
 """Enough for every worker to get some of them."""
 _WINDOW: Final = 16
 _WORKERS_TARGET: Final = 1.25
-"""What two workers on two cores must reach, in publishes of one."""
+"""The rate that two workers on two cores must reach, as a multiple of the rate of one relay."""
 _FOLLOWED_TARGET: Final = 0.9
-"""What is left of the publishes at one relay when a second one follows."""
+"""The share of the publish rate at one relay that must remain when a second relay follows."""
 _BUSY: Final = ("user", "nice", "system", "irq", "softirq", "steal")
 _SEEDS: Final = (bytes([1]) * 32, bytes([2]) * 32)
 
 
 @dataclass(frozen=True, slots=True)
 class _Took:
-    """What one packet took, in seconds."""
+    """The cost of one packet, in seconds."""
 
     wall: float
     relays: tuple[float, ...]
-    """CPU of each relay."""
+    """CPU time of each relay."""
     postgres: float
     load: float
     others: float
-    """Share of the CPU in use that was not ours."""
+    """The share of the CPU in use that other programs had."""
 
     def explained(self) -> dict[str, Any]:
-        """For the details of a measure."""
+        """The costs, for the details of a measure."""
         return {
             "relays us": [relay * 1e6 for relay in self.relays],
             "PostgreSQL us": self.postgres * 1e6,
@@ -82,9 +82,9 @@ class Server:
     @classmethod
     @contextlib.asynccontextmanager
     async def running(cls) -> AsyncIterator[Server]:
-        """A fresh one that is gone afterwards."""
+        """A fresh server, which is removed afterwards."""
         folder = Path(tempfile.mkdtemp(prefix="relayd-bench-"))
-        folder.chmod(0o755)  # noqa: ASYNC240 - a standby's server looks into it, as another user
+        folder.chmod(0o755)  # noqa: ASYNC240 - a standby's server reads it, as another user
         try:
             async with EmbeddedPostgres(folder) as server:
                 await migrate(server.url)
@@ -93,7 +93,7 @@ class Server:
             shutil.rmtree(folder, ignore_errors=True)
 
     async def log(self) -> str:
-        """The URL of another log, which is empty."""
+        """The URL of a new, empty log."""
         name = f"log_{next(self._names)}"
         session = await asyncpg.connect(self._url, database="postgres")
         await session.execute(f"CREATE DATABASE {name} TEMPLATE relayd")
@@ -101,13 +101,13 @@ class Server:
         return self._url.replace("/relayd?", f"/{name}?", 1)
 
     def cpu_seconds(self) -> float:
-        """CPU used so far, with that of sessions which have ended."""
+        """CPU used so far, including that of sessions that have ended."""
         return _cpu_of(self._postmaster)
 
     async def watched(
         self, relays: Sequence[RelayProcess], count: int, work: Callable[[], Awaitable[object]]
     ) -> _Took:
-        """Do it, and say what each of `count` packets took."""
+        """Do the work, and return the cost of each of `count` packets."""
         before = self._clocks(relays)
         await work()
         took = [after - earlier for earlier, after in zip(before, self._clocks(relays), strict=True)]
@@ -144,7 +144,7 @@ async def measure(plan: Plan, progress: Progress, serve: str | None) -> list[Mea
 
 
 def _cpu_of(process: psutil.Process) -> float:
-    """CPU of a server and its children, with those that have ended."""
+    """CPU of a server and its children, including those that have ended."""
     used = 0.0
     for each in [*process.children(), process]:
         with contextlib.suppress(psutil.NoSuchProcess):
@@ -172,7 +172,7 @@ class _Run:
         self._progress = progress
         self._serve = serve
         self._alone = 0.0
-        """Publishes a second at one relay."""
+        """Publishes per second at one relay."""
 
     async def _rounds(
         self, name: str, relays: Sequence[RelayProcess], work: Callable[[Load], Awaitable[object]]
@@ -185,7 +185,7 @@ class _Run:
         return rounds
 
     async def machines(self) -> tuple[list[Measure], list[_Took]]:
-        """One relay, and what happens to it when others follow; and what packets took where it was alone."""
+        """One relay, and the effect on it when others follow; and the costs of packets when it was alone."""
         url = await self._server.log()
         with RelayProcess(self._serve, {"database_url": url}) as first:
 
@@ -217,7 +217,7 @@ class _Run:
         ], alone
 
     async def bus(self, alone: Sequence[_Took]) -> Measure:
-        """A second relay follows, and both hear of commits over NATS."""
+        """A second relay follows, and both learn of commits over NATS."""
         nats = NatsServer().start()
         try:
             settings = {"database_url": await self._server.log(), "bus_url": nats.url}
@@ -232,7 +232,7 @@ class _Run:
         return _cost("a relay that follows over a bus", alone, followed, read, {"NATS us": each * 1e6})
 
     async def standby(self, alone: Sequence[_Took]) -> list[Measure]:
-        """What a streaming replica costs, and what reading history costs where it is read."""
+        """The cost of a streaming replica, and of reading history from the primary and from the standby."""
         url = await self._server.log()
         async with Standby(url) as standby:
             replica = psutil.Process(standby.pid)
@@ -271,7 +271,7 @@ class _Run:
     async def _read(
         self, relay: RelayProcess, length: int, replica: psutil.Process
     ) -> tuple[float, float, float]:
-        """CPU of relay, primary and standby for each packet of history."""
+        """CPU of relay, primary and standby per packet of history."""
         (warm,) = await connect_peers(relay.ws_url, 1)
         await read_stream(warm, length)
         warm.close()
@@ -287,7 +287,7 @@ class _Run:
         return own, primary, standby
 
     async def _tree(self) -> tuple[list[_Took], float]:
-        """A relay that reads from another one of the same owner, each with a log of its own."""
+        """A relay that reads from another one of the same owner, each with its own log."""
         root, leaf = map(Identity.from_seed, _SEEDS)
         above = {"database_url": await self._server.log(), "identity_seed": _SEEDS[0].hex()}
         below = {"database_url": await self._server.log(), "identity_seed": _SEEDS[1].hex()}
@@ -301,7 +301,7 @@ class _Run:
                 return await self._followed("by federation", first, second)
 
     async def workers(self, count: int) -> Measure:
-        """Publishes a second at a relay of so many workers."""
+        """Publishes per second at a relay with this many workers."""
         settings = {"database_url": await self._server.log(), "workers": count}
         with RelayProcess(self._serve, settings) as relay:
 
@@ -315,7 +315,7 @@ class _Run:
     async def _followed(
         self, name: str, first: RelayProcess, second: RelayProcess
     ) -> tuple[list[_Took], float]:
-        """Publish at one and take everything from the other; bytes that the other read for each packet."""
+        """Publish at one and read everything from the other; also return the bytes it reads per packet."""
         (subscriber,) = await connect_peers(second.ws_url, 1)
         await _subscribe(subscriber)
         before = second.bytes_read()
@@ -369,7 +369,7 @@ def _cost(
     read: float,
     besides: Mapping[str, float] = MappingProxyType({}),
 ) -> Measure:
-    """What a packet costs because another relay gets it, in that relay and in the database."""
+    """The cost of a packet because another relay gets it too, in that relay and in the database."""
     relay = statistics.median(took.relays[1] for took in followed)
     database, before = (statistics.median(took.postgres for took in rounds) for rounds in (followed, alone))
     own = statistics.median(took.relays[0] for took in followed) - statistics.median(

@@ -1,8 +1,8 @@
 """`python -m benches.sds`: one sender and one receiver of a channel, without a network, as history grows.
 
-With `--peer FOLDER` the JavaScript package does the same in a folder that holds it (`npm install
+With `--peer FOLDER` the JavaScript package does the same, in a folder where it is installed (`npm install
 @waku/sds@0.0.8`). Both name two messages in each history and carry the default filter; nothing is
-acknowledged. Figures are those of the last messages before each size.
+acknowledged. The figures are those of the last messages before each size.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _PEER_SCRIPT = Path(__file__).with_name("sds_peer.mjs")
 
 
 def measure(sizes: Sequence[int]) -> Iterator[dict[str, Any]]:
-    """Rates, memory of a message at one participant, and size of a message, at each history size."""
+    """Rates, memory per message at one participant, and the size of a message, at each history size."""
     largest = max(sizes)
     config = SdsConfig(
         max_history=largest,
@@ -91,7 +91,7 @@ def _memory() -> int:
 
 
 def measure_peer(folder: Path, sizes: Sequence[int], seconds: float) -> list[dict[str, Any]]:
-    """The same figures of the JavaScript package; sizes it does not begin within `seconds` are left out."""
+    """The same figures for the JavaScript package, except sizes that it does not reach within `seconds`."""
     shutil.copy(_PEER_SCRIPT, folder)
     command = ["node", "--expose-gc", "--max-old-space-size=8000", _PEER_SCRIPT.name, *map(str, sizes)]
     result = subprocess.run(

@@ -1,4 +1,4 @@
-"""The curves of `benches.sds` as an SVG of three panels, both axes logarithmic."""
+"""The curves of `benches.sds` as an SVG with three panels; both axes are logarithmic."""
 
 from __future__ import annotations
 

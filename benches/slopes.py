@@ -1,4 +1,4 @@
-"""Whether something that is looked at again and again stays as it is: a line through its latter half."""
+"""Whether repeated samples of something stay level: a line through their latter half."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from dataclasses import dataclass
 __all__ = ["Line", "Point", "Trend", "fit", "trend"]
 
 Point = tuple[float, float]
-"""Seconds, and what was seen then."""
+"""A time in seconds, and the value then."""
 
 _DOUBT = 2.0
-"""So many standard errors are taken for chance."""
+"""The number of standard errors that count as chance."""
 
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """The line of least squares, in units for each second, and the standard error of its slope."""
+    """The least-squares line, in units per second, and the standard error of its slope."""
 
     slope: float
     error: float
@@ -25,22 +25,22 @@ class Line:
 
 @dataclass(frozen=True, slots=True)
 class Trend:
-    """What became of one thing over the latter half of its points."""
+    """The trend over the latter half of the points."""
 
     mean: float
     growth: float
-    """From the beginning to the end of that half, by the line."""
+    """The growth from the beginning to the end of that half, by the line."""
     doubt: float
     """How much of the growth may be chance."""
 
     @property
     def least(self) -> float:
-        """The growth that is no chance, which is nothing where it may all be."""
+        """The growth that is not chance: 0 if all of it may be."""
         return max(0.0, self.growth - self.doubt)
 
 
 def fit(points: Sequence[Point]) -> Line:
-    """The line through these points, of which there are three at least."""
+    """The line through these points; there must be at least three."""
     count = len(points)
     mean_x, mean_y = (sum(point[axis] for point in points) / count for axis in (0, 1))
     spread = sum((x - mean_x) ** 2 for x, _ in points)
@@ -50,7 +50,7 @@ def fit(points: Sequence[Point]) -> Line:
 
 
 def trend(points: Sequence[Point]) -> Trend:
-    """What became of it; the first half is for warming up."""
+    """The trend of these points; the first half is for warming up."""
     half = points[len(points) // 2 :]
     line, span = fit(half), half[-1][0] - half[0][0]
     mean = sum(y for _, y in half) / len(half)

@@ -1,7 +1,8 @@
-"""A soak: clients come and go for as long as one likes, and a relay is the same at the end as in the middle.
+"""A soak: clients come and go for a long time, and the relay must be the same at the end as in the middle.
 
-Everything that could be left behind is looked at all the time; its growth is a line through the latter half.
-When all have left, nothing of theirs may be there, and who stayed has read each acknowledged packet once.
+Everything that clients could leave behind is sampled all the time; its growth is that of a line through the
+latter half. When all clients have left, nothing of theirs may remain, and the reader that stayed must have
+read each acknowledged packet exactly once.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from benches.slopes import Point, trend
 __all__ = ["SETTINGS", "SoakPlan", "measure"]
 
 SETTINGS: Final[Mapping[str, object]] = {
-    # Who vanishes is missed within seconds, so that as many go as come.
+    # A client that vanishes is noticed within seconds, so that as many leave as come.
     "ping_interval": 2,
     "ping_misses": 2,
     "handshake_timeout": 3,
@@ -38,9 +39,9 @@ _SAMPLES: Final = 240
 _RELOAD_SECONDS: Final = 10.0
 _SETTLE_SECONDS: Final = 60.0
 _MORE_FILES: Final = 8.0
-"""Connections to PostgreSQL that a relay opens when it first needs them."""
+"""The files that a relay may have more: connections to PostgreSQL that it opens when it first needs them."""
 _SHORTEST: Final = 60.0
-"""Seconds below which nothing is said about growth."""
+"""The shortest soak, in seconds, that is judged for growth."""
 _MIB: Final = 2**20
 
 _GAUGES: Final = {
@@ -54,7 +55,7 @@ _GAUGES: Final = {
 
 @dataclass(frozen=True, slots=True)
 class SoakPlan:
-    """How long, and with how many clients at a time."""
+    """The length of a soak, and the number of clients at a time."""
 
     seconds: float
     places: int = 40
@@ -62,7 +63,7 @@ class SoakPlan:
 
     @property
     def interval(self) -> float:
-        """Between two looks at the relay."""
+        """The seconds between two samples of the relay."""
         return max(0.2, self.seconds / _SAMPLES)
 
 
@@ -72,7 +73,7 @@ async def measure(
     serve: str | None,
     shown: Callable[[float], None] = lambda share: None,
 ) -> list[Measure]:
-    """Soak a relay of its own. `shown(share)` is told how much of it is over."""
+    """Soak a new relay. `shown(share)` is called with the share of the time that has passed."""
     progress(f"soak: {plan.seconds / 60:g} minutes, {plan.places} clients at a time, --seed {plan.seed}")
     with RelayProcess(serve, SETTINGS, config="") as relay:
         return await _Soak(plan, relay, progress, shown).run()
@@ -89,7 +90,7 @@ class _Soak:
         self._process = psutil.Process(relay.pid)
         self._seen: dict[str, list[Point]] = {}
         self._reloads = 0
-        # Nobody who is here, and the same ones again: a relay remembers some thousand DIDs that it has read.
+        # DIDs of no client, used repeatedly, since a relay remembers some thousand DIDs that it has read.
         self._strangers = [[Identity.generate().did for _ in range(20)] for _ in range(5)]
 
     async def run(self) -> list[Measure]:
@@ -154,7 +155,7 @@ class _Soak:
             self._reloads += 1
 
     async def _settled(self, before: Mapping[str, float], chorus: Chorus, steady: Steady) -> dict[str, float]:
-        """What is there when all have left: when it is no more than at the beginning, or after a while."""
+        """The sample after all have left: once it is no larger than at the beginning, or after a timeout."""
         until = time.monotonic() + _SETTLE_SECONDS
         while True:
             after = await asyncio.to_thread(self._look)
@@ -207,8 +208,8 @@ class _Soak:
 
 
 def _most(name: str, mean: float) -> float | None:
-    """How much something may grow in the latter half, beyond what may be chance; None for what goes with the
-    crowd, which a busy machine makes larger: that is judged when the crowd has gone."""
+    """How much something may grow in the latter half, beyond what may be chance. None for values that vary
+    with the crowd, which is larger on a busy machine: these are judged when the crowd has gone."""
     match name:
         case "memory":
             return max(8.0, 0.05 * mean)

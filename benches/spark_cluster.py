@@ -1,7 +1,7 @@
-"""A standalone Spark cluster on this machine: a master and workers, each a process of its own.
+"""A standalone Spark cluster on this machine: a master and workers, each in its own process.
 
-For tests and measurements of what a real cluster does: code reaches executors over the network, every task
-runs in another process than the driver, and what a job needs has to be sent to it or be there.
+It is for tests and measurements of a real cluster: code reaches executors over the network, tasks never run
+in the driver's process, and everything that a job needs must be sent to it or be present.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ DRIVER_CONF: Mapping[str, str] = {
     "spark.driver.bindAddress": _HOST,
     "spark.ui.enabled": "false",
     "spark.executor.memory": "768m",
-    # No task before all executors are there: else the first to come might do all of a small job.
+    # No task before all executors are registered: otherwise the first one might do all of a small job.
     "spark.scheduler.minRegisteredResourcesRatio": "1.0",
 }
 """Settings of a driver that uses such a cluster."""
@@ -38,7 +38,7 @@ _STOP_TIMEOUT = 10.0
 _POLL_INTERVAL = 0.05
 _SPARK_CLASS = Path(str(pyspark.__file__)).parent / "bin" / "spark-class"
 
-# Tells the kernel to end the process with the one that started it, whatever ends that one, and becomes Spark.
+# Has the kernel kill this process when its parent ends, for whatever reason, and becomes Spark.
 _TIED = """
 import ctypes, os, signal, sys
 if sys.platform.startswith("linux"):
@@ -50,7 +50,7 @@ os.execv(sys.argv[2], sys.argv[2:])
 
 
 class ClusterError(Exception):
-    """The cluster does not start; the message ends with what it said."""
+    """The cluster does not start; the message ends with the end of its logs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,9 +58,9 @@ class Cluster:
     """A running cluster."""
 
     master: str
-    """For `--master`."""
+    """The value for `--master`."""
     folder: Path
-    """`worker-<n>/` is the work folder of worker n; logs lie beside."""
+    """`worker-<n>/` is the work folder of worker n; the logs are beside it."""
     workers: int
 
     def worker_of(self, executor: str) -> int:
@@ -75,8 +75,8 @@ def standalone_cluster(
 ) -> Iterator[Cluster]:
     """A master, and workers of one core and `memory` each, on free ports; they end with the block.
 
-    Executors get `environment` and nothing of this process's own paths of Python, so they find only what
-    their interpreter has and what a driver sends. Raises `ClusterError`.
+    Executors get `environment` but none of this process's Python paths, so they find only what their
+    interpreter has and what a driver sends. Raises `ClusterError`.
     """
     folder.mkdir(parents=True, exist_ok=True)
     port, page = _free_port(), _free_port()
@@ -102,7 +102,7 @@ def standalone_cluster(
 def _process(
     log: Path, arguments: tuple[str, ...], environment: Mapping[str, str]
 ) -> Iterator[subprocess.Popen[bytes]]:
-    """One of Spark's daemons in a process group of its own, with the executors that it starts."""
+    """One of Spark's daemons in its own process group, with the executors that it starts."""
     command = [sys.executable, "-c", _TIED, str(os.getpid()), str(_SPARK_CLASS), *arguments]
     with log.open("wb") as output:
         process = subprocess.Popen(
@@ -111,7 +111,7 @@ def _process(
     try:
         yield process
     finally:
-        # A worker that is asked nicely takes its executors along; whatever is left has no choice.
+        # A worker that is terminated ends its executors; the group's remaining processes are killed.
         process.terminate()
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(_STOP_TIMEOUT)
@@ -130,7 +130,7 @@ def _environment(more: Mapping[str, str]) -> dict[str, str]:
         "SPARK_HOME",
     }
     kept = {name: value for name, value in os.environ.items() if name not in ours}
-    # Daemons with little to do: quick to start. Executors have a JVM as it comes.
+    # Daemons have little to do, and should start quickly. Executors have a JVM with its defaults.
     quick = {
         "SPARK_DAEMON_MEMORY": "256m",
         "SPARK_DAEMON_JAVA_OPTS": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
@@ -139,7 +139,7 @@ def _environment(more: Mapping[str, str]) -> dict[str, str]:
 
 
 def _state(page: int) -> int | None:
-    """How many workers a master knows to be alive; None while it does not answer."""
+    """The number of workers that a master knows to be alive; None while it does not answer."""
     try:
         with urllib.request.urlopen(f"http://{_HOST}:{page}/json/", timeout=5) as answer:
             return int(json.load(answer)["aliveworkers"])

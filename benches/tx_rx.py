@@ -2,8 +2,8 @@
 
     python -m benches.tx_rx [--json] [--seconds 1.0] [--rounds 3] [unix tcp tls codec local large latency]
 
-Every contestant runs in each round, one after the other, in a fresh pair of processes; the medians count.
-What a message costs in CPU stands beside the rates, since two processes on a busy machine share its cores.
+Every contestant runs in each round, one after another, in a fresh pair of processes; the medians count. The
+CPU cost of a message is shown beside the rates, since two processes on a busy machine share its cores.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ _ALL = tuple(name for name in _CONTESTANTS if name != _TYPED)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """The program; 1 where a target is missed."""
+    """Run the program. 0: done, 1: a target was missed, or a measurement was void."""
     parser = argparse.ArgumentParser(prog="benches.tx_rx", description=__doc__)
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"{', '.join(NAMES)}; all by default")
     parser.add_argument("--seconds", type=float, default=1.0, help="how long each run lasts")
@@ -85,7 +85,7 @@ def _say(text: str) -> None:
 
 
 def _rates(transport: str, rounds: int, seconds: float) -> list[Measure]:
-    """Messages a second, of each size. Bare sockets know no TLS: there an event loop is the floor."""
+    """Messages per second of each size. The bare sockets have no TLS; for TLS, an event loop is the floor."""
     contestants, floor = ((_OURS, _BARE), _BARE) if transport == "tls" else (_ALL, _FLOOR)
     measures = []
     for size, target in _RATES[transport].items():
@@ -96,7 +96,7 @@ def _rates(transport: str, rounds: int, seconds: float) -> list[Measure]:
 
 
 def _codec(name: str, rounds: int, seconds: float) -> list[Measure]:
-    """What a type costs: a Struct that has 64 bytes on the wire, beside 64 bytes."""
+    """The cost of a type: a Struct of 64 bytes on the wire, beside 64 bytes."""
     runs = _rounds((_TYPED, _OURS), "unix", 64, rounds, seconds)
     measure = _rate(name, "a small Struct over unix", runs, ours=_TYPED, floor=_OURS)
     _say(f"codec: {measure.value:,.0f} messages/s")
@@ -104,7 +104,7 @@ def _codec(name: str, rounds: int, seconds: float) -> list[Measure]:
 
 
 def _large(name: str, rounds: int, seconds: float) -> list[Measure]:
-    """One message of 64 MiB after the other."""
+    """One message of 64 MiB after another."""
     runs = _rounds(_ALL, "unix", _LARGE, rounds, seconds, one_by_one=True)
     measure = _duration(name, "64 MiB over unix, p50", runs, 0.5, "ms", _LARGE_MS)
     _say(f"large: {measure.value:,.1f} ms")
@@ -112,7 +112,7 @@ def _large(name: str, rounds: int, seconds: float) -> list[Measure]:
 
 
 def _latency(name: str, rounds: int, seconds: float) -> list[Measure]:
-    """From `send` to its return, which is the acknowledgement's arrival."""
+    """The time from the call of `send` to its return, when the acknowledgement has arrived."""
     measures = []
     for transport, target in _P50_US.items():
         for one_core in (True, False) if hasattr(os, "sched_setaffinity") else (False,):
@@ -136,7 +136,7 @@ def _rounds(
     one_by_one: bool = False,
     one_core: bool = False,
 ) -> dict[str, list[Run]]:
-    """Everybody in turn, so that a busy moment of the machine does not hit one alone."""
+    """All contestants in turn, so that a busy moment of the machine does not hit only one."""
     runs: dict[str, list[Run]] = {name: [] for name in contestants}
     for _ in range(rounds):
         for name, found in runs.items():
@@ -183,7 +183,7 @@ def _measure(
     target: float | None = None,
     at_most: bool = False,
 ) -> Measure:
-    """The median of our rounds, with everybody's medians, spreads and CPU in the details."""
+    """The median of our rounds, with the medians, spreads and CPU of all contestants in the details."""
     medians = {who: statistics.median(found) for who, found in values.items()}
     details: dict[str, Any] = {
         f"{ours} to {who}": medians[ours] / median for who, median in medians.items() if who != ours

@@ -1,7 +1,7 @@
-"""What a channel cannot be faster than: sockets with a length before each message, and no more than that.
+"""The limit that a channel cannot beat: sockets with a length before each message, and nothing more.
 
-Neither reconnects, numbers its messages, nor hands them over to anybody: a message is whole, and is counted.
-An acknowledgement says how many messages there have been; there is one for each read that has brought some.
+They do not reconnect, number messages, or hand them over: complete messages are only counted. An
+acknowledgement has the number of messages so far; there is one for each read that completes a message.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ __all__ = ["BUFFER_BYTES", "Asyncio", "Messages", "Raw"]
 _NUMBER = Struct(">Q")
 BUFFER_BYTES = 256 * 1024
 _LARGE = 64 * 1024
-"""From here on a message is not copied in order to be joined with others."""
+"""From this size on, a message is not copied to join it with others."""
 
 
 class Messages:
-    """The bytes of a stream as messages. What is longer than the buffer gets one of its own."""
+    """The bytes of a stream as messages. A message that is longer than the buffer gets its own."""
 
     def __init__(self) -> None:
         self.count = self.size = 0
         self.is_over = False
-        """An empty message has come."""
+        """Whether an empty message has arrived."""
         self._small = bytearray(BUFFER_BYTES)
         self._use(self._small)
         self._start = self._end = 0
@@ -43,7 +43,7 @@ class Messages:
         return self._view[self._end :]
 
     def buffer_updated(self, read: int) -> bool:
-        """So many bytes are there; whether they have brought a message."""
+        """Take the bytes read; return whether they completed a message."""
         before, buffer, view, start, end = self.count, self._buffer, self._view, self._start, self._end + read
         count = size = 0
         while end - start >= 8:
@@ -51,7 +51,7 @@ class Messages:
             stop = start + 8 + length
             if stop > end:
                 break
-            # A message that has a buffer of its own is that buffer.
+            # A message with its own buffer is a view of that buffer.
             message = bytes(view[start + 8 : stop]) if buffer is self._small else view[start + 8 : stop]
             start = stop
             if not message:
@@ -65,7 +65,7 @@ class Messages:
         return self.count > before
 
     def _keep(self, start: int, end: int) -> None:
-        """Make room for the rest of the message that has begun."""
+        """Make room for the rest of an incomplete message."""
         rest = self._view[start:end]
         needed = 8 + _NUMBER.unpack_from(rest)[0] if len(rest) >= 8 else 8
         buffer = self._buffer
@@ -82,7 +82,7 @@ class Messages:
 
 
 class _Acknowledged:
-    """The highest number that has come back."""
+    """The highest number acknowledged."""
 
     def __init__(self) -> None:
         self.count = 0
@@ -97,7 +97,7 @@ class _Acknowledged:
 
 
 def _framed(payload: bytes, count: int) -> list[bytes]:
-    """So many messages, as what to write: joined where they are small."""
+    """The pieces to write for `count` messages: small messages are joined."""
     if len(payload) >= _LARGE:
         return [piece for _ in range(count) for piece in (_NUMBER.pack(len(payload)), payload)]
     pack = _NUMBER.pack
@@ -130,7 +130,7 @@ class Raw(Contestant):
 
 
 class _RawLink(BlockingLink):
-    """The window keeps both from writing what the other does not read: acknowledgements are few."""
+    """The sender. The window prevents both ends from blocking in writes, since acknowledgements are few."""
 
     def __init__(self, connection: socket.socket, payload: bytes) -> None:
         self._connection = connection
@@ -229,7 +229,7 @@ class _Receiver(asyncio.BufferedProtocol):
 
 
 class _AsyncioLink(AsyncLink):
-    """The window bounds what the transport holds, so nothing asks it to pause."""
+    """The sender. The window bounds what the transport holds, so there is no need to pause."""
 
     def __init__(self, payload: bytes) -> None:
         self.transport = cast("asyncio.WriteTransport", None)

@@ -1,4 +1,4 @@
-"""Our channels as contestants: between processes, with bytes and with a typed message, and within one."""
+"""Our channels as contestants: between processes, with bytes and with typed messages, and within one."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _LOCAL_BATCH = 1000
 
 
 class Ours(Contestant):
-    """A channel of bytes. The sender posts, and drains now and then; the receiver receives."""
+    """A channel of bytes. The sender posts, and drains now and then."""
 
     def receive(self, ready: Callable[[str], None]) -> tuple[int, int]:
         return uvloop.run(self._receive(ready))
@@ -79,7 +79,7 @@ READING = Reading("cellar, wall", 1.7e9, 21.5, 1)
 
 
 class OursTyped(Ours):
-    """The same with a Struct that has 64 bytes on the wire, and is checked on both ends."""
+    """A channel of a Struct that has 64 bytes on the wire and is checked at both ends."""
 
     async def _receive(self, ready: Callable[[str], None]) -> tuple[int, int]:
         address, rx = await serve(self._address, Reading, settings=self.job.settings)
@@ -98,7 +98,7 @@ class OursTyped(Ours):
 
 
 def local_channel_rate(size: int, seconds: float) -> float:
-    """Messages a second through a local channel."""
+    """Messages per second through a local channel."""
 
     async def measure() -> float:
         _, rx = serve_local(bytes)
@@ -110,7 +110,7 @@ def local_channel_rate(size: int, seconds: float) -> float:
 
 
 def queue_rate(size: int, seconds: float) -> float:
-    """Messages a second through an `asyncio.Queue`."""
+    """Messages per second through an `asyncio.Queue`."""
 
     async def measure() -> float:
         queue: asyncio.Queue[bytes] = asyncio.Queue()
@@ -122,7 +122,7 @@ def queue_rate(size: int, seconds: float) -> float:
 async def _local_rate(
     put: Callable[[bytes], None], get: Callable[[], Awaitable[bytes]], message: bytes, seconds: float
 ) -> float:
-    """One task fills, another takes; each gets its turn after a batch."""
+    """One task puts, another takes; they take turns after each batch."""
 
     async def take() -> int:
         count = 0

@@ -1,7 +1,8 @@
-"""What else brings messages from one Python process to another, each as its own guides would have it.
+"""Other ways to send messages from one Python process to another, each used as its own guides recommend.
 
-pyzmq's blocking sockets are taken: they are several times as fast as those for asyncio. An acknowledgement
-follows each batch of messages, as large as ours may be, or each message where they go one by one.
+pyzmq is used with blocking sockets, which are several times as fast as those for asyncio. There is an
+acknowledgement for each batch of messages, of the size of our batches, or for each message if they are sent
+one by one.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ __all__ = ["DealerRouter", "Grpc", "PushPull"]
 _COUNT = Struct(">Q")
 _QUESTION = b"?"
 _NO_COPY = 64 * 1024
-"""From here on pyzmq is asked not to copy; below, its guide says, that costs more than it saves."""
+"""From this size on, pyzmq is told not to copy; below it, its guide says, that costs more than it saves."""
 
 
 def _ack_every(job: Job) -> int:
@@ -46,8 +47,8 @@ def _endpoint(bound: zmq.Socket[bytes]) -> str:
 class PushPull(Contestant):
     """PUSH to PULL, with a second pair for the way back.
 
-    It acknowledges nothing while it streams: what keeps the sender back are the high-water marks. Only after
-    the last message it is asked how many have come.
+    Nothing is acknowledged while messages stream: only the high-water marks hold the sender back. The sender
+    asks how many messages have arrived only after the last one.
     """
 
     def receive(self, ready: Callable[[str], None]) -> tuple[int, int]:
@@ -101,7 +102,7 @@ class DealerRouter(Contestant):
     def receive(self, ready: Callable[[str], None]) -> tuple[int, int]:
         job, copy, every = self.job, self.job.size < _NO_COPY, _ack_every(self.job)
         with zmq.Context() as context, _bound(context, zmq.ROUTER, job, "") as router:
-            # Else it drops acknowledgements that it cannot send at once.
+            # Otherwise the ROUTER drops acknowledgements that it cannot send at once.
             router.setsockopt(zmq.ROUTER_MANDATORY, 1)
             ready(_endpoint(router))
             count = size = 0

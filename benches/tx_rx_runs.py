@@ -1,8 +1,9 @@
-"""One run of a bench of Tx/Rx: a receiver and a sender, each a process of its own, and what they measured.
+"""One run of a benchmark of Tx/Rx: a receiver and a sender, each in its own process, and their measurements.
 
-A fresh pair for every run, so that no contestant inherits another's threads, memory or warm caches: forks of
-a process that has imported all of them and run none. All of them do the same: some messages to warm up, then
-as many as fit into the time, with at most `Job.window` under way, until the last has been acknowledged.
+Every run has a fresh pair of processes, so that no contestant inherits another's threads, memory or warm
+caches: they are forks of a process that has imported all contestants and run none. All do the same: some
+messages to warm up, then as many as fit into the time, with at most `Job.window` in flight, until the last
+has been acknowledged.
 """
 
 from __future__ import annotations
@@ -38,30 +39,30 @@ _SPARE_SECONDS = 60.0
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """What a pair of processes does."""
+    """The work of a pair of processes."""
 
     contestant: str
-    """Module and class, as `benches.tx_rx_ours:Ours`."""
+    """Module and class, such as `benches.tx_rx_ours:Ours`."""
     transport: str
     """`unix`, `tcp` or `tls`."""
     size: int
     """Bytes in a message."""
     seconds: float
     one_by_one: bool = False
-    """Each message is acknowledged before the next is sent."""
+    """Whether each message is acknowledged before the next is sent."""
     folder: str = ""
-    one_core: bool = False
-    """Both processes share a core: what waking another one takes is the machine's affair, and varies."""
     """For sockets and certificates."""
+    one_core: bool = False
+    """Whether both processes share a core: the time to wake another core varies with the machine."""
 
     @property
     def batch(self) -> int:
-        """Messages written at once."""
+        """The number of messages written at once."""
         return self.window // _PARTS_OF_WINDOW
 
     @property
     def window(self) -> int:
-        """Messages that may wait for their acknowledgement."""
+        """The number of messages that may wait for their acknowledgement."""
         return max(_PARTS_OF_WINDOW, min(_WINDOW_MESSAGES, _WINDOW_BYTES // self.size))
 
     @property
@@ -71,12 +72,12 @@ class Job:
 
     @property
     def socket_path(self) -> str:
-        """Where a Unix socket is."""
+        """The path of a Unix socket."""
         return f"{self.folder}/socket"
 
     @property
     def settings(self) -> TxRxSettings:
-        """The defaults, with room for the largest message, and certificates where they are needed."""
+        """The defaults, with room for the largest message, and with certificates if TLS needs them."""
         if self.transport != "tls":
             return TxRxSettings(codec_max_frame_length=_FRAME_LIMIT)
         folder = Path(self.folder)
@@ -90,45 +91,46 @@ class Job:
 
 @dataclass(frozen=True, slots=True)
 class Sent:
-    """What a sender has measured."""
+    """The measurements of a sender."""
 
     timed: int
     """Messages sent while the clock ran; all were acknowledged before it stopped."""
     seconds: float
     total: int
-    """With those before."""
+    """All messages, including those sent before."""
     times: list[float]
-    """How long each took, ascending, where they went one by one."""
+    """The time of each message, ascending, if they were sent one by one."""
 
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """What a pair of processes has measured."""
+    """The measurements of a pair of processes."""
 
     sent: Sent
     sender_cpu: float
-    """CPU seconds, of all threads, for each message."""
+    """CPU seconds of all threads, per message."""
     receiver_cpu: float
 
     @property
     def rate(self) -> float:
-        """Messages a second."""
+        """Messages per second."""
         return self.sent.timed / self.sent.seconds
 
 
 class Contestant(ABC):
-    """A way to bring messages from one process to another. It is made in each of them."""
+    """A way to send messages from one process to another. Each of them makes an instance."""
 
     def __init__(self, job: Job) -> None:
         self.job = job
 
     @abstractmethod
     def receive(self, ready: Callable[[str], None]) -> tuple[int, int]:
-        """Serve, tell where, and receive until the sender is done: how many messages, and how many bytes."""
+        """Serve, call `ready` with the address, and receive until the sender is done. Returns the number of
+        messages, and of bytes."""
 
     @abstractmethod
     def send(self, where: str) -> Sent:
-        """Send what the job says there."""
+        """Send the messages of the job to this address."""
 
 
 class AsyncLink(ABC):
@@ -169,7 +171,7 @@ class AsyncLink(ABC):
 
 
 class BlockingLink(ABC):
-    """A sender that needs no event loop; line by line the twin of `AsyncLink`."""
+    """A sender without an event loop; it mirrors `AsyncLink` line by line."""
 
     @abstractmethod
     def write(self, count: int) -> None:
@@ -210,7 +212,7 @@ def run(
     one_by_one: bool = False,
     one_core: bool = False,
 ) -> Run:
-    """Run a pair of processes. Raises `BenchError` where one of them failed, or a message was lost."""
+    """Run a pair of processes. Raises `BenchError` if one of them failed, or a message was lost."""
     with TemporaryDirectory(prefix="bench-tx-rx-") as folder, contextlib.ExitStack() as processes:
         job = Job(contestant, transport, size, seconds, one_by_one, folder, one_core)
         if transport == "tls":
@@ -237,7 +239,7 @@ def _make_certificates(folder: Path) -> None:
 
 
 class _Process:
-    """One of the two processes. It is killed where it does not end by itself."""
+    """One of the two processes. It is killed if it does not end by itself."""
 
     def __init__(self, target: Callable[..., None], job: Job, *arguments: str) -> None:
         context = fork_context()
@@ -261,7 +263,7 @@ class _Process:
         self._pipe.close()
 
     def answer(self, timeout: float) -> Any:
-        """What it says next. Raises `BenchError` where it says nothing."""
+        """The next message from the process. Raises `BenchError` if there is none."""
         try:
             if self._pipe.poll(timeout):
                 return self._pipe.recv()

@@ -1,4 +1,4 @@
-"""What an enemy does to a relay, by name.
+"""Attacks on a relay, by name.
 
 frames, texts, publishes, typed, reads, auths, sockets, slow, addresses      the attacks, one family each
 attacker     one hostile connection, and a gang of them
@@ -20,5 +20,5 @@ ATTACKS: Final[Mapping[str, Attack]] = {
     for family in (frames, texts, publishes, typed, reads, auths, sockets, slow, addresses)
     for name, attack in family.ATTACKS.items()
 }
-"""Every attack that needs no certificate, by name."""
+"""Every attack that does not need a certificate, by name."""
 PROXIES: Final = addresses.PROXIES

@@ -1,7 +1,7 @@
-"""Many addresses: of this machine, and as a trusted proxy names them.
+"""Many addresses: those of this machine, and those that a trusted proxy reports.
 
-A machine has few IPv6 addresses of its own. So the relay under attack trusts the word of a proxy, and the
-attackers give theirs.
+A machine has few IPv6 addresses of its own. So the relay under attack trusts a proxy, and the attackers pose
+as that proxy.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from benches.load import publish_frame
 __all__ = ["ATTACKS", "PROXIES"]
 
 PROXIES: Final = "127.0.9.0/24"
-"""The relay believes what comes from here about the address of a client (`trusted_proxies`)."""
+"""The addresses that the relay trusts to report a client's address (`trusted_proxies`)."""
 
 
 def _any_proxy() -> str:
@@ -47,7 +47,7 @@ async def _ipv6(attacker: Attacker) -> None:
 
 
 async def _quotes(attacker: Attacker) -> None:
-    """A header of quotes that a reader could try in many ways."""
+    """A header of quotes that a parser could try to match in many ways."""
     attacker.source = _any_proxy()
     await attacker.connect()
     attacker.do(attacker.request(None, 'Forwarded: for="' + '\\"' * 2000))

@@ -1,4 +1,4 @@
-"""One hostile connection that comes again whenever it is thrown out, and a gang of them on one event loop."""
+"""A hostile connection that returns whenever it is thrown out, and a gang of them on one event loop."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ class ThrownOut(Exception):
 
 @dataclass(slots=True)
 class Ledger:
-    """What a gang did until now, by kind of attack."""
+    """What a gang has done so far, by kind of attack."""
 
     deeds: Counter[str] = field(default_factory=Counter)
     answers: Counter[str] = field(default_factory=Counter)
-    """Pieces that the relay sent after the handshake, and connections that it ended."""
+    """Pieces of data that the relay sent after the handshake, and connections that it ended."""
     sent_bytes: int = 0
     opened: int = 0
-    """Connections that were opened, or tried."""
+    """Connections opened, or attempted."""
 
 
 def frame(message: Mapping[str, Any]) -> bytes:
@@ -50,12 +50,12 @@ def frame(message: Mapping[str, Any]) -> bytes:
 
 
 def stranger() -> Identity:
-    """An identity that nobody has seen before."""
+    """A new identity."""
     return Identity(os.urandom(32))
 
 
 class _Socket(asyncio.Protocol):
-    """A socket that keeps the first piece of what it gets, and counts the rest."""
+    """A socket that keeps the first piece of data that it gets, and counts the rest."""
 
     def __init__(self, answered: Callable[[], None]) -> None:
         self.transport = cast(asyncio.Transport, None)
@@ -84,7 +84,7 @@ class _Socket(asyncio.Protocol):
         if not self.accepted.done():
             self.accepted.set_exception(ThrownOut)
         if not self.accepted.cancelled():
-            self.accepted.exception()  # seen, whether anybody waits or not
+            self.accepted.exception()  # marks it as retrieved, whether or not anybody waits
 
     def _hear(self) -> None:
         self._answered()
@@ -92,7 +92,7 @@ class _Socket(asyncio.Protocol):
 
 
 class Attacker:
-    """One hostile connection, again and again."""
+    """One hostile connection that is opened again and again."""
 
     def __init__(self, url: str, source: str | None, interval: float, ledger: Ledger) -> None:
         parts = urlsplit(url)
@@ -102,24 +102,24 @@ class Attacker:
         self._host = parts.netloc
         self._address = (parts.hostname, parts.port)
         self.source = source
-        """The address of this machine that it comes from; None: any."""
+        """The address of this machine that it comes from; None for any."""
         self._interval = interval
         self._ledger = ledger
         self._kind = ""
         self._socket: _Socket | None = None
         self._leaving = False
         self.memory: dict[str, Any] = {}
-        """What it wants to know when it comes again."""
+        """Whatever it needs to know when it returns."""
         self.server_id = ""
-        """Whom the relay said it was, when a WebSocket was opened."""
+        """The id that the relay gave when the last WebSocket was opened."""
 
     @property
     def is_open(self) -> bool:
-        """Whether the relay bears with it at the moment."""
+        """Whether the connection is open at the moment."""
         return self._socket is not None and not self._socket.transport.is_closing()
 
     async def run(self, kind: str, attack: Attack) -> None:
-        """Attack, and when thrown out, again. Ends by being cancelled."""
+        """Attack, and again whenever the attack ends. Ends when cancelled."""
         self._kind = kind
         await asyncio.sleep(random.uniform(0, self._interval))
         while True:
@@ -131,11 +131,11 @@ class Attacker:
             await self.rest()
 
     async def rest(self) -> None:
-        """Wait for the next deed's time. Varied, so that crowds do not act in step."""
+        """Wait until the next deed is due. The time varies, so that crowds do not act in step."""
         await asyncio.sleep(self._interval * random.uniform(0.5, 1.5))
 
     async def connect(self, *, tls: bool = True) -> None:
-        """Open a socket and say nothing; with `tls` that of a relay with TLS has shaken hands."""
+        """Open a socket and send nothing; with `tls`, make the TLS handshake if the relay has TLS."""
         self._leave()
         self._leaving = False
         self._ledger.opened += 1
@@ -147,7 +147,7 @@ class Attacker:
         )
 
     def request(self, path: str | None = None, *headers: str) -> bytes:
-        """A whole GET; without a path, the opening handshake of a WebSocket."""
+        """A complete GET; without a path, the opening handshake of a WebSocket."""
         if path is None:
             path, headers = self.path, (*_UPGRADE, *headers)
         lines = (f"GET {path} HTTP/1.1", f"Host: {self._host}", *headers, "", "")
@@ -167,26 +167,26 @@ class Attacker:
         return challenge.challenge
 
     async def get(self, path: str, *headers: str) -> None:
-        """One deed: GET on a socket of its own. Returns with the first piece of the answer."""
+        """Do one deed: a GET on a new socket. Returns with the first piece of the answer."""
         await self.connect()
         self.do(self.request(path, *headers))
         await self.hear()
 
     def do(self, data: bytes) -> None:
-        """One deed: write these bytes. Raises `ThrownOut`."""
+        """Do one deed: write these bytes. Raises `ThrownOut`."""
         self._write(data)
         self.count()
 
     def prepare(self, data: bytes) -> None:
-        """Write what makes the deeds possible, but is none. Raises `ThrownOut`."""
+        """Write bytes that prepare deeds and do not count as one. Raises `ThrownOut`."""
         self._write(data)
 
     def count(self) -> None:
-        """A deed was done."""
+        """Count a deed."""
         self._ledger.deeds[self._kind] += 1
 
     async def hear(self) -> None:
-        """Wait until the relay says something, but not for long. Raises `ThrownOut` when it does not."""
+        """Wait a short time until the relay sends something. Raises `ThrownOut` if it does not."""
         assert self._socket is not None
         try:
             async with asyncio.timeout(_ANSWER_TIMEOUT):
@@ -196,7 +196,7 @@ class Attacker:
         self._socket.heard.clear()
 
     def turn_deaf(self) -> None:
-        """Read nothing further from this socket."""
+        """Stop reading from this socket."""
         assert self._socket is not None
         self._socket.transport.pause_reading()
 
@@ -219,11 +219,11 @@ class Attacker:
 
 
 Attack = Callable[[Attacker], Awaitable[None]]
-"""What one connection does from its opening to its end. Ends early with `ThrownOut` or `OSError`."""
+"""The behaviour of a connection from its opening to its end. It ends early with `ThrownOut` or `OSError`."""
 
 
 class Gang:
-    """Attackers of several kinds on this event loop, as a context manager: they are gone at its end."""
+    """Attackers of several kinds on this event loop, as a context manager that ends them."""
 
     def __init__(
         self,
@@ -242,7 +242,7 @@ class Gang:
 
     @property
     def open(self) -> int:
-        """How many of them the relay bears with at the moment."""
+        """The number of connections that are open at the moment."""
         return sum(attacker.is_open for attacker in self._attackers)
 
     async def __aenter__(self) -> Gang:
@@ -276,11 +276,11 @@ def _trusting() -> ssl.SSLContext:
 
 
 def _challenge_in(data: bytes) -> AuthChallenge:
-    """The first frame of a relay."""
+    """The AUTH_CHALLENGE in the first frame of a relay. Raises `ThrownOut` if it is incomplete."""
     start = 4 if data[1] == 126 else 2
     try:
         message = decode_relay_message(data[start:])
-    except InvalidMessage:  # it came in pieces: better luck next time
+    except InvalidMessage:  # it came in pieces: try again with the next connection
         raise ThrownOut from None
     assert isinstance(message, AuthChallenge)
     return message

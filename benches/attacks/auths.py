@@ -1,4 +1,4 @@
-"""AUTH: wrong answers, and right ones by ever new identities."""
+"""AUTH: wrong answers, and correct ones by ever new identities."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _NOBODY: Final = Identity(b"\x5a" * 32)
 
 
 async def _flood(attacker: Attacker) -> None:
-    """The first AUTH answers the challenge with a wrong signature, the rest name it again."""
+    """The first AUTH answers the challenge with a wrong signature; the rest name the same challenge again."""
     challenge = await attacker.open()
     message = {"type": "AUTH", "author_id": _NOBODY.did, "challenge": challenge}
     while True:
@@ -36,7 +36,7 @@ async def _unknown_challenges(attacker: Attacker) -> None:
 
 
 async def _identities(attacker: Attacker) -> None:
-    """A new identity for each connection, and packets by it: each has limits of its own."""
+    """A new identity for each connection, and packets by it: each identity has its own limits."""
     identity = stranger()
     challenge = await attacker.open()
     signature = "0x" + identity.sign((challenge + attacker.server_id).encode()).hex()

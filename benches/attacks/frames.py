@@ -1,4 +1,4 @@
-"""Bytes and frames that are no messages."""
+"""Bytes and frames that are not messages."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _MASK: Final = bytes(4)
 
 
 def repeated(make: bytes | Callable[[], bytes]) -> Attack:
-    """Open a WebSocket and write the same, or what `make` makes, again and again."""
+    """Open a WebSocket and write the same bytes, or those that `make` returns, again and again."""
 
     async def attack(attacker: Attacker) -> None:
         await attacker.open()
@@ -35,7 +35,7 @@ async def _oversized(attacker: Attacker) -> None:
 
 
 async def _endless_fragments(attacker: Attacker) -> None:
-    """A message in pieces of one byte, which has no end."""
+    """An endless message in fragments of one byte."""
     await attacker.open()
     attacker.prepare(b"\x01\x81" + _MASK + b"{")
     while True:
@@ -44,7 +44,7 @@ async def _endless_fragments(attacker: Attacker) -> None:
 
 
 async def _cut_frame(attacker: Attacker) -> None:
-    """A large frame a few bytes at a time, which has no end."""
+    """A large frame, sent a few bytes at a time and never finished."""
     await attacker.open()
     attacker.prepare(b"\x81\xff" + (500_000).to_bytes(8, "big") + _MASK)
     while True:

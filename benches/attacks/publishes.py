@@ -1,4 +1,4 @@
-"""Packets that are dear to refuse, and packets that are dear to have."""
+"""Packets that are expensive to refuse, and packets that are expensive to store."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ _FEW: Final = 32
 
 
 def packet(content: Mapping[str, Any], *, age: int = 0, **members: Any) -> Packet:
-    """A good packet by a stranger."""
+    """A valid packet by a stranger."""
     now = int(time.time()) - age
     return build(stranger(), content, timestamp=now, nonce=os.urandom(8).hex(), max_bytes=2**20, **members)
 
 
 def _forged(packets: Sequence[Packet], member: str) -> list[bytes]:
-    """The frames of packets whose id or signature is another's."""
+    """The frames of packets with a wrong id or signature."""
     frames = []
     for good in packets:
         text = good.signature if member == "signature" else good.packet_id
@@ -64,14 +64,14 @@ def _duplicate() -> bytes:
 
 @functools.cache
 def _unproven() -> list[Packet]:
-    """Packets of numbers whose origin is not proven: each is served in another form than it is stored in."""
+    """Packets of numbers with an unproven origin: each is served in a form other than the stored one."""
     header: dict[str, Any] = {"origin_type": "X", "genesis_media_hash": None, "edit_history": []}
     content = {"type": "POST", "numbers": [1e-9] * 3_000}
     return [packet(content, provenance_header=header, allow_unattested=True) for _ in range(2)]
 
 
 async def _strangers(attacker: Attacker) -> None:
-    """Each packet is good and by an author whom nobody knows."""
+    """Each packet is valid and by an unknown author."""
     await attacker.open()
     while True:
         attacker.do(b"".join(publish_frame(packet({"type": "POST"}).canonical) for _ in range(10)))
@@ -86,7 +86,7 @@ async def _unproven_again(attacker: Attacker) -> None:
 
 
 async def _unproven_read(attacker: Attacker) -> None:
-    """The same, published once and read by id and as history."""
+    """The same packets, published once, and read by id as history."""
     known = _unproven()
     await attacker.open()
     for each in known:

@@ -1,4 +1,4 @@
-"""SUBSCRIBEs: dear filters, dear histories, and one after the other."""
+"""SUBSCRIBEs: expensive filters, expensive histories, and one after another."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ def subscribe(subscription_id: str, filters: Mapping[str, Any] | None = None, **
 
 @functools.cache
 def _authors() -> list[str]:
-    """Those whose packets the log holds, if a benchmark has filled it, and many whom it does not know."""
+    """Authors whose packets the log holds, if a benchmark has filled it, and many unknown ones."""
     known = [Identity(number.to_bytes(32, "big")).did for number in range(1, AUTHORS + 1)]
     return known + [stranger().did for _ in range(1000 - AUTHORS)]
 
 
 def _again(filters: Any, **members: Any) -> Attack:
-    """One subscription in the place of the other, under a few names."""
+    """Subscriptions that replace each other, under a few ids."""
 
     async def attack(attacker: Attacker) -> None:
         await attacker.open()
@@ -52,7 +52,7 @@ async def _flood(attacker: Attacker) -> None:
 
 
 async def _churn(attacker: Attacker) -> None:
-    """Subscriptions that end as they begin."""
+    """Subscriptions that end as soon as they begin."""
     await attacker.open()
     both = subscribe("s", {"types": ["NONE"], "limit": 0}) + frame(
         {"type": "UNSUBSCRIBE", "subscription_id": "s"}
@@ -63,7 +63,7 @@ async def _churn(attacker: Attacker) -> None:
 
 
 def _rare(number: int) -> dict[str, Any]:
-    """A busy author and a type that others use: no index holds both."""
+    """A filter for a busy author and for types that others use: no index covers both."""
     return {"authors": [_authors()[number % AUTHORS]], "types": ["REPLY", "KEY_EVENT"], "limit": 500}
 
 

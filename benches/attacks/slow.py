@@ -1,4 +1,4 @@
-"""Peers that ask for much and take nothing."""
+"""Peers that request much and read nothing."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["ATTACKS"]
 
 
 async def _stalled_stream(attacker: Attacker) -> None:
-    """The whole log, gapless, which is not read."""
+    """A gapless subscription to the whole log that is not read."""
     await attacker.open()
     attacker.do(subscribe("s", gapless=True))
     await attacker.hear()
@@ -34,7 +34,7 @@ async def _stalled_answers(attacker: Attacker) -> None:
 
 
 async def _stalled_get(attacker: Attacker) -> None:
-    """A large answer to a GET, which is not read."""
+    """A large answer to a GET that is not read."""
     if "did" not in attacker.memory:
         identity = stranger()
         await attacker.open()

@@ -1,4 +1,4 @@
-"""Sockets, handshakes and plain HTTP: what comes before a WebSocket, or in its place."""
+"""Sockets, handshakes and plain HTTP: attacks before a WebSocket is open, or without one."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from benches.attacks.typed import key_event
 __all__ = ["ATTACKS", "TLS_ATTACKS"]
 
 _HELLO: Final = b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + bytes(32)
-"""How the first record of a TLS handshake begins."""
+"""The beginning of the first record of a TLS handshake."""
 
 
 async def _slow_handshake(attacker: Attacker) -> None:
-    """One byte of the handshake after another, and never the last."""
+    """The bytes of the handshake one after another, without the last."""
     await attacker.connect()
     for byte in attacker.request()[:-1]:
         attacker.do(bytes([byte]))
@@ -25,7 +25,7 @@ async def _slow_handshake(attacker: Attacker) -> None:
 
 
 async def _silence(attacker: Attacker) -> None:
-    """A socket on which nothing is said."""
+    """A socket on which nothing is sent."""
     await attacker.connect()
     attacker.count()
     await attacker.hear()
@@ -43,7 +43,7 @@ async def _large_headers(attacker: Attacker) -> None:
 
 
 async def _half_closed(attacker: Attacker) -> None:
-    """A live subscription that is dropped without a word."""
+    """A live subscription that is dropped without a close."""
     await attacker.open()
     attacker.do(subscribe("s"))
     await attacker.rest()
@@ -90,7 +90,7 @@ async def _false_hello(attacker: Attacker) -> None:
 
 
 async def _tls_churn(attacker: Attacker) -> None:
-    """A whole TLS handshake for one small answer."""
+    """A complete TLS handshake for one small answer."""
     await attacker.get("/healthz")
 
 
@@ -112,4 +112,4 @@ TLS_ATTACKS: Final[Mapping[str, Attack]] = {
     "TLS: false handshakes": _false_hello,
     "TLS: churn": _tls_churn,
 }
-"""These need a relay with a certificate."""
+"""The attacks that need a relay with a certificate."""

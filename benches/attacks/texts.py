@@ -1,4 +1,4 @@
-"""JSON that costs more to read, or to put into canonical form, than to send."""
+"""JSON that costs more to parse, or to put into canonical form, than to send."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Packets of the types that the relay itself reads: identities, manifests, trust."""
+"""Packets of types that the relay itself interprets: identities, manifests, trust."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def _signed(identity: Identity, content: Mapping[str, Any], **members: Any) -> b
 
 
 def key_event(identity: Identity, size_bytes: int) -> bytes:
-    """A KEY_EVENT that changes nothing and carries so much else."""
+    """A KEY_EVENT that changes nothing and carries about `size_bytes` of other content."""
     content = {"type": "KEY_EVENT", "event": "NOOP", "key_id": f"{identity.did}#key-1"}
     return _signed(identity, {**content, "x": [{}] * (size_bytes // 3)})
 
@@ -57,7 +57,7 @@ def _attested(client_id: str) -> bytes:
 
 
 async def _unreadable_revocations(attacker: Attacker) -> None:
-    """Revocations whose strength is no number: the second makes the relay read the first."""
+    """Revocations whose strength is not a number: the second makes the relay read the first."""
     identity = stranger()
     await attacker.open()
     attacker.prepare(_revocation(identity))
@@ -68,7 +68,7 @@ async def _unreadable_revocations(attacker: Attacker) -> None:
 
 
 async def _large_edges(attacker: Attacker) -> None:
-    """A few large edges, then small ones: the budget of each counts those before it."""
+    """A few large edges, then small ones: the budget check of each counts the edges before it."""
     identity = stranger()
     await attacker.open()
     for _ in range(10):
@@ -86,7 +86,7 @@ async def _large_key_events(attacker: Attacker) -> None:
 
 
 async def _long_chains(attacker: Attacker) -> None:
-    """One identity after the other with a chain of key events, then a packet by it."""
+    """One identity after another, with a chain of key events and then a packet by it."""
     await attacker.open()
     while True:
         identity = stranger()
@@ -96,7 +96,7 @@ async def _long_chains(attacker: Attacker) -> None:
 
 
 async def _manifests(attacker: Attacker) -> None:
-    """Large manifests of one client, and packets that say they come from it."""
+    """Large manifests of one client, and packets that claim to come from it."""
     client = stranger()
     await attacker.open()
     while True:
@@ -112,7 +112,7 @@ async def _unknown_clients(attacker: Attacker) -> None:
 
 
 async def _documents(attacker: Attacker) -> None:
-    """DID documents that are too much, by authors nobody knows."""
+    """DID documents that are too large, by unknown authors."""
     await attacker.open()
     while True:
         identity = stranger()

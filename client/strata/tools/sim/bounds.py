@@ -44,7 +44,6 @@ class Bounds:
     state_bytes: float = 200_000
     """Bytes that a participant keeps, however much was said; checked only if `entries` is."""
     state_bytes_per_message: float = 6_000
-    """Additional bytes that a participant keeps per message."""
     idle_growth: float | None = None
     """The growth of a participant's items over the quiet time."""
     says_synced_after: float | None = None

@@ -59,11 +59,11 @@ class CpuTimes:
 
 
 class RelayProcess:
-    """`relayd serve` with its embedded PostgreSQL, as a context manager; on any port without `port`.
+    """`relayd serve` with its embedded PostgreSQL, as a context manager.
 
     `command` replaces `python -m relayd`, for a profiler or another build. `settings` are those that differ
-    from the defaults, by name, and `config` is the text of its settings file. Raises `BenchError` with the
-    end of its log if it does not start.
+    from the defaults, by name; without `port` it takes any free port. `config` is the text of its settings
+    file. Raises `BenchError` with the end of its log if it does not start.
     """
 
     def __init__(

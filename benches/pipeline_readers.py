@@ -46,7 +46,7 @@ _ARRIVE_SECONDS = 0.5
 _INTERVAL = 0.5
 _ALONE_SECONDS = 15.0
 _SETTLE_SECONDS = 3.0
-"""Packets that arrive this short before the compaction do not count: they may reach the lake during it."""
+"""Packets that arrive within this time before the compaction do not count: they may reach the lake late."""
 _PATIENCE = 30
 _PAUSE_SECONDS = 0.05
 """The pause from the end of a query to the next query of the same reader."""

@@ -84,7 +84,7 @@ class Server:
     async def running(cls) -> AsyncIterator[Server]:
         """A fresh server, which is removed afterwards."""
         folder = Path(tempfile.mkdtemp(prefix="relayd-bench-"))
-        folder.chmod(0o755)  # noqa: ASYNC240 - a standby's server reads it, as another user
+        folder.chmod(0o755)  # noqa: ASYNC240 - a standby's server looks into it, as another user
         try:
             async with EmbeddedPostgres(folder) as server:
                 await migrate(server.url)

@@ -39,7 +39,7 @@ _SAMPLES: Final = 240
 _RELOAD_SECONDS: Final = 10.0
 _SETTLE_SECONDS: Final = 60.0
 _MORE_FILES: Final = 8.0
-"""The files that a relay may have more: connections to PostgreSQL that it opens when it first needs them."""
+"""How many more files a relay may have open: connections to PostgreSQL, opened when first needed."""
 _SHORTEST: Final = 60.0
 """The shortest soak, in seconds, that is judged for growth."""
 _MIB: Final = 2**20

@@ -138,7 +138,7 @@ class AsyncLink(ABC):
 
     @abstractmethod
     async def write(self, count: int) -> None:
-        """Send so many messages."""
+        """Send `count` messages."""
 
     @abstractmethod
     async def drain(self, most: int) -> None:
@@ -150,7 +150,7 @@ class AsyncLink(ABC):
         await self.drain(0)
 
     async def carry_out(self, job: Job) -> Sent:
-        """Send what the job says."""
+        """Send the messages of the job."""
         for _ in range(job.batch if job.one_by_one else 1):
             await self.write(1 if job.one_by_one else job.batch)
             await self.drain(0)
@@ -175,14 +175,14 @@ class BlockingLink(ABC):
 
     @abstractmethod
     def write(self, count: int) -> None:
-        """Send so many messages."""
+        """Send `count` messages."""
 
     @abstractmethod
     def drain(self, most: int) -> None:
         """Wait until no more than `most` wait for their acknowledgement."""
 
     def carry_out(self, job: Job) -> Sent:
-        """Send what the job says."""
+        """Send the messages of the job."""
         for _ in range(job.batch if job.one_by_one else 1):
             self.write(1 if job.one_by_one else job.batch)
             self.drain(0)

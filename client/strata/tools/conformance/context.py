@@ -34,7 +34,7 @@ from strata.tools.conformance.witness import Witness
 __all__ = ["LIFETIME_SECONDS", "Context", "Subject", "survey"]
 
 LIFETIME_SECONDS = 900
-"""How long after it is made a check's packet expires, so that the relay keeps nothing of a run."""
+"""The lifetime of a check's packets, so that the relay keeps nothing of a run."""
 
 _DEFAULT_MAX_LIMIT = 500
 _MAX_MESSAGE_BYTES = 8 * 2**20

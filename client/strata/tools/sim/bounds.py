@@ -1,4 +1,4 @@
-"""What a world may cost: traffic, reads, state and time. The price of losing nothing.
+"""Bounds on what a world may cost: traffic, reads, state and time.
 
 A bound of None is not checked. Each kind of world has its own bounds (`strata.tools.sim.worlds`).
 """

@@ -18,7 +18,7 @@ __all__ = ["SyncClaims"]
 
 
 class SyncClaims:
-    """The stored messages in order of arrival, and up to which place each participant has them all."""
+    """The stored messages in order of arrival, and the place up to which each participant has all of them."""
 
     def __init__(self, network: SimNetwork, evidence: Evidence, after: float) -> None:
         """`after` is how many virtual seconds a stored message may take to a connected participant."""

@@ -44,9 +44,9 @@ class Disk:
         self.content = DiskContent()
         self.writes = 0
         self.trying_since: float | None = None
-        """When the first attempt began at a write that has not succeeded yet; None if there is none."""
+        """The start of the first attempt at the write that has not succeeded yet; None if there is none."""
         self.written_from = 0.0
-        """When the first attempt began at the last write that succeeded; failures make a write take long."""
+        """The start of the first attempt at the last write that succeeded; failures make writes take long."""
 
 
 class SimStore:

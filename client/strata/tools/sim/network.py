@@ -212,7 +212,7 @@ class SimNetwork:
             self._later(arrives)
 
     def stored(self, relay: SimRelay, topic: str, since: float) -> list[NodeMessageReceived]:
-        """A relay's unexpired messages of a topic, newest arrival first; `since` bounds their own times."""
+        """A relay's unexpired messages of a topic, last arrival first; `since` bounds the authors' times."""
         now = self.time()
         return [
             event

@@ -127,7 +127,7 @@ class SimNode:
     async def send_again(
         self, message_hash: bytes, *, topic: str, request_id: str, retention_seconds: int | None = None
     ) -> None:
-        """Send a message that some relay stored again, under its original author."""
+        """Send again a message that some relay stored, under its original author."""
         for relay in self._network.reachable(self.name):
             if relay.serves(message_hash, self._network.time()):
                 event = relay.stored[message_hash]

@@ -27,7 +27,7 @@ Method = Callable[..., Any]
 
 @dataclass(frozen=True, slots=True)
 class PlantedFault:
-    """One deliberate break."""
+    """One deliberate fault."""
 
     name: str
     about: str

@@ -25,7 +25,7 @@ _MIN_CHALLENGE_BYTES = 32
 _MIN_LIFETIME = 60
 _MAX_LIFETIME = 600
 _CLOCKS = 5
-"""The difference between two clocks, in seconds, that fails no check."""
+"""The clock difference, in seconds, that does not fail a check."""
 
 _PROMPT = 5.0
 _FAILURES = 5

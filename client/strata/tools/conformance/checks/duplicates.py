@@ -45,7 +45,7 @@ async def repeats_are_answered_ok(context: Context) -> None:
 
 @CHECKS("R-111", source="RFC-0002 §8")
 async def sessions_at_once_store_once(context: Context) -> None:
-    """Packets that several sessions publish at once are stored once, sent once, and OK for every session"""
+    """Packets that several sessions publish at once are stored and sent once, and get an OK on each"""
     author = context.identity()
     packets = context.packets(author, 10)
 

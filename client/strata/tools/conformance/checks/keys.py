@@ -242,7 +242,7 @@ async def revocation_hides_nothing(context: Context) -> None:
 
 @CHECKS("R-079", "R-081", source="RFC-0001 §5.3")
 async def undeclared_recovery_is_refused(context: Context) -> None:
-    """A RECOVERY_APPROVAL by a key that is not declared for recovery, or of no event, is refused"""
+    """A RECOVERY_APPROVAL by a key that is not declared for recovery, or for an unknown event, is refused"""
     keys = Keys(context)
     event = keys.add()
     approval = {"type": "RECOVERY_APPROVAL", "approved_at": context.now()}

@@ -1,4 +1,4 @@
-"""Worlds whose clocks misbehave: laptops sleep, clocks are set, devices boot before their clock is."""
+"""Worlds whose clocks misbehave: laptops sleep, clocks are set, devices boot before their clock is set."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ __all__ = ["departed"]
 
 @dataclass(frozen=True, slots=True)
 class Departed:
-    """One participant speaks while nothing reaches the others; then a last message does, and it is gone."""
+    """A participant speaks while nothing reaches the others; then its last message does, and it is gone."""
 
     messages: int
 

@@ -1,15 +1,15 @@
-"""Whose address a connection comes from, without I/O.
+"""The client address of a connection, without I/O.
 
-A peer's address is the one its socket shows, unless that belongs to a proxy the operator trusts: then it is
-what the proxy says, in the one header the operator named. Every proxy appends the address it was called
-from, so the list is read from its right end, and the first hop that is no trusted proxy is the client;
-whatever stands to the left of it was sent by that client and proves nothing. A hop that cannot be read ends
-the walk: the client then counts as the last hop that could be, which is a proxy of ours, and shares its
-budget with everybody else who hides there.
+A peer's address is the one its socket shows, unless that address belongs to a proxy that the operator trusts.
+Then the address is taken from the one header that the operator named. Every proxy appends the address it was
+called from, so the list is read from its right end, and the first hop that is not a trusted proxy is the
+client; everything to the left of it was sent by that client and proves nothing. A hop that cannot be read
+ends the walk: the client then counts as the last hop that could be read, which is one of our proxies, and
+shares its budget with everybody else behind that proxy.
 
-Addresses are compared in one form: IPv4 inside IPv6 is IPv4, zones are dropped. Budgets go by `address_key`,
-which takes the /64 of an IPv6 address, for a subscriber is given at least that many. `wider_keys` are those
-of the /48 and the /32 around it, for many a subscriber is given 65 536 of them.
+Addresses are compared in one form: IPv4 inside IPv6 is IPv4, and zones are dropped. Budgets are kept per
+`address_key`, which takes the /64 of an IPv6 address, because a subscriber is given at least that many
+addresses. `wider_keys` are the /48 and the /32 around it, because many subscribers are given 65 536 /64s.
 """
 
 # Core: no I/O, no clock, no randomness (held by tests/test_layout.py).
@@ -39,19 +39,19 @@ Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 
 FORWARDING_HEADERS: Final = ("x-forwarded-for", "forwarded")
-"""The headers in which a proxy may name the client it speaks for."""
+"""The headers in which a proxy may name its client."""
 
 _EVERY_INTERFACE: Final = {"": "127.0.0.1", "0.0.0.0": "127.0.0.1", "::": "::1"}
 _MAX_HOPS: Final = 32
-"""A longer list is no chain of proxies."""
+"""A longer list is not a chain of proxies."""
 _BRACKETED = re.compile(r"\[([^\]]*)\](?::\w+)?")
-# RFC 7239 §4, RFC 9110 §5.6. The first characters tell what stands at a place, and no quantifier gives
-# anything back, so that a text is looked at twice at most.
+# RFC 7239 §4, RFC 9110 §5.6. The first characters decide which pattern applies, and no quantifier backtracks,
+# so a text is read twice at most.
 _NAME = re.compile(r"[ \t]*+([!#$%&'*+.^_`|~0-9A-Za-z-]++)=")
 _VALUE = re.compile(r'"((?:[^"\\]++|\\.)*+)"|([^\s;,"]*+)', re.DOTALL)
 _BLANKS = re.compile(r"[ \t]*+")
 _REST = re.compile(r'(?:[^",]++|"(?:[^"\\]++|\\.)*+"?)*+', re.DOTALL)
-"""The rest of an element that cannot be read, up to its comma. A string without an end is all the rest."""
+"""The rest of an element that cannot be read, up to its comma. An unterminated string takes all the rest."""
 
 
 def parse_address(text: str) -> Address | None:
@@ -66,27 +66,27 @@ def parse_address(text: str) -> Address | None:
 
 
 def address_key(address: Address) -> str:
-    """What budgets of this address go by: an IPv4 address itself, an IPv6 address's /64."""
+    """The key of this address's budgets: an IPv4 address itself, or the /64 of an IPv6 address."""
     if address.version == 4:
         return str(address)
     return str(ipaddress.ip_network((address, 64), strict=False))
 
 
 def wider_keys(address: Address) -> tuple[str, ...]:
-    """The networks around an IPv6 address's /64 that have budgets of their own, the nearest first."""
+    """The networks around an IPv6 address's /64 that have their own budgets, the narrowest first."""
     if address.version == 4:
         return ()
     return tuple(str(ipaddress.ip_network((address, length), strict=False)) for length in (48, 32))
 
 
 def host_from_here(host: str) -> str:
-    """The host of a URL at which this machine meets whoever listens at `host`."""
+    """The host to use in a URL to reach, from this machine, a server that listens at `host`."""
     host = _EVERY_INTERFACE.get(host, host)
     return f"[{host}]" if ":" in host else host
 
 
 def is_network(text: str) -> bool:
-    """Whether `Networks` takes it."""
+    """Whether `Networks` accepts this text."""
     try:
         parse_network(text)
     except ValueError:
@@ -110,9 +110,9 @@ class Networks:
 def client_address(
     peer: Address | None, hops: Sequence[str], header: str, trusted: Networks
 ) -> Address | None:
-    """The client behind `peer`, where `hops` are the values of the forwarding header, in their order.
+    """The client behind `peer`; `hops` are the values of the forwarding header, in order.
 
-    None only for a `peer` of None: a socket without an address.
+    None only if `peer` is None: a socket without an address.
     """
     if peer not in trusted:
         return peer
@@ -148,7 +148,7 @@ def _listed(value: str) -> Iterator[str | None]:
 def _forwarded_for(value: str) -> Iterator[str | None]:
     """The `for` of each element (RFC 7239 §4); None for an element without a readable one.
 
-    One walk from left to right, whatever the header says: it is read before the peer is known.
+    A single pass from left to right, whatever the header contains: it is read before the peer is known.
     """
     at = _end_of_blanks(value, 0)
     while at < len(value):
@@ -178,7 +178,7 @@ def _element(value: str, at: int) -> tuple[str | None, int]:
 
 def _end(value: str, at: int) -> int:
     rest = _REST.match(value, at)
-    assert rest is not None  # it matches nothing as well
+    assert rest is not None  # it also matches the empty string
     return rest.end()
 
 

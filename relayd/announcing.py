@@ -1,9 +1,9 @@
-"""What a relay says of itself in packets that it signs: a RELAY_DESCRIPTOR, and a CONFIG for its peers
+"""The packets in which a relay describes itself: a RELAY_DESCRIPTOR, and a CONFIG for its peers
 (RFC-0007 §9, §10; decision 72).
 
-All processes of a relay make the same packets, for their time is the beginning of the half of a lifetime that
-it is, or of a shorter part: whoever publishes them second finds them known. They establish no trust, as the
-manifest does not.
+All processes of a relay make the same packets, because their timestamp is the start of the current half
+lifetime, or of a shorter interval: the second process to publish finds them known. Like the manifest, they
+establish no trust.
 """
 
 from __future__ import annotations
@@ -31,11 +31,12 @@ _RETRY_SECONDS = 60.0
 
 
 def announcements(settings: Settings, signer: Signer, now: int) -> list[Packet]:
-    """What is to be said at this moment; nothing without `announce_seconds`."""
+    """The packets to publish at this moment; none without `announce_seconds`."""
     lifetime = settings.announce_seconds
     if not lifetime:
         return []
-    # Half a lifetime may be older than what this relay takes (R-093): then they are made anew as often.
+    # Half a lifetime may be longer than the age that this relay accepts (R-093): then that age is the
+    # interval.
     at = now - now % min(lifetime // 2, settings.max_packet_age_seconds)
     said = [_descriptor(settings, signer.did)]
     if settings.replication_peers:
@@ -50,7 +51,7 @@ def _descriptor(settings: Settings, relay_id: str) -> dict[str, object]:
         "max_backfill_seconds": settings.max_backfill_seconds,
         "protected_accounts": "none",
     }
-    if settings.retention_days:  # absent means for ever, as in the manifest
+    if settings.retention_days:  # absent means forever, as in the manifest
         policy["default_retention_days"] = settings.retention_days
     return {
         "type": "RELAY_DESCRIPTOR",
@@ -63,7 +64,7 @@ def _descriptor(settings: Settings, relay_id: str) -> dict[str, object]:
 
 
 def _policy(settings: Settings, relay_id: str) -> dict[str, object]:
-    """R-382. Whom this relay reads, and who reads it, stays private."""
+    """R-382. Which relays this relay reads from, and which read from it, stays private."""
     return {
         "type": "CONFIG",
         "config_type": "REPLICATION_POLICY_V1",
@@ -82,7 +83,7 @@ def _policy(settings: Settings, relay_id: str) -> dict[str, object]:
 
 
 class Announcer:
-    """Publishes them here, as any author does, and again before they expire."""
+    """Publishes the relay's announcements here, as any author would, and again before they expire."""
 
     def __init__(
         self,
@@ -99,7 +100,7 @@ class Announcer:
         self._answers: dict[PublishRequest, asyncio.Future[bool]] = {}
 
     async def run(self) -> None:
-        """Say it until cancelled. A relay that refuses its own words says so in its log, and goes on."""
+        """Publish until cancelled. A relay that refuses its own packet logs that and continues."""
         said: set[str] = set()
         while True:
             current = announcements(self._settings(), self._signer, self._clock())
@@ -110,7 +111,7 @@ class Announcer:
             await asyncio.sleep(_RETRY_SECONDS)
 
     async def _publish(self, packet: Packet) -> bool:
-        """Whether it need not be tried again."""
+        """Publish a packet. Returns whether it need not be tried again."""
         request = PublishRequest(packet.canonical, None, self._lane, time.monotonic())
         answer: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
         self._answers[request] = answer
@@ -131,24 +132,25 @@ class Announcer:
         duplicate_of: bytes | None = None,
         queued: bool = False,
     ) -> None:
-        """It is in the log."""
+        """The packet is in the log."""
         self._settle(request, True)
 
     def publish_refused(self, request: PublishRequest, error: InvalidPacket) -> None:
-        """A rule of this relay's own declines it, or the database is away: tried again."""
+        """One of this relay's own rules declines the packet, or the database is unavailable: try again
+        later."""
         _log.warning("announcement_refused", problem=str(error))
         self._settle(request, False)
 
     def publish_unanswerable(self) -> None:
-        """Nobody knows what became of it: tried again."""
+        """The outcome is unknown: try again later."""
         for request in list(self._answers):
             self._settle(request, False)
 
     def checked_for(self, seconds: float) -> None:
-        """Nothing is owed: it is the relay's own."""
+        """Charge nothing: the packets are the relay's own."""
 
     def turn(self, now: float) -> float:
-        """The relay's own packets stand where they come."""
+        """The relay's own packets keep their place in order of arrival."""
         return now
 
     def room_again(self) -> None:

@@ -1,12 +1,12 @@
-"""Base backups of a relay's PostgreSQL, and the drill that says what is in one.
+"""Base backups of a relay's PostgreSQL, and the drill that reports what a backup contains.
 
-    DIR/base/          what pg_basebackup made, with the WAL that it takes to start it, and its manifest
-    DIR/wal/           what pg_receivewal has written since, while `follow` ran: the moments after the backup
-    DIR/relayd.json    how far the log had come when the backup began: at least so much must come back
+    DIR/base/          the output of pg_basebackup, with the WAL needed to start it, and its manifest
+    DIR/wal/           the WAL that pg_receivewal has written since, while `follow` ran
+    DIR/relayd.json    how far the log had come when the backup began: at least this much must come back
 
-PostgreSQL's own programs do the work: pg_basebackup copies, pg_verifybackup checks every file. What they
-cannot say is whether the log is whole. So the drill starts the copy in a folder of its own, counts each day's
-places, recomputes every packet's id, and compares with what was acknowledged.
+PostgreSQL's own programs do the work: pg_basebackup copies, and pg_verifybackup checks every file. They
+cannot say whether the log is whole. So the drill starts the copy in a separate folder, counts each day's
+places, recomputes every packet's id, and compares the result with what was acknowledged.
 """
 
 from __future__ import annotations
@@ -45,12 +45,13 @@ __all__ = ["BackupFailed", "Drilled", "create", "drill", "follow", "restore"]
 
 _WAL: Final = "wal"
 _KEPT_WAL: Final = "restored_wal"
-"""Where the WAL lies in a cluster that is being restored: the server enters no other folder for certain."""
+"""The folder of the WAL in a cluster that is being restored: the only place that the server can certainly
+enter."""
 _RESTORE: Final = (
     'for f in {wal}/%f {wal}/%f.partial; do [ ! -e $f ] || {{ cp $f "%p" || exit 255; exit; }}; done; exit 1'
 )
-"""Where it ends with 1, PostgreSQL takes that for the end of all WAL, and serves. So what is there and cannot
-be copied, to a disk that is full for one, ends with 255, which stops it."""
+"""PostgreSQL takes exit code 1 for the end of all WAL, and starts serving. So a file that exists but cannot
+be copied, for example to a full disk, ends with 255, which stops the server."""
 _RECOVERY: Final = f"""
 restore_command = '{_RESTORE}'
 recovery_target = ''
@@ -62,43 +63,45 @@ recovery_target_action = 'promote'
 recovery_target_timeline = 'latest'
 hot_standby = off
 """
-"""Without `hot_standby` nobody comes in, to count or to write, before the replay has ended. Each target is
-said: a server that was put back to a moment itself has that one in its settings, and so has its backup."""
+"""With `hot_standby` off nobody can connect, to count or to write, before the replay has ended. Every target
+is set: a server that was itself restored to a moment has that moment in its settings, and so has its
+backup."""
 _NOT_REACHED: Final = "recovery ended before configured recovery target was reached"
-"""What PostgreSQL says where nothing was committed after the moment to stop at: it cannot know whether WAL is
+"""PostgreSQL's message if nothing was committed after the moment to stop at: it cannot know whether WAL is
 missing."""
 _SIGNAL: Final = "recovery.signal"
-"""PostgreSQL removes this file once it has replayed all."""
+"""PostgreSQL removes this file once it has replayed all WAL."""
 _RECORD: Final = "relayd.json"
 _BASE: Final = "base"
 _DRILL: Final = "relayd-drill-"
 _DATA: Final = "data"
 _RECOVERY_TIMEOUT: Final = 3600.0
 _MAJOR: Final = "18"
-"""The PostgreSQL that this program can start itself."""
+"""The version of PostgreSQL that this program can start itself."""
 _OF_THE_OTHER_SERVER: Final = shutil.ignore_patterns(
     ".s.PGSQL.*", "postmaster.pid", "postmaster.opts", "standby.signal", _SIGNAL, _KEPT_WAL
 )
-"""The socket of the server that was copied, and its signs of life: its folder of sockets is the cluster. What
-made it a standby: it would wait for its primary for ever. And the WAL that it was put back with itself, where
-that was cut off."""
+"""What must not be copied from the other server. Its sockets and lock files: its socket folder is the
+cluster. The file that made it a standby: the copy would wait for its primary forever. And the WAL of its own
+restore, if that was cut off."""
 _HBA_LINE: Final = "local replication all trust\n"
-"""Only the owner of the folder and root can reach the socket, and they may do everything as it is."""
+"""Only the owner of the folder and root can reach the socket, and they may do everything anyway."""
 _HBA: Final = f"local all all trust\nhost all all 127.0.0.1/32 scram-sha-256\n{_HBA_LINE}"
 _OURS: Final = "relayd@relayd"
-"""Role and database of the servers that this program starts itself."""
+"""The role and database of the servers that this program starts itself."""
 _HBA_TRIES: Final = 50
 _SEGMENT: Final = re.compile(r"[0-9A-F]{24}(\.partial)?")
 _PARTIAL: Final = ".partial"
-"""A file of WAL that is being received: filled with zeros first, and given its name when it is full."""
+"""The suffix of a WAL file that is being received: it starts filled with zeros and gets its name when
+full."""
 _WAL_PAGE: Final = 8192
 _PAGE_HEADERS: Final = (24, 40)
-"""How long the header of a page of WAL is, and of the first page of a file."""
+"""The length of a WAL page's header, and of the header of a file's first page."""
 _VERSION: Final = re.compile(r"\(PostgreSQL\) (\d+)")
 
 
 class BackupFailed(StoreError):
-    """A backup could not be made, checked or put back; the sentence says why."""
+    """A backup could not be made, checked or restored; the message says why."""
 
 
 class _Record(msgspec.Struct):
@@ -107,12 +110,12 @@ class _Record(msgspec.Struct):
     epoch: int
     version: str
     owner: str | None = None
-    """`role@database` of a server of the operator's own; None for an embedded one."""
+    """`role@database` of the operator's own server; None for an embedded one."""
 
 
 @dataclass(frozen=True, slots=True)
 class Drilled:
-    """What is in a backup."""
+    """The contents of a backup, as counted."""
 
     head: int
     """The last sequence."""
@@ -120,26 +123,26 @@ class Drilled:
     packets: int
     erased: int
     missing: int
-    """Places of the log without a row: acknowledged packets that are not there. 0 in a whole log."""
+    """Places of the log without a row: acknowledged packets that are missing. 0 in a whole log."""
     damaged: int
     """Packets whose bytes do not hash to their id."""
     short_of_record: bool
     """Whether the log ends before the place that it had reached when the backup began."""
     behind: int | None = None
-    """How many packets the live database has beyond the backup; None where there is none to ask."""
+    """How many packets the live database has beyond the backup; None without a live database."""
 
     @property
     def is_whole(self) -> bool:
-        """Whether all that was acknowledged before the backup began is there."""
+        """Whether everything acknowledged before the backup began is there."""
         return not (self.missing or self.damaged or self.short_of_record)
 
 
 async def create(url: str, target: Path, *, data_dir: Path | None) -> int:
     """Make a base backup of the server at `url` in the new folder `target`, and check its files.
 
-    Returns the sequence up to which the log is in it for certain. `data_dir` is given for an embedded server.
-    Raises `BackupFailed` and `StoreUnavailable`. Cut off, it leaves a folder without `relayd.json`, which is
-    no backup.
+    Returns the sequence up to which the backup certainly contains the log. `data_dir` is given for an
+    embedded server. Raises `BackupFailed` and `StoreUnavailable`. If it is interrupted, it leaves a folder
+    without `relayd.json`, which is not a backup.
     """
     _make_empty(target)
     log = await log_end(url)
@@ -156,7 +159,7 @@ async def create(url: str, target: Path, *, data_dir: Path | None) -> int:
         except BackupFailed as error:
             if data_dir is None or "pg_hba.conf" not in str(error) or attempt + 1 == _HBA_TRIES:
                 raise
-            await asyncio.sleep(0.1)  # the server has not read its file again yet
+            await asyncio.sleep(0.1)  # the server has not reloaded its file yet
     await _verify(base, str(log.major))
     owner = _owner(url) if data_dir is None else None
     record = _Record(taken_at, log.head, log.epoch, str(log.major), owner)
@@ -165,11 +168,11 @@ async def create(url: str, target: Path, *, data_dir: Path | None) -> int:
 
 
 async def follow(url: str, backup: Path) -> None:
-    """Write the WAL of the server at `url` into a backup, on and on, so that every moment can be restored.
+    """Write the WAL of the server at `url` into a backup continuously, so that every moment can be restored.
 
-    Goes on where it stopped before. It ends by an error alone: `BackupFailed` where the server is gone, or
-    has thrown away WAL that is not here yet (then make a new backup). Cancelling stops it; what was written
-    is kept.
+    Continues where it stopped before. It ends only with an error: `BackupFailed` if the server has stopped,
+    or has removed WAL that is not here yet (then make a new backup). Cancelling stops it; what was written is
+    kept.
     """
     _read_record(backup)
     await asyncio.to_thread(_begin_wal, backup)
@@ -182,14 +185,15 @@ async def follow(url: str, backup: Path) -> None:
 
 
 def _begin_wal(backup: Path) -> None:
-    """Put the WAL of the base backup first, so that what is received goes on behind it without a gap.
+    """Put the WAL of the base backup first, so that the received WAL continues it without a gap.
 
-    Its last file is received once more: a standby ends a backup within one, and not with it.
+    The last file of the base backup is received again: a backup of a standby ends within a file, not at its
+    end.
     """
     wal = backup / _WAL
     if wal.is_dir():
         for begun in wal.glob(f"*{_PARTIAL}"):
-            # One that a full disk, or a kill, has left half filled with zeros is refused by pg_receivewal.
+            # pg_receivewal refuses a file that a full disk or a kill has left half filled with zeros.
             if not _received(begun.read_bytes()):
                 os.truncate(begun, 0)
     else:
@@ -208,14 +212,14 @@ def _begin_wal(backup: Path) -> None:
 async def drill(backup: Path, *, live_url: str | None = None) -> Drilled:
     """Check the files of a backup, start a copy of it, and count what is in its log.
 
-    The copy is made in a temporary folder and removed, and so is that of a drill that was killed. Raises
+    The copy is made in a temporary folder and removed, as are the copies of drills that were killed. Raises
     `BackupFailed`.
     """
     record = _read_record(backup)
     await _verify(backup / _BASE, record.version)
     await asyncio.to_thread(_remove_abandoned_drills)
     with tempfile.TemporaryDirectory(prefix=_DRILL) as folder:
-        os.chmod(folder, 0o711)  # the server's user has to come through
+        os.chmod(folder, 0o711)  # the server's user must be able to pass through
         async with _started(backup, record, Path(folder) / _DATA) as url:
             found = await _count(url, record)
     if live_url is None:
@@ -224,18 +228,18 @@ async def drill(backup: Path, *, live_url: str | None = None) -> Drilled:
 
 
 def _remove_abandoned_drills() -> None:
-    """Remove what drills of this user that were killed have left: each is a copy of a whole database."""
+    """Remove what this user's killed drills have left: each is a copy of a whole database."""
     remove_left(_DRILL, lambda folder: is_abandoned(folder / _DATA))
 
 
 async def restore(
     backup: Path, data_dir: Path, *, verify: bool, until: datetime | None = None
 ) -> Drilled | None:
-    """Put a backup into a data folder that has no database yet, and begin an epoch of the log there.
+    """Restore a backup to a data folder that has no database yet, and begin an epoch of the log there.
 
-    Where the backup was followed, all the WAL there is is replayed, or up to the commits of `until`. With
-    `verify` its files are checked and its log is counted first. Raises `BackupFailed`. Cut off anywhere, or
-    failed, it leaves a folder that no relay takes for a database, nor for the place of a new one.
+    If the backup was followed, its WAL is replayed, either all of it or up to the commits of `until`. With
+    `verify`, its files are checked and its log is counted first. Raises `BackupFailed`. If it is interrupted
+    or fails, it leaves a folder that no relay takes for a database or for the place of a new one.
     """
     record = _read_record(backup)
     if verify:
@@ -246,7 +250,7 @@ async def restore(
             found = await _count(url, record)
         await migrate(url)
         async with await Store.open(url, allow_unsafe=True) as store:
-            # Readers may have come further in the log that was lost: they are to hear of it.
+            # Readers may have come further in the lost log: they must be told.
             await store.begin_epoch("operator")
     return found
 
@@ -296,7 +300,7 @@ async def _started(
             if owner is not None:
                 for name in (folder, *(os.path.join(folder, file) for file in files)):
                     os.chown(name, owner.uid, owner.gid, follow_symlinks=False)
-        is_copied = True  # the server sees to it that all this is on the disk as it recovers
+        is_copied = True  # the server makes all of this durable as it recovers
 
     try:
         async with EmbeddedPostgres(data_dir, start_timeout=_RECOVERY_TIMEOUT, fill=copy) as server:
@@ -311,16 +315,16 @@ async def _started(
             f"the WAL has no commit after {until:%Y-%m-%dT%H:%M:%SZ}: without --until all of it is put back"
         ) from None
     finally:
-        # Where the signal is left, the server goes on with that WAL when it is started next.
+        # If the signal file is left, the server continues with that WAL when it is next started.
         if is_copied and not (cluster / _SIGNAL).exists():
             await asyncio.to_thread(shutil.rmtree, cluster / _KEPT_WAL, True)
 
 
 def _copy_received(source: str, target: str, copy: Callable[[str, str], object]) -> None:
-    """Copy a file of WAL while `follow` may be at work; one in which there is nothing yet is left out.
+    """Copy a WAL file while `follow` may be running; a file that is still empty is left out.
 
-    The last one is written from its beginning, and so it is read twice: up to where the first look has found
-    something the second finds all. A copy with a hole in it would be damaged.
+    The last file is written from its beginning, so it is read twice: up to the last byte that the first read
+    found, the second read finds everything. A copy with a hole in it would be damaged.
     """
     if not source.endswith(_PARTIAL):
         copy(source, target)
@@ -331,7 +335,7 @@ def _copy_received(source: str, target: str, copy: Callable[[str, str], object])
             end = len(_received(found))
             file.seek(0)
             received = file.read(end)
-    except FileNotFoundError:  # it has become full, and has its name
+    except FileNotFoundError:  # it is full by now and has its final name
         copy(source.removesuffix(_PARTIAL), target.removesuffix(_PARTIAL))
     else:
         if received:
@@ -339,26 +343,26 @@ def _copy_received(source: str, target: str, copy: Callable[[str, str], object])
 
 
 def _received(data: bytes) -> bytes:
-    """What there is of a file of WAL before the zeros that it was filled with."""
+    """The contents of a WAL file before the zeros that it was filled with."""
     return data.rstrip(b"\0")
 
 
 def _adopt(cluster: Path) -> None:
-    """Take the ways of the server that was copied away: its passwords, certificates, libraries, and whatever
-    else its settings name that is not here."""
+    """Clear the copied server's own configuration: passwords, certificates, libraries, and everything else
+    that its settings name and that is not here."""
     (cluster / "pg_hba.conf").write_text(_HBA)
     for name in ("postgresql.conf", "postgresql.auto.conf", "pg_ident.conf"):
         (cluster / name).write_text("")
 
 
 def _owner(url: str) -> str:
-    parts = urlsplit(each_server(url)[0])  # of all of them the user and the database are the same
+    parts = urlsplit(each_server(url)[0])  # the user and the database are the same for all of them
     role = unquote(parts.username or "")
     return f"{role}@{unquote(parts.path.lstrip('/')) or role}"
 
 
 def _replay(cluster: Path, until: datetime | None) -> None:
-    """Have the server replay the WAL of the backup when it starts, and then be a primary."""
+    """Make the server replay the WAL of the backup when it starts, and then become a primary."""
     moment = "" if until is None else f"{until.astimezone(UTC):%Y-%m-%d %H:%M:%S.%f+00}"
     lines = _RECOVERY.format(wal=_KEPT_WAL, until=moment)
     with (cluster / "postgresql.auto.conf").open("a") as file:
@@ -367,8 +371,8 @@ def _replay(cluster: Path, until: datetime | None) -> None:
 
 
 def _check_replayed(cluster: Path) -> None:
-    """Whether the replay has come to the end of the WAL that there is: at a file that is missing or damaged
-    PostgreSQL stops as it does at the end. Raises `BackupFailed`."""
+    """Raise `BackupFailed` unless the replay has reached the end of the WAL: at a missing or damaged file
+    PostgreSQL stops just as it does at the end."""
     names = sorted(path.name for path in (cluster / _KEPT_WAL).iterdir() if _SEGMENT.fullmatch(path.name))
     histories = sorted((cluster / "pg_wal").glob("*.history"))
     whole = [name for name in names if len(name) == 24]
@@ -380,7 +384,7 @@ def _check_replayed(cluster: Path) -> None:
     reached, within = divmod(int(high, 16) << 32 | int(low, 16), size)
     there = [int(name[8:16], 16) * (2**32 // size) + int(name[16:24], 16) for name in names]
     ended = there[names.index(whole[-1])]
-    # Within the last one that is whole it may end: its last record may go on in one that has not come.
+    # It may end within the last whole file: that file's last record may continue in one not yet received.
     is_short = reached < ended or (reached == ended and _has_record(last, within))
     if is_short or any(b > a + 1 for a, b in itertools.pairwise(there)):
         raise BackupFailed(
@@ -390,10 +394,10 @@ def _check_replayed(cluster: Path) -> None:
 
 
 def _has_record(segment: bytes, start: int) -> bool:
-    """Whether a file of WAL has what begins at `start`, where a record ends, to its end.
+    """Whether a WAL file contains, to its end, the record that begins at `start`, where another one ends.
 
-    That a record is not all there can only be told by the length that it begins with. Where that is 0, there
-    is none, and nothing behind it.
+    Only the length at a record's beginning shows whether the record is complete. If the length is 0, there is
+    no record, and nothing follows.
     """
     there = len(_received(segment))
     at = start if start % _WAL_PAGE else start + _PAGE_HEADERS[start == 0]
@@ -410,12 +414,12 @@ async def _count(url: str, record: _Record) -> Drilled:
 
 
 def _allow_replication(data_dir: Path) -> bool:
-    """Let the server of an older data folder be copied by pg_basebackup; whether that is new to it."""
+    """Allow pg_basebackup to copy the server of an older data folder. Returns whether this was a change."""
     path = data_dir / f"postgres-{_MAJOR}" / "pg_hba.conf"
     text = path.read_text()
     if _HBA_LINE in text:
         return False
-    # Added, and not written anew: without its rules the server would not start again.
+    # Appended, not rewritten: without its rules the server would not start again.
     with path.open("a") as file:
         file.write(_HBA_LINE if text.endswith("\n") else f"\n{_HBA_LINE}")
     return True
@@ -428,21 +432,22 @@ def _make_empty(target: Path) -> None:
 
 
 def _write_record(target: Path, record: _Record) -> None:
-    """Last of all, and durably: with this file the folder is a backup."""
+    """Write the record, last of all and durably: this file makes the folder a backup."""
     temporary = target / f"{_RECORD}.new"
     with temporary.open("wb") as file:
         file.write(msgspec.json.encode(record))
         file.flush()
         os.fsync(file.fileno())
     temporary.rename(target / _RECORD)
-    # pg_basebackup has flushed what is in `base`.
+    # pg_basebackup has already flushed `base`.
     make_durable(target.resolve(), *target.resolve().parents)
 
 
 async def _verify(base: Path, version: str) -> None:
     """Check every file of a base backup against its manifest, and read its WAL. Raises `BackupFailed`.
 
-    The program can read WAL of its own version alone: of another server's it checks the other files.
+    The program can only read WAL of its own version: for a server of another version it checks the other
+    files.
     """
     own = _VERSION.search(await _run("pg_verifybackup", "--version"))
     reads_wal = own is not None and own[1] == version
@@ -450,8 +455,8 @@ async def _verify(base: Path, version: str) -> None:
 
 
 async def _run(program: str, *arguments: str, password: str | None = None) -> str:
-    """Run one of PostgreSQL's programs; what it prints. Raises `BackupFailed` with its last words; cancelling
-    ends it."""
+    """Run one of PostgreSQL's programs and return its output. Raises `BackupFailed` with its last lines of
+    error output; cancelling ends the program."""
     path = await asyncio.to_thread(_find, program)
     environment = os.environ | ({} if password is None else {"PGPASSWORD": password})
     process = await asyncio.create_subprocess_exec(
@@ -476,7 +481,7 @@ async def _run(program: str, *arguments: str, password: str | None = None) -> st
 
 
 def _find(program: str) -> str:
-    """The program on the path, or the one that came with the embedded PostgreSQL."""
+    """The program of the embedded PostgreSQL, or else the one on the path."""
     with contextlib.suppress(StoreError):
         path = find_binaries(None) / program
         if path.is_file():
@@ -488,7 +493,8 @@ def _find(program: str) -> str:
 
 
 def _without_password(url: str) -> tuple[str, str | None]:
-    """The URL for a command line, which everybody on a machine can read, and the password."""
+    """The URL without its password, for a command line that everybody on the machine can read, and the
+    password."""
     scheme, _, rest = url.partition("://")
     user, _, _ = authority_of(url).rpartition("@")
     name, colon, password = user.partition(":")

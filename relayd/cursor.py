@@ -3,10 +3,10 @@
     "2." + hex( tag of the term, 4 bytes | epoch, 4 | order and sequence, 8 | keyed BLAKE2s of these, 8 )
     "1." + hex( order and sequence, 8 bytes | keyed BLAKE2s of them, 8 )      up to schema 0002; still read
 
-The key belongs to the database, so a cursor survives restarts, is good at every process on that database
+The key belongs to the database, so a cursor survives restarts and is valid at every process on that database
 and at no other relay. It is bound to the order of the walk and to nothing else (R-155, R-156): filters and
-limit may change between pages. The term says which log the position is of (`lineage`): a log that has lost
-its end gives the same sequences out again.
+limit may change between pages. The term says which log the position belongs to (`lineage`): a log that has
+lost its end gives out the same sequences again.
 """
 
 # Core: no I/O, no clock, no randomness (held by tests/test_layout.py).
@@ -24,22 +24,22 @@ __all__ = ["CursorCodec", "InvalidCursor"]
 
 _PREFIX: Final = b"2."
 _LENGTHS: Final = {"1.": 8, "2.": 16}
-"""Bytes before the MAC, by version."""
+"""The number of bytes before the MAC, by version."""
 _MAC_BYTES: Final = 8
 _DESCENDING: Final = 1 << 63
 
 
 class InvalidCursor(ValueError):
-    """The text is no cursor of this relay, or one for the other order."""
+    """The text is not a cursor of this relay, or is one for the other order."""
 
 
 class CursorCodec:
-    """Encodes and checks cursors under one secret key (32 bytes), for the log as `known` has it."""
+    """Encodes and checks cursors under one secret key (32 bytes), for the log that `known` describes."""
 
     def __init__(self, key: bytes, known: KnownLog | None = None) -> None:
         self.known = known or KnownLog()
         self._mac = hashlib.blake2s(key=key, digest_size=_MAC_BYTES)
-        # What nearly every cursor needs, kept ready: the current term as text, and the MAC begun with it.
+        # Kept ready for nearly every cursor: the current term as text, and the MAC begun with it.
         self._lineage: Lineage | None = None
         self._current_after = 0
         self._current_text = b""
@@ -50,7 +50,7 @@ class CursorCodec:
         return self.encode_bytes(sequence, ascending=ascending).decode("ascii")
 
     def encode_bytes(self, sequence: int, *, ascending: bool = True) -> bytes:
-        """The same as ASCII, in a microsecond: one is made for every packet of a page."""
+        """The same as ASCII bytes, in a microsecond: one is made for every packet of a page."""
         if self.known.lineage is not self._lineage:
             self._follow(self.known.lineage)
         text, begun = self._current_text, self._current_mac
@@ -72,14 +72,14 @@ class CursorCodec:
         return _PREFIX + hexlify(head), mac
 
     def decode(self, text: str, *, ascending: bool) -> int:
-        """The sequence a cursor stands for: that of `open`, which raises the same."""
+        """The sequence that a cursor stands for. Raises as `open` does."""
         return self.open(text, ascending=ascending).sequence
 
     def open(self, text: str, *, ascending: bool) -> Mark:
-        """The place a cursor stands for; whether the log has it is for the database to say.
+        """The place that a cursor stands for; only the database knows whether the log has it.
 
-        Raises `InvalidCursor` for anything `encode` did not return under this key, and for a cursor of the
-        other order.
+        Raises `InvalidCursor` for anything that `encode` did not return under this key, and for a cursor of
+        the other order.
         """
         length = _LENGTHS.get(text[:2])
         digits = text[2:]
@@ -91,7 +91,7 @@ class CursorCodec:
             raise InvalidCursor("not a cursor of this relay") from None
         mac = self._mac.copy()
         mac.update(raw[:length])
-        # One position has one text: upper case and blanks, which fromhex allows, do not pass.
+        # Each position has exactly one text: upper case and blanks, which fromhex allows, are refused.
         if not hmac.compare_digest(mac.digest(), raw[length:]) or raw.hex() != digits:
             raise InvalidCursor("the cursor fails its integrity check")
         position = int.from_bytes(raw[length - 8 : length], "big")

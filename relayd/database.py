@@ -1,4 +1,4 @@
-"""The way to the database: the one that the settings name, or an embedded server."""
+"""Access to the database: the one that the settings name, or an embedded server."""
 
 from __future__ import annotations
 
@@ -18,10 +18,11 @@ __all__ = ["database", "database_beside", "require_database", "running_url"]
 
 @contextlib.asynccontextmanager
 async def database(settings: Settings, stop: asyncio.Event | None = None) -> AsyncIterator[str]:
-    """The URL of a migrated database: the one given, or an embedded server that lives inside this context.
+    """The URL of a migrated database: the one given, or an embedded server that runs inside this context.
 
-    Raises `StoreError` when it cannot be reached or is newer than this program. An embedded server that dies
-    inside the block is brought back. An error of ours in doing so sets `stop` and is raised at the end.
+    Raises `StoreError` if the database cannot be reached or is newer than this program. An embedded server
+    that dies inside the block is restarted. If restarting fails by an error of ours, `stop` is set and the
+    error is raised at the end.
     """
     if settings.database_url is not None:
         await migrate(settings.database_url)
@@ -42,10 +43,10 @@ async def database(settings: Settings, stop: asyncio.Event | None = None) -> Asy
 
 
 def require_database(settings: Settings) -> None:
-    """For a command that is about a relay's log: raises `StoreError` where there has never been one.
+    """Raise `StoreError` if there has never been a database: for commands that deal with a relay's log.
 
-    The embedded server would make an empty one in whatever folder the command was given in, and the command
-    would say that all is well, of a database that no relay serves.
+    Otherwise the embedded server would create an empty database in the current folder, and the command would
+    report that all is well with a database that no relay serves.
     """
     if settings.database_url is None and not is_used(settings.data_dir):
         raise EmbeddedPostgresError(
@@ -56,9 +57,9 @@ def require_database(settings: Settings) -> None:
 
 @contextlib.asynccontextmanager
 async def database_beside(settings: Settings) -> AsyncIterator[str]:
-    """As `database`, for a command: where a relay runs on an embedded server, the command joins it.
+    """Like `database`, for a command: if a relay runs on an embedded server, the command joins it.
 
-    Raises `StoreError` as `require_database` does, too.
+    Also raises `StoreError` as `require_database` does.
     """
     require_database(settings)
     async with running_url(settings) as running, database(replace(settings, database_url=running)) as url:
@@ -67,8 +68,9 @@ async def database_beside(settings: Settings) -> AsyncIterator[str]:
 
 @contextlib.asynccontextmanager
 async def running_url(settings: Settings) -> AsyncIterator[str | None]:
-    """The URL of the server that is there by itself: the one given, or that of a relay which runs beside this
-    command. None where neither is; such a relay's can be reached inside this context alone."""
+    """The URL of a server that runs already: the one given, or that of a relay that runs beside this command.
+
+    None if there is neither. The server of such a relay can be reached only inside this context."""
     if settings.database_url is not None:
         yield settings.database_url
         return

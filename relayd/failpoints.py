@@ -1,21 +1,22 @@
-"""Failpoints: named places in the code at which a test makes a fault, in a real relay.
+"""Failpoints: named places in the code at which a test injects a fault into a real relay.
 
 The environment variable `RELAYD_FAILPOINTS` arms them when the process starts. Without it `ARMED` is false,
-every place is one look at that constant, and nothing else of this module runs. It is for tests alone.
+every place costs one check of that constant, and nothing else in this module runs. It is for tests only.
 
     RELAYD_FAILPOINTS="store.append.after_commit=raise@3,feed.tail.read=delay:0.5@p0.1:seed7"
 
-Entries are separated by commas: `place=action[@when]`. The place `*` is every place that has no entry of its
-own. The actions:
+Entries are separated by commas: `place=action[@when]`. The place `*` stands for every place without its own
+entry. The actions:
 
     raise           raise `FailpointRaised`
-    delay:SECONDS   wait so long; where the place cannot await, its thread stands still
+    delay:SECONDS   wait this long; if the place cannot await, its thread blocks
     kill            end the process at once with SIGKILL
     stop            suspend the process with SIGSTOP, until somebody sends SIGCONT
 
 `@3` means the third time the place is reached, and no other. `@p0.1` means each time with this probability,
-drawn from a generator of its own: the same again with the same seed (`:seed7`, else 0). Without `@` it means
-every time. Each process counts and draws for itself. A fault that is made is logged as `failpoint` first.
+drawn from the place's own generator: the same seed (`:seed7`, else 0) gives the same draws. Without `@` the
+action applies every time. Each process counts and draws for itself. A fault is logged as `failpoint` before
+it is injected.
 """
 
 from __future__ import annotations
@@ -64,7 +65,7 @@ POINTS: Final[Mapping[str, str]] = MappingProxyType(
         "feed.dispatch": "a batch is about to go through the feed",
     }
 )
-"""Every place, and what happens there."""
+"""Every place, and what is happening when it is reached."""
 
 _ENTRY: Final = re.compile(
     r"(?P<place>[a-z_.]+|\*)=(?P<action>raise|kill|stop|delay:(?P<seconds>\d+(\.\d+)?))"
@@ -75,11 +76,11 @@ _log = get_logger("relayd.failpoints")
 
 
 class FailpointRaised(Exception):
-    """What the action `raise` raises."""
+    """Raised by the action `raise`."""
 
 
 class Failpoint:
-    """What is to happen at one place, and how often it was reached."""
+    """The action at one place, and how often the place was reached."""
 
     def __init__(
         self,
@@ -100,7 +101,7 @@ class Failpoint:
         self._random = random.Random(f"{seed} {place}")
 
     def is_due(self) -> bool:
-        """Whether the fault is to be made this time."""
+        """Count one hit. Returns whether the fault is due this time."""
         self.hits += 1
         if self._chance is not None:
             return self._random.random() < self._chance
@@ -111,7 +112,7 @@ def parse(text: str) -> dict[str, Failpoint]:
     """The failpoints that the variable's value arms, by place. Raises ValueError."""
     found: dict[str, Failpoint] = {}
     entries = [entry.strip() for entry in text.split(",") if entry.strip()]
-    # The rest of the places last, whatever the order.
+    # `*` comes last, whatever the order.
     for entry in sorted(entries, key=lambda entry: entry.startswith("*")):
         match = _ENTRY.fullmatch(entry)
         if match is None:
@@ -137,25 +138,25 @@ def parse(text: str) -> dict[str, Failpoint]:
 _armed: Final = parse(os.environ.get(VARIABLE, ""))
 
 ARMED: Final = bool(_armed)
-"""Whether any place is armed in this process. Ask this before anything else here is called."""
+"""Whether any place is armed in this process. Check this before calling anything else here."""
 
 
 def hit(place: str) -> None:
-    """A place that cannot await is reached. Raises `FailpointRaised` where that is armed."""
+    """A place that cannot await is reached. Raises `FailpointRaised` if that is armed."""
     point = _due(place)
     if point is not None and point.action == "delay":
         time.sleep(point.seconds)
 
 
 async def reached(place: str) -> None:
-    """A place that can await is reached. Raises `FailpointRaised` where that is armed."""
+    """A place that can await is reached. Raises `FailpointRaised` if that is armed."""
     point = _due(place)
     if point is not None and point.action == "delay":
         await asyncio.sleep(point.seconds)
 
 
 def _due(place: str) -> Failpoint | None:
-    """Make the fault that is due at this place; one that takes time is for the caller."""
+    """Inject the fault that is due at this place; a delay is left to the caller."""
     assert place in POINTS, place
     point = _armed.get(place)
     if point is None or not point.is_due():

@@ -1,9 +1,9 @@
-"""Our own faults: whatever is raised on the way of a request and was not meant to be.
+"""Our own faults: unexpected exceptions raised while a request is handled.
 
-The place that catches one gives the request its answer and goes on; here the fault is counted and told. A
-stranger may have found a way to cause it with every frame, so each place in the code gets one line of the log
-in ten seconds. The line names the exception and where it came from, and never its text, which may quote a
-packet (R-328).
+The code that catches a fault answers the request and continues; this module counts and logs the fault. A
+stranger may have found a way to cause it with every frame, so each place in the code gets one log line in ten
+seconds. The line names the exception and where it came from, and never its text, which may quote a packet
+(R-328).
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ FAULT_PLACES: Final = (
     "tracing",
     "background",
 )
-"""Where a fault is caught; the label of its metric."""
+"""The places where faults are caught; the label values of their metric."""
 
 _LOG_INTERVAL: Final = 10.0
 _MAX_REMEMBERED: Final = 256

@@ -1,12 +1,12 @@
-"""Text frames of the WebSocket protocol, made and taken apart without ceremony (RFC 6455 §5.2).
+"""Text frames of the WebSocket protocol, built and parsed directly (RFC 6455 §5.2).
 
-The library's frame parser and serialiser cost several microseconds for each frame, which a relay pays for
-every packet. This file is the only place that goes below its API: whole, final, masked text frames are
+The library's frame parser and serialiser cost several microseconds per frame, which a relay pays for every
+packet. This file is the only place that goes below the library's API: whole, final, masked text frames are
 taken straight from the received bytes; everything else — handshake, control frames, fragments, a frame
-that breaks a rule — goes to the library's protocol, which stays the judge of what is legal. That is sound
+that breaks a rule — goes to the library's protocol, which still decides what is legal. That is sound
 because a whole text frame outside a fragmented message changes no state of that protocol.
 
-One read of a socket may hold forty thousand frames of six bytes, so only so many are taken in one go.
+One read of a socket may hold forty thousand frames of six bytes, so the number taken at once is limited.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from websockets.server import ServerProtocol
 
 try:
     from websockets.speedups import apply_mask
-except ImportError:  # a platform without the compiled part
+except ImportError:  # a platform without the compiled extension
     from websockets.utils import apply_mask
 
 __all__ = ["FrameReader", "text_frame", "text_frame_header"]
@@ -32,7 +32,7 @@ _OPCODES: Final = frozenset(Opcode)
 _MOST_FRAMES: Final = 256
 """Frames taken by one `receive`: half a millisecond of work."""
 _FRAMES_OF_THE_LIBRARY: Final = 8
-"""What a frame counts for that the library reads."""
+"""How many frames a frame counts as if the library reads it."""
 
 
 def text_frame_header(length: int) -> bytes:
@@ -52,9 +52,9 @@ def text_frame(payload: bytes) -> bytes:
 class FrameReader:
     """Splits what a client sent into whole text payloads and frames for the library.
 
-    At most one frame of `max_size` bytes is buffered here: a longer one goes to the library as it comes,
-    which refuses it from its header. Besides, what one `receive` leaves is kept for the next, while
-    `has_more` says so: whoever calls it then is to read nothing from the socket meanwhile.
+    At most one frame of `max_size` bytes is buffered here: a longer one goes to the library as it arrives,
+    which refuses it by its header. What one `receive` leaves over is also kept for the next one; `has_more`
+    is then true, and until it is false the caller must not read from the socket.
     """
 
     __slots__ = ("_failing", "_max_size", "_needed", "_pending", "_protocol", "has_more")
@@ -66,27 +66,27 @@ class FrameReader:
         self._needed = 0
         self._failing = False
         self.has_more = False
-        """Whether whole frames may be waiting: call `receive` again, with nothing, in a later step."""
+        """Whether whole frames may be waiting: call `receive` again, with no data, in a later step."""
 
     @property
     def held_bytes(self) -> int:
-        """What waits here, for the rest of its frame or for its turn."""
+        """The number of bytes waiting here, for the rest of their frame or for their turn."""
         return len(self._pending)
 
     def forget(self) -> None:
-        """The socket is gone: nothing that waits here is wanted."""
+        """Drop everything that waits here: the socket is gone."""
         self._pending = bytearray()
         self.has_more = False
 
     def receive(self, data: bytes) -> list[bytes | Frame]:
-        """Text payloads as bytes and other frames as `Frame`, in the order they were sent.
+        """Return text payloads as bytes and other frames as `Frame`, in the order they were sent.
 
-        After our own close frame only the peer's is looked for.
+        After our own close frame, everything but the peer's close frame is ignored.
         """
         if self._pending:
             self._pending += data
             if len(self._pending) < self._needed:
-                return []  # without looking again: a trickled frame costs each byte once
+                return []  # without parsing again: a frame that trickles in costs each byte once
             data = bytes(self._pending)
             self._pending.clear()
         protocol = self._protocol
@@ -101,7 +101,7 @@ class FrameReader:
                 return events
             looked_at += 1
             if end - at > 8 and data[at] == _WHOLE_TEXT and data[at + 1] == _MIDDLING:
-                # Nearly every frame is one of these: 126 bytes to 64 KiB of whole text.
+                # Nearly every frame is of this kind: 126 bytes to 64 KiB of whole text.
                 start = at + 8
                 stop = start + (data[at + 2] << 8 | data[at + 3])
                 if stop <= end and stop - start <= self._max_size and protocol.current_size is None:
@@ -115,7 +115,7 @@ class FrameReader:
                     self._pending += data[at:]
                     self._needed = stop - at
                     return events
-                # Illegal from its header: the library says so, at once or when it has the frame.
+                # Illegal by its header: the library says so, at once or when it has the frame.
                 self._failing = True
                 break
             if protocol.state is not OPEN and data[at] & 0x0F != Opcode.CLOSE:
@@ -123,8 +123,8 @@ class FrameReader:
             elif data[at] == _WHOLE_TEXT and protocol.current_size is None:
                 events.append(apply_mask(data[start:stop], data[start - 4 : start]))
             else:
-                # Whole frames only, so that the library's parser stands between frames, where a text frame
-                # may pass it by. Its buffer would not tell: it is empty in the middle of a frame as well.
+                # Only whole frames, so that the library's parser always stands between frames, where a text
+                # frame may bypass it. Its buffer would not show that: it can be empty in mid-frame too.
                 self._hand_over(data[at:stop], events)
                 looked_at += _FRAMES_OF_THE_LIBRARY - 1
             at = stop
@@ -137,7 +137,7 @@ class FrameReader:
         events += [event for event in self._protocol.events_received() if isinstance(event, Frame)]
 
     def _frame_at(self, data: bytes, at: int) -> tuple[int, int]:
-        """Where the payload of the frame at `at` starts and stops, as far as its header is there.
+        """Where the payload of the frame at `at` starts and stops, as far as its header has arrived.
 
         A start of 0 with a stop beyond the data means that the library refuses the frame by its header.
         """
@@ -149,7 +149,7 @@ class FrameReader:
             return 0, at + available + 1
         start = at + 6
         if length >= 126:
-            # The length is judged before the mask is there, as the library does.
+            # The length is checked before the mask has arrived, as the library does.
             start = at + (8 if length == 126 else 14)
             if len(data) < start - 4:
                 return start - 4, start - 4

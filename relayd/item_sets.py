@@ -1,4 +1,4 @@
-"""The set that one side of a comparison holds: read from the log a page at a time, sorted in a thread."""
+"""The set of items on one side of a comparison: read from the log a page at a time, sorted in a thread."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ T = TypeVar("T")
 
 
 class TooManyItems(Exception):
-    """More packets than one comparison may hold: compare a shorter time."""
+    """There are more packets than one comparison may hold: compare a shorter period."""
 
 
 def is_of_all(span: ItemRange) -> bool:
@@ -38,13 +38,13 @@ async def gather(
     pace: Callable[[], Awaitable[None]] | None = None,
     worked: Callable[[float], None] = lambda seconds: None,
 ) -> ItemSet:
-    """What the log has of a range, and what it would not take from the peer `skips_of`.
+    """The items that the log has of a range, and those that it refused from the peer `skips_of`.
 
-    Of what was refused only the id and the time are remembered. So it is no part of a set of some types or
-    authors: every packet that was ever refused would differ there, whatever its type.
+    Only the id and the time of a refused packet are remembered. So refused packets are left out of a set of
+    certain types or authors: there every refused packet would differ, whatever its type.
 
-    `pace` is awaited before each page; `worked` hears how long a thread worked. Raises `TooManyItems`,
-    `StoreUnavailable`, `StoreTimeout`. Cancelling ends it.
+    `pace` is awaited before each page; `worked` is called with the seconds that a thread worked. Raises
+    `TooManyItems`, `StoreUnavailable`, `StoreTimeout`. Cancelling ends it.
     """
     found: set[tuple[int, bytes]] = set()
     place: ItemPlace | None = ItemPlace()
@@ -64,7 +64,7 @@ async def gather(
 
 
 async def in_thread(work: Callable[[], T], worked: Callable[[float], None]) -> T:
-    """Do a piece of work beside the loop, and say what processor time it took."""
+    """Do a piece of work in a thread, and report the processor time it took to `worked`."""
 
     def timed() -> tuple[T, float]:
         began = time.thread_time()

@@ -1,4 +1,4 @@
-"""Temporary folders that killed processes have left, and the locks by which one knows that."""
+"""Temporary folders that killed processes have left, and the locks that reveal them."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ __all__ = ["is_held", "remove_left"]
 
 
 def is_held(lock: Path) -> bool:
-    """Whether a process holds this lock file: the system gives locks back, whatever ends a process.
+    """Whether a process holds this lock file: the system releases locks, however a process ends.
 
-    Raises `OSError` where there is none.
+    Raises `OSError` if the file does not exist.
     """
     descriptor = os.open(lock, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
@@ -30,12 +30,12 @@ def is_held(lock: Path) -> bool:
 
 
 def remove_left(prefix: str, is_left: Callable[[Path], bool]) -> None:
-    """Remove this user's temporary folders of that prefix whose processes are gone.
+    """Remove this user's temporary folders with this prefix whose processes have ended.
 
-    A folder stays where `is_left` raises `OSError`: whose it is cannot be told.
+    A folder for which `is_left` raises `OSError` stays: nothing shows whose it is.
     """
     for folder in Path(tempfile.gettempdir()).glob(f"{prefix}*"):
-        with contextlib.suppress(OSError):  # or somebody else's, or being removed by somebody else
+        with contextlib.suppress(OSError):  # also if it is somebody else's, or being removed by somebody else
             found = folder.lstat()
             if stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid() and is_left(folder):
                 shutil.rmtree(folder)

@@ -92,8 +92,7 @@ _OURS: Final = "relayd@relayd"
 _HBA_TRIES: Final = 50
 _SEGMENT: Final = re.compile(r"[0-9A-F]{24}(\.partial)?")
 _PARTIAL: Final = ".partial"
-"""The suffix of a WAL file that is being received: it starts filled with zeros and gets its name when
-full."""
+"""The suffix of a WAL file that is being received: filled with zeros at first, renamed when it is full."""
 _WAL_PAGE: Final = 8192
 _PAGE_HEADERS: Final = (24, 40)
 """The length of a WAL page's header, and of the header of a file's first page."""
@@ -187,8 +186,7 @@ async def follow(url: str, backup: Path) -> None:
 def _begin_wal(backup: Path) -> None:
     """Put the WAL of the base backup first, so that the received WAL continues it without a gap.
 
-    The last file of the base backup is received again: a backup of a standby ends within a file, not at its
-    end.
+    The last file of the base backup is received again: a backup of a standby may end within a file.
     """
     wal = backup / _WAL
     if wal.is_dir():
@@ -446,8 +444,7 @@ def _write_record(target: Path, record: _Record) -> None:
 async def _verify(base: Path, version: str) -> None:
     """Check every file of a base backup against its manifest, and read its WAL. Raises `BackupFailed`.
 
-    The program can only read WAL of its own version: for a server of another version it checks the other
-    files.
+    The program can read only WAL of its own version: with another version, it checks the other files.
     """
     own = _VERSION.search(await _run("pg_verifybackup", "--version"))
     reads_wal = own is not None and own[1] == version
@@ -493,8 +490,7 @@ def _find(program: str) -> str:
 
 
 def _without_password(url: str) -> tuple[str, str | None]:
-    """The URL without its password, for a command line that everybody on the machine can read, and the
-    password."""
+    """The URL for a command line, which everybody on the machine can read, and its password."""
     scheme, _, rest = url.partition("://")
     user, _, _ = authority_of(url).rpartition("@")
     name, colon, password = user.partition(":")

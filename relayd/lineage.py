@@ -1,16 +1,17 @@
 """Which log a place belongs to: the terms of the log, and what follows from them.
 
-A sequence alone does not name a packet: after an older backup is put back, the sequences behind its end are
-given out a second time. So the log is divided into **terms**. Whoever begins to write opens one, with a tag
-drawn at random, and every packet belongs to the term in which it was appended. A place is a sequence and the
-tag of its term. Two logs that have a place in common are the same log up to there: a tag is drawn once, and
-whoever continues a log that may have lost its end does so under a new one. (Raft calls this log matching.)
+A sequence alone does not name a packet: after an older backup is restored, the sequences after its end are
+given out a second time. So the log is divided into **terms**. A process that begins to write opens a term,
+with a random tag, and every packet belongs to the term in which it was appended. A place is a sequence and
+the tag of its term. Two logs that have a place in common are the same log up to there: a tag is drawn once,
+and a process that continues a log that may have lost its end does so under a new tag. (Raft calls this log
+matching.)
 
 Terms are many and say nothing about losses: each start of a relay opens one. **Epochs** are few. The epoch
-rises by one when the log is known to have lost its end, or may have.
+rises by one when the log is known to have lost its end, or may have lost it.
 
     path    (begins_after, tag)   the terms of this log, in order; each ends where the next begins
-    lost    (good_to, tag)        terms of a log whose end was lost, as far as somebody has told us
+    lost    (good_to, tag)        terms of a log whose end was lost, as far as claims have reported them
 """
 
 # Core: no I/O, no clock, no randomness (held by tests/test_layout.py).
@@ -26,22 +27,22 @@ import msgspec
 __all__ = ["NOWHERE", "Claim", "KnownLog", "Lineage", "Mark", "Term"]
 
 _TERMS_CLAIMED = 256
-"""How many of the last terms a claim names."""
+"""The number of latest terms that a claim names."""
 
 
 class Term(NamedTuple):
-    """One term of the log, as it stands in `log_terms`."""
+    """One term of the log: a row of `log_terms`."""
 
     number: int
     tag: bytes
     begins_after: int
     epoch: int
     good_to: int | None = None
-    """For a lost term: up to where its log agreed with this one. None for a term of this log."""
+    """For a lost term, the sequence up to which its log agreed with this one. None for a term of this log."""
 
 
 class Mark(NamedTuple):
-    """A place in some log: what a cursor holds.
+    """A place in some log, as a cursor holds it.
 
     `tag` is None in cursors of the first format, which stand for a place of the first epoch.
     """
@@ -56,13 +57,13 @@ NOWHERE = Mark(0, None, 0)
 
 
 class Claim(msgspec.Struct, frozen=True):
-    """What somebody knows to have been committed: a place, and the terms that led there."""
+    """A place that is known to have been committed, and the terms that led there."""
 
     mark: Mark
     terms: tuple[tuple[bytes, int], ...] = ()
     """Tag and beginning of each term, in order; the last `_TERMS_CLAIMED`."""
     is_exact: bool = False
-    """Whether the place is the last one that was ever acknowledged, and not one some seconds older."""
+    """Whether the place is the last one ever acknowledged, and not one from some seconds earlier."""
 
 
 class Lineage:
@@ -90,7 +91,7 @@ class Lineage:
         return Mark(sequence, term.tag, term.epoch)
 
     def holds(self, mark: Mark, head: int) -> bool:
-        """Whether this log, which ends at `head`, has this place, so that reading may go on behind it."""
+        """Whether this log, which ends at `head`, has this place, so that reading may continue after it."""
         good_to = self.good_to(mark, head)
         return good_to is not None and mark.sequence <= good_to
 
@@ -99,9 +100,9 @@ class Lineage:
         return mark.epoch >= self.current.epoch and not self.holds(mark, head)
 
     def good_to(self, mark: Mark, head: int) -> int | None:
-        """Up to where the log of a place agrees with this one, which ends at `head`.
+        """The sequence up to which the log of a place agrees with this one, which ends at `head`.
 
-        None where nobody knows.
+        None if that is unknown.
         """
         if mark.sequence == 0:
             return 0
@@ -121,9 +122,9 @@ class Lineage:
         return index is not None and index + 1 < len(self.path)
 
     def lost_terms(self, claim: Claim, head: int) -> tuple[list[bytes], int]:
-        """The tags of a claim that this log does not have, and up to where their log agreed with this one.
+        """The tags of a claim that this log lacks, and the sequence up to which the two logs agreed.
 
-        No tags where the two have no term in common: then nothing says where they parted.
+        No tags if the two logs have no term in common: then nothing says where they parted.
         """
         shared = [index for index, (tag, _) in enumerate(claim.terms) if tag in self._places]
         if not shared:
@@ -140,9 +141,9 @@ class Lineage:
 
 
 class KnownLog:
-    """What a process knows of its log: its terms, and a place that is certainly committed.
+    """What a process knows about its log: its terms, and a place that is certainly committed.
 
-    `on_lost` is called once, when the database turns out not to have that place.
+    `on_lost` is called once, if the database turns out not to have that place.
     """
 
     def __init__(self, lineage: Lineage | None = None, *, on_lost: Callable[[], None] = lambda: None) -> None:
@@ -150,7 +151,7 @@ class KnownLog:
         self.seen = 0
         """The highest sequence that is known to be committed."""
         self.is_followed = False
-        """Whether this process has written to the log: before that, it knows only what the database says."""
+        """Whether this process has written to the log; until then it knows only what the database reports."""
         self.is_lost = False
         """Whether the database was found to have lost what this process knows."""
         self._on_lost = on_lost
@@ -167,20 +168,21 @@ class KnownLog:
 
     @property
     def claim(self) -> Claim:
-        """The same, for whoever comes after this process."""
+        """The same place as a claim, for the process that comes after this one."""
         return self.lineage.claim(self.seen, is_exact=True)
 
     def adopt(self, lineage: Lineage, head: int, certain: Mark) -> bool:
-        """Take over what the database says of itself; False, and lost, if it lacks a place that is certain.
+        """Adopt what the database reports; return False, with the log marked lost, if a certain place is
+        missing.
 
-        `certain` is `mark` as it was before the database was asked.
+        `certain` is `mark` as it was before the database was queried.
         """
         if not lineage.holds(certain, head):
             if not self.is_lost:
                 self.is_lost = True
                 self._on_lost()
             return False
-        if not self.lineage.continues(lineage):  # else an older answer, or one that leads to the same
+        if not self.lineage.continues(lineage):  # else the answer is older than what is known here
             self.lineage = lineage
         self.saw(head)
         return True

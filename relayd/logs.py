@@ -1,11 +1,10 @@
-"""Logging: structlog over the standard library, one line for each event, on stderr.
+"""Logging: structlog over the standard library, one line per event, on stderr.
 
-Every logger is a named stdlib logger, so other libraries' lines take the same form. What each level says is
-listed in docs/guides/operations.md.
+Every logger is a named stdlib logger, so other libraries' lines take the same form. The meaning of each level
+is given in docs/guides/operations.md.
 
-Two rules hold for every caller: a field that could carry content or a key is struck out (R-328), and
-an address loses its host part (R-330), unless the operator asked for all of it and it is logged as
-`full_address`.
+Two rules hold for every caller: a field that could carry content or a key is redacted (R-328), and an address
+loses its host part (R-330), unless the operator wants full addresses and it is logged as `full_address`.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ if TYPE_CHECKING:
 
 @contextlib.contextmanager
 def _absent(*modules: str) -> Iterator[None]:
-    """Let imports of these modules fail meanwhile, but for those that are loaded already."""
+    """Make imports of these modules fail inside the block, except those that are loaded already."""
     hidden = [name for name in modules if name not in sys.modules]
     for name in hidden:
         sys.modules[name] = None  # type: ignore[assignment]
@@ -34,8 +33,8 @@ def _absent(*modules: str) -> Iterator[None]:
             del sys.modules[name]
 
 
-# structlog loads these where they are installed, and allows for their absence. They are a quarter of a start,
-# for tracebacks in colour that show the values of variables, and for other kinds of threads.
+# structlog loads these if they are installed, and works without them. They take a quarter of the start time,
+# for coloured tracebacks that show the values of variables, and for other kinds of threads.
 with _absent("rich", "greenlet", "twisted"):
     import structlog
 
@@ -76,7 +75,7 @@ def configure(
     ]
     rendering: list[Processor] = [structlog.stdlib.ProcessorFormatter.remove_processors_meta]
     if console:
-        # A traceback with the values of variables would show what is never logged.
+        # A traceback with the values of variables would show what must never be logged.
         plain, colors = structlog.dev.plain_traceback, stream.isatty()
         rendering += [_escape, structlog.dev.ConsoleRenderer(colors=colors, exception_formatter=plain)]
     else:
@@ -86,7 +85,7 @@ def configure(
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(log_level.upper())
-    # These tell of every connection and statement at INFO, which is our own log's to decide.
+    # These log every connection and statement at INFO; our own loggers decide what to log about them.
     for noisy in ("websockets", "asyncio", "alembic", "sqlalchemy"):
         logging.getLogger(noisy).setLevel(max(logging.WARNING, root.level))
     structlog.configure(
@@ -121,7 +120,7 @@ def truncated_address(address: str) -> str:
 
 class _Handler(logging.StreamHandler[TextIO]):
     def handleError(self, record: logging.LogRecord) -> None:
-        """Do without a line that the stream does not take, as on a full disk; any other error is a bug."""
+        """Drop a line that the stream does not accept, as on a full disk; any other error is a bug."""
         if not isinstance(sys.exc_info()[1], OSError):
             super().handleError(record)
 
@@ -136,8 +135,8 @@ def _withhold(logger: object, method_name: str, event: MutableMapping[str, Any])
 
 
 def _escape(logger: object, method_name: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
-    """What others have said may stand in the text of a library's line: it steers no terminal, and makes no
-    line of its own. The renderer sees to the other fields."""
+    """Escape the text of a library's line, which may contain a peer's words: they must not control the
+    terminal or start a new line. The renderer escapes the other fields."""
     text = str(event.get("event", ""))
     if not text.isprintable():
         event["event"] = repr(text)[1:-1]
@@ -145,5 +144,5 @@ def _escape(logger: object, method_name: str, event: MutableMapping[str, Any]) -
 
 
 def problem_of(error: BaseException) -> str:
-    """What an error says, and its type where it says nothing, as one that ran out of time does."""
+    """The message of an error, or its type if it has none, as with a timeout."""
     return str(error) or type(error).__name__

@@ -1,6 +1,6 @@
-"""The reference page and the sample file of the settings, made from the settings themselves.
+"""The reference page and the sample file of the settings, generated from the settings themselves.
 
-`python -m relayd.manual` writes both into the source tree; a test fails when they are out of date.
+`python -m relayd.manual` writes both into the source tree; a test fails if they are out of date.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _SAMPLE_HEAD = """# Settings of relayd, all at their defaults. Uncomment what yo
 
 
 def settings_page() -> str:
-    """docs/reference/settings.md."""
+    """The text of docs/reference/settings.md."""
     lines = [_PAGE_HEAD, "| key | variable | type | unit | default | meaning | change |", "|" + "---|" * 7]
     for row in setting_table().values():
         doc = f"{row.doc} *Secret.*" if row.secret else row.doc
@@ -55,7 +55,7 @@ def settings_page() -> str:
 
 
 def sample_file() -> str:
-    """deploy/relayd.toml."""
+    """The text of deploy/relayd.toml."""
     return _SAMPLE_HEAD + "".join(_sample_entry(row) for row in setting_table().values())
 
 

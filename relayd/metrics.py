@@ -1,17 +1,17 @@
-"""What the relay counts, for Prometheus.
+"""The relay's metrics, for Prometheus.
 
-One `Metrics` object holds every instrument in a registry of its own, so that tests and several relays in
-one process do not meet. Labels are bounded: each labelled counter is a mapping whose children exist from
-the start, and a value it does not know counts as `other`. So a peer can never create a series, and hot
-code pays one dictionary lookup and one addition:
+One `Metrics` object holds every instrument in its own registry, so that tests and several relays in one
+process do not interfere. Labels are bounded: each labelled counter is a mapping whose children exist from
+the start, and an unknown value counts as `other`. So a peer can never create a series, and hot code pays one
+dictionary lookup and one addition:
 
     metrics.publishes["accepted"].inc()
     metrics.messages_received[message_type].inc()
 
-With several worker processes every worker writes to files in one directory and whichever answers a scrape
-adds them up. `share_between_processes` must then have run in the parent, before any process makes its
-`Metrics`; counters outlive a worker that died, gauges do not. The counters of all that have died are in one
-file, however many they were.
+With several worker processes, every worker writes to files in one directory, and the worker that answers a
+scrape adds them up. `share_between_processes` must then have run in the parent before any process makes its
+`Metrics`. Counters outlive a worker that died, gauges do not. The counters of all dead workers are kept in
+one file per kind, however many there were.
 """
 
 from __future__ import annotations
@@ -64,15 +64,16 @@ __all__ = [
 ]
 
 OTHER = "other"
-"""The label under which every unforeseen value is counted."""
+"""The label under which every unknown value is counted."""
 
 MESSAGE_TYPES = ("SUBSCRIBE", "UNSUBSCRIBE", "PUBLISH", "AUTH", "MODERATE", "RECONCILE")
 PUBLISH_OUTCOMES = ("accepted", "duplicate", *(code.value for code in ErrorCode))
 READ_OUTCOMES = ("ok", "timeout", "unavailable", "cancelled")
 RETENTION_REASONS = ("unreadable", "invalid", "behind", "differs")
-"""Why retention waits for the archive: manifests unread, no chain, not there yet, not what the log holds."""
+"""Why retention waits for the archive: manifests unreadable, no valid chain, day not archived yet, or
+archived rows that differ from the log."""
 LOOP_PAUSES = ("collection", "reload")
-"""What keeps the event loop besides what peers cause."""
+"""What holds up the event loop besides work that peers cause."""
 AUTH_OUTCOMES = ("ok", *(code.value for code in ErrorCode))
 RATE_LIMITS = (
     "publish",
@@ -85,9 +86,9 @@ RATE_LIMITS = (
     "loop",
     "reconcile",
 )
-"""The limits that refuse, over plain HTTP too. `connect` is of plain HTTP alone: a WebSocket that is turned
-away is a connection that ended (`connection_rate`). `pacing` counts pages of history that were sent later
-instead, and `loop` messages that were read later."""
+"""The limits that refuse requests, including those over plain HTTP. `connect` is only for plain HTTP: a
+WebSocket that is turned away counts as a closed connection (`connection_rate`). `pacing` counts pages of
+history that were sent later instead of refused, and `loop` counts messages that were read later."""
 CLOSE_REASONS = (
     "client",
     "going_away",
@@ -111,15 +112,15 @@ CLOSE_REASONS = (
     "lost",
     "internal_error",
 )
-"""Why a connection ended: the peer closed it, we stopped, and so on down to our own faults."""
+"""Why a connection ended: from the peer closing it and the relay stopping, down to our own faults."""
 
 WORKER_RESTARTS = ("died", "hung", "renewed")
-"""Why a worker was started again: it ended by itself, it no longer answered, or it was asked to make way."""
+"""Why a worker was restarted: it ended by itself, it no longer answered, or it was replaced on request."""
 
 _DIRECTORY_VARIABLE = "PROMETHEUS_MULTIPROC_DIR"
 _COUNTED = ("counter", "histogram")
 _ENDED = "ended"
-"""Stands for the number of a process in the names of files that hold what ended ones have counted."""
+"""Replaces the process id in the names of the files that hold the counts of ended processes."""
 _TRIES = 5
 _LATENCY_BUCKETS = (0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0)
 _STEP_BUCKETS = (0.0025, 0.005, 0.01, 0.02, 0.04, 0.08, 0.16, 0.32, 0.64)
@@ -138,9 +139,9 @@ class LatencyHistogram(Histogram):
 
 
 class Tally:
-    """What the hottest paths count, as plain numbers, until `count` moves it into the metrics.
+    """The counts of the hottest paths, as plain numbers, until `count` moves them into the metrics.
 
-    An instrument costs a lock and a call; at a hundred thousand additions a second that is felt.
+    An instrument costs a lock and a call, which is noticeable at a hundred thousand additions a second.
     """
 
     __slots__ = (
@@ -164,7 +165,7 @@ class Tally:
         self._latencies = [0] * (len(_LATENCY_BUCKETS) + 1)
 
     def answered(self, seconds: float, *, duplicate: bool) -> None:
-        """A PUBLISH was answered OK after so long."""
+        """Count a PUBLISH that was answered OK after this time."""
         if duplicate:
             self.duplicates += 1
         else:
@@ -185,7 +186,7 @@ class Tally:
 
 
 class Counters(dict[str, Counter]):
-    """The children of one counter by the value of its one label; an unknown value is `OTHER`'s child."""
+    """The children of one counter by the value of its only label; `OTHER` stands in for unknown values."""
 
     def __init__(
         self, registry: CollectorRegistry, name: str, doc: str, label: str, children: Iterable[str]
@@ -377,7 +378,7 @@ class Metrics:
             "How long the oldest packet that is in the log has waited to be handed to subscribers.",
             "livemax",
         )
-        # The worker furthest on: how far behind another one is shows in its subscriptions.
+        # The furthest worker; its subscriptions show how far another worker is behind.
         self.log_sequence = _gauge(
             registry, "relayd_log_sequence", "The last position of the log handed to subscribers.", "livemax"
         )
@@ -413,7 +414,7 @@ class Metrics:
             "outcome",
             ("served", "behind", "unavailable"),
         )
-        # Without a bus there is no such series: nothing that could be away.
+        # Without a bus there is no such series, because there is nothing to lose.
         self.bus_connected = Gauge(
             "relayd_bus_connected",
             "1 while every process can reach the bus, else 0.",
@@ -458,7 +459,7 @@ class Metrics:
         self.disk_free_bytes = _gauge(
             registry, "relayd_disk_free_bytes", "Free space on the disk of `data_dir`.", "livemin"
         )
-        # One process looks after the log at a time, not always the same: the last value holds.
+        # One process at a time maintains the log, not always the same one: the last value counts.
         waiting = Gauge(
             "relayd_retention_waiting_days",
             "Days past retention that are kept until they are archived, by what keeps the oldest.",
@@ -545,7 +546,7 @@ class Metrics:
         )
 
     def told_of_bus(self, url: str | None) -> Callable[[str], None]:
-        """What to call with each of `BUS_EVENTS`. A bus is named by its host: its URL may hold a secret."""
+        """A callback for each of `BUS_EVENTS`. The bus is named by its host: its URL may hold a secret."""
         if url is None:
             return lambda what: None
         connected = self.bus_connected.labels(urlsplit(url).hostname or OTHER)
@@ -564,13 +565,14 @@ class Metrics:
         return told
 
     def retention_waits(self, days: int, reason: str | None) -> None:
-        """So many days past retention wait for the archive, for a reason of `RETENTION_REASONS` if any do."""
+        """Record how many days past retention wait for the archive, and which of `RETENTION_REASONS`
+        applies."""
         known = reason if reason in self.retention_waiting else OTHER
         for each, gauge in self.retention_waiting.items():
             gauge.set(days if each == known else 0)
 
     def plugin_said(self, plugin: str, verdict: str) -> None:
-        """A policy plug-in, by its configured name, was asked about a packet."""
+        """Count the verdict of a policy plug-in, by its configured name, on a packet."""
         self.plugin_verdicts.labels(plugin, verdict).inc()
 
     def render(self) -> tuple[str, bytes]:
@@ -578,7 +580,7 @@ class Metrics:
         if self._directory is None:
             return CONTENT_TYPE_LATEST, generate_latest(self.registry)
         directory = Path(self._directory)
-        for _ in range(_TRIES):  # another worker may end meanwhile, and would be counted twice or not at all
+        for _ in range(_TRIES):  # a worker that ends meanwhile would be counted twice or not at all
             before = _counted(directory)
             with contextlib.suppress(FileNotFoundError):
                 registry = CollectorRegistry()
@@ -591,7 +593,7 @@ class Metrics:
 
 
 class SupervisorMetrics:
-    """What the parent of several workers counts; each worker's scrape holds it. Make it in the parent."""
+    """The metrics of the parent of several workers, part of each worker's scrape. Make it in the parent."""
 
     def __init__(self) -> None:
         registry = CollectorRegistry()
@@ -605,21 +607,21 @@ class SupervisorMetrics:
 
 
 def share_between_processes(directory: Path) -> None:
-    """Let all processes started from here on add up their metrics in `directory`, which is emptied.
+    """Make all processes started from now on share their metrics in `directory`, which is emptied.
 
-    Call it once, in the parent, before any `Metrics` is made. Raises OSError when the folder cannot be
-    made or emptied.
+    Call it once, in the parent, before any `Metrics` is made. Raises OSError if the folder cannot be made or
+    emptied.
     """
     directory.mkdir(mode=0o700, parents=True, exist_ok=True)
     for stale in directory.glob("*.db"):
         stale.unlink()
     os.environ[_DIRECTORY_VARIABLE] = str(directory)
-    # The library chose where values live when it was imported, which was before this.
+    # The library already chose where values are kept when it was imported.
     values.ValueClass = values.get_value_class()  # type: ignore[no-untyped-call]
 
 
 def forget_process(pid: int) -> None:
-    """Drop the gauges of a worker that ended, and add its counters to those of all that have.
+    """Drop the gauges of a worker that ended, and add its counters to those of all ended workers.
 
     Raises `OSError`.
     """
@@ -634,7 +636,7 @@ def _add_up(directory: Path, kind: str, pid: int) -> None:
     own, total = directory / f"{kind}_{pid}.db", directory / f"{kind}_{_ENDED}.db"
     if not own.exists():
         return
-    if not own.stat().st_size:  # it was killed before it had written anything, and nobody can read that
+    if not own.stat().st_size:  # it was killed before it wrote anything; an empty file cannot be read
         own.unlink()
         return
     fresh = total.with_suffix(".new")
@@ -650,7 +652,8 @@ def _add_up(directory: Path, kind: str, pid: int) -> None:
 
 
 def _make_room(path: Path, size: int) -> None:
-    """A new file, empty, that has its room: in one without, a write to memory ends the process.
+    """Make a new file with its disk space allocated: without it, a write to the mapped file can kill the
+    process.
 
     Raises `OSError`.
     """
@@ -660,7 +663,7 @@ def _make_room(path: Path, size: int) -> None:
 
 
 def _counted(directory: Path) -> tuple[set[str], list[tuple[int, int]]]:
-    """Becomes another when a worker that has ended is added to the others, and when that is done."""
+    """A value that changes when an ended worker's counts join the total, and when its own file is removed."""
     totals = [(directory / f"{kind}_{_ENDED}.db") for kind in _COUNTED]
     states = [path.stat() for path in totals if path.exists()]
     names = {path.name for kind in _COUNTED for path in directory.glob(f"{kind}_*.db")}
@@ -677,7 +680,7 @@ def _gauge(
 
 
 class _WorkerProcesses(Collector):
-    """Processor time, memory and open files of all live workers together."""
+    """Processor time, memory and open files, summed over all live workers."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
@@ -696,7 +699,7 @@ class _WorkerProcesses(Collector):
 
 
 def _merge(total: Metric, part: Metric) -> None:
-    """Add one process to the sum; limits and start times do not add up, so the least one stands."""
+    """Add one process to the sum; limits and start times do not add up, so the lowest is kept."""
     if total is part:
         return
     total.samples = [

@@ -1,9 +1,8 @@
-"""What the operators of a relay have ruled: bans of authors, packets, media, types and networks.
+"""The rulings of a relay's operators: bans of authors, packets, media, types and networks.
 
 A ban is a row of the database, so that all processes and machines follow it. It has a reason, may have an
-end, and names who made it. `Bans` is what a process knows of those that are in force: a snapshot, which
-policy and access read as they read the settings. What the database does with rulings is in
-`relayd.store.moderation`.
+end, and names who made it. `Bans` is a process's snapshot of the bans in force, which policy and access read
+as they read the settings. What the database does with rulings is in `relayd.store.moderation`.
 """
 
 # Core: no I/O, no clock, no randomness (held by tests/test_layout.py).
@@ -49,7 +48,7 @@ _UNPRINTABLE = re.compile(r"[\x00-\x1f\x7f]")
 
 
 class Kind(enum.StrEnum):
-    """What a ban is about."""
+    """The kind of subject that a ban is about."""
 
     AUTHOR = "author"
     PACKET = "packet"
@@ -59,18 +58,18 @@ class Kind(enum.StrEnum):
 
 
 SESSION: Final = "session"
-"""What a ruling is about that closes a session: no kind of ban, for a closed session is not kept out."""
+"""The kind of a ruling that closes a session. It is not a kind of ban: the peer may connect again."""
 
 
 class Act(enum.StrEnum):
-    """What was done to a ban. Of a packet one says that it is removed and restored."""
+    """What was done to a ban. For a packet, banning and unbanning are called removing and restoring."""
 
     BAN = "ban"
     UNBAN = "unban"
     EXPIRE = "expire"
     ERASE = "erase"
     CLOSE = "close"
-    """A session, and no ban, was ended."""
+    """A session was ended; no ban was changed."""
 
 
 class Ban(NamedTuple):
@@ -78,10 +77,10 @@ class Ban(NamedTuple):
 
     kind: Kind
     subject: str
-    """In the one form that `subject_of` gives it."""
+    """In the form that `subject_of` returns."""
     reason: str
     actor: str
-    """Who made it: a name that the command was given, or the DID of an operator."""
+    """Who made it: a name given to the command, or the DID of an operator."""
     expires_at: int | None
     """The last Unix second in which it holds; None: until it is lifted."""
     created_at: int
@@ -92,7 +91,7 @@ class Ban(NamedTuple):
 
 
 class Closed(NamedTuple):
-    """What the log keeps of a session that an operator closed. Addresses are not kept."""
+    """What the log keeps about a session that an operator closed. Addresses are not kept."""
 
     identity: str | None
     opened_at: int
@@ -105,46 +104,46 @@ class Ruled(NamedTuple):
     at: int
     actor: str
     via: str
-    """`command` or `wire`, or `relay` for what came with time."""
+    """`command` or `wire`, or `relay` for a ban that expired."""
     act: Act | str
-    """Text, as the kind, where a newer relayd has done what this one does not know."""
+    """Plain text, like the kind, if a newer relayd did something that this one does not know."""
     kind: Kind | str
     subject: str
     reason: str
     before: Ban | Closed | None
-    """The ban as it was, None where there was none; of a session, what it was."""
+    """The ban as it was, None if there was none; for a session, what it was."""
     after: Ban | None
-    """The ban as it is from then on, None where there is none."""
+    """The ban as it is from then on, None if there is none."""
 
 
 class LastRuling(NamedTuple):
-    """Which ruling was the last: its number, and what it said.
+    """Which ruling was the last: its number, and a digest of its contents.
 
-    The number alone does not tell. A failover may lose rulings, and the next ones get their numbers.
+    The number alone is not enough: a failover may lose rulings, and the next ones reuse their numbers.
     """
 
     number: int
     digest: bytes
-    """Of all of its line; empty where there is none."""
+    """The digest of its whole line; empty if there is none."""
 
 
 NOTHING_READ: Final = LastRuling(-1, b"")
-"""What a process has read that has read nothing."""
+"""The last ruling of a process that has read nothing yet."""
 
 
 class RulingsRead(NamedTuple):
-    """The rulings as they stand, and what has happened since a reading before."""
+    """The current rulings, and what has happened since an earlier reading."""
 
     last: LastRuling
     bans: list[Ban]
-    """All, the expired ones too."""
+    """All bans, including expired ones."""
     erased: bool
     closed: list[str]
-    """The sessions that were to be closed."""
+    """The ids of the sessions to close."""
 
 
 class _NetworkSet:
-    """Networks, found by an address in as many look-ups as there are lengths of prefixes."""
+    """A set of networks, searched by address with one look-up for each prefix length in use."""
 
     def __init__(self, texts: Iterable[str]) -> None:
         self._by_length: dict[tuple[int, int], set[int]] = {}
@@ -171,7 +170,7 @@ class Bans:
     types: frozenset[str] = frozenset()
     networks: frozenset[str] = frozenset()
     changes_at: int | None = None
-    """The first Unix second in which fewer hold, by time alone."""
+    """The first Unix second in which fewer bans hold, by expiry alone."""
     _networks: _NetworkSet = field(default_factory=lambda: _NetworkSet(()), compare=False)
 
     @classmethod
@@ -200,16 +199,16 @@ class Bans:
 
 
 def kind_of(text: str) -> Kind | None:
-    """What a text can only be: a DID or a network. None for hashes and types, which look alike."""
+    """The kind of a text that can only be a DID or a network. None for hashes and types, which look alike."""
     if is_did(text):
         return Kind.AUTHOR
     return Kind.NETWORK if _network(text) is not None else None
 
 
 def subject_of(kind: Kind, text: str) -> str:
-    """The subject of a ban in the form in which it is kept and compared.
+    """The subject of a ban in the form in which it is stored and compared.
 
-    Raises ValueError, whose text says what is wrong.
+    Raises ValueError; its message says what is wrong.
     """
     if len(text) > MAX_SUBJECT_CHARACTERS:
         raise ValueError(f"{kind.value}: longer than {MAX_SUBJECT_CHARACTERS} characters")
@@ -224,7 +223,7 @@ def subject_of(kind: Kind, text: str) -> str:
         case Kind.TYPE:
             if not text or _UNPRINTABLE.search(text):
                 raise ValueError("type: expected the name of a content type")
-            if text in IDENTITY_TYPES:  # a key that its owner has revoked would go on signing (R-074)
+            if text in IDENTITY_TYPES:  # else a key that its owner revoked could still sign (R-074)
                 raise ValueError(f"{text} carries keys and their revocation, and cannot be banned")
         case Kind.NETWORK:
             network = _network(text)
@@ -237,7 +236,7 @@ def subject_of(kind: Kind, text: str) -> str:
 
 
 def check_reason(text: str) -> str:
-    """The text without blanks at its ends. Raises ValueError where nothing is left, or too much."""
+    """The text without surrounding blanks. Raises ValueError if it is empty, too long or contains NUL."""
     text = text.strip()
     if not text or len(text) > MAX_REASON_CHARACTERS or "\x00" in text:
         raise ValueError(f"a reason has 1 to {MAX_REASON_CHARACTERS} characters")

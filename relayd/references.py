@@ -1,4 +1,4 @@
-"""What settings refer to: certificates, the bootstrap file, plug-ins. `relayd check-config` looks for it."""
+"""Checks of what settings refer to (certificates, other files, plug-ins), for `relayd check-config`."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ __all__ = ["check_references"]
 
 
 def check_references(settings: Settings) -> None:
-    """Raise `ConfigurationError` with everything that is missing or cannot be used."""
+    """Raise `ConfigurationError`, listing everything that is missing or cannot be used."""
     problems: list[str] = []
     try:
         files = tls_files(settings)
-        if files is not None and (files.ca is None or files.cert.exists()):  # else it is made at the start
+        if files is not None and (files.ca is None or files.cert.exists()):  # else it is made at startup
             read_tls_files(files.cert, files.key)
     except TlsError as error:
         problems.append(str(error))

@@ -1,8 +1,8 @@
 """The relay of one process: the parts that all its connections share. `builder` makes it.
 
-Each part owns one piece of mutable state: `Fanout` the live subscriptions, `Tail` the way along the log,
-`Admission` the publishes under way, the `Writer` the open batch, `Registry` the open sockets. All of it runs
-on the event loop, whose turns `Slices` keeps short; only signature checks leave it.
+Each part owns one piece of mutable state: `Fanout` the live subscriptions, `Tail` the position in the log,
+`Admission` the publishes in progress, the `Writer` the open batch, `Registry` the open sockets. All of it
+runs on the event loop, whose turns `Slices` keeps short; only signature checks leave it.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Relay:
     relay_id: str
     """The relay's own DID."""
     settings: Settings
-    """The settings of the start. What SIGHUP may change, each part holds for itself."""
+    """The settings at startup. Each part keeps its own copy of what SIGHUP may change."""
     limits: SessionLimits
     clock: Callable[[], int]
     """Unix seconds."""
@@ -57,5 +57,5 @@ class Relay:
     slices: Slices
     faults: Faults
     read_traces: ReadTraces | None = None
-    """Where reading from the store is traced, if it is."""
+    """The traces of reads from the store; None without tracing."""
     comparisons: Comparisons = field(default_factory=Comparisons)

@@ -1,4 +1,4 @@
-"""Plain HTTP responses, whole and without a socket. An error is `{"error": code, "reason": sentence}`."""
+"""Complete plain HTTP responses, without a socket. An error is `{"error": code, "reason": sentence}`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["JSON", "NO_STORE", "PUBLIC", "Response", "error_response", "json_res
 JSON: Final = "application/json"
 NO_STORE: Final[Mapping[str, str]] = MappingProxyType({"Cache-Control": "no-store"})
 PUBLIC: Final[Mapping[str, str]] = MappingProxyType({"Access-Control-Allow-Origin": "*"})
-"""Anyone may read these from a web page: they are public, and no cookie or address gives more."""
+"""Any web page may read these responses: they are public, and no cookie or address reveals more."""
 
 _ENCODE = msgspec.json.Encoder().encode
 
@@ -30,15 +30,15 @@ class Response:
 
 
 def kept_for(seconds: int, expires_at: int | None, now: int) -> dict[str, str]:
-    """Headers by which anybody may keep an answer for so long, and never past the second in which what it
-    holds expires (R-100): nobody asks the relay before a cache hands it out."""
+    """Headers that let anybody cache an answer for `seconds`, but never past the second in which its contents
+    expire (R-100): a cache does not ask the relay before it serves the answer."""
     if expires_at is not None:
         seconds = max(0, min(seconds, expires_at - now))
     return {"Cache-Control": f"public, max-age={seconds}", **PUBLIC}
 
 
 def json_response(status: int, value: object, headers: Mapping[str, str] = NO_STORE) -> Response:
-    """A response whose body is this value."""
+    """A response whose body is this value as JSON."""
     return Response(status, JSON, _ENCODE(value), headers)
 
 

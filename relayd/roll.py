@@ -1,11 +1,12 @@
-"""Which sessions are open, asked of every process at once.
+"""The roll call: which sessions are open in all processes.
 
-Each process knows its own sessions and no others. Whoever wants to know asks all of them, and each says which
-of its sessions are wanted, in parts as small as a notification has to be. Nothing of it is kept: neither
-question nor answer is written down. How both travel is in `relayd.store.roll`.
+Each process knows only its own sessions. The asker sends a question to all processes, and each answers with
+those of its sessions that match, in parts small enough for a notification. Neither questions nor answers are
+stored. How both travel is in `relayd.store.roll`.
 
-A session's id names its process and its number there. Numbers rise, and no process takes the name of another
-that has gone, so an id never comes to mean another session, and pages by id miss nobody who was there before.
+A session's id names its process and its number there. Numbers rise, and no process reuses the name of one
+that has ended, so an id never comes to mean another session, and paging by id misses no session that was open
+before.
 """
 
 # Core: no I/O, no clock, no randomness (held by tests/test_layout.py).
@@ -36,11 +37,11 @@ __all__ = [
 ]
 
 MAX_SESSIONS: Final = 200
-"""Most sessions of one page."""
+"""The largest number of sessions in one page."""
 _PART_BYTES: Final = 7000
-"""Of a notification's 8,000; the rest is for the part's own members."""
+"""The bytes for sessions of a notification's 8,000; the rest is for the part's own members."""
 _LONGEST: Final = 1024
-"""Characters of a DID or a network that is asked about: a question has to fit into a notification."""
+"""The most characters of a DID or a network in a question: a question must fit into a notification."""
 _ID: Final = re.compile(r"([0-9a-f]{8})-([1-9][0-9]{0,15})")
 
 
@@ -51,28 +52,28 @@ class OpenSession(msgspec.Struct, frozen=True):
     opened_at: int
     address: str | None
     identity: str | None
-    """The DID that it has proved to speak for."""
+    """The DID that it has authenticated as."""
     subscriptions: int
     publishes: int
     events: int
-    """Sent to it so far."""
+    """Events sent to it so far."""
     held_bytes: int
-    """What is kept in memory for it, about."""
+    """The memory held for it, approximately."""
 
 
 class Question(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Which sessions are wanted: at most `limit`, from behind the id `after`, that meet all that is given."""
+    """Which sessions are wanted: at most `limit`, after the id `after`, that meet all given conditions."""
 
     limit: int = MAX_SESSIONS
     after: str | None = None
     session: str | None = None
-    """An id: this one alone."""
+    """The id of the only session wanted."""
     identity: str | None = None
     network: str | None = None
     reply: str = ""
-    """Where the answer goes."""
+    """The channel for the answers."""
     of: tuple[str, ...] = ()
-    """The processes that are asked."""
+    """The processes that must answer."""
 
     def __post_init__(self) -> None:
         for text in (self.after, self.session):
@@ -89,7 +90,7 @@ class Question(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Selection:
-    """Takes the sessions of a process one by one, and keeps those that a question is about."""
+    """Takes the sessions of a process one by one, and keeps those that match a question."""
 
     def __init__(self, question: Question) -> None:
         self._question = question
@@ -97,7 +98,7 @@ class Selection:
         self._network = None if question.network is None else parse_network(question.network)
         self._found: list[OpenSession] = []
         self.total = 0
-        """Those that were looked at."""
+        """The number of sessions looked at."""
 
     def add(self, session: OpenSession) -> None:
         """Look at a session."""
@@ -106,7 +107,7 @@ class Selection:
             self._found.append(session)
 
     def page(self) -> list[OpenSession]:
-        """What is wanted, in order."""
+        """The matching sessions, in order, up to the limit."""
         return sorted(self._found, key=_place)[: self._question.limit]
 
     def _wants(self, session: OpenSession) -> bool:
@@ -136,32 +137,32 @@ class Roll:
 
     sessions: list[OpenSession]
     next: str | None
-    """The id to go on from; None where this was all."""
+    """The id to continue from; None if this is the last page."""
     total: int
-    """Sessions open in the processes that have answered, wanted or not."""
+    """The number of sessions open in the processes that have answered, wanted or not."""
     silent: int
-    """Processes that have not answered in time."""
+    """The number of processes that have not answered in time."""
 
 
 @dataclass(slots=True)
 class Answers:
-    """Puts the parts together as they come; each process's come in order."""
+    """Assembles the parts as they arrive; those of one process arrive in order."""
 
     question: Question
     present: frozenset[str]
-    """The processes that are there."""
+    """The processes that are running."""
     _sessions: list[OpenSession] = field(default_factory=list)
     _totals: dict[str, int] = field(default_factory=dict)
 
     @property
     def awaited(self) -> tuple[str, ...]:
-        """The processes that are there, may know, and have not answered."""
+        """The running processes that may hold what is wanted and have not answered yet."""
         session = self.question.session
         may_know = self.present if session is None else self.present & {session[:8]}
         return tuple(sorted(may_know - self._totals.keys()))
 
     def receive(self, payload: str) -> None:
-        """Take a notification; what is no part of an answer, or of a second one, changes nothing."""
+        """Take a notification; it changes nothing if it is not part of an answer, or of a second one."""
         try:
             part = _DECODER.decode(payload)
         except msgspec.MsgspecError:
@@ -173,7 +174,7 @@ class Answers:
             self._totals[part.process] = part.total
 
     def roll(self) -> Roll:
-        """What has come so far."""
+        """The result so far."""
         found = sorted(self._sessions, key=_place)
         page = found[: self.question.limit]
         is_full = len(page) == self.question.limit
@@ -186,7 +187,7 @@ class Answers:
 
 
 def parts_of(process: str, total: int, sessions: list[OpenSession]) -> Iterator[bytes]:
-    """A process's answer in notifications."""
+    """A process's answer, as the payloads of notifications."""
     piece: list[OpenSession] = []
     size = 0
     for session in sessions:
@@ -200,7 +201,7 @@ def parts_of(process: str, total: int, sessions: list[OpenSession]) -> Iterator[
 
 
 def is_session_id(text: str) -> bool:
-    """Whether a session can have this id."""
+    """Whether this text has the form of a session's id."""
     return _ID.fullmatch(text) is not None
 
 

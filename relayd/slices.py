@@ -1,13 +1,13 @@
-"""The turns of the event loop, kept short: what a crowd causes at once is done a slice at a time.
+"""Short turns of the event loop: work that a crowd of peers causes at once is done a slice at a time.
 
-A thousand sockets may send, or go, within one turn of the loop, and each costs little. So whatever peers
-cause asks here whether the turn has had its slice. What is left then waits in one line, and the loop looks
-after everything else in between.
+A thousand sockets may send, or close, within one turn of the loop, and each costs little. So work caused by
+peers asks here whether the turn has used up its slice. The rest then waits in one queue, and the loop does
+everything else in between.
 
-In the line whoever has had little of the loop lately stands before those who have had much: each job has its
-place, the moment from which its payer owes nothing (`Quota.turn`), and the earliest goes first. A request
-needs eight turns or so, and each may be somebody else's: so whoever has had much, and whatever turns out to
-take long, gets a fourth of a slice.
+In the queue, payers who have used little of the loop lately come before those who have used much: each job
+has its place, the moment from which its payer owes nothing (`Quota.turn`), and the earliest goes first. A
+request needs about eight turns, and each may be taken by somebody else's work: so payers who have used much,
+and work that turns out to take long, get a quarter of a slice.
 """
 
 from __future__ import annotations
@@ -25,21 +25,21 @@ from relayd.faults import Faults
 __all__ = ["SLICE_SECONDS", "Slices"]
 
 SLICE_SECONDS: Final = 0.002
-"""A turn may hold this much, the piece of work that began last, and what is no peer's doing."""
+"""The work in one turn, besides the piece that began last and work that no peer caused."""
 
 _SHORT: Final = 0.25
-"""The part of a slice after which whoever has had much makes way. Work that waits and takes longer than that
-has a turn of its own."""
+"""The part of a slice after which payers who have used much make way. Queued work that takes longer than this
+ends the turn."""
 _FEW: Final = 8
-"""Where more wait than these, every slice is short: whoever comes in meanwhile, and stands before most of
-them, is seen sooner."""
+"""If more jobs than this wait, every slice is short: a request that arrives meanwhile, and comes before most
+of them, is served sooner."""
 _MUCH_SECONDS: Final = 0.005
-"""What somebody has had is much, if it will not have come back by then: of a share of a tenth, half a
-millisecond."""
+"""A payer has used much if it will owe nothing only after this time: with a share of a tenth, that is half a
+millisecond of use."""
 
 
 class Slices:
-    """The slice of each turn, and the jobs that wait for one of the next. Use it on one event loop."""
+    """The slice of each turn, and the jobs that wait for a later turn. Use it on one event loop."""
 
     def __init__(
         self,
@@ -56,10 +56,10 @@ class Slices:
         self._numbers = itertools.count()
 
     def is_over(self, place: float | None = None) -> bool:
-        """Whether this turn has had its slice: what can wait belongs into `later` now.
+        """Whether this turn has used up its slice: pass what can wait to `later` now.
 
-        For work whose `place` says that its payer has had much, the slice is shorter: whatever comes in
-        meanwhile is seen that much sooner.
+        For work whose `place` says that its payer has used much, the slice is shorter, so that what arrives
+        meanwhile is served sooner.
         """
         now = self._clock()
         if self._begun is None:
@@ -74,10 +74,10 @@ class Slices:
         place: float | None = None,
         lost: Callable[[Exception], None] | None = None,
     ) -> None:
-        """Call this in one of the next turns: after those that wait already, or at its place among them.
+        """Call `job` in one of the next turns: after the jobs that wait already, or at its place among them.
 
-        It does a piece of its work, and comes here again where something is left. What it raises goes to
-        `lost`, which must not raise, or is counted as a fault.
+        A job does a piece of its work, and calls this again if something is left. What it raises goes to
+        `lost`, which must not raise; without `lost` it is counted as a fault.
         """
         now = self._clock()
         at = now if place is None else place
@@ -92,7 +92,7 @@ class Slices:
         await given.wait()
 
     def _give(self, given: asyncio.Event) -> None:
-        """Let a task go on. It works in a step of its own, and that is the slice of this turn."""
+        """Let a task continue. It runs in its own step of the loop, which uses up the slice of this turn."""
         given.set()
         self._begun = float("-inf")
 
@@ -105,7 +105,7 @@ class Slices:
 
     def _turn(self) -> None:
         self._begun = None
-        for _ in range(len(self._waiting)):  # what comes again waits for the turn after
+        for _ in range(len(self._waiting)):  # a job that comes again waits for the turn after
             place, _, job, lost = self._waiting[0]
             if self.is_over(place):
                 return
@@ -116,5 +116,5 @@ class Slices:
             except Exception as error:
                 lost(error)
             if self._clock() - begun >= _SHORT * self.seconds:
-                self._begun = float("-inf")  # a long piece of work has a turn of its own
+                self._begun = float("-inf")  # a long piece of work ends the turn
                 return

@@ -1,6 +1,6 @@
 """TLS from files, renewed without a restart, and certificates for development.
 
-The relay ends TLS itself only when `tls_cert` and `tls_key` are set, or `tls_self_made`; behind a reverse
+The relay terminates TLS itself only if `tls_cert` and `tls_key` are set, or `tls_self_made`; behind a reverse
 proxy it need not.
 """
 
@@ -38,14 +38,14 @@ __all__ = [
 
 
 class TlsError(Exception):
-    """A certificate or key that cannot be used; `str()` says which file and why."""
+    """A certificate or key cannot be used; `str()` says which file and why."""
 
 
 class ServerTls:
     """The context that a server listens with, and the certificate that its next handshake shows.
 
-    `context` stays one object for the life of the relay. `renew` is one assignment, so that no handshake can
-    meet a certificate without its key; connections that are open are not touched.
+    `context` stays the same object for the life of the relay. `renew` is one assignment, so that no handshake
+    can see a certificate without its key; open connections are not affected.
     """
 
     def __init__(self, shown: ssl.SSLContext) -> None:
@@ -58,13 +58,13 @@ class ServerTls:
         self._shown = fresh
 
     def _show(self, socket: ssl.SSLObject, name: str, context: ssl.SSLContext) -> None:
-        # OpenSSL asks at every handshake, whether or not the client has named a server.
+        # OpenSSL calls this at every handshake, whether or not the client has named a server.
         socket.context = self._shown
 
 
 @dataclass(frozen=True, slots=True)
 class CertificateFacts:
-    """What `relayd doctor` says about a certificate."""
+    """The facts that `relayd doctor` reports about a certificate."""
 
     names: tuple[str, ...]
     not_before: datetime
@@ -87,7 +87,7 @@ class TlsFiles:
     cert: Path
     key: Path
     ca: Path | None = None
-    """What clients need to trust a certificate that the relay made itself; None for anybody else's."""
+    """The CA that clients need to trust a certificate made by the relay itself; None for any other."""
 
 
 def tls_files(settings: Settings) -> TlsFiles | None:
@@ -101,9 +101,9 @@ def tls_files(settings: Settings) -> TlsFiles | None:
 
 
 def make_certificate(settings: Settings) -> TlsFiles | None:
-    """As `tls_files`, and the certificate is made where the relay is to have one of its own and has none.
+    """Like `tls_files`, but make the relay's own certificate if the settings want one that is not there.
 
-    It is for this machine and the host of `public_url`. Raises `TlsError` where it cannot be written.
+    It is for this machine and the host of `public_url`. Raises `TlsError` if it cannot be written.
     """
     files = tls_files(settings)
     if files is None or files.ca is None or files.cert.exists():
@@ -115,7 +115,7 @@ def make_certificate(settings: Settings) -> TlsFiles | None:
             made = Path(folder) / "tls"
             write_dev_certificates(made, () if host is None else (host,))
             make_durable(*made.iterdir(), made)  # a relay that finds half a certificate does not start
-            made.rename(files.cert.parent)  # all of it at once
+            made.rename(files.cert.parent)  # all files at once
         make_durable(settings.data_dir)
     except (OSError, ValueError) as error:
         if files.cert.exists():  # another process was first
@@ -125,7 +125,8 @@ def make_certificate(settings: Settings) -> TlsFiles | None:
 
 
 def lacks_name(cert: Path, public_url: str | None) -> str | None:
-    """The host of `public_url`, if clients who go there would refuse this certificate. Raises `TlsError`."""
+    """The host of `public_url` if clients that connect there would refuse this certificate, else None. Raises
+    `TlsError`."""
     host = urlsplit(public_url or "").hostname
     if host is None:
         return None
@@ -146,7 +147,7 @@ def read_tls_files(cert: Path, key: Path) -> ssl.SSLContext:
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     try:
-        # A password would be asked for on the terminal; a daemon has none, so the key is refused instead.
+        # OpenSSL would ask for a password on the terminal; a daemon has none, so the key is refused instead.
         context.load_cert_chain(cert, key, password="")
     except (ssl.SSLError, ValueError) as error:
         reason = getattr(error, "reason", None) or "unreadable or encrypted"
@@ -171,9 +172,9 @@ def read_certificate(path: Path) -> CertificateFacts:
 
 
 def ends_at(files: TlsFiles | None) -> float:
-    """When the certificate in these files ends, in Unix seconds; 0 without one, or where it cannot be read.
+    """When the certificate in these files expires, in Unix seconds; 0 if there is none or it cannot be read.
 
-    For whoever takes it into use: what is in the files later is not what a relay shows.
+    Call it when the certificate is loaded: the files may change while the relay still shows the old one.
     """
     with contextlib.suppress(TlsError):
         return 0.0 if files is None else read_certificate(files.cert).not_after.timestamp()
@@ -183,10 +184,10 @@ def ends_at(files: TlsFiles | None) -> float:
 def write_dev_certificates(directory: Path, names: tuple[str, ...] = ()) -> DevCertificates:
     """Make a CA and a certificate for localhost and `names`, for development only.
 
-    The CA's own key is thrown away, so the CA can vouch for nothing else. Existing files are never
-    replaced: raises FileExistsError, and OSError when the folder cannot be written.
+    The CA's own key is thrown away, so the CA can vouch for nothing else. Existing files are never replaced.
+    Raises FileExistsError if one exists, and OSError if the folder cannot be written.
     """
-    import trustme  # it takes a while to load, and a relay needs it once in its life, if ever
+    import trustme  # slow to load, and a relay needs it at most once in its life
 
     written = DevCertificates(directory / "ca.pem", directory / "cert.pem", directory / "key.pem")
     for path in (written.ca, written.cert, written.key):

@@ -1,4 +1,4 @@
-"""Which relayd this is, as the installed distribution says."""
+"""The version of relayd, from the installed distribution."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ __all__ = ["VERSION", "installed_version"]
 
 
 def installed_version() -> str:
-    """The version that a process would be that is started now."""
+    """The version that a process started now would have."""
     try:
         return metadata.version("relayd")
     except metadata.PackageNotFoundError:  # run from a source tree that was never installed

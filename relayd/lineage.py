@@ -172,8 +172,7 @@ class KnownLog:
         return self.lineage.claim(self.seen, is_exact=True)
 
     def adopt(self, lineage: Lineage, head: int, certain: Mark) -> bool:
-        """Adopt what the database reports; return False, with the log marked lost, if a certain place is
-        missing.
+        """Adopt what the database reports. If it lacks a certain place, mark the log lost and return False.
 
         `certain` is `mark` as it was before the database was queried.
         """

@@ -565,8 +565,7 @@ class Metrics:
         return told
 
     def retention_waits(self, days: int, reason: str | None) -> None:
-        """Record how many days past retention wait for the archive, and which of `RETENTION_REASONS`
-        applies."""
+        """Record how many days past retention wait for the archive, and why (`RETENTION_REASONS`)."""
         known = reason if reason in self.retention_waiting else OTHER
         for each, gauge in self.retention_waiting.items():
             gauge.set(days if each == known else 0)
@@ -652,8 +651,7 @@ def _add_up(directory: Path, kind: str, pid: int) -> None:
 
 
 def _make_room(path: Path, size: int) -> None:
-    """Make a new file with its disk space allocated: without it, a write to the mapped file can kill the
-    process.
+    """Make an empty file whose space is allocated: else a write to its memory map can end the process.
 
     Raises `OSError`.
     """

@@ -1,4 +1,4 @@
-"""The relay's log in PostgreSQL. `Store` is the door; the values that pass it are in `types`."""
+"""The relay's log in PostgreSQL. `Store` is the interface; the values that pass through it are in `types`."""
 
 from __future__ import annotations
 

@@ -1,15 +1,15 @@
-"""Whether a lake holds a day of the log, asked before retention lets go of it.
+"""Checks that a lake holds a day of the log before retention drops the day.
 
-The lake's manifests are the witnesses (`strata.protocol.lake`), and none is believed alone:
+The evidence is the lake's manifests (`strata.protocol.lake`), and no manifest is believed alone:
 
-1. Each must hash to what it says, and they must form one chain from the first. Finished days that nobody
-   asks about may be vouched for by their summaries, which form a chain of their own.
+1. Each must match its hash, and they must form one chain from the first. For finished days that are not in
+   question, summaries may stand in for the manifests; they form their own chain.
 2. Those of the day must reach its last packet. The chain leaves no sequence out, so they begin at its border.
-3. What each says of its rows, a count and a hash over their places and ids, must recompute from our own rows.
+3. The count and the hash of its rows' places and ids in each manifest must recompute from our own rows.
 
-So a lake of another relay, an older copy of a lake, or a log that was changed after it was archived, keeps
-the day where it is. Whether the lake's files still hold what the manifests say is the audit's question: to
-answer it here, the relay would have to read them all.
+So with a lake of another relay, an older copy of a lake, or a log that was changed after it was archived, the
+day is kept. Whether the lake's files still hold what the manifests say is checked by the audit: to check it
+here, the relay would have to read them all.
 """
 
 from __future__ import annotations
@@ -49,17 +49,17 @@ _MANIFEST = re.compile(r"\d{10}\.json")
 _SUMMARY = re.compile(r"\d{4}-\d\d-\d\d\.json")
 _READ_TIMEOUT = 60.0
 _LOOK_AHEAD = 10_000
-"""So many manifests after the end are looked for, to tell a chain with a hole from one that ends."""
+"""How many manifests beyond the end are looked for, to tell a chain with a hole from one that ends."""
 _PAGE_SEQUENCES = 10_000
 
 _RECHECK_SECONDS = 3600
-"""How soon a day that differs is hashed again where its manifests have not changed: its rows may have been
-mended, and looking is the only way to know."""
+"""How soon a day that differs is hashed again although its manifests have not changed: its rows may have been
+repaired, and hashing is the only way to know."""
 
 _ROWS = "FROM {table} WHERE sequence > $1 AND sequence <= $2"
-# The database joins what is hashed: a value for each row would cost this process more than hashing does.
-# Ranges are short instead of limited, so that no plan can read a whole day for a page; a day leaves no number
-# out, so they are full.
+# The database joins the values to hash: one value per row would cost this process more than the hashing.
+# Pages are short ranges instead of a LIMIT, so that no plan can read a whole day for a page; a day leaves no
+# number out, so the ranges are full.
 _JOINED = (
     "SELECT count(*), bool_and(octet_length(packet_id) = 32),"
     " string_agg(int8send(sequence) || int8send(received_at) || packet_id, ''::bytea ORDER BY sequence) "
@@ -69,7 +69,7 @@ _SINGLE = f"SELECT sequence, received_at, packet_id {_ROWS} ORDER BY sequence"
 
 
 class Reason(enum.StrEnum):
-    """Why a day cannot go."""
+    """Why a day cannot be dropped."""
 
     UNREADABLE = "unreadable"
     INVALID = "invalid"
@@ -95,12 +95,12 @@ class NotArchived(Exception):
 
     @property
     def action(self) -> str:
-        """What an operator does about it."""
+        """What an operator should do about it."""
         return _ACTIONS[self.reason]
 
 
 class _Batch(NamedTuple):
-    """What is needed of a manifest: a lake that follows the log has thousands for each day."""
+    """The needed parts of a manifest: a lake that follows the log has thousands of manifests per day."""
 
     after: int
     up_to: int
@@ -109,21 +109,21 @@ class _Batch(NamedTuple):
 
 
 class _Lake(NamedTuple):
-    """What reading the manifests has found."""
+    """The result of reading the manifests."""
 
     stamp: bytes
-    """Changes with every change in the folder; empty where that could not be read."""
+    """A value that changes with every change in the folder; empty if the folder could not be read."""
     days: frozenset[int]
-    """The days that were asked for."""
+    """The requested days."""
     batches: dict[int, list[_Batch]]
-    """What the chain has of them."""
+    """The batches that the chain has of these days."""
     reached: int
     """The sequence up to which the lake holds the log."""
     problem: tuple[Reason, str] | None
 
 
 class _Refused(NamedTuple):
-    """A day that was hashed in vain."""
+    """A day whose hashes did not match."""
 
     batches: Sequence[_Batch]
     checked_at: int
@@ -131,7 +131,7 @@ class _Refused(NamedTuple):
 
 
 class ArchivedDays:
-    """The days which the manifests in `folder`, a lake's `_manifests`, prove to be in the lake."""
+    """The days that the manifests in `folder`, a lake's `_manifests`, prove to be in the lake."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -142,22 +142,22 @@ class ArchivedDays:
     async def look(self, days: frozenset[int]) -> None:
         """Read what the manifests say about `days` (from 1970-01-01 UTC), unless nothing has changed since.
 
-        Reading is done in a thread. Raises `NotArchived` when it cannot be done, when the manifests are no
-        chain, and when it takes longer than a minute; then, and after cancelling, it goes on for the next
-        call.
+        A thread does the reading. Raises `NotArchived` if the manifests cannot be read, if they do not form a
+        chain, or if reading takes longer than a minute. In the last case, and after cancelling, the reading
+        continues for the next call.
         """
         if not days:
             self._lake = None
             return
         lake = await self._read(days)
-        if not days <= lake.days:  # it was begun by an earlier call
+        if not days <= lake.days:  # an earlier call began this reading
             lake = await self._read(days)
         self._lake = lake
         if lake.problem is not None:
             raise NotArchived(*lake.problem)
 
     async def _read(self, days: frozenset[int]) -> _Lake:
-        # One at a time: storage that hangs must not use up the threads, which name resolution needs too.
+        # One at a time: storage that hangs must not use up the threads, which name resolution also needs.
         if self._reading is None:
             self._reading = asyncio.ensure_future(
                 asyncio.to_thread(_read_lake, self._folder, days, self._lake)
@@ -173,8 +173,8 @@ class ArchivedDays:
     async def check(self, connection: asyncpg.Connection[Any], table: str, day: int, now: int) -> None:
         """Compare a finished day, whose partition is `table`, with the lake as `look` has seen it.
 
-        Returns when the lake holds all its rows. Raises `NotArchived` when it does not, and what the driver
-        raises. Takes some seconds for a million rows, in pages of some hundred KiB. `now` is in Unix seconds.
+        Returns if the lake holds all its rows, and raises `NotArchived` if not; errors of the driver pass. A
+        million rows take some seconds, in pages of some hundred KiB. `now` is in Unix seconds.
         """
         assert self._lake is not None
         batches = self._lake.batches.get(day, [])
@@ -195,10 +195,10 @@ class ArchivedDays:
 
 
 def _read_lake(folder: Path, days: frozenset[int], known: _Lake | None) -> _Lake:
-    """Read and check what it takes; `known` is the answer again where nothing has changed. Raises nothing.
+    """Read and check the manifests needed; returns `known` again if nothing has changed. Raises nothing.
 
-    Where days have summaries that fit, that is these, the manifests of `days` and those after the last
-    summary; else it is all manifests.
+    If there are summaries that fit, only these are read, with the manifests of `days` and those after the
+    last summary; otherwise all manifests are read.
     """
     with contextlib.suppress(OSError, LakeError):
         found = _read_by_summaries(folder, days, known)
@@ -209,7 +209,7 @@ def _read_lake(folder: Path, days: frozenset[int], known: _Lake | None) -> _Lake
         if not names and (folder / "_manifests").is_dir():
             problem = f"{folder} is a lake: archive_manifests must name the folder _manifests in it"
             return _Lake(b"", days, {}, 0, (Reason.UNREADABLE, problem))
-        stamp = _stamp(folder, names)  # before reading: what changes meanwhile is read again
+        stamp = _stamp(folder, names)  # before reading, so that a change in the meantime is read next time
         if known is not None and known.stamp == stamp and days <= known.days:
             return known
         return _read_chain(folder, names, days, stamp)
@@ -219,7 +219,7 @@ def _read_lake(folder: Path, days: frozenset[int], known: _Lake | None) -> _Lake
 
 
 def _read_by_summaries(folder: Path, days: frozenset[int], known: _Lake | None) -> _Lake | None:
-    """The answer by summaries; None where there are none. Raises OSError, and `LakeError` for a misfit."""
+    """The result from summaries; None if there are none. Raises OSError, and `LakeError` for a mismatch."""
     listed = sorted(entry.name for entry in os.scandir(folder / SUMMARIES) if _SUMMARY.fullmatch(entry.name))
     if not listed:
         return None
@@ -233,7 +233,7 @@ def _read_by_summaries(folder: Path, days: frozenset[int], known: _Lake | None) 
     while (folder / (name := _name(before.number + len(later)))).exists():
         later.append(name)
     if any((folder / _name(before.number + len(later) + n)).exists() for n in range(1, _LOOK_AHEAD)):
-        raise LakeError("a manifest is missing")  # which one, reading all of them will tell
+        raise LakeError("a manifest is missing")  # reading all of them will show which one
     stamp = _stamp(folder, [*names, *later])
     if known is not None and known.stamp == stamp and days <= known.days:
         return known
@@ -284,14 +284,14 @@ def _read_chain(folder: Path, names: Sequence[str], days: frozenset[int], stamp:
         for name in names:
             manifest = _decode(folder / name)
             yield manifest
-            # Asked for the next, so this one was found to follow the one before.
+            # The next one was requested, so this one was found to follow the one before.
             reached = manifest.up_to
             day = day_of(manifest.up_to)
             if day in days:
                 batches.setdefault(day, []).append(_batch(manifest))
 
     try:
-        # They are checked as they come: a lake of some years may have a million.
+        # They are checked as they are read: a lake of some years may have a million.
         check_chain(manifests())
     except LakeError as error:
         return _Lake(stamp, days, {}, 0, (Reason.INVALID, str(error)))
@@ -301,12 +301,12 @@ def _read_chain(folder: Path, names: Sequence[str], days: frozenset[int], stamp:
 def _decode(path: Path) -> Manifest:
     try:
         return decode(path.read_bytes(), path.name)
-    except InvalidInput as error:  # it has no canonical form, so it has no hash
+    except InvalidInput as error:  # without a canonical form there is no hash
         raise LakeError(f"the lake's {path.name} cannot be used: it is damaged: {error}") from None
 
 
 async def _digest(connection: asyncpg.Connection[Any], table: str, batch: _Batch, last: int) -> RowsDigest:
-    """The digest of our own rows in a batch's place; `last` is the last of the table."""
+    """The digest of our own rows in the range of a batch; `last` is the last sequence of the table."""
     digest = RowsDigest()
     joined, single = _JOINED.format(table=table), _SINGLE.format(table=table)
     first = max(batch.after, first_of_day(day_of(batch.up_to)))
@@ -315,16 +315,16 @@ async def _digest(connection: asyncpg.Connection[Any], table: str, batch: _Batch
         rows, whole, data = await connection.fetchrow(joined, *span)
         if whole:
             digest.update_bytes(data, rows)
-        elif rows:  # a damaged id is hashed first, which the database cannot do
+        elif rows:  # a damaged id must be hashed first, which the database cannot do
             found = await connection.fetch(single, *span)
-            # A time before 1970 cannot be hashed, and never was: such rows are missing from the count.
+            # A time before 1970 cannot be hashed and never was: such rows are missing from the count.
             with contextlib.suppress(OverflowError):
                 digest.update(tuple(row) for row in found)
     return digest
 
 
 def _short_of(day: int, last: int, held: int, reached: int) -> tuple[Reason, str]:
-    """What to say of a lake that does not reach a day's last packet."""
+    """The reason and problem of a lake that does not reach a day's last packet."""
     if reached < last:
         return Reason.BEHIND, f"the lake ends at {reached}, and {day_text(day)} ends at {last}"
     where = f"behind {held}" if held else "at all"

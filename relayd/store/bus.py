@@ -1,12 +1,12 @@
-"""Rings by NATS in place of NOTIFY: each process tells the others how far the log reaches.
+"""Wake-ups over NATS in place of NOTIFY: each process tells the others how far the log reaches.
 
 A message says "look", as a notification does; the log in PostgreSQL stays the truth. So a message that is
-lost, doubled or late costs latency and nothing else: the doorbell looks every second besides. One counts
-only with the MAC of this log, and under the term that is current: neither a stranger on the bus nor another
-log, nor this one before it lost its end, can move a reader past what there is.
+lost, duplicated or late costs only latency: the doorbell also looks every second. A message counts only with
+the MAC of this log, and under the current term: neither a stranger on the bus nor another log, nor this one
+before it lost its end, can move a reader past the end of the log.
 
-On a subject beside it processes tell each other what identities have taken (`relayd.access.machines`). The
-bus seals such a report and looks at no more than the seal.
+On a second subject, processes report to each other what identities have used (`relayd.access.machines`). The
+bus seals these reports and looks at nothing but the seal.
 """
 
 from __future__ import annotations
@@ -33,16 +33,17 @@ _PING_SECONDS: Final = 2
 _PINGS_UNANSWERED: Final = 2
 _BACKOFF_SECONDS: Final = (0.1, 5.0)
 _MOST_WAITING: Final = 1024
-"""Messages that wait to be read; NATS drops those beyond, and the next one says as much."""
+"""The most messages that wait to be read; NATS drops the rest, and the next message makes up for them."""
 _MAC_BYTES: Final = 16
 _MOST_REPORTS: Final = 64
-"""That wait to be sent; those of a bus that is away are not wanted later."""
+"""The most reports that wait to be sent; reports made while the bus is away are not wanted later."""
 BUS_EVENTS: Final = ("connected", "failed", "sent", "heard", "doubted", "refused")
-"""Connected, or not (any more); a wake-up sent, heard, of another term; what nobody of this log has sent."""
+"""The bus is connected, or failed; a wake-up was sent, heard, or of another term; a message was refused, as
+not sent by a process of this log."""
 
 
 class BusMessages:
-    """What goes over the bus: the tag of the current term, a sequence, and the MAC of both."""
+    """The messages of the bus: the tag of the current term, a sequence, and the MAC of both."""
 
     def __init__(self, log_key: bytes) -> None:
         self._key = hashlib.blake2s(b"bus", key=log_key).digest()
@@ -51,21 +52,21 @@ class BusMessages:
         self.report_subject = f"{self.subject}.taken"
 
     def encode(self, tag: bytes, sequence: int) -> bytes:
-        """A message."""
+        """A wake-up message."""
         said = tag + sequence.to_bytes(8, "big")
         return said + _mac(self._key, said)
 
     def decode(self, message: bytes) -> tuple[bytes, int] | None:
-        """The tag and the sequence; None for what no process of this log has sent."""
+        """The tag and the sequence; None for a message that no process of this log has sent."""
         said = _unsealed(self._key, message)
         return None if said is None or len(said) <= 8 else (said[:-8], int.from_bytes(said[-8:], "big"))
 
     def seal(self, report: bytes) -> bytes:
-        """A report as it goes over the bus."""
+        """A report in the form sent over the bus."""
         return report + _mac(self._report_key, report)
 
     def unseal(self, message: bytes) -> bytes | None:
-        """The report; None for what no process of this log has sent."""
+        """The report; None for a message that no process of this log has sent."""
         return _unsealed(self._report_key, message)
 
 
@@ -79,9 +80,9 @@ def _unsealed(key: bytes, message: bytes) -> bytes | None:
 
 
 class Bus:
-    """The way to a NATS server, through every loss of it.
+    """A connection to a NATS server, remade after every loss.
 
-    `heard(sequence)` is called for what another process has committed, `doubt()` where only the database can
+    `heard(sequence)` is called when another process has committed, and `doubt()` when only the database can
     say how far the log reaches. `log_key` is a secret of the log.
     """
 
@@ -97,8 +98,8 @@ class Bus:
         reported: Callable[[bytes], bool] | None = None,
     ) -> None:
         """`told` is called with each of `BUS_EVENTS` that happens, `reported` with the reports of others; it
-        says whether it takes one. Without it none are asked for."""
-        self._nats: Any = importlib.import_module("nats")  # takes a while: not beside open connections
+        returns whether it accepts one. Without it, reports are not subscribed to."""
+        self._nats: Any = importlib.import_module("nats")  # slow, so not while connections are open
         self._url = url
         self._messages = BusMessages(log_key)
         self._known = known
@@ -110,15 +111,15 @@ class Bus:
         self._committed: int | None = None
         self._wake = asyncio.Event()
         self.is_connected = False
-        """Whether others are heard just now."""
+        """Whether other processes can be heard at the moment."""
 
     def committed(self, sequence: int) -> None:
-        """Tell the others. Of several commits between two turns of the loop they hear of the last."""
+        """Tell the others. Of several commits between two turns of the loop, they hear of the last."""
         self._committed = sequence
         self._wake.set()
 
     def report(self, report: bytes) -> None:
-        """Tell the others what was taken; nobody hears it while the bus is away, or has too much to do."""
+        """Tell the others what was used; a report is dropped while the bus is away or overloaded."""
         if self.is_connected and len(self._reports) < _MOST_REPORTS:
             self._reports.append(report)
             self._wake.set()
@@ -138,7 +139,7 @@ class Bus:
                 finally:
                     self.is_connected = False
                     await _close(client)
-            except Exception as error:  # whatever its client raises, the bus is away
+            except Exception as error:  # whatever the client raises, the bus is away
                 self._told("failed")
                 if not problem:
                     problem = problem_of(error)
@@ -154,7 +155,7 @@ class Bus:
         await client.flush(_CONNECT_SECONDS)
         self.is_connected = True
         self._told("connected")
-        self._doubt()  # whatever was said meanwhile
+        self._doubt()  # messages may have been missed meanwhile
         while client.is_connected:
             await self._wake.wait()
             self._wake.clear()
@@ -191,7 +192,7 @@ class Bus:
 
 
 async def probe_bus(url: str) -> float:
-    """Seconds that a message takes to a NATS server and back. Raises `ConnectionError` that says why not."""
+    """The round trip to a NATS server, in seconds. Raises `ConnectionError`, which says why it failed."""
     try:
         client = await _connect(importlib.import_module("nats"), url, closed=_nothing)
         try:
@@ -220,19 +221,19 @@ async def _connect(nats: Any, url: str, *, closed: Callable[[], Awaitable[None]]
                 closed_cb=closed,
             )
     except BaseException:
-        await _close(client)  # one that is cut off leaves its socket open
+        await _close(client)  # an interrupted attempt leaves its socket open
         raise
     return client
 
 
 async def _close(client: Any) -> None:
-    with contextlib.suppress(Exception):  # it is of no more use, whatever it says
+    with contextlib.suppress(Exception):  # the client is no longer used, whatever it raises
         async with asyncio.timeout(1.0):
             await client.close()
 
 
 async def _ignore(error: Exception) -> None:
-    """The client reports here what ends in `closed_cb` as well."""
+    """Ignore the client's errors: those that matter also end in `closed_cb`."""
 
 
 async def _nothing() -> None:

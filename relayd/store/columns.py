@@ -1,7 +1,7 @@
-"""How packets become columns and columns become packets again.
+"""Conversion of packets to columns and back.
 
-author_id and content_type are keys (`protocol.lake.string_key`): UTF-8, or a hash where the string is too
-long to be indexed; then the string itself is in the body.
+author_id and content_type are keys (`protocol.lake.string_key`): UTF-8, or a hash if the string is too long
+to be indexed; then the string itself is in the body.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _VIEW_DECODER = msgspec.json.Decoder(_View)
 
 
 def is_storable(packet: NewPacket) -> bool:
-    """Whether the values fit their columns, so that one packet cannot fail the batch it travels in."""
+    """Whether the values fit their columns, so that one packet cannot fail its batch."""
     try:
         string_key(packet.author_id)
         string_key(packet.content_type)
@@ -42,8 +42,8 @@ def is_storable(packet: NewPacket) -> bool:
 
 
 def entry(row: tuple[Any, ...]) -> LogEntry:
-    """A row of sequence, received_at, packet_id, author_id, content_type, timestamp, expires_at, body,
-    annotation, and perhaps witnessed_at and ingest_peer."""
+    """The entry of a row of sequence, received_at, packet_id, author_id, content_type, timestamp, expires_at,
+    body, annotation, and perhaps witnessed_at and ingest_peer."""
     sequence, received_at, packet_id, author, content_type, timestamp, expires_at, body, annotation = row[:9]
     witnessed_at, ingest_peer = row[9:] or (None, None)
     if author.startswith(HASHED) or content_type.startswith(HASHED):

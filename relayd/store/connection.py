@@ -1,4 +1,4 @@
-"""Connections to PostgreSQL: how they are opened, lent out, and how their errors are told apart."""
+"""Connections to PostgreSQL: opening them, lending them out, and telling their errors apart."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ __all__ = ["Payer", "Pool", "close_quietly", "connect", "connected", "deadline",
 _LOST = (
     OSError,
     TimeoutError,
-    asyncpg.InterfaceError,  # the driver's word for a connection that is closed or closing
+    asyncpg.InterfaceError,  # raised by the driver for a connection that is closed or closing
     asyncpg.InternalClientError,
     asyncpg.PostgresConnectionError,
     asyncpg.OperatorInterventionError,  # shutdown, crash recovery, "cannot connect now"
-    asyncpg.TransactionRollbackError,  # a deadlock, or on a replica a conflict with replay
+    asyncpg.TransactionRollbackError,  # a deadlock or, on a replica, a conflict with replay
     asyncpg.InvalidAuthorizationSpecificationError,
     asyncpg.InvalidCatalogNameError,
 )
 
 _POOLED = (
-    asyncpg.ProtocolViolationError,  # of PgBouncer, about the settings that a session begins with
-    asyncpg.InvalidSQLStatementNameError,  # what was prepared is in another session by now
-    asyncpg.DuplicatePreparedStatementError,  # and what others have prepared is in this one
+    asyncpg.ProtocolViolationError,  # from PgBouncer, about the settings that a session begins with
+    asyncpg.InvalidSQLStatementNameError,  # our prepared statement is in another session
+    asyncpg.DuplicatePreparedStatementError,  # another program's prepared statement is in this one
 )
 
 _VANISHED: Final = {
@@ -40,9 +40,8 @@ _VANISHED: Final = {
     "tcp_keepalives_interval": "10",
     "tcp_keepalives_count": "3",
 }
-"""The server finds out within a minute that a machine has gone without a word. Left to itself it takes two
-hours, and keeps for so long what that machine held: the lock of the log, or the lead among readers of
-peers."""
+"""With these, the server notices within a minute that a machine has vanished. By default it takes two hours,
+and during that time keeps what the machine held: the lock of the log, or the lead among readers of peers."""
 
 _OURS: Final = {
     "idle_session_timeout": "0",
@@ -51,10 +50,11 @@ _OURS: Final = {
     "lock_timeout": "0",
     "default_transaction_isolation": "read committed",
 }
-"""What a role or a database may have for programs of another kind. Deadlines are ours: a limit set for
-everybody would end the writer's session in each quiet hour, and each new one begins a term; it would fail
-batches, and cut migrations off. Whoever waits for the lock of the log has to see what was appended
-meanwhile, so transactions read what is committed, unless they ask for another thing themselves."""
+"""Overrides of settings that a role or a database may have for other programs. The relay has its own
+deadlines: a general limit would end the writer's session in each quiet hour, and each new session begins a
+term; it would fail batches, and interrupt migrations. A transaction that waits for the lock of the log must
+see what was appended meanwhile, so transactions are `read committed` unless they choose another level
+themselves."""
 
 _ARRAYS: Final = [
     {
@@ -78,11 +78,11 @@ _ARRAYS: Final = [
         (1016, 20, "int8"),
     )
 ]
-"""PostgreSQL's own types whose numbers never change. The driver asks for them on each connection, with a
-statement that takes the server a hundred times as long as one of ours."""
+"""PostgreSQL's built-in types, whose OIDs never change. Otherwise the driver looks them up on each
+connection, with a statement that takes the server a hundred times as long as one of ours."""
 
 _LONG: Final = 0.02
-"""Seconds. A statement that takes longer waits for a disk, and leaves processor and loop to others."""
+"""Seconds. A statement that takes longer is waiting for a disk, and leaves processor and loop to others."""
 
 
 @contextlib.contextmanager
@@ -93,7 +93,7 @@ def translate_errors() -> Iterator[None]:
     except asyncpg.QueryCanceledError as error:
         raise StoreTimeout("the statement took longer than its limit") from error
     except asyncpg.ReadOnlySQLTransactionError as error:
-        # After a failover the old address may lead to a standby: come back when it has been promoted.
+        # After a failover the old address may lead to a standby: retry until it has been promoted.
         raise StoreUnavailable("the database accepts no writes") from error
     except asyncpg.ClientConfigurationError as error:
         raise StoreError(f"the database URL cannot be used: {_first_line(error)}") from error
@@ -119,10 +119,10 @@ def translate_errors() -> Iterator[None]:
 
 @contextlib.asynccontextmanager
 async def deadline(connection: asyncpg.Connection[Any], seconds: float) -> AsyncIterator[None]:
-    """Translate errors, and end the connection where its work is not done after so many seconds.
+    """Translate errors, and end the connection if its work is not done after `seconds`.
 
-    Raises `StoreUnavailable` then. Cancelling the work would not do: a transaction that is cancelled is first
-    rolled back, and a server that has gone without a word does not answer that either.
+    Raises `StoreUnavailable` then. Cancelling the work would not be enough: a cancelled transaction is first
+    rolled back, and a server that has vanished does not answer that either.
     """
     is_late = False
 
@@ -158,8 +158,8 @@ async def connect(
 ) -> asyncpg.Connection[Any]:
     """Open a connection that pg_stat_activity shows as `name`, with `settings` for its session.
 
-    Of several servers in the URL the first that answers as wanted is taken; each has its share of the time.
-    `answer_timeout` is for each statement, where nobody can say how long all of them take together (else see
+    If the URL names several servers, the first that answers as wanted is used; each gets its share of the
+    time. `answer_timeout` is for each statement, if the total time of all statements is unknown (else see
     `deadline`). Raises `StoreUnavailable`. Cancelling closes what was opened.
     """
     servers = each_server(url)
@@ -179,12 +179,12 @@ async def connect(
                         **settings,
                     },
                     max_cached_statement_lifetime=0,
-                    # Bodies make statements' arguments large, never their text; every shape we send fits.
+                    # Bodies make the arguments of statements large, never their text; all our statements fit.
                     statement_cache_size=256,
                 )
                 connection.get_settings().register_data_types(_ARRAYS)
                 return connection
-        except ValueError:  # of the driver, about a part of the URL: that part may be one of a password
+        except ValueError:  # the driver quotes a part of the URL, which may be part of a password
             raise StoreError("the database URL cannot be used: a host or a port is none") from None
         except StoreUnavailable as error:
             if len(servers) == 1:
@@ -194,22 +194,22 @@ async def connect(
 
 
 class Payer(Hashable, Protocol):
-    """Whoever a connection is lent to: payers are told apart as dictionary keys are."""
+    """The party to which a connection is lent; payers are compared as dictionary keys are."""
 
     def used_database(self, seconds: float, now: float) -> None:
-        """A connection was lent for so long, at this payer's expense, until `now` on the monotonic clock."""
+        """A connection was lent for `seconds` at this payer's expense, until `now` on the monotonic clock."""
 
 
 class Pool:
     """At most `size` connections for single statements, opened when first needed.
 
-    Leaner than asyncpg's pool, which spends more on resetting a connection than our statements take: ours
-    leave nothing behind to reset. When all are lent out, `lease` waits: whoever has used least goes first
-    (`Turns`), and those without a payer wait in one line. `turn_timeout` bounds each turn: the server ends a
-    slow statement itself, and this is for a server that no longer answers.
+    Leaner than asyncpg's pool, which spends more time resetting a connection than our statements take: ours
+    change no state of a session. While all connections are lent out, `lease` waits: the payer that has used
+    least goes first (`Turns`), and callers without a payer share one queue. `turn_timeout` bounds each turn:
+    the server ends a slow statement itself, so this is for a server that no longer answers.
 
-    While `gives_way` says that others are in a hurry, one connection is lent at a time. One that has been
-    lent for long does not count: where a disk is slow, readers do not wait for each other.
+    While `gives_way` says that others are in a hurry, one connection is lent at a time. A connection that has
+    been lent for long does not count: if the disk is slow, readers do not wait for each other.
     """
 
     def __init__(
@@ -235,14 +235,14 @@ class Pool:
         self._turns = Turns(size)
         self._waiting: dict[Turn, asyncio.Future[None]] = {}
         self._begun: dict[Turn, float] = {}
-        """When each turn that is under way began, the first first; on the clock of the loop."""
+        """When each turn in progress began, in order, on the clock of the loop."""
         self._look: asyncio.Handle | None = None
         self._closed = False
         self.gives_way: Callable[[], bool] = lambda: False
 
     @contextlib.asynccontextmanager
     async def lease(self, payer: Payer | None = None) -> AsyncIterator[asyncpg.Connection[Any]]:
-        """Lend a connection, for `turn_timeout` seconds; what is done with it raises the store's errors.
+        """Lend a connection for `turn_timeout` seconds. In the block the driver's errors become the store's.
 
         Raises `StoreUnavailable`; cancelling while waiting lends nothing.
         """
@@ -281,14 +281,14 @@ class Pool:
                 lent.set_result(None)
 
     def _may_begin(self) -> bool:
-        """Whether one more turn may be under way; looks again later where that is only a matter of time."""
+        """Whether one more turn may begin; arranges another look if that is only a matter of time."""
         if not self._begun or not self.gives_way():
             return True
         loop = asyncio.get_running_loop()
         young_until = next(reversed(self._begun.values())) + _LONG
         if loop.time() >= young_until:
             return True
-        # One look at a time. It may come early, for loops round, and then asks for another.
+        # One look at a time. It may come early, because loops round times, and then arranges another.
         if self._look is None:
             self._look = loop.call_at(young_until, self._look_again)
         return False
@@ -321,7 +321,7 @@ class Pool:
             raise StoreUnavailable("the store is closed")
 
     async def close(self) -> None:
-        """End every connection, those lent out included. Idempotent."""
+        """End every connection, including those lent out. Idempotent."""
         self._closed = True
         if self._look is not None:
             self._look.cancel()
@@ -332,7 +332,7 @@ class Pool:
 
 
 async def close_quietly(connection: asyncpg.Connection[Any], timeout: float = 2.0) -> None:
-    """End a connection politely, and by force where the server does not answer."""
+    """End a connection cleanly, or by force if the server does not answer."""
     try:
         await connection.close(timeout=timeout)
     except (*_LOST, asyncpg.PostgresError):
@@ -348,7 +348,7 @@ async def connected(
     longest: float | None = None,
     answer_timeout: float | None = None,
 ) -> AsyncIterator[asyncpg.Connection[Any]]:
-    """A connection for one piece of work, which raises the store's errors; it is closed afterwards.
+    """A connection for one piece of work, closed afterwards; the driver's errors become the store's.
 
     The work may take `longest` seconds in all (`deadline`), or each of its statements `answer_timeout`.
     Raises `StoreUnavailable`.

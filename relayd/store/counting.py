@@ -1,6 +1,6 @@
-"""Count a log from one end to the other: is every place taken, and is every packet what its id says?
+"""Count a log from end to end: does every place have a row, and does every packet match its id?
 
-For a copy of a database that nobody else uses. It reads every row.
+It reads every row, and is meant for a copy of a database that nobody else uses.
 """
 
 from __future__ import annotations
@@ -34,15 +34,15 @@ found AS (
 days AS (SELECT sum(places) AS places, max(last & 4294967295) AS last FROM found GROUP BY day)
 SELECT coalesce(sum(last - places), 0)::bigint FROM days
 """
-# A day leaves no place out and begins with 1. What retention has spared of older days stands apart. Where a
-# day ends, its rows alone do not tell: the duplicate index does as well, and of the last day the head.
+# A day begins with 1 and leaves no place out. Packets of older days that retention spared are left out. Rows
+# alone do not show where a day ends: the duplicate index also counts and, for the last day, the head.
 _ROWS: Final = "SELECT sequence, packet_id, body FROM packets WHERE sequence > $1 ORDER BY sequence LIMIT $2"
 _BURIED: Final = "SELECT count(*) FROM tombstones WHERE packet_id = ANY ($1::bytea[])"
 _BEYOND: Final = "SELECT count(*) FROM packets WHERE sequence > $1"
 
 
 class LogEnd(NamedTuple):
-    """Where a log ends, and which server keeps it."""
+    """The end of a log, and the version of its server."""
 
     head: int
     epoch: int
@@ -51,7 +51,7 @@ class LogEnd(NamedTuple):
 
 
 class Counted(NamedTuple):
-    """What is in a log."""
+    """The contents of a log, as counted."""
 
     head: int
     last_received_at: int
@@ -60,18 +60,18 @@ class Counted(NamedTuple):
     missing: int
     """Places without a row."""
     damaged: int
-    """Packets whose bytes do not hash to their id, or are gone without a tombstone."""
+    """Packets whose bytes do not hash to their id, or are missing without a tombstone."""
 
 
 async def log_end(url: str) -> LogEnd:
-    """Where the log ends now. Raises `StoreUnavailable`, and `StoreError` where there is no log."""
+    """The current end of the log. Raises `StoreUnavailable`, and `StoreError` if there is no log."""
     async with connected(url, _NAME, _CONNECT_TIMEOUT) as connection:
         head, _, epoch = await connection.fetchrow(_HEAD)
         return LogEnd(head, epoch, connection.get_server_version().major)
 
 
 async def count_log(url: str) -> Counted:
-    """Count all of it. Raises as `log_end` does."""
+    """Count the whole log. Raises as `log_end` does."""
     async with connected(url, _NAME, _CONNECT_TIMEOUT) as connection:
         head, last_received_at, _ = await connection.fetchrow(_HEAD)
         missing = await connection.fetchval(_MISSING)
@@ -87,14 +87,14 @@ async def count_log(url: str) -> Counted:
 
 
 async def packets_beyond(url: str, sequence: int) -> int:
-    """How many packets the log has behind this place. Raises as `log_end` does."""
+    """How many packets the log has after this place. Raises as `log_end` does."""
     async with connected(url, _NAME, _CONNECT_TIMEOUT) as connection:
         found: int = await connection.fetchval(_BEYOND, sequence)
         return found
 
 
 async def reload_server(url: str) -> None:
-    """Have the server read its own files again. Raises `StoreUnavailable`."""
+    """Make the server reload its configuration files. Raises `StoreUnavailable`."""
     async with connected(url, _NAME, _CONNECT_TIMEOUT) as connection:
         await connection.execute("SELECT pg_reload_conf()")
 
@@ -108,7 +108,7 @@ async def _buried(connection: asyncpg.Connection[Any], ids: list[bytes]) -> int:
 
 
 def _examine(rows: Sequence[asyncpg.Record]) -> tuple[list[bytes], int]:
-    """The ids of rows without a body, and how many others are not what their id says."""
+    """The ids of rows without a body, and how many other rows do not match their id."""
     empty, damaged = [], 0
     for _, packet_id, body in rows:
         if not body:

@@ -1,8 +1,8 @@
-"""Declined packets, which are not served: as a predicate on a packet in memory and as SQL on its row.
+"""Declined packets, which are not served: a predicate on a packet in memory, and SQL conditions on its row.
 
-A media hash counts wherever an object of the packet has it as `media_hash`. Canonical JSON spells such a
-member one way only, and a string cannot contain that spelling, because its quotes would be escaped. So the
-body is searched as bytes, and never decoded.
+A media hash counts wherever an object of the packet has it as `media_hash`. Canonical JSON has only one
+spelling of such a member, and a string cannot contain that spelling, because its quotes would be escaped. So
+the body is searched as bytes, and never decoded.
 """
 
 # Core: no I/O, no clock, no randomness (held by tests/test_layout.py).
@@ -27,8 +27,8 @@ DECLINED_CONDITIONS: Final = {
     "declined_authors": "p.author_id <> ALL ({}::bytea[])",
     "declined_types": "p.content_type <> ALL ({}::bytea[])",
     "declined_ids": "p.packet_id <> ALL ({}::bytea[])",
-    # What follows the name is compared up to the closing quote. What stands before the first one begins as a
-    # packet does, and so is no hash.
+    # The text after the name is compared up to the closing quote. The part before the first name begins as a
+    # packet does, so it is not a hash.
     "declined_media": (
         "NOT EXISTS (SELECT FROM string_to_table(encode(p.body, 'escape'), '\"media_hash\":\"') AS part"
         " WHERE left(part, 67) = ANY ({}::text[]))"
@@ -39,7 +39,7 @@ DECLINED_CONDITIONS: Final = {
 
 @functools.lru_cache(maxsize=4)
 def declined_parameters(declined: Declined) -> Mapping[str, object]:
-    """The values for those conditions that this needs; none where nothing is declined."""
+    """The parameters of the conditions that `declined` needs; none if nothing is declined."""
     parameters: dict[str, object] = {
         "declined_authors": [string_key(author) for author in declined.authors],
         "declined_types": [string_key(type_) for type_ in declined.types],

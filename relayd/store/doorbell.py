@@ -1,4 +1,4 @@
-"""Learn of commits by other processes: LISTEN on a connection of its own (R-311)."""
+"""Learn of commits by other processes: LISTEN on a separate connection (R-311)."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _log = logging.getLogger("relayd.store")
 
 _PROBE_INTERVAL = 20.0
 _BUS_PROBE_INTERVAL = 1.0
-"""Where a bus rings, nobody notifies: what it loses is found so much later."""
+"""With a bus there are no notifications: a commit that the bus misses is found this much later."""
 _PROBE_TIMEOUT = 10.0
 _BACKOFF_SECONDS = (0.05, 2.0)
 
@@ -33,8 +33,8 @@ class Doorbell:
     """Calls back with the log's last sequence whenever another backend has appended.
 
     A ring says "look", not "this is all": several commits may ring once, and after a lost connection the
-    first ring is the head as it stands then, so nothing committed meanwhile is missed. Sequences never
-    arrive lower than before over one connection.
+    first ring gives the head at that moment, so nothing committed meanwhile is missed. Over one connection,
+    sequences never decrease.
     """
 
     def __init__(
@@ -52,9 +52,9 @@ class Doorbell:
     ) -> None:
         """`others` are called back for notifications on further channels; these may be lost.
 
-        With `has_bus` nothing is listened to: something else rings, and all are called at every look. (A
-        session that listens to one channel is woken for all of them.) Questions of a roll call have no other
-        way, so they are listened to for as long as somebody is asking.
+        With `has_bus` no channel is listened to: something else rings, and all `others` are called at every
+        look. (A session that listens to one channel is woken for all of them.) Questions of a roll call
+        arrive only as notifications, so their channel is listened to while somebody is asking.
         """
         self._roll = roll
         self._on_question = on_question
@@ -69,7 +69,7 @@ class Doorbell:
         self._wake = asyncio.Event()
 
     def doubt(self) -> None:
-        """Ring with the head as it is now: an append of ours was lost sight of, and may be in the log."""
+        """Ring with the current head: an append of ours has an unknown outcome, and may be in the log."""
         self._wake.set()
 
     async def run(self, listening: asyncio.Event) -> None:
@@ -89,7 +89,7 @@ class Doorbell:
                     await close_quietly(connection)
             except StoreError:
                 pass
-            except Exception:  # nobody would hear of others' commits any more
+            except Exception:  # else this process would no longer hear of others' commits
                 _log.exception("the doorbell met what it does not know: our bug, or a damaged schema")
             await pauses.wait()
 
@@ -103,7 +103,7 @@ class Doorbell:
             if self._roll is not None:
                 await self._hear_questions(connection, not self._has_bus)
                 await self._roll.attend(connection)
-            # Only now: what is committed after this rings, what was before is below this head.
+            # Only now: later commits ring, and earlier ones are below this head.
             head = await self._read_head(connection)
         self._callback(head)
 
@@ -118,7 +118,7 @@ class Doorbell:
             if self._has_bus:
                 for other in self._others.values():
                     other()
-            # A half-open connection looks idle for ever, so ask now and then; the answer rings as well.
+            # A half-open connection looks idle forever, so query now and then; the answer also rings.
             async with deadline(connection, _PROBE_TIMEOUT):
                 head = await self._read_head(connection)
                 if self._has_bus and self._roll is not None:

@@ -1,13 +1,13 @@
-"""Erase packets: what they said, and who said it, goes; their places in the log stay.
+"""Erase packets: their contents and authors are removed, and their places in the log stay.
 
-An erased row keeps its sequence, its id and its time of receipt. These are what cursors, archives and the
-duplicate index rest on: a manifest of the lake binds places, times and ids, so a day with erased rows is
-still proven to be archived. Author, type, own time, body and finding go, and the row has expired in 1970, so
-that readers of every version pass over it. A tombstone in a table of its own, signed by the relay, says that
-this was done on purpose.
+An erased row keeps its sequence, its id and its time of receipt. Cursors, archives and the duplicate index
+depend on these: a manifest of the lake binds places, times and ids, so a day with erased rows is still proven
+to be archived. Author, type, timestamp, body and annotation are removed, and the row expires in 1970, so that
+readers of every version skip it. A tombstone in a separate table, signed by the relay, says that this was
+done on purpose.
 
-A batch is one transaction: rows, tombstones and the line of the log of rulings. Whoever is cut off starts
-again, and what was erased already is not looked at twice.
+A batch is one transaction: rows, tombstones and the line in the moderation log. An erasure that is
+interrupted is started again, and what was erased already is not looked at twice.
 """
 
 from __future__ import annotations
@@ -64,19 +64,19 @@ _ERASED_FROM: Final = (
     " WHERE t.erased_at IN (SELECT at FROM moderation_log"
     f" WHERE act = '{Act.ERASE}' AND kind = $1 AND subject = ANY ($2::text[])) ORDER BY 1"
 )
-"""By what is written down, and not by what this run has done: one before it may have been cut off."""
+"""Based on the log and not on what this run has done: an earlier run may have been interrupted."""
 
 
 class Erased(NamedTuple):
-    """What an erasure has done."""
+    """The result of an erasure."""
 
     packets: int
     spared: int
-    """Packets that carry keys and their revocation: without them a dead key would sign again."""
+    """Packets that carry keys or their revocation: without them a revoked key could sign again."""
 
 
 class Eraser:
-    """Erases over a connection of its own. `signer` is the relay, whose name the tombstones bear."""
+    """Erases over its own connection. `signer` is the relay, whose DID the tombstones bear."""
 
     def __init__(
         self, url: str, signer: Signer, *, connect_timeout: float = 10.0, batch: int = _BATCH
@@ -97,11 +97,11 @@ class Eraser:
         now: int,
         progress: Callable[[int], None] = lambda packets: None,
     ) -> Erased:
-        """Erase these packets, or all that these authors have published until now.
+        """Erase these packets, or all packets that these authors have published until now.
 
-        Then the space is cleared (VACUUM), so that the old rows are not left in the tables. Raises
-        `StoreUnavailable`. Cut off or cancelled, some of it is done, and the same call does the rest, which
-        may be the clearing alone.
+        Then the tables are vacuumed, so that the old rows do not remain in them. Raises `StoreUnavailable`.
+        If it is interrupted or cancelled, part of the work is done, and the same call does the rest, which
+        may be only the VACUUM.
         """
         packets = spared = 0
         async with connected(self._url, "relayd erase", self._connect_timeout) as connection:
@@ -113,7 +113,7 @@ class Eraser:
                     packets += len(rows)
                     progress(packets)
                     if kind is Kind.PACKET or not rows:
-                        break  # fewer than a batch may mean that another erasure has some of them
+                        break  # fewer rows than a batch may mean that another erasure has some of them
                     after = rows[-1][0]
                 spared += await _spared(connection, kind, subject)
             for (table,) in await connection.fetch(_ERASED_FROM, kind, list(subjects)):

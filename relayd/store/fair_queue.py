@@ -1,9 +1,10 @@
-"""What waits to be stored, in an order that is fair by bytes: small packets do not wait behind large ones.
+"""A queue of packets to store that is fair by bytes: small packets do not wait behind large ones.
 
 It is fair queueing (Demers, Keshav and Shenker, 1989), with bytes for time. If all owners were served at
-once, a byte of each in turn, each item would end at some moment: behind the last one of its owner, or behind
-now, by its own size. The item that would end first goes first. So the items of one owner keep their order, an
-owner who puts much waits behind itself, and nobody waits for ever: "now" moves on with what is taken.
+once, a byte of each in turn, each item would end at some moment: its own size after the last item of its
+owner, or after now, whichever is later. The item that would end first goes first. So the items of one owner
+keep their order, an owner who puts many waits behind itself, and nobody waits forever: "now" advances with
+what is taken.
 """
 
 # Core: no I/O, no clock, no randomness (held by tests/test_layout.py).
@@ -20,7 +21,7 @@ __all__ = ["FairQueue"]
 T = TypeVar("T")
 
 _OVERHEAD: Final = 512
-"""What each item costs beside its bytes, in bytes."""
+"""The cost of each item besides its bytes, in bytes."""
 
 
 class _Item(NamedTuple, Generic[T]):
@@ -35,8 +36,8 @@ class _Item(NamedTuple, Generic[T]):
 class FairQueue(Generic[T]):
     """Items with a size and an owner, taken one by one.
 
-    Items of several owners may be of one group. One that is put `behind_group` keeps its place behind all of
-    these.
+    Items of several owners may belong to one group. An item that is put `behind_group` stays behind all of
+    the group's earlier items.
     """
 
     def __init__(self) -> None:
@@ -46,7 +47,7 @@ class FairQueue(Generic[T]):
         self._passed_groups: set[Hashable] = set()
         self._ends: dict[Hashable, int] = {}
         self._last_of_groups: dict[Hashable, tuple[int, int]] = {}  # its end and number: two may end together
-        self._now = 0  # bytes that each owner would have been served by now
+        self._now = 0  # the bytes that each owner would have been served by now
         self._numbers = itertools.count()
 
     def __len__(self) -> int:
@@ -65,7 +66,7 @@ class FairQueue(Generic[T]):
         heapq.heappush(self._items, _Item(end, number, cost, owner, group, item))
 
     def first(self) -> T | None:
-        """The item whose turn it is, which stays; None where there is none but what is passed over."""
+        """The next item, which stays in the queue; None if there is none that is not passed over."""
         while self._passed and self._items and self._is_behind_passed(self._items[0]):
             self.pass_over()
         return self._items[0].item if self._items else None
@@ -74,14 +75,14 @@ class FairQueue(Generic[T]):
         return item.owner in self._passed_owners or item.group in self._passed_groups
 
     def pass_over(self) -> None:
-        """Have the first item stay until `look_again`, and all that its owner or its group has behind it."""
+        """Hold back the first item, and those of its owner and its group behind it, until `look_again`."""
         passed = heapq.heappop(self._items)
         self._passed.append(passed)
         self._passed_owners.add(passed.owner)
         self._passed_groups.add(passed.group)
 
     def look_again(self) -> None:
-        """Have what was passed over its turn as before."""
+        """Give items that were passed over their turn as before."""
         if self._passed:
             self._items += self._passed
             heapq.heapify(self._items)
@@ -90,7 +91,7 @@ class FairQueue(Generic[T]):
             self._passed_groups.clear()
 
     def take(self) -> T:
-        """The item that is `first`. Raises `IndexError` where there is none."""
+        """Remove and return the item that is `first`. Raises `IndexError` if there is none."""
         self.first()
         end, number, cost, owner, group, item = heapq.heappop(self._items)
         self._now += cost // len(self._ends)
@@ -101,9 +102,9 @@ class FairQueue(Generic[T]):
         return item
 
     def drop(self, is_dropped: Callable[[T], bool]) -> list[T]:
-        """Take out all these, in their order. What was passed over is not so any more."""
+        """Remove and return all these items, in order. Items that were passed over get their turn again."""
         self.look_again()
-        # What is in order is a heap too, and the last item of each owner comes last.
+        # A sorted list is also a heap, and the last item of each owner comes last.
         self._items.sort(key=lambda each: (each.end, each.number))
         dropped = [each for each in self._items if is_dropped(each.item)]
         if dropped:

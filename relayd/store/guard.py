@@ -1,8 +1,8 @@
 """The guard: a file outside the database that says how far the log was acknowledged.
 
 It is written now and then, so it lags; but the log must reach at least that far, and if it does not, an older
-copy of the database has been put back. Each host has its own; a guard that is missing or unreadable says
-nothing. Cursors need no guard: their terms tell by themselves (`relayd.lineage`).
+copy of the database has been restored. Each host has its own guard; one that is missing or unreadable says
+nothing. Cursors need no guard: their terms are enough (`relayd.lineage`).
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Guard:
         self._written: Claim | None = None
 
     def read(self) -> Claim | None:
-        """What the file claims of this log."""
+        """The file's claim about this log; None if it has none."""
         try:
             with self._path.open("rb") as file:
                 content = msgspec.json.decode(file.read(_MAX_BYTES), type=_Content)
@@ -43,7 +43,7 @@ class Guard:
             return None
         if content.log != self._log:
             return None
-        # Written some time before the end: places behind it were acknowledged too.
+        # Written some time before the end: later places were acknowledged too.
         return msgspec.structs.replace(content.claim, is_exact=False)
 
     def write(self, claim: Claim) -> None:

@@ -1,7 +1,7 @@
 """The servers that a database URL names: `postgresql://one,two/relay?target_session_attrs=read-write`.
 
-PostgreSQL's drivers try them in turn within one deadline, so a machine that is gone without a word uses up
-the time of those behind it. Here each is a URL of its own, with its share of the time.
+PostgreSQL's drivers try them in turn within one deadline, so a machine that has vanished uses up the time of
+those after it. Here each server gets its own URL, with its share of the time.
 """
 
 # Core: no I/O, no clock, no randomness (held by tests/test_layout.py).
@@ -18,18 +18,18 @@ _TARGETS = {"read-write": ("primary",), "prefer-standby": ("standby", "any")}
 
 
 def authority_of(url: str) -> str:
-    """User, password and servers of a URL, as they stand in it.
+    """User, password and servers of a URL, as they are written there.
 
-    Not by `urlsplit`: to newer Pythons several servers, of which one is an IPv6 address, are no URL.
+    `urlsplit` is not used: newer Pythons refuse a URL of several servers if one is an IPv6 address.
     """
     return re.split("[/?]", url.partition("://")[2], maxsplit=1)[0]
 
 
 def each_server(url: str) -> tuple[str, ...]:
-    """A URL for each attempt, in order; the URL itself where it names one server or cannot be taken apart.
+    """A URL for each attempt, in order; the URL itself if it names one server or cannot be parsed.
 
-    `prefer-standby` looks through all servers for a standby before it takes any. `read-write` means the
-    primary: sessions of ours that only read say so to the server, and would count as read-only.
+    `prefer-standby` looks through all servers for a standby before it accepts any. `read-write` becomes
+    `primary`: our sessions that only read tell the server so, and would count as read-only.
     """
     authority = authority_of(url)
     scheme, _, rest = url.partition("://")

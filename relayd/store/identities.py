@@ -1,6 +1,6 @@
-"""What admission asks about identities: whose keys and manifests the log holds, and the packets that say so.
+"""Reads of identities for admission: the authors with keys or manifests in the log, and those packets.
 
-All of it is read through the partial index `packets_identity`, so an author's millions of other packets cost
+Everything is read through the partial index `packets_identity`, so an author's millions of other packets cost
 nothing. The index serves a query only if the query repeats its condition, hence `INDEXED`.
 """
 
@@ -40,11 +40,11 @@ FROM unnest($1::bytea[]) AS wanted (author) CROSS JOIN LATERAL
      AND content_type = ANY ($2::bytea[]) AND sequence > $3 OFFSET 0) AS p
 ORDER BY p.sequence
 """
-# OFFSET 0 keeps the planner from turning the index scans of these authors into one of everybody's packets,
-# which it takes for cheaper where a day has no statistics yet.
+# OFFSET 0 keeps the planner from turning the index scans of these authors into one scan of everybody's
+# packets, which it considers cheaper while a day has no statistics yet.
 
 _MOST_MANIFESTS: Final = 4096
-"""So many of an author's manifests are looked at for the one that counts, at most."""
+"""The most manifests of one author that are searched for the one that counts."""
 
 _MANIFESTS: Final = f"""
 SELECT newest.sequence, newest.told_at, newest.body FROM unnest($1::bytea[]) AS wanted (author)
@@ -59,8 +59,9 @@ CROSS JOIN LATERAL (
         ORDER BY sequence DESC LIMIT {_MOST_MANIFESTS}) AS since
     ORDER BY told_at DESC, packet_id LIMIT 1) AS newest
 """
-# R-236: the latest counts, and of two in the same second the one with the smaller id. It came here no earlier
-# than the last one of the log was first received anywhere: of what is published here that is its own second.
+# R-236: the latest counts, and of two in the same second the one with the smaller id. It arrived here no
+# earlier than the last one of the log was first received anywhere: for one published here, that is the second
+# of its receipt.
 
 _BY_KEY: Final = """
 SELECT p.sequence, coalesce(p.witnessed_at, p.received_at), p.body
@@ -69,7 +70,7 @@ WHERE i.packet_id = $1
 """
 
 _MAX_NUMBER: Final = 32
-"""Characters of the longest number in canonical form, and some."""
+"""Somewhat more than the characters of the longest number in canonical form."""
 
 _TRUST: Final = f"""
 SELECT packet_id, coalesce(witnessed_at, received_at), content_type,
@@ -81,7 +82,7 @@ SELECT packet_id, coalesce(witnessed_at, received_at), content_type,
 FROM packets WHERE author_id = $1 AND {INDEXED} AND content_type = ANY ($2::bytea[]) AND sequence > $3
 ORDER BY sequence DESC LIMIT $4
 """
-# PostgreSQL has no text with a NUL, and would refuse the whole body for one that nobody asks for.
+# PostgreSQL has no text with a NUL, and would refuse the whole body for a NUL in a member that is not read.
 
 
 class _Author(msgspec.Struct):
@@ -92,7 +93,7 @@ _AUTHORS_PAGE_ROWS: Final = 5000
 
 
 class AuthorsPage(NamedTuple):
-    """Some authors who have published packets of a type, and the sequence to go on after; None at the end."""
+    """Some authors of packets of a type, and the sequence to continue after; None at the end."""
 
     names: set[str]
     next: int | None
@@ -104,8 +105,8 @@ _AUTHOR_DECODER = msgspec.json.Decoder(_Author)
 class IdentityReader:
     """Reads over the pool of short look-ups. Every method raises `StoreUnavailable` and `StoreTimeout`.
 
-    Trust packets are read over `budgets`, a pool of their own: PostgreSQL has to look into each body, and
-    whoever published large ones must hold up neither the feed nor anybody's AUTH.
+    Trust packets are read over a separate pool, `budgets`: PostgreSQL must look into each body, and large
+    ones must hold up neither the feed nor anybody's AUTH.
     """
 
     def __init__(self, known: KnownLog, lookups: Pool, budgets: Pool) -> None:
@@ -114,16 +115,16 @@ class IdentityReader:
         self._budgets = budgets
 
     async def authors(self, type_: str, after: int = 0) -> AuthorsPage:
-        """Some of those who have published packets of this type: a page, in log order.
+        """A page of the authors who have published packets of this type, in log order.
 
-        A page reads so many rows of an index and no more, so that no number of identities makes it slow.
+        A page reads a fixed number of index rows, so it stays fast however many identities there are.
         """
         async with self._lookups.lease() as connection:
             rows = await connection.fetch(_AUTHORS, string_key(type_), after, _AUTHORS_PAGE_ROWS)
             keys = {key for key, _ in rows}
             names = {key.decode() for key in keys if not key.startswith(HASHED)}
             for key in keys:
-                if key.startswith(HASHED):  # a long name: a packet has it in full
+                if key.startswith(HASHED):  # a long name, which a packet has in full
                     body = await connection.fetchval(_ONE_BODY, key)
                     if body is not None:
                         names.add(_AUTHOR_DECODER.decode(body).author_id)
@@ -132,9 +133,9 @@ class IdentityReader:
     async def packets_of(
         self, authors: Sequence[str], types: Iterable[str], *, after: int = 0
     ) -> list[StoredPacket]:
-        """Their packets of these types, in log order, from those after the sequence `after`.
+        """The authors' packets of these types after the sequence `after`, in log order.
 
-        Of an author's manifests only the one that counts (R-236).
+        Of each author's manifests, only the one that counts (R-236).
         """
         keys = [string_key(author) for author in authors]
         wanted = set(types)
@@ -147,9 +148,9 @@ class IdentityReader:
         return sorted(StoredPacket(*row) for row in rows)
 
     async def trust_acts(self, author: str, types: Iterable[str], *, after: int, most: int) -> list[TrustRow]:
-        """This author's trust packets after the sequence `after`, the newest first, at most so many.
+        """This author's trust packets after the sequence `after`, the newest first, at most `most`.
 
-        No body is sent, whatever its size: PostgreSQL gives the strength alone.
+        No body is sent, whatever its size: PostgreSQL returns only the strength.
         """
         async with self._budgets.lease() as connection:
             rows = await connection.fetch(
@@ -165,7 +166,7 @@ class IdentityReader:
 
 
 def _number(text: str | None) -> float | None:
-    """The number that a piece of canonical JSON is, if it is one."""
+    """A piece of canonical JSON as a number; None if it is not one."""
     try:
         return None if text is None else float(text)
     except ValueError:

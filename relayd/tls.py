@@ -125,8 +125,10 @@ def make_certificate(settings: Settings) -> TlsFiles | None:
 
 
 def lacks_name(cert: Path, public_url: str | None) -> str | None:
-    """The host of `public_url` if clients that connect there would refuse this certificate, else None. Raises
-    `TlsError`."""
+    """The host of `public_url`, if clients who connect to it would refuse this certificate, else None.
+
+    Raises `TlsError`.
+    """
     host = urlsplit(public_url or "").hostname
     if host is None:
         return None

@@ -1,12 +1,12 @@
-"""Which packets the log has of a range of time, as items of negentropy: `timestamp` and id, no bodies.
+"""The packets that the log has of a range of time, as items of negentropy: `timestamp` and id, no bodies.
 
-A page looks at so many rows of one index in log order and no more, as pages of history do, and says where the
-next one goes on:
+Like pages of history, a page looks at a limited number of rows of one index in log order, and says where the
+next page continues:
 
-    with types, or authors      their index, one value after the other
+    with types, or authors      their index, one value after another
     else                        the log itself, from where packets of that time begin
 
-A packet may arrive long after its `timestamp`, so there is no upper bound but the end of the log.
+A packet may arrive long after its `timestamp`, so the only upper bound is the end of the log.
 """
 
 from __future__ import annotations
@@ -23,30 +23,30 @@ from relayd.store.types import Declined
 __all__ = ["ITEMS_AT_ONCE", "ItemPlace", "ItemRange", "ItemsPage", "read_items"]
 
 ITEMS_AT_ONCE: Final = 5000
-"""Rows that one page looks at."""
+"""The number of rows that one page looks at."""
 
 
 @dataclass(frozen=True, slots=True)
 class ItemRange:
-    """What is compared: packets of these types and authors, empty for all, by their own time, inclusive."""
+    """The range compared: packets of these types and authors (empty for all), by `timestamp`, inclusive."""
 
     since: int
     until: int
     unexpired_at: int
-    """Packets that expire before this count on no side."""
+    """Packets that expire before this time count on neither side."""
     types: tuple[str, ...] = ()
     authors: tuple[str, ...] = ()
 
 
 class ItemPlace(NamedTuple):
-    """Where the next page begins: behind a sequence, among the packets of one value."""
+    """Where the next page begins: after a sequence, among the packets of one value."""
 
     value: int = 0
     after: int = 0
 
 
 class ItemsPage(NamedTuple):
-    """Items, and where to go on; `place` None was the last page."""
+    """Items, and where to continue; `place` is None after the last page."""
 
     items: list[tuple[int, bytes]]
     place: ItemPlace | None
@@ -55,7 +55,7 @@ class ItemsPage(NamedTuple):
 async def read_items(
     connection: asyncpg.Connection[Any], span: ItemRange, place: ItemPlace, declined: Declined, start: int
 ) -> ItemsPage:
-    """Read a page; nothing of the range stands at or below `start`, and `declined` counts as absent."""
+    """Read a page. Nothing of the range is at or below `start`; `declined` packets count as absent."""
     column, values = "", list[bytes]()
     conditions: dict[str, object] = {}
     if span.types:

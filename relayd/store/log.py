@@ -1,4 +1,4 @@
-"""The writing side of the log: one held connection, one round trip for a batch."""
+"""The writing side of the log: one permanent connection, one round trip per batch."""
 
 from __future__ import annotations
 
@@ -45,21 +45,21 @@ _APPEND_REPLICATED = (
 _SESSION = {
     # The plans do not depend on the values, and planning a partitioned INSERT costs more than running it.
     "plan_cache_mode": "force_generic_plan",
-    # A plan made while the duplicate index was empty must still be right when it is not.
+    # A plan made while the duplicate index was empty must still be good when it is not.
     "enable_seqscan": "off",
     "enable_bitmapscan": "off",
 }
 
 _INVALID = Disposition(Outcome.INVALID, 0, 0)
 _TERM_CHANGES = 8
-"""How often an append begins again because other processes have opened a term, before it gives up."""
+"""How often an append starts over because another process has opened a term, before it gives up."""
 
 
 class Log:
     """Appends to the log over one connection, opened when needed and kept.
 
-    Each connection begins with a term of its own (`relayd.lineage`): the database behind a new one may be
-    an older copy. It may also be another server, with settings of its own, so these are looked at each time.
+    Each connection begins with a new term (`relayd.lineage`): the database behind a new connection may be an
+    older copy. It may also be another server with other settings, so these are checked each time.
     """
 
     def __init__(
@@ -72,8 +72,8 @@ class Log:
         on_backend: Callable[[int], object] = lambda pid: None,
         allow_unsafe: bool = False,
     ) -> None:
-        """`on_backend` is told the process id of each new connection's backend; `allow_unsafe` is for
-        `check_safety`."""
+        """`on_backend` is called with the process id of each new connection's backend; `allow_unsafe` is
+        passed to `check_safety`."""
         self._known = known
         self._allow_unsafe = allow_unsafe
         self._problem: str | None = None
@@ -110,7 +110,7 @@ class Log:
 
     @property
     def backend_pid(self) -> int | None:
-        """The process id of our backend in the server: the sign by which we know our own notifications."""
+        """The process id of our backend in the server, by which we recognise our own notifications."""
         connection = self._connection
         return None if connection is None or connection.is_closed() else connection.get_server_pid()
 
@@ -121,17 +121,17 @@ class Log:
         followed: int | None = None,
         marks: Sequence[PeerMark] = (),
     ) -> Appended:
-        """Append a batch in one transaction, durable when this returns (R-189).
+        """Append a batch in one transaction, which is durable when this returns (R-189).
 
-        Each packet gets a sequence, or DUPLICATE with the place of its first copy, or INVALID where the
-        database refuses it alone. Raises `StoreUnavailable` when the outcome is unknown: append the same
-        batch again, the duplicate index makes that safe. Cancelling leaves the outcome unknown as well.
-        Raises `LogLost`, with nothing appended, when the database lacks what this process knows to be there.
+        Each packet gets a sequence, or DUPLICATE with the place of its first copy, or INVALID if the database
+        refuses it alone. Raises `StoreUnavailable` if the outcome is unknown: append the same batch again,
+        which the duplicate index makes safe. Cancelling also leaves the outcome unknown. Raises `LogLost`,
+        with nothing appended, if the database lacks what this process knows to be there.
 
-        `followed` is the sequence up to which the caller has applied identity packets; None where keys do
-        not matter. Raises `IdentitiesMoved`, with nothing appended, when the log holds later ones.
+        `followed` is the sequence up to which the caller has applied identity packets; None if keys do not
+        matter. Raises `IdentitiesMoved`, with nothing appended, if the log holds later ones.
 
-        `marks` say how far peers have been read once the batch is in: they are stored with it (R-364).
+        `marks` say how far peers have been read once the batch is in; they are stored with it (R-364).
         """
         fresh, repeated = _distinct(batch)
         try:
@@ -149,8 +149,8 @@ class Log:
     async def _refused(self, batch: list[NewPacket], now: int) -> list[bytes]:
         """The ids of the rows that the database refuses, found by halving and without storing anything.
 
-        So the good rows still go in together, and nothing foreign stands between `previous` and the last of
-        them that the batch's owner does not know of.
+        So the good rows are still appended together, with no packets unknown to the batch's owner between
+        `previous` and the last of them.
         """
         try:
             await self._run(batch, now, None, (), keep=False)
@@ -181,7 +181,7 @@ class Log:
             [packet.timestamp for packet in batch],
             [packet.expires_at for packet in batch],
             [packet.body for packet in batch],
-            # The keys alone change the plan, so most batches go without.
+            # Passing keys at all changes the plan, so most batches are sent without.
             keys if any(keys) else None,
             annotations if any(annotations) else None,
             followed,
@@ -229,7 +229,7 @@ class Log:
         columns: tuple[object, ...],
         peers: tuple[object, ...],
     ) -> asyncpg.Record:
-        """Append under the current term, whoever has opened it; `peers` is what peers' packets add."""
+        """Append under the current term, whichever process opened it; `peers` is what peers' packets add."""
         known = self._known
         statement = _APPEND_REPLICATED if peers else _APPEND
         for _ in range(_TERM_CHANGES):
@@ -243,7 +243,7 @@ class Log:
         raise StoreUnavailable("the terms of the log keep changing")
 
     async def _alone(self, work: Callable[[asyncpg.Connection[Any]], Awaitable[_Result]]) -> _Result:
-        """Use the connection, one at a time and within `append_timeout`."""
+        """Use the connection, one caller at a time and within `append_timeout`."""
         loop = asyncio.get_running_loop()
         async with self._turn:
             ends_at = loop.time() + self._append_timeout
@@ -276,7 +276,7 @@ class Log:
         return self._connection
 
     async def _check_safety(self, connection: asyncpg.Connection[Any]) -> None:
-        """The server that a failover leads to may lose what it commits: then it takes nothing."""
+        """Refuse to append to a server that could lose commits, as one after a failover may."""
         try:
             await check_safety(connection, allow_unsafe=self._allow_unsafe)
         except UnsafeDatabase as error:
@@ -330,7 +330,7 @@ def _places(fresh: dict[bytes, NewPacket], row: asyncpg.Record) -> dict[bytes, D
 
 
 def _distinct(batch: Sequence[NewPacket]) -> tuple[dict[bytes, NewPacket], dict[bytes, bytes]]:
-    """The packets to store, by id, and which of the others repeats which of them by its key."""
+    """The packets to store, by id; and for each packet that repeats one by its key, the id of that one."""
     fresh: dict[bytes, NewPacket] = {}
     first_with: dict[bytes, bytes] = {}
     repeated: dict[bytes, bytes] = {}
@@ -349,7 +349,7 @@ def _distinct(batch: Sequence[NewPacket]) -> tuple[dict[bytes, NewPacket], dict[
 def _in_order(
     batch: Sequence[NewPacket], places: dict[bytes, Disposition], repeated: dict[bytes, bytes]
 ) -> list[Disposition]:
-    """Give each packet its place; the second copy inside the batch is a duplicate of the first."""
+    """The place of each packet; a second copy inside the batch is a duplicate of the first."""
     seen: set[bytes] = set()
     dispositions: list[Disposition] = []
     for packet in batch:

@@ -1,6 +1,6 @@
-"""Bring a database's schema up to this program's (R-308).
+"""Bring a database's schema up to this program's revision (R-308).
 
-A database that is up to date costs one query; only one that is not loads Alembic (see `upgrade`).
+A database that is up to date costs one query; Alembic is loaded only for one that is not (see `upgrade`).
 """
 
 from __future__ import annotations
@@ -44,27 +44,27 @@ async def current_revision(url: str) -> str | None:
 
 
 async def migrate(url: str) -> str:
-    """Upgrade the schema, all of it or none, and return the revision; no work when it is up to date.
+    """Upgrade the schema, all or nothing, and return the revision; does nothing if it is up to date.
 
-    A schema of a newer program that serves this one too is left as it is. Processes that start together take
+    A newer program's schema that also serves this one is left as it is. Processes that start together take
     turns. Raises `StoreUnavailable`, `StoreError`, and `UnsafeDatabase` for a database that a newer program
-    has migrated, or that no program of ours can use (`check_safety`). Cancelling does not stop what has
-    begun; it is one transaction.
+    has migrated, or that no program of ours can use (`check_safety`). Cancelling does not stop an upgrade
+    that has begun; it is one transaction.
     """
     async with connected(url, "relayd migrate", _CONNECT_TIMEOUT) as connection:
         if await read_revision(connection) == REVISION or await serves_us(connection):
             return REVISION
-        # Nothing is made in a database that cannot be used afterwards. Whether it is durable is up to a
-        # setting that only those who open the store have.
+        # Create nothing in a database that cannot be used afterwards. Durability depends on a setting that is
+        # only known when the store is opened.
         await check_safety(connection, allow_unsafe=True)
-    # Alembic is synchronous and slow to load: the loop goes on meanwhile.
+    # Alembic is synchronous and slow to load: keep the loop running meanwhile.
     upgrade = await asyncio.to_thread(_load_upgrade)
     await asyncio.to_thread(upgrade, url)
     return REVISION
 
 
 async def is_served(url: str) -> bool:
-    """Whether a newer program's schema serves this program too. Raises `StoreUnavailable`."""
+    """Whether a newer program's schema also serves this program. Raises `StoreUnavailable`."""
     async with connected(url, "relayd migrate", _CONNECT_TIMEOUT) as connection:
         return await serves_us(connection)
 
@@ -76,7 +76,7 @@ def _load_upgrade() -> Callable[[str], None]:
 
 
 async def read_revision(connection: asyncpg.Connection[Any]) -> str | None:
-    """The revision a connection's database is at."""
+    """The revision of a connection's database."""
     if not await connection.fetchval("SELECT to_regclass('alembic_version') IS NOT NULL"):
         return None
     revision: str | None = await connection.fetchval("SELECT version_num FROM alembic_version")
@@ -86,8 +86,8 @@ async def read_revision(connection: asyncpg.Connection[Any]) -> str | None:
 async def serves_us(connection: asyncpg.Connection[Any]) -> bool:
     """Whether a newer program has migrated this database and left it fit for this program.
 
-    A migration that keeps older programs working says so, and the schema then names them all, its own
-    revision first: what another revision has written there says nothing.
+    A migration that keeps older programs working says so, and the schema then names all their revisions, with
+    its own first: a list that another revision has written does not count.
     """
     revision = await read_revision(connection)
     said = await connection.fetchval("SELECT obj_description(to_regclass('alembic_version'), 'pg_class')")

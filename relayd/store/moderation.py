@@ -1,10 +1,10 @@
-"""The table of bans and the log of how it came about (`relayd.moderation`).
+"""The table of bans and the log of its changes (`relayd.moderation`).
 
-Every change is one transaction: it takes its turn, writes the row, and writes what it did into
-`moderation_log`, under a number that is one higher than the last. So the last line says which state a
-process has read, and a process that asks for it once a second needs nothing else: a notification only makes
-it look sooner. It is the line and not its number that says so: where a failover has lost rulings, the next
-ones get the numbers of the lost.
+Every change is one transaction: it takes its turn, writes the row, and records what it did in
+`moderation_log`, under a number one higher than the last. So the last line identifies the state that a
+process has read, and a process that reads that line once a second needs nothing else: a notification only
+makes it look sooner. The whole line matters and not only its number: if a failover has lost rulings, the next
+ones reuse their numbers.
 """
 
 from __future__ import annotations
@@ -53,19 +53,19 @@ _WRITE: Final = (
     "INSERT INTO moderation_log (number, at, actor, via, act, kind, subject, reason, before, after)"
     f" SELECT ({_LAST}) + 1, $1, $2, $3, $4, $5, $6, $7, $8, $9"
 )
-# One at a time, so that numbers become visible in their order; readers go on.
+# One at a time, so that numbers become visible in order; readers are not blocked.
 _TURN: Final = "LOCK TABLE moderation_log IN SHARE ROW EXCLUSIVE MODE"
 _TURN_TIMEOUT: Final = "10s"
 _LONGEST_RULING: Final = 30.0
-"""Seconds, with the wait for a turn."""
+"""Seconds, including the wait for a turn."""
 
 
 class Ruling(NamedTuple):
-    """What an operator wants: a ban of this subject, or no ban of it (`bans` False)."""
+    """An operator's request: a ban of this subject, or no ban of it (`bans` False)."""
 
     kind: Kind
     subject: str
-    """As `relayd.moderation.subject_of` gives it."""
+    """In the form that `relayd.moderation.subject_of` returns."""
     bans: bool
     reason: str
     actor: str
@@ -76,7 +76,7 @@ class Ruling(NamedTuple):
 class Moderation:
     """Reads over the pool of short look-ups; each change opens a connection of its own.
 
-    Every method raises `StoreUnavailable`, and cancelling one changes nothing or all of it.
+    Every method raises `StoreUnavailable`. Cancelling a change leaves either all of it done or none.
     """
 
     def __init__(self, url: str, lookups: Pool, *, connect_timeout: float) -> None:
@@ -90,8 +90,8 @@ class Moderation:
             return await _last(connection)
 
     async def read(self, since: LastRuling) -> RulingsRead:
-        """The state after the last ruling, and what was done after the ruling `since`: all that ever was
-        where the log does not hold `since`, for nobody knows which of it is news then."""
+        """The state after the last ruling, and what was done after the ruling `since`. If the log does not
+        hold `since`, that is everything ever done, because nothing shows which of it is new."""
         async with self._lookups.lease() as connection:
             async with connection.transaction(isolation="repeatable_read", readonly=True):
                 last = await _last(connection)
@@ -104,21 +104,21 @@ class Moderation:
     async def bans(
         self, now: int, *, kind: Kind | None = None, after: tuple[str, str] = ("", ""), limit: int = 1000
     ) -> list[Ban]:
-        """Bans in force at `now`, ordered by kind and subject, from those behind `after`."""
+        """Bans in force at `now`, ordered by kind and subject, beginning after `after`."""
         async with self._lookups.lease() as connection:
             return [_ban(row) for row in await connection.fetch(_PAGE, now, kind, *after, limit)]
 
     async def log(
         self, *, before: int | None = None, subject: str | None = None, limit: int = 100
     ) -> list[Ruled]:
-        """Rulings, the newest first; `before` is a number to go on from, `subject` the only one wanted."""
+        """Rulings, the newest first; `before` is a number to continue from, `subject` the only one wanted."""
         async with self._lookups.lease() as connection:
             return [_ruled(row) for row in await connection.fetch(_LOG, before, subject, limit)]
 
     async def rule(self, rulings: Sequence[Ruling], now: int) -> list[bool]:
-        """Put these into effect, all or none; for each, whether it changed anything.
+        """Put these rulings into effect, all or none. Returns for each whether it changed anything.
 
-        A ban that is there already is replaced. Bans whose time is over are cleared away on the way.
+        An existing ban is replaced. Expired bans are removed at the same time.
         """
         async with self._turn() as connection:
             for row in await connection.fetch(_OVER, now):
@@ -126,7 +126,7 @@ class Moderation:
             return [await _apply(connection, ruling, now) for ruling in rulings]
 
     async def close(self, session: OpenSession, *, reason: str, actor: str, via: str, now: int) -> None:
-        """Have the process that holds this session end it."""
+        """Make the process that holds this session end it."""
         was = _json(Closed(session.identity, session.opened_at))
         async with self._turn() as connection:
             await connection.execute(
@@ -135,7 +135,7 @@ class Moderation:
 
     @contextlib.asynccontextmanager
     async def _turn(self) -> AsyncIterator[asyncpg.Connection[Any]]:
-        """A transaction that rules; every process looks once it is committed."""
+        """A transaction for rulings; every process looks once it is committed."""
         opened = connected(self._url, "relayd moderation", self._connect_timeout, longest=_LONGEST_RULING)
         async with opened as connection, connection.transaction():
             await take_turn(connection)
@@ -149,18 +149,18 @@ async def _last(connection: asyncpg.Connection[Any]) -> LastRuling:
 
 
 async def take_turn(connection: asyncpg.Connection[Any]) -> None:
-    """Make the log of rulings this transaction's until it ends."""
+    """Lock the moderation log for this transaction until it ends."""
     await connection.execute(f"SET LOCAL lock_timeout = '{_TURN_TIMEOUT}'")
     await connection.execute(_TURN)
 
 
 async def ring(connection: asyncpg.Connection[Any]) -> None:
-    """Have every process look, once this transaction is committed."""
+    """Make every process look, once this transaction is committed."""
     await connection.execute(f"SELECT pg_notify('{MODERATION_CHANNEL}', ({_LAST})::text)")
 
 
 async def write(connection: asyncpg.Connection[Any], ruling: Ruling, act: Act, now: int) -> None:
-    """Write a line that changes no ban."""
+    """Write a line to the moderation log that changes no ban."""
     await _write(connection, ruling, act, now, None, None)
 
 
@@ -224,7 +224,7 @@ def _ban(row: asyncpg.Record) -> Ban:
 
 
 def _ruled(row: asyncpg.Record) -> Ruled:
-    """A line of the log; of one that this program does not know, who, when, what about and why."""
+    """A line of the log. A kind of line unknown to this program is returned without `before` and `after`."""
     number, at, actor, via, act, kind, subject, reason, before, after = row
     line = Ruled(number, at, actor, via, _known(Act, act), _known(Kind, kind), subject, reason, None, None)
     if line.act is Act.CLOSE:

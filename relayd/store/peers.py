@@ -1,8 +1,8 @@
-"""What the database remembers of peers: who they are, how far each was read, how each stands.
+"""The database's records of peers: their identities, how far each was read, and their standing.
 
-One connection, held for as long as a process reads from peers: the advisory lock on it says which process
+They use one connection, held while a process reads from peers: the advisory lock on it shows which process
 that is. A process that loses the connection has lost the lock, and `fence` makes what it writes afterwards
-count for nothing.
+ineffective.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ __all__ = [
 ]
 
 MOST_PROBLEM: Final = 500
-"""Characters of a peer's problem that are kept."""
+"""The most characters kept of a peer's problem."""
 _LOCK: Final = 0x72656C6179_0001
 """The key of the advisory lock under which one process reads from peers."""
 
@@ -66,7 +66,7 @@ ON CONFLICT (peer_id) DO UPDATE SET found = excluded.found, is_running = exclude
 
 
 _LONGEST: Final = 30.0
-"""Seconds that a statement may take: a server that has gone without a word takes the lead along."""
+"""Seconds that a statement may take: if the server has vanished, the lead is lost with it."""
 
 
 class PeerRow(NamedTuple):
@@ -86,26 +86,26 @@ class PeerRow(NamedTuple):
     last_witness: int | None
     """The latest time at which a packet that was read here was first received anywhere."""
     skipped: int
-    """Packets of this peer that were refused and are remembered; 0 where they were not counted."""
+    """Packets of this peer that were refused and are remembered; 0 if they were not counted."""
     has_conduct: bool
-    """Whether a record of what it has done is kept: see `PeerStore.conduct`."""
+    """Whether a record of its conduct is kept: see `PeerStore.conduct`."""
 
 
 class PeerComparison(NamedTuple):
-    """The last comparison of sets with a peer, and whether one is asked for."""
+    """The last comparison of sets with a peer, and the requests for one."""
 
     peer_id: int
     asked: int
-    """Requests of operators, so far."""
+    """Requests of operators so far."""
     done: int
     """How many of them have been met."""
     asked_since: int | None
-    """From which time on the last request wants to compare."""
+    """The time from which the last request wants to compare."""
     is_running: bool
     found: dict[str, Any] | None
-    """What the last one, or the one that is running, has found so far: see `federation.comparing.Found`."""
+    """What the last or the current comparison has found so far: see `federation.comparing.Found`."""
     equal_at: int | None
-    """When last nothing of the peer's was missing here."""
+    """The last time at which nothing of the peer's was missing here."""
 
 
 class PeerPlace(NamedTuple):
@@ -119,7 +119,7 @@ class PeerPlace(NamedTuple):
 async def register_peers(
     url: str, peers: Sequence[tuple[str, str]], *, connect_timeout: float = 5.0
 ) -> dict[str, int]:
-    """Give each of `peers`, a DID and a URL, its number; returns the numbers of all that were ever read from.
+    """Give each of `peers`, a DID and a URL, its number. Returns the numbers of all peers ever read from.
 
     Raises `StoreUnavailable`.
     """
@@ -130,7 +130,7 @@ async def register_peers(
 async def register_peers_over(
     connection: asyncpg.Connection[Any], peers: Sequence[tuple[str, str]]
 ) -> dict[str, int]:
-    """As `register_peers`, over a connection that is there already."""
+    """Like `register_peers`, over an existing connection."""
     for relay_id, address in peers:
         await connection.execute(
             "INSERT INTO peers (relay_id, url) VALUES ($1, $2)"
@@ -145,8 +145,9 @@ async def register_peers_over(
 class PeerStore:
     """The tables of peers, over one connection.
 
-    Every method raises `StoreUnavailable` where the connection is lost, or the database says nothing for
-    `answer_timeout` seconds. From then on they all do until `close`: with the connection went the lead.
+    Every method raises `StoreUnavailable` if the connection is lost, or the database does not answer within
+    `answer_timeout` seconds. From then on all methods raise it until `close`: the lead is lost with the
+    connection.
     """
 
     def __init__(self, url: str, *, connect_timeout: float = 5.0, answer_timeout: float = _LONGEST) -> None:
@@ -157,8 +158,8 @@ class PeerStore:
         self._turn = asyncio.Lock()
 
     async def take_lead(self) -> bool:
-        """Become the process that reads from peers, with a fence of its own; False while another process is.
-        The lead is lost with the connection, and by `close`."""
+        """Become the process that reads from peers, with a new fence; False while another process is that
+        one. The lead is lost with the connection, and by `close`."""
         async with self._connected() as connection:
             if not await connection.fetchval("SELECT pg_try_advisory_lock($1)", _LOCK):
                 return False
@@ -170,8 +171,8 @@ class PeerStore:
         return bool((await self._run("fetch", _IS_LED, _LOCK))[0][0])
 
     async def rows(self, *, counted: bool = False) -> list[PeerRow]:
-        """All that were ever read from; `counted`, with how many packets of each were refused, which takes
-        some ten milliseconds of the database for a peer of which many were."""
+        """All peers ever read from. With `counted`, the refused packets of each are counted, which takes the
+        database some ten milliseconds for a peer with many."""
         return [PeerRow._make(row) for row in await self._run("fetch", _ROWS, counted)]
 
     async def place(self, peer_id: int, stream: str) -> PeerPlace:
@@ -186,7 +187,7 @@ class PeerStore:
         return PeerPlace._make(found[0]) if found else PeerPlace(None, None, None)
 
     async def report(self, peer_id: int, state: str, problem: str | None, now: int) -> None:
-        """Write down how the link stands, for people."""
+        """Record the state of the link, for people."""
         await self._run(
             "execute",
             "UPDATE peers SET state = $2, problem = $3, state_at = $4 WHERE peer_id = $1",
@@ -197,7 +198,7 @@ class PeerStore:
         )
 
     async def conduct(self, peer_id: int) -> str | None:
-        """The record of what a peer has done, as JSON; None where there is none, or it was forgiven."""
+        """The record of a peer's conduct, as JSON; None if there is none, or it was forgiven."""
         found = await self._run("fetch", "SELECT conduct::text FROM peers WHERE peer_id = $1", peer_id)
         return found[0][0] if found else None
 
@@ -211,9 +212,9 @@ class PeerStore:
         *,
         follows: bool,
     ) -> bool:
-        """Write down how a peer stands, unless it was forgiven meanwhile: then False.
+        """Record a peer's standing, unless it was forgiven meanwhile: then False.
 
-        `follows` says that this goes on from a record that was kept before.
+        `follows` says that this continues a record that was kept before.
         """
         return await self._changed(
             "UPDATE peers SET offences = $2, bars = $3, barred_until = $4, conduct = $5::text::jsonb"
@@ -227,26 +228,26 @@ class PeerStore:
         )
 
     async def skip(self, peer_id: int, skips: Sequence[Skip], most: int) -> None:
-        """Remember packets of a peer that were refused, each once; the newest `most` are kept."""
+        """Remember refused packets of a peer, each once; the newest `most` are kept."""
         columns = [list(column) for column in zip(*skips, strict=True)] or [[], [], []]
         await self._run("execute", SKIP, peer_id, *columns)
         await self._run("execute", TRIM, peer_id, most)
 
     async def pause(self, relay_id: str, paused: bool) -> bool:
-        """Stop or go on reading from a peer; whether there is such a peer."""
+        """Stop or resume reading from a peer. Returns whether there is such a peer."""
         return await self._changed("UPDATE peers SET paused = $2 WHERE relay_id = $1", relay_id, paused)
 
     async def forgive(self, relay_id: str) -> bool:
-        """Forget what is held against a peer; whether there is such a peer."""
+        """Forget what is held against a peer. Returns whether there is such a peer."""
         return await self._changed(
             "UPDATE peers SET offences = 0, bars = 0, barred_until = 0, conduct = NULL WHERE relay_id = $1",
             relay_id,
         )
 
     async def reset_cursor(self, relay_id: str) -> bool:
-        """Read all of a peer's log again; whether there is such a peer. What was read already is known.
+        """Have all of a peer's log read again. Returns whether there is such a peer.
 
-        The link that is under way is cut off from its place: it begins anew.
+        Packets that were read before are known. The current link loses its place and starts over.
         """
         return await self._changed(
             "WITH gone AS (DELETE FROM peer_cursors c USING peers p"
@@ -256,7 +257,7 @@ class PeerStore:
         )
 
     async def comparisons(self) -> dict[int, PeerComparison]:
-        """The comparisons of all peers that were ever compared with, or are to be."""
+        """The comparisons with all peers that were ever compared with, or are going to be."""
         rows = await self._run("fetch", _COMPARISONS)
         made = [
             PeerComparison._make((*row[:5], None if row[5] is None else json.loads(row[5]), row[6]))
@@ -265,24 +266,24 @@ class PeerStore:
         return {each.peer_id: each for each in made}
 
     async def ask_comparison(self, relay_id: str, since: int | None) -> int | None:
-        """Have the process that reads from this peer compare sets with it; the number of this request, which
-        is met once `done` is as high. None where there is no such peer."""
+        """Have the process that reads from this peer compare sets with it. Returns the number of this
+        request, which is met once `done` is as high; None if there is no such peer."""
         found = await self._run("fetch", _ASK_COMPARISON, relay_id, since)
         return found[0][0] if found else None
 
     async def compared(
         self, peer_id: int, found: Mapping[str, object], *, done: int | None, equal_at: int | None
     ) -> None:
-        """Write down how a comparison stands; with `done`, that it has ended and met so many requests."""
+        """Record the state of a comparison; with `done`, that it has ended and how many requests are met."""
         plain = {name: printable(value) if type(value) is str else value for name, value in found.items()}
         await self._run("execute", _COMPARED, peer_id, json.dumps(plain), done, equal_at)
 
     async def skip_reasons(self, peer_id: int) -> dict[str, int]:
-        """Why packets of this peer were refused, of those that are remembered, and how many for each."""
+        """The reasons of this peer's remembered refusals, with the number of packets for each."""
         return dict(map(tuple, await self._run("fetch", REASONS, peer_id)))
 
     async def identity_seed(self) -> bytes:
-        """The seed of the relay's DID that the database keeps. Raises `StoreError` where none has served."""
+        """The seed of the relay's DID in the database. Raises `StoreError` if no relay has used it yet."""
         rows = await self._run("fetch", "SELECT identity_seed FROM relay_secrets")
         if not rows:
             raise StoreError("no relay has served on this database yet: it has no DID that a peer could know")
@@ -303,8 +304,8 @@ class PeerStore:
 
     @contextlib.asynccontextmanager
     async def _connected(self) -> AsyncIterator[asyncpg.Connection[Any]]:
-        """The connection, for one at a time. One that is lost stays lost: a new one would not have the lead,
-        and whoever noticed may not be the one who has to know."""
+        """The connection, for one caller at a time. A lost connection is not replaced: a new one would not
+        have the lead, and the caller that notices the loss may not be the one that must know."""
         async with self._turn:
             if self._connection is None:
                 self._connection = await connect(
@@ -322,5 +323,5 @@ class PeerStore:
 
 
 def printable(text: str) -> str:
-    """What PostgreSQL can keep, and an operator's terminal show, of a text that may be a peer's own words."""
+    """A text that may come from a peer, made fit for PostgreSQL and an operator's terminal."""
     return "".join(character if character.isprintable() else "\ufffd" for character in text)

@@ -1,4 +1,4 @@
-"""The first steps on a new server of our own: a database, and a password for TCP."""
+"""The first steps on a new embedded server: a database, and a password for TCP."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from relayd.store.connection import close_quietly, translate_errors
 __all__ = ["provision"]
 
 _OTHER = "postgres"
-"""The database that `initdb` makes for whoever has none yet."""
+"""The database that `initdb` makes, to connect to before there is another."""
 
 
 async def provision(url: str, role: str, *, is_new: bool, password: str | None, timeout: float) -> None:
-    """Make the database of this role where there is none, and set the role's password if one is given.
+    """Make the database of this role if there is none, and set the role's password if one is given.
 
-    Both are trusted to need no quoting: `role` is an identifier, `password` URL-safe base64. `is_new` says
-    that the server has just been made. Raises `StoreError`. Cancelling may leave the database without its
-    password; the next call sets it.
+    Both must need no quoting: `role` is an identifier, `password` URL-safe base64. `is_new` says that the
+    server has just been made. Raises `StoreError`. Cancelling may leave the role without its password; the
+    next call sets it.
     """
 
     @contextlib.asynccontextmanager
@@ -38,8 +38,8 @@ async def provision(url: str, role: str, *, is_new: bool, password: str | None, 
 
     with translate_errors():
         if not is_new:
-            # Whoever comes first to a database after a start reads all of its catalog, and leaves that to
-            # those who follow. So nobody goes to another one without need.
+            # The first connection to a database after a start reads its whole catalog, and later ones benefit
+            # from that. So do not connect to another database without need.
             with contextlib.suppress(asyncpg.InvalidCatalogNameError):
                 async with connected(role) as connection:
                     await set_password(connection)

@@ -1,21 +1,22 @@
-"""The statements that read pages of the log, one for each shape of query, and the values they take.
+"""The statements that read pages of the log, one for each shape of query, and their parameters.
 
-No statement looks at more than so many candidates, whatever a reader asks for: the rows that one index finds
-for one of the query's columns, in log order. Conditions on other columns are no search but a look at each
-candidate, so a query whose conditions hardly ever meet ends at its last candidate and says where it stands:
-a row without a body, which is the first candidate that was not looked at.
+Whatever a reader asks for, a statement looks at a limited number of candidates: the rows that one index finds
+for one of the query's columns, in log order. Conditions on other columns are not searched for but checked on
+each candidate, so a query whose conditions are hardly ever met ends at its last candidate and returns its
+position: a row without a body, which is the first candidate that was not looked at.
 
-A `Way` is the index that brings the candidates. `ways` puts them in the order to try: where the first brings
-mostly rows that do not match, the second, which goes on where the first has stopped, may fare better. The
-reader takes both in turn, so a page costs at most twice what the better way would.
+A `Way` is the index that supplies the candidates. `ways` puts the ways in the order to try: if the first one
+supplies mostly rows that do not match, the second, which continues where the first has stopped, may do
+better. The reader tries both in turn, so a page costs at most twice what the better way would.
 
-PostgreSQL answers `author_id = ANY (five) AND content_type = ANY (two)` with one bitmap of all that ever
-matched and sorts it for every page. So several values of one column are written as a LATERAL join: each
-value's rows come from an index in log order, a few of them, and are merged up to the first sequence that a
-value was cut off at.
+PostgreSQL answers `author_id = ANY (five) AND content_type = ANY (two)` with one bitmap of all rows that ever
+matched, and sorts it for every page. So several values of one column are written as a LATERAL join: a few
+rows of each value come from an index in log order, and are merged up to the first sequence at which a value
+was cut off.
 
-Every value travels as a parameter (R-312); the text depends on the shape alone. Many values travel as one
-text: the driver looks at each element of an array twice, which for a thousand takes milliseconds of the loop.
+Every value is passed as a parameter (R-312); the text depends only on the shape. Many values are passed as
+one text: the driver looks at each element of an array twice, which for a thousand takes milliseconds of the
+loop.
 """
 
 from __future__ import annotations
@@ -54,7 +55,7 @@ CHANNEL = "relayd_log"
 HEAD = "SELECT last_sequence FROM log_head"
 
 STATE = "SELECT last_sequence, tag FROM log_head"
-"""Where the log ends, and under which term it is written."""
+"""The end of the log, and the tag of its current term."""
 
 FIND = "SELECT packet_id, sequence, received_at FROM packet_ids WHERE packet_id = ANY ($1::bytea[])"
 
@@ -88,28 +89,28 @@ WITH RECURSIVE found AS (
 )
 SELECT content_type FROM found WHERE content_type IS NOT NULL LIMIT $2
 """
-"""The types of the log from a key on: from each a step to the next in the index, however many packets
-there are of it."""
+"""The types of the log from a key on: one step in the index from each type to the next, however many packets
+a type has."""
 
 POSITION = "SELECT relay_position($1), last_received_at >= $1 FROM log_head"
-"""The border below a received_at, and whether it is settled: a packet yet to come cannot move it."""
+"""The border below a received_at, and whether it is settled: no later packet can move it then."""
 
 LAST_SEQUENCE = 2**63 - 1
 """No sequence is above this."""
 
 CANDIDATES = 10_000
-"""Rows that one statement looks at, unless told otherwise: some 20 ms, for a database that holds them."""
+"""The rows that one statement looks at by default: some 20 ms, if the database has them in memory."""
 
 _MANY_VALUES = 64
-"""With more values than this, reading the log itself is tried before an index scan for each of them."""
+"""With more values than this, reading the log itself is tried before an index scan for each value."""
 _FEWEST_OF_VALUE = 2
 _SPARE = 256
-"""Candidates of one value beyond those that a page can send, for those that will not match."""
+"""Candidates of one value beyond those that a page can send, to allow for those that do not match."""
 _NOTHING = Declined()
 
 
 class Way(enum.Enum):
-    """What brings the candidates of a page."""
+    """The source of a page's candidates."""
 
     IDS = "packet_id"
     AUTHORS = "author_id"
@@ -118,7 +119,7 @@ class Way(enum.Enum):
 
 
 def ways(query: LogQuery) -> tuple[Way, ...]:
-    """The ways to search for a page, in the order to try; each goes on where the one before has stopped."""
+    """The ways to search for a page, in the order to try; each continues where the one before has stopped."""
     if query.packet_ids:
         return (Way.IDS,)
     if query.authors and query.types:
@@ -132,7 +133,7 @@ def ways(query: LogQuery) -> tuple[Way, ...]:
 
 
 def _bounded(columns: str, rows: str, direction: str, max_bytes: str) -> str:
-    """Cut `rows` where their bodies exceed `max_bytes`, but never before the first.
+    """Cut off `rows` once their bodies exceed `max_bytes`, but never before the first.
 
     The sum needs only the lengths: bodies beyond the cut are neither decompressed nor sent.
     """
@@ -161,14 +162,14 @@ TAIL = f"SELECT rows.*, (SELECT tag FROM log_head) AS tag FROM ({_TAIL_ROWS}) AS
 
 
 class _Shape(NamedTuple):
-    """All that decides the text of a page's statement."""
+    """Everything that determines the text of a page's statement."""
 
     ascending: bool
     way: Way
     several: bool
-    """The way has several values, whose rows are merged."""
+    """Whether the way has several values, whose rows are merged."""
     filters: tuple[str, ...]
-    """The further conditions; each takes one parameter, in this order after the fixed ones."""
+    """The other conditions; each takes one parameter, in this order after the fixed ones."""
 
 
 _KEYS = "SELECT decode(each, 'hex') FROM string_to_table({}, ',') AS each"
@@ -200,10 +201,10 @@ def page_statement(
     way: Way | None = None,
     candidates: int = CANDIDATES,
 ) -> tuple[str, list[object]]:
-    """The statement for a page and its parameters; `after` and `up_to` stand in for the query's.
+    """The statement for a page and its parameters; `after` and `up_to` replace the query's.
 
     Declined packets count as absent from the log (R-323). A row without a body is the last one: it and all
-    beyond it were not looked at. `way` is one of `ways(query)`, the first unless it is given.
+    beyond it were not looked at. `way` is one of `ways(query)`, by default the first.
     """
     way = way or ways(query)[0]
     columns: dict[Way, list[bytes]] = {
@@ -228,7 +229,7 @@ def page_statement(
     if declined:
         filters |= declined_parameters(declined)
     several = way is Way.IDS or len(values) > 1
-    if several and way is not Way.IDS:  # half as many as of one: these are all read before one is sent
+    if several and way is not Way.IDS:  # half as many as for one value: all are read before one is sent
         candidates = max(_FEWEST_OF_VALUE, min(limit + _SPARE, candidates // 2 // len(values)))
     last = LAST_SEQUENCE if up_to is None else up_to
     parameters: list[object] = [after, last, now, limit, max_bytes]
@@ -270,7 +271,7 @@ def _text(shape: _Shape) -> str:
 
 _COLUMNS = "sequence, received_at, body, annotation"
 _SHOWN = "p.sequence, coalesce(p.witnessed_at, p.received_at) AS received_at, p.body, p.annotation"
-"""The same as readers are shown them: with the earliest witness (R-367)."""
+"""The same columns as shown to readers: with the earliest witness (R-367)."""
 _LOOKED_AT = _TAIL_COLUMNS
 
 
@@ -279,7 +280,7 @@ def _qualified(columns: str) -> str:
 
 
 def _of_one(shape: _Shape, within: str, matches: str, direction: str, value: str) -> str:
-    """The candidates of one scan that match, and the first one beyond the last that may be looked at."""
+    """The candidates of one scan that match, and the first candidate beyond those that may be looked at."""
     order = f"ORDER BY sequence {direction}"
     column = "" if shape.way is Way.LOG else f"p.{shape.way.value} = {value} AND "
     return (
@@ -292,7 +293,7 @@ def _of_one(shape: _Shape, within: str, matches: str, direction: str, value: str
 
 
 def _of_several(shape: _Shape, within: str, matches: str, direction: str, value: str) -> str:
-    """As `_of_one`, merged from a scan for each value: only up to the nearest end of a scan is all known."""
+    """As `_of_one`, merged from a scan for each value, and complete up to the nearest end of a scan."""
     order = f"ORDER BY sequence {direction}"
     nearest, before = ("min", "<") if shape.ascending else ("max", ">")
     return (

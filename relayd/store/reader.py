@@ -1,4 +1,4 @@
-"""The reading side of the log: pages, packets by id, the duplicate index."""
+"""The reading side of the log: pages, packets by id, and the duplicate index."""
 
 from __future__ import annotations
 
@@ -49,20 +49,20 @@ from relayd.store.types import (
 __all__ = ["MAX_PAGE_BYTES", "Reader"]
 
 MAX_PAGE_BYTES = 4 * 2**20
-"""Most bytes of bodies in one page, unless its first packet alone is larger."""
+"""The most bytes of bodies in one page, unless its first packet alone is larger."""
 
 _MAX_SKEW_SECONDS = 300
-"""How far a timestamp may be ahead of received_at (R-092): what `since` says about a packet's place."""
+"""How far a timestamp may be ahead of received_at (R-092), which links `since` to a packet's place."""
 
 _LAST_DAY = 99_999
 _CACHED_POSITIONS = 1024
 _REPLICA_AWAY_SECONDS: Final = (1.0, 30.0)
-"""For how long a replica that failed is left alone: at first, and at most. A machine that is gone without a
-word costs whoever asks it the whole time that a connection may take."""
+"""How long a replica that failed is left alone: at first, and at most. If its machine has vanished, each
+attempt to connect takes the whole connect timeout."""
 
 
 class _Span(NamedTuple):
-    """What is left to read of a page: `after < sequence <= up_to`, whichever way the page runs."""
+    """The rest of a page: `after < sequence <= up_to`, in whichever direction the page runs."""
 
     query: LogQuery
     after: int
@@ -74,17 +74,17 @@ class _Span(NamedTuple):
     declined: Declined
 
     def beyond(self, border: int) -> _Span:
-        """The rest, from `border` on, which has not been looked at."""
+        """The rest that begins at `border`, which has not been looked at."""
         return self._replace(after=border - 1) if self.query.ascending else self._replace(up_to=border)
 
     @property
     def reached(self) -> int:
-        """The last sequence that is no part of the rest, in the direction of the page."""
+        """The last sequence before the rest, in the direction of the page."""
         return self.after if self.query.ascending else self.up_to + 1
 
 
 class _Watch:
-    """A payer that nothing is charged to: it has used less than anybody, and goes first."""
+    """A payer that is charged nothing: it has used less than any other, and goes first."""
 
     def used_database(self, seconds: float, now: float) -> None: ...
 
@@ -94,12 +94,12 @@ _WATCH: Final = _Watch()
 
 class Reader:
     """Reads over bounded pools: `pages` for long reads, `lookups` for short ones, so that slow pages never
-    hold up the feed or an admission; and `replica`, where there is one, for pages in place of the primary.
+    hold up the feed or an admission; and `replica`, if there is one, for pages in place of the primary.
 
-    A replica may lag. It is asked only for what it has: pages end at a snapshot, and a replica that has not
-    reached it would leave a hole there which the reader's cursor would then jump (R-154). Nor is it asked if
-    it is of a log that the primary has left: the terms tell. `on_replica` is called with what came of asking
-    it: `served`, `behind` or `unavailable`.
+    A replica may lag. It is used only for what it has: pages end at a snapshot, and a replica that has not
+    reached it would leave a hole that the reader's cursor would then skip (R-154). It is also not used if it
+    has a log that the primary has left, which the terms show. `on_replica` is called with the outcome of each
+    attempt: `served`, `behind` or `unavailable`.
     """
 
     def __init__(
@@ -121,7 +121,7 @@ class Reader:
         self._replayed: WeakKeyDictionary[asyncpg.Connection[Any], int] = WeakKeyDictionary()
         self._positions: OrderedDict[int, int] = OrderedDict()
         self.declined = Declined()
-        """What pages and look-ups by id leave out (R-323). Replace it at any time, never change it."""
+        """The packets that pages and look-ups by id leave out (R-323). It may be replaced, never changed."""
 
     def give_way(self, to_others: Callable[[], bool]) -> None:
         """Read one page at a time while `to_others` says that others are in a hurry (see `Pool`)."""
@@ -135,7 +135,7 @@ class Reader:
             return await read_head(connection, self._known)
 
     async def ping(self) -> None:
-        """Ask for a sign of life, before anybody else who waits. Raises `StoreUnavailable`."""
+        """Check that the database answers, ahead of all waiting reads. Raises `StoreUnavailable`."""
         async with self._lookups.lease(_WATCH) as connection:
             await read_head(connection, self._known)
 
@@ -145,7 +145,7 @@ class Reader:
             return await read_resets(connection)
 
     async def find(self, ids: Sequence[bytes]) -> dict[bytes, tuple[int, int]]:
-        """Which of `ids` were ever stored: sequence and received_at.
+        """The sequence and received_at of those of `ids` that were ever stored.
 
         Raises `StoreUnavailable`, `StoreTimeout`.
         """
@@ -159,7 +159,7 @@ class Reader:
         return {row[0]: (row[1], row[2]) for row in rows}
 
     async def findings(self, ids: Sequence[bytes]) -> dict[bytes, bytes]:
-        """What the relay found about the origin of these packets, of those where it found anything.
+        """The relay's findings about the origin of these packets, for those that have any.
 
         Raises `StoreUnavailable`, `StoreTimeout`.
         """
@@ -168,7 +168,7 @@ class Reader:
         return {packet_id: annotation for packet_id, annotation in rows if annotation is not None}
 
     async def by_id(self, packet_id: bytes, now: int) -> StoredPacket | Gone | None:
-        """The packet, `Gone` when it is expired, removed or declined, None when its id is unknown."""
+        """The packet; `Gone` if it is expired, removed or declined; None if its id is unknown."""
         async with self._lookups.lease() as connection:
             row = await connection.fetchrow(BY_ID, packet_id)
         if row is None:
@@ -192,10 +192,10 @@ class Reader:
         """The first packets of the log that match, are neither expired at `now` nor declined, and fit in
         `max_bytes`.
 
-        A page may be shorter than `limit`, and even empty, and yet not the last: see `Page`. So no page looks
-        at more than about twice `candidates` rows, whatever the query. `payer` is whose turn it takes, see
-        `Pool`. Raises `StoreUnavailable` and `StoreTimeout`. Cancelling cancels the statement in the database
-        too.
+        A page may be shorter than `limit`, or even empty, and yet not the last (see `Page`), so that no page
+        looks at more than about twice `candidates` rows, whatever the query. The page takes a turn of `payer`
+        (see `Pool`). Raises `StoreUnavailable` and `StoreTimeout`. Cancelling also cancels the statement in
+        the database.
         """
         needed = self._known.seen if query.up_to is None else query.up_to
         async with self._page_connection(needed, payer) as connection:
@@ -207,11 +207,11 @@ class Reader:
                 declined = self.declined
                 span = _Span(query, after, last, limit, now, max_bytes, candidates, declined)
                 page = await self._search(connection, span)
-                if declined is self.declined:  # else it was replaced while the page was read: read it anew
+                if declined is self.declined:  # else it was replaced while the page was read: read again
                     return page
 
     async def _search(self, connection: asyncpg.Connection[Any], span: _Span) -> Page:
-        """Try one way after the other, each from where the one before has stopped."""
+        """Try one way after another, each from where the one before has stopped."""
         query, rows, size = span.query, list[StoredPacket](), 0
         for way in ways(query):
             text, parameters = page_statement(
@@ -248,9 +248,9 @@ class Reader:
         *,
         with_declined: bool = False,
     ) -> ItemsPage:
-        """A page of what the log has of a range of time; the first is that of `ItemPlace()`.
+        """A page of the items of a range of time; the first page is at `ItemPlace()`.
 
-        Raises `StoreUnavailable` and `StoreTimeout`. Cancelling cancels the statement in the database too.
+        Raises `StoreUnavailable` and `StoreTimeout`. Cancelling also cancels the statement in the database.
         """
         async with self._pages.lease(payer) as connection:
             start = 0
@@ -262,12 +262,12 @@ class Reader:
     async def skips(
         self, peer_id: int, span: ItemRange, most: int, payer: Payer | None = None
     ) -> Sequence[tuple[int, bytes]]:
-        """What a peer serves and this relay refused. Raises and cancels as `items` does."""
+        """The packets that a peer serves and this relay refused. Raises and cancels as `items` does."""
         async with self._pages.lease(payer) as connection:
             return await read_skips(connection, peer_id, span.since, span.until, most)
 
     async def tombstones(self, ids: Sequence[bytes]) -> dict[bytes, bytes]:
-        """The tombstones of those of `ids` that were erased (`strata.protocol.tombstones`).
+        """The tombstones of the erased packets among `ids` (`strata.protocol.tombstones`).
 
         Raises `StoreUnavailable`, `StoreTimeout`.
         """
@@ -277,7 +277,7 @@ class Reader:
             return dict(map(tuple, await connection.fetch(TOMBSTONES, list(ids))))
 
     async def types(self, start: bytes, most: int) -> list[bytes]:
-        """The first keys of content types from this one on, in their order: those of all packets of the log.
+        """The first `most` keys of content types in the log, in order, beginning at `start`.
 
         Raises `StoreUnavailable`, `StoreTimeout`.
         """
@@ -292,10 +292,10 @@ class Reader:
     async def tail(
         self, after: int, up_to: int | None, limit: int, max_bytes: int = MAX_PAGE_BYTES
     ) -> list[LogEntry]:
-        """All entries in `after < sequence <= up_to`, at most `limit` and `max_bytes`: expired ones and
-        declined ones too, for a feed that leaves them out must know that they are there.
+        """All entries in `after < sequence <= up_to`, at most `limit` and `max_bytes`.
 
-        Only an empty answer is the end. Raises and cancels as `page` does.
+        Expired and declined ones are included: the feed leaves them out, but must know that they are there.
+        Only an empty result means the end. Raises and cancels as `page` does.
         """
         last = LAST_SEQUENCE if up_to is None else up_to
         async with self._lookups.lease() as connection:
@@ -303,14 +303,14 @@ class Reader:
             if rows and rows[0][-1] != self._known.lineage.current.tag:
                 await agree(connection, self._known)  # before anybody asks for the term of these entries
             elif rows:
-                # A feed that has passed them must notice when a failover loses them.
+                # If a failover loses them after the feed has passed them, that must be noticed.
                 self._known.saw(rows[-1][0])
         return [entry(tuple(row)[:-1]) for row in rows]
 
     async def _bounds(self, connection: asyncpg.Connection[Any], query: LogQuery) -> tuple[int, int | None]:
         """Turn the bounds on time into bounds on the sequence, so that a page starts where its rows are.
 
-        They only narrow the search: the statement still compares each row's own times.
+        They only narrow the search: the statement still compares each row's times.
         """
         after, up_to = query.after, query.up_to
         earliest = [] if query.received_since is None else [query.received_since]
@@ -327,7 +327,7 @@ class Reader:
         return after, up_to
 
     async def _position(self, connection: asyncpg.Connection[Any], received_at: int) -> tuple[int, bool]:
-        """The sequence below which everything was received before a time, and whether that is final."""
+        """The sequence up to which everything was received before a time, and whether that is final."""
         received_at = max(0, min(received_at, _LAST_DAY * DAY_SECONDS))
         self._forget_other_terms()
         known = self._positions.get(received_at)
@@ -361,7 +361,7 @@ class Reader:
     async def _from_replica(
         self, stack: contextlib.AsyncExitStack, needed: int, payer: Payer | None
     ) -> asyncpg.Connection[Any] | None:
-        """A connection to a replica that has enough, lent until `stack` unwinds; None: take the primary."""
+        """A connection to a replica that has enough, lent until `stack` unwinds; None to use the primary."""
         if self._replica is None:
             return None
         if time.monotonic() < self._replica_due_at:
@@ -383,28 +383,28 @@ class Reader:
         return None
 
     def _replica_failed(self) -> None:
-        """The primary answers alone for a while, and for longer each time."""
+        """Use only the primary for a while, longer each time."""
         now = time.monotonic()
         if now >= self._replica_due_at:  # else another page has just found the same
             self._replica_due_at = now + self._replica_pause
             self._replica_pause = min(self._replica_pause * 2, _REPLICA_AWAY_SECONDS[1])
 
     def _forget_other_terms(self) -> None:
-        """Ask anew what was learnt before the terms changed: a failover may have taken the end of the log as
-        it stood there, and a replica that had it goes further than the shared part."""
+        """Forget what was learnt before the terms changed: a failover may have lost that end of the log, and
+        a replica that had it reaches beyond the shared part."""
         if self._learnt_under is not self._known.lineage:
             self._learnt_under = self._known.lineage
             self._replayed.clear()
             self._positions.clear()
 
     async def _has_replayed(self, connection: asyncpg.Connection[Any], needed: int) -> bool:
-        # Kept for each connection: behind one address there may be several replicas.
+        # Kept per connection: there may be several replicas behind one address.
         self._forget_other_terms()
         if self._replayed.get(connection, -1) < needed:
             head, tag = await read_state(connection)
             self._forget_other_terms()
             lineage = self._known.lineage
-            # A replica that has parted from the primary goes further in a log that is lost.
+            # A replica that has diverged from the primary continues a log that is lost.
             shared = lineage.good_to(Mark(head, tag, 0), max(head, self._known.seen))
             self._replayed[connection] = -1 if shared is None or shared < head else head
         return self._replayed[connection] >= needed

@@ -1,12 +1,12 @@
-"""Keep the log's partitions ahead of time, and drop whole days and generations when they are over.
+"""Make the log's partitions ahead of time, and drop whole days and generations when they are past retention.
 
-Nothing is deleted row by row but manifests and descriptors that newer ones replace: it would take as long as
-storing did, and leave the space to vacuum.
-A day goes in one transaction under the log's lock: what retention spares moves to the oldest partition,
-which grows to cover the day. So a spared packet is never out of sight, and keeps its sequence.
+Only manifests and descriptors that newer ones replace are deleted row by row: deleting rows takes as long as
+storing them did, and leaves the space to vacuum. A day is removed in one transaction under the log's lock:
+the packets that retention spares move to the oldest partition, which grows to cover the day. So a spared
+packet is never out of sight, and keeps its sequence.
 
-Where an archive is required, a day first has to be proven to be in it (`archived`). That takes a while, so it
-is done before the transaction: the rows of a day that is over never change.
+If an archive is required, a day must first be proven to be in it (`archived`). That takes a while, so it is
+done before the transaction: the rows of a finished day never change.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _AHEAD_DAYS = 1
 _YEAR_DAYS = 366
 
 _PATIENCE = ("250ms",) * 8 + ("1500ms",) * 4
-"""How long each try may hold the log while it waits for readers to finish. Autovacuum gives way only after a
+"""How long each try may block the log while it waits for readers to finish. Autovacuum gives way only after a
 second, so the last tries are longer."""
 _RETRY_INTERVAL = 0.2
 
@@ -67,9 +67,9 @@ WHERE kept.author_id = moved.author_id AND {INDEXED} AND {_MANIFEST}
     AND (EXISTS (SELECT FROM packets_kept AS other WHERE {_NEWER})
         OR EXISTS (SELECT FROM packets AS other WHERE {_NEWER}))
 """
-# R-236, R-309: only an author's newest manifest counts, and a peer may have brought it before an older one.
-# `packets` holds the days after this one alone: the days before are gone, and what was kept of them is
-# detached as well.
+# R-236, R-309: only an author's newest manifest counts, and a peer may have delivered it before an older one.
+# At this point `packets` holds only the days after this one: earlier days are gone, and what was kept of them
+# is detached too.
 
 _DESCRIPTOR = f"content_type = '{RELAY_DESCRIPTOR}'::bytea"
 _DROP_EXPIRED_DESCRIPTORS = f"DELETE FROM packets_kept WHERE {_DESCRIPTOR} AND expires_at < $1"
@@ -85,13 +85,13 @@ WHERE kept.author_id = moved.author_id AND {_DESCRIPTOR} AND EXISTS (
     AND (coalesce(other.witnessed_at, other.received_at), kept.packet_id)
         > (coalesce(kept.witnessed_at, kept.received_at), other.packet_id))
 """
-# R-309, R-388: of each relay the latest that has not expired. Those of the days after this one are not looked
-# at: there is no index of an author's, and an author may have millions of other packets there.
+# R-309, R-388: of each relay the latest that has not expired. Descriptors of later days are not looked at: no
+# index finds those of an author, and an author may have millions of other packets there.
 
 _MOVE = {
     "packets": "INSERT INTO packets_kept SELECT * FROM {name} WHERE content_type = ANY ($1::bytea[])",
-    # The ids of spared packets stay known for as long as the packets are there, and those of what was erased
-    # for ever: a manifest that a peer still has is never too old to be taken once more.
+    # The ids of spared packets stay known as long as the packets are there, and those of erased packets
+    # forever: a manifest that a peer still has is never too old to be accepted again.
     "packet_ids": (
         "INSERT INTO packet_ids_kept SELECT i.* FROM {name} AS i"
         " WHERE i.sequence IN (SELECT sequence FROM packets_kept UNION ALL SELECT sequence FROM tombstones)"
@@ -109,17 +109,17 @@ class Swept(NamedTuple):
 class _Partition(NamedTuple):
     parent: str
     end_day: int
-    """The day after its last."""
+    """The day after its last day."""
     name: str
     attached: bool
 
 
 class Retention:
-    """The rules, and the round that enforces them. `retention_days` 0 keeps everything.
+    """The rules of retention, and the round that enforces them. `retention_days` 0 keeps everything.
 
-    With `archived` a day goes only when that proves it to be in the lake. `on_waiting` is called in each such
-    round, with how many days should have gone and wait for that, and with the reason of the oldest (a
-    `Reason`); with 0 and None when none does.
+    With `archived`, a day is removed only if that proves it to be in the lake. `on_waiting` is then called in
+    each round with the number of days past retention that wait for this, and with the reason of the oldest (a
+    `Reason`); with 0 and None if none waits.
     """
 
     def __init__(
@@ -134,16 +134,16 @@ class Retention:
         self._archived = archived
         self._on_waiting = on_waiting
         window_days = -(-dedup_window_seconds // DAY_SECONDS)
-        # R-310: an id is remembered for as long as its packet, and never shorter than the duplicate window.
+        # R-310: an id is remembered as long as its packet, and at least for the duplicate window.
         self._memory_days = max(retention_days, window_days, 1)
-        # Two or three partitions to probe for an id; without retention, one for each year.
+        # Two or three partitions to probe for an id; without retention, one per year.
         self._generation_days = self._memory_days if retention_days else _YEAR_DAYS
 
     async def sweep(self, connection: asyncpg.Connection[Any], now: int) -> Swept:
-        """One round. Does nothing while another process does it; a partition that cannot be locked waits.
+        """Do one round, or nothing while another process does one; a partition that cannot be locked waits.
 
-        The connection is for this alone: closing it ends the turn. Raises `StoreUnavailable`. Cancelling
-        leaves every packet either where it was or removed.
+        Use the connection for nothing else: closing it releases the lock. Raises `StoreUnavailable`.
+        Cancelling leaves every packet either where it was or removed.
         """
         if failpoints.ARMED:
             await failpoints.reached("store.retention")
@@ -156,7 +156,7 @@ class Retention:
         today = now // DAY_SECONDS
         await self._prepare_days(connection, today)
         for partition in await _partitions(connection):
-            if not partition.attached:  # detached by a round that was cut off before it could drop it
+            if not partition.attached:  # detached by a round that was interrupted before it could drop it
                 await _drop(connection, partition)
         if not self._retention_days:
             return Swept(0, 0)
@@ -164,7 +164,7 @@ class Retention:
         head_day = day_of(await connection.fetchval(HEAD))
         days_floor = min(today - self._retention_days, head_day)
         days = await self._remove_days(connection, await _past(connection, "packets", days_floor), now)
-        # An id may go only after its packet, also where a packet's day could not be locked.
+        # An id may be removed only after its packet, even if the packet's day could not be locked.
         oldest_day = min(
             (p.end_day - 1 for p in await _partitions(connection) if p.parent == "packets"), default=today
         )
@@ -177,7 +177,7 @@ class Retention:
     async def _remove_days(
         self, connection: asyncpg.Connection[Any], past: Sequence[_Partition], now: int
     ) -> int:
-        """Remove the days that are over, the oldest first, up to one that must wait; how many went."""
+        """Remove the days past retention, the oldest first, up to one that must wait. Returns how many."""
         if self._archived is None:
             return await self._remove_all(connection, past, now)
         removed = 0
@@ -208,7 +208,7 @@ class Retention:
     async def _remove_all(
         self, connection: asyncpg.Connection[Any], past: Sequence[_Partition], now: int
     ) -> int:
-        """Remove these partitions in this order; how many went."""
+        """Remove these partitions in this order. Returns how many were removed."""
         removed = 0
         for partition in past:
             if not await self._remove(connection, partition, now):
@@ -226,7 +226,7 @@ class Retention:
                 await connection.execute("SELECT relay_add_day($1)", day)
 
     async def _remove(self, connection: asyncpg.Connection[Any], partition: _Partition, now: int) -> bool:
-        """Take a partition out of the log and drop it; False when readers did not let go of it in time."""
+        """Take a partition out of the log and drop it; False if readers did not release it in time."""
         for patience in _PATIENCE:
             try:
                 await self._detach(connection, partition, patience, now)
@@ -242,7 +242,7 @@ class Retention:
     ) -> None:
         parent, name = partition.parent, partition.name
         async with connection.transaction():
-            # Head first, as every append does: the other way round is a deadlock.
+            # Lock the head first, as every append does: the other order can deadlock.
             await connection.execute(f"SET LOCAL lock_timeout = '{patience}'")
             await connection.execute("SELECT FROM log_head FOR UPDATE")
             await connection.execute(f"LOCK TABLE {parent} IN ACCESS EXCLUSIVE MODE")
@@ -258,8 +258,8 @@ class Retention:
                 await connection.execute(_DROP_EXPIRED_DESCRIPTORS, now)
                 await connection.execute(_MOVE_DESCRIPTORS.format(name=name), now)
                 await connection.execute(_DROP_FORMER_DESCRIPTORS.format(name=name))
-            # This reads packets_kept once, to see that all of it is below the new bound. It holds key events
-            # only, and a manifest and a descriptor of each author, so it stays small beside a day.
+            # This reads packets_kept once, to check that all of it is below the new bound. It holds only
+            # identity packets, and a manifest and a descriptor per author, so it is small beside a day.
             await connection.execute(
                 f"ALTER TABLE {parent} ATTACH PARTITION {parent}_kept"
                 f" FOR VALUES FROM (MINVALUE) TO ({first_of_day(partition.end_day)})"
@@ -267,7 +267,7 @@ class Retention:
 
 
 async def _drop(connection: asyncpg.Connection[Any], partition: _Partition) -> None:
-    # Apart from the detaching: deleting a large file takes a while, and the log need not wait for it.
+    # Separate from the detaching: deleting a large file takes a while, and the log need not wait for it.
     await connection.execute(f"DROP TABLE IF EXISTS {partition.name}")
 
 

@@ -1,11 +1,11 @@
-"""How a question about open sessions reaches every process, and how the answers come back: by NOTIFY.
+"""Roll calls over NOTIFY: questions about open sessions to every process, and their answers.
 
 Questions and answers are gone once they are read, so there is no table of them and nothing to clean up. A
-process that can be asked holds a shared advisory lock on the connection by which it hears: whoever asks sees
-in `pg_locks` whose answers to wait for, and a process that dies is not waited for.
+process that can be asked holds a shared advisory lock on its listening connection: the asker sees in
+`pg_locks` whose answers to wait for, and does not wait for a process that has died.
 
-Whoever asks holds another lock meanwhile, and asks those again that have not answered: a process that hears
-of commits over a bus listens to nothing, looks for that lock once a second, and listens while it is there. A
+The asker holds another lock meanwhile, and asks those again that have not answered: a process that hears of
+commits over a bus does not listen, but looks for that lock once a second and listens while it is held. A
 process that has not answered within three seconds counts as silent.
 """
 
@@ -27,15 +27,15 @@ __all__ = ["ROLL_CHANNEL", "RollCall"]
 
 ROLL_CHANNEL: Final = "relayd_roll"
 """The LISTEN/NOTIFY channel of questions; the payload is the question."""
-# "roll" and "asks": the first halves of the advisory locks' keys.
+# "roll" and "asks": the first halves of the keys of the advisory locks.
 _THERE: Final = 0x726F6C6C
 _ASKING: Final = 0x61736B73
 _TIMEOUT: Final = 3.0
 _GRACE: Final = 5.0
-"""Seconds that asking may take besides."""
+"""Seconds that asking may take in addition."""
 _ASK_AGAIN_AFTER: Final = 0.3
 _ASKED_AT_ONCE: Final = 200
-"""Processes that one notification can name beside the rest of a question; others are named in the next."""
+"""The most processes that one notification can name besides the rest of a question; the next names others."""
 _HOLDERS: Final = (
     "SELECT DISTINCT objid::bigint FROM pg_locks WHERE locktype = 'advisory' AND granted"
     " AND database = (SELECT oid FROM pg_database WHERE datname = current_database())"
@@ -45,18 +45,18 @@ _HOLD: Final = "SELECT pg_try_advisory_lock_shared($1, $2)"
 
 
 class RollCall:
-    """Asks all processes, and gives the answers of this one. Every method raises `StoreUnavailable`."""
+    """Asks all processes, and sends the answers of this one. Every method raises `StoreUnavailable`."""
 
     def __init__(self, url: str, lookups: Pool, *, connect_timeout: float) -> None:
         self._url = url
         self._lookups = lookups
         self._connect_timeout = connect_timeout
-        self._number = secrets.randbelow(2**31)  # what PostgreSQL takes for half of a key
+        self._number = secrets.randbelow(2**31)  # fits the second half of a lock's key
         self.process = f"{self._number:08x}"
-        """The name of this process: the first half of its sessions' ids."""
+        """The name of this process, which is the first half of its sessions' ids."""
 
     async def attend(self, connection: asyncpg.Connection[Any]) -> None:
-        """Let others see that this process answers, for as long as this connection lasts."""
+        """Show other processes that this one answers, as long as this connection lasts."""
         await connection.execute(_HOLD, _THERE, self._number)
 
     async def is_asking(self, connection: asyncpg.Connection[Any]) -> bool:
@@ -64,7 +64,7 @@ class RollCall:
         return bool(await connection.fetch(_HOLDERS, _ASKING))
 
     async def ask(self, question: Question, timeout: float = _TIMEOUT) -> Roll:
-        """The sessions that are wanted, of every process that answers within `timeout` seconds."""
+        """The matching sessions of every process that answers within `timeout` seconds."""
         reply = f"{ROLL_CHANNEL}_{secrets.token_hex(8)}"
         async with connected(
             self._url, "relayd roll", self._connect_timeout, longest=timeout + _GRACE
@@ -90,7 +90,7 @@ class RollCall:
         return answers.roll()
 
     async def answer(self, reply: str, parts: Sequence[bytes]) -> None:
-        """Give this process's answer."""
+        """Send this process's answer."""
         async with self._lookups.lease() as connection:
             async with connection.transaction():
                 for part in parts:
@@ -98,7 +98,7 @@ class RollCall:
 
 
 async def _wait(answers: Answers, came: asyncio.Event) -> None:
-    """Until all have answered, or it is time to ask again."""
+    """Wait until all have answered, or it is time to ask again."""
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(_ASK_AGAIN_AFTER):
             while answers.awaited:

@@ -11,7 +11,7 @@ from relayd.store.types import UnsafeDatabase
 __all__ = ["MIN_SERVER_VERSION", "check_safety"]
 
 MIN_SERVER_VERSION = 150_000
-"""PostgreSQL 15, as `server_version_num` counts."""
+"""PostgreSQL 15, in the form of `server_version_num`."""
 
 _QUERY = """
 SELECT current_setting('server_version_num')::int AS version, pg_is_in_recovery() AS standby,
@@ -23,10 +23,10 @@ SELECT current_setting('server_version_num')::int AS version, pg_is_in_recovery(
 
 
 async def check_safety(connection: asyncpg.Connection[Any], *, allow_unsafe: bool = False) -> None:
-    """Raise `UnsafeDatabase`, naming the setting, where a commit may not survive a crash.
+    """Raise `UnsafeDatabase`, naming the setting, if a commit may not survive a crash.
 
-    `allow_unsafe` (the setting `allow_unsafe_database`) accepts the durability settings, for throw-away data;
-    a server that is too old or takes no writes is refused all the same.
+    `allow_unsafe` (the setting `allow_unsafe_database`) accepts unsafe durability settings, for throw-away
+    data; a server that is too old, is not in UTF8 or takes no writes is still refused.
     """
     (row,) = await connection.fetch(_QUERY)
     if row["version"] < MIN_SERVER_VERSION:
@@ -39,7 +39,7 @@ async def check_safety(connection: asyncpg.Connection[Any], *, allow_unsafe: boo
         raise UnsafeDatabase(f"the database's encoding is {row['encoding']}; UTF8 is needed")
     if allow_unsafe:
         return
-    # local, on, remote_write and remote_apply all wait for the disk of this server; off does not.
+    # local, on, remote_write and remote_apply all wait for this server's disk; off does not.
     for setting in ("fsync", "full_page_writes", "synchronous_commit"):
         if row[setting] == "off":
             raise UnsafeDatabase(

@@ -1,7 +1,7 @@
-"""The tables of the store as SQLAlchemy metadata: the sample Alembic compares a database with.
+"""The tables of the store as SQLAlchemy metadata, with which Alembic compares a database.
 
-The statements that make them are the migrations; what the store runs is in `log`, `reader` and
-`retention`. A test holds the three together.
+The migrations contain the statements that make the tables; the statements that the store runs are in `log`,
+`reader` and `retention`. A test keeps the three consistent.
 """
 
 from __future__ import annotations
@@ -239,6 +239,6 @@ PEER_COMPARISONS = sa.Table(
 
 
 def is_ours(item: Any, name: str | None, kind: str, reflected: bool, compare_to: Any) -> bool:
-    """Whether Alembic should compare this object: partitions come and go, and foreign tables are not ours."""
+    """Whether Alembic should compare this object: partitions come and go, and other tables are not ours."""
     table = item if kind == "table" else getattr(item, "table", None)
     return table is None or table.name in METADATA.tables

@@ -1,4 +1,4 @@
-"""How the database is: its size, its connections, its indexes, a pooler in between, and a replica of it."""
+"""The state of the database: its size, its connections, its indexes, a pooler in between, and a replica."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from relayd.store.connection import connected
 
 __all__ = ["Limit", "Replica", "Server", "Sizes", "read_replica", "read_server", "read_sizes"]
 
-# Of the sessions of others a role without pg_read_all_stats is told who they are, and not what; those without
-# a user or a database are the server's own.
+# A role without pg_read_all_stats sees the users of other roles' sessions, but not their backend types;
+# sessions without a user or a database are the server's own.
 _SIZES = """
 SELECT pg_database_size(current_database()) AS database_bytes,
        (SELECT coalesce(sum(pg_total_relation_size(relid)), 0)::bigint
@@ -45,20 +45,20 @@ SELECT pg_is_in_recovery() AS is_replica,
 
 
 _LONGEST_LOOK: Final = 60.0
-"""Seconds: to add up the sizes of thousands of tables takes a while."""
+"""Seconds: adding up the sizes of thousands of tables takes a while."""
 
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """What one look at the database found."""
+    """The sizes found in one look at the database."""
 
     database_bytes: int
     log_bytes: int
     """The packets with their indexes."""
     connections: int
-    """Those of everybody, this look's own among them."""
+    """Those of all programs, including the one for this look."""
     max_connections: int
-    """What the server gives out to programs that are no superusers."""
+    """The number that the server allows to roles that are not superusers."""
 
 
 async def read_sizes(url: str, *, connect_timeout: float = 5.0) -> Sizes:
@@ -68,7 +68,7 @@ async def read_sizes(url: str, *, connect_timeout: float = 5.0) -> Sizes:
 
 
 class Limit(NamedTuple):
-    """So many connections may somebody have."""
+    """A limit on connections, and how many of them are in use."""
 
     of: str
     """`role` or `database`; superusers have neither."""
@@ -78,14 +78,14 @@ class Limit(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Server:
-    """What `relayd doctor` asks a database server."""
+    """What `relayd doctor` reads from a database server."""
 
     sizes: Sizes
     limits: tuple[Limit, ...]
-    """Those of connections beside the server's own."""
+    """Limits on connections besides the server's own."""
     invalid_indexes: tuple[str, ...]
     is_pooled: bool
-    """A pooler gives each transaction another session of the server."""
+    """Whether a pooler may give each transaction another session of the server."""
 
 
 async def read_server(url: str, *, connect_timeout: float = 5.0) -> Server:
@@ -94,7 +94,7 @@ async def read_server(url: str, *, connect_timeout: float = 5.0) -> Server:
         sizes = Sizes(**await connection.fetchrow(_SIZES))
         limits = tuple(Limit(*row) for row in await connection.fetch(_LIMITS))
         invalid = tuple(row[0] for row in await connection.fetch(_INVALID))
-        # What a session was told must still hold in its next transaction, and the session be the same.
+        # A setting of the session must still hold in the next transaction, and the backend be the same.
         told = await connection.fetchval("SELECT pg_backend_pid()")
         await connection.execute("SET relayd.session = 'ours'")
         ours = await connection.fetchval("SELECT current_setting('relayd.session', true)")
@@ -109,7 +109,7 @@ class Replica:
 
     is_replica: bool
     lag_seconds: float
-    """Since the last transaction that it replayed; that grows where nothing is written as well."""
+    """Seconds since the last transaction that it replayed; this also grows while nothing is written."""
     head: int
 
 

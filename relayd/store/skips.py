@@ -1,7 +1,7 @@
-"""What peers serve and this relay refused, and why: the table `peer_skips`.
+"""The packets that peers serve and this relay refused, and why: the table `peer_skips`.
 
-A reason is the code of the refusal, and its detail behind a slash where there is one. What may pass the next
-time counts in no comparison, and so is asked for again.
+A reason is the code of the refusal, followed by a slash and its detail if there is one. A packet that may be
+accepted next time counts in no comparison, so it is requested again.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ _MAY_PASS: Final = [
     ErrorCode.RATE_LIMITED.value,
     ErrorCode.TIMESTAMP_IN_FUTURE.value,
 ]
-"""What this relay failed on, what a plug-in could not decide or did not want yet, and what came too early: a
-comparison is of the past, and so it has come in time by then."""
+"""The codes of packets that may be accepted next time: this relay failed on them, a plug-in could not decide
+or did not want them yet, or they came too early (a comparison looks at the past, when they are in time)."""
 
 
 def reason_of(error: InvalidPacket) -> str:
-    """Why a packet was refused, as it is kept and told."""
+    """The reason of a refusal, in the form that is stored and reported."""
     code = ErrorCode(error.code).value
     return f"{code}{_DETAIL}{error.detail}" if error.detail else code
 
@@ -39,7 +39,8 @@ SELECT $1, i, t, r FROM unnest($2::bytea[], $3::bigint[], $4::text[]) AS new (i,
 ON CONFLICT (peer_id, packet_id) DO UPDATE SET "timestamp" = excluded."timestamp", reason = excluded.reason
     WHERE (old."timestamp", old.reason) <> (excluded."timestamp", excluded.reason)
 """
-"""The last reason counts: what might pass was asked for again, and may have been refused for good."""
+"""The last reason counts: a packet that might pass was requested again, and may be refused permanently
+now."""
 TRIM: Final = """
 DELETE FROM peer_skips WHERE peer_id = $1 AND ("timestamp", packet_id) <=
     (SELECT "timestamp", packet_id FROM peer_skips WHERE peer_id = $1
@@ -49,8 +50,8 @@ REASONS: Final = (
     "SELECT reason, count(*) FROM peer_skips WHERE peer_id = $1 GROUP BY reason ORDER BY 2 DESC LIMIT 50"
 )
 FORGET: Final = "DELETE FROM peer_skips"
-"""For a log that has lost its end: a packet that was refused, taken later from elsewhere and lost would be
-asked for no more."""
+"""For a log that has lost its end: a packet that was refused, later accepted from elsewhere and then lost
+would never be requested again."""
 
 _READ: Final = f"""
 SELECT "timestamp", packet_id FROM peer_skips WHERE peer_id = $1 AND "timestamp" BETWEEN $2 AND $3
@@ -61,6 +62,7 @@ SELECT "timestamp", packet_id FROM peer_skips WHERE peer_id = $1 AND "timestamp"
 async def read_skips(
     connection: asyncpg.Connection[Any], peer_id: int, since: int, until: int, most: int
 ) -> Sequence[tuple[int, bytes]]:
-    """What this peer serves and this relay refused for good, of a range of time: `timestamp` and id."""
+    """`timestamp` and id of packets that this peer serves and this relay refused permanently, by
+    `timestamp`."""
     rows = await connection.fetch(_READ, peer_id, since, min(until, 2**62), most, _MAY_PASS)
     return [(row[0], row[1]) for row in rows]

@@ -1,4 +1,4 @@
-"""`Store`: everything the relay asks of its database, behind one door; most of it is asked of `Reader`."""
+"""`Store`: the relay's interface to its database; `Reader` does most of the reading."""
 
 from __future__ import annotations
 
@@ -44,19 +44,19 @@ __all__ = ["Store"]
 
 _LOOKUP_CONNECTIONS = 2
 _GRACE_SECONDS = 5.0
-"""How much later than the server itself a read that takes too long is given up."""
+"""How many seconds after the server's own limit a read that takes too long is given up."""
 _LONGEST_CHECK = 30.0
 _LONGEST_CHORE = 600.0
-"""Seconds that the checks of a start may take, and one statement of maintenance."""
+"""Seconds that the checks at startup may take, and that one statement of maintenance may take."""
 _WITNESS_INTERVAL = 60.0
 _OTHERS_TELL_TIMEOUT = 5.0
-"""Seconds after its start in which a process waits for what others knew of a lost log: they start too."""
+"""Seconds after its start during which a process waits for what others knew of a lost log: they start too."""
 _OTHERS_TELL_INTERVAL = 0.2
 
 _READER = {
     # Which partitions a page touches depends on its bounds: plan it with them.
     "plan_cache_mode": "force_custom_plan",
-    # A scan in log order that stops at the limit is nearly always right, but a new day has no statistics.
+    # A scan in log order that stops at the limit is nearly always best, but a new day has no statistics.
     "random_page_cost": "1",
     "enable_hashjoin": "off",
     "enable_mergejoin": "off",
@@ -65,10 +65,10 @@ _READER = {
 
 
 class Store:
-    """The log, open. Make one with `Store.open`, and close it.
+    """An open log. Make one with `Store.open`, and close it.
 
-    All methods may be called at the same time. Each raises `StoreUnavailable` while the database cannot be
-    reached, and works again when it can: there is nothing to reopen.
+    Methods may be called concurrently. Each raises `StoreUnavailable` while the database cannot be reached,
+    and works again once it can: there is nothing to reopen.
     """
 
     def __init__(
@@ -87,12 +87,12 @@ class Store:
         self.identities = identities
         """The identity packets of the log, for admission."""
         self.moderation = moderation
-        """What operators have ruled."""
+        """The rulings of operators."""
         self.roll = roll
-        """Which sessions are open, in all processes."""
+        """Roll calls: the open sessions of all processes."""
         self._log = log
         self._reader = reader
-        # What only reads is the reader's own, and said there.
+        # Methods that only read belong to the reader and are documented there.
         self.head, self.resets, self.ping = reader.head, reader.resets, reader.ping
         self.page, self.items, self.skips = reader.page, reader.items, reader.skips
         self.find, self.findings, self.tombstones = reader.find, reader.findings, reader.tombstones
@@ -103,7 +103,7 @@ class Store:
         self._url = url
         self._connect_timeout = log.connect_timeout
         self._first: asyncpg.Connection[Any] | None = None
-        """Over which the start was checked; the first chore is done over it too, and ends it."""
+        """The connection of the checks at startup; the first chore uses it too, and closes it."""
         self._doorbell: Doorbell | None = None
         self._listener: asyncio.Task[None] | None = None
         self._bus: Bus | None = None
@@ -112,10 +112,10 @@ class Store:
         self._others_told_at = time.monotonic() + _OTHERS_TELL_TIMEOUT
         self.secrets: RelaySecrets
         self.known = known
-        """What this process knows of the log; it keeps itself up to date."""
+        """What this process knows of the log; it is kept up to date."""
         self.lost = lost
-        """Set when the database turns out to lack what was committed. The store is of no more use then, and
-        all it does raises `LogLost`: open another one, with the claim of this one."""
+        """Set when the database turns out to lack what was committed. The store is then useless, and all its
+        methods raise `LogLost`: open another one, with the claim of this one."""
 
     @classmethod
     async def open(
@@ -137,9 +137,10 @@ class Store:
     ) -> Store:
         """Open the log at `url`; `read_url` names a replica for pages. Migrates nothing.
 
-        `archive_manifests` is the folder of a lake's manifests: given, `maintain` drops only days that they
-        prove to be in the lake, and calls `on_retention_waiting` about the others (see `Retention`).
-        `on_backend` is told the process in the server that commits packets, whenever it is a new one.
+        `archive_manifests` is the folder of a lake's manifests. If it is given, `maintain` drops only days
+        that they prove to be in the lake, and calls `on_retention_waiting` about the others (see
+        `Retention`). `on_backend` is called with the id of the server process that commits packets, whenever
+        it is a new one.
 
         Raises `UnsafeDatabase` for a database that could lose acknowledged packets (unless `allow_unsafe`)
         or whose schema is not this program's, and `StoreUnavailable`. Cancelling closes what was opened.
@@ -216,7 +217,7 @@ class Store:
         async with deadline(connection, _LONGEST_CHECK):
             await check_safety(connection, allow_unsafe=allow_unsafe)
             await check_revision(connection)
-            # The first process decides; all read its decision.
+            # The first process decides; all others read its decision.
             await connection.execute(
                 "INSERT INTO relay_secrets (identity_seed, cursor_key, created_at) VALUES ($1, $2, $3)"
                 " ON CONFLICT DO NOTHING",
@@ -229,10 +230,10 @@ class Store:
         self.secrets = RelaySecrets(*row)
 
     async def begin(self, claims: Sequence[Claim] = ()) -> None:
-        """Open a term of the log, as the first `append` does otherwise; `claims` are what earlier processes
-        knew of the log.
+        """Open a term of the log, which otherwise the first `append` does; `claims` are what earlier
+        processes knew of the log.
 
-        Where the log has lost its end, or may have, an epoch begins, with a line in our log at level error.
+        If the log has lost its end, or may have, an epoch begins, and an error is logged.
         """
         await self._log.open(claims)
 
@@ -241,10 +242,10 @@ class Store:
         return await self._log.begin_epoch(reason, witness)
 
     async def bear_witness(self, mark: Mark) -> None:
-        """A reader's cursor, which only this log can have made, names a place that the log lacks.
+        """Report a reader's cursor that only this log can have made and that names a place the log lacks.
 
-        Begins an epoch unless one says so already; looks once in `_WITNESS_INTERVAL`, for another log under a
-        copy of our secrets can make such cursors too. Raises `StoreUnavailable`.
+        Begins an epoch unless one says so already. It acts at most once in `_WITNESS_INTERVAL`, because
+        another log with a copy of our secrets can make such cursors too. Raises `StoreUnavailable`.
         """
         now = time.monotonic()
         if now >= self._witness_due_at and mark.epoch >= self.known.lineage.current.epoch:
@@ -252,11 +253,11 @@ class Store:
             self._witness_due_at = now + _WITNESS_INTERVAL
 
     async def good_to(self, mark: Mark) -> int | None:
-        """Up to where the log of a place agrees with this one; None where nobody knows.
+        """The sequence up to which the log of a place agrees with this one; None if that is unknown.
 
-        A term that only another process has known is found once that one has begun anew: after a loss all do,
-        and those who are first wait for the others, for some seconds after their start and no longer. Raises
-        `StoreUnavailable`.
+        A term that only another process knew becomes known once that process has started over. After a loss
+        all processes do that, and the first ones wait for the others, but only for some seconds after their
+        start. Raises `StoreUnavailable`.
         """
         while True:
             good_to = self.known.lineage.good_to(mark, self.known.seen)
@@ -278,7 +279,7 @@ class Store:
         except IdentitiesMoved:
             raise  # nothing was appended, and that is certain
         except BaseException:
-            # It may have been committed all the same, and the doorbell does not ring for our own backend.
+            # It may still have been committed, and the doorbell does not ring for our own backend.
             if self._doorbell is not None:
                 self._doorbell.doubt()
             raise
@@ -289,7 +290,8 @@ class Store:
 
     @property
     def declined(self) -> Declined:
-        """The packets that `page` leaves out and `by_id` takes for gone (R-323); replace it at any time."""
+        """The packets that `page` leaves out and `by_id` calls `Gone` (R-323); may be replaced at any
+        time."""
         return self._reader.declined
 
     @declined.setter
@@ -298,7 +300,7 @@ class Store:
 
     @property
     def url(self) -> str:
-        """Where the log is."""
+        """The URL of the log's database."""
         return self._url
 
     async def listen(
@@ -313,11 +315,11 @@ class Store:
     ) -> None:
         """Call back with the last sequence whenever another process has appended, until `close`.
 
-        With `bus_url` NATS says so, and otherwise the database; `on_bus` hears how that goes (`BUS_EVENTS`),
-        and `on_report` what processes of other machines `report` over it.
-        `on_ruling` is called when an operator has ruled, and may miss that; `on_question` with each question
-        of a roll call. Returns when it listens; the first call, with the head, has then been made. The
-        callbacks must not raise or block. Cancelling stops listening.
+        With `bus_url`, NATS carries the news, otherwise the database does. `on_bus` is called with the events
+        of the bus (`BUS_EVENTS`), and `on_report` with what other processes `report` over it. `on_ruling` is
+        called when an operator has ruled, though a call may be missed; `on_question` with each question of a
+        roll call. Returns once it listens; the first call, with the head, has then been made. The callbacks
+        must not raise or block. Cancelling stops listening.
         """
         if self._listener is not None:
             raise RuntimeError("the store has its listener already")
@@ -361,14 +363,14 @@ class Store:
             waiter.cancel()
 
     def report(self, report: bytes) -> None:
-        """Tell the processes of other machines, as far as there is a bus."""
+        """Send a report to the other processes, if there is a bus."""
         if self._bus is not None:
             self._bus.report(report)
 
     async def maintain(self, now: int) -> Swept:
         """Make the coming day's partitions and drop what is past retention; run it every few minutes.
 
-        Where that takes the proof that a day is archived, it takes some seconds for a million packets.
+        If days must be proven to be archived, that takes some seconds for a million packets.
         """
         async with self._chore("relayd maintenance") as connection:
             return await self._retention.sweep(connection, now)
@@ -398,7 +400,7 @@ class Store:
             await close_quietly(first)
 
     async def sizes(self) -> Sizes:
-        """How large the database is, and how many connections it has left. Raises `StoreUnavailable`."""
+        """The size of the database, and its connections. Raises `StoreUnavailable`."""
         return await read_sizes(self._url, connect_timeout=self._connect_timeout)
 
     async def close(self) -> None:

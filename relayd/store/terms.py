@@ -1,7 +1,7 @@
-"""What the database says of its log, compared with what this process knows of it (`relayd.lineage`).
+"""Comparison of the database's log with what this process knows about it (`relayd.lineage`).
 
-Every connection is asked once, when it is opened: a database cannot be replaced by another one while a
-connection to it lasts. Besides, the head that is read every few seconds is compared each time.
+It is done once for every connection, when it is opened: a database cannot be replaced by another one while a
+connection to it lasts. It is also done for the head that is read every few seconds.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ _log = get_logger("relayd.store")
 
 Reason = Literal["start", "rolled_back", "cursor", "moved", "operator"]
 """Why a term is opened. All but `start` begin an epoch: the database lacks what was committed
-(`rolled_back`), a reader proves the same (`cursor`), it may because a dump was restored or another server has
-been promoted (`moved`), or somebody says so (`operator`; `restore` is the pipeline's)."""
+(`rolled_back`), a reader proves that it does (`cursor`), it may lack something because a dump was restored or
+another server was promoted (`moved`), or an operator says so (`operator`; `restore` is the pipeline's)."""
 
 _NOT_THERE = "the log has no end: is its database being restored?"
 
@@ -74,15 +74,15 @@ class Reset:
 
     epoch: int
     good_to: int
-    """The log's end when the epoch began: up to here it is what it was."""
+    """The log's end when the epoch began: up to here the log is unchanged."""
     reason: str
-    """A `Reason`, or another program's."""
+    """A `Reason`, or the reason of another program."""
     at: int
     """Unix seconds."""
 
 
 async def read_head(connection: asyncpg.Connection[Any], known: KnownLog) -> int:
-    """The end of the log. Raises `LogLost` when it contradicts what is known."""
+    """The end of the log. Raises `LogLost` if it contradicts what is known."""
     seen = known.seen
     head, tag = await read_state(connection)
     if known.is_lost:
@@ -94,14 +94,14 @@ async def read_head(connection: asyncpg.Connection[Any], known: KnownLog) -> int
 
 
 async def notice(connection: asyncpg.Connection[Any], known: KnownLog, sequence: int) -> None:
-    """What was read at this sequence will be told, or kept in memory: a failover that loses it must be found
-    out, also where the feed has not come so far. Raises `LogLost`."""
+    """Note that a packet at this sequence was read and will be served or cached: if a failover loses it, that
+    must be noticed even if the feed has not come that far. Raises `LogLost`."""
     if sequence > known.seen:
         await read_head(connection, known)
 
 
 async def read_state(connection: asyncpg.Connection[Any]) -> tuple[int, bytes]:
-    """Where the log ends, and under which term. Raises `StoreUnavailable` for a log that has no end yet."""
+    """The end of the log, and the tag of its term. Raises `StoreUnavailable` if the log has no end yet."""
     state = await connection.fetchrow(STATE)
     if state is None:
         raise StoreUnavailable(_NOT_THERE)
@@ -109,11 +109,11 @@ async def read_state(connection: asyncpg.Connection[Any]) -> tuple[int, bytes]:
 
 
 async def agree(connection: asyncpg.Connection[Any], known: KnownLog) -> int:
-    """Take over the terms that others have opened; the end of the log. Raises `LogLost`."""
+    """Adopt the terms that others have opened, and return the end of the log. Raises `LogLost`."""
     certain = known.mark
     lineage, head = await _read(connection)
     if not lineage.holds(certain, head) and await connection.fetchval("SELECT pg_is_in_recovery()"):
-        # After a failover the old address may lead to a standby, which may lag.
+        # After a failover the old address may lead to a standby that lags.
         raise StoreUnavailable("the database is a standby")
     if not known.adopt(lineage, head, certain):
         raise LogLost("the database has lost packets that were acknowledged")
@@ -129,15 +129,15 @@ async def open_term(
     reason: Reason = "start",
     witness: Mark | None = None,
 ) -> Reset | None:
-    """Open a term at the end of the log, and with it an epoch where the log has lost its end or may have.
+    """Open a term at the end of the log, and with it an epoch if the log has lost its end or may have.
 
-    `claims` is what earlier processes knew; `witness` is a place that readers prove to have been there. A
-    `reason` that is not `start` asks for a new epoch in any case. Returns the new epoch, if there is one.
-    Raises `LogLost`, with nothing changed, when the log contradicts what this process itself knows.
+    `claims` are what earlier processes knew; `witness` is a place that a reader proves to have existed. A
+    `reason` other than `start` requests a new epoch in any case. Returns the new epoch, if there is one.
+    Raises `LogLost`, with nothing changed, if the log contradicts what this process itself knows.
     """
     certain = known.mark
     async with connection.transaction():
-        # A process that is stopped here would hold up every writer.
+        # A process that is suspended here would hold up every writer.
         await connection.execute("SET LOCAL idle_in_transaction_session_timeout = '10s'")
         place = await connection.fetchrow(_LOCK)
         lineage, head = await _read(connection)
@@ -177,9 +177,9 @@ async def read_resets(connection: asyncpg.Connection[Any]) -> list[Reset]:
 def _judge(
     lineage: Lineage, head: int, claims: Sequence[Claim], witness: Mark | None
 ) -> tuple[Reason | None, int]:
-    """Whether somebody knows of a place that the log lacks, and the least epoch that is news to them all.
+    """Whether a claim or the witness has a place that the log lacks, and the lowest epoch new to all of them.
 
-    A place of an earlier epoch than the log's own proves nothing new: its loss is what began this one.
+    A place of an earlier epoch than the log's own proves nothing new: its loss began the current epoch.
     """
     found: Reason | None = None
     least = lineage.current.epoch
@@ -192,10 +192,10 @@ def _judge(
 
 
 def _has_moved(place: asyncpg.Record, is_exact: bool) -> bool:
-    """Whether the log stands elsewhere than where it was last written.
+    """Whether the log is in another place than where it was last written.
 
-    A restored dump says nothing about what it lacks. A server that was promoted has lost nothing if it has
-    all that somebody knows exactly.
+    A restored dump says nothing about what it lacks. A promoted server has lost nothing if it has all of an
+    exact claim.
     """
     if place["other_cluster"] or not place["at_home"]:
         return True

@@ -1,14 +1,14 @@
-"""Whose turn it is at something scarce: fair queueing by what each payer's work has cost.
+"""Turns at a scarce resource: fair queueing by the cost of each payer's work.
 
-Work is done in pieces, a page of history each, and nobody knows what a piece costs before it is done. Every
-payer has a mark: how much it has had, on a scale that all share. Whoever has had least goes next. The mark
-moves by what a piece is expected to cost when it begins, and is set right when it ends. So a payer of dear
-pieces waits behind the others in proportion to what it took, however many connections ask on its behalf, and
-nobody waits for ever (start-time fair queueing).
+Work is done in pieces, a page of history each, and the cost of a piece is unknown until it is done. Every
+payer has a mark: how much it has used, on a scale that all share. The payer that has used least goes next.
+Its mark moves by the expected cost of a piece when the piece begins, and is corrected when it ends. So a
+payer of expensive pieces waits behind the others in proportion to what it used, however many connections ask
+on its behalf, and nobody waits forever (start-time fair queueing).
 
-A payer that comes, or comes back, begins where the last piece began: it gets no credit for the time that it
-asked for nothing. Marks of those who ask for nothing are kept while they are ahead of that, and the furthest
-behind go first when there are too many: they owe least. No I/O and no clock: costs are passed in.
+A payer that arrives, or returns, begins where the last piece began: it gets no credit for the time that it
+was idle. The marks of idle payers are kept while they are ahead of that; if there are too many, the furthest
+behind are forgotten first: they owe least. No I/O and no clock: costs are passed in.
 """
 
 # Core: no I/O, no clock, no randomness (held by tests/test_layout.py).
@@ -28,7 +28,7 @@ _WEIGHT_OF_LAST: Final = 0.25
 
 
 class Turn:
-    """One piece of work: asked for, begun, then done or given up."""
+    """One piece of work: requested, begun, then done or given up."""
 
     __slots__ = ("charged", "is_begun", "line")
 
@@ -39,7 +39,7 @@ class Turn:
 
 
 class _Line:
-    """What one payer waits for, and what it has had."""
+    """The waiting turns of one payer, and what it has used."""
 
     __slots__ = ("expected", "is_entered", "mark", "payer", "under_way", "waiting")
 
@@ -57,7 +57,7 @@ class _Line:
 
 
 class Turns:
-    """At most `size` pieces under way. `ask`, then call `begin` until it gives nothing; `end` each one."""
+    """At most `size` pieces at a time. `ask`, then call `begin` until it returns None; `end` each turn."""
 
     def __init__(self, size: int) -> None:
         self._free = size
@@ -67,7 +67,7 @@ class Turns:
         self._number = 0
 
     def __len__(self) -> int:
-        """How many payers are known."""
+        """The number of known payers."""
         return len(self._lines)
 
     def ask(self, payer: Hashable) -> Turn:
@@ -89,7 +89,7 @@ class Turns:
             line.is_entered = False
             if not line.waiting:
                 continue
-            if mark != line.mark:  # it was set right while the line waited
+            if mark != line.mark:  # it was corrected while the line waited
                 self._enter(line)
                 continue
             turn = line.waiting.popleft()
@@ -105,7 +105,7 @@ class Turns:
         return None
 
     def end(self, turn: Turn, cost: float) -> None:
-        """This turn is over: it cost so much, or was given up before it began."""
+        """End this turn: it had this cost, or was given up before it began."""
         line = turn.line
         if turn.is_begun:
             self._free += 1
@@ -118,7 +118,7 @@ class Turns:
             self._forget(line)
 
     def _enter(self, line: _Line) -> None:
-        if not line.is_entered:  # once, however often its turns are asked for and given up
+        if not line.is_entered:  # once, however often its turns are requested and given up
             line.is_entered = True
             self._number += 1
             heapq.heappush(self._order, (line.mark, self._number, line))

@@ -1,4 +1,4 @@
-"""What crosses the border of the store, as plain values: no SQL, no connection, no I/O.
+"""The values that pass into and out of the store: no SQL, no connection, no I/O.
 
 A **sequence** is a position in the relay's log: one integer below 2**53, given in commit order (A-040). Its
 upper part is the UTC day of `received_at`, its lower 32 bits count up from 1 within that day, without a
@@ -45,7 +45,7 @@ __all__ = [
 ]
 
 SERVES = "for programs of "
-"""How the comment on the table `alembic_version` begins; the revisions that a program may be of follow."""
+"""The start of the comment on the table `alembic_version`; the revisions of the programs it serves follow."""
 
 RELAY_DESCRIPTOR = "RELAY_DESCRIPTOR"
 
@@ -70,16 +70,16 @@ class UnsafeDatabase(StoreError):
 
 
 class LogLost(StoreUnavailable):
-    """The database lacks what this process knows to be committed: an older copy has been put in its place.
+    """The database lacks what this process knows to be committed: it was replaced by an older copy.
 
-    Nothing that this process has in memory about the log is to be trusted: begin anew.
+    Nothing that this process has in memory about the log can be trusted: start over.
     """
 
 
 class IdentitiesMoved(StoreError):
     """Nothing was appended: another process has committed an identity packet that this one has not applied.
 
-    `sequence` is how far the log must be followed before the same batch may be appended (R-074).
+    `sequence` is how far the log must be followed before the batch may be appended again (R-074).
     """
 
     def __init__(self, sequence: int) -> None:
@@ -97,17 +97,17 @@ class NewPacket(msgspec.Struct, frozen=True, gc=False):
     timestamp: int
     expires_at: int | None
     body: bytes
-    """The canonical bytes of the whole packet; the record everything else is derived from (A-006)."""
+    """The canonical bytes of the whole packet; the record that everything else is derived from (A-006)."""
     equivalence_key: bytes | None = None
     """32 bytes shared by packets of which the log keeps only the first, beside the id (R-113, R-114)."""
     annotation: bytes | None = None
-    """What this relay found about the packet's provenance, where it serves another origin than the signed
-    one (R-208): an encoded `strata.protocol.provenance.Downgrade`."""
+    """The relay's finding about the packet's provenance, if it serves another origin than the signed one
+    (R-208): an encoded `strata.protocol.provenance.Downgrade`."""
     witnessed_at: int | None = None
-    """When the first relay received it, by the word of the peer that delivered it; None where it was
-    published here, or where that word does not count (R-367, R-369)."""
+    """When the first relay received it, according to the peer that delivered it; None if it was published
+    here, or if the peer's statement does not count (R-367, R-369)."""
     ingest_peer: int | None = None
-    """The number of the peer that delivered it; None where it was published here (R-375)."""
+    """The number of the peer that delivered it; None if it was published here (R-375)."""
 
 
 class LogEntry(msgspec.Struct, frozen=True, gc=False):
@@ -115,26 +115,26 @@ class LogEntry(msgspec.Struct, frozen=True, gc=False):
 
     sequence: int
     received_at: int
-    """When this relay received it: what days, cursors and retention go by."""
+    """When this relay received it, which determines days, cursors and retention."""
     packet: NewPacket
     parsed: Packet | None = None
-    """What the packet's body says, where whoever made the entry has read it."""
+    """The parsed body of the packet, if the creator of the entry has parsed it."""
 
     @property
     def told_at(self) -> int:
-        """When the first relay received it: what readers are shown and keys are judged by."""
+        """When the first relay received it: the time shown to readers and used to judge keys."""
         witnessed_at = self.packet.witnessed_at
         return self.received_at if witnessed_at is None else witnessed_at
 
 
 class PeerMark(NamedTuple):
-    """How far a peer has been read: all it sent up to `cursor` is in the log or was refused."""
+    """How far a peer has been read: everything it sent up to `cursor` is in the log or was refused."""
 
     peer_id: int
     fence: int
-    """Which holder of the link says so; a mark of an earlier one changes nothing."""
+    """The fence of the process that holds the link; a mark with an earlier fence changes nothing."""
     stream: str
-    """What was asked for."""
+    """The selection of packets that is read."""
     cursor: str | None
     oldest_witness: int | None
     last_witness: int | None
@@ -150,10 +150,10 @@ class Outcome(enum.Enum):
 
 
 class Disposition(NamedTuple):
-    """The place of one appended packet; `sequence` and `received_at` are the first copy's for a duplicate.
+    """The place of one appended packet; for a duplicate, `sequence` and `received_at` are the first copy's.
 
-    `duplicate_of` is the id of that first copy where it is another packet with the same equivalence key and
-    is still stored.
+    `duplicate_of` is the id of that first copy if it is another packet with the same equivalence key and is
+    still stored.
     """
 
     outcome: Outcome
@@ -165,7 +165,7 @@ class Disposition(NamedTuple):
 class Appended(NamedTuple):
     """The result of one committed batch, in the order given.
 
-    `previous` is the sequence that was last before the batch: a reader that stands there has missed nothing.
+    `previous` is the last sequence before the batch: a reader at that place has missed nothing.
     """
 
     previous: int
@@ -173,7 +173,7 @@ class Appended(NamedTuple):
 
 
 class StoredPacket(NamedTuple):
-    """One row of a page; `received_at` is the one that readers are shown."""
+    """One row of a page; `received_at` is the time shown to readers."""
 
     sequence: int
     received_at: int
@@ -182,28 +182,28 @@ class StoredPacket(NamedTuple):
 
 
 class TrustRow(NamedTuple):
-    """What a budget needs to know of one trust packet of the log."""
+    """What a budget needs to know about one trust packet of the log."""
 
     packet_id: bytes
     received_at: int
     content_type: str
     strength: float | None
-    """None where `content.strength` is no number, or stands nowhere."""
+    """None if `content.strength` is missing or not a number."""
 
 
 class Page(NamedTuple):
-    """The answer to one read of the log. The next page begins beyond `reached`, else beyond the last row."""
+    """The result of one read of the log. The next page begins after `reached`, or else after the last row."""
 
     rows: list[StoredPacket]
     exhausted: bool
-    """No further row matches: the page ended for lack of rows, not for its limit, its size or its cost."""
+    """Whether no further row matches: the page ended for lack of rows, not for its limit, size or cost."""
     reached: int | None = None
-    """The last sequence that the search has looked at, where it ended for its cost: what matches up to there
-    is in `rows`. A page that ended for this may be empty."""
+    """The last sequence that the search looked at, if the page ended for its cost: everything that matches up
+    to there is in `rows`. Such a page may be empty."""
 
 
 class Gone(NamedTuple):
-    """The place of a packet that was stored and is no longer served: expired, or removed by retention."""
+    """The place of a packet that was stored and is no longer served: expired, declined, or removed."""
 
     sequence: int
     received_at: int
@@ -211,7 +211,7 @@ class Gone(NamedTuple):
 
 @dataclass(frozen=True, slots=True, repr=False)
 class RelaySecrets:
-    """What all processes on one database share: made once, at random, when the first of them opens it."""
+    """The secrets that all processes on one database share: drawn when the first of them opens it."""
 
     identity_seed: bytes
     """32 bytes, the Ed25519 seed of the relay's own DID."""
@@ -225,7 +225,7 @@ class RelaySecrets:
 
 @dataclass(frozen=True, slots=True)
 class Declined:
-    """The packets this relay does not serve, though the log may hold them (R-323)."""
+    """The packets that this relay does not serve, although the log may hold them (R-323)."""
 
     authors: frozenset[str] = frozenset()
     types: frozenset[str] = frozenset()
@@ -250,16 +250,16 @@ class AbuseEntry(NamedTuple):
 
     author_id: str
     verdict: str
-    """`block`: refuse this author's packets; `limit`: hold them to the limits of anonymous sessions."""
+    """`block` refuses this author's packets; `limit` applies the limits of anonymous sessions to them."""
     reason: str
     expires_at: int | None
 
 
 @dataclass(frozen=True, slots=True)
 class LogQuery:
-    """Which packets of the log a page wants. Empty sets restrict nothing; bounds on time are inclusive.
+    """The packets of the log that a page selects. Empty sets restrict nothing; bounds on time are inclusive.
 
-    `after` and `up_to` bound the sequence: `after < sequence <= up_to`, whichever way the page runs.
+    `after` and `up_to` bound the sequence: `after < sequence <= up_to`, in whichever direction the page runs.
     """
 
     after: int = 0

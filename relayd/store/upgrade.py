@@ -1,4 +1,4 @@
-"""Run the migrations with Alembic. Loaded only when there is something to migrate: it takes half a second."""
+"""Run the migrations with Alembic. Loading this takes half a second, so it is loaded only if needed."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ _HAS_0005 = "SELECT to_regclass('peers') IS NOT NULL"
 
 
 def upgrade(url: str) -> None:
-    """Run what is missing, in one transaction. Not for a running loop; raises as `migrate` does."""
+    """Run the missing migrations, in one transaction. Not for use in a running loop; raises as `migrate`."""
     run_sync(url, _upgrade)
 
 
 def run_sync(url: str, function: Callable[[sa.Connection], T]) -> T:
-    """Call a function that speaks SQLAlchemy, with a connection inside a transaction and our lock."""
+    """Call a function with an SQLAlchemy connection, inside a transaction and under our lock."""
     with asyncio.Runner(loop_factory=asyncio.new_event_loop) as runner:
         return runner.run(_run(url, function))
 
@@ -56,7 +56,8 @@ async def _run(url: str, function: Callable[[sa.Connection], T]) -> T:
 
 
 def alembic_config() -> Config:
-    """Where the migrations are: beside the package in a checkout, inside it when installed from a wheel."""
+    """The configuration with the folder of the migrations: beside the package in a checkout, inside it in a
+    wheel."""
     package = Path(relayd.__file__).parent
     installed, source = package / "_migrations", package.parent / "migrations"
     folder = str(installed if installed.is_dir() else source)
@@ -67,7 +68,7 @@ def alembic_config() -> Config:
 
 @contextlib.contextmanager
 def _driver_errors() -> Iterator[None]:
-    """Unpack the driver's error from SQLAlchemy's."""
+    """Raise the driver's error in place of SQLAlchemy's."""
     try:
         yield
     except sa.exc.DBAPIError as error:
@@ -85,8 +86,8 @@ def _upgrade(connection: sa.Connection) -> None:
         raise UnsafeDatabase(f"the database's schema ({revision}) is newer than this program: upgrade relayd")
     config.attributes["connection"] = connection
     if revision == "0004" and not connection.exec_driver_sql(_HAS_0004).scalar():
-        # Programs of 22 November 2026 called 0003 so, or 0005, before there was anything else of that number.
-        # Going on from there would leave out what 0004 makes, and no program would serve the log any more.
+        # Programs of 22 November 2026 used this number for 0003 or for 0005, before there was another 0004.
+        # Continuing from there would leave out what 0004 makes, and no program could serve the log any more.
         has_0005 = connection.exec_driver_sql(_HAS_0005).scalar()
         context.stamp(scripts, "0003")
         if has_0005:
@@ -98,9 +99,9 @@ def _upgrade(connection: sa.Connection) -> None:
 
 
 def served_revisions(scripts: ScriptDirectory) -> list[str]:
-    """The revisions that programs may be of which work on the newest schema, the newest first.
+    """The revisions of the programs that work with the newest schema, the newest first.
 
-    Each migration with `keeps_older_programs = True` leaves what programs of the revision before need.
+    Each migration with `keeps_older_programs = True` keeps what programs of the revision before need.
     """
     served = []
     for script in scripts.walk_revisions():
@@ -112,7 +113,7 @@ def served_revisions(scripts: ScriptDirectory) -> list[str]:
 
 def _engine(url: str) -> AsyncEngine:
     async def open_connection() -> asyncpg.Connection[Any]:
-        # Our own opener and not SQLAlchemy's: the URL keeps the meaning it has for every other connection.
+        # Our own opener, not SQLAlchemy's, so that the URL means the same as for every other connection.
         return await connect(url, name="relayd migrate", connect_timeout=_CONNECT_TIMEOUT)
 
     return create_async_engine("postgresql+asyncpg://", async_creator=open_connection, poolclass=NullPool)

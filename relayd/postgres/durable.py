@@ -1,4 +1,4 @@
-"""What has to be there after a power cut, beside what PostgreSQL itself writes."""
+"""Durability of files, across a power cut, that PostgreSQL does not write itself."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ __all__ = ["make_durable"]
 
 
 def make_durable(*paths: Path) -> None:
-    """Have files, and the names in folders, on the disk, in this order.
+    """Flush files, and the names in folders, to the disk, in this order.
 
-    A folder that this process may not list, or of a file system that syncs none, is left as it is. Raises
-    `OSError` for everything else.
+    A path that this process may not open, or of a file system that does not support syncing it, is skipped.
+    Raises `OSError` for every other failure.
     """
     for path in paths:
         with contextlib.suppress(PermissionError):

@@ -1,13 +1,13 @@
-"""An embedded PostgreSQL: a real server on a folder of ours, living and dying with this process.
+"""An embedded PostgreSQL: a real server on a folder of ours that lives and dies with this process.
 
     <data_dir>/relayd.lock            held while a relay uses the folder
-    <data_dir>/relayd.link            where the short link to a cluster with a long path is, meanwhile
-    <data_dir>/postgres.log           the log of the server; what was before is in postgres.log.1
-    <data_dir>/relayd.restoring       there until a backup has been put back to its end
+    <data_dir>/relayd.link            the place of the short link to a cluster with a long path, while in use
+    <data_dir>/postgres.log           the log of the server; older lines are in postgres.log.1
+    <data_dir>/relayd.restoring       there until the restore of a backup is complete
     <data_dir>/postgres-18/           the cluster, mode 0700; its socket is inside, so only its owner connects
 
-The server is a child that the kernel (or a watchdog, see `launcher`) shuts down when we die, in
-whatever way. A folder of another major version is never touched: it would need pg_upgrade.
+The server is a child that the kernel (or a watchdog, see `launcher`) shuts down when we die, however that
+happens. A folder of another major version is never touched: it would need pg_upgrade.
 """
 
 from __future__ import annotations
@@ -51,12 +51,13 @@ _UNFINISHED = "relayd.restoring"
 _MAX_LOG_BYTES = 16 * 2**20
 _POLL_INTERVAL = 0.01
 _BACKOFF_SECONDS = (0.1, 5.0)
-"""Between two tries to bring a dead server back: at first, and at most."""
+"""The wait between two attempts to restart a dead server: at first, and at most."""
 _CHECK_INTERVAL = 2.0
 _LOOKS = 2
-"""So often a server is found to have given up before it is ended: one look may fall between two processes."""
+"""How many times in a row a server must seem to have given up before it is ended: a single look may fall
+between two processes."""
 _LOOKS_WHILE_STOPPING = 15
-"""As often while it shuts down: meanwhile it writes its last checkpoint, and looks the same."""
+"""The same while it shuts down: a server that writes its last checkpoint looks the same."""
 _LOOKED_AT = 2000
 _REASON = re.compile(r"\b(error|ERROR|FATAL|PANIC): ")
 _LAUNCHER = Path(__file__).with_name("launcher.py")
@@ -79,14 +80,14 @@ _SETTINGS = {
 class EmbeddedPostgres:
     """A PostgreSQL server as an async context manager; `url` is valid inside it.
 
-    A server that says nothing new for half of `start_timeout`, and has had all of it to start, is given up.
+    A start is given up after `start_timeout` if the server has logged nothing new for half of that time.
 
-    `tcp_port` makes it listen on 127.0.0.1 as well (0 is not accepted: choose one), with the password that
-    `tcp_url` contains; Spark and JDBC need that. Children of this process may use `url` too.
+    `tcp_port` makes the server also listen on 127.0.0.1 (0 is not accepted: choose one), with the password
+    that `tcp_url` contains; Spark and JDBC need that. Children of this process may also use `url`.
 
-    `fill` is called in a thread, with a folder that is not there yet and with a function that says whether to
-    stop, to make a cluster in place of `initdb`. Then `start` refuses a folder that has one; and until
-    `accept` is called, however this ends, the folder is refused to whoever comes without `fill`.
+    `fill` is called in a thread to make a cluster in place of `initdb`, with a folder that does not exist yet
+    and a function that says whether to stop. Then `start` refuses a folder that has a cluster. Until `accept`
+    is called, however this ends, the folder is refused to every start without `fill`.
     """
 
     def __init__(
@@ -101,7 +102,7 @@ class EmbeddedPostgres:
         self._cluster = self._data_dir / f"postgres-{_MAJOR}"
         self._log = self._data_dir / "postgres.log"
         self._tcp_port = tcp_port
-        self._port = tcp_port or _PORT  # it names the socket even where nothing listens on TCP
+        self._port = tcp_port or _PORT  # it names the socket even if nothing listens on TCP
         self._start_timeout = start_timeout
         self._fill = fill
         self._is_new = False
@@ -122,20 +123,20 @@ class EmbeddedPostgres:
 
     @property
     def url(self) -> str:
-        """Where the database is, for this machine's processes that run as root or as the server's user."""
+        """The URL of the database, for processes of this machine that run as root or as the server's user."""
         folder = self._alias or self._cluster
         return f"postgresql://{_USER}@/{_USER}?host={quote(str(folder))}&port={self._port}"
 
     @property
     def tcp_url(self) -> str:
-        """Where the database is over TCP, password included; `EmbeddedPostgresError` without `tcp_port`."""
+        """The URL over TCP, including the password. Raises `EmbeddedPostgresError` without `tcp_port`."""
         if self._tcp_port is None:
             raise EmbeddedPostgresError("the embedded PostgreSQL was not asked to listen on TCP")
         return f"postgresql://{_USER}:{self._password()}@127.0.0.1:{self._tcp_port}/{_USER}"
 
     @property
     def pid(self) -> int | None:
-        """The server's process id, None while it does not run."""
+        """The server's process id; None while it does not run."""
         return self._server.pid if self._server is not None and self._server.is_alive() else None
 
     def is_alive(self) -> bool:
@@ -143,17 +144,17 @@ class EmbeddedPostgres:
         return self.pid is not None
 
     async def start(self) -> None:
-        """Make the cluster where there is none, and start the server.
+        """Make the cluster if there is none, and start the server.
 
-        Raises `EmbeddedPostgresError`: the folder is in use, belongs to another version or cannot be written,
-        or the server does not start; and what `fill` raises, but for an `OSError`. Cancelling stops what was
-        started.
+        Raises `EmbeddedPostgresError` if the folder is in use, belongs to another version or cannot be
+        written, or if the server does not start. Exceptions of `fill` pass, except that an `OSError` becomes
+        an `EmbeddedPostgresError`. Cancelling stops what was started.
         """
         self._stopping = False
         try:
             await self._prepared()
             await self._start_server()
-            # `initdb` makes neither our database nor the password that TCP asks for.
+            # `initdb` makes neither our database nor the password for TCP.
             await provision(
                 self.url,
                 _USER,
@@ -169,22 +170,22 @@ class EmbeddedPostgres:
             raise
 
     async def stop(self) -> None:
-        """Shut the server down and give the folder free. Idempotent; cancelling leaves it going down."""
+        """Shut the server down and release the folder. Idempotent; after cancelling, it still shuts down."""
         self._stopping = True
         if self._server is not None:
             await self._server.stop()
         self._release()
 
     def accept(self) -> None:
-        """What `fill` has made is what it should be."""
+        """Confirm that the cluster made by `fill` is as it should be."""
         (self._data_dir / _UNFINISHED).unlink(missing_ok=True)
         make_durable(self._data_dir)
 
     async def supervise(self) -> None:
-        """Start the server again whenever it dies or gives up, until `stop` or cancellation.
+        """Restart the server whenever it dies or gives up, until `stop` or cancellation.
 
-        It tries as often as it takes: what keeps a server down, such as a full disk, is mended from outside.
-        Each failure is logged with the server's last words.
+        It retries without limit: what keeps a server down, such as a full disk, is repaired from outside.
+        Each failure is logged with the last lines of the server's log.
         """
         while not self._stopping:
             assert self._server is not None, "start() comes first"
@@ -202,16 +203,16 @@ class EmbeddedPostgres:
                     delay = min(delay * 2, longest)
 
     async def _until_down(self, server: ServerProcess) -> None:
-        """Wait until the server has died; end one that has given up and would refuse everybody for ever."""
+        """Wait until the server has died; end one that has given up and would refuse everybody forever."""
         suspicions = 0
         while not server.exited.is_set():
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(_CHECK_INTERVAL):
                     await server.exited.wait()
-            with contextlib.suppress(RuntimeError):  # the system lets no thread start: next time, then
+            with contextlib.suppress(RuntimeError):  # the system allows no new thread: try next time
                 await asyncio.to_thread(self._tend_files)
             suspicions = suspicions + 1 if server.has_given_up() else 0
-            # Told to shut down, a server that has given up goes on refusing everybody and never ends.
+            # A server that has given up keeps refusing everybody and never ends, even when told to shut down.
             if suspicions >= (_LOOKS_WHILE_STOPPING if self._state() == "stopping" else _LOOKS):
                 _logger.error("embedded_postgres_gave_up", problem=self._last_words())
                 await server.stop(timeout=1.0)
@@ -221,7 +222,7 @@ class EmbeddedPostgres:
         try:
             await asyncio.shield(preparing)
         except asyncio.CancelledError:
-            # The thread is at work in the folder: neither its lock nor its contents may go before it ends.
+            # The thread works in the folder: neither its lock nor its contents may be removed before it ends.
             self._stopping = True
             await asyncio.gather(preparing, return_exceptions=True)
             raise
@@ -255,15 +256,15 @@ class EmbeddedPostgres:
             raise EmbeddedPostgresError(f"{self._cluster} holds data of PostgreSQL {version}, not {_MAJOR}")
         self._clear_stale_pid()
         if len(os.fsencode(self._cluster / f".s.PGSQL.{self._port}")) > _MAX_SOCKET_BYTES:
-            # The server binds a relative path; clients come through a short link to the same folder.
+            # The server binds a relative path; clients connect through a short link to the same folder.
             self._alias = self._short_link()
 
     def _short_link(self) -> Path:
-        """A link to the cluster that has a short path. That of a relay which was killed is taken over."""
+        """A link to the cluster with a short path. The link of a relay that was killed is reused."""
         note = self._data_dir / _LINK_NOTE
         with contextlib.suppress(OSError, ValueError):
             link = Path(note.read_text())
-            # Where anybody may write, only what is our own counts.
+            # In a folder where anybody may write, only our own link counts.
             owners = {link.lstat().st_uid, link.parent.lstat().st_uid}
             if owners == {os.geteuid()} and link.readlink() == self._cluster:
                 return link
@@ -273,14 +274,14 @@ class EmbeddedPostgres:
         return link
 
     def _keep_link(self) -> None:
-        """Make the link again where it is gone, as temporary folders are cleaned of what is old: without it
-        nobody comes to the server any more, who has not come yet."""
+        """Make the link again if it is gone, as temporary folders are cleaned of old files: without it no new
+        connection to the server is possible."""
         link = self._alias
         if link is None or self._stopping or os.path.lexists(link):
             return
         with contextlib.suppress(OSError):
             link.parent.mkdir(mode=0o700, exist_ok=True)
-            if link.parent.lstat().st_uid == os.geteuid():  # where anybody may write
+            if link.parent.lstat().st_uid == os.geteuid():  # anybody may write there
                 link.symlink_to(self._cluster)
 
     def _lock(self) -> None:
@@ -294,7 +295,7 @@ class EmbeddedPostgres:
             ) from None
 
     def _make_cluster(self) -> None:
-        """Make the cluster under another name, and rename it when complete: no half of one is ever used."""
+        """Make the cluster under another name, and rename it when complete: no partial one is ever used."""
         fresh = self._cluster.with_name(f"{self._cluster.name}.new")
         shutil.rmtree(fresh, ignore_errors=True)
         if self._fill is None:
@@ -305,7 +306,7 @@ class EmbeddedPostgres:
             make_durable(self._data_dir)
             self._fill(fresh, lambda: self._stopping)
         fresh.rename(self._cluster)
-        # Whoever has made the folders above may not have had their names put on the disk.
+        # The names of the folders above may not be on the disk yet, whoever made them.
         make_durable(self._data_dir, *self._data_dir.parents)
 
     def _initialise(self, fresh: Path) -> None:
@@ -314,7 +315,7 @@ class EmbeddedPostgres:
             os.chown(fresh, self._owner.uid, self._owner.gid)
         command = [
             str(find_binaries(self._owner) / "initdb"), f"--username={_USER}", "--auth=trust",
-            # A commit at the end of a WAL file waits until the next one is made and filled with zeros: some
+            # A commit at the end of a WAL file waits until the next file is made and filled with zeros: some
             # 2 ms for a megabyte, and 30 for the usual sixteen.
             "--wal-segsize=1",
             "--data-checksums", "--encoding=UTF8",
@@ -336,7 +337,7 @@ class EmbeddedPostgres:
         rules, password = fresh / "pg_hba.conf", fresh / "password"
         rules.write_text("local all all trust\nhost all all 127.0.0.1/32 scram-sha-256\n")
         self._write_private(password, secrets.token_urlsafe(24))
-        # A packet that the server has on the disk is lost with the name of the folder that it is in.
+        # A packet that the server has on the disk is lost if the name of its folder is.
         make_durable(rules, password, fresh)
 
     def _write_private(self, path: Path, text: str) -> None:
@@ -347,13 +348,14 @@ class EmbeddedPostgres:
             os.chown(path, self._owner.uid, self._owner.gid)
 
     def _clear_stale_pid(self) -> None:
-        """Wait for the server of a relay that was killed, and clear up after one that was killed itself.
+        """Wait for the server of a relay that was killed, and clear up after a server that was killed itself.
 
-        We hold the folder's lock, so a server still there is going down. One that had given up never comes to
-        its end: after a quarter of the time it is told to shut down at once. A pid file naming a process that
-        is no server of this folder is left over from before a reboot or from another container, and so is the
-        lock of the socket; PostgreSQL would refuse to start for as long as an unrelated process has that
-        number. (Processes that outlive their server keep the next one away without these files.)
+        We hold the folder's lock, so a server that is still there is shutting down. One that has given up
+        never ends: after a quarter of the time it is told to shut down at once. A pid file that names a
+        process that is not a server of this folder is left over from before a reboot or from another
+        container, and so is the lock of the socket; PostgreSQL would refuse to start as long as an unrelated
+        process has that number. (Processes that outlive their server keep the next one away without these
+        files.)
         """
         pid_file = self._cluster / "postmaster.pid"
         deadline = time.monotonic() + self._start_timeout
@@ -363,7 +365,7 @@ class EmbeddedPostgres:
                 pid = int(pid_file.read_text().split("\n", 1)[0])
             except FileNotFoundError:
                 break
-            except ValueError:  # half of it was written: PostgreSQL takes that for a server that starts
+            except ValueError:  # half written: PostgreSQL takes that for a server that is starting
                 pid = 0
             if not pid or not is_postgres(pid, self._cluster):
                 pid_file.unlink(missing_ok=True)
@@ -401,8 +403,8 @@ class EmbeddedPostgres:
         said = None
         try:
             while not await self._comes_up(server):
-                # How long it takes to recover is a matter of its disk. It tells every ten seconds how far it
-                # has come, and whoever ends it has it begin anew.
+                # The time to recover depends on the disk. The server logs its progress every ten seconds, and
+                # if it is ended, it must start over.
                 if said == self._last_words():
                     raise EmbeddedPostgresError(f"PostgreSQL did not start in time; {said}")
                 said = self._last_words()
@@ -415,8 +417,9 @@ class EmbeddedPostgres:
         self._cut_log()
 
     def _cut_log(self) -> None:
-        """Let the log of a server that runs for months not fill the disk: each read that somebody leaves
-        amid a page is a line in it, and a statement. The server writes on at the end of the same file."""
+        """Keep the log of a server that runs for months from filling the disk: each read that a reader
+        abandons in the middle of a page adds a line and a statement. The server continues at the end of the
+        same file."""
         with contextlib.suppress(OSError):
             if self._log.stat().st_size <= _MAX_LOG_BYTES:
                 return
@@ -429,7 +432,7 @@ class EmbeddedPostgres:
             os.truncate(self._log, 0)
 
     async def _comes_up(self, server: ServerProcess) -> bool:
-        """Wait for a server until it is ready; False after half of the time that it has at least."""
+        """Wait until a server is ready; False after half of `start_timeout`."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(self._start_timeout / 2):
                 while not self._is_ready(server.pid):
@@ -446,14 +449,14 @@ class EmbeddedPostgres:
         return self._pid_file()[:1] == [str(pid)] and self._state() == "ready"
 
     def _state(self) -> str | None:
-        """What the server says of itself: `starting`, `ready`, `stopping`; None before it says anything."""
+        """The state in the server's pid file: `starting`, `ready`, `stopping`; None before there is one."""
         lines = self._pid_file()
         return lines[7].strip() if len(lines) > 7 else None
 
     def _pid_file(self) -> list[str]:
         try:
             return (self._cluster / "postmaster.pid").read_text().split("\n")
-        except OSError:  # it is not there, or not to be read just now: for want of a file, say
+        except OSError:  # it is not there, or cannot be read just now, for example for lack of a descriptor
             return []
 
     def _last_words(self) -> str:
@@ -461,7 +464,7 @@ class EmbeddedPostgres:
             lines = self._log.read_text(errors="replace").strip().splitlines()
         except OSError:
             lines = []
-        # While it is down, the server tells each client so: that would hide the reason.
+        # While the database is down, there is such a line for each client, which would hide the reason.
         telling = [line for line in lines[-_LOOKED_AT:] if "FATAL:  the database system is" not in line]
         return f"the end of {self._log}: " + " | ".join(telling[-5:])
 
@@ -477,8 +480,8 @@ class EmbeddedPostgres:
 
 
 def is_used(data_dir: Path) -> bool:
-    """Whether there is a server's data in this folder, of whatever version and state, or may be: one that
-    may not be looked into tells whoever opens it."""
+    """Whether this folder has, or may have, a server's data, of any version and in any state. A folder that
+    may not be read counts: opening it will show the error."""
     try:
         names = os.listdir(data_dir)
     except FileNotFoundError:
@@ -489,8 +492,8 @@ def is_used(data_dir: Path) -> bool:
 
 
 def is_abandoned(data_dir: Path) -> bool:
-    """Whether somebody has used this folder who is gone, with the server. Raises `OSError`, for one that
-    nobody has used yet as well."""
+    """Whether the process that used this folder has ended, and its server too. Raises `OSError`, also for a
+    folder that no process has used yet."""
     if is_held(data_dir / _LOCK):
         return False
     cluster = data_dir / f"postgres-{_MAJOR}"
@@ -501,6 +504,6 @@ def is_abandoned(data_dir: Path) -> bool:
 
 
 def _reasons(output: str) -> str:
-    """What a program of PostgreSQL says of its failure, without what it says of its progress before."""
+    """The errors in the output of a program of PostgreSQL, without its messages about progress."""
     lines = [line.strip() for line in output.strip().splitlines()]
     return " | ".join([line for line in lines if _REASON.search(line)] or lines[-5:])

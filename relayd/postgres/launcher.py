@@ -1,11 +1,11 @@
-"""Become a PostgreSQL process that cannot outlive the one that started it.
+"""Become a PostgreSQL process that cannot outlive the process that started it.
 
-Run by path, as a program of its own (`python -I -S launcher.py UID GID PARENT -- COMMAND…`), with nothing
-but the standard library: between fork and exec of a process with threads no Python of ours may run, and a
+Run by path, as a separate program (`python -I -S launcher.py UID GID PARENT -- COMMAND…`), with nothing but
+the standard library: between fork and exec of a process with threads none of our Python may run, while a
 fresh interpreter is safe. It drops root, ties itself to its parent, and execs COMMAND.
 
-UID and GID are -1 to stay who we are. On Linux the kernel sends SIGINT (PostgreSQL's fast shutdown) when
-the thread that started us ends. Elsewhere a child of ours does: it sleeps on standard input, a pipe that
+UID and GID are -1 to keep the current user. On Linux the kernel sends SIGINT (PostgreSQL's fast shutdown)
+when the thread that started us ends. Elsewhere a child of ours does: it sleeps on standard input, a pipe that
 the parent never writes to, and wakes when the parent is gone.
 """
 
@@ -35,7 +35,7 @@ def main(arguments: list[str]) -> None:
         ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGINT)
     else:
         _leave_watchdog()
-    if os.getppid() != parent:  # it died before we were tied to it
+    if os.getppid() != parent:  # the parent died before we were tied to it
         raise SystemExit(1)
     os.execv(command[0], command)
 
@@ -44,7 +44,7 @@ def _leave_watchdog() -> None:
     server = os.getpid()
     if os.fork():
         return
-    os.setsid()  # a Ctrl-C in the terminal is for the parent to judge
+    os.setsid()  # the parent decides what a Ctrl-C in the terminal means
     while os.read(0, 1):
         pass
     if os.getppid() == server:

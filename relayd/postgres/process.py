@@ -1,4 +1,4 @@
-"""The process of the embedded server, and the thread it depends on."""
+"""The process of the embedded server, and the thread that it depends on."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ _WRITES = "postgres: walwriter"
 class ServerProcess:
     """The server's process and the thread that started it and waits for it.
 
-    The kernel's "parent death" means the death of the thread that forked, so that thread must live as long as
-    the server: this one does nothing else.
+    For the kernel, "parent death" means the death of the thread that forked, so that thread must live as long
+    as the server; it does nothing else.
     """
 
     def __init__(self) -> None:
@@ -39,7 +39,7 @@ class ServerProcess:
         return self._process is not None and self._process.returncode is None
 
     def start(self, command: list[str], log: Path, fds: tuple[int, ...]) -> None:
-        """Start the process; `OSError` if the launcher itself cannot run."""
+        """Start the process. Raises `OSError` if the launcher itself cannot run."""
         started: list[Exception | None] = []
         ready = threading.Event()
 
@@ -48,7 +48,7 @@ class ServerProcess:
                 read_fd, write_fd = os.pipe()
                 try:
                     with log.open("ab") as output:
-                        # A session of its own: a Ctrl-C in the terminal is for us to judge, not for it.
+                        # A separate session, so that we decide what a Ctrl-C in the terminal means.
                         process = subprocess.Popen(
                             command,
                             stdin=read_fd,
@@ -62,7 +62,7 @@ class ServerProcess:
                     raise
                 finally:
                     os.close(read_fd)
-            except Exception as error:  # whatever it is, the loop waits here to hear of it
+            except Exception as error:  # whatever it is, the loop is waiting for the outcome
                 started.append(error)
                 ready.set()
                 return
@@ -82,14 +82,14 @@ class ServerProcess:
     def has_given_up(self) -> bool:
         """Whether the server runs without the process that would recover it, or write its log.
 
-        PostgreSQL 18 stays like that, and refuses everybody for good, after a recovery that failed to sync.
-        Only Linux tells; elsewhere the answer is no.
+        PostgreSQL 18 stays in this state, and refuses everybody permanently, after a recovery that failed to
+        sync. Only Linux shows this; elsewhere the result is False.
         """
         titles = self._children()
         return titles is not None and not any(title.startswith((_RECOVERS, _WRITES)) for title in titles)
 
     def _is_at_work(self) -> bool:
-        """Whether the server has recovered and writes its log; where nobody can tell, yes."""
+        """Whether the server has recovered and writes its log; True if that cannot be determined."""
         titles = self._children()
         return titles is None or (
             any(title.startswith(_WRITES) for title in titles)
@@ -97,7 +97,7 @@ class ServerProcess:
         )
 
     def _children(self) -> list[str] | None:
-        """How the server's processes call themselves; None where only Linux could tell."""
+        """The titles of the server's processes; None if they cannot be read, as on any system but Linux."""
         try:
             children = Path(f"/proc/{self.pid}/task/{self.pid}/children").read_text().split()
             return [Path(f"/proc/{child}/cmdline").read_text() for child in children]
@@ -105,10 +105,10 @@ class ServerProcess:
             return None
 
     async def stop(self, timeout: float = 60.0) -> None:
-        """Fast shutdown; immediate after `timeout` seconds (the log replays at the next start).
+        """Fast shutdown; immediate shutdown after `timeout` seconds (the log is replayed at the next start).
 
-        It is immediate at once for a server that recovers, or has given up: PostgreSQL 18 does not heed a
-        fast shutdown then, and has nothing in memory that the log lacks.
+        For a server that is recovering or has given up, the shutdown is immediate at once: PostgreSQL 18
+        ignores a fast shutdown then, and has nothing in memory that the log lacks.
         """
         fast = [(signal.SIGINT, timeout)] if self.is_alive() and self._is_at_work() else []
         for sign, patience in (*fast, (signal.SIGQUIT, 5.0), (signal.SIGKILL, 5.0)):
@@ -122,7 +122,7 @@ class ServerProcess:
 
 
 def is_postgres(pid: int, folder: Path) -> bool:
-    """Whether a live process belongs to a PostgreSQL server on this folder, as far as the system tells."""
+    """Whether a live process belongs to a PostgreSQL server on this folder, as far as the system shows."""
     try:
         os.kill(pid, 0)
     except ProcessLookupError:
@@ -141,12 +141,12 @@ def is_postgres(pid: int, folder: Path) -> bool:
 
 
 def _is_at_home(pid: int, folder: Path) -> bool:
-    """Whether a process of some server is one of the server on this folder, which is where all of them are.
+    """Whether a PostgreSQL process belongs to the server on this folder: all of them have it as their `cwd`.
 
-    Its number may have been given to another server's since. Raises `OSError`.
+    Its number may have been reused by another server's process. Raises `OSError`.
     """
     try:
         return os.path.samefile(f"/proc/{pid}/cwd", folder)
     except (PermissionError, FileNotFoundError):
-        # Somebody else's, or root may not look, as in most containers; or it has ended, and nobody saw that.
+        # Another user's process, or root may not look, as in most containers; or an ended, unreaped process.
         return os.stat(f"/proc/{pid}").st_uid == folder.stat().st_uid

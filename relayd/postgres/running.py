@@ -1,4 +1,4 @@
-"""The way to the embedded PostgreSQL server of a relay that runs, for commands beside it."""
+"""Access to the embedded PostgreSQL server of a running relay, for commands beside it."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ _USER = "relayd"
 
 @contextlib.contextmanager
 def running_server(data_dir: Path) -> Iterator[str | None]:
-    """The URL of the server that runs on this folder just now, None where there is none or it is not ready.
+    """The URL of the server that runs on this folder now; None if there is none or it is not ready.
 
-    Only root and the server's own user can read the folder; nobody else is told of a server.
+    Only root and the server's own user can read the folder; nobody else learns of a server.
     """
     cluster = _cluster(data_dir)
     if cluster is None:
@@ -30,7 +30,7 @@ def running_server(data_dir: Path) -> Iterator[str | None]:
     folder, port = cluster
     with contextlib.ExitStack() as stack:
         if len(os.fsencode(folder / f".s.PGSQL.{port}")) > _MAX_SOCKET_BYTES:
-            # The path of a socket is short: come through a link to the same folder.
+            # The path of a socket must be short: connect through a link to the same folder.
             link = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="relayd-"))) / "pg"
             link.symlink_to(folder)
             folder = link

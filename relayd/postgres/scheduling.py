@@ -1,8 +1,9 @@
-"""Which of the server's processes is waited for: the kernel's scheduler is told.
+"""A hint for the kernel's scheduler about the server process that everybody waits for.
 
-All publishers wait for the one process that commits. It has little to do at a time, where one that reads
-a page takes milliseconds of a processor. Linux (6.12 and newer) lets a process say that its turns are short:
-it gets a processor sooner when it wakes, and no more of it (`sched_setattr(2)`, `sched_runtime`).
+All publishers wait for the one process that commits. It has little to do at a time, whereas a process that
+reads a page takes milliseconds of a processor. On Linux (6.12 and newer) a process can declare that its turns
+are short: it then gets a processor sooner when it wakes, but not more of it (`sched_setattr(2)`,
+`sched_runtime`).
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from typing import Final
 __all__ = ["SHORT_TURN_SECONDS", "ask_for_short_turns"]
 
 SHORT_TURN_SECONDS: Final = 0.0002
-"""Most of what an append does between two waits for the disk."""
+"""The processor time of most appends between two waits for the disk."""
 
 _ATTRIBUTES: Final = struct.Struct("=IIQiIQQQII")
 """`struct sched_attr`: its size, policy, flags, nice value, priority, runtime, deadline, period, and the
@@ -25,14 +26,15 @@ _CALLS: Final = {"x86_64": (314, 315), "aarch64": (274, 275)}
 """The numbers of `sched_setattr` and `sched_getattr`: C libraries had no functions for them until 2025."""
 _ORDINARY: Final = 0
 _POLICY, _RUNTIME = 1, 5
-"""Where these stand in the structure."""
+"""The positions of these members in the structure."""
 
 
 def ask_for_short_turns(pid: int) -> bool:
-    """Ask for short turns for a process of this machine.
+    """Request short turns for a process of this machine.
 
-    Returns whether the system took that; an older kernel takes it and does nothing. Never raises: without it
-    everything works, only later on a busy machine. Whatever policy an operator has chosen stays.
+    Returns whether the system accepted that; an older kernel accepts it and does nothing. Never raises:
+    without it everything works, only more slowly on a busy machine. A policy that an operator has chosen
+    stays.
     """
     told = _attributes(pid)
     if told is None or told[_POLICY] != _ORDINARY:

@@ -39,8 +39,7 @@ SELECT $1, i, t, r FROM unnest($2::bytea[], $3::bigint[], $4::text[]) AS new (i,
 ON CONFLICT (peer_id, packet_id) DO UPDATE SET "timestamp" = excluded."timestamp", reason = excluded.reason
     WHERE (old."timestamp", old.reason) <> (excluded."timestamp", excluded.reason)
 """
-"""The last reason counts: a packet that might pass was requested again, and may be refused permanently
-now."""
+"""The last reason counts: a packet that might pass was requested again, and may now have another reason."""
 TRIM: Final = """
 DELETE FROM peer_skips WHERE peer_id = $1 AND ("timestamp", packet_id) <=
     (SELECT "timestamp", packet_id FROM peer_skips WHERE peer_id = $1
@@ -62,7 +61,6 @@ SELECT "timestamp", packet_id FROM peer_skips WHERE peer_id = $1 AND "timestamp"
 async def read_skips(
     connection: asyncpg.Connection[Any], peer_id: int, since: int, until: int, most: int
 ) -> Sequence[tuple[int, bytes]]:
-    """`timestamp` and id of packets that this peer serves and this relay refused permanently, by
-    `timestamp`."""
+    """`timestamp` and id of this peer's packets in a range of time that were refused permanently."""
     rows = await connection.fetch(_READ, peer_id, since, min(until, 2**62), most, _MAY_PASS)
     return [(row[0], row[1]) for row in rows]

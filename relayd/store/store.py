@@ -290,8 +290,8 @@ class Store:
 
     @property
     def declined(self) -> Declined:
-        """The packets that `page` leaves out and `by_id` calls `Gone` (R-323); may be replaced at any
-        time."""
+        """The packets that `page` leaves out and `by_id` calls `Gone` (R-323). It may be replaced, as a
+        whole."""
         return self._reader.declined
 
     @declined.setter

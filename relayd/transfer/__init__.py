@@ -1,1 +1,1 @@
-"""The log out of one database and into another."""
+"""Export of the log from one database and import into another."""

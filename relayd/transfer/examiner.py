@@ -1,8 +1,8 @@
-"""Packets of an import, judged as admission would have judged them when they were received.
+"""Judges the packets of an import as admission would have judged them when they were received.
 
-An import believes nothing of a file but the order and the times of its lines. Whose key counted then follows
-from the identity packets before, so they are applied on the way; what a packet claims about its origin is
-checked against the roots of this relay, and what its file says that another relay found is not even read.
+An import trusts only the order and the times of a file's lines. Which key counted at that time follows from
+the earlier identity packets, so they are applied along the way. A packet's claim about its origin is checked
+against the roots of this relay; what another relay found, according to the file, is not even read.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class _Log(Protocol):
 
 
 class Candidate(NamedTuple):
-    """A packet whose form and id are right, and when it was received, in Unix seconds."""
+    """A packet whose form and id are valid, and when it was received, in Unix seconds."""
 
     packet: Packet
     received_at: int
@@ -58,14 +58,14 @@ class Examiner:
         self._rules = rules
         self._trust = trust
         self.limits = limits or AdmissionLimits.from_settings(Settings())
-        """How large and how deep a packet may be: no file brings in what a socket may not."""
+        """How large and how deep a packet may be: a file cannot bring in what a socket may not."""
         self._identities: Identities
         self.followed = 0
         """The sequence up to which identity packets have been applied (R-074)."""
 
     @classmethod
     def from_settings(cls, settings: Settings, store: _Log) -> Self:
-        """With the keys, roots and limits of a relay of these settings. Raises `ConfigurationError`."""
+        """Use the keys, roots and limits of a relay with these settings. Raises `ConfigurationError`."""
         bootstrap = read_bootstrap(settings.bootstrap_file)
         return cls(
             store,
@@ -76,7 +76,7 @@ class Examiner:
         )
 
     async def refresh(self) -> None:
-        """Begin with the identity packets that the log holds now. Raises `StoreError`."""
+        """Start from the identity packets that the log holds now. Raises `StoreError`."""
         head = await self._store.head()
         self._identities = Identities(self._store.identities, self._bootstrap, self._rules)
         await self._identities.open()
@@ -94,14 +94,14 @@ class Examiner:
         )
 
     def observe(self, entries: Sequence[LogEntry]) -> None:
-        """These follow in the log, with nothing decisive in between."""
+        """Apply entries that follow in the log, with no decisive packets in between."""
         self._identities.observe(entries)
         self.followed = max(self.followed, entries[-1].sequence)
 
     async def _knowledge(self, candidate: Candidate) -> Known:
         packet, received_at = candidate
         plain = Known(self._identities.generation)
-        with self._identities.held():  # chains without room for both would be read in turns, for ever
+        with self._identities.held():  # else chains without room for both would be read by turns forever
             while (known := known_of(packet, self._identities, received_at, plain)) is None:
                 await self._identities.load(missing_for(packet, self._identities))
         return known

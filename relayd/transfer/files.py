@@ -1,15 +1,15 @@
-"""The whole log as JSON lines, out of one database and into another.
+"""The whole log as JSON lines, exported from one database and imported into another.
 
-A line is `{"packet":…,"received_at":…}` with the stored bytes unchanged, in log order; where this relay found
-something about the packet's origin, `annotation` says what. Of a packet that was erased, the line has the
-`tombstone` instead; an import passes over it, and takes no packet that this relay has erased. Both directions
-may be stopped anywhere and started again: an export goes on behind the last whole line of its file, and an
-import meets the packets it has brought in already as duplicates.
+A line is `{"packet":…,"received_at":…}` with the stored bytes unchanged, in log order; if this relay found
+something about the packet's origin, `annotation` says what. For a packet that was erased, the line has the
+`tombstone` instead; an import skips it, and accepts no packet that this relay has erased. Both directions may
+be stopped anywhere and started again: an export continues after the last whole line of its file, and an
+import finds the packets that it has already stored to be duplicates.
 
-An import believes nothing: each line's packet is parsed, its id recomputed, its size, signature and origin
-checked as those of a PUBLISH are (see `examiner`), but for its age, since a log is old by nature, and for
-policy, which decides about its serving. So annotations are found anew, and no file can bring its own. What
-fails is counted, and kept where asked.
+An import trusts nothing: each line's packet is parsed, its id recomputed, and its size, signature and origin
+are checked like those of a PUBLISH (see `examiner`). Its age is not checked, since a log is old by nature,
+and neither is policy, which applies when the packet is served. So annotations are determined again, and a
+file cannot bring its own. Lines that fail are counted, and kept if requested.
 """
 
 from __future__ import annotations
@@ -40,16 +40,16 @@ __all__ = ["ExportSummary", "ImportSummary", "export_log", "import_log", "open_s
 
 _PAGE_ROWS = 500
 _BATCH_LINES = 256
-_MAX_LINE_BYTES = 4 * 2**20  # a packet of the hard limit, its escapes, and some
+_MAX_LINE_BYTES = 4 * 2**20  # a packet of the hard limit with its escapes, and some room
 _CLOCK_TOLERANCE_SECONDS = 300
 _BEGINNINGS = (b'{"packet":', b'{"tombstone":')
-"""What a line of an export begins with."""
+"""The possible beginnings of a line of an export."""
 _NAMELESS = b'{"tombstone":null,'
-"""And one of an empty row whose tombstone the log lacks."""
+"""The beginning of the line of an empty row whose tombstone the log lacks."""
 
 
 class _Log(Protocol):
-    """The part of the store a transfer needs; each method may raise `StoreError`."""
+    """The part of the store that a transfer needs; each method may raise `StoreError`."""
 
     async def head(self) -> int: ...
 
@@ -121,9 +121,9 @@ _DECODER = msgspec.json.Decoder(_Exported)
 
 @contextlib.asynccontextmanager
 async def open_store(settings: Settings) -> AsyncIterator[Store]:
-    """The migrated store of these settings, for a command beside the relay. Raises `StoreError`.
+    """The migrated store of these settings, for a command. Raises `StoreError`.
 
-    The embedded server runs for as long as the block does; it is refused while a relay uses its folder.
+    The embedded server runs as long as the block does; it cannot start while a relay uses its folder.
     """
     async with database(settings) as url:
         store = await Store.open(
@@ -141,11 +141,11 @@ async def open_store(settings: Settings) -> AsyncIterator[Store]:
 
 
 async def resume_point(path: Path, store: _Log) -> int:
-    """The sequence an export into `path` goes on behind, once a torn last line is cut off; 0 for a new file.
+    """The sequence after which an export into `path` continues, 0 for a new file; cuts off a torn last line.
 
-    Lines at the end that name no packet are cut off as well, and come again: those of damaged rows, and of
-    empty ones without a tombstone. Raises ValueError if the file's last packet is not in this store, so that
-    two logs never mix. Then, and where it is no export at all, the file stays as it is.
+    Lines at the end that name no packet are also cut off, and will be written again: those of damaged rows,
+    and of empty ones without a tombstone. Raises ValueError if the file's last packet is not in this store,
+    so that two logs never mix, or if the file is not an export; then the file stays as it is.
     """
     after = end = 0
     is_export = _is_empty_or_begun(path)
@@ -170,9 +170,9 @@ async def resume_point(path: Path, store: _Log) -> int:
 async def export_log(
     store: _Log, output: BinaryIO, *, after: int = 0, progress: Callable[[ExportSummary], None] | None = None
 ) -> ExportSummary:
-    """Write every packet behind sequence `after` that is in the log now. Raises `StoreError`, OSError.
+    """Write every packet after sequence `after` that is in the log now. Raises `StoreError`, OSError.
 
-    Cancelling it leaves whole lines, but for what the caller's file still buffers.
+    Cancelling it leaves whole lines, except for what the caller's file still buffers.
     """
     summary = ExportSummary(last_sequence=after)
     end = await store.head()
@@ -202,10 +202,10 @@ async def import_log(
     quarantine: BinaryIO | None = None,
     progress: Callable[[ImportSummary], None] | None = None,
 ) -> ImportSummary:
-    """Append every valid packet of `source`. Raises `StoreError`; then, as after cancelling, start it again.
+    """Append every valid packet of `source`. Raises `StoreError`; after that or cancelling, start it again.
 
-    A packet keeps its `received_at` unless the log already holds later ones: in a log time never goes back
-    (A-038), so such a packet is received now, as far as this log is concerned.
+    A packet keeps its `received_at` unless the log already holds later ones: time never goes back in a log
+    (A-038), so such a packet gets the time of the log's last one.
     """
     summary = ImportSummary()
     await examiner.refresh()
@@ -238,7 +238,7 @@ def _line_of(entry: LogEntry, tombstone: bytes) -> bytes:
 
 
 def _is_empty_or_begun(path: Path) -> bool:
-    """Whether a file is not there, or has nothing, or the beginning of an export's first line."""
+    """Whether a file does not exist, is empty, or has the beginning of an export's first line."""
     try:
         with path.open("rb") as file:
             first = file.readline(max(map(len, _BEGINNINGS)))
@@ -249,8 +249,8 @@ def _is_empty_or_begun(path: Path) -> bool:
 
 
 def _whole_lines(path: Path) -> Iterator[tuple[bytes, int]]:
-    """The whole lines of a file from the last to the first, each with the place where it ends; none of a file
-    that is not there."""
+    """The whole lines of a file from the last to the first, each with the offset of its end; none if the file
+    does not exist."""
     with contextlib.suppress(FileNotFoundError), path.open("rb") as file:
         start, tail = file.seek(0, os.SEEK_END), b""
         stop = 0
@@ -269,7 +269,7 @@ def _whole_lines(path: Path) -> Iterator[tuple[bytes, int]]:
 
 
 def _name_of(line: bytes) -> bytes | None:
-    """The id of the packet that a line of an export tells of; None where it names none."""
+    """The id of the packet in a line of an export; None if the line names none."""
     try:
         exported = _DECODER.decode(line)
         return _erased_id(exported) or Packet.read(exported.packet).digest
@@ -278,7 +278,7 @@ def _name_of(line: bytes) -> bytes | None:
 
 
 def _lines(source: BinaryIO) -> Iterator[_Line]:
-    """The lines of a file. One that is too long comes as its first part, and the rest of it is skipped."""
+    """The lines of a file. Of a line that is too long, only the first part is returned."""
     for number in itertools.count(1):
         text = source.readline(_MAX_LINE_BYTES)
         if not text:
@@ -299,7 +299,7 @@ def _batches(lines: Iterable[_Line], size: int) -> Iterator[list[_Line]]:
 def _parse_lines(
     lines: list[_Line], now: float, limits: AdmissionLimits
 ) -> tuple[list[_Parsed], list[_Refused], int]:
-    """What can be read, what cannot, and how many lines hold a tombstone."""
+    """The lines that can be read, those that cannot, and the number of lines that hold a tombstone."""
     parsed, refused, erased = [], [], 0
     for line in lines:
         try:
@@ -314,7 +314,7 @@ def _parse_lines(
 
 
 def _parse_line(line: _Line, now: float, limits: AdmissionLimits) -> Candidate | None:
-    """The packet of a line; None where the line says that it was erased."""
+    """The packet of a line; None if the line says that it was erased. Raises `InvalidPacket`."""
     try:
         decoded = _DECODER.decode(line.text)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
@@ -325,20 +325,20 @@ def _parse_line(line: _Line, now: float, limits: AdmissionLimits) -> Candidate |
         raise InvalidPacket(ErrorCode.TIMESTAMP_IN_FUTURE, "received_at lies in the future")
     packet = limits.parse(bytes(decoded.packet))
     if packet.timestamp - decoded.received_at > MAX_FUTURE_SECONDS:
-        # No relay takes such a packet (R-092), and who asks by time would not find it: see `Reader`.
+        # No relay accepts such a packet (R-092), and a query by time would not find it: see `Reader`.
         raise InvalidPacket(ErrorCode.TIMESTAMP_IN_FUTURE, "timestamp is later than received_at")
     return Candidate(packet, decoded.received_at)
 
 
 def _erased_id(exported: _Exported) -> bytes | None:
-    """The id of the packet whose tombstone this is; None for a packet. Raises `InvalidInput`."""
+    """The id in the tombstone of a line; None for a line with a packet. Raises `InvalidInput`."""
     if not bytes(exported.tombstone):
         return None
     return bytes.fromhex(read_tombstone(bytes(exported.tombstone)).packet_id[2:])
 
 
 def _groups(parsed: Iterable[_Parsed]) -> Iterator[list[_Parsed]]:
-    """Cut behind every packet that decides about later ones."""
+    """Split after every packet that decides about later ones."""
     group: list[_Parsed] = []
     for item in parsed:
         group.append(item)
@@ -352,7 +352,7 @@ def _groups(parsed: Iterable[_Parsed]) -> Iterator[list[_Parsed]]:
 async def _bring_in(
     store: _Log, group: list[_Parsed], examiner: Examiner, summary: ImportSummary
 ) -> list[_Refused]:
-    """Examine and append one group; what was refused."""
+    """Examine and append one group. Returns the refused lines."""
     refused: list[_Refused] = []
     while group:
         verdicts = await examiner.examine([item.candidate for item in group])
@@ -362,7 +362,7 @@ async def _bring_in(
                 items = list(part)
                 refused += await _append(store, items, received_at, examiner, summary)
                 group = group[len(items) :]
-        except IdentitiesMoved:  # another process has brought in whose keys count: judge the rest by that
+        except IdentitiesMoved:  # another process has appended identity packets: judge the rest by them
             await examiner.refresh()
     return refused
 
@@ -370,9 +370,9 @@ async def _bring_in(
 async def _append(
     store: _Log, items: list[_Judged], received_at: int, examiner: Examiner, summary: ImportSummary
 ) -> list[_Refused]:
-    """Append what passed of items received in the same second; what was refused."""
+    """Append the items received in the same second that passed. Returns the refused lines."""
     passed = [(item.line, item.verdict) for item in items if isinstance(item.verdict, NewPacket)]
-    # Decision 3 holds here too: a packet of the log is a duplicate, whatever its author's keys are by now.
+    # Decision 3 also holds here: a packet of the log is a duplicate, whatever its author's keys are by now.
     known = await store.find(
         [item.candidate.packet.digest for item in items if isinstance(item.verdict, InvalidPacket)]
     )

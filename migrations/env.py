@@ -1,4 +1,4 @@
-"""Alembic's entry point. `relayd.store.upgrade` opens the connection, holds the lock and the transaction."""
+"""Alembic's entry point. `relayd.store.upgrade` opens the connection, and holds the lock and transaction."""
 
 from __future__ import annotations
 

@@ -13,8 +13,8 @@ down_revision = ${repr(down_revision)}
 branch_labels = None
 depends_on = None
 
-# True: programs of the revision before go on working, beside those of this one. What they call stays, and a
-# later migration takes it away. Without it, every process has to be replaced when the schema has been.
+# True: programs of the previous revision keep working beside those of this one. What they call stays, and a
+# later migration removes it. If False, every process must be replaced once the schema has been upgraded.
 keeps_older_programs = False
 
 

@@ -1,9 +1,9 @@
-"""The log: packets by day, the duplicate index, the head that gives out sequences.
+"""The log: packets by day, the duplicate index, and the head that gives out sequences.
 
-Theory of operation, for whoever changes this:
+Theory of operation:
 
-- `log_head` has one row, and that row is the lock of the log. Whoever appends, or adds or removes
-  partitions, takes it FOR UPDATE first. So sequences become visible in commit order with any number of
+- `log_head` has one row, and that row is the lock of the log. A transaction that appends, or adds or removes
+  partitions, locks it FOR UPDATE first. So sequences become visible in commit order with any number of
   processes (A-040), and the uniqueness of ids across partitions needs no global index.
 - A sequence is `day << 32 | ordinal`; `packets` has a partition for each day.
 - `packets_kept` is the oldest partition: it covers every day that retention has removed, and holds only
@@ -201,8 +201,8 @@ def upgrade() -> None:
     connection = op.get_bind()
     for statement in _TABLES.strip().split(";\n"):
         connection.exec_driver_sql(statement)
-    # lz4 is a choice of whoever built the server. Without it, large bodies are better not compressed at all
-    # than with pglz, which costs more than reading the bytes.
+    # A server may be built without lz4. Then large bodies are better not compressed at all than with pglz,
+    # which costs more than reading the bytes.
     has_lz4 = connection.exec_driver_sql(
         "SELECT 'lz4' = ANY (enumvals) FROM pg_settings WHERE name = 'default_toast_compression'"
     ).scalar()

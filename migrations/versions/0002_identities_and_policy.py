@@ -1,10 +1,10 @@
 """What the log needs to know about identities, provenance and policy.
 
-- `packets.annotation`: what this relay found about a packet's provenance; the body stays as it was signed.
-- `log_head.last_identity_sequence`: the last packet that changed an identity. Whoever appends says how far it
-  has followed the log; where it has not applied every change, nothing is appended. So no process accepts a
-  signature under a key that another has seen revoked (R-074), and no process asks before it needs to.
-- `packets_identity`: what admission asks about an author, found without reading the author's other packets.
+- `packets.annotation`: this relay's finding about a packet's provenance; the body stays as it was signed.
+- `log_head.last_identity_sequence`: the last packet that changed an identity. A process that appends says how
+  far it has followed the log; if it has not applied every change, nothing is appended. So no process accepts
+  a signature under a key that another has seen revoked (R-074), and none reads the changes before it must.
+- `packets_identity`: finds an author's identity packets for admission without reading the author's others.
 - `abuse`: authors that policy blocks or slows down.
 """
 

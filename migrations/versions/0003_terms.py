@@ -1,13 +1,13 @@
 """The terms of the log: which log a sequence belongs to.
 
-A backup that is put back ends earlier than the log that was lost, and its sequences are given out a second
-time. So whoever begins to write opens a term, and a place is a sequence with the tag of its term
-(`relayd/lineage.py`).
+A restored backup ends earlier than the log that was lost, and the sequences after its end are given out a
+second time. So a process that begins to write opens a term, and a place is a sequence with the tag of its
+term (`relayd/lineage.py`).
 
 - `log_terms`: the terms of this log, in order, and those of lost logs as far as they are known.
-- `log_head.tag`, `.epoch`: those of the current term. `.home`: the table that the term was opened in; a dump
-  that is restored makes another table.
-- `relay_append` appends under the caller's term or not at all.
+- `log_head.tag`, `.epoch`: those of the current term. `.home`: the table in which the term was opened;
+  restoring a dump makes another table.
+- `relay_append` appends under the caller's term, or appends nothing.
 """
 
 from __future__ import annotations

@@ -1,13 +1,13 @@
-"""What operators have ruled, and what was erased.
+"""The rulings of operators, and the record of erased packets.
 
 - `moderation`: the bans, one row for each subject. All processes follow it, see `relayd/store/moderation.py`.
 - `moderation_log`: who ruled what, when and why, with the ban before and after. It only grows: the triggers
-  refuse everything else. Its last number says whether there is something to read.
-- `tombstones`: what was erased, each signed by the relay. The packet's row in `packets` stays at its place
-  with the same id and time, which archives have hashed; it has no author, no type and no body, and expired
-  in 1970, so that no reader of any version is sent it.
+  refuse everything else. Its last line says whether there is something new to read.
+- `tombstones`: the erased packets, with a statement for each, signed by the relay. The row in `packets` stays
+  at its place with the same id and time, which archives have hashed; it has no author, no type and no body,
+  and expired in 1970, so that it is sent to no reader of any version.
 
-Nothing that a process of the revision before reads or calls has changed.
+Nothing that a process of the previous revision reads or calls has changed.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ down_revision = "0003"
 branch_labels = None
 depends_on = None
 
-# Nothing that programs of the revision before use has changed.
+# Nothing that programs of the previous revision use has changed.
 keeps_older_programs = True
 
 _TABLES = """

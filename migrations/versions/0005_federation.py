@@ -1,14 +1,14 @@
-"""Federation: where a packet came from and when a relay first saw it, and where each peer was read to.
+"""Federation: where a packet came from, when a relay first received it, and how far each peer was read.
 
-- `packets.witnessed_at`: when the first relay of all received it, by the word of the peer that it came from;
-  NULL for what was published here. Subscribers are shown it. Days, cursors and retention go by `received_at`.
+- `packets.witnessed_at`: when the very first relay received it, according to the peer that it came from; NULL
+  for what was published here. It is shown to subscribers. Days, cursors and retention use `received_at`.
 - `packets.ingest_peer`: the peer that delivered it; NULL for what was published here.
-- `peers`, `peer_cursors`, `peer_skips`: the relays that this one reads from, how far it has come with each,
-  and what it would not take.
-- `relay_append_replicated` is `relay_append` for packets of peers. Where a peer was read to is stored in the
-  transaction that stores the packets (R-364), and only by the process that holds the link: `fence` tells.
+- `peers`, `peer_cursors`, `peer_skips`: the relays that this one reads from, how far each was read, and which
+  packets were refused.
+- `relay_append_replicated` is `relay_append` for packets of peers. How far a peer was read is stored in the
+  transaction that stores the packets (R-364), and only by the process that holds the link, as `fence` shows.
 
-Everything is added and nothing is changed, so programs of the revision before go on beside it.
+Everything is added and nothing is changed, so programs of the previous revision keep working beside it.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ down_revision = "0004"
 branch_labels = None
 depends_on = None
 
-# Nothing that programs of the revision before use has changed.
+# Nothing that programs of the previous revision use has changed.
 keeps_older_programs = True
 
 _TABLES = """

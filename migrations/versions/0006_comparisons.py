@@ -1,9 +1,9 @@
-"""Comparing sets with peers: what was asked for, and what the last comparison with each has found.
+"""Comparisons of sets with peers: the requests, and the findings of the last comparison with each peer.
 
 - `peer_comparisons`: one row for each peer. `asked` counts the requests of operators, `done` how many of them
-  have been met: a request needs no connection to the process that reads from the peers.
+  have been met: so a request needs no connection to the process that reads from the peers.
 
-Everything is added and nothing is changed, so programs of the revision before go on beside it.
+Everything is added and nothing is changed, so programs of the previous revision keep working beside it.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ down_revision = "0005"
 branch_labels = None
 depends_on = None
 
-# Nothing that programs of the revision before use has changed.
+# Nothing that programs of the previous revision use has changed.
 keeps_older_programs = True
 
 _TABLES = """

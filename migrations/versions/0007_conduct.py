@@ -1,9 +1,9 @@
-"""What a peer has done, in full: the record by which it is judged outlives the process that reads from it.
+"""The full record of a peer's conduct, by which it is judged: it outlives the process that reads there.
 
-- `peers.conduct`: the counts of the last week and the standing that they have earned. NULL for a peer of
-  which nothing is known but `offences`, `bars` and `barred_until`, which are written as before.
+- `peers.conduct`: the counts of the last week and the resulting standing. NULL for a peer of which only
+  `offences`, `bars` and `barred_until` are known, which are written as before.
 
-Everything is added and nothing is changed, so programs of the revision before go on beside it.
+Everything is added and nothing is changed, so programs of the previous revision keep working beside it.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ down_revision = "0006"
 branch_labels = None
 depends_on = None
 
-# Nothing that programs of the revision before use has changed.
+# Nothing that programs of the previous revision use has changed.
 keeps_older_programs = True
 
 

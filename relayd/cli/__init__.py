@@ -1,4 +1,4 @@
-"""The `relayd` command, and what only its subcommands need."""
+"""The `relayd` command, and the modules that only its subcommands need."""
 
 from relayd.cli.commands import app, main
 

@@ -1,4 +1,4 @@
-"""Options that many commands have."""
+"""Options that many commands share."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ _Backup = Annotated[Path, typer.Argument(metavar="BACKUP", help="The folder of t
 
 
 def add_backup_commands(app: typer.Typer) -> None:
-    """Put the group `backup` into the relay's commands."""
+    """Add the group `backup` to the relay's commands."""
     group = typer.Typer(
         name="backup",
         help="Make, check and put back backups of the database.",
@@ -161,7 +161,7 @@ async def _follow(settings: Settings, backup: Path) -> None:
     async with running_url(settings) as url:
         if url is None:
             raise BackupFailed(f"no relay runs on {settings.data_dir}: there is nothing to follow")
-        with contextlib.suppress(asyncio.CancelledError):  # SIGTERM or SIGINT: the usual end of a service
+        with contextlib.suppress(asyncio.CancelledError):  # SIGTERM or SIGINT: a service's normal end
             await follow(url, backup)
 
 

@@ -34,7 +34,7 @@ from relayd.version import VERSION
 if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
 
-# A command imports what it alone needs: `relayd check-config` loads no driver, `--help` no progress bar.
+# Each command imports what only it needs: `relayd check-config` loads no driver, `--help` no progress bar.
 
 __all__ = ["app", "main"]
 
@@ -55,7 +55,7 @@ def main() -> None:
         command = get_command(app)
     try:
         command(prog_name="relayd")
-    except OSError as error:  # a full disk below stdout: what else may fail, the commands tell themselves
+    except OSError as error:  # a full disk behind stdout; the commands report other failures themselves
         forget_stdout()
         console.say(str(error))
         sys.exit(EXIT_INCOMPLETE)
@@ -117,7 +117,7 @@ def serve(
     given = {name: value for name, value in locals().items() if name != "config"}
     from relayd.process.signals import hold_reloads
 
-    hold_reloads()  # what is read from here on is read again, if anybody asks
+    hold_reloads()  # on SIGHUP from here on, what is read below is read again
     settings = console.read_settings(config, **given)
     from relayd.process.daemon import run
 
@@ -134,7 +134,7 @@ def check_config(config: ConfigFile = None, json: Json = False) -> None:
     from relayd.references import check_references
 
     settings = console.read_settings(config)
-    try:  # the files and plugins that the settings name have to be there as well
+    try:  # the files and plug-ins that the settings name must also be there
         check_references(settings)
     except ConfigurationError as error:
         console.fail(EXIT_CONFIGURATION, *error.problems)
@@ -371,7 +371,7 @@ def import_(
 
     size = None
     if source is not None:
-        with contextlib.suppress(OSError):  # opening it tells
+        with contextlib.suppress(OSError):  # opening the file will report it
             size = source.stat().st_size
     with _progress("import", size) as (bar, task):
         summary = console.run(
@@ -443,7 +443,7 @@ def _maybe_opened(path: Path | None) -> Iterator[BinaryIO | None]:
 
 @contextlib.contextmanager
 def _progress(name: str, total: int | None = None) -> Iterator[tuple[Progress, TaskID]]:
-    """A bar on stderr, on a terminal only; it leaves nothing behind."""
+    """A progress bar on stderr, on a terminal only; it disappears at the end."""
     from rich.console import Console
     from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 

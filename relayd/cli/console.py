@@ -1,4 +1,4 @@
-"""What every command does in one way: read the settings, run, print, fail."""
+"""What all commands do in the same way: read the settings, run, print, fail."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ __all__ = ["fail", "print_json", "read_settings", "run", "say"]
 
 
 def read_settings(config: Path | None, **given: object) -> Settings:
-    """The settings of file, environment and command line; wrong ones end the command."""
+    """The settings from file, environment and command line; invalid ones end the command."""
     try:
         return load(config, os.environ, given)
     except ConfigurationError as error:
@@ -28,9 +28,9 @@ def read_settings(config: Path | None, **given: object) -> Settings:
 
 
 def run(main: Coroutine[Any, Any, Any]) -> Any:
-    """Run a command's coroutine; an error that an operator can mend becomes a sentence and an exit code.
+    """Run a command's coroutine; an error that an operator can fix becomes a message and an exit code.
 
-    SIGTERM ends it as SIGINT does: what it has begun is cleared away.
+    SIGTERM ends it like SIGINT, with cleanup.
     """
     from relayd import logs
     from relayd.store.types import StoreError
@@ -43,7 +43,7 @@ def run(main: Coroutine[Any, Any, Any]) -> Any:
     except ConfigurationError as error:
         fail(EXIT_CONFIGURATION, *error.problems)
     except BrokenPipeError:
-        raise  # whoever read stdout has gone, and is not told
+        raise  # the reader of stdout has gone: nothing to report
     except (OSError, ValueError) as error:
         fail(EXIT_CONFIGURATION, str(error))
     except KeyboardInterrupt:
@@ -68,10 +68,10 @@ def fail(code: int, *problems: str) -> NoReturn:
 
 
 def say(text: str) -> None:
-    """A line on stderr: stdout is for results."""
+    """Print a line on stderr: stdout is for results."""
     typer.echo(f"relayd: {text}", err=True)
 
 
 def print_json(value: object) -> None:
-    """A result for programs, in one line."""
+    """Print a result for programs, in one line."""
     typer.echo(msgspec.json.encode(value).decode())

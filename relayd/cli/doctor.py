@@ -1,4 +1,4 @@
-"""`relayd doctor`: look at everything a relay needs here, and give advice about each problem.
+"""`relayd doctor`: check everything that a relay needs here, and give advice about each problem.
 
 It changes nothing: it starts no embedded server, migrates nothing, and makes no folder.
 """
@@ -42,7 +42,7 @@ _RECENT_RESET = 7 * DAY_SECONDS
 _CLOCK_UNSYNCHRONISED = 5
 _CONTAINER_MARKS = ("/.dockerenv", "/run/.containerenv")
 _CONNECTIONS_EACH = 8
-"""What a process of the relay holds open, besides its `read_connections`."""
+"""The connections that a process of the relay holds open, besides its `read_connections`."""
 _LONGEST_LAG = 60
 
 
@@ -54,7 +54,7 @@ class Verdict(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """One thing that was examined: the finding and, unless it is fine, advice."""
+    """One check: the finding and, unless all is well, advice."""
 
     name: str
     verdict: Verdict
@@ -63,7 +63,7 @@ class Check:
 
 
 async def examine(settings: Settings, now: Callable[[], float] = time.time) -> list[Check]:
-    """Check everything but the settings themselves, which `load` has checked. Takes at most some seconds."""
+    """Check everything except the settings, which `load` has checked. Takes a few seconds at most."""
     checks = [Check("settings", Verdict.OK, "valid")]
     checks += [Check("settings", Verdict.WARNING, text, "change the setting") for text in settings.warnings]
     if settings.database_url is None:
@@ -71,7 +71,7 @@ async def examine(settings: Settings, now: Callable[[], float] = time.time) -> l
         with contextlib.ExitStack() as stack:
             try:
                 url = stack.enter_context(running_server(settings.data_dir))
-            except OSError as error:  # a folder of another user: everything else can still be examined
+            except OSError as error:  # another user's folder: everything else can still be checked
                 checks.append(Check("database", Verdict.PROBLEM, str(error), "run this as the relay's user"))
                 url = None
             if url is not None:
@@ -85,7 +85,7 @@ async def examine(settings: Settings, now: Callable[[], float] = time.time) -> l
 
 
 def _running(settings: Settings) -> list[Check]:
-    """What the relay itself sees, if one runs here and says it."""
+    """What the relay itself reports, if one runs here and serves its metrics."""
     try:
         scraped = scrape(metrics_url(settings))
     except (OSError, ValueError):
@@ -100,7 +100,7 @@ def _running(settings: Settings) -> list[Check]:
 
 
 def _proxies(settings: Settings) -> list[Check]:
-    """Whether the addresses of clients can be believed, as far as the settings tell."""
+    """Whether the addresses of clients can be trusted, as far as the settings show."""
     everybody = [
         text for text in settings.trusted_proxies if ipaddress.ip_interface(text).network.prefixlen == 0
     ]
@@ -116,7 +116,7 @@ def _proxies(settings: Settings) -> list[Check]:
 
 
 async def _replica(settings: Settings, head: int) -> list[Check]:
-    """Whether the replica answers, is one, and how far it is behind."""
+    """Whether the replica answers and is a replica, and how far it is behind."""
     if settings.read_database_url is None:
         return []
     try:
@@ -160,7 +160,7 @@ def _manifests(settings: Settings) -> list[Check]:
 
 
 async def _server(settings: Settings, url: str) -> list[Check]:
-    """What the database server itself says: connections left, indexes, and whether a pooler is in between."""
+    """The state of the database server: connections left, indexes, and whether a pooler is in between."""
     try:
         state = await read_server(url)
     except StoreError as error:
@@ -181,7 +181,7 @@ async def _server(settings: Settings, url: str) -> list[Check]:
 
 
 def _connections(settings: Settings, state: Server) -> Check:
-    """Whether a start finds as many connections as it takes, by the limit that leaves it the fewest."""
+    """Whether there are enough connections for a start, under the limit that leaves the fewest."""
     needed = settings.workers * (_CONNECTIONS_EACH + settings.read_connections)
     limits = (Limit("server", state.sizes.max_connections, state.sizes.connections), *state.limits)
     least = min(limits, key=lambda limit: limit.most - limit.used)
@@ -228,7 +228,7 @@ async def _database(settings: Settings, url: str, now: float) -> list[Check]:
 
 
 def _log_end(resets: Sequence[Reset], is_behind: bool, now: float) -> list[Check]:
-    """Whether the log has lost its end, by the guard file and by its own epochs."""
+    """Whether the log has lost its end, according to the guard file and the log's own epochs."""
     if is_behind:
         return [
             Check(
@@ -298,10 +298,10 @@ def _clock(now: float) -> Check:
 
 
 def _clock_is_synchronised() -> bool:
-    """The kernel's word; False where the kernel does not tell."""
+    """Whether the kernel reports a synchronised clock; False if it reports nothing."""
     if sys.platform != "linux":
         return False
-    room = ctypes.create_string_buffer(1024)  # struct timex, all zero: a question that changes nothing
+    room = ctypes.create_string_buffer(1024)  # struct timex, all zero: a query that changes nothing
     state: int = ctypes.CDLL(None).adjtimex(room)
     return 0 <= state < _CLOCK_UNSYNCHRONISED
 
@@ -344,7 +344,7 @@ def _open_files(settings: Settings) -> Check:
         from relayd.process.files import SPARE_FILES, most_files
     except ImportError:  # Windows has no such limit
         return Check("open files", Verdict.OK, "no limit on this system")
-    limit = most_files()  # the relay raises its own limit up to that one
+    limit = most_files()  # the relay raises its own limit up to this
     needed = settings.max_connections + settings.read_connections + SPARE_FILES
     found = f"limit {limit}, {needed} needed for max_connections = {settings.max_connections}"
     if limit >= needed:

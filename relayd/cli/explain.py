@@ -1,6 +1,6 @@
-"""`relayd explain`: how the database answers a filter, by running the statements that a SUBSCRIBE would.
+"""`relayd explain`: show how the database answers a filter, by running the statements of a SUBSCRIBE.
 
-Only reads, under the time limit of a reader.
+It only reads, under the time limit of a reader.
 """
 
 from __future__ import annotations
@@ -35,25 +35,25 @@ _MEANING: Final = {
 
 @dataclass(frozen=True, slots=True)
 class Explained:
-    """One way to bring the candidates of a page, and what it cost."""
+    """One way to find the candidates of a page, and what it cost."""
 
     way: str
     meaning: str
     indexes: tuple[str, ...]
     rows: int
-    """Packets of the page."""
+    """The number of packets in the page."""
     looked_at: int
-    """Rows that indexes and tables gave, before anything was left out."""
+    """The number of rows that indexes and tables returned, before filtering."""
     milliseconds: float
     cost: float
     """The planner's estimate, in its own unit."""
     blocks: int
-    """Pages of 8 KiB that were looked at, cached or not."""
+    """The number of blocks of 8 KiB that were read, cached or not."""
     plan: tuple[str, ...]
 
 
 def read_filter(text: str, settings: Settings) -> tuple[LogQuery, int]:
-    """What these filters of a SUBSCRIBE (JSON) ask of the log, and their limit. Raises ValueError."""
+    """The query for these filters of a SUBSCRIBE (JSON), and their limit. Raises ValueError."""
     try:
         filters = msgspec.json.decode(text, type=Filters)
         compiled = compile_filter(filters, max_values=settings.max_filter_values)
@@ -64,9 +64,9 @@ def read_filter(text: str, settings: Settings) -> tuple[LogQuery, int]:
 
 
 async def explain(url: str, query: LogQuery, limit: int, *, timeout: float = 10.0) -> list[Explained]:
-    """Run each way to search, and say what it did, in the order in which the relay tries them.
+    """Run each way to search and return what it did, in the order in which the relay tries them.
 
-    Raises `StoreError`, also where a statement takes longer than `timeout` seconds.
+    Raises `StoreError`, also if a statement takes longer than `timeout` seconds.
     """
     connection = await connect(url, name="relayd explain", connect_timeout=_CONNECT_TIMEOUT)
     try:

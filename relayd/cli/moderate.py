@@ -1,7 +1,6 @@
-"""The commands with which an operator moderates: `relayd ban`, `unban`, `remove`, `restore`, `erase`, `list`,
-`log`.
+"""The commands of moderation: `relayd ban`, `unban`, `remove`, `restore`, `erase`, `list`, `log`.
 
-Each speaks to the database and to no process: every relay on it follows within two seconds.
+Each talks to the database and to no process: every relay on it follows within two seconds.
 """
 
 from __future__ import annotations
@@ -30,9 +29,9 @@ _UNITS: Final = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
 _DURATION = re.compile(r"(\d{1,9})([smhdw])")
 _PAGE: Final = 1000
 _SHOWN: Final = 50
-"""Rulings that a person is shown without asking for more."""
+"""The number of rulings shown to a person by default."""
 _TOLD: Final = 78
-"""Characters of a reason that a line shows."""
+"""The most characters of a reason in one line."""
 
 _Kind = Annotated[
     Kind | None,
@@ -54,7 +53,7 @@ _For = Annotated[
 
 
 def add_commands(app: typer.Typer) -> None:
-    """Put the commands into the relay's own."""
+    """Add the commands of moderation to the relay's."""
 
     @app.command()
     def ban(
@@ -309,7 +308,7 @@ def _subjects(texts: list[str], kind: Kind | None) -> list[tuple[Kind, str]]:
 
 @contextlib.asynccontextmanager
 async def opened_store(settings: Settings) -> AsyncIterator[Any]:
-    """The store, also while a relay runs on its own PostgreSQL. Raises `StoreError`."""
+    """The store, even while a relay runs on its embedded PostgreSQL. Raises `StoreError`."""
     from relayd.database import require_database, running_url
     from relayd.transfer.files import open_store
 
@@ -342,7 +341,7 @@ async def _erase(settings: Settings, kind: Kind, wanted: list[str], reason: str,
 
 
 async def _ruled(settings: Settings, subject: str | None, limit: int | None) -> list[Ruled]:
-    """So many, the newest, or all of them: a log without its end would not tell what was erased."""
+    """The newest `limit` rulings, or all of them: an incomplete list would not show everything erased."""
     lines = list[Ruled]()
     async with opened_store(settings) as store:
         while limit is None or len(lines) < limit:
@@ -356,7 +355,7 @@ async def _ruled(settings: Settings, subject: str | None, limit: int | None) -> 
 
 
 def actor_of(by: str | None) -> str:
-    """Who is to stand in the log. Raises ValueError."""
+    """The actor to record in the moderation log. Raises ValueError."""
     name = by
     if name is None:
         try:
@@ -377,7 +376,7 @@ def _seconds(text: str) -> int:
 
 
 def _word(act: Act | str, kind: Kind | str) -> str:
-    """What was done, in the past tense; as it is written where a newer relayd has done it."""
+    """What was done, in the past tense; unchanged if only a newer relayd knows it."""
     ban, unban = ("removed", "restored") if kind is Kind.PACKET else ("banned", "unbanned")
     words = {Act.BAN: ban, Act.UNBAN: unban, Act.EXPIRE: unban, Act.ERASE: "erased", Act.CLOSE: "closed"}
     return words[act] if isinstance(act, Act) else act
@@ -392,7 +391,7 @@ def _until(expires_at: int | None) -> str:
 
 
 def time_text(at: int) -> str:
-    """A Unix second for a person to read."""
+    """A Unix second in a form for people."""
     try:
         return datetime.fromtimestamp(at, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
     except (OverflowError, ValueError, OSError):

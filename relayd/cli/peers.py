@@ -31,7 +31,7 @@ _PeerId = Annotated[str, typer.Argument(metavar="DID", help="The peer's DID, or 
 
 
 def since_of(text: str, now: float) -> int:
-    """A moment: `7d`, `12h`, `30m` ago, Unix seconds, or a date. Raises `ValueError`."""
+    """The Unix time of an age (`7d`, `12h`, `30m`), of Unix seconds, or of a date. Raises `ValueError`."""
     if ago := re.fullmatch(r"(\d{1,9})([smhd])", text):
         return max(0, int(now) - int(ago[1]) * _UNITS[ago[2]])
     if re.fullmatch(r"\d{1,12}", text):
@@ -177,7 +177,7 @@ def peers_reconcile(
         console.fail(EXIT_CONFIGURATION, f"{since} is no time: write 12h, 7d or a date")
     from relayd.federation.comparing import SETTLED_SECONDS
 
-    if moment is not None and moment > time.time() - SETTLED_SECONDS:  # nothing would be equal to nothing
+    if moment is not None and moment > time.time() - SETTLED_SECONDS:  # two empty sets would be equal
         problem = f"packets younger than {SETTLED_SECONDS} seconds may be on their way, and are not compared"
         console.fail(EXIT_CONFIGURATION, f"--since {since}: {problem}")
     found = console.run(_followed(settings, peer, moment, quiet=json))

@@ -1,4 +1,4 @@
-"""What a running relay says of itself, read from its `/metrics`: for `relayd top` and `relayd doctor`."""
+"""The state of a running relay, read from its `/metrics`, for `relayd top` and `relayd doctor`."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Scraped:
     samples: tuple[tuple[str, dict[str, str], float], ...]
 
     def total(self, name: str, **labels: str) -> float:
-        """The sum of the samples of this name with these labels; 0 where there is none."""
+        """The sum of the samples of this name with these labels; 0 if there is none."""
         return sum(
             value for each, having, value in self.samples if each == name and labels.items() <= having.items()
         )
@@ -39,7 +39,7 @@ class Scraped:
         }
 
     def quantile(self, name: str, part: float, before: Scraped | None = None) -> float | None:
-        """A quantile of a histogram, of what was observed since `before`; None where nothing was."""
+        """A quantile of what a histogram has observed since `before`; None if it has observed nothing."""
         counts = self.by(f"{name}_bucket", "le")
         earlier = {} if before is None else before.by(f"{name}_bucket", "le")
         grown = sorted((float(le), count - earlier.get(le, 0.0)) for le, count in counts.items())
@@ -49,7 +49,7 @@ class Scraped:
 
 
 def metrics_url(settings: Settings) -> str:
-    """Where the relay of these settings has its metrics, on this machine."""
+    """The URL of the metrics, on this machine, of a relay with these settings."""
     if settings.metrics_listen:
         host, _, port = settings.metrics_listen.rpartition(":")
         return f"http://{host_from_here(host.strip('[]'))}:{port}/metrics"
@@ -57,9 +57,9 @@ def metrics_url(settings: Settings) -> str:
 
 
 def scrape(url: str) -> Scraped:
-    """Read `/metrics`. Raises OSError where nobody answers, and ValueError for any other answer."""
-    # A relay's certificate names its public address, not this one, and there is nobody in between: no
-    # proxy of the environment either, for which this machine would be itself.
+    """Read `/metrics`. Raises OSError if nothing answers, and ValueError if the answer is not a relay's."""
+    # A relay's certificate names its public address, not this one, and nobody is in between. Proxies from the
+    # environment are not used either: for a proxy, the host names of this machine would mean itself.
     opener = urllib.request.build_opener(
         urllib.request.ProxyHandler({}),
         urllib.request.HTTPSHandler(context=ssl._create_unverified_context()),
@@ -67,7 +67,7 @@ def scrape(url: str) -> Scraped:
     try:
         with opener.open(url, timeout=_TIMEOUT) as answer:
             said = answer.read(_LONGEST).decode(errors="replace")
-    except http.client.HTTPException as error:  # a URL that is none, or somebody who speaks no HTTP
+    except http.client.HTTPException as error:  # an invalid URL, or a server that does not speak HTTP
         raise ValueError(f"{type(error).__name__}: {error}") from None
     samples = tuple(
         (name, dict(_LABEL.findall(labels)), float(value)) for name, labels, value in _SAMPLE.findall(said)

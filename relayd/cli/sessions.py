@@ -1,4 +1,4 @@
-"""The commands `relayd sessions …`: who is connected, in every process on the database; ending a session."""
+"""The commands `relayd sessions …`: list the sessions of every process on the database, and end a session."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`relayd top`: what a running relay does now, from two scrapes of its metrics."""
+"""`relayd top`: show what a running relay is doing, from two scrapes of its metrics."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ _MIB: Final = 2**20
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """One scrape and when it was made, in monotonic seconds."""
+    """One scrape, and when it was made in monotonic seconds."""
 
     scraped: Scraped
     at: float
 
 
 def look(url: str) -> Look:
-    """Scrape now. Raises as `scrape`."""
+    """Scrape now. Raises as `scrape` does."""
     return Look(scrape(url), time.monotonic())
 
 
 def figures(now: Look, before: Look | None) -> dict[str, Any]:
-    """What the relay does, by name; rates and latencies are those since `before`, or since its start."""
+    """The figures of the relay by name; rates and latencies are since `before`, or since its start."""
     new, old = now.scraped, None if before is None else before.scraped
     started = new.total("process_start_time_seconds")
     seconds = now.at - before.at if before is not None else max(1.0, time.time() - started)

@@ -1,4 +1,4 @@
-"""The settings: their table, the sources of their values, and the checks."""
+"""The settings: their table, the sources of their values, and their checks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Faults of settings that only show in values seen together, or that no type can express."""
+"""Checks for faults that only show in several settings together, or that no type can express."""
 
 from __future__ import annotations
 
@@ -27,16 +27,16 @@ _RATE_LIMITS = frozenset(
 
 
 def contradictions(settings: Settings) -> list[str]:
-    """Faults that only show in values seen together, or that no type can express."""
+    """Faults that only show in several settings together, or that no type can express."""
     problems = []
-    if not settings.host:  # the system would take it for every interface, and clients for nothing
+    if not settings.host:  # the system would take it as every interface, but clients could not use it
         problems.append("host is empty; for every interface write 0.0.0.0, or :: by IPv6 alone")
     if (settings.tls_cert is None) != (settings.tls_key is None):
         problems.append("tls_cert and tls_key are only of use together; set both or neither")
     if settings.default_limit > settings.max_limit:
         problems.append(f"default_limit ({settings.default_limit}) is above max_limit ({settings.max_limit})")
     if settings.dedup_window_seconds < settings.max_packet_age_seconds:
-        # Else a packet could be forgotten while it is still young enough to be taken again (R-108).
+        # Else a packet could be forgotten while it is still young enough to be accepted again (R-108).
         problems.append(
             f"dedup_window_seconds ({settings.dedup_window_seconds}) is below "
             f"max_packet_age_seconds ({settings.max_packet_age_seconds})"
@@ -85,7 +85,7 @@ def contradictions(settings: Settings) -> list[str]:
 
 
 def _federation_problems(settings: Settings) -> list[str]:
-    """What must be remembered for as long as peers may send it (R-370)."""
+    """Faults in how long packets are remembered: as long as peers may send them (R-370)."""
     if settings.peers_file is None:
         return []
     backfill = settings.max_backfill_seconds
@@ -104,10 +104,10 @@ def _federation_problems(settings: Settings) -> list[str]:
 
 
 def _access_problems(settings: Settings) -> list[str]:
-    """Faults in who may come in and do what."""
+    """Faults in the settings of access: who may connect and do what."""
     problems = []
     if settings.challenge_lifetime < MIN_LIFETIME_SECONDS:
-        # R-270, A-072: a shorter window is not to be had, so it is not configured either.
+        # R-270, A-072: no shorter window is possible, so none can be configured.
         problems.append(f"challenge_lifetime ({settings.challenge_lifetime}) is below {MIN_LIFETIME_SECONDS}")
     for name in ("members", "replication_peers", "operators"):
         problems += [f"{name}: {did} is not a DID" for did in getattr(settings, name) if not is_did(did)]
@@ -136,7 +136,7 @@ def _policy_problems(settings: Settings) -> list[str]:
         if getattr(settings, name, ()) and name not in settings.policies
     ]
     problems += [
-        # A key that its owner has revoked would go on signing (R-074).
+        # Else a key that its owner has revoked could still sign (R-074).
         f"blocked_types: {type_} carries keys and their revocation, and cannot be blocked"
         for type_ in settings.blocked_types
         if type_ in IDENTITY_TYPES
@@ -149,13 +149,13 @@ def advice(settings: Settings, given: Iterable[str]) -> tuple[str, ...]:
     limits = sorted(_RATE_LIMITS.intersection(given))
     if not limits or not settings.unlimited_addresses or "unlimited_addresses" in given:
         return ()
-    # An operator who sets a limit and tries it on this machine would see no effect.
+    # An operator who sets a limit and tests it on this machine would see no effect.
     networks = ", ".join(settings.unlimited_addresses)
     return (f"{', '.join(limits)}: no limit holds for {networks} (unlimited_addresses)",)
 
 
 def unknown(what: str, name: str, valid: Iterable[str]) -> str:
-    """The sentence for a name that is not known, with the nearest that is."""
+    """The message for an unknown name, with the nearest valid one."""
     nearest = difflib.get_close_matches(name, valid, n=1, cutoff=0.0)
     return f"unknown {what} {name}; the nearest is {nearest[0]}"
 
@@ -169,12 +169,12 @@ def _is_url(text: str, schemes: set[str]) -> bool:
 
 
 def _can_be_taken_apart(url: str) -> bool:
-    """Whether a URL of PostgreSQL has hosts and ports where they belong."""
+    """Whether a PostgreSQL URL has its hosts and ports where they belong."""
     authority = re.split("[/?#]", url.partition("://")[2], maxsplit=1)[0]
     user, at, places = authority.rpartition("@")
     hosts = places.split(",")
     try:
-        # One by one: to newer Pythons several, of which one is an IPv6 address, are no URL.
+        # One by one: newer Pythons refuse several hosts if one of them is an IPv6 address.
         for host in hosts:
             urlsplit(f"//{user}{at}{host}")
     except ValueError:

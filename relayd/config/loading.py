@@ -1,10 +1,10 @@
-"""Where the value of a setting comes from: the first of these that names it.
+"""Load the settings from their sources.
 
-The command line, the environment (`RELAYD_<KEY>`, or `RELAYD_<KEY>_FILE` for a secret), the TOML file, the
-default. An empty variable counts as absent, because compose files pass empty ones. Where a folder is named,
-the file is the `config.toml` in it and may be missing: a container mounts a folder that is often empty.
-`--data-dir` on the command line asks for the embedded server, and so puts aside a `database_url` from a lower
-place.
+A value comes from the first of: the command line, the environment (`RELAYD_<KEY>`, or `RELAYD_<KEY>_FILE` for
+a secret), the TOML file, the default. An empty variable counts as absent, because compose files pass empty
+ones. If a folder is named, the file is the `config.toml` in it and may be missing: a container mounts a
+folder that is often empty. `--data-dir` on the command line selects the embedded server, and so overrides a
+`database_url` from a lower source.
 """
 
 from __future__ import annotations
@@ -31,23 +31,23 @@ from relayd.config.settings import (
 
 __all__ = ["ConfigurationError", "Reloaded", "load", "reloaded"]
 
-# Variables of ours that are not settings: the place of the file, and those of the tests.
+# Variables with our prefix that are not settings: the path of the file, and those for tests.
 _OTHER_VARIABLES = ("RELAYD_CONFIG", "RELAYD_FAILPOINTS")
 _OTHER_PREFIXES = ("RELAYD_TEST_",)
 
 CONFIG_NAME = "config.toml"
-"""The settings file, where a folder is named for it."""
+"""The name of the settings file in a folder."""
 
 
 class ConfigurationError(Exception):
-    """The settings cannot be used. `problems` holds every fault found, one sentence each, without secrets."""
+    """The settings cannot be used. `problems` has a sentence for every fault found, without secrets."""
 
     def __init__(self, problems: Iterable[str]) -> None:
         self.problems = tuple(problems)
         super().__init__(*self.problems)
 
     def __reduce__(self) -> tuple[type[ConfigurationError], tuple[tuple[str, ...]]]:
-        # A worker tells its parent; the default would call the constructor with each problem apart.
+        # A worker pickles it for its parent; by default each problem would become an argument.
         return type(self), (self.problems,)
 
     def __str__(self) -> str:
@@ -59,10 +59,10 @@ def load(
     environ: Mapping[str, str] | None = None,
     cli_overrides: Mapping[str, object] | None = None,
 ) -> Settings:
-    """Build the settings; a command line value of None counts as not given.
+    """Build the settings; a value of None from the command line counts as not given.
 
-    Reads `config_file` and the files that `_FILE` variables name, nothing else. Raises
-    `ConfigurationError` with all problems at once.
+    Reads `config_file` and the files that `_FILE` variables name, nothing else. Raises `ConfigurationError`
+    with all problems at once.
     """
     problems: list[str] = []
     given = {name: value for name, value in (cli_overrides or {}).items() if value is not None}
@@ -81,7 +81,7 @@ def load(
         raise ConfigurationError(problems)
     ours = {name: text for name, text in (environ or {}).items() if name.startswith(ENV_PREFIX)}
     origin = Origin(config_file, ours, given)
-    # Who changes a line that counts for nothing would look for the effect in vain.
+    # An operator who changes a line that is overridden would look for the effect in vain.
     ignored = tuple(
         f"{row.name} in {config_file} counts for nothing: the environment has another ({row.variable})"
         for row in map(setting_table().__getitem__, put_aside)
@@ -97,16 +97,16 @@ def _from_file(path: Path | None, problems: list[str]) -> dict[str, Any]:
         if path is None:
             return {}
         raw = tomllib.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:  # of TOML, and of what a number or a list may be
+    except (OSError, ValueError, RecursionError) as error:  # also for too long a number, or too deep a list
         problems.append(f"{path}: {error.strerror if isinstance(error, OSError) else error}")
         return {}
     return _convert(raw, problems, lambda row: f"{path}: {row.name}", lax=False, source=f"{path}: ")
 
 
 def _in_folder(folder: Path, problems: list[str]) -> Path | None:
-    """The settings file of a folder. Another file beside it would reach nobody, so it is a fault.
+    """The settings file in a folder. Another TOML file there would have no effect, so it is a fault.
 
-    Raises `OSError`: a folder that may not be read is no empty one.
+    Raises `OSError`: a folder that cannot be read does not count as empty.
     """
     found = sorted(path.name for path in folder.iterdir() if path.suffix == ".toml")
     problems += [
@@ -157,7 +157,7 @@ def _convert(
     lax: bool,
     source: str = "",
 ) -> dict[str, Any]:
-    """Bring raw values to their types. `lax` reads numbers, booleans and comma-separated lists from text."""
+    """Convert raw values to their types. `lax` reads numbers, booleans and comma-separated lists in text."""
     table = setting_table()
     values: dict[str, Any] = {}
     for name, value in raw.items():
@@ -183,23 +183,23 @@ def _decode_path(type_: type, value: object) -> object:
 
 @dataclass(frozen=True, slots=True)
 class Reloaded:
-    """What `reloaded` has found: the settings from now on, and the names of those that changed."""
+    """The result of `reloaded`: the settings from now on, and the names of those that changed."""
 
     settings: Settings
     changed: tuple[str, ...] = ()
-    """These take effect."""
+    """The settings that take effect."""
     restart_needed: tuple[str, ...] = ()
-    """These have another value where settings come from, and the running relay keeps its own."""
+    """The settings with a new value in their sources, whose old value the running relay keeps."""
     fresh: Settings | None = None
-    """What a relay would begin with that is started now."""
+    """The settings that a relay started now would have."""
 
 
 def reloaded(settings: Settings) -> Reloaded:
-    """Read the settings again from where they came from, and take over those that SIGHUP may change.
+    """Read the settings again from their sources, and take over those that SIGHUP may change.
 
-    The command line and the environment of a process cannot change, so they are those of the start. The
-    settings file and the files that `_FILE` variables name are read anew. Raises `ConfigurationError` for
-    anything that is wrong, in settings that need a restart too.
+    The command line and the environment of a process cannot change, so they are those at startup. The
+    settings file and the files that `_FILE` variables name are read again. Raises `ConfigurationError` for
+    any fault, even in settings that need a restart.
     """
     if settings.origin is None:
         return Reloaded(settings)
@@ -207,7 +207,7 @@ def reloaded(settings: Settings) -> Reloaded:
     differing = [name for name in setting_table() if getattr(fresh, name) != getattr(settings, name)]
     reloadable = {row.name for row in setting_table().values() if row.reload}
     if (fresh.tls_cert is None) is not (settings.tls_cert is None):
-        reloadable -= {"tls_cert", "tls_key"}  # a listening socket speaks TLS from its start, or never
+        reloadable -= {"tls_cert", "tls_key"}  # a listening socket speaks TLS from the start, or never
     changed = tuple(name for name in differing if name in reloadable)
     values = {name: getattr(fresh, name) for name in changed}
     return Reloaded(
@@ -219,7 +219,7 @@ def reloaded(settings: Settings) -> Reloaded:
 
 
 def _clamped(settings: Settings) -> Settings:
-    """Lower values that are too large to the largest in use, with a warning for each (R-119, R-272)."""
+    """Lower values that are too large to the largest usable value, with a warning for each (R-119, R-272)."""
     changed: dict[str, Any] = {}
     warnings = list(settings.warnings)
     for name, most, what in (

@@ -1,8 +1,8 @@
-"""The settings: one frozen object, built once at start and passed down.
+"""The settings: one frozen object, built once at startup and passed down.
 
-A setting is one field of `Settings`: its type holds its range, its metadata holds the unit, the one
-sentence that documents it, and whether a change needs a restart. The reference page, the sample file and
-`relayd check-config` are made from the same fields (relayd/manual.py), so none of them can drift.
+A setting is one field of `Settings`: its type holds its range; its metadata holds the unit, the text that
+documents it, and whether a change needs a restart. The reference page, the sample file and the output of
+`relayd check-config` are generated from the same fields (relayd/manual.py), so none of them can drift.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _Hashes = tuple[Annotated[str, Meta(pattern=f"^{CONTENT_ID}$")], ...]
 
 
 class Origin(NamedTuple):
-    """Where settings were read from."""
+    """The sources that settings were read from."""
 
     config_file: Path | None
     environ: Mapping[str, str]
@@ -45,7 +45,7 @@ class Origin(NamedTuple):
 
 
 def _setting(default: _T, doc: str, *, unit: str = "", reload: bool = False, secret: bool = False) -> _T:
-    """A field of `Settings`. `reload`: SIGHUP takes a new value over without a restart."""
+    """A field of `Settings`. `reload`: on SIGHUP a new value takes effect without a restart."""
     field: Any = dataclasses.field(
         default=default, metadata={"doc": doc, "unit": unit, "reload": reload, "secret": secret}
     )
@@ -494,13 +494,13 @@ class Settings:
     )
 
     warnings: tuple[str, ...] = dataclasses.field(default=(), compare=False)
-    """What `load` changed or advises against; for the log, not a setting."""
+    """What `load` changed or warns about; for the log, not a setting."""
     origin: Origin | None = dataclasses.field(default=None, compare=False)
-    """Where `load` took the values from; `reloaded` reads there again."""
+    """The sources that `load` read the values from; `reloaded` reads them again."""
 
     @property
     def max_frame_bytes(self) -> int:
-        """Largest frame read: room for escapes and the envelope around a largest packet (R-123, A-013)."""
+        """The largest frame read: room for a largest packet with its escapes and envelope (R-123, A-013)."""
         return 2 * self.max_packet_bytes + 65_536
 
     def __repr__(self) -> str:
@@ -517,7 +517,7 @@ class Settings:
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """What is known about one setting, besides its value."""
+    """The description of one setting, without its value."""
 
     name: str
     type: Any
@@ -529,7 +529,7 @@ class Setting:
 
     @property
     def variable(self) -> str:
-        """Its environment variable."""
+        """The name of its environment variable."""
         return ENV_PREFIX + self.name.upper()
 
     @property

@@ -290,8 +290,7 @@ class Store:
 
     @property
     def declined(self) -> Declined:
-        """The packets that `page` leaves out and `by_id` calls `Gone` (R-323). It may be replaced, as a
-        whole."""
+        """The packets that `page` leaves out and `by_id` calls `Gone` (R-323); replaceable at any time."""
         return self._reader.declined
 
     @declined.setter

@@ -1,1 +1,1 @@
-"""Traces of publishes and of reading, by option. Off, none of it is called."""
+"""Optional traces of publishes and of reading. When they are off, nothing here is called."""

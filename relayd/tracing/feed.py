@@ -1,9 +1,9 @@
-"""What each process does with a traced packet that is in the log: below the span of its append.
+"""Traces of what each process does with a packet that is in the log, below the span of its append.
 
     publish.append ─┬─ feed.read     a process that did not store it reads it from the log
                     └─ feed.fanout   it is matched, framed and written to the live subscribers of a process
 
-Every process of a log tells of its own; that the packet is traced, and under which span, it works out.
+Every process of a log emits its own spans; it computes whether a packet is traced, and under which span.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _PACKETS: Final = "relayd.batch.packets"
 
 
 class _TimedFanout(Fanout):
-    """A fan-out that remembers when it began with its last piece of the log."""
+    """A fan-out that remembers when it began with the latest batch of the log."""
 
     began_at = 0.0
 
@@ -55,7 +55,7 @@ class FeedTraces:
         return self._fanout
 
     def passing(self, passed: Callable[[Sequence[LogEntry]], None]) -> Callable[[Sequence[LogEntry]], None]:
-        """What is to be done with entries that went through the feed just now; `dispatching` follows."""
+        """The callback for entries that have just gone through the feed; that of `dispatching` follows."""
 
         def traced(entries: Sequence[LogEntry]) -> None:
             self._note(entries)
@@ -64,7 +64,7 @@ class FeedTraces:
         return traced
 
     def dispatching(self, dispatched: Callable[[int], None]) -> Callable[[int], None]:
-        """What is to be done to write what these entries brought, so many EVENTs."""
+        """The callback that writes the EVENTs of these entries; its argument is their number."""
 
         def traced(delivered: int) -> None:
             dispatched(delivered)
@@ -83,7 +83,7 @@ class FeedTraces:
             self._faults.caught("tracing", error)
 
     def read(self, entries: Sequence[LogEntry], began_at: float) -> None:
-        """These were read from the log, which others have stored."""
+        """Trace entries that were read from the log because other processes stored them."""
         try:
             found = self._traced(entries)
         except Exception as error:
@@ -124,7 +124,7 @@ class FeedTraces:
 
 
 class TracedLog:
-    """The log as the feed reads it, with a look at the time."""
+    """The log as the feed reads it, with each read timed."""
 
     def __init__(self, log: LogReader, read: Callable[[Sequence[LogEntry], float], None]) -> None:
         self._log = log

@@ -1,8 +1,8 @@
-"""Spans to a collector, by the SDK of OpenTelemetry: imported only where `tracing_url` is set.
+"""Sending of spans to a collector, with the SDK of OpenTelemetry: imported only if `tracing_url` is set.
 
-The loop hands a span to a queue of so many and goes on; a thread encodes and sends. A collector that is slow,
-away or wrong costs spans, and a counter and two lines of the log say so. The variables `OTEL_*` of the SDK
-count, such as `OTEL_EXPORTER_OTLP_HEADERS` for a collector's key and `OTEL_RESOURCE_ATTRIBUTES`.
+The loop puts a span into a bounded queue and continues; a thread encodes and sends. If a collector is slow,
+unreachable or wrong, spans are lost, and a counter and two lines of the log say so. The `OTEL_*` variables of
+the SDK apply, such as `OTEL_EXPORTER_OTLP_HEADERS` for a collector's key and `OTEL_RESOURCE_ATTRIBUTES`.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ _KINDS: Final = {"internal": SpanKind.INTERNAL, "server": SpanKind.SERVER, "clie
 
 
 class _GivenIds(IdGenerator):
-    """The ids of the next span, which its maker knows."""
+    """Gives the next span the ids that were set here."""
 
     trace_id = span_id = 0
 
@@ -61,7 +61,7 @@ class _GivenIds(IdGenerator):
 
 
 class _Counting(SpanExporter):
-    """Sends by another exporter, counts what came of it, and logs only the turns."""
+    """Sends through another exporter, counts the outcomes, and logs only the start and end of a failure."""
 
     def __init__(self, exporter: SpanExporter, count: Callable[[str, int], None]) -> None:
         self._exporter = exporter
@@ -89,19 +89,19 @@ class _Counting(SpanExporter):
 
 
 class Collector:
-    """The way to a collector at `url`. `count(outcome, spans)` is told what became of spans, by any thread.
+    """The connection to a collector at `url`. `count(outcome, spans)` counts the outcomes, from any thread.
 
     `instance` names this process among those of its log.
     """
 
     def __init__(self, url: str, *, instance: str, count: Callable[[str, int], None]) -> None:
-        # It tells of every batch that a collector does not take; `_Counting` says so once.
+        # The SDK logs every batch that a collector refuses; `_Counting` logs that once.
         logging.getLogger("opentelemetry").setLevel(logging.CRITICAL)
         self._count = count
         self._ids = _GivenIds()
         self._exporter = _Counting(OTLPSpanExporter(endpoint=url, timeout=_SEND_TIMEOUT), count)
         self._provider = TracerProvider(
-            sampler=ALWAYS_ON,  # what comes here has been drawn already
+            sampler=ALWAYS_ON,  # the spans that arrive here were sampled before
             resource=Resource.create(
                 {
                     "service.name": os.environ.get("OTEL_SERVICE_NAME", "relayd"),
@@ -124,9 +124,9 @@ class Collector:
         self._offset = _offset_ns()
 
     def emit(self, span: Span) -> None:
-        """Queue a span. With a full queue the oldest one is dropped. Use it on the event loop."""
+        """Queue a span. If the queue is full, the oldest span is dropped. Use it on the event loop."""
         self._count("made", 1)
-        # One offset for as long as it holds, so that spans that touch do so for the collector too.
+        # Keep one offset as long as it is right, so that adjacent spans stay adjacent in the collector.
         if abs((offset := _offset_ns()) - self._offset) > _LARGEST_DRIFT_NS:
             self._offset = offset
         self._ids.trace_id, self._ids.span_id = span.trace_id, span.span_id
@@ -146,14 +146,14 @@ class Collector:
         made.end(self._offset + int(span.ended_at * 1e9))
 
     def close(self) -> None:
-        """Send what waits, for two seconds at most."""
+        """Send the queued spans, for two seconds at most."""
         closing = threading.Thread(target=self._provider.shutdown, name="tracing-close", daemon=True)
         closing.start()
         closing.join(_CLOSE_SECONDS)
         if closing.is_alive():
-            self._exporter.shutdown()  # it ends a wait between two attempts
+            self._exporter.shutdown()  # this ends a wait between two attempts
 
 
 def _offset_ns() -> int:
-    """From the monotonic clock to Unix time."""
+    """The offset from the monotonic clock to Unix time."""
     return time.time_ns() - time.monotonic_ns()

@@ -2,9 +2,9 @@
 
     publish ─┬─ publish.check    from the frame to the writer's queue
              ├─ publish.queue    until its batch is sent to PostgreSQL
-             └─ publish.append   the commit; what each process sends of it hangs below (`feed`)
+             └─ publish.append   the commit; each process's delivery of the packet is below it (`feed`)
 
-A publish that is refused has no more than its `publish.check`. Nothing is kept of one that is not traced.
+A publish that is refused has only its `publish.check`. Nothing is kept for a publish that is not traced.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ _LONGEST_TEXT = 128
 
 
 def _shown(text: str) -> str:
-    """What an author has chosen, as a collector takes it: short, and of whole characters."""
+    """A text chosen by an author in a form that collectors accept: short, and without lone surrogates."""
     return text[:_LONGEST_TEXT].encode("utf-8", "replace").decode()
 
 
 def new_span_id() -> int:
-    """An id for a span that no other process has to know."""
+    """An id for a span that no other process needs to know."""
     return random.getrandbits(64) or 1
 
 
@@ -62,7 +62,7 @@ class PublishTraces:
         self._faults = faults
         self._clock = clock
         self._open: dict[PublishRequest, _Open] = {}
-        """Those between admission and the end of their commit."""
+        """The traced publishes between admission and the end of their commit."""
 
     def __len__(self) -> int:
         return len(self._open)
@@ -70,10 +70,10 @@ class PublishTraces:
     def queueing(
         self, enqueue: Callable[[NewPacket, PublishRequest], None]
     ) -> Callable[[NewPacket, PublishRequest], None]:
-        """The writer's `enqueue`, with a look at the time."""
+        """The writer's `enqueue`, with timing."""
 
         def traced(packet: NewPacket, request: PublishRequest) -> None:
-            enqueue(packet, request)  # what raises is answered, and told to `refused`
+            enqueue(packet, request)  # if it raises, the request is answered, and `refused` is called
             try:
                 trace = self._sample.trace(packet.packet_id)
                 if trace is not None:
@@ -86,7 +86,7 @@ class PublishTraces:
     def committing(
         self, committed: Callable[[Appended, Batch, float], None]
     ) -> Callable[[Appended, Batch, float], None]:
-        """What is to be done at a commit, with a look at the time before and after."""
+        """The callback of a commit, timed."""
 
         def traced(appended: Appended, batch: Batch, seconds: float) -> None:
             began = self._clock()
@@ -141,7 +141,7 @@ class PublishTraces:
             Span(
                 "publish.append",
                 trace.trace_id,
-                # Only what has stored it has the id that other processes know.
+                # Only the span of the append that stored the packet has the id that other processes know.
                 trace.append_id if place.outcome is Outcome.STORED else new_span_id(),
                 span_id,
                 began,

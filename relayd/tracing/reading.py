@@ -1,10 +1,10 @@
 """The trace of a subscription that reads from the store, until it is live.
 
-    subscribe, or catch_up where a slow reader has left the live feed
-      └─ subscribe.page    one read of the store, as often as it takes
+    subscribe, or catch_up if a slow reader has left the live feed
+      └─ subscribe.page    one read of the store, repeated as needed
 
-Nothing leads from here to the packets' own traces but their sequences: a page holds hundreds of packets, and
-its rows are sent as they lie in the store.
+Only sequences connect this trace to those of the packets: a page holds hundreds of packets, and its rows are
+sent as they are in the store.
 """
 
 from __future__ import annotations
@@ -57,14 +57,14 @@ class ReadTraces:
         return len(self._open)
 
     def began(self, subscription: Subscription) -> None:
-        """It reads from the store from now on."""
+        """The subscription has begun to read from the store."""
         if self._draw() < self._ratio:
             name = "catch_up" if subscription.started else "subscribe"
             trace_id = random.getrandbits(128) or 1
             self._open[subscription] = _Open(name, trace_id, new_span_id(), self._clock())
 
     def read(self, subscription: Subscription, page: Page, began_at: float, sent_bytes: int) -> None:
-        """A page for it was read and queued, begun with at `began_at`."""
+        """A page for the subscription was read and queued; the read began at `began_at`."""
         opened = self._open.get(subscription)
         if opened is None:
             return
@@ -88,7 +88,7 @@ class ReadTraces:
         )
 
     def ended(self, subscription: Subscription, outcome: Literal["live", "ended"]) -> None:
-        """It reads from the store no longer."""
+        """The subscription no longer reads from the store."""
         opened = self._open.pop(subscription, None)
         if opened is not None:
             about: dict[str, str | int] = {

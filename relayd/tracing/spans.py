@@ -1,10 +1,10 @@
-"""What a span says, and which packets are traced.
+"""Spans, and the choice of the packets that are traced.
 
-The trace of a packet needs no context that travels. Its id is the beginning of the packet's id; whether it is
-traced, and the id of the span of its append, follow from the packet's id and a secret of the log. So the
-process that stores a packet and those that send it tell of the same trace, and neither NOTIFY, nor the bus,
-nor a row carries a word of it. The secret is there because authors choose their packets: without it one could
-make packets that are all traced.
+The trace of a packet needs no propagated context. Its id is the beginning of the packet's id; whether the
+packet is traced, and the id of the span of its append, follow from the packet's id and a secret of the log.
+So the process that stores a packet and the processes that send it contribute to the same trace, and neither
+NOTIFY, nor the bus, nor a row carries anything for it. The secret is needed because authors choose their
+packets: without it an author could make packets that are all traced.
 """
 
 # Core: no I/O, no clock, no randomness (held by tests/test_layout.py).
@@ -19,7 +19,7 @@ from typing import Final, Literal, NamedTuple, Protocol
 __all__ = ["PacketTrace", "Sample", "Span", "Spans"]
 
 _HALF: Final = 8
-"""Bytes of a span's id; a trace's has twice as many."""
+"""The bytes of a span's id; a trace's id has twice as many."""
 
 
 class PacketTrace(NamedTuple):
@@ -27,11 +27,11 @@ class PacketTrace(NamedTuple):
 
     trace_id: int
     append_id: int
-    """The span of the append that stored it."""
+    """The id of the span of the append that stored the packet."""
 
 
 class Sample:
-    """Says which packets are traced: `ratio` of them, the same ones in every process of a log."""
+    """Decides which packets are traced: `ratio` of them, the same ones in every process of a log."""
 
     def __init__(self, ratio: float, log_key: bytes) -> None:
         self._key = hashlib.blake2s(b"tracing", key=log_key).digest()
@@ -50,7 +50,7 @@ class Sample:
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """One span that has ended. Times are of the monotonic clock, in seconds."""
+    """One span that has ended. Times are on the monotonic clock, in seconds."""
 
     name: str
     trace_id: int
@@ -60,12 +60,12 @@ class Span:
     ended_at: float
     attributes: Mapping[str, str | int] = field(default_factory=dict)
     problem: str | None = None
-    """What went wrong, where the span tells of a failure."""
+    """The failure, if the span is about one."""
     kind: Literal["internal", "server", "client"] = "internal"
 
 
 class Spans(Protocol):
-    """Where spans go."""
+    """The destination of spans."""
 
     def emit(self, span: Span) -> None:
-        """Take a span, or drop it where too many wait. Never waits."""
+        """Take a span, or drop one if too many wait. Never waits."""

@@ -1,4 +1,4 @@
-"""All that a relay traces, and how it is opened."""
+"""All traces of a relay, and how they are opened."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ class TracesTarget(Spans, Protocol):
     """Takes spans until it is closed."""
 
     def close(self) -> None:
-        """Send what waits, for a moment. Blocks."""
+        """Send the waiting spans, for a limited time. Blocks."""
 
 
 def open_target(settings: Settings, relay_id: str, count: Callable[[str, int], None]) -> TracesTarget | None:
-    """The collector of these settings, if they name one."""
+    """The collector named by these settings; None if they name none."""
     if settings.tracing_url is None:
         return None
-    otel = importlib.import_module("relayd.tracing.otel")  # takes a while: not beside open connections
+    otel = importlib.import_module("relayd.tracing.otel")  # slow, so not while connections are open
     instance = f"{relay_id}/{os.uname().nodename}/{os.getpid()}"
     target: TracesTarget = otel.Collector(settings.tracing_url, instance=instance, count=count)
     return target
@@ -40,7 +40,7 @@ def open_target(settings: Settings, relay_id: str, count: Callable[[str, int], N
 
 @dataclass(frozen=True, slots=True)
 class Seams:
-    """Where the parts of a relay meet, and traces can look on."""
+    """The interfaces between the parts of a relay, where traces can observe."""
 
     log: LogReader
     passed: Callable[[Sequence[LogEntry]], None]
@@ -50,7 +50,7 @@ class Seams:
 
 
 class Traces:
-    """The traces of one process. `log_key` is a secret that all processes of its log have."""
+    """The traces of one process. `log_key` is a secret shared by all processes of its log."""
 
     def __init__(self, target: TracesTarget, settings: Settings, log_key: bytes, faults: Faults) -> None:
         sample = Sample(settings.tracing_ratio, log_key)
@@ -59,7 +59,7 @@ class Traces:
         self.reading = ReadTraces(target, settings.tracing_ratio, faults)
 
     def around(self, seams: Seams) -> Seams:
-        """The same with a look at the time."""
+        """The same seams, traced."""
         return Seams(
             TracedLog(seams.log, self.feed.read),
             self.feed.passing(seams.passed),

@@ -83,7 +83,7 @@ _OF_THE_OTHER_SERVER: Final = shutil.ignore_patterns(
 )
 """What must not be copied from the other server. Its sockets and lock files: its socket folder is the
 cluster. The file that made it a standby: the copy would wait for its primary forever. And the WAL of its own
-restore, if that was cut off."""
+restore, if that was interrupted."""
 _HBA_LINE: Final = "local replication all trust\n"
 """Only the owner of the folder and root can reach the socket, and they may do everything anyway."""
 _HBA: Final = f"local all all trust\nhost all all 127.0.0.1/32 scram-sha-256\n{_HBA_LINE}"

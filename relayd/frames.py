@@ -32,7 +32,7 @@ _OPCODES: Final = frozenset(Opcode)
 _MOST_FRAMES: Final = 256
 """Frames taken by one `receive`: half a millisecond of work."""
 _FRAMES_OF_THE_LIBRARY: Final = 8
-"""How many frames a frame counts as if the library reads it."""
+"""A frame that the library reads counts as this many."""
 
 
 def text_frame_header(length: int) -> bytes:

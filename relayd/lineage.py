@@ -96,7 +96,7 @@ class Lineage:
         return good_to is not None and mark.sequence <= good_to
 
     def lacks(self, mark: Mark, head: int) -> bool:
-        """Whether the log is known, by this place, to have lost its end, and no epoch says so yet."""
+        """Whether this place proves that the log has lost its end, and no epoch says so yet."""
         return mark.epoch >= self.current.epoch and not self.holds(mark, head)
 
     def good_to(self, mark: Mark, head: int) -> int | None:

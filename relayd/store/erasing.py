@@ -64,7 +64,7 @@ _ERASED_FROM: Final = (
     " WHERE t.erased_at IN (SELECT at FROM moderation_log"
     f" WHERE act = '{Act.ERASE}' AND kind = $1 AND subject = ANY ($2::text[])) ORDER BY 1"
 )
-"""Based on the log and not on what this run has done: an earlier run may have been interrupted."""
+"""Based on the moderation log, not on what this run has done: an earlier run may have been interrupted."""
 
 
 class Erased(NamedTuple):

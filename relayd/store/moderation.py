@@ -74,7 +74,7 @@ class Ruling(NamedTuple):
 
 
 class Moderation:
-    """Reads over the pool of short look-ups; each change opens a connection of its own.
+    """Reads over the pool of short look-ups; each change opens its own connection.
 
     Every method raises `StoreUnavailable`. Cancelling a change leaves either all of it done or none.
     """

@@ -301,7 +301,7 @@ class Reader:
         async with self._lookups.lease() as connection:
             rows = await connection.fetch(TAIL, after, last, limit, max_bytes)
             if rows and rows[0][-1] != self._known.lineage.current.tag:
-                await agree(connection, self._known)  # before anybody asks for the term of these entries
+                await agree(connection, self._known)  # before the terms of these entries are looked up
             elif rows:
                 # If a failover loses them after the feed has passed them, that must be noticed.
                 self._known.saw(rows[-1][0])

@@ -79,7 +79,7 @@ class RollCall:
                 came.set()
 
             await connection.add_listener(reply, receive)
-            with contextlib.suppress(TimeoutError):  # the roll says how many have not answered
+            with contextlib.suppress(TimeoutError):  # the roll has the number of those that did not answer
                 async with asyncio.timeout(timeout):
                     while answers.awaited:
                         asked = msgspec.structs.replace(

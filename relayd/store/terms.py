@@ -192,7 +192,7 @@ def _judge(
 
 
 def _has_moved(place: asyncpg.Record, is_exact: bool) -> bool:
-    """Whether the log is in another place than where it was last written.
+    """Whether the log is now in another cluster or table, or on another timeline, than when last written to.
 
     A restored dump says nothing about what it lacks. A promoted server has lost nothing if it has all of an
     exact claim.

@@ -9,6 +9,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from benches.looks import looks
+
 __all__ = ["Peak", "taken", "watched"]
 
 _LOOK_SECONDS = 1.0
@@ -38,7 +40,7 @@ def watched(folder: Path) -> Iterator[Peak]:
 
 
 def _watch(folder: Path, done: threading.Event, peak: Peak) -> None:
-    while not done.wait(_LOOK_SECONDS):
+    for _ in looks(done, _LOOK_SECONDS):
         peak.taken = max(peak.taken, taken(folder))
 
 

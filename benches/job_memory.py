@@ -13,6 +13,8 @@ from pathlib import Path
 
 import psutil
 
+from benches.looks import looks
+
 __all__ = ["Ran", "job_command", "run", "together"]
 
 _LOOK_SECONDS = 0.25
@@ -88,7 +90,7 @@ def _watch(pid: int, done: threading.Event, ran: Ran) -> None:
     try:
         root = psutil.Process(pid)
         computed: dict[tuple[int, float], float] = {}
-        while not done.wait(_LOOK_SECONDS):
+        for _ in looks(done, _LOOK_SECONDS):
             java = python = 0.0
             for one in (root, *root.children(recursive=True)):
                 name, size = _private(one)

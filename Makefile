@@ -11,6 +11,9 @@ RELAY := .venv/.relay
 DEV := .venv/.dev
 WEB := web/node_modules/.package-lock.json
 
+# Hundreds of processes import the same modules here: bytecode is kept even where the environment asks not to.
+unexport PYTHONDONTWRITEBYTECODE
+
 .DEFAULT_GOAL := help
 .PHONY: help run pipeline demo check lint types test unit coverage fmt bench bench-pipeline bench-tx-rx bench-console \
 	conformance docs faults fuzz planted site lock wheel deploy-test web test-web vectors screens clean

@@ -1,9 +1,10 @@
-"""The accounts of addresses, and above them those of the networks that they are part of.
+"""The accounts of addresses, and of the networks that contain them.
 
-Whoever has an IPv6 /48 has 65 536 of the /64 that count as one address; whoever has a /32 has as many /48.
-So each /48 has an account too, with the limits of `_SHARES[1]` addresses, and each /32 one with those of
-`_SHARES[2]`. A charge goes up the whole line, and the first account that is spent refuses. An account of a
-wider network remembers what those below it did, so that of these only so many have to be kept.
+The holder of an IPv6 /48 has 65 536 of the /64 networks that count as one address, and the holder of a /32
+has as many /48. So each /48 has an account too, with the limits of `_SHARES[1]` addresses, and each /32 has
+one with the limits of `_SHARES[2]` addresses. A charge goes up the whole line, and the first spent account
+refuses. The account of a wider network remembers what its members did, so only a bounded number of their
+accounts must be kept.
 """
 
 # Core: no I/O, no clock, no randomness (held by tests/test_layout.py).
@@ -19,12 +20,12 @@ from relayd.addresses import Address, address_key, wider_keys
 __all__ = ["AddressAccounts"]
 
 _SHARES: Final = (1, 4, 64)
-"""How many addresses' limits an address has, a /48, and a /32."""
+"""The limits of an address, a /48 and a /32, as multiples of one address's limits."""
 _MAX_IDLE: Final = (20_000, 5_000, 1_000)
 
 
 class AddressAccounts:
-    """The quotas of addresses, with these limits for each address."""
+    """The quotas of addresses; the limits given are those of each address."""
 
     def __init__(self, limits: Limits, *, book: Book | None = None, name: str = "") -> None:
         self._tiers = [
@@ -33,7 +34,7 @@ class AddressAccounts:
         ]
 
     def __len__(self) -> int:
-        """How many accounts are kept."""
+        """The number of accounts that are kept."""
         return sum(map(len, self._tiers))
 
     def hold(self, address: Address) -> Quota:
@@ -48,12 +49,12 @@ class AddressAccounts:
         return quota
 
     def release(self, quota: Quota, now: float) -> None:
-        """A connection that held it has ended."""
+        """Give back the quota of a connection that has ended."""
         for quotas, held in zip(self._tiers, quota.line, strict=False):
             quotas.release(held, now)
 
     def crowded(self, quota: Quota, most: int) -> bool:
-        """Whether more than `most` connections of one address hold it, or as many more of a network."""
+        """Whether more than `most` connections hold this address's quota, or too many that of a network."""
         return any(
             tier.everywhere(held) > most * share
             for tier, held, share in zip(self._tiers, quota.line, _SHARES, strict=False)

@@ -1,22 +1,23 @@
-"""Who a session speaks for and what it may do: challenges, AUTH and capabilities (RFC-0004 §3.7, §8).
+"""The identity of a session and its capabilities: challenges and AUTH (RFC-0004 §3.7, §8).
 
     ANONYMOUS ──AUTH──► (keys are looked up) ──► AUTHENTICATED as A ──AUTH──► … as B
         ▲                        │
-        └──── failed ────────────┘   what the session was before stays as it was (R-283)
+        └──── failed ────────────┘   the session stays as it was (R-283)
 
-No I/O, clock or randomness: times are Unix seconds and passed in, and so are a challenge's random bytes. A
+No I/O, clock or randomness: times are passed in, in Unix seconds, and so are a challenge's random bytes. A
 challenge belongs to the `Authentication` that issued it, which belongs to one connection, so no other session
-can answer it; it is forgotten at the first AUTH that names it, so it cannot be answered twice (R-268). It is
-signed together with the relay's DID, so an answer meant for another relay verifies nowhere else.
+can answer it. It is forgotten at the first AUTH that names it, so it cannot be answered twice (R-268). It is
+signed together with the relay's DID, so an answer that was made for one relay verifies at no other.
 
-What let a session in must hold for as long as it is open: `Proof` names the key, and says when that key may
-authenticate no more. Then the connection ends, for authentication ends with it (R-284, decision 41).
+The grounds on which a session was admitted must hold for as long as it is open: `Proof` names the key, and
+says when that key may no longer authenticate. Then the connection ends, and authentication with it (R-284,
+decision 41).
 
-An AUTH fails with `unauthenticated` (a challenge unknown or expired, an identity unknown) or with
-`invalid_signature`; what more is known goes into `detail` (A-025). Each failure is followed by a fresh
+An AUTH fails with `unauthenticated` (the challenge is unknown or expired, or the identity is unknown) or with
+`invalid_signature`; further knowledge goes into `detail` (A-025). Each failure is followed by a fresh
 challenge, the fifth in a row by the end of the connection (R-282). No challenge follows success: a client
-that answers each one as it comes would never stop. A session that wants another identity sends an AUTH with
-the challenge it has and gets a fresh one with the refusal.
+that answers every challenge would never stop. A session that wants another identity sends an AUTH with the
+challenge it has, and gets a fresh challenge with the refusal.
 """
 
 # Core: no I/O, no clock, no randomness (held by tests/test_layout.py).
@@ -57,13 +58,13 @@ CAPABILITIES: Final = (PUBLISH, SUBSCRIBE, REPLICATE)
 """The capabilities of every relay, in the order in which AUTH_OK lists them; others are ignored (R-287)."""
 
 OPERATE: Final = "operate"
-"""The capability of a relay's operators, where it has any (decision 61): to moderate over the wire."""
+"""The capability of a relay's operators, if it has any (decision 61): to moderate over the wire."""
 
 CHALLENGE_BYTES: Final = 32
-"""Random bytes of a challenge (R-268)."""
+"""The number of random bytes of a challenge (R-268)."""
 
 MAX_FAILURES: Final = 5
-"""Failures in a row after which the connection ends (R-282)."""
+"""The number of failures in a row that ends the connection (R-282)."""
 
 _SIGNATURE = re.compile(r"0x[0-9a-fA-F]{128}")
 
@@ -76,15 +77,15 @@ class AuthKeys(Protocol):
         `at` has signed `message`; return that key."""
 
     def check_auth_key(self, public_key: bytes, at: int) -> None:
-        """Raise the same where this key may not authenticate at `at`."""
+        """Raise the same error if this key may not authenticate at `at`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Grants:
     """The capabilities that the settings grant.
 
-    `require_auth` names what an anonymous session may not do (R-292). With `members` given, only they and
-    `peers` gain from authenticating; without, everybody does. `peers` may replicate (R-290), and `operators`
+    `require_auth` names what an anonymous session may not do (R-292). If there are `members`, only they and
+    `peers` gain from authenticating; otherwise everybody does. `peers` may replicate (R-290), and `operators`
     may moderate.
     """
 
@@ -98,7 +99,7 @@ class Grants:
         object.__setattr__(self, "anonymous", frozenset({PUBLISH, SUBSCRIBE}) - self.require_auth)
 
     def of(self, did: str) -> frozenset[str]:
-        """Everything this identity may do, once it has proved itself."""
+        """All capabilities of this identity, once it has proved itself."""
         granted = self.anonymous
         if not self.members or did in self.members or did in self.peers or did in self.operators:
             granted |= {PUBLISH, SUBSCRIBE}
@@ -107,7 +108,7 @@ class Grants:
         return granted | {REPLICATE} if did in self.peers else granted
 
     def effective(self, did: str, requested: Iterable[str] | None) -> tuple[str, ...]:
-        """What a session of this identity may do: what it asked for and is granted (R-286, A-074)."""
+        """The capabilities of a session of this identity: those both requested and granted (R-286, A-074)."""
         granted = self.of(did)
         wanted = granted if requested is None else granted.intersection(requested)
         return tuple(name for name in (*CAPABILITIES, OPERATE) if name in wanted)
@@ -115,7 +116,7 @@ class Grants:
 
 @dataclass(frozen=True, slots=True)
 class Attempt:
-    """An AUTH that answers a challenge of this session in time; its signature has yet to be checked."""
+    """An AUTH that answers a challenge of this session in time; its signature is still to be checked."""
 
     author_id: str
     signature: bytes
@@ -126,12 +127,12 @@ class Attempt:
 
 @dataclass(frozen=True, slots=True)
 class Proof:
-    """The key whose signature let a session in."""
+    """The key whose signature admitted a session."""
 
     key: bytes
 
     def broken(self, keys: AuthKeys, now: int) -> InvalidMessage | None:
-        """Why the session must end, where its key may authenticate no more (R-277); None while it may."""
+        """Why the session must end, if its key may no longer authenticate (R-277); else None."""
         try:
             keys.check_auth_key(self.key, now)
         except InvalidPacket as error:
@@ -155,7 +156,7 @@ class Authentication:
         self._failures = 0
 
     def issue(self, random: bytes, now: int) -> AuthChallenge:
-        """A new challenge, which takes the place of one not used yet."""
+        """Create a new challenge, which replaces an unused one."""
         assert len(random) >= CHALLENGE_BYTES
         self._challenge = base64.b64encode(random).decode()
         self._expires_at = now + self._lifetime
@@ -167,15 +168,15 @@ class Authentication:
         )
 
     def wants_challenge(self, now: int) -> bool:
-        """Whether an unused challenge has expired on an anonymous session: a new one is then due (R-282)."""
+        """Whether an anonymous session's unused challenge has expired, so that a new one is due (R-282)."""
         if self._challenge is None or now <= self._expires_at or self.identity is not None:
             return False
-        # An answer to the old one may be on its way, and should hear that it was late.
+        # An answer to the old challenge may be on its way, and should be refused as late.
         self._expired, self._challenge = self._challenge, None
         return True
 
     def begin(self, message: Auth, now: int) -> Attempt:
-        """Take an AUTH; the challenge it names can be answered no more. Raises `InvalidMessage`."""
+        """Take an AUTH; the challenge it names cannot be answered again. Raises `InvalidMessage`."""
         expired, self._expired = self._expired, None
         if message.challenge == expired:
             raise _refused("the challenge has expired", "challenge_expired", message.client_msg_id)
@@ -211,12 +212,12 @@ class Authentication:
         self._failures = 0
 
     def failed(self) -> bool:
-        """An AUTH failed. Whether that was one too many."""
+        """Count a failed AUTH. Returns whether the limit of failures is reached."""
         self._failures += 1
         return self._failures >= MAX_FAILURES
 
     def _signed_forms(self, challenge: str) -> tuple[bytes, ...]:
-        """What may have been signed: the challenge's text (R-275), or the bytes it stands for (R-276)."""
+        """The texts that may have been signed: the challenge (R-275), or the bytes it encodes (R-276)."""
         return (
             signing_input(challenge, self._server_id),
             base64.b64decode(challenge) + self._server_id.encode(),
@@ -231,11 +232,11 @@ def verify_attempt(attempt: Attempt, keys: AuthKeys, now: int) -> Proof:
             return Proof(keys.verify_auth(message, attempt.signature, now))
         except InvalidPacket as error:
             if fault is None or error.detail is not None:
-                fault = error  # the one that knows more about the key
+                fault = error  # this error says more about the key
     assert fault is not None
     if fault.detail == "unresolved_key":  # R-279
         raise _refused(fault.reason, fault.detail, attempt.client_msg_id)
-    # R-281, A-025: plain clients understand this code, whatever the state of the key is.
+    # R-281, A-025: plain clients understand this code, whatever the state of the key.
     raise _refused(fault.reason, fault.detail, attempt.client_msg_id, ErrorCode.INVALID_SIGNATURE)
 
 

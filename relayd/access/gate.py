@@ -1,16 +1,17 @@
 """The decisions before a session exists: addresses, origins, connection limits (RFC-0004 §8; R-321).
 
-A socket counts for its address from the moment it is accepted, before TLS and whether it says anything or
-not. At the opening handshake the address may turn out to be another one, behind a proxy that is trusted; then
-that one counts. So no address holds more than `max_connections_per_address` sessions, and twice as many
-sockets at most, nor more than half of the sockets that there may be.
+A socket counts for its address from the moment it is accepted, before TLS and even if it never sends
+anything. At the opening handshake, a trusted proxy may name another address, which then counts instead. So
+an address holds at most `max_connections_per_address` sessions and twice as many sockets, and never more
+than half of the sockets that there may be.
 
-Whoever authenticates is charged as an identity, and its address still is for what all its identities do
-together, so that many identities are worth no more than one. Members and peers may be spared that.
+A session that authenticates is charged as an identity. Its address is still charged for what all its
+identities do together, so that many identities gain no more than the address's ceiling. Members and peers
+may be spared that.
 
-`unlimited_addresses` are networks that no rate limit and no connection cap holds for, by default the machine
-itself. A request that names somebody it speaks for never belongs to them: behind a proxy that nobody
-declared, all clients share that proxy's budgets, rather than being free of any.
+`unlimited_addresses` are networks without rate limits or connection caps, by default the machine itself. A
+request whose headers name a client that it speaks for never counts as one of them: behind an undeclared
+proxy, all clients share the budgets of the proxy instead of being free of limits.
 
 No I/O: the shell passes what the socket and the request say, and the time in monotonic seconds.
 """
@@ -43,14 +44,14 @@ from relayd.moderation import Bans
 __all__ = ["Access", "RequestHeaders", "Turnaway", "Visitor", "grants_of"]
 
 _SPARE_SOCKETS: Final = 1024
-"""Sockets beyond `max_connections` that may be open for a refusal or a plain HTTP request."""
+"""The number of sockets beyond `max_connections` that may be open for a refusal or a plain HTTP request."""
 
 _MAX_ORIGIN: Final = 300
-"""Characters of an origin that are kept: more than `https://`, a host of 253 characters and a port."""
+"""The characters of an origin that are kept: more than `https://`, a host of 253 characters and a port."""
 
 
 class RequestHeaders(Protocol):
-    """The headers of an opening handshake, names in any case."""
+    """The headers of an opening handshake; names are in any case."""
 
     def get_all(self, name: str, /) -> Sequence[str]: ...
 
@@ -58,9 +59,9 @@ class RequestHeaders(Protocol):
 class Visitor:
     """Where one socket comes from, and what its requests are charged to.
 
-    `quota` is its address's, and None for an address without limits. `identity_quota` is that of the identity
-    the session has proved to speak for, which then counts instead (R-316); `ceiling` is what its address
-    leaves to all its identities together, and None where nothing is set.
+    `quota` is the quota of its address, or None for an address without limits. `identity_quota` is the quota
+    of the identity that the session has proved, and then counts instead (R-316). `ceiling` is what the
+    address leaves to all its identities together, or None if no ceiling is set.
     """
 
     __slots__ = (
@@ -83,35 +84,35 @@ class Visitor:
         self.identity_quota: Quota | None = None
         self.ceiling: Quota | None = None
         self.is_spared = False
-        """A member or a peer, held to its own limits alone."""
+        """Whether this is a member or a peer, held to its own limits alone."""
         self.knocks = False
-        """It came too soon, and is to hear so."""
+        """Whether it came too soon; if so, it is refused with the reason."""
         self.origins: tuple[str, ...] = ()
-        """The web page that connected, as its browser names it; programs name none."""
+        """The origin of the web page that connected, as its browser gives it; programs give none."""
         self.is_own_page = False
-        """That page is this relay's console."""
+        """Whether that page is this relay's console."""
         self._own: Quota | None = None
 
     @property
     def charged(self) -> Quota | None:
-        """Whose PUBLISH, SUBSCRIBE and history these are; None sets no limit."""
+        """The quota charged for PUBLISH, SUBSCRIBE and history; None sets no limit."""
         return self.identity_quota or self.quota
 
     @property
     def charged_too(self) -> tuple[Quota, ...]:
-        """What pays for them besides: the network around the address, or the address beside the identity."""
+        """The quotas charged besides: of the networks around the address, or of the identity's address."""
         if self.identity_quota is None:
             return () if self.quota is None else self.quota.line[1:]
         return () if self.ceiling is None else self.ceiling.line
 
     @property
     def workload(self) -> Quota | None:
-        """What the relay's own work for this socket is charged to: the event loop's time."""
+        """The quota charged for the relay's own work for this socket: the time of the event loop."""
         return self.identity_quota if self.is_spared else self.quota
 
     @property
     def reader(self) -> Quota:
-        """Who takes turns at the database: one of the many addresses of a network is no reader by itself."""
+        """The account that takes turns at the database. All addresses of one network share a turn."""
         payer = self.workload
         if payer is not None:
             return payer.parent or payer
@@ -121,7 +122,7 @@ class Visitor:
 
     @property
     def key(self) -> str | None:
-        """The address, as far as budgets tell addresses apart."""
+        """The address, at the precision at which budgets distinguish addresses."""
         return None if self.address is None else address_key(self.address)
 
 
@@ -146,15 +147,15 @@ def grants_of(settings: Settings) -> Grants:
 
 
 def _origins_of(headers: RequestHeaders) -> tuple[str, ...]:
-    """The origins a handshake names: a browser names one, so no more than two are kept, and no long one."""
+    """The origins that a handshake names. A browser names one: at most two are kept, cut to a length."""
     return tuple(origin[:_MAX_ORIGIN].lower() for origin in headers.get_all("Origin")[:2])
 
 
 def _is_own(origins: Sequence[str], headers: RequestHeaders, public_host: str) -> bool:
-    """Whether the one page named is served by this relay: at its public name, or where the request went to.
+    """Whether the one page named is served by this relay, at its public name or at the request's Host.
 
-    The latter by an address or as `localhost` alone. A name that a stranger owns may lead here, and a page
-    under that name would come with this name as its Host.
+    The Host counts only if it is an address or `localhost`. A name owned by a stranger may lead here, and a
+    page under that name would come with the name as its Host.
     """
     hosts = headers.get_all("Host")
     if len(origins) != 1 or len(hosts) != 1:
@@ -169,9 +170,9 @@ def _is_own(origins: Sequence[str], headers: RequestHeaders, public_host: str) -
 
 
 class Access:
-    """The doors of one process: quotas of addresses and of identities, origins, grants.
+    """Admission to one process: the quotas of addresses and identities, origins, grants.
 
-    With a `book`, other processes charge the same accounts.
+    With a `book`, other processes charge the same accounts too.
     """
 
     def __init__(self, settings: Settings, book: Book | None = None) -> None:
@@ -201,15 +202,15 @@ class Access:
             AddressAccounts(ceiling, book=book, name="ceiling") if settings.identities_per_address else None
         )
         self.revision = 0
-        """Rises with every change that open sessions must follow."""
+        """Incremented with every change that open sessions must apply."""
         self._restricted: frozenset[str] = frozenset()
-        # Without what only addresses pay for: else each such identity would bring AUTHs of its own.
+        # Without what only addresses pay for: otherwise each such identity would bring its own AUTHs.
         restricted = replace(anonymous, auths=0, connects=0)
         self._restricted_quotas = Quotas(restricted, book=book, name="restricted")
         self.max_sockets = settings.max_connections + _SPARE_SOCKETS
-        """Sockets that may be open at once; the shell lowers it where the system allows fewer files."""
+        """How many sockets may be open at once; the shell lowers it if the system allows fewer files."""
         self.sources = Sources()
-        """How many sessions each address has."""
+        """The number of sessions of each address."""
         self._per_address = settings.max_connections_per_address
         self._trusted = Networks(settings.trusted_proxies)
         self._unlimited = Networks(settings.unlimited_addresses)
@@ -223,7 +224,7 @@ class Access:
         self.reload(settings)
 
     def reload(self, settings: Settings) -> None:
-        """Take over the settings that may change while running; open sessions see it by `revision`."""
+        """Apply the settings that may change while running; open sessions notice by `revision`."""
         self.grants = grants_of(settings)
         spares = settings.spare_members
         self._spared = self.grants.members | self.grants.peers if spares else frozenset()
@@ -231,7 +232,7 @@ class Access:
         self.revision += 1
 
     def is_unlimited(self, address: Address) -> bool:
-        """Whether it is one of the networks that no limit holds for."""
+        """Whether the address belongs to a network without limits."""
         return address in self._unlimited
 
     @property
@@ -246,9 +247,9 @@ class Access:
             self.revision += 1
 
     def ban(self, authors: frozenset[str], bans: Bans) -> bool:
-        """These authors may have no session, and those networks of `bans` no connection.
+        """Refuse sessions to these authors, and connections to the networks of `bans`.
 
-        Whether that is more than before: then open sessions are to be looked at.
+        Returns whether this bans more than before, so that open sessions must be reviewed.
         """
         more = not (authors <= self._banned_authors and bans.networks <= self._bans.networks)
         self._banned_authors, self._bans = authors, bans
@@ -257,15 +258,15 @@ class Access:
         return more
 
     def is_banned_author(self, did: str) -> bool:
-        """Whether this relay serves no session of this identity."""
+        """Whether this relay refuses sessions to this identity."""
         return did in self._banned_authors
 
     def is_banned_address(self, visitor: Visitor) -> bool:
-        """Whether this relay serves nobody at the visitor's address."""
+        """Whether this relay refuses the visitor's address."""
         return self._bans.cover(visitor.address)
 
     def arrive(self, visitor: Visitor, peer: str | None, open_sockets: int, now: float) -> bool:
-        """A socket was accepted. False: there are too many, and it is dropped without a word."""
+        """Count a newly accepted socket. False if there are too many: it is dropped without an answer."""
         if open_sockets > self.max_sockets:
             return False
         address = visitor.peer = visitor.address = None if peer is None else parse_address(peer)
@@ -274,15 +275,15 @@ class Access:
         return self._count(visitor, address, now)
 
     def leave(self, visitor: Visitor, now: float) -> None:
-        """The socket has closed."""
+        """The socket has closed: release its quotas."""
         self._release_identity(visitor, now)
         self._release_address(visitor, now)
 
     def _count(self, visitor: Visitor, address: Address, now: float) -> bool:
-        """Let the visitor count for this address; whether its socket may stay."""
+        """Count the visitor for this address; return whether its socket may stay."""
         quota = visitor.quota = self.addresses.hold(address)
         if self._per_address:
-            # Half of all the sockets are never those of one address, nor of one network.
+            # One address or network never has more than half of all sockets.
             most = min(2 * self._per_address, self.max_sockets // 2)
             if self.addresses.crowded(quota, most) or quota.line[-1].holders > max(
                 most, self.max_sockets // 2
@@ -296,9 +297,9 @@ class Access:
         return True
 
     def identify(self, visitor: Visitor, headers: RequestHeaders, now: float) -> bool:
-        """The request is there: settle whose address counts.
+        """Settle which address counts, now that the request is known.
 
-        True the first time that an address without limits turns out to be an undeclared proxy.
+        Returns True the first time that an address without limits turns out to be an undeclared proxy.
         """
         hops = headers.get_all(self._header)
         address = client_address(visitor.peer, hops, self._header, self._trusted)
@@ -319,7 +320,7 @@ class Access:
         return False
 
     def judge(self, visitor: Visitor, headers: RequestHeaders, now: float) -> Turnaway | None:
-        """Whether a WebSocket handshake is refused; one that is not counts as a connection."""
+        """The refusal of a WebSocket handshake, or None if it is accepted."""
         visitor.origins = _origins_of(headers)
         visitor.is_own_page = self._console and _is_own(visitor.origins, headers, self._public_host)
         if self.is_banned_address(visitor):
@@ -337,11 +338,11 @@ class Access:
         return None
 
     def takes_origin(self, visitor: Visitor) -> bool:
-        """Whether the page that this visitor came by may connect, as the settings are now."""
+        """Whether the visitor's web page may connect under the current settings."""
         return not self._origins or visitor.is_own_page or self._origins.issuperset(visitor.origins)
 
     def retry_after(self, visitor: Visitor, now: float) -> int:
-        """When a visitor that `knocks` may come again, in seconds from now."""
+        """How long until a visitor that `knocks` may come again, in seconds."""
         connect = None if visitor.quota is None else purse("connect", visitor.quota.line)
         return 1 if connect is None else connect.excess(now).retry_after
 
@@ -351,12 +352,12 @@ class Access:
             return {}
         if self._log_addresses == "full":
             return {"full_address": str(visitor.address)}
-        return {"client_address": str(visitor.address)}  # which every line of the log truncates
+        return {"client_address": str(visitor.address)}  # truncated in every line of the log
 
     def authenticated(self, visitor: Visitor, did: str, now: float) -> None:
-        """The visitor has proved to be `did`: its requests are charged to that identity from now on.
+        """The visitor has proved to be `did`: charge its requests to that identity from now on.
 
-        An address without limits stays without limits, whichever identity connects from there.
+        An address without limits stays so, whichever identity connects from there.
         """
         self._release_identity(visitor, now)
         if visitor.quota is None or visitor.address is None:
@@ -367,14 +368,14 @@ class Access:
             visitor.ceiling = self._ceilings.hold(visitor.address)
 
     def reconsider(self, visitor: Visitor, did: str, now: float) -> None:
-        """Move an authenticated visitor to the quota that its identity is due now."""
+        """Move an authenticated visitor to the quota that its identity is due under the current rules."""
         if visitor.identity_quota is not None:
             due, is_spared = self._due(did)
             if not due.holds(visitor.identity_quota) or is_spared is not visitor.is_spared:
                 self.authenticated(visitor, did, now)
 
     def _due(self, did: str) -> tuple[Quotas, bool]:
-        """Which quotas this identity has its own of, and whether it is held to that alone."""
+        """The quotas that include this identity's, and whether the identity is held to that alone."""
         is_restricted = did in self.restricted
         quotas = self._restricted_quotas if is_restricted else self.identities
         return quotas, did in self._spared and not is_restricted
@@ -387,7 +388,7 @@ class Access:
     def _release_identity(self, visitor: Visitor, now: float) -> None:
         quota = visitor.identity_quota
         if quota is not None:
-            # It may have been restricted since: what counts is where the quota came from.
+            # The identity may have been restricted since: release where the quota came from.
             quotas = self.identities if self.identities.holds(quota) else self._restricted_quotas
             quotas.release(quota, now)
             visitor.identity_quota = None

@@ -1,13 +1,14 @@
-"""Accounts that several processes of one machine charge: each tells the others what it has taken.
+"""Accounts that several processes of one machine charge: each reports to the others what was taken there.
 
-A budget is spent on the event loop of one process, and asking another one first would make every request
-wait. So each process lets its peers take from its own budgets at once, and says a moment later what they
-took; the others spend that too. Whoever opens a socket at each of several processes gets more for that
-moment, and pays it back: a budget may be in debt, and over any longer time no more than the limit passes.
+A budget is spent on the event loop of one process, and asking another process first would make every request
+wait. So each process lets its peers take from its own budgets at once, and reports a moment later what they
+took; the others spend that too. A client that opens a socket at each of several processes gets more during
+that moment, and pays it back: a budget may be in debt, and over any longer time no more than the limit
+passes.
 
-How many connections hold an account is said when it changes, and all of it again and again, a part with each
-report. So a report that is lost, or a process that begins anew, is made up for, and what a process no longer
-says it no longer has.
+The number of connections that hold an account is reported when it changes, and all numbers are repeated again
+and again, a part with each report. So the loss of a report, or the restart of a process, is made up for, and
+accounts that a process no longer reports are no longer held there.
 """
 
 # Core: no I/O, no clock, no randomness (held by tests/test_layout.py).
@@ -24,40 +25,40 @@ __all__ = ["Account", "Book", "Books", "Ledger", "Share"]
 
 _MOST_AT_ONCE: Final = 200
 _LONGEST_KEY: Final = 200
-"""A message is one datagram; an account of a longer name is each process's own."""
+"""A message is one datagram; accounts with longer names are not shared between processes."""
 
 
 class Account(Protocol):
     """The accounts of one kind, by key."""
 
     def hear(self, key: str, kind: str, units: float, now: float) -> None:
-        """Another process has taken so much."""
+        """Another process has taken this many units."""
 
     def holders(self) -> Iterable[tuple[str, int]]:
-        """Each account that open connections hold, and how many."""
+        """Each account that open connections hold, with the number of connections."""
 
     def count(self, key: str) -> int:
-        """How many open connections hold this account."""
+        """The number of open connections that hold this account."""
 
 
 class Share(Protocol):
     """The part that one kind of accounts has in a book."""
 
     def taker(self, key: str, kind: str) -> Callable[[float], None]:
-        """To be called with what is taken from a budget."""
+        """Return a function to call with the units taken from a budget."""
 
     def holds(self, key: str, count: int) -> None:
-        """So many connections of this process hold an account now."""
+        """This many connections of this process hold an account now."""
 
     def elsewhere(self, key: str) -> int:
-        """How many connections hold it at other processes."""
+        """The number of connections that hold the account at other processes."""
 
 
 class Book(Protocol):
-    """Where a process writes down what is charged to its accounts, for others."""
+    """The book in which a process records, for others, what is charged to its accounts."""
 
     def share(self, name: str, accounts: Account) -> Share | None:
-        """Take part for these accounts, which have this name in every process; None where others do."""
+        """Join with these accounts, which have this name in every process; None if the book takes others."""
 
 
 class Books:
@@ -67,7 +68,7 @@ class Books:
         self._books = books
 
     def share(self, name: str, accounts: Account) -> Share | None:
-        """Take part in each book that is for these accounts."""
+        """Join each book that is for these accounts."""
         shares = [share for book in self._books if (share := book.share(name, accounts)) is not None]
         return _Shares(shares) if len(shares) > 1 else shares[0] if shares else None
 
@@ -98,11 +99,11 @@ class _Shares:
 class _Said(msgspec.Struct, array_like=True):
     process: int
     round: int
-    """Rises when all connections have been said, and are said again; 0 where a process begins."""
+    """Incremented when all connections have been reported and are reported again; 0 when a process begins."""
     spent: list[tuple[str, str, str, float]] = []
-    """Accounts, key, kind, units."""
+    """Each an account kind, a key, a kind of budget and units."""
     held: list[tuple[str, str, int]] = []
-    """Accounts, key, and how many connections hold it now."""
+    """Each an account kind, a key, and the number of connections that hold it now."""
 
 
 _DECODER: Final = msgspec.msgpack.Decoder(_Said)
@@ -110,7 +111,7 @@ _Holder = tuple[str, str]
 
 
 class _Other:
-    """What is known of another process: who has connections there, and in which round that was said."""
+    """What is known of another process: the accounts held there, and when each was last reported."""
 
     def __init__(self, now: float) -> None:
         self.heard_at = now
@@ -119,7 +120,7 @@ class _Other:
 
 
 class Ledger:
-    """What this process has to say, and what it has heard. `process` is its number among its like."""
+    """What this process must report, and what it has heard. `process` is its number among the processes."""
 
     def __init__(self, process: int) -> None:
         self._process = process
@@ -128,34 +129,34 @@ class Ledger:
         self._held: dict[_Holder, int] = {}
         self._round = 1
         self._unsaid: list[_Holder] = []
-        """Who is still to be said in this round."""
+        """The accounts still to be reported in this round."""
         self._others: dict[int, _Other] = {}
 
     def share(self, name: str, accounts: Account) -> Share:
-        """Take part for these accounts, which have this name in every process."""
+        """Join with these accounts, which have this name in every process."""
         self._accounts[name] = accounts
         return _Share(self, name)
 
     def took(self, name: str, key: str, kind: str, units: float) -> None:
-        """A peer of this process has taken so much."""
+        """A peer of this process has taken this many units."""
         what = name, key, kind
         self._spent[what] = self._spent.get(what, 0.0) + units
 
     def holds(self, name: str, key: str, count: int) -> None:
-        """So many connections of this process hold an account now."""
+        """This many connections of this process hold an account now."""
         self._held[name, key] = count
 
     def elsewhere(self, name: str, key: str) -> int:
-        """How many connections hold this account at other processes."""
+        """The number of connections that hold this account at other processes."""
         who = name, key
         return sum(other.held.get(who, (0, 0))[0] for other in self._others.values())
 
     def begin(self) -> bytes:
-        """What a process says first: whatever was heard of it is of the one before."""
+        """The first message of a process: what was heard before came from its predecessor, and is dropped."""
         return msgspec.msgpack.encode(_Said(self._process, 0))
 
     def report(self) -> list[bytes]:
-        """What is new since the last report, and the next part of the rest."""
+        """The messages with all news since the last report, and with the next part of the rest."""
         if not self._unsaid:
             self._round += 1
             self._unsaid = [
@@ -183,9 +184,9 @@ class Ledger:
         ]
 
     def hear(self, message: bytes, now: float) -> None:
-        """Take in what another process says.
+        """Take in a message of another process.
 
-        Raises `msgspec.MsgspecError` for what no process of this release has said.
+        Raises `msgspec.MsgspecError` if it cannot come from a process of this release.
         """
         said = _DECODER.decode(message)
         if not said.round:
@@ -193,7 +194,7 @@ class Ledger:
         other = self._others.setdefault(said.process, _Other(now))
         other.heard_at = now
         if said.round > other.round:
-            # Whoever was not said in a whole round is not there any more.
+            # An account that was not reported in a whole round is no longer held there.
             other.held = {who: (count, at) for who, (count, at) in other.held.items() if at >= other.round}
             other.round = said.round
         for name, key, kind, units in said.spent:
@@ -206,7 +207,8 @@ class Ledger:
                 other.held.pop((name, key), None)
 
     def look(self, now: float, patience: float) -> None:
-        """Forget processes that were silent for so long: they have ended. What they spent stays spent."""
+        """Forget processes that were silent for `patience` seconds: they have ended. What they spent stays
+        spent."""
         for process, other in list(self._others.items()):
             if now - other.heard_at > patience:
                 del self._others[process]

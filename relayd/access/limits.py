@@ -1,19 +1,19 @@
 """How much an identity or an address may ask for, without I/O or clock (RFC-0004 §6.1, §8).
 
-A `Budget` holds `limit` units and fills up again evenly, `limit` in every window; a full one can be spent at
-once. It is kept as one number, the moment at which it will be full again, so taking a unit is one addition
+A `Budget` holds `limit` units and refills evenly, `limit` units in every window; a full budget can be spent
+at once. It is kept as one number, the time at which it will be full again, so taking a unit is one addition
 and one comparison (the generic cell rate algorithm).
 
-A `Quota` is every budget of one holder: an authenticated identity, an address, a network of addresses.
-All sockets of a holder share the very same object, and it lives on one event loop, where nothing happens
-between looking and taking: however many frames arrive together, no more than the limit pass. Of several
-workers each has its own, and hears from the others what was taken there (`ledger`). A quota may have a
-`parent`, which pays as well.
+A `Quota` is every budget of one holder: an authenticated identity, an address, a network of addresses. All
+sockets of a holder share the same object, which lives on one event loop, where nothing happens between
+looking and taking: however many frames arrive together, no more than the limit pass. Each of several workers
+has its own object, and hears from the others what was taken there (`ledger`). A quota may have a `parent`,
+which is charged too.
 
-A `Purse` is what one request takes from: a budget of each quota that pays for it, all of them or none.
+A `Purse` is what one request is charged to: one budget of each quota that pays for it, either all or none.
 
 `Quotas` keeps them. A quota that a connection holds is never dropped. An idle quota is kept until it is full,
-for a full quota is like a new one. Beyond `max_idle` the quota that was left longest ago goes, so that an
+because a full quota is like a new one. Beyond `max_idle`, the quota idle for longest is dropped, so that an
 attacker with many addresses costs bounded memory, and gains no more than the budgets of those addresses.
 """
 
@@ -32,12 +32,12 @@ from relayd.access.ledger import Book, Share
 __all__ = ["Budget", "Excess", "Limits", "Purse", "Quota", "Quotas", "SessionLimits", "purse"]
 
 _TOLERANCE: Final = 1e-6
-"""Seconds by which sums of fractions may miss the window's end."""
+"""The rounding error, in seconds, by which sums of fractions may miss the end of the window."""
 
 _FADING: Final = 0.9
-"""How much of what a step has taken is expected of the next one."""
+"""The factor by which the expected time of a step decays with each shorter step."""
 _SHARE_WINDOW: Final = 10
-"""The window of shares, in seconds: of a second of work at a tenth, all may be done at once."""
+"""The window of shares, in seconds: at a share of a tenth, a whole second of work may be done at once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,13 +50,13 @@ class Limits:
     auths: int = 0
     connects: int = 0
     loop_share: float = 0.0
-    """Part of the event loop's time."""
+    """The part of the event loop's time."""
     read_share: float = 0.0
-    """Part of the time of one connection to the database."""
+    """The part of the time of one connection to the database."""
     window_seconds: int = 60
 
     def times(self, factor: int) -> Limits:
-        """The limits of so many holders together."""
+        """The limits of this many holders together."""
         return Limits(
             publishes=factor * self.publishes,
             subscribes=factor * self.subscribes,
@@ -74,7 +74,7 @@ NO_LIMITS: Final = Limits()
 
 @dataclass(frozen=True, slots=True)
 class Excess:
-    """A request that was over a limit, in the fields of `ERROR rate_limited` (R-314, R-315)."""
+    """A request over a limit, in the fields of `ERROR rate_limited` (R-314, R-315)."""
 
     limit: int
     window_seconds: int
@@ -83,7 +83,7 @@ class Excess:
 
 
 class Budget:
-    """Units that are spent and come back. Times are monotonic seconds."""
+    """Units that are spent and come back; all times are monotonic seconds."""
 
     __slots__ = ("_full_at", "_interval", "_limit", "_promised_at", "_window")
 
@@ -107,27 +107,27 @@ class Budget:
         return max(self._full_at, now) + self._interval - now <= self._window + _TOLERANCE
 
     def spend(self, units: float, now: float) -> None:
-        """Spend units that are already used; the budget may end in debt."""
+        """Charge units that are already used; the budget may end in debt."""
         self._full_at = max(self._full_at, now) + units * self._interval
 
     def debt_seconds(self, now: float) -> float:
-        """How long until nothing is owed, in whole milliseconds; 0 or less if nothing is now."""
+        """How long until nothing is owed, in seconds to the millisecond; 0 or less if nothing is owed now."""
         return math.ceil((self._full_at - now - self._window) * 1000) / 1000
 
     def is_full(self, now: float) -> bool:
-        """Whether all units are there."""
+        """Whether all units are available."""
         return self._full_at <= now
 
     def full_at(self, now: float, units: float = 0.0) -> float:
-        """When all units would be there, if so many were spent now."""
+        """When all units would be available, if this many were spent now."""
         return max(self._full_at, now) + units * self._interval
 
     def excess(self, now: float) -> Excess:
-        """What to tell a request that was refused now.
+        """The answer to a request that is refused now.
 
-        Those refused one after the other are sent back one after the other, each to a moment when its own
-        unit has come back: a request repeated then is not refused for the same window (R-319), and a crowd
-        does not return in step. No wait is longer than the time in which the whole budget fills.
+        Requests refused one after the other are sent back at successive times, each when its own unit has
+        come back: a request repeated then is not refused for the same window (R-319), and many clients do
+        not return in step. No wait is longer than the time in which the whole budget refills.
         """
         own_at = max(self._full_at + self._interval - self._window, now)
         due_at = max(own_at, self._promised_at + self._interval) if self._promised_at > now else own_at
@@ -138,7 +138,7 @@ class Budget:
 
 
 class _SharedBudget(Budget):
-    """A budget of which other processes have their own, and are told what was taken from this one."""
+    """A budget that other processes have too, and that reports to them what was taken from it."""
 
     __slots__ = ("_taken",)
 
@@ -157,7 +157,7 @@ class _SharedBudget(Budget):
         self._taken(units)
 
     def hear(self, units: float, now: float) -> None:
-        """So much was taken elsewhere."""
+        """This many units were taken in another process."""
         super().spend(units, now)
 
 
@@ -170,7 +170,7 @@ class Purse:
         self._budgets = budgets
 
     def take(self, now: float) -> bool:
-        """Spend one unit of each budget, if each has one; else none of any."""
+        """Spend one unit of each budget, if each has one; otherwise spend nothing."""
         for budget in self._budgets:
             if not budget.has_unit(now):
                 return False
@@ -179,22 +179,22 @@ class Purse:
         return True
 
     def spend(self, units: float, now: float) -> None:
-        """Spend units of each that are already used."""
+        """Charge each budget with units that are already used."""
         for budget in self._budgets:
             budget.spend(units, now)
 
     def debt_seconds(self, now: float) -> float:
-        """How long until no budget owes anything; 0 or less if none does now."""
+        """How long until no budget owes anything, in seconds; 0 or less if none does now."""
         return max(budget.debt_seconds(now) for budget in self._budgets)
 
     def excess(self, now: float) -> Excess:
-        """What to tell a request that was refused now: by the first budget that refuses."""
+        """The answer to a request that is refused now, by the first budget that refuses."""
         refusing = [budget for budget in self._budgets if not budget.has_unit(now)]
         return (refusing or self._budgets)[0].excess(now)
 
 
 class Quota:
-    """The budgets of one holder; None is a budget without limit. `holders` counts the open connections.
+    """The budgets of one holder; a budget without limit is None. `holders` counts the open connections.
 
     As a `Payer` of the store it takes its turn among the other quotas.
     """
@@ -221,7 +221,7 @@ class Quota:
         self._share = share
         self.holders = 0
         self.parent: Quota | None = None
-        """The holder of which this one is a part, and which pays for all that this one does."""
+        """The holder that contains this one, and is charged for all that this one does."""
         self._limits = limits
         self.publish = self._budget("publish", limits.publishes)
         self.subscribe = self._budget("subscribe", limits.subscribes)
@@ -229,11 +229,11 @@ class Quota:
         self.auth = self._budget("auth", limits.auths)
         self.connect = self._budget("connect", limits.connects)
         self.knock = self._budget("knock", limits.connects)
-        """Connections beyond `connect` that still hear why they are refused."""
+        """Connections beyond `connect` that are still told why they are refused."""
         self.loop = self._part(limits.loop_share)
         self.read = self._part(limits.read_share)
         self.usual = 0.0
-        """What a step for this holder may take of the loop, by what the last ones took, in seconds."""
+        """The time that the next step for this holder is expected to take on the loop, in seconds."""
 
     @property
     def line(self) -> tuple[Quota, ...]:
@@ -241,13 +241,13 @@ class Quota:
         return (self,) if self.parent is None else (self, *self.parent.line)
 
     def used_database(self, seconds: float, now: float) -> None:
-        """A connection to the database worked so long for this holder."""
+        """A connection to the database worked this long for this holder."""
         for quota in self.line:
             if quota.read is not None:
                 quota.read.spend(seconds, now)
 
     def used_loop(self, seconds: float, now: float) -> float:
-        """The event loop worked so long for this holder. How long until nothing is owed for that."""
+        """The event loop worked this long for this holder. Returns how long until nothing is owed."""
         self.usual = max(seconds, _FADING * self.usual)
         owed, quota = 0.0, self
         while True:
@@ -259,10 +259,10 @@ class Quota:
             quota = quota.parent
 
     def turn(self, now: float) -> float:
-        """Where this holder's work stands among that of others; the lowest goes first.
+        """The place of this holder's work among that of others; the lowest is first.
 
-        That is the moment when all that it has had of the loop, and will have had with its next step, will
-        have come back: nobody is put off for longer than that takes.
+        The place is the time when all that the holder has used of the loop, with its next step, will have
+        come back. So nobody is put off for longer than that takes.
         """
         budgets = (quota.loop for quota in self.line)
         return max([now, *(each.full_at(now, self.usual) for each in budgets if each is not None)])
@@ -282,7 +282,7 @@ class Quota:
         return all(budget is None or budget.is_full(now) for budget in budgets)
 
     def hear(self, kind: str, units: float, now: float) -> None:
-        """So much was taken from this holder's budget elsewhere."""
+        """This many units were taken from this holder's budget in another process."""
         budget = getattr(self, kind, None)
         if isinstance(budget, _SharedBudget):
             budget.hear(units, now)
@@ -297,20 +297,20 @@ class Quota:
 
     @staticmethod
     def _part(share: float) -> Budget | None:
-        """Of the time of this process, which no other one has."""
+        """A budget of this process's own time, which no other process shares."""
         return Budget(share * _SHARE_WINDOW, _SHARE_WINDOW) if share else None
 
 
 def purse(kind: str, quotas: Iterable[Quota]) -> Budget | Purse | None:
-    """What requests of one kind take from: the budgets of that name; None where nobody sets a limit."""
+    """The budgets of this name that requests are charged to; None if no quota sets a limit."""
     found = tuple(budget for quota in quotas if (budget := getattr(quota, kind)) is not None)
     return Purse(found) if len(found) > 1 else found[0] if found else None
 
 
 class Quotas:
-    """The quotas of one kind of holder, by key. At most `max_idle` are kept that no connection holds.
+    """The quotas of one kind of holder, by key. At most `max_idle` quotas held by no connection are kept.
 
-    With a `book` other processes charge the same holders, and have these quotas by the same `name`.
+    With a `book`, other processes charge the same holders, and know these quotas by the same `name`.
     """
 
     def __init__(
@@ -337,20 +337,20 @@ class Quotas:
         return quota
 
     def holders(self) -> Iterable[tuple[str, int]]:
-        """Each holder that has connections here, and how many."""
+        """Each holder with connections here, and their number."""
         return [(key, quota.holders) for key, quota in self._held.items()]
 
     def count(self, key: str) -> int:
-        """How many connections this holder has here."""
+        """The number of connections that this holder has here."""
         quota = self._held.get(key)
         return 0 if quota is None else quota.holders
 
     def everywhere(self, quota: Quota) -> int:
-        """How many connections hold it, here and at other processes."""
+        """The number of connections that hold this quota, here and at other processes."""
         return quota.holders + (0 if self._share is None else self._share.elsewhere(quota.key))
 
     def hear(self, key: str, kind: str, units: float, now: float) -> None:
-        """Another process let this holder take so much."""
+        """Another process let this holder take this many units."""
         quota = self._held.get(key) or self._idle.get(key)
         if quota is None:
             quota = self._idle[key] = Quota(key, self._limits, self._share)
@@ -358,11 +358,11 @@ class Quotas:
         self._forget_idle(now)
 
     def holds(self, quota: Quota) -> bool:
-        """Whether this quota is one that `hold` has given and `release` has not taken back."""
+        """Whether this quota was given by `hold` and not yet fully released by `release`."""
         return self._held.get(quota.key) is quota
 
     def release(self, quota: Quota, now: float) -> None:
-        """A connection that held it has ended."""
+        """Give back the quota of a connection that has ended."""
         quota.holders -= 1
         if self._share is not None:
             self._share.holds(quota.key, quota.holders)
@@ -391,4 +391,4 @@ class SessionLimits:
     malformed_limit: int = 20
     malformed_window: float = 60.0
     peers: Mapping[str, int] = field(default_factory=dict)
-    """The numbers of the relays that this one has read from, by DID: what `not_via` may name."""
+    """The numbers of the relays that this relay has read from, by DID: the relays that `not_via` may name."""

@@ -1,8 +1,9 @@
-"""How often one connection may be refused before it has to go.
+"""How often one connection may be refused before it is closed.
 
-Answering a refused message costs the relay more than sending it costs the peer, and whoever has run into a
-limit can go on for ever. So each connection has a budget of refusals, which comes back evenly: enough for
-every client that errs now and then, or that has a burst of publishes in flight when it reaches a limit.
+Answering a refused message costs the relay more than sending it costs the peer, and a peer that has reached a
+limit can go on forever. So each connection has a budget of refusals, which refills evenly. It is large
+enough for a client that errs now and then, or that has a burst of publishes in flight when it reaches a
+limit.
 """
 
 # Core: no I/O, no clock, no randomness (held by tests/test_layout.py).
@@ -17,7 +18,7 @@ __all__ = ["Refusals"]
 
 
 class Refusals:
-    """The refusals of one connection: `limit` in each window of so many seconds; 0 sets no limit."""
+    """The refusals of one connection: at most `limit` in each window; 0 sets no limit."""
 
     __slots__ = ("_budget",)
 
@@ -25,7 +26,7 @@ class Refusals:
         self._budget = Budget(limit, window_seconds) if limit else None
 
     def is_one_too_many(self, code: ErrorCode, now: float) -> bool:
-        """Count a refusal with this code; `now` is monotonic. A fault of the relay's own is not counted."""
+        """Count a refusal with this code; `now` is monotonic. A fault of the relay itself is not counted."""
         if self._budget is None or code is ErrorCode.INTERNAL_ERROR:
             return False
         return not self._budget.take(now)

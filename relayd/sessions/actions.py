@@ -1,9 +1,9 @@
-"""What a session makes of one frame: an action, for its connection to do.
+"""What a session makes of one frame: an action, which its connection carries out.
 
 PublishReceived       hand it to admission; exactly one answer must follow (R-192)
 ModerationReceived    hand it to the operators' desk
 ReconcileReceived     hand it to the session's comparer
-AuthReceived          begin it, look up the identity's keys, then tell the session the outcome
+AuthReceived          begin it, look up the identity's keys, then report the outcome to the session
 SubscriptionOpened    start it; the one it replaces, if any, ends in the same step (R-162)
 SubscriptionClosed    end it
 Answer                send these bytes
@@ -50,7 +50,7 @@ class PublishReceived:
 
 @dataclass(frozen=True, slots=True)
 class SubscriptionOpened:
-    """A new subscription, and the open one of the same id that it replaces."""
+    """A new subscription, and the open subscription with the same id that it replaces."""
 
     subscription: Subscription
     replaced: Subscription | None
@@ -91,10 +91,10 @@ class ReconcileReceived:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """A message to send now; `code` is that of the ERROR it holds.
+    """A message to send now; `code` is the code of the ERROR that it holds.
 
-    `limited` names the limit that was reached; `request` is the type of the message that is refused, None
-    where it is no message of a known type and shape.
+    `limited` names the limit that was reached. `request` is the type of the message that is refused, or
+    None if the message has no known type and shape.
     """
 
     payload: bytes
@@ -120,7 +120,7 @@ class CloseConnection:
     close_code: int
     reason: str
     cause: str = "malformed"
-    """What counts it among the closed connections."""
+    """The reason under which the closed connection is counted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +129,7 @@ class Authenticated:
 
     payload: bytes
     ended: Iterator[tuple[Subscription, bytes]]
-    """Subscriptions that are over once they are taken from here, each with the ERROR that says so."""
+    """Yields each subscription that ends, with the ERROR that reports it. Taking it from here ends it."""
 
 
 AuthRefusal = AuthRefused | Answer | CloseConnection

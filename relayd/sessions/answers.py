@@ -1,7 +1,7 @@
 """The messages a relay answers with, as the text of their frames: OK, AUTH_OK and every kind of ERROR.
 
-Each says what the peer needs in order to go on, and no more: nothing about policy for others or other
-connections, and no part of the peer's own message (R-199).
+Each message says what the peer needs in order to go on, and no more: nothing about policy for others or about
+other connections, and no part of the peer's own message (R-199).
 """
 
 # Core: no I/O, no clock, no randomness (held by tests/test_layout.py).
@@ -53,7 +53,7 @@ def ok_payload(
     queued: bool = False,
     annotations: bytes | None = None,
 ) -> bytes:
-    """The OK for a stored packet; a repeated one says so (R-110), and so does one that waits (R-088).
+    """The OK for a stored packet. It marks a duplicate (R-110) and a packet that waits (R-088).
 
     `annotations` is the JSON object of what the relay found about the packet (R-209).
     """
@@ -65,7 +65,7 @@ def ok_payload(
             received_at=received_at,
             duplicate=True if duplicate else None,
             duplicate_of=None if duplicate_of is None else "0x" + duplicate_of.hex(),
-            # Each member as it is: decoding could respell a number that the header's proof rests on.
+            # Members are passed on as they are: decoding could respell a number that the proof needs.
             relay_annotations=None if annotations is None else _MEMBERS.decode(annotations),
         )
     )
@@ -120,7 +120,7 @@ def closed_by_operator_payload() -> bytes:
 
 
 def missing_payload(capability: str, client_msg_id: str | None, subscription_id: str | None = None) -> bytes:
-    """The ERROR for what this session may not do; the connection stays open (R-289, A-075)."""
+    """The ERROR for a request that this session may not make; the connection stays open (R-289, A-075)."""
     return encode(
         Error(
             code=ErrorCode.UNAUTHENTICATED,
@@ -152,7 +152,7 @@ def limited_payload(
 
 
 def too_many_payload(limit: int, client_msg_id: str | None, subscription_id: str) -> bytes:
-    """The ERROR for one subscription more than a session may hold (R-164)."""
+    """The ERROR for a subscription beyond the number that a session may hold (R-164)."""
     return encode(
         Error(
             code=ErrorCode.RATE_LIMITED,
@@ -169,7 +169,7 @@ def too_many_payload(limit: int, client_msg_id: str | None, subscription_id: str
 
 
 def filters_too_large_payload(limit: int, client_msg_id: str | None, subscription_id: str) -> bytes:
-    """The ERROR for a subscription whose filter, with those that are open, would take too much memory."""
+    """The ERROR for a subscription whose filter would take too much memory together with the open ones."""
     return encode(
         Error(
             code=ErrorCode.RATE_LIMITED,
@@ -186,7 +186,7 @@ def filters_too_large_payload(limit: int, client_msg_id: str | None, subscriptio
 
 
 def frame_too_large_payload(max_packet_bytes: int) -> bytes:
-    """The ERROR for a frame that no packet this relay takes could need (R-123)."""
+    """The ERROR for a frame larger than any packet that this relay accepts could need (R-123)."""
     return encode(
         Error(
             code=ErrorCode.PACKET_TOO_LARGE,
@@ -209,9 +209,9 @@ def fault_payload(client_msg_id: str | None = None, subscription_id: str | None 
 
 
 def lost_place_payload(subscription_id: str, client_msg_id: str | None, cursor: str | None) -> bytes:
-    """The ERROR for a cursor of a log that was lost from some place on: `cursor` is the last good place.
+    """The ERROR for a cursor into a part of the log that was lost. `cursor` is the last good place.
 
-    It is absent where this relay cannot know how far the two logs agree.
+    It is absent if this relay cannot know how far the two logs agree.
     """
     return encode(
         Error(

@@ -1,15 +1,15 @@
-"""AUTH on one connection: the asyncio part, for an identity's keys may have to be read from the log first.
+"""AUTH on one connection: the asyncio part, as an identity's keys may have to be read from the log first.
 
-While that goes on, the messages behind the AUTH wait, and nothing further is read from the peer. So an AUTH
-and the PUBLISH behind it may travel together, and the PUBLISH meets the outcome (R-133). The bytes that wait
-are those the socket had already given, a few hundred kilobytes at most.
+During the read, the messages behind the AUTH wait, and nothing more is read from the peer. So an AUTH and the
+PUBLISH behind it may travel together, and the PUBLISH meets the outcome (R-133). The bytes that wait are
+those that the socket had already delivered, a few hundred kilobytes at most.
 
-An identity that cannot be looked up in time is no failure of the peer's: it hears `internal_error`, keeps its
-count of failures, and gets a fresh challenge.
+If an identity cannot be looked up in time, this does not count as a failure of the peer: the peer receives
+`internal_error`, keeps its count of failures, and gets a fresh challenge.
 
-About once a second `review` asks whether what let the session in still holds: its key, its place among
-members and peers, the page it came by (decision 41). While a changed chain cannot be read, the session stays:
-the feed, which brings every revocation, stands still then too.
+About once a second `review` checks whether the grounds on which the session was admitted still hold: its key,
+its place among members and peers, the origin of the web page that opened it (decision 41). While a changed
+chain cannot be read, the session stays: the feed, which brings every revocation, is then at a standstill too.
 """
 
 from __future__ import annotations
@@ -47,23 +47,23 @@ _RESOLVE_TIMEOUT: Final = 4.0
 
 
 class AuthenticatingPeer(Protocol):
-    """A connection, as its AUTHs see it."""
+    """A connection, as seen by its AUTHs."""
 
     @property
     def id(self) -> int:
-        """Its number in the logs."""
+        """The connection's number in the logs."""
 
     def answer(self, payload: bytes, code: ErrorCode) -> None:
         """Queue an ERROR."""
 
     def failed(self, place: str, error: Exception, reason: str, client_msg_id: str | None = None) -> None:
-        """A fault of ours on a message: say so, and end the connection."""
+        """Report a fault of ours on a message to the peer, and end the connection."""
 
     async def authenticated(self, outcome: Authenticated) -> None:
-        """The session speaks for another identity now. Cancelling it is for a connection that has ended."""
+        """The session now speaks for another identity. Cancel this only if the connection has ended."""
 
     def regranted(self) -> None:
-        """The settings have changed: what the session may do follows."""
+        """The settings have changed: update what the session may do."""
 
 
 class AuthExchange:
@@ -111,23 +111,23 @@ class AuthExchange:
         self._socket.outbox.queue(text_frame(encode(message)))
 
     def check_deadline(self) -> None:
-        """Give an anonymous session a new challenge when the one it has is too old (R-282)."""
+        """Give an anonymous session a new challenge if its current one is too old (R-282)."""
         if self._session.authentication.wants_challenge(self._relay.clock()):
             self.challenge()
 
     def review(self) -> None:
-        """Called about once a second: let the session follow what has changed since it was let in."""
+        """Apply to the session what has changed since it was admitted. Called about once a second."""
         revision = self._relay.access.revision
         if revision != self._revision:
             is_over = self._follow()
-            self._revision = revision  # at last: what has failed on the way is tried again
+            self._revision = revision  # last, so that whatever has failed on the way is tried again
             if is_over:
                 return
         if self._proof is not None and self._review is None and self._is_doubtful():
             self._review_key(self._proof)
 
     def _follow(self) -> bool:
-        """Whether the session is over, by what is ruled and set now."""
+        """Apply the current bans and settings to the session, and return whether it is over."""
         access = self._relay.access
         if not access.takes_origin(self._visitor):
             error = InvalidMessage(
@@ -155,7 +155,7 @@ class AuthExchange:
         return False
 
     def _is_doubtful(self) -> bool:
-        """Whether the key may have lost its part since it was looked at."""
+        """Whether the key may have become invalid since it was looked up."""
         identities, identity = self._relay.identities, self._session.identity
         assert identity is not None
         if self._relay.clock() >= self._holds_until:
@@ -190,7 +190,7 @@ class AuthExchange:
             return
         finally:
             self._review = None
-        if proof is self._proof:  # and it has not authenticated anew meanwhile
+        if proof is self._proof:  # the session has not authenticated again meanwhile
             self._judge(proof, chain)
 
     def _judge(self, proof: Proof, chain: KeyChain) -> None:
@@ -207,13 +207,13 @@ class AuthExchange:
         self._holds_until = chain.holds_until(now, Use.AUTH)
 
     def _withdraw(self, error: InvalidMessage) -> None:
-        """End the connection: what it was let in by is gone."""
+        """End the connection: the grounds on which it was admitted no longer hold."""
         self._proof = None
         self._connection.answer(error_payload(error), error.code)
         self._socket.close(1008, error.reason, "withdrawn")
 
     def receive(self, message: Auth, now: float) -> None:
-        """Take an AUTH. While its signature has to be checked, the connection is suspended."""
+        """Take an AUTH. The connection is suspended while the AUTH's signature is checked."""
         begun = self._session.begin_auth(message, now, self._relay.clock())
         if isinstance(begun, Attempt):
             self._socket.suspend()
@@ -222,14 +222,14 @@ class AuthExchange:
             self._apply(begun)
 
     def close(self) -> None:
-        """The connection has ended: an AUTH under way is forgotten."""
+        """The connection has ended: forget any AUTH under way."""
         for task in (self._task, self._review):
             if task is not None:
                 task.cancel()
         self._task = self._review = None
 
     async def _run(self, attempt: Attempt) -> None:
-        """Whatever comes of it, the peer hears of it: it is suspended until then."""
+        """Report the outcome to the peer in every case: the connection is suspended until then."""
         try:
             outcome = await self._outcome(attempt)
             if isinstance(outcome, Authenticated):
@@ -284,7 +284,7 @@ class AuthExchange:
 
 
 def _banned(client_msg_id: str | None) -> InvalidMessage:
-    """R-186: the same code as for what this author publishes."""
+    """The refusal of a banned author, with the same code as for the author's packets (R-186)."""
     return InvalidMessage(
         "this relay serves no sessions of this author",
         code=ErrorCode.BLOCKED_AUTHOR,

@@ -1,11 +1,12 @@
-"""Reading on from the store, for the subscriptions of one connection that are not live.
+"""Reading history from the store, for the subscriptions of one connection that are not live.
 
-One task for a connection, alive only while there is something to read. It takes the subscriptions in turn, a
-page each, and waits for the socket before every page: the reader sets the pace, and packets it has not taken
-stay in the store (A-067). A subscription that has caught up goes live in the same step.
+Each connection has one task, which lives only while there is something to read. The task takes the
+subscriptions in turn, a page each, and waits for the socket before every page: the reader sets the pace, and
+packets that it has not taken stay in the store (A-067). A subscription that has caught up goes live in the
+same step.
 
-A page looks at so many rows of the log and no more, so a search for what hardly exists is many pages, most of
-them empty. Between two pages the readers of other accounts have their turn.
+A page examines a bounded number of rows of the log, so a search for rare packets takes many pages, most of
+them empty. Between two pages, the readers of other accounts have their turn.
 """
 
 from __future__ import annotations
@@ -34,34 +35,34 @@ _PAGE_ROWS: Final = 500
 _FEWEST_ROWS: Final = 20
 _CANDIDATES_PER_ROW: Final = CANDIDATES // _PAGE_ROWS
 _PATIENCE: Final = 0.1
-"""History stands behind requests that come so many seconds later."""
+"""History stands behind requests that arrive up to this many seconds later."""
 _PIECE_SECONDS: Final = 0.0005
-"""How much of a turn of the loop a page takes at once, and the piece that began last."""
+"""How long a page may occupy one turn of the loop, in seconds; the piece begun last may exceed it."""
 _PIECE_ROWS, _PIECE_BYTES = 50, 64 * 1024
-"""Rows and bytes of a piece, which becomes frames in a fraction of a millisecond."""
+"""Rows and bytes of a piece; a piece becomes frames in a fraction of a millisecond."""
 _NOTHING: Final = Page([], exhausted=True)
 _RETRY_SECONDS: Final = (0.05, 2.0)
 
 
 class StoreReader(Sink, Protocol):
-    """A connection, as its backlog sees it."""
+    """A connection, as seen by its backlog."""
 
     @property
     def id(self) -> int:
-        """Its number in the logs."""
+        """The connection's number in the logs."""
 
     @property
     def payer(self) -> Payer:
-        """Who takes turns at the database with others."""
+        """The account that takes turns at the database with others."""
 
     def turn(self, now: float) -> float:
-        """The place of its next step among those of others: the lowest is first."""
+        """The place of the connection's next step among the steps of others; the lowest is first."""
 
     async def writable(self) -> None:
         """Wait until the socket has room, and until the reader owes neither bytes nor database time."""
 
     def backfilled(self, sent_bytes: int) -> None:
-        """Charge bytes that came from the store to that budget."""
+        """Charge bytes that came from the store to the budget for history."""
 
     def answer(self, payload: bytes, code: ErrorCode) -> None:
         """Queue an ERROR."""
@@ -83,7 +84,7 @@ class Backlog:
         self._page_rows = _PAGE_ROWS
         self._pause = _RETRY_SECONDS[0]
         self.held_bytes = 0
-        """Of a page that was read and is not sent yet."""
+        """Bytes of a page that was read and is not sent yet."""
 
     def add(self, subscription: Subscription) -> None:
         """Serve this subscription until it is live or closed."""
@@ -120,7 +121,7 @@ class Backlog:
         try:
             await self._serve()
         except Exception as error:
-            # Our bug, and the reader's position is known: send it away to resume by cursor.
+            # Our bug, and the reader's position is known: close, so that the reader resumes by cursor.
             self._relay.faults.caught("backlog", error)
             self._fail()
 
@@ -144,11 +145,11 @@ class Backlog:
             except StoreTimeout:
                 self._give_up(subscription)
             except StoreUnavailable:
-                # The log is still there and so is the position: wait for the database to come back.
+                # The log and the position are still there: wait for the database to come back.
                 self._relay.metrics.store_reads["unavailable"].inc()
                 await asyncio.sleep(random.uniform(self._pause / 2, self._pause))
                 self._pause = min(self._pause * 2, _RETRY_SECONDS[1])
-            if subscription in self._behind:  # to the end of the line
+            if subscription in self._behind:  # move it to the end of the queue
                 del self._behind[subscription]
                 self._behind[subscription] = None
         self._task = None
@@ -178,9 +179,9 @@ class Backlog:
         await self._read_page(subscription, read)
 
     async def _is_lost(self, subscription: Subscription) -> bool:
-        """Whether its cursor is of a place that the log does not have: then it ends with an ERROR (R-157).
+        """Whether its cursor is of a place that the log does not have; if so, end it with an ERROR (R-157).
 
-        The log's head has just been read from the primary, and the terms with it.
+        The log's head, and the terms with it, have just been read from the primary.
         """
         relay, mark = self._relay, subscription.resumes_after
         if mark is None:
@@ -228,10 +229,10 @@ class Backlog:
             self._traces.read(subscription, page, started, sent_bytes)
 
     async def _send_page(self, subscription: Subscription, read: Read, page: Page, declined: Declined) -> int:
-        """Queue the page, as much of it in a turn of the loop as there is time for; the bytes of its frames.
+        """Queue the page, piece by piece as the turns of the loop have time; return the bytes of its frames.
 
-        Pages come as the database has them, several in one turn, and each takes milliseconds. The rest of
-        a page is read anew where more has been declined since.
+        Pages arrive as the database delivers them, several in one turn, and each takes milliseconds. If more
+        has been declined since the page was read, the rest of the page is read anew.
         """
         sizes = [len(row.body) for row in page.rows]
         self.held_bytes = sum(sizes)
@@ -253,7 +254,7 @@ class Backlog:
         return sent_bytes
 
     def _queue_rows(self, subscription: Subscription, read: Read, page: Page, first: int, end: int) -> int:
-        """Queue these rows of a page. What it says of its end holds for the last of them."""
+        """Queue these rows of a page. What the page says of its end applies to its last row."""
         is_last = end == len(page.rows)
         frames, events = subscription.rows_read(
             read,
@@ -291,8 +292,8 @@ class Backlog:
             self._socket.outbox.queue(frames)
 
     def _give_up(self, subscription: Subscription) -> None:
-        """A read took too long: once more from where it stands, with a page that looks at fewer rows; then
-        the subscription ends with an ERROR."""
+        """A read took too long: try once more from the same place, with a page that examines fewer rows. If
+        that fails too, end the subscription with an ERROR."""
         self._relay.metrics.store_reads["timeout"].inc()
         if self._page_rows > _FEWEST_ROWS:
             self._page_rows = _FEWEST_ROWS
@@ -304,7 +305,7 @@ class Backlog:
 
 
 def _end_of_piece(sizes: Sequence[int], first: int) -> int:
-    """Where the piece ends that begins with this row: it has one row at least, if there is one."""
+    """Return where the piece that begins with this row ends. It has at least one row, if there is one."""
     end, size = first, 0
     while end < len(sizes) and end - first < _PIECE_ROWS and size < _PIECE_BYTES:
         size += sizes[end]

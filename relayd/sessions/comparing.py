@@ -1,13 +1,13 @@
 """Comparing sets with relays that replicate: RECONCILE over the wire (A-171, decision 68).
 
-A peer begins with a range of time; this relay reads the ids it serves of that range, and answers each
-message of negentropy from them until the peer has heard enough. What a peer may cause is bounded:
+A peer begins with a range of time. This relay reads the ids that it serves of that range, and answers each
+negentropy message from them until the peer has heard enough. The cost that a peer may cause is bounded:
 
-- one comparison for an identity, the newest one, and few in a process (`comparisons`); so many items in each,
-  and none for longer than a minute without a message;
-- pages of ids wait for the socket, the budgets and the account's turn at the database, as pages of history
-  do; sets are sorted and messages answered in a thread, and the account pays for its time;
-- one request at a time on a session: the answer is sent before the next one is taken.
+- Each identity has one comparison, the newest, and a process has few (`comparisons`). Each comparison holds a
+  limited number of items, and ends after a minute without a message.
+- Pages of ids wait for the socket, the budgets and the account's turn at the database, as pages of history
+  do. Sets are sorted and messages answered in a thread, and the account pays for the thread's time.
+- A session has one request at a time: the answer is sent before the next request is taken.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _ANSWER_BYTES: Final = 200_000
 _IDLE_SECONDS: Final = 60.0
 _RETRY_SECONDS: Final = 15
 _ROW_BYTES: Final = 40
-"""What an item counts as, of the bytes of history that the account may read."""
+"""What an item counts for in the bytes of history that the account may read."""
 _ITEM_BYTES: Final = 150
 
 
@@ -65,7 +65,7 @@ class _Superseded(Exception):
 
 
 class Comparer:
-    """The comparison of one session; `close` lets go of it."""
+    """The comparison of one session; `close` releases it."""
 
     __slots__ = (
         "_connection",
@@ -90,11 +90,11 @@ class Comparer:
 
     @property
     def held_bytes(self) -> int:
-        """What the set takes in memory, about."""
+        """The approximate memory of the set, in bytes."""
         return self._held_bytes if self._reconciler is not None else 0
 
     def receive(self, message: Reconcile) -> None:
-        """Begin a request; another one while it is under way is refused."""
+        """Begin a request. A request that arrives while another is under way is refused."""
         if self._task is not None:
             self._refuse(message, "reconcile_busy", retry_after=1)
             return
@@ -103,14 +103,14 @@ class Comparer:
         self._task = asyncio.create_task(self._run(message), name=f"reconcile-{self._connection.id}")
 
     def close(self) -> None:
-        """Let go of the comparison. Idempotent."""
+        """Release the comparison. Idempotent."""
         self._drop()
         if self._task is not None:
             self._task.cancel()
             self._task = None
 
     def superseded(self) -> None:
-        """Another session of the identity begins one: this one ends, and its set goes at once."""
+        """Another session of the identity begins a comparison: end this one, and release its set at once."""
         self._drop()
 
     def _drop(self) -> None:
@@ -137,7 +137,7 @@ class Comparer:
                 self._connection.answer(error_payload(away), away.code)
             self._task = None
             if self._reconciler is None:
-                self._drop()  # what was refused holds no place
+                self._drop()  # a refused comparison holds no place
             else:
                 self._idle = asyncio.get_running_loop().call_later(_IDLE_SECONDS, self._drop)
             self._socket.outbox.flush()
@@ -156,7 +156,7 @@ class Comparer:
                 return
             items = await self._items(_range_of(message, self._relay.clock()))
             self._check_open()
-            # Other borders each time: nobody can hide a difference behind ids whose sums agree.
+            # The borders differ each time, so that nobody can hide a difference behind ids whose sums agree.
             shift = random.getrandbits(30)
             self._reconciler = Reconciler(items, max_frame_bytes=_ANSWER_BYTES, shift=shift)
         reconciler = self._reconciler
@@ -169,7 +169,7 @@ class Comparer:
         except NegentropyError as error:
             self._drop()
             raise _refused(message, str(error)) from None
-        if not self._session.may_reconcile:  # the session has lost that meanwhile
+        if not self._session.may_reconcile:  # the session has lost the capability meanwhile
             self._drop()
             missing = missing_payload(REPLICATE, message.client_msg_id)
             self._connection.answer(missing, ErrorCode.UNAUTHENTICATED)

@@ -1,4 +1,4 @@
-"""Which sessions hold a set to compare: few at a time, for each may take tens of megabytes."""
+"""Which sessions hold a set to compare: few at a time, because each set may take tens of megabytes."""
 
 # Core: no I/O, no clock, no randomness (held by tests/test_layout.py).
 
@@ -12,14 +12,14 @@ _MOST_OPEN: Final = 3
 
 
 class SetHolder(Protocol):
-    """Who holds the set of one comparison."""
+    """The holder of the set of one comparison."""
 
     def superseded(self) -> None:
-        """A newer comparison of this identity has begun: let go of the set."""
+        """A newer comparison of this identity has begun: release the set."""
 
 
 class Comparisons:
-    """The comparisons that are open in a process: one for an identity, and the newest one counts."""
+    """The comparisons that are open in a process. Each identity has at most one, the newest."""
 
     def __init__(self, most: int = _MOST_OPEN) -> None:
         self._most = most
@@ -29,7 +29,7 @@ class Comparisons:
         return len(self._holders)
 
     def begin(self, identity: str, holder: SetHolder) -> bool:
-        """Open one, in place of another one of this identity; False where too many are open."""
+        """Open a comparison, replacing an earlier one of this identity; False if too many are open."""
         before = self._holders.get(identity)
         if before is None and len(self._holders) >= self._most:
             return False
@@ -39,11 +39,11 @@ class Comparisons:
         return True
 
     def holds(self, holder: SetHolder) -> bool:
-        """Whether this one is open still."""
+        """Whether this holder's comparison is still open."""
         return any(each is holder for each in self._holders.values())
 
     def end(self, holder: SetHolder) -> None:
-        """It is over. Idempotent."""
+        """End the comparison of this holder. Idempotent."""
         for identity, each in list(self._holders.items()):
             if each is holder:
                 del self._holders[identity]

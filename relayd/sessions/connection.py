@@ -5,7 +5,7 @@ Decisions live elsewhere: `Access` admits visitors, `Session` interprets message
 
 - A connection whose outbound queue is full takes no live delivery: its subscriptions read on from the store.
 - A peer with `max_pending_publishes` unanswered publishes is not read from until half are answered.
-- While the relay holds as many publishes as it may, it reads from no peer that waits for an answer.
+- While the relay holds as many publishes as it may, it does not read from a peer that waits for an answer.
 """
 
 from __future__ import annotations
@@ -70,28 +70,28 @@ _numbers = itertools.count(1)
 _FAULT: Final = "internal error; resume by cursor"
 
 _PACING_INTERVAL: Final = 1.0
-"""Longest time between two looks at a byte budget that is spent, in seconds."""
+"""The longest time between two looks at a spent byte budget, in seconds."""
 
 _SUBSCRIPTION_BYTES: Final = 1200
 _VALUE_BYTES: Final = 150
-"""What a subscription and each value of its filter take, about."""
+"""The approximate memory of a subscription, and of each value of its filter, in bytes."""
 _TLS_SECONDS: Final = 0.002
-"""What the cryptography of a TLS handshake takes of the loop, about."""
+"""The approximate time that the cryptography of a TLS handshake takes from the loop, in seconds."""
 _STEP_SECONDS: Final = 10e-6
-"""What a step costs besides its messages: a peer that sends one byte at a time pays for that."""
+"""What a step costs besides its messages, in seconds: a peer that sends one byte at a time pays for that."""
 _LET_GO_AT_ONCE: Final = 16
-"""Subscriptions that are forgotten between two looks at the time."""
+"""The number of subscriptions that are forgotten between two looks at the clock."""
 
 
 def _to_nobody(frames: bytes, events: int) -> bool:
-    """Takes what a subscription gets that its socket has left behind, until it is forgotten."""
+    """Take deliveries for a subscription whose socket has ended, until the subscription is forgotten."""
     return True
 
 
 class Connection:
     """A client connection on its `socket`, from accept to the last byte.
 
-    `path` None refuses every WebSocket handshake.
+    If `path` is None, every WebSocket handshake is refused.
     """
 
     __slots__ = (
@@ -122,7 +122,7 @@ class Connection:
 
     def __init__(self, relay: Relay, responder: HttpResponder, path: str | None) -> None:
         self.id = next(_numbers)
-        """Its number in the logs of this process."""
+        """The connection's number in the logs of this process."""
         self.socket = WebSocket(relay, self)
         self.deliver: Callable[[bytes, int], bool] = self.socket.outbox.deliver
         """The fan-out's way to the outbox, with no call in between."""
@@ -150,7 +150,7 @@ class Connection:
     # Opening and closing: called by the socket.
 
     def accepted(self, peer: str | None) -> bool:
-        """Count the socket, before TLS where there is TLS; called again once that is done."""
+        """Count the socket, before TLS if there is TLS; called again once TLS is done."""
         if failpoints.ARMED:
             failpoints.hit("sessions.accept")
         if self._is_counted:
@@ -165,20 +165,20 @@ class Connection:
         return False
 
     def handshake_begins(self) -> None:
-        """TLS is about to cost something: the address pays for it."""
+        """TLS is about to take time: charge it to the address."""
         self._relay.registry.arriving += 1
         self._is_arriving = True
         self.worked(_TLS_SECONDS, self.socket.opened_at)
 
     def handshake_ended(self, *, failed: bool) -> None:
-        """TLS is done, or there was none. Where it failed, nothing further is heard of this socket."""
+        """TLS is done, or there was none. If it failed, there are no further calls for this socket."""
         if self._is_arriving:
             self._is_arriving = False
             self._relay.registry.arriving -= 1
         if failed:
             self._relay.metrics.connections_closed["handshake"].inc()
             self._relay.access.leave(self._visitor, time.monotonic())
-            if self.socket not in self._relay.registry.sockets:  # else it ends by itself
+            if self.socket not in self._relay.registry.sockets:  # otherwise it ends by itself
                 self._never_was()
 
     def requested(self, request: Request, now: float) -> None:
@@ -233,7 +233,7 @@ class Connection:
     def _fail_http(self) -> None:
         try:
             self.socket.respond(fault_response())
-        except Exception:  # half a response is on its way already
+        except Exception:  # half a response has already been sent
             self.socket.abort()
 
     def closing(self) -> None:
@@ -243,7 +243,7 @@ class Connection:
             self._let_go(self._session.end())
 
     def _let_go(self, subscriptions: list[Subscription]) -> None:
-        """Forget subscriptions, as many at a time as the loop has time for: a crowd may go with thousands."""
+        """Forget as many subscriptions as the loop has time for, the rest later: there may be thousands."""
         count = len(subscriptions)
         while subscriptions:
             subscription = subscriptions.pop()
@@ -268,7 +268,7 @@ class Connection:
             self._relay.access.sources.closed(self._visitor.address)
         if self._http_task is None:
             self._relay.metrics.connections_closed[reason].inc()
-        # Neither a health check nor a socket that never became a session is worth a line.
+        # Neither a health check nor a socket that never became a session deserves a line at INFO.
         log = _log.info if self._is_websocket else _log.debug
         log(
             "connection_closed",
@@ -282,18 +282,18 @@ class Connection:
         self._come_apart()
 
     def _never_was(self) -> None:
-        """No socket comes of it: a flood of those is nothing for the collector either."""
+        """Release a socket that was never taken on: even a flood of them leaves nothing to the collector."""
         self.socket.forget()
         self._come_apart()
 
     def _come_apart(self) -> None:
-        # Each of them holds this connection: there must be no circle for the collector to find.
+        # Each of these holds this connection: leave no cycle for the collector to find.
         del self._auth, self._backlog, self._comparer, self._desk, self._lane
 
     def review(self) -> None:
         try:
             self._auth.review()
-        except Exception as error:  # of this session, and the sweep goes on to the others
+        except Exception as error:  # a fault of this session; the sweep goes on to the others
             self._relay.faults.caught("auth", error)
 
     def worked(self, seconds: float, now: float) -> float:
@@ -362,8 +362,8 @@ class Connection:
         client_msg_id: str | None = None,
         subscription_id: str | None = None,
     ) -> None:
-        """A fault of ours on a message, caught at this place of `FAULT_PLACES`. Nobody knows what of it has
-        taken effect: the peer hears that it failed, and comes back on a new connection."""
+        """A fault of ours on a message, caught at this place of `FAULT_PLACES`. It is not known which effects
+        the message has had: the peer is told that it failed, and comes back on a new connection."""
         self._relay.faults.caught(place, error)
         try:
             self.answer(fault_payload(client_msg_id, subscription_id), ErrorCode.INTERNAL_ERROR)
@@ -403,7 +403,7 @@ class Connection:
             case Answer():
                 self._refuse(action)
             case CloseConnection():
-                metrics.messages_received[OTHER].inc()  # frames that are no messages
+                metrics.messages_received[OTHER].inc()  # frames that are not messages
                 self.answer(action.payload, action.code)
                 self.socket.close(action.close_code, action.reason, action.cause)
             case UnknownUnsubscribe():
@@ -414,7 +414,7 @@ class Connection:
     def _refuse(self, refusal: Answer) -> None:
         metrics = self._relay.metrics
         metrics.messages_received[refusal.request or OTHER].inc()
-        if refusal.request == "PUBLISH":  # which does not get as far as admission
+        if refusal.request == "PUBLISH":  # it does not get as far as admission
             metrics.publishes[refusal.code].inc()
         if refusal.limited is not None:
             metrics.rate_limited[refusal.limited].inc()
@@ -429,7 +429,7 @@ class Connection:
             self._close_refused()
 
     def _is_one_too_many(self, code: ErrorCode) -> bool:
-        """Count a refusal; where no limit holds for the address, none holds for refusals."""
+        """Count a refusal; if no limit applies to the address, none applies to refusals."""
         if self._visitor.charged is None:
             return False
         return self._refusals.is_one_too_many(code, time.monotonic())
@@ -438,7 +438,7 @@ class Connection:
         self.socket.close(1008, "too many refused messages", "refused")
 
     def _regulate(self) -> None:
-        """Let the socket read, or not; where the whole relay is full, ask to be told of room again."""
+        """Let the socket read, or not. If the whole relay is full, ask to be notified when there is room."""
         relay, pending = self._relay, self._pending_publishes
         limit = relay.settings.max_pending_publishes
         has_room = pending < (limit if self._has_room else limit // 2 or 1)
@@ -452,9 +452,9 @@ class Connection:
     # Called by AUTHs.
 
     async def authenticated(self, outcome: Authenticated) -> None:
-        """The session speaks for another identity now: limits and open subscriptions follow.
+        """The session now speaks for another identity: update the limits and the open subscriptions.
 
-        AUTH_OK comes when all that is lost has ended, for nothing of that may follow it (R-283).
+        AUTH_OK is queued once all lost subscriptions have ended: none of their EVENTs may follow it (R-283).
         """
         self._session.use_quota(self._visitor.charged, self._visitor.charged_too)
         self._lane.identity = self._session.identity
@@ -469,12 +469,12 @@ class Connection:
             self.answer(payload, ErrorCode.UNAUTHENTICATED)
 
     def regranted(self) -> None:
-        """The settings have changed: capabilities, limits and open subscriptions follow."""
+        """The settings have changed: update capabilities, limits and open subscriptions."""
         self._session.use_quota(self._visitor.charged, self._visitor.charged_too)
         self._end(self._session.regrant(self._relay.access.grants))
 
     def _end(self, ended: Iterator[tuple[Subscription, bytes]]) -> None:
-        """End as many of these as there is time for; the others stay open until their turn comes."""
+        """End as many of these subscriptions as there is time for; the others stay open until their turn."""
         for subscription, payload in ended:
             self._close_subscription(subscription)
             self.answer(payload, ErrorCode.UNAUTHENTICATED)
@@ -519,7 +519,7 @@ class Connection:
 
     def checked_for(self, seconds: float) -> None:
         payer = self._visitor.workload
-        if payer is not None:  # what is owed then is asked for at its next message
+        if payer is not None:  # the debt is checked at the peer's next message
             payer.used_loop(seconds, time.monotonic())
 
     def publish_unanswerable(self) -> None:
@@ -531,10 +531,10 @@ class Connection:
         self._regulate()
 
     def _answered(self, payload: bytes, *, is_last: bool = False) -> None:
-        """Queue the answer to a publish. If that raises, nothing is queued; what follows does not raise."""
+        """Queue the answer to a publish. If that raises, nothing is queued; the rest does not raise."""
         if self.socket.is_open:
             self.socket.outbox.queue(text_frame(payload))
-        self._pending_bytes -= self._pending_bytes // self._pending_publishes  # it was an average one
+        self._pending_bytes -= self._pending_bytes // self._pending_publishes  # the average of those pending
         self._pending_publishes -= 1
         try:
             if not self._has_room:
@@ -543,7 +543,7 @@ class Connection:
                 self._close_refused()
         except Exception as error:
             self._relay.faults.caught("message", error)
-            self.socket.abort()  # nothing would be read from it any more
+            self.socket.abort()  # nothing more would be read from it
 
     # Subscriptions: called by the fan-out and the backlog.
 
@@ -552,8 +552,8 @@ class Connection:
             self._backlog.add(subscription)
 
     async def writable(self) -> None:
-        """Wait until the socket has room, and the budget for history too: a stream that is open is sent
-        later, and never cut (R-317). Cancelling it changes nothing."""
+        """Wait until the socket has room and the budget for history too: an open stream is delayed, never
+        cut (R-317). Cancelling it changes nothing."""
         await self.socket.outbox.writable()
         while (wait := self._reading_debt(time.monotonic())) > 0:
             self._relay.metrics.rate_limited["pacing"].inc()
@@ -561,17 +561,17 @@ class Connection:
             await self.socket.outbox.writable()
 
     def _reading_debt(self, now: float) -> float:
-        """How long until this peer may have more from the store."""
+        """How long until this peer may have more from the store, in seconds."""
         budgets = (self._session.backfill_budget, purse("read", self.payer.line))
         return max((budget.debt_seconds(now) for budget in budgets if budget is not None), default=0.0)
 
     @property
     def payer(self) -> Quota:
-        """Who takes turns at the database with others, for this peer."""
+        """The account that takes turns at the database for this peer."""
         return self._visitor.reader
 
     def backfilled(self, sent_bytes: int) -> None:
-        """So many bytes of history were queued for this peer."""
+        """This many bytes of history were queued for the peer: charge them to its budget."""
         if self._session.backfill_budget is not None:
             self._session.backfill_budget.spend(sent_bytes, time.monotonic())
 
@@ -590,7 +590,7 @@ class Connection:
     def _close_subscription(self, subscription: Subscription) -> None:
         fanout = self._relay.fanout
         if subscription.phase is Phase.LIVE:
-            # Everything the feed has passed on is in the outbox already.
+            # Everything that the feed has passed on is already in the outbox.
             subscription.leave_live(fanout.position)
             fanout.leave(subscription)
         subscription.close()

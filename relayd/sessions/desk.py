@@ -1,8 +1,8 @@
 """The desk of one operator's session: MODERATE over the wire (decision 61).
 
-The database is asked, so the session waits meanwhile: nothing further is read of it until the answer is
-queued. So a session has one request at a time, and its answers come in order. What is ruled here goes the
-way that the command goes, and is in the same log, under the operator's DID.
+A request reads or writes the database, and the session waits meanwhile: nothing more is read from it until
+the answer is queued. So a session has one request at a time, and its answers come in order. A ruling made
+here takes the same path as one made by the command, and goes to the same log, under the operator's DID.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class _Peer(Protocol):
 
 
 class Desk:
-    """Takes one request at a time; `close` forgets the one under way, which may take effect all the same."""
+    """Takes one request at a time; `close` forgets a request under way, which may still take effect."""
 
     __slots__ = ("_connection", "_relay", "_session", "_socket", "_task")
 
@@ -122,7 +122,7 @@ class Desk:
                 after = _CURSOR.decode(message.after)
             except msgspec.MsgspecError:
                 raise _refused(message, "after is no `next` of a list") from None
-            if "\x00" in "".join(after):  # JSON may spell it otherwise
+            if "\x00" in "".join(after):  # JSON may write it as an escape
                 raise _refused(message, _NUL)
         kind = None if message.kind is None else Kind(message.kind)
         found = await self._relay.store.moderation.bans(

@@ -1,7 +1,7 @@
 """Plain HTTP on the relay's port.
 
 `rejection` refuses an opening handshake, `respond` answers every other request. Capabilities and budgets
-count here too: a packet by its id is a read like any other (R-288, R-292).
+apply here too: reading a packet by its id is a read like any other (R-288, R-292).
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _READS = ("/packets/", "/did/", "/did-docs/")
 
 
 class HttpResponder(Protocol):
-    """Answers plain HTTP requests: GET, and HEAD as well where there is a page."""
+    """Answers plain HTTP requests: GET, and also HEAD for pages."""
 
     def page(self, path: str, headers: RequestHeaders) -> HttpResponse | None: ...
 
@@ -55,9 +55,9 @@ async def respond(
     rate_limited: Counters,
     now: float,
 ) -> Response:
-    """Answer a plain request, and count one over a limit.
+    """Answer a plain request; a request over a limit is counted.
 
-    Cancelling it cancels a read of the store under way.
+    Cancelling it cancels any read of the store under way.
     """
     method = getattr(request, "method", "GET")
     page = responder.page(request.path, request.headers) if method in ("GET", "HEAD") else None
@@ -74,7 +74,7 @@ async def respond(
 def _refused(
     path: str, access: Access, visitor: Visitor, rate_limited: Counters, now: float
 ) -> HttpResponse | None:
-    """Why this client gets nothing from there now, if it does not: HTTP requests are always anonymous."""
+    """The refusal of this request, or None. HTTP requests are always anonymous."""
     if access.is_banned_address(visitor):
         sentence = "this relay takes no requests from that address"
         return error_response(403, "policy_rejected", sentence)
@@ -110,9 +110,9 @@ def _too_many(wait: int) -> HttpResponse:
 
 
 def _response(answer: HttpResponse, *, whole: bool = True) -> Response:
-    """As the library writes it, and without the body for HEAD."""
+    """The response in the library's form, without the body for HEAD."""
     headers = {**answer.headers, "Content-Type": answer.content_type, "Connection": "close"}
-    if answer.status != http.HTTPStatus.NOT_MODIFIED:  # which has no body, and whose length is another's
+    if answer.status != http.HTTPStatus.NOT_MODIFIED:  # no body; its length would be another response's
         headers["Content-Length"] = str(len(answer.body))
     return Response(
         answer.status,

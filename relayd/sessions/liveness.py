@@ -1,8 +1,8 @@
-"""Is the peer still there, and does it still read? Deadlines of one connection, without I/O or clock.
+"""Deadlines of one connection: is the peer still there, and does it still read? Without I/O or clock.
 
-Silence means something only while we listen: a connection whose reading is paused is not pinged. A peer
-that takes none of the bytes waiting for it is stuck, whatever it sends (R-170); one that takes some, however
-slowly, is alive.
+Silence means something only while the relay listens: a connection whose reading is paused is not pinged. A
+peer that takes none of the bytes waiting for it is stuck, whatever it sends (R-170); a peer that takes some,
+however slowly, is alive.
 """
 
 # Core: no I/O, no clock, no randomness (held by tests/test_layout.py).
@@ -17,7 +17,7 @@ __all__ = ["Liveness", "PeerState"]
 
 
 class PeerState(enum.Enum):
-    """The finding of one look at the deadlines."""
+    """The result of one look at the deadlines."""
 
     FINE = "fine"
     SILENT = "silent"
@@ -25,7 +25,7 @@ class PeerState(enum.Enum):
     GONE = "gone"
     """Pings went unanswered: the socket is half-open."""
     STUCK = "stuck"
-    """It took nothing for too long."""
+    """The peer took nothing for too long."""
 
 
 @dataclass(slots=True)
@@ -42,17 +42,17 @@ class Liveness:
     _stuck_since: float | None = None
 
     def heard(self, now: float) -> None:
-        """Bytes came, or went."""
+        """Bytes came from the peer, or the peer took bytes."""
         self.heard_at = now
         self._pings = 0
 
     def write_paused(self, now: float, waiting_bytes: int) -> None:
-        """The transport holds as much as it may."""
+        """The transport's buffer is full."""
         self._stuck_since = now
         self._waiting_bytes = waiting_bytes
 
     def write_resumed(self, now: float) -> None:
-        """The peer has taken what waited: a sign of life, if it was not listened to meanwhile."""
+        """The peer has taken what was waiting: a sign of life, even if it was not listened to meanwhile."""
         self._stuck_since = None
         self.heard(now)
 
@@ -64,7 +64,7 @@ class Liveness:
             self.heard_at = now
         elif now - self.heard_at > self.ping_interval * (self._pings + 1):
             if now - self._asked_at < self.ping_interval:
-                return PeerState.FINE  # the ping came late, and the peer has its time all the same
+                return PeerState.FINE  # the ping was sent late; the peer still has its full time to answer
             if self._pings >= self.ping_misses:
                 return PeerState.GONE
             self._pings += 1

@@ -1,7 +1,8 @@
-"""What is on its way to one peer: frames that wait for the end of a step, and what its transport holds.
+"""The bytes on their way to one peer: frames waiting for the end of a step, and those its transport holds.
 
-Frames collect here and leave in one write at the end of each step. When the transport holds more than
-`outbound_queue_bytes` the outbox is paused: no live feed is taken, and whoever can wait waits for `writable`.
+Frames collect here and leave in one write at the end of each step. While the transport holds more than
+`outbound_queue_bytes`, the outbox is paused: it takes no live feed, and callers that can wait, wait for
+`writable`.
 """
 
 from __future__ import annotations
@@ -16,11 +17,11 @@ from relayd.metrics import Tally
 __all__ = ["Outbox"]
 
 _WITHDRAWAL_TIMEOUT: Final = 1.0
-"""How long bytes that should not be sent any more may still leave, in seconds."""
+"""How long withdrawn bytes may still take to leave, in seconds."""
 
 
 class Outbox:
-    """The bytes for one peer, which `wants_flush` has written when the step ends."""
+    """The bytes for one peer; calls `wants_flush` at the first frame of a step, to be written at its end."""
 
     __slots__ = (
         "_bytes",
@@ -45,20 +46,20 @@ class Outbox:
         self._frames: list[bytes] = []
         self._bytes = 0
         self._written = 0
-        # Up to which byte, and until when those may leave; the earliest first.
+        # Pairs: up to which byte, and until when those bytes may leave; the earliest first.
         self._withdrawn: tuple[tuple[int, float], ...] = ()
         self._is_shut = False
         self._resumed: asyncio.Future[None] | None = None
         self.is_paused = False
-        """Whether the transport holds as much as it may."""
+        """Whether the transport's buffer is full."""
         self.events_sent = 0
-        """EVENTs of live feeds that were taken."""
+        """The number of EVENTs of live feeds that were taken."""
         self.transport: asyncio.Transport = cast(asyncio.Transport, None)
-        """Set once there is one."""
+        """Set once there is a transport."""
 
     @property
     def held_bytes(self) -> int:
-        """What has not left."""
+        """The bytes that have not left yet."""
         return self._bytes + self.transport.get_write_buffer_size()
 
     def queue(self, frames: bytes) -> None:
@@ -83,7 +84,7 @@ class Outbox:
         return True
 
     def flush(self) -> None:
-        """Write what is queued in one piece, or drop it where nothing can follow."""
+        """Write in one piece what is queued, or drop it if nothing may follow what was written."""
         queued = self._frames
         if not queued:
             return
@@ -98,29 +99,29 @@ class Outbox:
             self._tally.bytes_sent += len(data)
 
     def write(self, data: bytes) -> None:
-        """Write this at once, before anything that is queued."""
+        """Write this at once, ahead of anything that is queued."""
         self.transport.write(data)
         self._written += len(data)
 
     def shut(self) -> None:
-        """Nothing that is queued from now on can follow what was written. Idempotent."""
+        """Nothing that is queued from now on may follow what was written. Idempotent."""
         self._is_shut = True
 
     def end(self) -> None:
-        """The socket is gone: what is queued is dropped at once."""
+        """The socket is gone: drop what is queued at once."""
         self._frames.clear()
         self._is_shut = True
 
     def abort(self) -> None:
-        """What was queued is lost, so its peer must not wait for it: drop the socket."""
+        """Drop the socket: what was queued is lost, so its peer must not wait for it."""
         self.transport.abort()
 
     def pause(self) -> None:
-        """The transport holds as much as it may."""
+        """The transport's buffer is full."""
         self.is_paused = True
 
     def resume(self) -> None:
-        """It has room."""
+        """The transport has room."""
         self.is_paused = False
         if self._resumed is not None and not self._resumed.done():
             self._resumed.set_result(None)
@@ -134,9 +135,9 @@ class Outbox:
             await asyncio.shield(self._resumed)
 
     def withdraw(self, now: float) -> None:
-        """What was queued before now and waits still must leave within a second, or not at all.
+        """Anything queued before now that still waits must leave within a second, or not at all.
 
-        What has been withdrawn already has no longer for it, however often more is.
+        Further calls do not extend the time of what has already been withdrawn.
         """
         self.flush()
         waits = self.transport.get_write_buffer_size() > 0
@@ -144,7 +145,7 @@ class Outbox:
             self._withdrawn += ((self._written, now + _WITHDRAWAL_TIMEOUT),)
 
     def is_late(self, now: float) -> bool:
-        """Whether bytes that were withdrawn are waiting still, after all the time they had."""
+        """Whether withdrawn bytes are still waiting after their time is over."""
         if not self._withdrawn:
             return False
         left = self._written - self.transport.get_write_buffer_size()

@@ -1,8 +1,8 @@
-"""How long a socket that is going still has: the deadlines of its end, without I/O or clock.
+"""How long a socket that is about to end still has: the deadlines of its end, without I/O or clock.
 
-A peer has some seconds to answer our close, and as long to take what waits when the socket is closed. Whoever
-takes an HTTP response has the time that it takes, for the line may be slow. Between the last word and the end
-the socket lingers: it is read from, and nothing of that is kept.
+A peer has some seconds to answer our close, and as long again to take what waits when the socket is closed.
+The reader of an HTTP response may take longer, as long as it keeps reading, because the line may be slow.
+Between the last word and the end the socket lingers: it is read from, and what is read is discarded.
 """
 
 # Core: no I/O, no clock, no randomness (held by tests/test_layout.py).
@@ -19,20 +19,20 @@ _CLOSE_TIMEOUT: Final = 5.0
 """How long a peer may take to answer our close, in seconds."""
 _ANSWER_TIMEOUT: Final = 15.0
 _ANSWER_PART: Final = 16 * 1024
-"""In so many seconds the reader of an HTTP response takes so many bytes of it: a kilobyte a second is a slow
-line, and less is none."""
+"""Within `_ANSWER_TIMEOUT` the reader of an HTTP response must take this many bytes of it: about a kilobyte a
+second is a slow line, and less is a dead one."""
 _LONGEST_LINGER: Final = 2.0
-"""Seconds that a socket is read from after all has been said, at most."""
+"""The longest time that a socket is read from after the last word, in seconds."""
 
 
 class Due(enum.Enum):
-    """What is to be done with a socket that is going."""
+    """What to do with a socket that is about to end."""
 
     NOTHING = enum.auto()
     CLOSE = enum.auto()
     """It has lingered long enough."""
     ABORT = enum.auto()
-    """The peer has had all the time it may have."""
+    """The peer's time is over."""
 
 
 @dataclass(slots=True)
@@ -40,42 +40,42 @@ class Parting:
     """The end of one socket, once it has begun; all times are monotonic seconds."""
 
     most_bytes: int
-    """Read from the peer while the socket lingers."""
+    """The most bytes read from the peer while the socket lingers."""
     discarded: int = 0
-    """Bytes that were."""
+    """The bytes read and discarded so far."""
     _abort_at: float | None = None
     _answer_left: int = 0
     _lingers_until: float | None = None
 
     @property
     def has_begun(self) -> bool:
-        """Whether the socket is going."""
+        """Whether the socket is about to end."""
         return self._abort_at is not None or self.is_lingering
 
     @property
     def is_lingering(self) -> bool:
-        """Whether all has been said."""
+        """Whether the last word has been sent."""
         return self._lingers_until is not None
 
     def begin(self, now: float) -> None:
-        """The peer is to go: it has so long to do so."""
+        """The close has begun: the peer has `_CLOSE_TIMEOUT` to answer it."""
         self._abort_at = now + _CLOSE_TIMEOUT
 
     def answered(self, waiting_bytes: int) -> None:
-        """An HTTP response was written, and so much has not left."""
+        """An HTTP response was written, and this many bytes of it have not left."""
         self._answer_left = waiting_bytes
 
     def linger(self, now: float) -> None:
-        """All has been said."""
+        """The last word has been sent: start to linger."""
         self._lingers_until = now + _LONGEST_LINGER
 
     def discard(self, size: int) -> bool:
-        """So much came meanwhile. Whether that is more than is read from a peer."""
+        """Count bytes that came meanwhile. Returns whether they exceed what is read from a peer."""
         self.discarded += size
         return self.discarded > self.most_bytes
 
     def closed(self, now: float) -> None:
-        """The socket is closed, and what waits to be sent may still leave."""
+        """The socket is closed; what waits to be sent may still leave."""
         self._abort_at = now + (_ANSWER_TIMEOUT if self._answer_left else _CLOSE_TIMEOUT)
 
     def check(self, now: float, *, waiting_bytes: int, is_closed: bool) -> Due:

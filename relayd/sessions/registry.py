@@ -1,4 +1,4 @@
-"""The sockets of one process: all that are open, and those with bytes to write at the end of a step."""
+"""The sockets of one process: all open sockets, and those with bytes to write at the end of a step."""
 
 from __future__ import annotations
 
@@ -18,30 +18,30 @@ from relayd.slices import SLICE_SECONDS, Slices
 __all__ = ["OpenSocket", "Queue", "Registry"]
 
 _CLOSED_AT_ONCE: Final = {Pressure.FINE: 0, Pressure.TIGHT: 0, Pressure.SHORT: 1, Pressure.FULL: 16}
-"""Sockets that are closed at one look. At `SHORT` too: else whoever holds much keeps everybody else out."""
+"""The sockets closed at one look. One at `SHORT`: else a peer that holds much keeps all others out."""
 
 _WRITTEN_AT_ONCE: Final = 32
-"""Sockets that are written to between two looks at the time."""
+"""The sockets written to between two looks at the clock."""
 
 
 class Queue(Protocol):
     """Frames that wait for the end of a step."""
 
     def flush(self) -> None:
-        """Write them."""
+        """Write the frames."""
 
     def abort(self) -> None:
-        """They cannot be written: drop the socket."""
+        """Drop the socket: the frames cannot be written."""
 
 
 class OpenSocket(Protocol):
-    """A socket, as the process that holds it sees it."""
+    """A socket, as seen by the process that holds it."""
 
     def check_deadlines(self, now: float) -> None:
-        """Called about once a second; `now` is monotonic."""
+        """Look at the deadlines. Called about once a second; `now` is monotonic."""
 
     def withdraw(self) -> None:
-        """What was written before now and waits still must leave within a second, or not at all."""
+        """Anything written before now that still waits must leave within a second, or not at all."""
 
     def stop_reading(self) -> None:
         """Take nothing further from the peer."""
@@ -50,33 +50,33 @@ class OpenSocket(Protocol):
         """Start the closing handshake; `cause` counts it among the closed connections."""
 
     def dismiss(self, code: int, reason: str, cause: str) -> None:
-        """Close, and hold nothing further for the peer but what it was given already: for a second."""
+        """Close, and from now on hold for the peer only what it was already given, for a second."""
 
     def abort(self) -> None:
         """Drop the socket."""
 
     @property
     def account(self) -> Hashable:
-        """Whose bytes it holds."""
+        """The account that pays for the bytes the socket holds."""
 
     @property
     def held_bytes(self) -> int:
-        """What is kept for the peer, about: unsent answers, unfinished frames, publishes, subscriptions."""
+        """The bytes kept for the peer, about: unsent answers, unfinished frames, publishes, subscriptions."""
 
     def described(self, process: str) -> OpenSession | None:
-        """The session as operators see it, in the process of this name; None where there is none."""
+        """The session as operators see it, in the process of this name; None if there is no session."""
 
     def expel(self) -> None:
-        """An operator ends the session: tell the peer so, and close."""
+        """End the session for an operator: report this to the peer, and close."""
 
     def refuse_publishes(self, refuse: bool) -> None:
-        """Whether the peer may publish nothing now, for want of memory."""
+        """Say whether publishes of the peer are refused, for lack of memory."""
 
 
 class Registry:
-    """The open sockets. While `draining`, no new one becomes a session.
+    """The open sockets. While `draining`, no new socket becomes a session.
 
-    What is done to many sockets is done to as many in a turn of the loop as `slices` allows.
+    An action on many sockets is spread over turns of the loop, each as long as `slices` allows.
     """
 
     def __init__(self, faults: Faults | None = None, slices: Slices | None = None) -> None:
@@ -85,18 +85,18 @@ class Registry:
         self.sockets: set[OpenSocket] = set()
         self.draining = False
         self.arriving = 0
-        """Sockets in their TLS handshake, which are none of `sockets` yet."""
+        """The number of sockets in their TLS handshake, not yet in `sockets`."""
         self.pressure = Pressure.FINE
         self.unseen_bytes = 0
-        """Read from sockets since memory was looked at."""
+        """Bytes read from sockets since the last look at memory."""
         self.look_after_bytes = sys.maxsize
-        """How much of that calls for a look at once: a crowd fills memory within one turn of the loop."""
+        """How many unseen bytes call for a look at once: peers can fill memory in one turn of the loop."""
         self.look: Callable[[], None] = lambda: None
         """Looks at memory, and calls `relieve`."""
         self._dirty: list[Queue] = []
         self.wants_flush: Callable[[Queue], None] = self._dirty.append
-        """To be called when the first frames are queued: they are written at the end of this step. The list's
-        own method, for it is called once for each subscriber of each batch."""
+        """Call this when the first frames of a step are queued: they are written when the step ends. It is
+        the list's own method, because it is called once for each subscriber of each batch."""
         self._is_flushing = False
         self._is_weighing = False
         self._changed = asyncio.Event()
@@ -109,23 +109,23 @@ class Registry:
         self.sockets.add(socket)
 
     def remove(self, socket: OpenSocket) -> None:
-        """A socket is gone; one that was never added changes nothing."""
+        """A socket has ended. A socket that was never added changes nothing."""
         self.sockets.discard(socket)
         self._changed.set()
 
     def flush(self) -> None:
-        """End a step: write to each socket that has something, once, before long. Never raises."""
+        """End a step: write once to each socket that has frames, soon. Never raises."""
         if not self._is_flushing:
             self._go_on_flushing()
 
     def _go_on_flushing(self) -> None:
-        # Not one of the jobs that wait for a slice: answers are not to stand in line behind requests.
+        # This does not wait for a slice as other jobs do: answers must not queue behind requests.
         dirty, done, until = self._dirty, 0, time.monotonic() + SLICE_SECONDS
-        for done, queue in enumerate(dirty, 1):  # those that are added meanwhile too
+        for done, queue in enumerate(dirty, 1):  # including those that are added meanwhile
             try:
                 queue.flush()
             except Exception as error:
-                # What it was to send is lost, so its peer must not wait for it; others get theirs.
+                # The frames are lost, so the peer must not wait for them; the others get theirs.
                 self._faults.caught("write", error)
                 self._drop(queue, "write")
             if not done % _WRITTEN_AT_ONCE and time.monotonic() >= until:
@@ -137,14 +137,14 @@ class Registry:
         self._changed.set()
 
     def _drop(self, failed: Queue | OpenSocket, place: str) -> None:
-        """Drop one with which something has failed; where that fails too, the others come all the same."""
+        """Drop a socket after a failure. If that fails too, the other sockets are still served."""
         try:
             failed.abort()
         except Exception as error:
             self._faults.caught(place, error)
 
     def _do(self, socket: OpenSocket, act: Callable[[OpenSocket], None]) -> None:
-        """Do this to one of many sockets. Never raises."""
+        """Perform this action on one of many sockets. Never raises."""
         try:
             act(socket)
         except Exception as error:
@@ -157,7 +157,7 @@ class Registry:
         act: Callable[[OpenSocket], None],
         then: Callable[[], None] = lambda: None,
     ) -> None:
-        """Do this to each of these sockets, what they queue is written, and `then` is called."""
+        """Perform this action on each of these sockets, write what it queues, and call `then` at the end."""
         self._go_on_with(iter(sockets), act, then)
 
     def _go_on_with(
@@ -173,7 +173,7 @@ class Registry:
         self.flush()
 
     async def settle(self, condition: Callable[[], bool], timeout: float) -> bool:
-        """Wait up to `timeout` seconds until `condition` holds, looking after every step; whether it does."""
+        """Wait up to `timeout` seconds for `condition`, checked after every step; return whether it holds."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(timeout):
                 while not condition():
@@ -182,28 +182,28 @@ class Registry:
         return condition()
 
     def withdraw(self) -> None:
-        """More is declined now: no socket may go on sending for long what it was given before."""
+        """More is declined now: no socket may go on for long sending what it was given before."""
         self.each(list(self.sockets), lambda socket: socket.withdraw())
 
     def review(self) -> None:
-        """Have every session follow what has changed now, and not when its turn comes."""
+        """Have every session apply the current rules now, ahead of its turn."""
         self.sweep(list(self.sockets), time.monotonic())
 
     def close_all(self, code: int, reason: str) -> None:
-        """Start the closing handshake with everybody."""
+        """Start the closing handshake with all peers."""
         self.each(list(self.sockets), lambda socket: socket.close(code, reason))
 
     def abort_all(self) -> None:
-        """Drop every socket, at once. Never raises."""
+        """Drop every socket at once. Never raises."""
         for socket in list(self.sockets):
             self._drop(socket, "message")
 
     def stop_reading(self) -> None:
-        """Take nothing further from anybody."""
+        """Take nothing more from any peer."""
         self.each(list(self.sockets), lambda socket: socket.stop_reading())
 
     def relieve(self, pressure: Pressure) -> None:
-        """Memory is this short: refuse the dearest accounts, and close the sockets that hold most."""
+        """React to this pressure: refuse publishes of accounts that hold most, and close their sockets."""
         self.unseen_bytes = 0
         if pressure is self.pressure is Pressure.FINE:
             return

@@ -2,8 +2,8 @@
 
 A frame goes in through `receive_text` or `receive_binary` and comes out as one of `actions`.
 
-Nothing raises out of here: bad input becomes an Answer. A request is judged in the
-order of relay.md §11: its shape, then whether this session may ask for it, then whether it asks too often.
+No method raises: bad input becomes an Answer. A request is judged in the order of relay.md §11: first its
+shape, then whether this session may make it, then whether it comes too often.
 """
 
 # Core: no I/O, no clock, no randomness (held by tests/test_layout.py).
@@ -65,10 +65,10 @@ _NO_MEMORY = Excess(limit=0, window_seconds=5, retry_after=5)
 
 
 class Session:
-    """The state of one connection: who it speaks for, its open subscriptions, how much garbage it has sent.
+    """The state of one connection: its identity, its open subscriptions, and how much garbage it has sent.
 
-    It begins anonymous, with the capabilities `grants` leaves such a session and without limits;
-    `use_quota` sets them once the address is known.
+    It begins anonymous and without limits, with the capabilities that `grants` leaves to anonymous sessions.
+    `use_quota` sets the limits once the address is known.
     """
 
     __slots__ = (
@@ -95,22 +95,22 @@ class Session:
         self, limits: SessionLimits, cursors: CursorCodec, authentication: Authentication, grants: Grants
     ) -> None:
         self.subscriptions: dict[str, Subscription] = {}
-        self._filter_bytes = 0  # of all of them
+        self._filter_bytes = 0  # of all subscriptions
         self.authentication = authentication
         self._limits = limits
         self._cursors = cursors
         self.is_short_of_memory = False
-        """The relay is, and this session's account holds much of it: no PUBLISH is taken."""
+        """Whether the relay is short of memory and this session's account holds much: no PUBLISH is taken."""
         self._malformed_at: deque[float] | None = None
         self._auth_budget: Budget | Purse | None = None
-        self._stated: frozenset[str] | None = None  # what the AUTH_OK said
+        self._stated: frozenset[str] | None = None  # the capabilities that AUTH_OK stated
         self._has_operators = bool(grants.operators)
         self._allow(grants.anonymous)
         self.use_quota(None)
 
     @property
     def identity(self) -> str | None:
-        """The DID this session has proved to speak for."""
+        """The DID that this session has proved."""
         return self.authentication.identity
 
     @property
@@ -121,8 +121,8 @@ class Session:
     def use_quota(self, quota: Quota | None, others: Sequence[Quota] = ()) -> None:
         """Charge requests to this quota from now on, and to `others` too; None sets no limit.
 
-        AUTHs are charged to the first one that knows a limit for them, the address's, whoever the session
-        comes to speak for.
+        AUTHs are charged to the first quota with a limit for them, which is the address's, whatever identity
+        the session proves later.
         """
         quotas = () if quota is None else (quota, *others)
         self._publish_budget = purse("publish", quotas)
@@ -141,7 +141,7 @@ class Session:
             action = self._act(message, now)
         except InvalidMessage as error:
             action = Answer(error_payload(error), error.code)
-        if isinstance(action, Answer):  # a refusal; it counts among the messages of its type
+        if isinstance(action, Answer):  # a refusal, counted among the messages of its type
             return replace(action, request=str(message.__struct_config__.tag))
         return action
 
@@ -163,8 +163,8 @@ class Session:
         return AuthReceived(message)
 
     def begin_auth(self, message: Auth, now: float, unix_now: int) -> Attempt | AuthRefusal:
-        """Take an AUTH. After an `Attempt` nothing further of this peer is to be handled before
-        `authenticated` or `auth_failed` has been called, so that later messages meet the outcome."""
+        """Take an AUTH. After an `Attempt`, handle nothing more of this peer until `authenticated` or
+        `auth_failed` has been called, so that later messages meet the outcome."""
         budget = self._auth_budget
         if budget is not None and not budget.take(now):
             return _limited("auth", budget.excess(now), message.client_msg_id)
@@ -182,10 +182,10 @@ class Session:
         return Authenticated(message, self._end_what_is_lost())
 
     def regrant(self, grants: Grants) -> Iterator[tuple[Subscription, bytes]]:
-        """The settings grant something else now. Returns the subscriptions that are over once they are taken
-        from there, each with the ERROR that says so.
+        """Apply changed settings. Returns the subscriptions that end, each with the ERROR that reports it; a
+        subscription ends when it is taken from the iterator.
 
-        An authenticated session never gets more than its AUTH_OK has stated (R-285).
+        An authenticated session never gets more than its AUTH_OK stated (R-285).
         """
         self._has_operators = bool(grants.operators)
         if self.identity is None or self._stated is None:
@@ -195,17 +195,17 @@ class Session:
         return self._end_what_is_lost()
 
     def _end_what_is_lost(self) -> Iterator[tuple[Subscription, bytes]]:
-        """One after the other, for there may be thousands; what has not been reached is open as it was."""
+        """One at a time, because there may be thousands; a subscription not yet reached stays open."""
         for subscription in list(self.subscriptions.values()):
             if self.subscriptions.get(subscription.subscription_id) is not subscription:
-                continue  # it went meanwhile
+                continue  # it has ended meanwhile
             lost = self._lost(subscription)
             if lost is not None:
                 self.drop(subscription)
                 yield subscription, missing_payload(lost, None, subscription.subscription_id)
 
     def auth_failed(self, error: InvalidMessage) -> AuthRefused | CloseConnection:
-        """An AUTH failed: identity and capabilities stay what they were (R-283). The fifth failure in a row
+        """An AUTH failed: identity and capabilities stay as they were (R-283). The fifth failure in a row
         ends the connection (R-282)."""
         payload = error_payload(error)
         if self.authentication.failed():
@@ -213,7 +213,7 @@ class Session:
         return AuthRefused(payload, error.code)
 
     def receive_binary(self, now: float) -> Action:
-        """Take one binary frame, which is never right (R-128)."""
+        """Take one binary frame, which is always an error (R-128)."""
         return self._refused(
             InvalidMessage("messages are text frames, not binary ones", detail="binary_frame"), now
         )
@@ -225,7 +225,7 @@ class Session:
             self._filter_bytes -= subscription.filter.kept_bytes
 
     def end(self) -> list[Subscription]:
-        """Nothing further is taken or sent; returns the subscriptions that were open."""
+        """End the session: nothing more is taken or sent. Returns the subscriptions that were open."""
         ended = list(self.subscriptions.values())
         self.subscriptions = {}
         self._filter_bytes = 0
@@ -271,7 +271,7 @@ class Session:
             return ModerationReceived(message)
         if self._has_operators:
             return _missing(OPERATE, message.client_msg_id)
-        raise InvalidMessage(  # a relay without operators knows no such message
+        raise InvalidMessage(  # a relay without operators does not know this message
             "the message type is missing or not known here",
             detail="unknown_type",
             client_msg_id=message.client_msg_id,
@@ -281,12 +281,12 @@ class Session:
         if not self._replicates:
             return _missing(REPLICATE, message.client_msg_id)
         refusal = None
-        if message.until is not None:  # it costs what a deep subscription costs
+        if message.until is not None:  # it costs as much as a deep subscription
             refusal = self._pay_for_reading(now, message.client_msg_id)
         return refusal or ReconcileReceived(message)
 
     def _pay_for_reading(self, now: float, *ids: str | None) -> Answer | None:
-        """Charge the beginning of a read of the log; the refusal, where there is nothing to pay with."""
+        """Charge the beginning of a read of the log. Returns the refusal if the budget does not allow it."""
         budget = self._subscribe_budget
         if budget is not None and not budget.take(now):
             return _limited("subscribe", budget.excess(now), *ids)
@@ -338,7 +338,7 @@ class Session:
         self._may_operate = OPERATE in capabilities
 
     def _lost(self, subscription: Subscription) -> str | None:
-        """The capability that this subscription takes and the session has no more."""
+        """The capability that this subscription needs and the session no longer has."""
         if not self._may_subscribe:
             return SUBSCRIBE
         return REPLICATE if subscription.signed and not self._replicates else None

@@ -1,4 +1,4 @@
-"""Who owns a socket: what it is told of, in the order of a socket's life."""
+"""The owner of a socket, and the events it is notified of, in the order of a socket's life."""
 
 from __future__ import annotations
 
@@ -13,55 +13,55 @@ __all__ = ["NOBODY", "SocketHandler"]
 
 
 class SocketHandler(Protocol):
-    """The owner of a socket, which hears of its events; they stand here in order."""
+    """The owner of a socket, which is notified of the socket's events; the methods stand in their order."""
 
     def accepted(self, peer: str | None) -> bool:
-        """A socket was accepted from this address. False drops it without a word."""
+        """A socket was accepted from this address. Returning False drops it without an answer."""
 
     def requested(self, request: Request, now: float) -> None:
         """The opening handshake, or a plain HTTP request: answer it with `accept`, `reject` or `respond`."""
 
     def received(self, data: bytes, is_text: bool, now: float) -> None:
-        """One whole message; text is known to be UTF-8."""
+        """One whole message arrived; text is known to be UTF-8."""
 
     def review(self) -> None:
-        """About once a second while open: what the peer was let in by must still hold."""
+        """Check that the grounds for admitting the peer still hold; about once a second while open."""
 
     def tick(self) -> None:
-        """About once a second while open, unless the peer reads too slowly."""
+        """Called about once a second while open, unless the peer reads too slowly."""
 
     def worked(self, seconds: float, now: float) -> float:
-        """A step's work for the peer took so long. How long nothing is to be read from it now, in seconds."""
+        """A step's work for the peer took this long. Returns how long not to read from it, in seconds."""
 
     def turn(self, now: float) -> float:
         """The place of the peer's next step among the steps of others: the lowest is first."""
 
     @property
     def account(self) -> Hashable:
-        """Whose bytes the socket holds."""
+        """The account that pays for the bytes the socket holds."""
 
     @property
     def held_bytes(self) -> int:
-        """What is kept for the peer besides what the socket holds."""
+        """The bytes kept for the peer besides those that the socket holds."""
 
     def described(self, process: str) -> OpenSession | None:
-        """The session as operators see it; None before it is one."""
+        """The session as operators see it; None before there is a session."""
 
     def expelled(self) -> None:
         """An operator ends the session."""
 
     def refuse_publishes(self, refuse: bool) -> None:
-        """Whether the peer may publish nothing now."""
+        """Say whether publishes of the peer are refused."""
 
     def closing(self) -> None:
-        """Nothing further will be sent: let go of what feeds this socket. Called once or more."""
+        """Nothing more will be sent: release what feeds this socket. Called once or more."""
 
     def ended(self, reason: str) -> None:
         """The socket is gone."""
 
 
 class _Nobody:
-    """The owner of a socket that has ended: nothing that comes late concerns anybody."""
+    """The owner of a socket that has ended: late events are ignored."""
 
     account: Hashable = None
     held_bytes = 0

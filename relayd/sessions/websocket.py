@@ -1,15 +1,15 @@
 """One socket as bytes and frames: the asyncio shell around the WebSocket protocol.
 
 The library's `ServerProtocol` decides which frames are legal, `Liveness` whether a peer is still there, and
-`Parting` how long a peer has that is to go. This shell moves bytes and applies pressure:
+`Parting` how long a socket that is about to end still has. This shell moves bytes and applies pressure:
 
-- Bytes for the peer collect in an `Outbox`. While that is paused, nothing further is read from the peer.
-- A peer that takes no byte for `slow_consumer_timeout` is closed with 1013, and aborted if even that does
-  not pass (R-170). Pings find half-open sockets (R-130).
+- Bytes for the peer collect in an `Outbox`. While the outbox is paused, nothing more is read from the peer.
+- A peer that takes no byte for `slow_consumer_timeout` is closed with 1013, and aborted if even the close
+  does not get through (R-170). Pings find half-open sockets (R-130).
 - `suspend` keeps the peer's next messages waiting until `resume`, and stops reading.
-- One step takes so many frames of a peer, and as many as the turn of the loop has time for; a crowd stands in
-  line. Its handler says how long the peer then has to wait, having used its share of the loop. A peer that
-  sends many pings or tiny fragments is closed with 1008.
+- One step takes a limited number of frames from a peer, and only as many as the turn of the loop has time
+  for; when many peers send, they wait in line. Its handler says how long a peer that has used its share of
+  the loop must then wait. A peer that sends many pings or tiny fragments is closed with 1008.
 
 A `SocketHandler` (`socket_handler`) gives the messages their meaning.
 """
@@ -44,15 +44,15 @@ from relayd.sessions.socket_handler import NOBODY, SocketHandler
 __all__ = ["WebSocket"]
 
 _Received: TypeAlias = bytes | Event
-"""A whole text message, or anything else as the library gives it."""
+"""A whole text message, or any other event as the library gives it."""
 _LINGER: Final = 0.2
-"""Over TLS, where only one side can close, a socket lingers until nothing has come for so many seconds."""
+"""Over TLS, where one side alone cannot close, a socket lingers until this many seconds pass in silence."""
 _LINGERING_FRAMES: Final = 8
-"""Largest frames, so many, that are read from a peer meanwhile."""
+"""How many frames of the largest size are read from a peer while its socket lingers."""
 _SMALL_FRAGMENT: Final = 1024
-"""A fragment of fewer bytes than this counts as a control frame does."""
+"""A fragment of fewer bytes than this counts as a control frame."""
 _LONGEST_REST: Final = 1.0
-"""Longest time between two looks at what a peer owes, in seconds."""
+"""The longest time between two looks at what a peer owes, in seconds."""
 _END_OF_HEADERS: Final = b"\r\n\r\n"
 _REASONS: Final = {1001: "going_away", 1008: "malformed", 1013: "slow_consumer"}
 
@@ -63,7 +63,7 @@ def _ignoring() -> Generator[None, None, None]:
 
 
 class _ServerProtocol(ServerProtocol):
-    """Answers plain HTTP that the library does not, and says of each answer that it is what its type says."""
+    """Answers HTTP requests that the library does not answer, and marks every response with `nosniff`."""
 
     def send_response(self, response: Response) -> None:
         if response.status_code != http.HTTPStatus.SWITCHING_PROTOCOLS:
@@ -77,7 +77,7 @@ class _ServerProtocol(ServerProtocol):
             and not isinstance(fault.__cause__, EOFError)
             and not self.writes
         ):
-            # The library goes without a word from what it does not read, such as a request with a body.
+            # The library closes without an answer on what it cannot read, such as a request with a body.
             sentence = "This relay reads no such request: it takes GET, without a body.\n"
             self.send_response(self.reject(http.HTTPStatus.BAD_REQUEST, sentence))
         else:
@@ -88,7 +88,7 @@ _IGNORES: Final = _ignoring()
 
 
 class WebSocket(asyncio.Protocol):
-    """A socket from accept to the last byte. With slots, for a process holds ten thousand of them."""
+    """A socket from accept to the last byte. It has slots because a process holds ten thousand sockets."""
 
     __slots__ = (
         "_allowed",
@@ -131,7 +131,7 @@ class WebSocket(asyncio.Protocol):
         self._headers_end = b""
         self._control: Budget | None = None
         self._resting: asyncio.TimerHandle | None = None
-        self._is_resting = False  # until that time, or until its turn comes
+        self._is_resting = False  # until `_resting` fires, or until the socket's turn comes
         self._fragments = bytearray()
         self._fragments_text = True
         self._suspended = False
@@ -139,7 +139,7 @@ class WebSocket(asyncio.Protocol):
         self._unread = b""
         self._close_reason: str | None = None
         self.opened_at = time.monotonic()
-        """When it was accepted, on the monotonic clock."""
+        """When the socket was accepted, on the monotonic clock."""
         self._parting = Parting(_LINGERING_FRAMES * settings.max_frame_bytes)
         self._dismissed = False
         self._liveness = Liveness(
@@ -156,7 +156,7 @@ class WebSocket(asyncio.Protocol):
 
     @property
     def _is_asked(self) -> bool:
-        """Whether a plain HTTP request waits for its answer: the peer has nothing more to say."""
+        """Whether a plain HTTP request waits for its answer; the peer has nothing more to say then."""
         return (
             self._close_reason is not None
             and self._protocol.state is CONNECTING
@@ -170,12 +170,12 @@ class WebSocket(asyncio.Protocol):
 
     @property
     def account(self) -> Hashable:
-        """Whose bytes it holds."""
+        """The account that pays for the bytes the socket holds."""
         return self._handler.account
 
     @property
     def held_bytes(self) -> int:
-        """What is kept for the peer, about; nothing from now on where the socket is going."""
+        """The approximate bytes kept for the peer; 0 once the socket is closing."""
         if self._dismissed or self._transport.is_closing():
             return 0
         held = sum(len(event) for event in self._held if isinstance(event, bytes))
@@ -183,15 +183,15 @@ class WebSocket(asyncio.Protocol):
         return here + self.outbox.held_bytes + self._handler.held_bytes
 
     def described(self, process: str) -> OpenSession | None:
-        """The session as operators see it, in the process of this name; None where there is none."""
+        """The session as operators see it, in the process of this name; None if there is no session."""
         return self._handler.described(process) if self.is_open else None
 
     def expel(self) -> None:
-        """An operator ends the session: tell the peer so, and close."""
+        """End the session for an operator: report this to the peer, and close."""
         self._handler.expelled()
 
     def refuse_publishes(self, refuse: bool) -> None:
-        """Whether the peer may publish nothing now."""
+        """Say whether publishes of the peer are refused."""
         self._handler.refuse_publishes(refuse)
 
     # asyncio.Protocol: called by the event loop.
@@ -237,7 +237,7 @@ class WebSocket(asyncio.Protocol):
         self._take(self._frames.receive(data) if data else [], now)
 
     def _take_headers(self, data: bytes, now: float) -> bytes:
-        """Give the library the request; what follows it in the same read is no business of its parser."""
+        """Give the library the request. What follows it in the same read is not for the library's parser."""
         seen = self._headers_end + data
         end = seen.find(_END_OF_HEADERS)
         size = len(data) if end < 0 else end + len(_END_OF_HEADERS) - len(self._headers_end)
@@ -247,18 +247,18 @@ class WebSocket(asyncio.Protocol):
         return data[size:] if self._protocol.state is OPEN else b""
 
     def _take(self, events: Sequence[_Received], now: float) -> None:
-        """Handle what came in one step, or as much of it as there is time for."""
+        """Handle the events of one step, or as many as there is time for."""
         if self._suspended or self._held:
             self._held += events
         else:
             self._handle(events, now)
-        if self._suspended or not self._held:  # else the library's answer to a close frame came too early
+        if self._suspended or not self._held:  # else the library's answer to a close frame would be too early
             self._send_protocol_data()
         self._relay.registry.flush()
         self._go_on_after(self._handler.worked(time.monotonic() - now, now))
 
     def _go_on_after(self, owed: float) -> None:
-        """Leave what is left to a later step, where something is left or the peer has to wait."""
+        """Continue in a later step, if something is left or the peer has to wait."""
         is_left = self._held or self._frames.has_more or self._unread
         if self._is_resting or not (owed > 0 or (is_left and not self._suspended)):
             return
@@ -276,12 +276,12 @@ class WebSocket(asyncio.Protocol):
                 self._go_on(time.monotonic())
         except Exception as error:
             self._relay.faults.caught("message", error)
-            self._transport.abort()  # nothing would be read from it any more
+            self._transport.abort()  # nothing more would be read from it
         if not self._is_resting:
             self._update_reading()
 
     def _go_on(self, now: float) -> None:
-        """Take what has waited longest."""
+        """Take the input that has waited longest."""
         if self._held:
             held, self._held = self._held, []
             self._take(held, now)
@@ -293,14 +293,14 @@ class WebSocket(asyncio.Protocol):
 
     def eof_received(self) -> bool:
         if self._is_asked and self._transport.can_write_eof():
-            # Either it has said all that it had to say, or it has gone: the answer has so long to be found.
-            # Not so over TLS, where asyncio and uvloop end the connection whatever is returned here.
+            # The peer has either said all it had to say or gone; the answer has until the deadline to be
+            # found. Over TLS, asyncio and uvloop end the connection whatever is returned here.
             if not self._parting.has_begun:
                 self._parting.begin(time.monotonic())
             return True
         self._protocol.receive_eof()
         self._send_protocol_data()
-        self._close_transport()  # what waits to be sent has no longer than it has after a close of ours
+        self._close_transport()  # what waits to be sent has no more time than after a close of ours
         return False
 
     def pause_writing(self) -> None:
@@ -314,7 +314,7 @@ class WebSocket(asyncio.Protocol):
         self._update_reading()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        # At once: a connection that has ended is a cycle, which the collector finds when it will.
+        # At once: a connection that has ended is a cycle, which the collector finds at some later time.
         self._held.clear()
         self._frames.forget()
         self._unread = b""
@@ -332,20 +332,20 @@ class WebSocket(asyncio.Protocol):
         try:
             self._handler.closing()
         except Exception as error:
-            self._relay.faults.caught("message", error)  # it has gone all the same
+            self._relay.faults.caught("message", error)  # the socket is gone all the same
         if self._protocol.state is not CLOSED and not self._protocol.reader.eof:
             self._protocol.receive_eof()
         self._handler.ended(self._close_reason or ("client" if self._protocol.close_rcvd else "lost"))
         self.forget()
 
     def forget(self) -> None:
-        """Leave no circle of references: what has ended is given back now, and not by the collector.
+        """Leave no reference cycle, so that memory is freed now and not by the collector.
 
-        Of a flood of sockets the collector would have a million objects to look at, in one step of the loop.
+        After a flood of sockets, the collector would examine a million objects in one step of the loop.
         """
         self._handler = NOBODY
-        self._protocol.parser = _IGNORES  # the parser's own frame holds the protocol
-        self._protocol.handshake_exc = self._protocol.parser_exc = None  # and these hold frames
+        self._protocol.parser = _IGNORES  # the parser's frame holds the protocol
+        self._protocol.handshake_exc = self._protocol.parser_exc = None  # these hold frames too
 
     # The opening handshake, and plain HTTP.
 
@@ -361,14 +361,14 @@ class WebSocket(asyncio.Protocol):
         self.respond(rejection(self._protocol, turnaway))
 
     def respond(self, response: Response) -> None:
-        """Answer the request, before anything that is queued."""
+        """Answer the request, ahead of anything that is queued."""
         self._protocol.send_response(response)
         self._send_protocol_data()
         if self._protocol.state is not OPEN:
             self._parting.answered(self._transport.get_write_buffer_size())
 
     def ends_for(self, reason: str) -> None:
-        """Count this socket under `reason` when it has ended, unless another reason came first."""
+        """Count this socket under `reason` when it ends, unless another reason came first."""
         self._close_reason = self._close_reason or reason
 
     # Messages of the peer.
@@ -376,13 +376,13 @@ class WebSocket(asyncio.Protocol):
     def suspend(self) -> None:
         """Keep the messages behind this one waiting until `resume`.
 
-        They are bounded by one read of the socket, for no other read follows.
+        They are bounded by one read of the socket, because no other read follows.
         """
         self._suspended = True
         self._update_reading()
 
     def resume(self) -> None:
-        """Go on with the messages that wait."""
+        """Go on with the waiting messages."""
         self._suspended = False
         held, self._held = self._held, []
         self._handle(held, time.monotonic())
@@ -425,7 +425,7 @@ class WebSocket(asyncio.Protocol):
 
     @staticmethod
     def _is_costly(frame: Frame) -> bool:
-        """Whether the frame is work that its bytes do not pay for."""
+        """Whether the frame costs more work than its bytes pay for."""
         if frame.opcode is Opcode.CLOSE:
             return False
         is_part = not frame.fin or frame.opcode is Opcode.CONT
@@ -433,7 +433,7 @@ class WebSocket(asyncio.Protocol):
 
     def _may_cost(self, now: float) -> bool:
         if self._protocol.state is not OPEN:
-            return True  # it is closed already, by either side
+            return True  # one of the sides has closed already
         if self._control is None:
             settings = self._relay.settings
             self._control = Budget(settings.control_frame_limit, settings.malformed_window)
@@ -454,7 +454,7 @@ class WebSocket(asyncio.Protocol):
     # Pressure and deadlines.
 
     def allow_reading(self, allowed: bool) -> None:
-        """Say whether there is room for messages; without room, nothing is read from the peer."""
+        """Say whether there is room for messages. Without room, nothing is read from the peer."""
         self._allowed = allowed
         self._update_reading()
 
@@ -477,14 +477,14 @@ class WebSocket(asyncio.Protocol):
             self._transport.pause_reading()
 
     def withdraw(self) -> None:
-        """What was written before now and waits still must leave within a second, or not at all.
+        """Anything written before now that still waits must leave within a second, or not at all.
 
-        The reader of a socket that is dropped for it resumes by cursor.
+        A reader whose socket is dropped for this resumes by cursor.
         """
         self.outbox.withdraw(time.monotonic())
 
     def check_deadlines(self, now: float) -> None:
-        """Called about once a second."""
+        """Look at the deadlines. Called about once a second; `now` is monotonic."""
         if self.outbox.is_late(now):
             self._close_reason = self._close_reason or "withdrawn"
             self._transport.abort()
@@ -523,16 +523,16 @@ class WebSocket(asyncio.Protocol):
                 self.close(1013, "the reader takes nothing")
 
     def stop_reading(self) -> None:
-        """Take nothing further from the peer, whatever room there will be; the relay is draining."""
+        """Take nothing more from the peer, even if there is room; the relay is draining."""
         self._is_stopped = True
         self._update_reading()
 
     # Closing.
 
     def close(self, code: int, reason: str, cause: str | None = None) -> None:
-        """Start the closing handshake; the socket is aborted if the peer does not finish it in time.
+        """Start the closing handshake. The socket is aborted if the peer does not finish it in time.
 
-        `cause` counts it among the closed connections, where the code alone does not tell.
+        `cause` is the reason under which the closed connection is counted, if `code` alone does not show it.
         """
         self._handler.closing()
         self.outbox.flush()
@@ -549,10 +549,10 @@ class WebSocket(asyncio.Protocol):
         self._parting.begin(time.monotonic())
 
     def dismiss(self, code: int, reason: str, cause: str) -> None:
-        """Close, and keep nothing of what the peer has sent: what it holds is wanted now.
+        """Close, and drop what the peer has sent: the memory it holds is needed now.
 
-        What was given to it before leaves first, so that a reader learns why it is closed and resumes behind
-        the last packet that it got; within a second, or not at all.
+        What the peer was already given leaves first, so that a reader learns why it is closed and resumes
+        after the last packet that it got. This takes a second at most; the rest is dropped.
         """
         if self._dismissed:
             return
@@ -569,7 +569,7 @@ class WebSocket(asyncio.Protocol):
         self._transport.abort()
 
     def _send_protocol_data(self) -> None:
-        """Write the library's bytes; an empty piece means: close after this."""
+        """Write the library's bytes; an empty piece means that the socket closes after it."""
         writes = self._protocol.data_to_send()
         if not writes:
             return
@@ -589,10 +589,10 @@ class WebSocket(asyncio.Protocol):
         self._parting.closed(time.monotonic())
 
     def _linger(self) -> None:
-        """Say no more, and read on for a while, and keep nothing of it, before the socket is closed.
+        """Write nothing more, and read and discard for a while, before the socket is closed.
 
-        To close over unread bytes resets the connection, as do bytes that come when it is closed; and the
-        reset overtakes the close frame or the HTTP response that says why (RFC 6455 §7.1.1, RFC 9112 §9.6).
+        Closing over unread bytes resets the connection, as do bytes that arrive after the close. The reset
+        overtakes the close frame or the HTTP response that says why (RFC 6455 §7.1.1, RFC 9112 §9.6).
         """
         if self._parting.is_lingering or self._transport.is_closing():
             return
@@ -604,7 +604,7 @@ class WebSocket(asyncio.Protocol):
             self._reading = True
             self._transport.resume_reading()
         if self._transport.can_write_eof():
-            self._transport.write_eof()  # a peer that has nothing to say closes now, and that is the end
+            self._transport.write_eof()  # a peer that has nothing more to say closes now, which ends the wait
         else:
             self._linger_on(-1)
 

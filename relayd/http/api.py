@@ -1,10 +1,10 @@
 """The answers to plain HTTP GET requests, without a socket.
 
-`HttpApi.respond` takes a request target and returns a whole response; the shell that owns the connection
-writes it. Errors are JSON, `{"error": code, "reason": sentence}`. The answers:
+`HttpApi.respond` takes a request target and returns a whole response, which the shell that owns the
+connection writes. Errors are JSON, `{"error": code, "reason": sentence}`. The answers:
 
     /healthz                         200 while the process runs its event loop
-    /readyz                          200, or 503 with why the relay takes no connections
+    /readyz                          200, or 503 with the reason why the relay takes no connections
     /metrics                         Prometheus text
     /.well-known/strata-relay.json   the manifest (R-389)
     /packets/{packet_id}             a stored packet (R-301)
@@ -42,10 +42,10 @@ _EXPIRING = msgspec.json.Decoder(_Expiring)
 class HttpApi:
     """The GET answers of the relay's main port.
 
-    `readiness` gives None when the relay is ready, else one of `draining`, `database`, `memory`.
-    `by_id` is the store's: a `StoredPacket`, None for an id never seen, or any other object for one that is
-    gone or not served (R-323). `form` is how annotated packets are served. `metrics` is None where another
-    port serves them. A `manifest` that is the same object as before is not written out again.
+    `readiness` returns None when the relay is ready, else one of `draining`, `database`, `memory`.
+    `by_id` is the store's: it returns a `StoredPacket`, None for an id never seen, or any other object for a
+    packet that was removed or is not served (R-323). `form` says how annotated packets are served. `metrics`
+    is None if another port serves them. A `manifest` that is the same object as before is not encoded again.
     """
 
     def __init__(
@@ -75,11 +75,11 @@ class HttpApi:
         self._clock = clock
 
     def page(self, path: str, headers: RequestHeaders) -> Response | None:
-        """The console's answer to this path, None where it has none."""
+        """The console's answer to this path, or None if it has none."""
         return None if self._console is None else self._console.page(path, headers)
 
     async def respond(self, path: str) -> Response:
-        """Answer `GET path`; a query is ignored. Cancelling it cancels a read of the store under way."""
+        """Answer `GET path`, ignoring a query. Cancelling it cancels any read of the store under way."""
         path = path.partition("?")[0]
         if path.startswith("/packets/"):
             return await self._packet(path.removeprefix("/packets/"))
@@ -112,7 +112,7 @@ class HttpApi:
         return error_response(503, "not_ready", reason)
 
     async def _packet(self, text: str) -> Response:
-        if not is_content_id(text):  # R-020: no other spelling is an id
+        if not is_content_id(text):  # R-020: an id has only one spelling
             return error_response(400, "invalid_packet_id", "a packet id is 0x and 64 lowercase hex digits")
         packet_id = bytes.fromhex(text[2:])
         now = int(self._clock())
@@ -126,12 +126,12 @@ class HttpApi:
             return error_response(404, "not_found", "no packet with this id is known")
         if not isinstance(found, StoredPacket):
             return error_response(410, "gone", "the packet has expired or was removed")
-        # An id never means other bytes, but a packet may expire or be removed, so caches keep it briefly.
+        # An id always means the same bytes, but a packet may expire or be removed, so caches keep it briefly.
         headers = {**kept_for(60, _EXPIRING.decode(found.body).expires_at, now), "ETag": f'"{text}"'}
         return Response(200, JSON, self._body(found), headers)
 
     def _body(self, found: StoredPacket) -> bytes:
-        """The stored bytes as they are (A-006), but for a packet whose origin was downgraded (R-208)."""
+        """The stored bytes as they are (A-006), except for a packet whose origin was downgraded (R-208)."""
         body, annotation, received_at = found.body, found.annotation, found.received_at
         if annotation is None:
             return b'{"packet":' + event_tail(body, received_at, None)
@@ -139,7 +139,7 @@ class HttpApi:
 
 
 class MetricsApi:
-    """The answers of a port that serves metrics alone (`metrics_listen`)."""
+    """The answers of a port that serves only metrics (`metrics_listen`)."""
 
     def __init__(self, metrics: Callable[[], Awaitable[Scrape]]) -> None:
         self._metrics = metrics

@@ -1,8 +1,8 @@
 """The console: the web page at `/`, and its files (decision 67).
 
-All files are read once, at start, and an answer is made of bytes that are there already: a stranger who asks
-for them costs one look into a dictionary. Their names hold hashes of their contents, so whatever has a file
-may keep it for ever; the page itself is asked for again each time, and is mostly answered by "not modified".
+All files are read once, at the start, and an answer is made of bytes that are already there: a request for
+one costs one look into a dictionary. File names contain hashes of the contents, so caches may keep a file
+forever. The page itself is requested again each time, and the usual answer is "not modified".
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from relayd.responses import Response
 __all__ = ["FOLDER", "WebConsole"]
 
 FOLDER: Final = Path(relayd.__file__).with_name("console")
-"""Where the built files are: `web/build.mjs` writes them."""
+"""The folder of the built files, which `web/build.mjs` writes."""
 
 _PAGE: Final = "index.html"
 _TYPES: Final[Mapping[str, str]] = MappingProxyType(
@@ -37,7 +37,7 @@ _TYPES: Final[Mapping[str, str]] = MappingProxyType(
 )
 _HOST: Final = re.compile(r"([A-Za-z0-9.-]{1,255}|\[[0-9A-Fa-f:.]{2,45}\])(:[0-9]{1,5})?")
 _NOT_WANTED: Final = re.compile(r"[qQ]=0(\.0{0,3})?")
-"""The weight of what a client will not have (RFC 9110 section 12.4.2)."""
+"""The weight of an encoding that a client refuses (RFC 9110 section 12.4.2)."""
 _LONGEST_HOST: Final = 260
 _LONGEST_HEADER: Final = 1000
 _SAFE: Final[Mapping[str, str]] = MappingProxyType(
@@ -64,7 +64,7 @@ class _File:
 
 
 class WebConsole:
-    """The files of the console. `public_url` is the setting, and `websocket_path` where the relay listens."""
+    """The files of the console. `public_url` is the setting; the relay listens at `websocket_path`."""
 
     def __init__(self, files: Mapping[str, bytes], *, public_url: str | None, websocket_path: str) -> None:
         self._public = _origin_of(public_url)
@@ -80,7 +80,7 @@ class WebConsole:
 
     @classmethod
     def read(cls, folder: Path = FOLDER, *, public_url: str | None, websocket_path: str) -> WebConsole:
-        """Read the built files. Raises OSError where they are not there."""
+        """Read the built files. Raises `OSError` if they are missing."""
         names = [folder / _PAGE, *sorted((folder / "assets").iterdir())]
         files = {path.relative_to(folder).as_posix(): path.read_bytes() for path in names}
         return cls(files, public_url=public_url, websocket_path=websocket_path)
@@ -91,7 +91,7 @@ class WebConsole:
         return set(self._files)
 
     def page(self, path: str, headers: RequestHeaders) -> Response | None:
-        """The answer to `GET path`, None for a path of somebody else's."""
+        """The answer to `GET path`, or None if the console does not serve the path."""
         file = self._files.get(path.partition("?")[0])
         if file is None:
             return None
@@ -109,9 +109,9 @@ class WebConsole:
         return Response(200, file.content_type, file.plain, said)
 
     def _sockets(self, headers: RequestHeaders) -> str:
-        """Where the page may connect to besides `'self'`, which older browsers do not take for WebSockets.
+        """Where the page may connect besides `'self'`, which older browsers do not apply to WebSockets.
 
-        A Host that could be read as anything else than a host is left out.
+        A Host that could be read as anything but a host is left out.
         """
         found = list(self._public)
         hosts = headers.get_all("Host")
@@ -121,7 +121,7 @@ class WebConsole:
 
 
 def _origin_of(public_url: str | None) -> tuple[str, ...]:
-    """Scheme and host of the URL, as a policy names them; nothing where it is no plain one."""
+    """Scheme and host of the URL, as a policy names them; nothing if the URL is not a plain one."""
     if public_url is None:
         return ()
     parts = urlsplit(public_url)
@@ -140,7 +140,7 @@ def _file(name: str, content: bytes, caching: str) -> _File:
 
 
 def _words(headers: RequestHeaders, name: str) -> set[str]:
-    """The items of a list in a header, without their parameters; of a long one, the first."""
+    """The items of a list in a header, without their parameters; only the first of a long list."""
     line = ",".join(headers.get_all(name)[:4])[:_LONGEST_HEADER]
     items = (item.partition(";") for item in line.split(","))
     return {

@@ -1,13 +1,13 @@
 """The state of a DID, over HTTP (additive, decision A-022, R-058).
 
-    /did/{did}                 its current document and the hash of it, its keys as they stand, its chain
-    /did-docs/{did_doc_hash}   one document, its canonical bytes
+    /did/{did}                 its current document and the document's hash, its keys with their standing,
+    its chain /did-docs/{did_doc_hash}   one document, as its canonical bytes
 
-What this relay does not serve by any other path it does not serve here: packets that are declined (R-323) or
-expired (R-100) are left out, and so is a document that came in one.
+What this relay does not serve on any other path, it does not serve here: packets that are declined (R-323) or
+expired (R-100) are left out, and so is a document that came in such a packet.
 
-A reader need not believe the answer: the packets of the chain are signed, documents are named by their hash,
-and `strata.protocol.keys` draws the same conclusions from them.
+A reader need not trust the answer: the packets of the chain are signed, documents are named by their hash,
+and `strata.protocol.keys` derives the same results from them.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ __all__ = ["IdentityApi"]
 
 _BRIEFLY: Final = 10
 _A_MINUTE: Final = 60
-"""Seconds: the bytes behind a hash never change, but whether they are served may."""
+"""In seconds. The bytes behind a hash never change, but whether they are served may change."""
 _MULTIHASH_BYTES: Final = 2
 _MAX_EVENTS_BYTES: Final = 2**20
-"""Packets of one answer. A longer chain, of before there was a limit, is read by SUBSCRIBE."""
+"""The most bytes of packets in one answer. A longer chain, older than the limit, is read by SUBSCRIBE."""
 
 
 class IdentityApi:
@@ -60,7 +60,7 @@ class IdentityApi:
         self._clock = clock
 
     async def respond(self, path: str) -> Response | None:
-        """Answer a path of ours, None for any other. Cancelling it cancels a read under way."""
+        """Answer a path of this API, or return None. Cancelling it cancels any read under way."""
         try:
             if path.startswith("/did/"):
                 return await self._did(unquote(path.removeprefix("/did/")))
@@ -114,7 +114,7 @@ class IdentityApi:
         return None if is_hidden else head
 
     def _served(self, chain: KeyChain) -> list[tuple[Packet, int]]:
-        """The packets of the chain that may be shown, the first ones where all are too many."""
+        """The packets of the chain that may be shown; only the first ones if there are too many."""
         served, size = [], 0
         for packet, received_at in chain.events:
             size += packet.size_bytes
@@ -158,7 +158,7 @@ _PACKET: Final = msgspec.json.Decoder(_Packet)
 
 
 def _stored(body: bytes) -> NewPacket:
-    """A stored packet, by what decides whether it is served."""
+    """A stored packet, reduced to what decides whether it is served."""
     packet = _PACKET.decode(body)
     return NewPacket(
         bytes.fromhex(packet.packet_id[2:]),

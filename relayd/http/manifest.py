@@ -1,7 +1,7 @@
 """The relay's description of itself at `/.well-known/strata-relay.json` (RFC-0007 §11, R-389).
 
-It states what the running relay enforces and nothing else, and it establishes no trust (R-390): a client
-that pinned a relay keeps its pin, whatever a manifest says.
+It states what the running relay enforces and nothing else, and it establishes no trust (R-390): a client that
+pinned a relay keeps its pin, whatever a manifest says.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ def build_manifest(
     did_docs: Iterable[DidDocument] = (),
     bans: Bans = Bans(),  # noqa: B008 - immutable
 ) -> dict[str, object]:
-    """The manifest. `public_url` stands in for `ws_endpoint`; `status` is `ok` or why it is not ready.
+    """The manifest. `public_url` takes the place of `ws_endpoint`; `status` is `ok` or why it is not ready.
 
-    `did_docs` are the documents that the operator vouches for; it points to the newest of them (R-057).
+    `did_docs` are the documents that the operator vouches for; the manifest points to the newest (R-057).
     """
     newest = sorted(did_docs, key=lambda document: document.created_at, reverse=True)[:_MAX_DID_DOCS]
     return {
@@ -56,7 +56,7 @@ def build_manifest(
 
 
 def _replication(settings: Settings) -> dict[str, object]:
-    """R-389: whether peers may replicate from here; not which ones, and not whom this one reads."""
+    """R-389: whether peers may replicate from here; neither which peers, nor which relays this one reads."""
     accepts = bool(settings.replication_peers)
     return {
         "accepts_peer_subscriptions": accepts,
@@ -82,7 +82,7 @@ def _limits(settings: Settings) -> dict[str, int]:
 
 
 def _rates(settings: Settings) -> dict[str, object]:
-    """How much in each window, as enforced: by all workers together (R-317). Absent means any."""
+    """The limits in each window, as enforced by all workers together (R-317); no limit if absent."""
     anonymous = {
         "publishes": settings.anonymous_publish_limit,
         "subscribes": settings.anonymous_subscribe_limit,
@@ -114,7 +114,7 @@ def _enforced(limits: dict[str, int]) -> dict[str, int]:
 
 
 def _auth(settings: Settings) -> dict[str, object]:
-    """What AUTH is for here (R-292); not who the members and peers are."""
+    """The use of AUTH here (R-292); not who the members and peers are."""
     return {
         "required_for": list(settings.require_auth),
         "members_only": bool(settings.members),
@@ -126,7 +126,7 @@ def _auth(settings: Settings) -> dict[str, object]:
 def _policy(settings: Settings, bans: Bans) -> dict[str, object]:
     """R-325: which packets are accepted, how long they are kept and how served, and if any are declined.
 
-    The lists themselves stay private: a public list of blocked authors and packets would point at them.
+    The lists themselves stay private: a public list of blocked authors and packets would advertise them.
     """
     policy: dict[str, object] = {
         "accepts_public_packets": not settings.allowed_authors,
@@ -145,6 +145,6 @@ def _policy(settings: Settings, bans: Bans) -> dict[str, object]:
     }
     if settings.allowed_types:  # absent means any
         policy["accepted_types"] = list(settings.allowed_types)
-    if settings.retention_days:  # absent means for ever: 0 would read as "not at all" (R-309)
+    if settings.retention_days:  # absent means forever: 0 would read as "not at all" (R-309)
         policy["default_retention_days"] = settings.retention_days
     return policy

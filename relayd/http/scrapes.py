@@ -1,8 +1,9 @@
-"""`/metrics`, made off the event loop and not more often than anybody needs.
+"""`/metrics`, produced off the event loop and no more often than needed.
 
-Writing the text out takes several milliseconds, more with many workers, and whoever can reach the port may
-ask for it. So it is made in a thread, one at a time and twenty times in a second at most. All who ask before
-one is begun get that one: nobody gets a text older than the request, and nobody makes the relay write more.
+Writing the text takes several milliseconds, more with many workers, and anyone who can reach the port may
+request it. So it is written in a thread, one text at a time and at most twenty in a second. All requests
+that arrive before one is begun get that one: no request gets a text older than itself, and none makes the
+relay write more.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ _INTERVAL: Final = 0.05
 
 
 class Scrapes:
-    """The texts of `/metrics`. `count` runs on the loop before each is made, `render` in a thread."""
+    """The texts of `/metrics`. `count` runs on the loop before each text is written, `render` in a thread."""
 
     def __init__(self, count: Callable[[], None], render: Callable[[], Scrape]) -> None:
         self._count = count
@@ -31,7 +32,7 @@ class Scrapes:
         self._not_before = 0.0
 
     async def get(self) -> Scrape:
-        """The text as of now or a moment later. Cancelling it lets others have theirs."""
+        """The text as of now or a moment later. Cancelling it does not affect other requests."""
         if self._next is None:
             self._next = asyncio.create_task(self._make(), name="metrics")
         return await asyncio.shield(self._next)
@@ -39,7 +40,7 @@ class Scrapes:
     async def _make(self) -> Scrape:
         async with self._turn:
             await asyncio.sleep(max(0.0, self._not_before - time.monotonic()))
-            self._next = None  # whoever asks from here on gets a later one
+            self._next = None  # requests from here on get a later one
             self._not_before = time.monotonic() + _INTERVAL
             self._count()
             return await asyncio.to_thread(self._render)

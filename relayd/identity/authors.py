@@ -1,7 +1,7 @@
-"""Who has published anything about themselves: read from the log at start, by pages, and then in the feed.
+"""The authors who have published anything about themselves: read from the log at start, then from the feed.
 
-The relay serves meanwhile: until the last page has come, every author is looked up in the log, like one who
-has a chain.
+The log is read in pages, and the relay serves meanwhile. Until the last page has arrived, every author is
+looked up in the log, like one who has a chain.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ __all__ = ["DECISIVE_TYPES", "Authors", "LogOfAuthors"]
 _log = get_logger("relayd.identity.directory")
 
 DECISIVE_TYPES: Final = IDENTITY_TYPES | {CLIENT_MANIFEST}
-"""Packets by which later ones are judged."""
+"""Packets that affect the judgement of later ones."""
 _START_PATIENCE: Final = 5.0
-"""Seconds that a start waits for the names of all identities; after that the relay serves without them."""
+"""How long a start waits for the names of all identities, in seconds; then the relay serves without them."""
 _NAMES_PER_STEP: Final = 500
 _STEP_PAUSE: Final = 0.001
-"""So many names are learned in a step of the loop, for half a millisecond; then others have their turn."""
+"""The pause after the names of one step, which take half a millisecond, so that others have their turn."""
 _RETRY_SECONDS: Final = (0.1, 5.0)
 
 
 class LogOfAuthors(Protocol):
-    """The part of the store this module needs; it may raise `StoreError`."""
+    """The part of the store that this module needs; it may raise `StoreError`."""
 
     async def authors(self, type_: str, after: int = ...) -> AuthorsPage: ...
 
@@ -48,13 +48,13 @@ class Authors:
         self._special = Names(special)
         self._publishers = Names()
         self._is_complete = True
-        """Every name of the log is in these two sets: so it is where there is no log yet, see `open`."""
+        """Whether these two sets hold every name of the log. True while there is no log yet, see `open`."""
         self._has_begun = False
         self._learning: asyncio.Task[None] | None = None
 
     async def open(self) -> None:
-        """Begin to learn, and wait a while for the end of it. Raises `StoreError` if the log cannot be read.
-        Cancelling leaves the reading to `close`."""
+        """Begin to learn the names, and wait a while for the end. Raises `StoreError` if the log cannot be
+        read. Cancelling it leaves the reading to `close`."""
         self._is_complete = False
         self._learning = learning = asyncio.create_task(self._learn(), name="identities")
         learning.add_done_callback(self._ended)
@@ -65,17 +65,17 @@ class Authors:
             _log.info("identities_loading", consequence="authors are looked up one by one until it is done")
 
     async def close(self) -> None:
-        """Learn nothing further from the log."""
+        """Stop learning from the log."""
         if self._learning is not None:
             self._learning.cancel()
             await asyncio.gather(self._learning, return_exceptions=True)
 
     def is_plain(self, did: str) -> bool:
-        """Whether it is known that all there is to know of this DID stands in itself: the usual case."""
+        """Whether the DID is known to stand for itself, with nothing published about it: the usual case."""
         return did not in self._special and self._is_complete
 
     def is_no_client(self, did: str) -> bool:
-        """Whether it is known that this DID has published no manifest."""
+        """Whether this DID is known to have published no manifest."""
         return did not in self._publishers and self._is_complete
 
     def add(self, did: str, type_: str) -> None:
@@ -103,7 +103,7 @@ class Authors:
         _log.info("identities_known", authors=len(self._special), clients=len(self._publishers))
 
     async def _page(self, type_: str, place: int) -> AuthorsPage:
-        """A page of names. The first has to come, for a start; the others are asked for until they do."""
+        """A page of names. An error on the first page is raised; later pages are retried until they come."""
         pauses = Pauses(*_RETRY_SECONDS)
         while True:
             try:

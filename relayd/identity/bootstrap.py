@@ -1,6 +1,6 @@
 """The bootstrap file: an operator's statements about identities (RFC-0001 §3.4, R-056).
 
-One JSON object; every member is optional, and an unknown one is an error:
+One JSON object; every member is optional, and an unknown member is an error:
 
     did_documents       DID documents, trusted as they stand (A-021)
     keys                DID → Ed25519 key in base58btc multibase, for DIDs without a document (R-048)
@@ -11,7 +11,7 @@ One JSON object; every member is optional, and an unknown one is an error:
                         apple-app-attest {"roots": [PEM…], "app_ids": […], "development": false}
                         play-integrity   {"keys": [PEM…], "packages": […], "threshold": "MEETS_…"}
                         c2pa             {"roots": [PEM…]}
-    relays, did_docs    for clients, who may read the same file
+    relays, did_docs    for clients, which may read the same file
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class Bootstrap:
     evidence: Mapping[str, EvidenceVerifier] = field(default_factory=dict)
 
     def names(self) -> frozenset[str]:
-        """The DIDs it says anything about."""
+        """The DIDs that the file says anything about."""
         return frozenset(self.documents) | frozenset(self.keys)
 
 
@@ -60,14 +60,14 @@ class _File(msgspec.Struct):
     clock_skew_seconds: int | None = None
     model_roots: dict[str, str] = {}
     hardware_roots: dict[str, str] = {}
-    # For clients, who read the same file (`strata.relays.bootstrap`); a relay has no use for them.
+    # For clients, which read the same file (`strata.relays.bootstrap`); a relay has no use for them.
     relays: msgspec.Raw = msgspec.Raw(b"[]")
     did_docs: msgspec.Raw = msgspec.Raw(b"[]")
     evidence: EvidenceFile = msgspec.field(default_factory=EvidenceFile)
 
 
 def read_bootstrap(path: Path | None) -> Bootstrap:
-    """Read the file. Raises `ConfigurationError` with everything that is wrong with it."""
+    """Read the file. Raises `ConfigurationError` with all problems of the file."""
     if path is None:
         return Bootstrap()
     try:
@@ -96,14 +96,14 @@ def read_bootstrap(path: Path | None) -> Bootstrap:
 
 
 def effective_clock_skew(setting: int, bootstrap: Bootstrap) -> int:
-    """The skew in use: the file's before the setting's (R-064)."""
+    """The clock skew in use, in seconds: the file's value takes precedence over the setting's (R-064)."""
     return allowed_clock_skew(
         setting if bootstrap.clock_skew_seconds is None else bootstrap.clock_skew_seconds
     )
 
 
 def key_rules(settings: Settings, bootstrap: Bootstrap) -> KeyRules:
-    """The rules of this relay for the validity of keys."""
+    """This relay's rules for the validity of keys."""
     return KeyRules(
         clock_skew_seconds=effective_clock_skew(settings.clock_skew_seconds, bootstrap),
         recovery_delay_seconds=settings.recovery_delay_seconds,
@@ -111,7 +111,7 @@ def key_rules(settings: Settings, bootstrap: Bootstrap) -> KeyRules:
 
 
 def trust_of(settings: Settings, bootstrap: Bootstrap) -> ProvenanceTrust:
-    """The roots and verifiers this relay trusts. Raises `ConfigurationError` for a missing plug-in."""
+    """The roots and verifiers that this relay trusts. Raises `ConfigurationError` if a plug-in is missing."""
     return ProvenanceTrust(
         model_roots=bootstrap.model_roots,
         hardware_roots=bootstrap.hardware_roots,

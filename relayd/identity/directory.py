@@ -1,17 +1,18 @@
 """The keys of every author, as this process knows them: the log's identity packets, applied in order.
 
 Most authors have published nothing about themselves, and their key stands in their DID. Such an author costs
-one look into a set. For the others a `KeyChain` is read from the log when it is first needed, kept among the
-most recent, and brought forward by the feed: every entry of the log passes `observe` in sequence, in the step
-in which it is forwarded, whichever process appended it. So what this directory knows has a position, the
-feed's own, and `relay_append` refuses a batch that was judged behind a later identity packet (R-074).
+one look into a set. For the others, a `KeyChain` is read from the log when it is first needed, kept among
+the most recent, and advanced by the feed: every entry of the log passes `observe` in sequence, in the step
+in which it is forwarded, whichever process appended it. So the knowledge of this directory has a position,
+that of the feed, and `relay_append` refuses a batch that was judged before a later identity packet arrived
+(R-074).
 
-Who has published anything about themselves is known by name (`authors`).
+`authors` knows by name which authors have published anything about themselves.
 
 Nothing here asks the network (R-056): the sources are the bootstrap file, the log, and the DID itself.
 
 Chains and manifests are immutable and change by replacement; `generation` counts the replacements. Admission
-has judged a packet by a chain; one comparison tells it later whether anything has been replaced since, and a
+judges a packet by a chain. Later, one comparison shows whether anything has been replaced since, and a
 second whether it was that chain.
 """
 
@@ -44,13 +45,13 @@ _log = get_logger("relayd.identity.directory")
 _CHAINS_BYTES: Final = 64 * 2**20
 _MANIFESTS_BYTES: Final = 16 * 2**20
 _AUTHORS_PER_READ: Final = 32
-"""A read brings at most so many chains into memory at once."""
+"""The most chains that a single read brings into memory."""
 _REMEMBERED_CHANGES: Final = 4096
 _REMEMBERED_BEGINNINGS: Final = 256
 
 
 class LogOfIdentities(LogOfAuthors, Protocol):
-    """The part of the store this module needs; each method may raise `StoreError`."""
+    """The part of the store that this module needs; each method may raise `StoreError`."""
 
     async def packets_of(self, authors: Sequence[str], types: Iterable[str]) -> list[StoredPacket]: ...
 
@@ -62,25 +63,25 @@ class _Loading:
 
     def __init__(self) -> None:
         self.is_late = False
-        """What it finds of a manifest may have been erased since."""
+        """Whether what the read finds of a manifest may have been erased since."""
         self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.observed: list[tuple[Packet, int]] = []
 
     def fail(self, error: BaseException) -> None:
-        """Tell all who wait, unless they have been told."""
+        """Report the error to all who wait, unless the read has already ended."""
         if self.done.done():
             return
-        # Without its frames, which hold this: the circle would keep all that waits until a collection.
+        # Drop its frames, which hold this object: the cycle would keep all that waits until a collection.
         error.__traceback__ = error.__context__ = error.__cause__ = None
         self.done.set_exception(error)
-        self.done.exception()  # seen: perhaps nobody waits any more
+        self.done.exception()  # retrieved, because perhaps nobody waits any more
 
 
 class _Manifest(NamedTuple):
-    """The manifest of a DID that counts, so far; None where the log holds none."""
+    """The manifest of a DID that counts so far; `packet` is None if the log holds none."""
 
     received_at: int
-    """As EVENTs tell it: of one that a peer brought, when the first relay received it."""
+    """As EVENTs report it: for a manifest that a peer brought, when the first relay received it."""
     packet: Packet | None
 
 
@@ -88,16 +89,16 @@ class _Understood(NamedTuple):
     """What the log said about one DID."""
 
     ids: frozenset[str]
-    """Of all its packets."""
+    """The ids of all its packets."""
     chain: KeyChain
     manifest: _Manifest
 
 
 class Identities:
-    """Who may sign for whom.
+    """Which keys may sign for which DID.
 
     `on_change(author, digest)` is called when the feed has brought an identity packet or a manifest of this
-    author with this id, whatever came of it.
+    author with this id, whether or not it had an effect.
     """
 
     def __init__(
@@ -116,12 +117,12 @@ class Identities:
         self._bootstrap = bootstrap
         self._on_change = on_change
         self._faults = faults or Faults()
-        # The first events of a DID often come together, and each is judged by how the chain began.
+        # The first events of a DID often arrive together, and each is judged by how the chain began.
         self._genesis = functools.lru_cache(_REMEMBERED_BEGINNINGS)(
             functools.partial(KeyChain.genesis, rules=rules)
         )
         self._authors = Authors(log, bootstrap.names())
-        # The generation in which each DID's chain changed last, in that order; the first goes.
+        # The generation in which each DID's chain changed last, in that order; the oldest is dropped first.
         self._changes: dict[str, int] = {}
         self._forgotten = 0
         self._chains: Kept[KeyChain] = Kept(max_chain_bytes, _weight_of_chain)
@@ -130,51 +131,51 @@ class Identities:
         self._reads: set[asyncio.Task[None]] = set()
 
     async def open(self) -> None:
-        """Begin to learn whose chains and manifests the log holds, and wait a while for the end of it.
+        """Begin to learn whose chains and manifests the log holds, and wait a while for the end.
 
-        Raises `StoreError` if the log cannot be read. The feed must start no later than the log stood when
-        this was called. Cancelling leaves the reading to `close`.
+        Raises `StoreError` if the log cannot be read. The feed must start no later than the end of the log
+        at the time of this call. Cancelling it leaves the reading to `close`.
         """
         await self._authors.open()
 
     def is_plain(self, did: str) -> bool:
-        """Whether it is known that all there is to know of this DID stands in itself: the usual case."""
+        """Whether the DID is known to stand for itself, with nothing published about it: the usual case."""
         return self._authors.is_plain(did)
 
     def chain(self, did: str) -> KeyChain | None:
-        """The DID's chain as the feed has it now; None where it has to be loaded first."""
+        """The DID's chain as the feed has it now; None if it has to be loaded first."""
         if self.is_plain(did):
             return self._genesis(did)
         return self._chains.get(did)
 
     def changed_since(self, did: str, generation: int) -> bool:
-        """Whether the DID's chain may have changed after this generation; where that is forgotten, it may."""
+        """Whether the DID's chain may have changed after this generation. True if that has been forgotten."""
         return self._changes.get(did, self._forgotten) > generation
 
     def manifest(self, client_id: str) -> Packet | None:
-        """The newest CLIENT_MANIFEST of a DID, of those loaded (R-236)."""
+        """The newest CLIENT_MANIFEST of a DID, among those loaded (R-236)."""
         found = self._manifests.get(client_id)
         return None if found is None else found.packet
 
     def missing(self, dids: Iterable[str], clients: Iterable[str] = ()) -> list[str]:
-        """Which of these have to be loaded before `chain` and `manifest` are complete."""
+        """The DIDs that have to be loaded before `chain` and `manifest` are complete."""
         return [did for did in dids if not self.is_plain(did) and did not in self._chains] + [
             did for did in clients if not self._authors.is_no_client(did) and did not in self._manifests
         ]
 
     async def resolve(self, did: str) -> KeyChain:
-        """The DID's chain, loaded if need be; one of an unknown DID resolves no key. Raises `StoreError`.
+        """The DID's chain, loaded if need be; that of an unknown DID resolves no key. Raises `StoreError`.
 
-        Cancelling does not stop the read: others may wait for it.
+        Cancelling it does not stop the read: others may wait for it.
         """
         while (chain := self.chain(did)) is None:
             await self.load([did])
         return chain
 
     async def load(self, dids: Iterable[str]) -> None:
-        """Read these DIDs' chains and manifests, in as few reads as may be.
+        """Read these DIDs' chains and manifests, in as few reads as possible.
 
-        Waits for all of them, and raises `StoreError`, or what else the first that failed met.
+        Waits for all of them, and raises the error of the first that failed, `StoreError` or another.
         """
         wanted = list(dict.fromkeys(dids))
         fresh = [did for did in wanted if did not in self._loading]
@@ -192,15 +193,15 @@ class Identities:
 
     @contextlib.contextmanager
     def held(self) -> Iterator[None]:
-        """Put nothing out of memory meanwhile, so that all that is loaded together can be used together.
+        """Evict nothing meanwhile, so that everything loaded together can be used together.
 
-        For one who holds at a time, and not for long: else nothing would ever go.
+        For one holder at a time, and for a short time: otherwise nothing would ever be evicted.
         """
         with self._chains.held(), self._manifests.held():
             yield
 
     def _begin(self, dids: list[str]) -> None:
-        """Start one read; whatever comes of it, who waits for it is told."""
+        """Start one read. All who wait for it are notified, whatever the outcome."""
         loading = {did: _Loading() for did in dids}
         task = asyncio.create_task(self._read(loading), name="keys")
         self._loading |= loading
@@ -215,18 +216,18 @@ class Identities:
         for did, one in loading.items():
             self._forget(did, one)
             if error is None:
-                one.done.cancel()  # those that are done stay so
+                one.done.cancel()  # without effect on those that are done
             else:
                 one.fail(error)
 
     async def close(self) -> None:
-        """End the reads under way; who waits for one is cancelled."""
+        """End the reads under way; waiting callers are cancelled."""
         for task in self._reads:
             task.cancel()
         await asyncio.gather(self._authors.close(), *self._reads, return_exceptions=True)
 
     def observe(self, entries: Sequence[LogEntry]) -> None:
-        """Take the log's next entries, in sequence and without a gap; the feed calls this. Never raises."""
+        """Take the log's next entries, in sequence and without a gap; called by the feed. Never raises."""
         for entry in entries:
             new = entry.packet
             if new.content_type not in DECISIVE_TYPES:
@@ -235,7 +236,7 @@ class Identities:
                 self._observe(entry)
             except Exception as error:
                 self._faults.caught("identity", error)
-                # What is known of this author may be wrong now: read it anew before anything else counts.
+                # The knowledge about this author may be wrong now: read it anew before it is used again.
                 self._chains.drop(new.author_id)
                 self._manifests.drop(new.author_id)
                 if (loading := self._loading.pop(new.author_id, None)) is not None:
@@ -245,7 +246,7 @@ class Identities:
             self._tell(new.author_id, new.packet_id)
 
     def forget_manifests(self) -> None:
-        """Let go of all manifests: some may have been erased, and what the log has now is what counts."""
+        """Drop all manifests: some may have been erased, and only those still in the log count."""
         self._manifests.clear()
         for one in self._loading.values():
             one.is_late = True
@@ -254,7 +255,7 @@ class Identities:
             ]
         self.generation += 1
         self._changes.clear()
-        self._forgotten = self.generation  # any verdict may rest on one of them
+        self._forgotten = self.generation  # any verdict may rest on one of the manifests
 
     def _remember(self, did: str) -> None:
         self._changes.pop(did, None)
@@ -278,7 +279,7 @@ class Identities:
         try:
             self._remember(author)
         except Exception as error:
-            self._forgotten = self.generation  # whoever asks what has changed looks at everybody
+            self._forgotten = self.generation  # now every DID counts as changed
             self._faults.caught("identity", error)
         try:
             self._on_change(author, digest)
@@ -287,12 +288,12 @@ class Identities:
 
     def _observe_event(self, packet: Packet, received_at: int) -> None:
         did = packet.author_id
-        chain = self.chain(did)  # before it counts as special: a first event needs no read
+        chain = self.chain(did)  # before the DID counts as special: a first event needs no read
         self._authors.add(did, packet.content_type)
         if (loading := self._loading.get(did)) is not None:
             loading.observed.append((packet, received_at))
         if chain is not None:
-            # To weigh all of it for each event would take longer than to apply that.
+            # Weighing the whole chain for each event would take longer than applying the event.
             self._chains.put(did, _applied(chain, packet, received_at), more=weight_of(packet))
 
     def _observe_manifest(self, packet: Packet, received_at: int) -> None:
@@ -305,11 +306,11 @@ class Identities:
             self._keep_manifest(packet, received_at)
 
     async def _read(self, loading: dict[str, _Loading]) -> None:
-        """One read for several DIDs. What this raises goes to everybody who waits for one of them."""
+        """Read the packets of several DIDs. An error raised here goes to all who wait for one of them."""
         if failpoints.ARMED:
             await failpoints.reached("identity.read")
         rows = await self._log.packets_of(list(loading), DECISIVE_TYPES)
-        # Reading a long chain takes as long as a hundred signatures: not on the loop.
+        # Reading a long chain takes as long as a hundred signatures, so it does not run on the loop.
         understood = await asyncio.to_thread(self._understand, list(loading), rows)
         for did, one in loading.items():
             self._forget(did, one)
@@ -320,21 +321,21 @@ class Identities:
                 if isinstance(found, Exception):
                     raise found
                 self._loaded(did, found, one)
-            except Exception as error:  # of this one, and the others are read
+            except Exception as error:  # concerns only this DID; the others are read
                 self._faults.caught("identity", error)
                 one.fail(error)
             else:
                 one.done.set_result(None)
 
     def _forget(self, did: str, one: _Loading) -> None:
-        """This read has ended. A read of the same DID that began later goes on."""
+        """Forget a read that has ended. A later read of the same DID goes on."""
         if self._loading.get(did) is one:
             del self._loading[did]
 
     def _understand(
         self, dids: Sequence[str], rows: Sequence[StoredPacket]
     ) -> dict[str, _Understood | Exception]:
-        """What these rows say about each DID, or why that cannot be told. A thread runs it."""
+        """What these rows say about each DID, or the error that prevented it. Runs in a thread."""
         packets: dict[str, list[tuple[Packet, int]]] = {did: [] for did in dids}
         for row in rows:
             packet = _parsed(row.body)
@@ -369,7 +370,7 @@ class Identities:
                 manifest = _newer(manifest, _Manifest(received_at, packet))
             else:
                 chain = _applied(chain, packet, received_at)
-        if not one.is_late:  # also where there is none, or it would be looked for again and again
+        if not one.is_late:  # even if there is no manifest, or it would be looked up again and again
             self._manifests.put(did, _newer(self._manifests.get(did) or _NO_MANIFEST, manifest))
         if chain.events:
             self._authors.add(did, chain.events[-1][0].content_type)
@@ -385,7 +386,7 @@ _NO_MANIFEST: Final = _Manifest(-1, None)
 
 
 def _newer(one: _Manifest, other: _Manifest) -> _Manifest:
-    """R-236: the latest counts, and of two in the same second the one with the smaller id."""
+    """R-236: the latest manifest counts; of two in the same second, the one with the smaller id."""
     if one.packet is None or other.packet is None:
         return other if one.packet is None else one
     is_newer = (-other.received_at, other.packet.packet_id) < (-one.received_at, one.packet.packet_id)
@@ -401,7 +402,7 @@ def _weight_of_manifest(manifest: _Manifest) -> int:
 
 
 def _parsed(body: bytes) -> Packet | None:
-    """A packet of the log. A body that is no packet proves nothing, and must not stop the feed."""
+    """A packet of the log. A body that is not a packet proves nothing, and must not stop the feed."""
     try:
         return Packet.read(body)
     except InvalidPacket as error:
@@ -410,8 +411,8 @@ def _parsed(body: bytes) -> Packet | None:
 
 
 def _applied(chain: KeyChain, packet: Packet, received_at: int) -> KeyChain:
-    """The chain with one event more. One that does not hold changes nothing: another relay's software, or
-    an import, may have let it into the log."""
+    """The chain with one more event. An invalid event changes nothing: the software of another relay, or an
+    import, may have let it into the log."""
     try:
         return chain.apply(packet, received_at)
     except InvalidPacket as error:

@@ -1,4 +1,4 @@
-"""What is kept in memory for its usefulness alone: a dictionary with a bound in bytes."""
+"""A cache: values kept in memory only because they are useful, within a bound in bytes."""
 
 # Core: no I/O, no clock, no randomness (held by tests/test_layout.py).
 
@@ -15,9 +15,10 @@ V = TypeVar("V")
 
 
 class Kept(Generic[V]):
-    """Values by name, of together at most `max_bytes` as `weigh` says. What was put first goes first.
+    """Values by name, together at most `max_bytes` as weighed by `weigh`. The first one put is evicted first.
 
-    The last one put stays, whatever it weighs: somebody is about to use it. While it is `held`, all do.
+    The last value put stays, whatever its weight, because it is about to be used. While the cache is `held`,
+    all stay.
     """
 
     def __init__(self, max_bytes: int, weigh: Callable[[V], int]) -> None:
@@ -39,9 +40,9 @@ class Kept(Generic[V]):
         return None if found is None else found[0]
 
     def put(self, name: str, value: V, *, more: int | None = None) -> None:
-        """Keep this value, in the place of any other of that name.
+        """Keep this value, replacing any other of that name.
 
-        `more` is by how much it outweighs the other, for a value that would take long to weigh.
+        `more` is by how much it outweighs the value it replaces, for values that would take long to weigh.
         """
         is_known = name in self._values
         _, former = self._values.pop(name, (None, 0))
@@ -52,7 +53,7 @@ class Kept(Generic[V]):
 
     @contextlib.contextmanager
     def held(self) -> Iterator[None]:
-        """Let nothing go for want of room meanwhile."""
+        """Evict nothing for lack of room meanwhile."""
         self._holders += 1
         try:
             yield
@@ -66,11 +67,11 @@ class Kept(Generic[V]):
             self.size_bytes -= lost
 
     def clear(self) -> None:
-        """Keep nothing of what there is."""
+        """Drop all values."""
         self._values.clear()
         self.size_bytes = 0
 
     def drop(self, name: str) -> None:
-        """Keep the value no longer, if it is kept."""
+        """Drop the value, if it is kept."""
         _, weight = self._values.pop(name, (None, 0))
         self.size_bytes -= weight

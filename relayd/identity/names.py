@@ -1,9 +1,9 @@
-"""A set of names that may be had by millions: eight bytes for each, whatever its length.
+"""A set for millions of names, at eight bytes for each name of any length.
 
-Strangers make identities, and the relay has to know for each DID whether the log has something to say about
-it. Ten million names as strings are more than a gigabyte, and here 85 MB. A name is known by its hash, so
-once in a great while a name counts as known that was never added: whoever asks then looks into the log for
-nothing, and finds so. The hash is Python's own, with a key that each process draws anew.
+Strangers create identities, and the relay must know for each DID whether the log says anything about it. Ten
+million names take more than a gigabyte as strings, and 85 MB here. A name is known by its hash, so very
+rarely a name counts as known that was never added: the caller then looks into the log and finds nothing. The
+hash is Python's own, with a key that each process draws anew.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from typing import Final
 __all__ = ["Names"]
 
 _PARTS: Final = 4096
-"""A name goes into a short sorted list: to make room there moves some kilobytes, for any number of names."""
+"""The number of short sorted lists: an insertion moves only some kilobytes, for any number of names."""
 _MASK: Final = 2**64 - 1
 
 
 class Names:
-    """Names that were added. None is ever taken out."""
+    """Names that were added; no name is ever removed."""
 
     def __init__(self, names: Iterable[str] = ()) -> None:
         self._parts = [array("Q") for _ in range(_PARTS)]
@@ -38,7 +38,7 @@ class Names:
         return place < len(part) and part[place] == digest
 
     def add(self, name: str) -> None:
-        """Know this name from now on."""
+        """Add this name."""
         digest = hash(name) & _MASK
         part = self._parts[digest % _PARTS]
         place = bisect_left(part, digest)
@@ -47,6 +47,6 @@ class Names:
             self._count += 1
 
     def update(self, names: Iterable[str]) -> None:
-        """Know these names from now on."""
+        """Add these names."""
         for name in names:
             self.add(name)

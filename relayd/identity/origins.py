@@ -1,7 +1,7 @@
 """What this relay trusts about origins: its roots and its verifiers of platform evidence (R-219, R-222).
 
-The bootstrap file names them, and `evidence_plugins` adds verifiers of formats this program does not know:
-each is an entry point of the group `relayd.evidence`, called once without arguments for a verifier.
+The bootstrap file names them, and `evidence_plugins` adds verifiers of formats unknown to this program: each
+is an entry point of the group `relayd.evidence`, called once without arguments, which returns a verifier.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from strata.protocol.provenance.evidence import EvidenceVerifier
 
 from relayd.config import ConfigurationError
 
-# What checks evidence is loaded where it is configured: it takes a tenth of a start, and few relays need it.
+# The modules that check evidence are imported only if configured: few relays need them; they slow a start.
 
 __all__ = ["ENTRY_POINT_GROUP", "EvidenceFile", "load_verifiers", "read_roots", "read_verifiers"]
 
@@ -48,7 +48,7 @@ class EvidenceFile(msgspec.Struct, forbid_unknown_fields=True, rename="kebab"):
 
 
 def read_roots(texts: Mapping[str, str], member: str, problems: list[str]) -> tuple[Root, ...]:
-    """Roots by name; each text that is not a root adds a sentence to `problems`."""
+    """The roots by name; each text that is not a root adds a sentence to `problems`."""
     roots = []
     for name, text in texts.items():
         key = VerifyingKey.read(text)
@@ -78,9 +78,9 @@ def read_verifiers(file: EvidenceFile, problems: list[str]) -> dict[str, Evidenc
 
 
 def load_verifiers(names: Iterable[str]) -> dict[str, EvidenceVerifier]:
-    """Verifiers from installed plug-ins, by format. Raises `ConfigurationError` for one that is not there."""
+    """The verifiers of installed plug-ins, by format. Raises `ConfigurationError` if a plug-in is missing."""
     wanted = tuple(names)
-    # Python looks for plug-ins in every package that is installed, and that takes a while.
+    # Python looks for plug-ins in every installed package, which takes a while.
     offered = {point.name: point for point in entry_points(group=ENTRY_POINT_GROUP)} if wanted else {}
     problems: list[str] = []
     verifiers: dict[str, EvidenceVerifier] = {}

@@ -1,8 +1,9 @@
-"""Identity packets and manifests as they are kept in memory: without what nobody reads again.
+"""Identity packets and manifests as they are kept in memory: without the parts that are never read again.
 
-What a key event says are texts and numbers, and a manifest has two members that are more. A stranger may nest
-ten thousand values beside these. They stay in the packet's bytes, which are signed, served and looked at no
-further; decoded they would take thirty times the memory, and push the chains of others out of it.
+A key event consists of texts and numbers, and a manifest has two members that hold more. A stranger may nest
+ten thousand values beside these. They stay in the packet's bytes, which are signed and served, but they are
+not looked at again: decoded, they would take thirty times the memory, and push the chains of other authors
+out of it.
 """
 
 from __future__ import annotations
@@ -21,16 +22,16 @@ _READ: Final[Mapping[str, frozenset[str]]] = {
     "RECOVERY_APPROVAL": frozenset(),
     "CLIENT_MANIFEST": frozenset({"public_keys", "bundle_ids"}),
 }
-"""The types that are kept so, each with the members of its content whose insides are read."""
+"""The types kept this way, each with the members of its content whose insides are read."""
 OBJECT_BYTES: Final = 1024
-"""What goes with a chain, a manifest or a packet, whatever is in it."""
+"""The overhead of a chain, a manifest or a packet, whatever it holds."""
 _VALUE_BYTES: Final = 100
 
 
 def outlined(packet: Packet) -> Packet:
-    """The same packet, its bytes too; members that nobody looks into are empty.
+    """The same packet with the same bytes; members that are never looked into are empty.
 
-    They stay what they are, an array or an object: whoever finds one where a text has to be still refuses it.
+    They keep their kind, array or object, so that a reader that requires a text there still refuses them.
     """
     read = _READ.get(packet.content_type)
     if read is None:
@@ -41,9 +42,9 @@ def outlined(packet: Packet) -> Packet:
 
 
 def weight_of(packet: Packet) -> int:
-    """About what such a packet takes in memory, in bytes: its own, those that are signed, and its values."""
+    """The approximate memory of such a packet, in bytes: its bytes, those that are signed, and its values."""
     is_outlined = packet.content_type in _READ
-    # Of a large document they are not counted one by one.
+    # The values of a large document are not counted one by one.
     values = _count(packet.value) if is_outlined else canonical.most_values(packet.canonical)
     return 2 * packet.size_bytes + _VALUE_BYTES * values + OBJECT_BYTES
 

@@ -1,8 +1,8 @@
 """What this relay accepts and serves, by explicit configuration alone (A-069).
 
-`rules` holds the built-in policies, `policy` puts the configured ones in order and into effect, `following`
-keeps up with what operators ban, `plugins` runs an operator's own. The relay does not judge truth and ranks
-nothing (R-324): a policy sees one packet and says no, or nothing.
+`rules` holds the built-in policies. `policy` orders the configured ones and puts them into effect,
+`following` keeps up with operators' bans, and `plugins` runs an operator's own policies. The relay does not
+judge truth and ranks nothing (R-324): a policy sees one packet and either refuses it or says nothing.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""How one plug-in is called: within a deadline, so many at once, and not on our threads.
+"""How one plug-in is called: within a deadline, with bounded concurrency, and not on the relay's own threads.
 
-An asynchronous plug-in runs as a task of its own on the relay's loop, a synchronous one on two threads of
-its own. Neither can be made to stop: a task may ignore its cancelling, and a thread cannot be cancelled.
-So the caller goes away at the deadline, and what will not end keeps the place it holds. When all places
-are held like that, every further call fails at its deadline, and the relay goes on.
+An asynchronous plug-in runs as a separate task on the relay's loop, a synchronous one on two separate
+threads. Neither can be made to stop: a task may ignore its cancellation, and a thread cannot be cancelled.
+So the caller leaves at the deadline, and a call that does not end keeps its place. When all places are held
+like that, every further call fails at its deadline, and the relay goes on.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from typing import Any, Final, Protocol
 __all__ = ["Caller", "Plugin", "caller_of"]
 
 Plugin = Callable[[Any], Any]
-"""Takes a `PolicyRequest`, gives a `Refusal` or None; or is asynchronous and does the same."""
+"""Takes a `PolicyRequest` and returns a `Refusal` or None; or an asynchronous callable that does the same."""
 
 _PLACES: Final = 64
-"""Packets one plug-in may be asked about at once; others wait, within their deadline."""
+"""The number of packets that one plug-in may be asked about at once; others wait, within their deadline."""
 _THREADS: Final = 2
 
 
@@ -30,28 +30,28 @@ class Caller(Protocol):
     """One plug-in behind its bounds."""
 
     async def call(self, request: object, timeout: float) -> object:
-        """The plug-in's answer. Raises what it raises, and `TimeoutError` after `timeout` seconds.
+        """The plug-in's answer. Raises what the plug-in raises, and `TimeoutError` after `timeout` seconds.
 
-        Cancelling it cancels the question, as far as the plug-in lets itself be cancelled.
+        Cancelling it cancels the plug-in's task, as far as the plug-in allows that.
         """
 
     def close(self) -> None:
-        """Take no further calls. Idempotent; waits for nothing."""
+        """Take no more calls. Idempotent; waits for nothing."""
 
 
 def caller_of(name: str, plugin: Plugin) -> Caller:
-    """The right caller for a plug-in: is it asynchronous or not?"""
+    """The caller that fits the plug-in: asynchronous or not."""
     if inspect.iscoroutinefunction(plugin) or inspect.iscoroutinefunction(type(plugin).__call__):
         return _TaskCaller(name, plugin)
     return _ThreadCaller(name, plugin)
 
 
 class _NotAnAnswer(Exception):
-    """A plug-in ended in a way that must not end anything else."""
+    """A plug-in ended in a way that must not end anything else, such as the relay or the caller."""
 
 
 class _TaskCaller:
-    """Calls a coroutine function, each time in a task of its own."""
+    """Calls a coroutine function, each time in a separate task."""
 
     def __init__(self, name: str, plugin: Callable[[Any], Awaitable[object]]) -> None:
         self._name = name
@@ -68,14 +68,14 @@ class _TaskCaller:
         self._tasks.add(task)
         task.add_done_callback(self._ended)
         try:
-            # Waited for from outside: a task that swallows its cancelling would hold up a direct wait.
+            # Wait from outside: a task that swallows its cancellation would hold up a direct wait.
             await asyncio.wait({task}, timeout=ends_at - loop.time())
         finally:
             if not task.done():
                 task.cancel()
         if not task.done():
             raise TimeoutError
-        if task.cancelled():  # not by us, so it is no cancelling of our own caller
+        if task.cancelled():  # not by us, so this must not look like a cancellation of our own caller
             raise _NotAnAnswer("the plug-in was cancelled")
         return task.result()
 
@@ -89,7 +89,7 @@ class _TaskCaller:
         self._tasks.discard(task)
         self._places.release()
         if not task.cancelled():
-            task.exception()  # looked at, so that an exception without a waiter is not reported as lost
+            task.exception()  # retrieved, so that an exception nobody waits for is not reported as lost
 
     def close(self) -> None:
         for task in self._tasks:
@@ -108,10 +108,10 @@ class _Job:
 
 
 class _ThreadCaller:
-    """Calls a plain function on two threads of its own, started with the first call.
+    """Calls a plain function on two separate threads, started with the first call.
 
-    They are daemons: one that hangs does not keep the process from ending. A question holds its place until
-    a thread is through with it, so the queue is no longer than there are places.
+    The threads are daemons: a thread that hangs does not keep the process from ending. A request holds its
+    place until a thread has finished with it, so the queue is never longer than the number of places.
     """
 
     def __init__(self, name: str, plugin: Callable[[Any], object]) -> None:
@@ -127,12 +127,12 @@ class _ThreadCaller:
             try:
                 if not self._threads:
                     self._start()
-            except RuntimeError:  # the system lets no thread start: nobody would give the place back
+            except RuntimeError:  # the system allows no more threads: nobody else would release the place
                 self._places.release()
                 raise
             job = _Job(request)
             self._jobs.put(job)
-            return await job.future  # cancelled at the deadline: a thread then passes over the job
+            return await job.future  # cancelled at the deadline: a thread then skips the job
 
     def _start(self) -> None:
         for number in range(_THREADS):
@@ -149,9 +149,9 @@ class _ThreadCaller:
                     answer = self._plugin(job.request)
             except Exception as raised:
                 error = raised
-            except BaseException as raised:  # the thread has other questions to answer
+            except BaseException as raised:  # the thread has other requests to answer
                 error = _NotAnAnswer(f"the plug-in raised {type(raised).__name__}")
-            with contextlib.suppress(RuntimeError):  # the loop has ended, and with it everyone who waited
+            with contextlib.suppress(RuntimeError):  # the loop has ended, and with it all waiting callers
                 job.loop.call_soon_threadsafe(self._settle, job.future, answer, error)
 
     def _settle(self, future: asyncio.Future[object], answer: object, error: Exception | None) -> None:
@@ -160,7 +160,7 @@ class _ThreadCaller:
             return
         if error is None:
             future.set_result(answer)
-        elif isinstance(error, StopIteration):  # which no future takes
+        elif isinstance(error, StopIteration):  # a future does not accept it
             future.set_exception(_NotAnAnswer("the plug-in raised StopIteration"))
         else:
             future.set_exception(error)

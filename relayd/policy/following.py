@@ -1,8 +1,8 @@
-"""Keeps a process in step with what operators rule, wherever they rule it.
+"""Keeps a process in step with what operators rule, in whichever process they rule it.
 
-A notification makes it look at once. It looks every half second as well, so that a lost one does not matter:
-the last line of the log says whether anything was ruled. A ban that ends by time ends here, by this process's
-clock. While the database cannot be reached, the bans of the last reading hold.
+A notification triggers a look at once. There is also a look every half second, so that a lost notification
+does no harm: the last line of the log says whether there is a new ruling. A ban with an end date ends here,
+by the clock of this process. While the database cannot be reached, the bans of the last reading hold.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ class _Rulings(Protocol):
 
 
 class BanFollower:
-    """The bans of now. `on_change` is called when they have become others, and after an erasure: then with
-    True, for what this process has in memory of the log may have been erased. `on_close` is called with the
-    ids of the sessions that operators have closed since this process began to follow."""
+    """The bans in force. `on_change` is called when the bans have changed, with False, and after an erasure,
+    with True, because what this process holds of the log in memory may have been erased. `on_close` is
+    called with the ids of the sessions that operators have closed since this process began to follow."""
 
     def __init__(
         self,
@@ -54,22 +54,22 @@ class BanFollower:
         self._rows: Sequence[Ban] = ()
         self._last = NOTHING_READ
         self._is_half_told = False
-        """`on_change` has failed on the bans of now: it is called again at the next look."""
+        """`on_change` has failed on the current bans: it is called again at the next look."""
         self._unread = False
         self._rung = asyncio.Event()
 
     def ring(self) -> None:
-        """Look at once: somebody has ruled."""
+        """Look at once: there may be a new ruling."""
         self._rung.set()
 
     async def look(self) -> None:
-        """Read what there is to read, and follow. Raises `StoreError`."""
+        """Read what is new, and apply it. Raises `StoreError`."""
         last, rows = await self._rulings.last(), self._rows
         erased, closed = False, list[str]()
         if last != self._last:
             last, rows, erased, closed = await self._rulings.read(self._last)
             if self._last == NOTHING_READ:
-                closed = []  # these were for processes of their own time
+                closed = []  # these were for processes of an earlier time
             bans = Bans.at(self._clock(), rows)
         elif self._is_half_told or (self.bans.changes_at or math.inf) <= self._clock():
             bans = Bans.at(self._clock(), rows)

@@ -1,9 +1,9 @@
 """Policies of the operator's own: callables from the entry point group `relayd.policies`.
 
-A plug-in is asked last, about packets that passed every other check, and says no (`Refusal`) or nothing.
-It may ask a database or a service, so it can be slow, broken or gone. Then the packets it was asked about
-wait for a bounded time, and no other packet waits: each plug-in has a deadline for every packet, a bound
-on how many it is asked about at once, and a stated answer for want of its own (`policy_failure`).
+A plug-in is asked last, about packets that passed every other check. It refuses a packet (`Refusal`) or says
+nothing. It may ask a database or a service, so it can be slow, broken or gone. Then the packets that it was
+asked about wait for a bounded time, and no other packet waits: each plug-in has a deadline for every packet,
+a bound on the packets it is asked about at once, and a configured answer if it gives none (`policy_failure`).
 """
 
 from __future__ import annotations
@@ -41,29 +41,29 @@ _log = get_logger("relayd.policy")
 
 @dataclass(frozen=True, slots=True)
 class PolicyRequest:
-    """What a plug-in is asked about. The packet is verified; read it only, for it is stored after this."""
+    """The question to a plug-in. The packet is verified; only read it, because it is stored after this."""
 
     packet: Packet
     identity: str | None
-    """The DID that the session has proved to be, None for an anonymous one; seldom the author (R-191)."""
+    """The DID that the session has proved, None if it is anonymous; seldom the author (R-191)."""
     received_at: int
     """Unix seconds."""
 
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """A plug-in's no. `reason` and `detail` are sent to the publisher as they are.
+    """A plug-in's refusal. `reason` and `detail` are sent to the publisher as they are.
 
-    Raises ValueError for a code that no policy may use (A-061), for text that is empty, long or not
-    printable, and for a `retry_after` that is no number of seconds or goes with another code than
-    `rate_limited`.
+    Raises `ValueError` for a code that no policy may use (A-061), for text that is empty, too long or not
+    printable, and for a `retry_after` that is out of range or does not go with the code: `rate_limited`
+    requires one, and no other code has one.
     """
 
     code: ErrorCode
     reason: str
     detail: str | None = None
     retry_after: int | None = None
-    """Seconds until the packet may be published again; `rate_limited` needs it."""
+    """Seconds until the packet may be published again; required by `rate_limited`."""
 
     def __post_init__(self) -> None:
         if self.code not in _CODES:
@@ -80,10 +80,10 @@ class Refusal:
 
 
 class Plugins:
-    """The configured plug-ins, in their order; false when there are none. Use it on the event loop.
+    """The configured plug-ins, in their order; false if there are none. Use it on the event loop.
 
-    `on_verdict(name, verdict)` is told the outcome of every question, for the metrics; `verdict` is one of
-    `VERDICTS`. `timeout` is in seconds.
+    `on_verdict(name, verdict)` is called with the outcome of every question, for the metrics; `verdict` is
+    one of `VERDICTS`. `timeout` is in seconds.
     """
 
     def __init__(
@@ -125,7 +125,7 @@ class Plugins:
     async def check(self, packet: Packet, identity: str | None) -> None:
         """Ask every plug-in in turn; raise `InvalidPacket` for the first that refuses the packet.
 
-        Also raises it (`internal_error`, which may be tried again) where one fails and failures refuse.
+        Raises the same (`internal_error`, which may be retried) if a plug-in fails and failures refuse.
         Cancelling it cancels the plug-in that is being asked.
         """
         request = PolicyRequest(packet, identity, self._clock())
@@ -158,13 +158,13 @@ class Plugins:
             )
 
     def close(self) -> None:
-        """Let go of the plug-ins' threads, without waiting for one that hangs. Idempotent."""
+        """Release the plug-ins' threads, without waiting for one that hangs. Idempotent."""
         for caller in self._callers.values():
             caller.close()
 
 
 class _Complaints:
-    """The log of one plug-in's failures: one line in ten seconds at most, whatever the traffic."""
+    """The log of one plug-in's failures: at most one line in ten seconds, whatever the traffic."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -175,7 +175,7 @@ class _Complaints:
         self._unsaid += 1
         if now < self._next_at:
             return
-        # An exception's text may quote the packet, which no log may hold (R-328): its place says enough.
+        # An exception's text may quote the packet, which no log may hold (R-328); its place says enough.
         _log.warning(
             "policy_plugin_failed",
             plugin=self._name,
@@ -199,8 +199,8 @@ def _place_of(error: Exception) -> str | None:
 def load_plugins(names: Sequence[str]) -> dict[str, Plugin]:
     """Import the plug-ins with these names, in this order.
 
-    Raises `ConfigurationError` for a name that no installed distribution offers, or more than one does,
-    for one named twice, and for an entry point that cannot be imported or called.
+    Raises `ConfigurationError` for a name that no installed distribution offers, or that several offer, for a
+    name that is given twice, and for an entry point that cannot be imported or called.
     """
     if not names:
         return {}

@@ -19,14 +19,14 @@ __all__ = ["Governed", "Policy", "apply_policy"]
 _BLOCK: Final = "block"
 _LIMIT: Final = "limit"
 _WITHDRAWING: Final = ("blocked_authors", "blocked_packet_ids", "blocked_media_hashes", "blocked_types")
-"""The lists that bans join. A list of the settings is empty where `policies` does not name it."""
+"""The lists that bans are added to. A list of the settings is empty if `policies` does not name it."""
 
 
 class Policy:
-    """What this relay declines to take (`check`) and to serve (`declined`). Immutable and thread-safe.
+    """What this relay refuses to take (`check`) and to serve (`declined`). Immutable and thread-safe.
 
-    A new one is made when the settings are read again, operators have ruled or the abuse table has changed;
-    see `apply_policy`.
+    A new policy is made when the settings are read again, operators have ruled or the abuse table has
+    changed; see `apply_policy`.
     """
 
     __slots__ = ("_lists", "_rules", "bans", "declined", "slowed")
@@ -40,14 +40,14 @@ class Policy:
         bans: Bans = Bans(),  # noqa: B008 - immutable
     ) -> None:
         self._lists = lists
-        # A policy without anything on its list refuses nothing, so the usual relay asks none at all.
+        # A policy with an empty list refuses nothing, so most relays consult none at all.
         self._rules: tuple[Rule, ...] = tuple(RULES[name] for name in policies if getattr(lists, name))
         self.declined = _declined(lists, policies)
         """Packets that are not served, though the log may hold them (R-323)."""
         self.slowed = slowed
         """Authors whom the abuse table holds to the limits of anonymous sessions."""
         self.bans = bans
-        """What operators have ruled, the part about networks included."""
+        """What operators have ruled, including the bans of networks."""
 
     @classmethod
     def from_settings(
@@ -56,11 +56,10 @@ class Policy:
         abuse: Sequence[AbuseEntry] = (),
         bans: Bans = Bans(),  # noqa: B008 - immutable
     ) -> Self:
-        """The policy of these settings, these bans and this abuse table, of which only rows in force are
-        given.
+        """The policy of these settings, bans and abuse table; `abuse` holds only entries in force.
 
-        A ban joins the list of the settings that is about the same. It holds where `policies` leaves that
-        list out, too: `relayd ban` is never without effect.
+        A ban is added to the list of the settings for its kind. It holds even if `policies` leaves that list
+        out: `relayd ban` always takes effect.
         """
         lists = Lists(
             blocked_authors=frozenset(settings.blocked_authors) | bans.authors,
@@ -84,7 +83,7 @@ class Policy:
 
 
 def _declined(lists: Lists, policies: Sequence[str]) -> Declined:
-    """Packets on a block list are not served either.
+    """The packets that are not served: those on a block list.
 
     The abuse table slows or blocks an author for a time, and allow-lists say which packets are accepted from
     now on: neither withdraws packets that were acknowledged before.
@@ -124,7 +123,7 @@ class _Sockets(Protocol):
 
 
 class Governed(Protocol):
-    """A relay, as its policy sees it: who comes in, what decides on packets, and where they go out from."""
+    """A relay, as seen by its policy: what admits visitors, what judges packets, and what sends them out."""
 
     @property
     def access(self) -> _Access: ...
@@ -143,12 +142,13 @@ class Governed(Protocol):
 
 
 def apply_policy(relay: Governed, policy: Policy) -> None:
-    """Put a policy into effect for the next packet taken and the next one sent, open sessions included.
+    """Put a policy into effect for the next packet taken and the next one sent, in open sessions too.
 
-    Pages and packets by id come from the store, live ones and the newest out of memory from the fan-out:
-    there is no third way out of the relay (R-323). What was written to a socket and waits there leaves within
-    a second, or not at all. Sessions of authors and networks that are banned now end in the same step. Call
-    it on the event loop, at start, at SIGHUP and when bans or the abuse table have changed.
+    Pages and packets by id come from the store; live packets, and the newest ones from memory, come from the
+    fan-out. There is no third way out of the relay (R-323). What was written to a socket and waits there
+    leaves within a second, or not at all. Sessions of authors and networks that are banned now end in the
+    same step. Call this on the event loop: at the start, at SIGHUP, and when bans or the abuse table have
+    changed.
     """
     withdraws = policy.declined.exceeds(relay.fanout.declined)
     relay.access.restricted = policy.slowed

@@ -1,7 +1,7 @@
 """The built-in policies: each is a small function from a packet to a refusal or nothing.
 
 A policy has the name that the setting `policies` calls it by, and reads the one list of `Lists` with that
-name. So a policy whose list is empty can refuse nothing, and is left out where the policies are put in order.
+name. So a policy whose list is empty can refuse nothing, and is left out when the policies are put in order.
 """
 
 # Core: no I/O, no clock, no randomness (held by tests/test_layout.py).
@@ -40,7 +40,7 @@ Rule = Callable[[Packet, Lists], InvalidPacket | None]
 def _blocked_authors(packet: Packet, lists: Lists) -> InvalidPacket | None:
     if packet.author_id not in lists.blocked_authors:
         return None
-    # R-186: the same code, whether the author sends the packet or a peer does.
+    # R-186: the same code, whether the author or a peer sends the packet.
     return InvalidPacket(ErrorCode.BLOCKED_AUTHOR, "this relay does not accept packets of this author")
 
 
@@ -51,7 +51,7 @@ def _blocked_packet_ids(packet: Packet, lists: Lists) -> InvalidPacket | None:
 
 
 def _blocked_media_hashes(packet: Packet, lists: Lists) -> InvalidPacket | None:
-    # The same question as at serving, so that the relay takes no packet that it would never serve.
+    # The same test as when serving, so that the relay takes no packet that it would never serve.
     if not refers_to(packet.canonical, lists.blocked_media_hashes):
         return None
     return _rejected("this relay declines media of this packet", "blocked_media")
@@ -70,7 +70,7 @@ def _allowed_authors(packet: Packet, lists: Lists) -> InvalidPacket | None:
 
 
 def _allowed_types(packet: Packet, lists: Lists) -> InvalidPacket | None:
-    # Without its key events a revoked key would go on signing (R-074): no list of types shuts them out.
+    # Without its key events, a revoked key would go on signing (R-074): no list of types excludes them.
     if packet.content_type in lists.allowed_types or packet.content_type in IDENTITY_TYPES:
         return None
     return _rejected("this relay takes packets of certain types only", "type_not_allowed")
@@ -85,7 +85,7 @@ def _abuse(packet: Packet, lists: Lists) -> InvalidPacket | None:
 
 
 def _rejected(reason: str, detail: str) -> InvalidPacket:
-    """R-187, A-061: every refusal but that of an author has one code of its own."""
+    """R-187, A-061: all refusals except that of an author share one code."""
     return InvalidPacket(ErrorCode.POLICY_REJECTED, reason, detail=detail)
 
 
@@ -98,4 +98,4 @@ RULES: Mapping[str, Rule] = {
     "allowed_types": _allowed_types,
     "abuse": _abuse,
 }
-"""Every built-in policy by name, in the order they are asked unless the settings say otherwise."""
+"""Every built-in policy by name, in the order in which they apply by default."""

@@ -1,12 +1,12 @@
 """How many trust edges and revocations an identity may publish within a day (R-241, R-242, RFC-0005 §5.2).
 
-The log is what counts, so every process on it and every restart agree. An identity's acts of the last
-24 hours are read when it first publishes one, and kept among those of the identities that did so most
-recently; the feed, which passes every entry of the log, brings them forward. Acts on their way to the log are
-counted beside them, and once where the log has them already. A revocation gives nothing back.
+The log is what counts, so all processes on it and all restarts agree. An identity's acts of the last 24
+hours are read when it first publishes one, and kept among those of the identities that did so most recently.
+The feed, which passes every entry of the log, adds later acts. Acts on their way to the log are counted
+besides, but only once if the log has them already. A revocation gives nothing back.
 
-What an identity may make this cost is bounded: a read takes ids, times and strengths, never a body, over a
-connection that nothing else waits for, and once for an identity and not for each packet.
+The cost that an identity may cause is bounded: a read takes ids, times and strengths, never a body. It uses a
+connection that nothing else waits for, and happens once for an identity, not for each packet.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ __all__ = ["BUDGETED_TYPES", "TrustAct", "TrustBudgets"]
 BUDGETED_TYPES: Final = frozenset({"TRUST_EDGE", "TRUST_REVOCATION"})
 WINDOW_SECONDS: Final = DAY_SECONDS
 _STRONG: Final = 0.5
-"""An edge above this strength is a strong one."""
+"""An edge of more than this strength is a strong edge."""
 _MAX_READ: Final = 1000
-"""Acts kept of one identity, the newest, or twice its budgets where those are larger: an import, or a relay
-with other budgets on the same log, may bring more than fit."""
+"""The number of acts kept of one identity, the newest, or twice its budgets if those are larger: an import,
+or a relay with other budgets on the same log, may bring more than fit."""
 _MAX_AUTHORS: Final = 1024
-"""Identities whose acts are kept; beyond it the one that was quiet longest is read again when it returns."""
+"""The number of identities whose acts are kept; beyond it, the one quiet longest is read again on return."""
 
 
 class TrustAct(enum.Enum):
@@ -56,10 +56,10 @@ class _Log(Protocol):
 
 
 class _Acts:
-    """The acts of one identity: by packet id, when each was received and what it was.
+    """The acts of one identity: by packet id, when each was received and its kind.
 
-    While `reading`, the feed fills it as well: what was committed before the read began is in the read, and
-    what came after passes through the feed.
+    While `reading`, the feed adds acts too: the read contains what was committed before it began, and the
+    feed passes what came after.
     """
 
     __slots__ = ("reading", "received")
@@ -71,7 +71,7 @@ class _Acts:
 
 class _Content(msgspec.Struct):
     strength: msgspec.Raw = msgspec.Raw(b"null")
-    """Only edges are held to a number here: to decode whatever stands in a revocation may take a second."""
+    """Decoded only for edges: decoding whatever a revocation holds here may take a second."""
 
 
 class _Edge(msgspec.Struct):
@@ -83,7 +83,7 @@ _BEGINS_NUMBER = frozenset(bytes([character]) for character in b"-0123456789")
 
 
 class TrustBudgets:
-    """The budgets of all identities; `limits` may leave a budget out, or hold 0, for no limit."""
+    """The budgets of all identities; in `limits`, a budget that is absent or 0 sets no limit."""
 
     def __init__(
         self,
@@ -104,17 +104,17 @@ class TrustBudgets:
         self._known: OrderedDict[str, _Acts] = OrderedDict()
 
     async def take(self, packet: Packet, at: int | None = None) -> None:
-        """Count a trust packet, until `settled` says what became of it; `at` is when another relay received
-        it, so that a peer's backlog of days counts for the days it is of.
+        """Count a trust packet, until `settled` reports its outcome. `at` is when another relay received it,
+        so that a peer's backlog of several days counts for the days it comes from.
 
-        Raises `InvalidPacket` with `rate_limited`, when nothing is counted, and what reading the log raises.
-        Cancelling counts nothing.
+        Raises `InvalidPacket` with `rate_limited`, and any error of reading the log; nothing is counted then.
+        Cancelling it counts nothing.
         """
         budget = _act(packet.content_type, trust_strength(packet))
         limit = self._limits.get(budget)
         if limit is None:
             return
-        # Reserved before the wait, so that several at once cannot all be the last one that fits.
+        # Reserve before the wait, so that of several at once, not each can be the last one that fits.
         mine = self._on_their_way.setdefault(packet.author_id, {})
         mine[packet.digest] = budget
         before = {packet_id for packet_id, act in mine.items() if act is budget}
@@ -128,9 +128,9 @@ class TrustBudgets:
             raise
 
     def settled(self, packet: Packet, received_at: int | None = None) -> None:
-        """The packet is in the log since `received_at`, or refused: call it after each `take` that returned.
+        """The packet is in the log since `received_at`, or refused. Call it after each `take` that returned.
 
-        The same packet may be published twice at once; then the second call changes nothing.
+        The same packet may be published twice at once; the second call then changes nothing.
         """
         mine = self._on_their_way.get(packet.author_id, {})
         act = mine.pop(packet.digest, None)
@@ -140,7 +140,7 @@ class TrustBudgets:
             self._count(packet.author_id, packet.digest, received_at, act)
 
     def observe(self, entries: Sequence[LogEntry]) -> None:
-        """Take the log's next entries, in sequence and without a gap; the feed calls this. Never raises."""
+        """Take the log's next entries, in sequence and without a gap; called by the feed. Never raises."""
         for entry in entries:
             new = entry.packet
             if new.content_type in BUDGETED_TYPES and new.author_id in self._known:
@@ -148,7 +148,7 @@ class TrustBudgets:
                     self._observe(entry)
                 except Exception as error:
                     self._faults.caught("identity", error)
-                    self._known.pop(new.author_id, None)  # what is kept may be wrong now: it is read again
+                    self._known.pop(new.author_id, None)  # what is kept may be wrong: it is read again
 
     def _observe(self, entry: LogEntry) -> None:
         new = entry.packet
@@ -163,7 +163,7 @@ class TrustBudgets:
         await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _received(self, author: str, budget: TrustAct, at: int | None) -> dict[bytes, int]:
-        """The packets that count against this budget at this time, and when they were received."""
+        """The packets that count against this budget at this time, with the times they were received."""
         acts = self._known.get(author) or self._begin(author)
         self._known.move_to_end(author)
         if (task := acts.reading) is not None:
@@ -171,7 +171,7 @@ class TrustBudgets:
                 await asyncio.wait({task})
                 task.result()
             finally:
-                del task  # it holds what it raised, whose frames would hold it
+                del task  # it holds the exception, whose frames would hold the task
         until = math.inf if at is None else at
         since = (self._clock() if at is None else at) - WINDOW_SECONDS
         return {
@@ -197,7 +197,7 @@ class TrustBudgets:
     def _read_ended(self, author: str, acts: _Acts, task: asyncio.Task[None]) -> None:
         acts.reading = None
         if task.cancelled() or task.exception() is not None:
-            self._known.pop(author, None)  # who waits is told, and the next one reads again
+            self._known.pop(author, None)  # those who wait get the error, and the next one reads again
             return
         self._make_room()
 
@@ -217,7 +217,7 @@ class TrustBudgets:
 
 
 def _strength(edge: NewPacket) -> float | None:
-    """How strong an edge of the log is; None where it says so by no number."""
+    """The strength of an edge in the log; None if it is not a number."""
     text = bytes(_EDGE_DECODER.decode(edge.body).content.strength)
     try:
         return float(text) if text[:1] in _BEGINS_NUMBER else None
@@ -232,7 +232,7 @@ def _act(content_type: str, strength: float | None) -> TrustAct:
 
 
 def _over(limit: int, received: list[int], under_way: int, now: int) -> InvalidPacket:
-    # One fits again when enough of the oldest have left the window.
+    # A new packet fits when enough of the oldest have left the window.
     leaving = len(received) + under_way - limit
     last = received[min(leaving, len(received)) - 1] if received else now
     return InvalidPacket(

@@ -1,7 +1,8 @@
-"""The checks of one PUBLISH, whoever else publishes: its bytes, then its signature and all that follows.
+"""The checks of one PUBLISH, on its own: its bytes, then its signature and all that follows.
 
-They run on the threads, for usual packets the first of them on the loop; see `pipeline` for which runs where.
-What each check is stands in `checks`. Here is what they are run with, and what becomes of the request.
+They run on threads; for usual packets, the first of them run on the loop. `pipeline` says which runs where,
+and `checks` defines each check. This module holds what the checks are run with, and records their outcome in
+the request.
 """
 
 from __future__ import annotations
@@ -26,14 +27,14 @@ __all__ = ["Checker", "is_dear"]
 
 _LARGE_BYTES: Final = 16_384
 _MANY_VALUES: Final = 512
-"""Above either a packet is parsed off the loop, and with so many values apart: its canonical form may take
-milliseconds."""
+"""A packet above either limit is parsed off the loop, and one with this many values in a separate process:
+its canonical form may take milliseconds."""
 _SMALL_BYTES: Final = 2048
-"""Up to here it takes less than counting is worth."""
+"""A packet up to this size is parsed faster than its values are counted."""
 
 
 def is_dear(raw: bytes) -> bool:
-    """Whether it may take milliseconds to parse this packet."""
+    """Whether parsing this packet may take milliseconds."""
     return len(raw) > _LARGE_BYTES or _has_many_values(raw)
 
 
@@ -42,9 +43,9 @@ def _has_many_values(raw: bytes) -> bool:
 
 
 class Checker:
-    """Checks requests, from any thread. `policy` and `trust` may be replaced while it does.
+    """Checks requests, from any thread. `policy` and `trust` may be replaced at any time.
 
-    Packets of many values are parsed `apart`, or here where that is None.
+    Packets of many values are parsed by `apart`, or in the calling thread if that is None.
     """
 
     def __init__(
@@ -63,9 +64,9 @@ class Checker:
         self._apart = apart
 
     def check(self, request: PublishRequest) -> float:
-        """Checks 5 to 10 of a packet that nobody has parsed yet; else 11 to 13, by what is `known`.
+        """Run checks 5 to 10 on a packet that is not parsed yet; otherwise 11 to 13, by what is `known`.
 
-        Returns what another process took of a processor for it, in seconds.
+        Returns the processor time that another process spent on it, in seconds.
         """
         if failpoints.ARMED:
             failpoints.hit("admission.verify")
@@ -78,7 +79,7 @@ class Checker:
         return 0.0
 
     def examine(self, request: PublishRequest) -> None:
-        """Checks 5 to 10."""
+        """Run checks 5 to 10."""
         try:
             self._weigh(request, self._limits.parse(request.raw))
         except InvalidPacket as error:
@@ -104,8 +105,8 @@ class Checker:
         weigh(packet, self.policy, now, max_age_seconds=max_age, origin=origin, witness=request.witness)
 
     def judge(self, request: PublishRequest, now: int) -> None:
-        """Checks 11 and 12, by what is `known`. Raises `InvalidPacket`."""
-        # Of a packet that another relay took then, what was known then counts alone.
+        """Run checks 11 and 12, by what is `known`. Raises `InvalidPacket`."""
+        # For a packet that another relay accepted at that time, only what was known then counts.
         at, ingest = request.judged_at(now), request.witness is None
         request.queued = judge(request.packet, request.known, at, ingest=ingest)
 

@@ -4,7 +4,7 @@
      8 duplicate                                           the pipeline: memory, then the log
      9 policy ─ 10 freshness and expiry                    `weigh`, on the event loop
     11 keys and signature ─ 12 rules of the content type   `judge`, on a verify thread, by what was `Known`
-    13 provenance                                          `trace`, there as well
+    13 provenance                                          `trace`, on a verify thread too
     14 what is stored                                      `to_store`
 
 The first failure decides the answer. Nothing here waits or keeps state, so that threads may run it.
@@ -31,11 +31,11 @@ from relayd.store.types import EXEMPT_TYPES, NewPacket
 __all__ = ["judge", "require_chain_room", "require_room", "to_store", "trace", "weigh"]
 
 _CHAIN_PACKETS = 64
-"""So many packets of the largest size make the longest chain; usual ones are a thirtieth of that size."""
+"""The longest chain, in packets of the largest size; usual packets are a thirtieth of that size."""
 
 
 def require_room(packet: Packet, max_identity_bytes: int) -> None:
-    """The size limit of packets that are kept for ever and read whole (check 6). Raises `InvalidPacket`."""
+    """The size limit of packets that are kept forever and read whole (check 6). Raises `InvalidPacket`."""
     if packet.content_type in EXEMPT_TYPES and packet.size_bytes > max_identity_bytes:
         raise InvalidPacket(
             ErrorCode.PACKET_TOO_LARGE,
@@ -48,8 +48,8 @@ def require_room(packet: Packet, max_identity_bytes: int) -> None:
 def require_chain_room(packet: Packet, known: Known, max_identity_bytes: int) -> None:
     """Refuse an identity packet for which its author's chain has no room. Raises `InvalidPacket`.
 
-    A revocation may take twice the room: whoever has stolen a key must not be able to keep it by filling the
-    chain.
+    A revocation may take twice the room: a thief of a key must not be able to prevent its revocation by
+    filling the chain.
     """
     if known.chain is None or packet.content_type not in IDENTITY_TYPES:
         return
@@ -71,7 +71,7 @@ def weigh(
     origin: PeerOrigin | None = None,
     witness: int | None = None,
 ) -> None:
-    """Checks 9 and 10; policy is the same for a packet of a peer (R-379). Raises `InvalidPacket`."""
+    """Checks 9 and 10; the policy for a packet of a peer is the same (R-379). Raises `InvalidPacket`."""
     policy.check(packet)
     if origin is None:
         check_freshness(packet, now, max_age_seconds=max_age_seconds)
@@ -80,12 +80,12 @@ def weigh(
 
 
 def judge(packet: Packet, known: Known, now: int, *, ingest: bool = True) -> bool:
-    """Checks 11 and 12; whether the packet is valid and yet has no effect for now (R-088).
+    """Checks 11 and 12. Returns whether the packet is valid but has no effect for now (R-088).
 
-    With `ingest=False` what was known at `now`, a time in the past, counts alone: for a packet that another
-    relay took then (R-370).
+    With `ingest=False`, only what was known at `now`, a time in the past, counts: for a packet that another
+    relay accepted then (R-370).
 
-    Raises `InvalidPacket` for the first that fails. For a plain packet it costs a signature check and little
+    Raises `InvalidPacket` for the first check that fails. A plain packet costs a signature check and little
     more.
     """
     queued = False
@@ -107,21 +107,21 @@ def judge(packet: Packet, known: Known, now: int, *, ingest: bool = True) -> boo
 
 
 def trace(packet: Packet, known: Known, trust: ProvenanceTrust, now: int) -> Downgrade | None:
-    """Check 13: what the relay found, if it serves another origin than the claimed one (R-202 … R-237).
+    """Check 13: the relay's finding, if it serves another origin than the claimed one (R-202 … R-237).
 
     Raises `InvalidPacket` for a claim that needs a proof and has none.
     """
     downgrade = judge_provenance(
         packet, now=now, trust=trust, keys_of=known.keys_of, manifest_of=known.manifests.get
     )
-    # Found once, here: the packet is served by copying bytes, however often that is.
+    # Its place is found once, here: the packet is then served by copying bytes, however often.
     return None if downgrade is None else downgrade.placed(packet.canonical)
 
 
 def _change(packet: Packet, chain: KeyChain, now: int) -> bool:
-    """Whether the change this identity packet makes waits for something; raises if it does not hold."""
+    """Whether the change that this identity packet makes is pending; raises if the change is invalid."""
     changed = chain.apply(packet, now)
-    if changed is chain:  # it is in the chain, or has the id of one that is: its signature must be right
+    if changed is chain:  # the chain has it, or a packet with its id: the signature must still be right
         chain.verify(packet, now)
     return changed.is_pending(packet.packet_id, now)
 
@@ -129,7 +129,7 @@ def _change(packet: Packet, chain: KeyChain, now: int) -> bool:
 def to_store(
     packet: Packet, downgrade: Downgrade | None, origin: PeerOrigin | None = None, witness: int | None = None
 ) -> NewPacket:
-    """The row of a packet that passed: its signed bytes, and beside them what was found (R-208)."""
+    """The row of a packet that passed: its signed bytes, and beside them the relay's finding (R-208)."""
     return NewPacket(
         packet_id=packet.digest,
         author_id=packet.author_id,

@@ -25,7 +25,7 @@ _log = get_logger("relayd.admission")
 
 
 class Commits:
-    """Passes the outcome of each append on: answers to admission, packets to the feed."""
+    """Passes on the outcome of each append: answers to admission, packets to the feed."""
 
     def __init__(
         self,
@@ -45,11 +45,11 @@ class Commits:
     def committed(
         self, appended: Appended, batch: Sequence[tuple[NewPacket, PublishRequest]], seconds: float
     ) -> None:
-        """A batch is in the log; `seconds` is what the commit took. Never raises."""
+        """A batch is in the log; the commit took `seconds`. Never raises."""
         entries: list[LogEntry] = []
         for (packet, request), place in zip(batch, appended.dispositions, strict=True):
             if place.outcome is Outcome.STORED:
-                # The keys are read from what admission has parsed: that may take milliseconds.
+                # The keys are read from what admission has parsed: parsing again may take milliseconds.
                 parsed = request.packet if packet.content_type in DECISIVE_TYPES else None
                 entries.append(LogEntry(place.sequence, place.received_at, packet, parsed))
             try:

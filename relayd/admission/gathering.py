@@ -1,7 +1,7 @@
 """Requests that wait for one read of the database, and share it.
 
-One read is under way at a time. What comes meanwhile gathers for the next one, so that reads grow with the
-load and never multiply.
+One read is under way at a time. Requests that arrive meanwhile gather for the next one, so that reads grow
+with the load but never multiply.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ J = TypeVar("J")
 
 
 class Gathering(Generic[J]):
-    """Gives jobs to `work(jobs)` in batches. What `work` raises goes to `on_lost(job, error)` for each, which
-    must not raise."""
+    """Gives jobs to `work(jobs)` in batches. An error raised by `work` goes to `on_lost(job, error)` for
+    each job; `on_lost` must not raise."""
 
     def __init__(
         self,
@@ -33,14 +33,14 @@ class Gathering(Generic[J]):
         self._task: asyncio.Task[None] | None = None
 
     def put(self, job: J) -> None:
-        """Take a job along with the next batch. If this raises, the job was not taken."""
+        """Add a job to the next batch. If this raises, the job was not taken."""
         if self._task is None:
             self._begin([job])
         else:
             self._waiting.append(job)
 
     async def close(self) -> None:
-        """End the work under way; jobs that wait are forgotten."""
+        """End the work under way; waiting jobs are forgotten."""
         self._waiting.clear()
         if self._task is not None:
             self._task.cancel()

@@ -1,4 +1,4 @@
-"""The relay's knowledge of every DID in a packet: its author's, and those of its provenance header."""
+"""The relay's knowledge of every DID in a packet: of its author, and of those in its provenance header."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ class Known(msgspec.Struct, frozen=True):
     """The knowledge by which a packet is judged. A DID without a chain is plain: it is its own key."""
 
     generation: int
-    """The directory's, when this was put together."""
+    """The generation of the directory when this was put together."""
     chain: KeyChain | None = None
-    """The author's."""
+    """The author's chain."""
     until: float = math.inf
-    """The second in which the author's keys change by time alone."""
+    """The second in which the author's keys change merely by time."""
     others: Mapping[str, KeyChain] = {}
     manifests: Mapping[str, Packet] = {}
 
     def keys_of(self, did: str, at: int) -> tuple[bytes, ...]:
-        """The keys that may sign for a DID which the packet names beside its author."""
+        """The keys that may sign for a DID that the packet names besides its author."""
         return _keys(did, self.others.get(did), at)
 
     def author_keys(self, author_id: str, at: int) -> tuple[bytes, ...]:
@@ -38,7 +38,7 @@ class Known(msgspec.Struct, frozen=True):
 
 
 class Knowledge:
-    """What the directory knows at the moment of asking, for packets and for verdicts about them."""
+    """What the directory knows at the moment of the call, for packets and for verdicts about them."""
 
     def __init__(self, identities: Identities, clock: Callable[[], int]) -> None:
         self._identities = identities
@@ -46,17 +46,17 @@ class Knowledge:
         self._plain = Known(identities.generation)
 
     def of(self, packet: Packet) -> Known | None:
-        """The knowledge of every DID the packet names; None where some of it has to be loaded first."""
+        """The knowledge of every DID that the packet names; None if some of it has to be loaded first."""
         generation = self._identities.generation
         if self._plain.generation != generation:
             self._plain = Known(generation)
         return known_of(packet, self._identities, self._clock(), self._plain)
 
     def is_current(self, packet: Packet, known: Known) -> bool:
-        """Whether the keys and manifests of all whom the packet names are still these.
+        """Whether the keys and manifests of all DIDs that the packet names are still those of `known`.
 
-        Asked for each packet that leaves, so the usual answer costs one comparison. Whether memory still has
-        them makes no difference.
+        Called for each packet that leaves, so the usual answer costs one comparison. It makes no difference
+        whether they are still in memory.
         """
         identities = self._identities
         if known.generation == identities.generation:
@@ -72,7 +72,7 @@ def missing_for(packet: Packet, identities: Identities) -> list[str]:
 
 
 def known_of(packet: Packet, identities: Identities, now: int, plain: Known) -> Known | None:
-    """The knowledge of every DID the packet names; None where some of it has to be loaded first.
+    """The knowledge of every DID that the packet names; None if some of it has to be loaded first.
 
     `plain` is the answer for the usual packet, whose DIDs are all plain: one object serves all such packets.
     """

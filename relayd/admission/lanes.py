@@ -1,13 +1,13 @@
-"""The order in which requests leave admission, and who has to wait for whom.
+"""The order in which requests leave admission, and which requests have to wait for others.
 
 Packets of one session enter the log in the order they were sent (R-133): each session has a `Lane`, and a
-packet leaves it only when all before it have a verdict. Refusals hold no other packet up.
+packet leaves it only when all packets before it have a verdict. A refusal holds up no other packet.
 
 A verdict counts for the keys by which it was reached. A packet leaves its lane only while those are still the
-author's keys; if not, it is judged again. An identity packet bars the way for its author's next packets until
-the feed has applied it: a REVOKE and a PUBLISH sent in one breath are judged one after the other (R-074), and
-those behind it in its lane not before. So do identity packets and manifests of a client for the packets that
-name it (R-236).
+author's keys; otherwise it is judged again. An identity packet bars its author's next packets until the feed
+has applied it: a REVOKE and a PUBLISH sent together are judged one after the other (R-074), and those behind
+the REVOKE in its lane not before. Identity packets and manifests of a client bar the packets that name the
+client in the same way (R-236).
 """
 
 from __future__ import annotations
@@ -29,16 +29,16 @@ __all__ = ["Lanes"]
 _KEYS: Final = "keys"
 _MANIFEST: Final = "manifest"
 _Change = tuple[str, str]
-"""A DID, and whether its keys change or its manifest."""
+"""A DID, and whether its keys or its manifest change."""
 _MOVABLE: Final = (PublishVerdict.PASSED, PublishVerdict.REFUSED, PublishVerdict.HELD)
 
 
 class Lanes:
-    """Lets requests out of their lanes: to `leave(request)`, each once, or back to be judged.
+    """Lets requests out of their lanes: each goes once to `leave(request)`, or back to be judged.
 
-    `judge` has a request judged by the keys of now, `judge_held` does so for one that has waited for a change
-    of keys, and never raises. What the others raise goes to `lost(request, error)`, which takes the request
-    out of its lane. Use it on the loop.
+    `judge` has a request judged by the current keys. `judge_held` does so for a request that has waited for a
+    change of keys, and never raises. Errors that the others raise go to `lost(request, error)`, which takes
+    the request out of its lane. Use it on the loop.
     """
 
     def __init__(
@@ -55,21 +55,21 @@ class Lanes:
         self._judge = judge
         self._judge_held = judge_held
         self._lost = lost
-        # What decides about whom and is on its way to the log, and the lanes that wait for it.
+        # The packets on their way to the log that others are judged by, and the lanes that wait for them.
         self._changing: dict[_Change, PublishRequest] = {}
         self._barred: dict[_Change, dict[Lane, None]] = {}
 
     def advance_from(self, request: PublishRequest) -> None:
-        """Let everything leave the lane, if it is this one's turn. Never raises.
+        """Let requests leave the lane, if this one stands first. Never raises.
 
-        An earlier one of the same batch may have taken this one along, and left the lane empty.
+        An earlier request of the same batch may have taken this one along, and left the lane empty.
         """
         lane = request.lane
         if lane.requests and lane.requests[0] is request:
             self.let_out(lane)
 
     def let_out(self, lane: Lane) -> None:
-        """Let the requests leave that have a verdict, in order. Never raises."""
+        """Let the requests that have a verdict leave, in order. Never raises."""
         if lane.is_advancing:
             return
         lane.is_advancing = True
@@ -86,14 +86,14 @@ class Lanes:
         lane.is_advancing = False
 
     def bar(self, request: PublishRequest) -> None:
-        """This one enters the log: where it changes keys or a manifest, it bars the way until `applied`."""
+        """This request enters the log: if it changes keys or a manifest, it bars others until `applied`."""
         packet = request.packet
         if packet.content_type in DECISIVE_TYPES:
             request.change = packet.author_id, _MANIFEST if packet.content_type == CLIENT_MANIFEST else _KEYS
             self._changing[request.change] = request
 
     def unbar(self, request: PublishRequest) -> None:
-        """Let those pass that this one has barred, if it has. Never raises."""
+        """Let those pass that this request has barred, if any. Never raises."""
         change = request.change
         if change is not None and self._changing.get(change) is request:
             del self._changing[change]
@@ -102,11 +102,11 @@ class Lanes:
 
     @property
     def is_barring(self) -> bool:
-        """Whether anything bars the way of others."""
+        """Whether any request bars others."""
         return bool(self._changing)
 
     def overdue(self, since: float) -> list[PublishRequest]:
-        """What nothing holds up but a bar, and was begun before `since`: the first of each lane."""
+        """The requests held up only by a bar, and begun before `since`: the first of each lane."""
         firsts = [lane.requests[0] for lanes in self._barred.values() for lane in lanes if lane.requests]
         return [
             request
@@ -115,7 +115,7 @@ class Lanes:
         ]
 
     def applied(self, author: str, digest: bytes) -> None:
-        """The feed has applied an identity packet or a manifest: what waits for it may be judged by it.
+        """The feed has applied an identity packet or a manifest: those that wait for it may be judged by it.
 
         Never raises.
         """
@@ -125,9 +125,9 @@ class Lanes:
                 self.unbar(request)
 
     def _leaves(self, request: PublishRequest) -> bool:
-        """Send the first of a lane on its way, or back to be judged by the keys of now.
+        """Send the first of a lane on its way, or back to be judged by the current keys.
 
-        False if it must stay where it is.
+        Returns False if it must stay where it is.
         """
         is_held = request.verdict is PublishVerdict.HELD
         if request.verdict is PublishVerdict.PASSED or is_held or request.is_by_keys:
@@ -146,8 +146,8 @@ class Lanes:
         return True
 
     def _judge_behind(self, lane: Lane) -> None:
-        """Nothing bars the way of the first any more: have it judged, and what stands behind it up to the
-        next change of somebody's keys."""
+        """Nothing bars the first request any more: have it judged, and those behind it up to the next change
+        of any keys."""
         for request in list(lane.requests):
             if request.verdict is PublishVerdict.HELD:
                 request.verdict = PublishVerdict.PENDING
@@ -156,9 +156,9 @@ class Lanes:
                     break
 
     def _bar_before(self, packet: Packet) -> _Change | None:
-        """What is on its way to the log and decides about this packet."""
+        """The packet on its way to the log by which this packet is judged."""
         author, others = packet.author_id, needed_dids(packet)
         bars = [(author, _KEYS), *((did, kind) for did in others for kind in (_KEYS, _MANIFEST))]
-        if packet.content_type == CLIENT_MANIFEST:  # one after the other, for `_changing` holds one
+        if packet.content_type == CLIENT_MANIFEST:  # one at a time, because `_changing` holds one
             bars.append((author, _MANIFEST))
         return next((bar for bar in bars if bar in self._changing), None)

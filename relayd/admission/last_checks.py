@@ -1,7 +1,7 @@
 """The checks that may have to wait for something: the budgets of check 12, and an operator's plug-ins.
 
-They come last, and once for each packet, so that nobody waits, or is charged, for one that is refused anyway.
-An unproven origin (check 13) is told behind the budgets and before the plug-ins, which may take long.
+They come last, and once for each packet, so that no wait or charge is spent on a packet that is refused
+anyway. An unproven origin (check 13) is reported after the budgets and before the plug-ins, which may wait.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ __all__ = ["LastChecks"]
 
 
 class LastChecks:
-    """Brings requests that passed the threads' checks to their verdict, at once or after a wait.
+    """Gives requests that passed the checks of the threads their verdict, at once or after a wait.
 
-    `done(request)`, which must not raise, hears of each that has waited, and `lost` of what nobody has
-    expected. `on_flush` is called after either.
+    `done(request)`, which must not raise, is called for each request that has waited, and `lost` for
+    unexpected errors. `on_flush` is called after either.
     """
 
     def __init__(
@@ -48,7 +48,7 @@ class LastChecks:
         self._tasks: set[asyncio.Task[None]] = set()
 
     def begin(self, request: PublishRequest) -> None:
-        """Give the request its verdict, or begin to wait for that: then it is pending."""
+        """Give the request its verdict, or begin to wait for it; the verdict is pending meanwhile."""
         waits = request.packet.content_type in BUDGETED_TYPES or self._asks_plugins(request)
         if waits and not request.is_finished:
             request.verdict = PublishVerdict.PENDING
@@ -60,7 +60,7 @@ class LastChecks:
         request.is_finished = True
 
     def settled(self, request: PublishRequest, stored_at: int | None = None) -> None:
-        """What a packet was charged counts from `stored_at` on, or is given back. Never raises."""
+        """Count what the packet was charged from `stored_at` on, or give it back. Never raises."""
         if request.is_charged:
             try:
                 self._budgets.settled(request.packet, stored_at)

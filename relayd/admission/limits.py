@@ -14,7 +14,7 @@ __all__ = ["AdmissionLimits"]
 
 @dataclass(frozen=True, slots=True)
 class AdmissionLimits:
-    """The names are those of the settings."""
+    """The limits; the names are those of the settings."""
 
     max_packet_bytes: int
     max_json_depth: int

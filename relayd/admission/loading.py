@@ -1,4 +1,4 @@
-"""Packets that wait for keys and manifests which are not in memory: read for many of them in one go."""
+"""Packets that wait for keys and manifests not in memory: these are read for many packets at once."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from relayd.store.types import StoreError
 __all__ = ["Loading"]
 
 _LOADED_TOGETHER: Final = 64
-"""Packets whose keys are in memory together, whatever these weigh: each needs three chains at most."""
+"""The number of packets whose keys are in memory together, of any weight: each needs at most three chains."""
 
 
 class Loading:
-    """Loads what requests need. `go_on(request, refusal)`, which must not raise, hears when it is there, or
-    why those are refused for whom it is not. `on_flush` is called after each batch."""
+    """Loads what requests need. `go_on(request, refusal)`, which must not raise, is called when it is
+    loaded, or with the refusal if it could not be read. `on_flush` is called after each batch."""
 
     def __init__(
         self,
@@ -42,28 +42,28 @@ class Loading:
         self._waiting = Gathering("keys", self._load, lost)
 
     def put(self, request: PublishRequest) -> None:
-        """Load what this one needs. If this raises, nothing is loaded for it."""
+        """Load what this request needs. If this raises, nothing is loaded for it."""
         self._waiting.put(request)
 
     async def close(self) -> None:
-        """Load nothing further."""
+        """Stop loading."""
         await self._waiting.close()
 
     async def _load(self, requests: list[PublishRequest]) -> None:
-        """What was read for a packet is there until it is used, however large it is: two chains without room
-        for both would else be read in turns, for ever."""
+        """What was read for a packet stays until it is used, however large: otherwise two chains that do not
+        fit together would be read alternately, forever."""
         refusal: InvalidPacket | None = None
         for first in range(0, len(requests), _LOADED_TOGETHER):
             some = requests[first : first + _LOADED_TOGETHER]
             with self._identities.held():
-                if refusal is not UNAVAILABLE:  # the others have waited for that as long
+                if refusal is not UNAVAILABLE:  # else the others have waited as long already
                     refusal = await self._load_for(some)
                 for request in some:
                     self._go_on(request, refusal)
             self._on_flush()
 
     async def _load_for(self, requests: Sequence[PublishRequest]) -> InvalidPacket | None:
-        """Read all that these need. Why those are refused for whom it could not be read, if it could not."""
+        """Read all that these requests need. Returns the refusal if it could not be read, else None."""
         dids: dict[str, None] = {}
         for request in requests:
             if request.is_ended:

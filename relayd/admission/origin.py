@@ -1,8 +1,8 @@
-"""Where a replicated packet comes from, and at which time it is judged (RFC-0007 §6.3, decision A-097).
+"""Where a replicated packet comes from, and as of which time it is judged (RFC-0007 §6.3, decision A-097).
 
-A publish is judged at the time it arrives. A packet of a peer was judged before, when the first relay took
-it, and may be days old now: it is judged at that time, which the peer tells. A peer may lie about it (A-098),
-so its word counts within bounds alone.
+A publish is judged as of its arrival. A packet of a peer was judged before, when the first relay accepted
+it, and may be days old now: it is judged as of that time, which the peer reports. The peer may lie about it
+(A-098), so its word counts only within bounds.
 """
 
 # Core: no I/O, no clock, no randomness (held by tests/test_layout.py).
@@ -24,20 +24,20 @@ _SKEW_SECONDS = 300
 
 @dataclass(frozen=True, slots=True)
 class PeerOrigin:
-    """The peer that delivered a packet, and what it said."""
+    """The peer that delivered a packet, and what the peer said about it."""
 
     peer_id: int
     received_at: int
-    """When the first relay received the packet, by the peer's word: nothing of it has been checked."""
+    """When the first relay received the packet, according to the peer; nothing of this has been checked."""
     is_trusted: bool
     """Whether the operator lets the peer's word about that time count."""
     max_backfill_seconds: int
 
 
 def witness_of(packet: Packet, origin: PeerOrigin, now: int) -> int | None:
-    """When the first relay received the packet; None where the peer's word does not count (R-369).
+    """When the first relay received the packet; None if the peer's word does not count (R-369).
 
-    Never later than now: a peer's clock may be fast.
+    Never later than now, because a peer's clock may be fast.
     """
     if not origin.is_trusted:
         return None
@@ -51,8 +51,8 @@ def check_age(
 ) -> None:
     """Check 10 for a packet of a peer (R-370). Raises `InvalidPacket` as `check_freshness` does.
 
-    Packets that are kept for ever may have any age: without an author's old key events nothing that the
-    author signed since could be verified here.
+    Packets that are kept forever may have any age: without an author's old key events, nothing that the
+    author has signed since could be verified here.
     """
     check_freshness(packet, now, max_age_seconds=math.inf)
     if packet.content_type in EXEMPT_TYPES:

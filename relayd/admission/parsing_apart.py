@@ -1,13 +1,13 @@
-"""Packets of many values are parsed in a process apart, at a low priority.
+"""Packets of many values are parsed in a separate process, at a low priority.
 
-Text that takes milliseconds to parse would hold the interpreter lock for most of them, and the event loop
-would wait for that lock again and again. So a thread sends the text to another process and waits, which needs
-no lock. What others ask for goes before it on the processor too.
+Text that takes milliseconds to parse would hold the interpreter lock for most of that time, and the event
+loop would wait for the lock again and again. So a thread sends the text to another process and waits, which
+needs no lock. The requests of others also take precedence on the processor.
 
-The process starts with the first dear packet, and there is one for each thread that sends something at the
-same time. It keeps nothing: one that dies takes along the packet it was at, and no packet where it was at
-none; the next one gets a new process. It ends when the relay does, however that ends: nobody holds the other
-end of its socket then.
+A process starts with the first expensive packet; there is one for each thread that sends a packet at the
+same time. It keeps no state. If it dies, only the packet that it was parsing, if any, is lost, and the next
+packet gets a new process. It ends when the relay does, however the relay ends, because its socket then has
+no other end.
 """
 
 from __future__ import annotations
@@ -35,31 +35,31 @@ _log = get_logger("relayd.admission")
 
 _NICE: Final = 10
 _PATIENCE: Final = 20.0
-"""Seconds for one packet, which takes milliseconds of a processor that may have others to serve."""
+"""The most seconds for one packet, which takes milliseconds of a processor that may have others to serve."""
 _ASKED: Final = struct.Struct("!I")
 _ANSWERED: Final = struct.Struct("!Id")
-"""The length of what follows, and what it took of the processor in seconds."""
+"""The length of what follows, and the processor time that it took, in seconds."""
 _BUFFER_BYTES: Final = 1 << 20
 _PROGRAM: Final = (
     "import os, sys; os.nice({nice}); sys.path = {path!r}; from {module} import _serve; _serve(*{limits!r})"
 )
-"""What it imports takes a third of a second of a processor: that too is not to keep others from it."""
+"""Its imports take a third of a second of processor time, which must not delay others: hence `nice` first."""
 
 
 class ParserLost(Exception):
-    """The process that parsed a packet has ended or says nothing; the packet is neither good nor bad."""
+    """The process that parsed a packet has ended or does not answer; the packet is neither good nor bad."""
 
 
 class Parsed(NamedTuple):
-    """What came of a text."""
+    """The result for a text."""
 
     packet: Packet | InvalidPacket
     seconds: float
-    """What it took of the processor, besides what the caller's thread did."""
+    """The processor time that it took, in seconds, besides that of the calling thread."""
 
 
 class ApartParser:
-    """`Packet.parse` with these limits, in other processes. Use it from any threads."""
+    """`Packet.parse` with these limits, in other processes. May be used from any thread."""
 
     def __init__(self, *, max_bytes: int, max_depth: int, max_values: int) -> None:
         self._limits = (max_bytes, max_depth, max_values)
@@ -70,9 +70,9 @@ class ApartParser:
         self._has_warned = False
 
     def parse(self, raw: bytes) -> Parsed:
-        """Parse a packet; wait for that. Raises `ParserLost`.
+        """Parse a packet and wait for the result. Raises `ParserLost`.
 
-        Where the system lets no process start, the packet is parsed here.
+        If the system allows no new process, the packet is parsed in the calling thread.
         """
         parser = self._take()
         if parser is None:
@@ -87,11 +87,11 @@ class ApartParser:
         return parsed
 
     def close(self) -> None:
-        """End the processes; what one of them is at is lost."""
+        """End the processes; a packet being parsed is lost."""
         with self._lock:
             self._is_closed = True
             for parser in self._busy:
-                parser.end()  # its thread finds it gone
+                parser.end()  # its thread notices that it is gone
             for parser in self._idle:
                 parser.close()
             self._idle.clear()
@@ -111,7 +111,7 @@ class ApartParser:
             return parser
 
     def _waiting(self) -> _Parser | None:
-        """One that has nothing to do. It may have been killed meanwhile, and that is no packet's fault."""
+        """An idle process. One that was killed meanwhile is skipped: that is no packet's fault."""
         while self._idle:
             parser = self._idle.pop()
             if parser.is_alive:
@@ -161,7 +161,7 @@ class _Parser:
     def parse(self, raw: bytes) -> Parsed:
         self._socket.sendall(_ASKED.pack(len(raw)) + raw)
         length, seconds = _ANSWERED.unpack(_receive(self._socket, _ANSWERED.size))
-        # Written by this very program, from text that it had checked: plain values and no code.
+        # Written by this same program, from text that it had checked: plain values and no code.
         return Parsed(pickle.loads(_receive(self._socket, length)), seconds)
 
     def end(self) -> None:
@@ -175,7 +175,7 @@ class _Parser:
 
 
 def _receive(peer: socket.socket, length: int) -> bytearray:
-    """Exactly so many bytes. Raises `EOFError` where the other end has gone, and `OSError`."""
+    """Read exactly this many bytes. Raises `EOFError` if the other end is gone, and `OSError`."""
     data = bytearray(length)
     rest = memoryview(data)
     while rest:
@@ -194,9 +194,9 @@ def _parse(raw: bytes, max_bytes: int, max_depth: int, max_values: int) -> Packe
 
 
 def _serve(max_bytes: int, max_depth: int, max_values: int) -> None:
-    """The other process: it parses what it is sent until the relay has gone."""
+    """Run the other process: parse what it is sent until the relay is gone."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, signal.SIG_IGN)  # a relay that is told to end serves on until it has drained
+        signal.signal(number, signal.SIG_IGN)  # a relay asked to end goes on serving until it has drained
     with socket.socket(fileno=os.dup(0)) as relay, contextlib.suppress(EOFError, ConnectionError):
         while True:
             (length,) = _ASKED.unpack(_receive(relay, _ASKED.size))

@@ -1,19 +1,19 @@
-"""The way of a PUBLISH from its frame to the writer, and its answer.
+"""The path of a PUBLISH from its frame to the writer, and its answer.
 
     loop      parse, policy, freshness ─ is it a repeat? ─ are all keys it needs in memory?
-    threads   signature, rules of its type, provenance (of many values: parsed apart before)
-    loop      instead of that: what changes keys, in its publisher's turn
+    threads   signature, rules of its type, provenance (before, if it has many values: parsing apart)
+    loop      instead of the threads, in its publisher's turn: packets that change keys
     loop      budgets and plug-ins, which may wait ─ its turn in the lane ─ the writer
 
-Signatures are checked in batches on several threads, and large packets are parsed there too. Nevertheless
-packets of one session enter the log in the order they were sent, each judged by the keys that hold when it
+Signatures are checked in batches on several threads, and large packets are parsed there too. Nevertheless,
+packets of one session enter the log in the order they were sent, each judged by the keys in force when it
 does: see `lanes`. The writer notices what another process appends meanwhile, and asks `still_admitted`.
 
 A duplicate is answered OK before any later check can refuse it (check 8 before 9 to 13): see `repeats`.
 
-No request is left behind. Each ends in `_end`, once, where all that it holds is given back. Whatever is
-raised on its way ends it through `lost` with `internal_error`: on the loop a request moves only inside
-`_step`; tasks report to `LastChecks` or `Gathering`, and the threads to `VerifyPool`.
+No request is forgotten. Each ends exactly once, in `_end`, which gives back all that it holds. Any error
+raised on its way ends it through `lost` with `internal_error`: on the loop, a request moves only inside
+`_step`; tasks report errors to `LastChecks` or `Gathering`, and threads to `VerifyPool`.
 """
 
 from __future__ import annotations
@@ -54,33 +54,33 @@ __all__ = ["Admission"]
 _log = get_logger("relayd.admission")
 
 _LOOKS_FOR_OVERDUE = 4
-"""How often one looks for what has waited too long, in the time that it may wait."""
+"""How many times overdue requests are looked for in the time that a request may wait."""
 _FEW_KEYS = 16
-"""A packet that no key has signed is tried with all that its author ever had: so many take a millisecond."""
+"""A packet that no key has signed is tried with all keys its author ever had; so many take a millisecond."""
 _SHORT_TYPES = IDENTITY_TYPES - {"DID_DOCUMENT"}
-"""What is judged as quickly where it has many values: nothing of these is canonicalised again."""
+"""Types that are judged just as quickly with many values: nothing of them is canonicalised again."""
 _LATELY = 0.1
-"""Seconds after which a publish that is answered is not felt any more."""
+"""Seconds after which an answered publish no longer counts as load."""
 _UNDER_WAY_SECONDS = 0.05
-"""By how much a packet stands behind in the line of the checks whose sender has others under way."""
+"""How far a packet is set back in the queue of checks if its sender has others under way, in seconds."""
 _DECIDED = (PublishVerdict.PASSED, PublishVerdict.REFUSED)
 
 
 def _place(request: PublishRequest) -> float:
-    """Where it stands among those to be checked."""
+    """The place of a request among those to be checked."""
     lane = request.lane
     behind = _UNDER_WAY_SECONDS if len(lane.requests) > 1 else 0.0
     return lane.publisher.turn(time.monotonic()) + behind
 
 
 class Admission:
-    """Takes publishes from all sessions of a process; passes valid packets to the writer.
+    """Takes publishes from all sessions of a process, and passes valid packets to the writer.
 
-    `enqueue(packet, request)` hands over to the writer; `log` is asked what it has already. `policy` and
-    `trust` may be replaced while running. `on_refused(request, error)`, which must not raise, is told of each
-    that is not stored. What waits for an identity packet to be brought by the feed is answered after
-    `publish_timeout` seconds that it could not be judged. Packets of many values are parsed `apart`, or on a
-    thread where that is None; it is closed with the admission.
+    `enqueue(packet, request)` hands a packet to the writer; `log` is asked what the log already has.
+    `policy` and `trust` may be replaced while running. `on_refused(request, error)`, which must not raise,
+    is called for each request that is not stored. A request that has waited `publish_timeout` seconds for
+    the feed to bring an identity packet is answered that it could not be judged. Packets of many values are
+    parsed by `apart`, or on a thread if that is None; `apart` is closed with the admission.
     """
 
     def __init__(
@@ -164,7 +164,7 @@ class Admission:
 
     @property
     def policy(self) -> Policy:
-        """What the operator declines."""
+        """The operator's policy: which packets are refused."""
         return self._checker.policy
 
     @policy.setter
@@ -173,7 +173,7 @@ class Admission:
 
     @property
     def trust(self) -> ProvenanceTrust:
-        """Whose word on the origin of packets counts."""
+        """The roots whose word on the origin of packets counts."""
         return self._checker.trust
 
     @trust.setter
@@ -201,7 +201,7 @@ class Admission:
         self._route(request)
 
     def is_busy(self) -> bool:
-        """Whether somebody publishes: waits for an answer, or did so a moment ago."""
+        """Whether any publish waits for an answer, or arrived a moment ago."""
         return self.pending > 0 or time.monotonic() - self._submitted_at < _LATELY
 
     def is_full(self) -> bool:
@@ -209,17 +209,17 @@ class Admission:
         return self.pending_bytes >= self._limits.publish_queue_bytes
 
     def hold(self, publisher: Publisher) -> None:
-        """Tell this publisher when there is room again, once."""
+        """Notify this publisher once when there is room again."""
         self._held.add(publisher)
 
     def release(self, publisher: Publisher) -> None:
-        """The publisher has gone and is told nothing."""
+        """The publisher is gone: do not notify it."""
         self._held.discard(publisher)
 
     def _route(self, request: PublishRequest) -> None:
         """Send an examined packet on: to the threads, to be looked up, or to its answer."""
         if request.is_parsed and self._repeats.remembers(request.packet.digest):
-            request.verdict = PublishVerdict.REFUSED  # needs no signature where the log still has it
+            request.verdict = PublishVerdict.REFUSED  # needs no signature check if the log still has it
         if request.verdict in _DECIDED:
             self._lanes.advance_from(request)
         elif request.lane.is_behind_change(request):
@@ -228,7 +228,7 @@ class Admission:
             self._have_judged(request)
 
     def _have_judged(self, request: PublishRequest) -> None:
-        """Have it judged by the keys of now, once they are there."""
+        """Have the request judged by the current keys, once they are in memory."""
         known = self._knowledge.of(request.packet)
         if known is None:
             self._loading.put(request)
@@ -240,8 +240,8 @@ class Admission:
         if has_many_keys or request.packet.content_type not in quick_types:
             self._pool.put(request)
             return
-        # The rules of a chain hold the interpreter's lock: on a thread they take as much from the loop, and
-        # the way there and back besides; and the signatures of others would wait behind them.
+        # The rules of a chain hold the interpreter lock: on a thread they would take as much from the loop,
+        # plus the way there and back, and the signatures of others would wait behind them.
         place = request.lane.publisher.turn(time.monotonic())
         self._slices.later(
             functools.partial(self._judge_here, request), place, functools.partial(self.lost, request)
@@ -267,7 +267,7 @@ class Admission:
         self._on_flush()
 
     def _go_on(self, request: PublishRequest) -> None:
-        if request.verdict is PublishVerdict.PENDING:  # a large packet: only now is it known what it is
+        if request.verdict is PublishVerdict.PENDING:  # a large packet, whose type is known only now
             self._route(request)
             return
         if request.verdict is PublishVerdict.CHECKED:
@@ -275,7 +275,7 @@ class Admission:
         self._lanes.advance_from(request)
 
     def _loaded(self, refusal: InvalidPacket | None, request: PublishRequest) -> None:
-        # One chain that cannot be read is no reason to refuse the packets of others.
+        # A chain that cannot be read is no reason to refuse the packets of others.
         if refusal is not None and missing_for(request.packet, self._identities):
             request.refuse(refusal)
         self._route(request)
@@ -283,7 +283,7 @@ class Admission:
     # The one way on, and the one way out.
 
     def _step(self, request: PublishRequest, work: Callable[[PublishRequest], None]) -> None:
-        """Move a request on. Whatever that raises ends this request and no other."""
+        """Move a request on. An error raised by `work` ends this request and no other."""
         if request.is_ended:
             return
         try:
@@ -292,7 +292,7 @@ class Admission:
             self.lost(request, error)
 
     def lost(self, request: PublishRequest, error: BaseException) -> None:
-        """A fault of ours on a request's way: it is counted, the request is answered, and its lane goes on.
+        """A fault of ours on a request's way: count it, answer the request, and let its lane go on.
 
         Never raises; a request that has ended stays as it is.
         """
@@ -303,7 +303,7 @@ class Admission:
         self._on_flush()
 
     def _end(self, request: PublishRequest, *, stored_at: int | None = None) -> bool:
-        """Give back all that a request holds; False where that is done already. Never raises.
+        """Give back all that a request holds. Returns False if that is already done. Never raises.
 
         `stored_at` is when the log received a packet that it did not have.
         """
@@ -317,7 +317,7 @@ class Admission:
             held, self._held = self._held, set()
             for publisher in held:
                 self._guarded(publisher.room_again)
-        # What is stored bars the way for its author's next packets until the feed has applied it.
+        # A stored packet bars its author's next packets until the feed has applied it.
         if request.change is not None and stored_at is None:
             self._lanes.unbar(request)
         return True
@@ -329,7 +329,7 @@ class Admission:
             self._faults.caught("publish", error)
 
     def _leave(self, request: PublishRequest) -> None:
-        """It has left its lane: to the log, or to its answer."""
+        """The request has left its lane: send it to the log, or answer it."""
         if request.verdict is PublishVerdict.PASSED:
             self._store(request)
         else:
@@ -351,7 +351,7 @@ class Admission:
         self._patience = asyncio.get_running_loop().call_later(pause, self._give_overdue_up)
 
     def _give_overdue_up(self) -> None:
-        """Answer those that have waited for long behind what the feed has not brought: it may be away."""
+        """Answer requests that have waited too long for what the feed has not brought; it may be down."""
         self._patience = None
         since = time.monotonic() - self._publish_timeout
         while overdue := self._lanes.overdue(since):
@@ -364,15 +364,15 @@ class Admission:
             self._be_patient()
 
     def _settle(self, request: PublishRequest) -> None:
-        """Answer what will not be stored: OK if the log has it already (check 8), else the refusal."""
-        if not request.is_parsed:  # refused by checks 5 to 7: it has no id that could be known
+        """Answer a request that is not to be stored: OK if the log has it (check 8), else the refusal."""
+        if not request.is_parsed:  # refused by checks 5 to 7: no packet id is known
             self.failed(request, request.refusal or FAULT)
         else:
             self._repeats.look_up(request)
 
     def _looked_up(self, repeat: Repeat | None, request: PublishRequest) -> None:
         if repeat is not None:
-            # The log serves it by what was found then: keys may say something else now.
+            # The log serves it with what was found then: the keys may give another result now.
             request.downgrade = None if repeat.finding is None else Downgrade.decode(repeat.finding)
             self._accepted(request, repeat.received_at, duplicate=True)
         elif request.refusal is not None:
@@ -381,23 +381,23 @@ class Admission:
             self._start_over(request)
 
     def _start_over(self, request: PublishRequest) -> None:
-        """It was taken for a repeat, and the log does not say that it is one."""
+        """The request was taken for a repeat, but the log does not have the packet: judge it anew."""
         self._repeats.forget(request.packet.digest)
         request.verdict = PublishVerdict.PENDING
         request.lane.requests.append(request)
         self._route(request)
 
-    # Told by the writer and the feed.
+    # Called by the writer and the feed.
 
     def committed(
         self, request: PublishRequest, received_at: int, *, duplicate: bool, duplicate_of: bytes | None = None
     ) -> None:
-        """The log has the packet, or for `duplicate_of` the one it repeats. Never raises."""
+        """The log has the packet, or the packet `duplicate_of` that it repeats. Never raises."""
         if duplicate and not request.is_ended:
             if duplicate_of is None and is_told_origin(request):
                 self._step(request, lambda repeated: self._repeats.look_up(repeated, received_at))
                 return
-            request.downgrade = None  # of a packet that the log does not hold
+            request.downgrade = None  # it belongs to a packet that the log does not hold
         self._accepted(request, received_at, duplicate=duplicate, duplicate_of=duplicate_of)
 
     def _accepted(
@@ -433,7 +433,7 @@ class Admission:
             self._unanswered(request, fault)
 
     def _unanswered(self, request: PublishRequest, error: Exception) -> None:
-        """The answer could not be made. A packet that is stored may be published again."""
+        """The answer could not be made: report a fault. A packet that is stored may be published again."""
         self._faults.caught("publish", error)
         try:
             request.lane.publisher.publish_refused(request, FAULT)
@@ -446,7 +446,7 @@ class Admission:
         self._lanes.applied(author, digest)
 
     def still_admitted(self, request: PublishRequest) -> bool:
-        """Whether a packet on its way to the log holds by the keys as they are now (R-074).
+        """Whether a packet on its way to the log is still valid by the current keys (R-074).
 
         If not, it is answered here. Called for each append, so the usual answer costs one comparison. Never
         raises.
@@ -463,12 +463,12 @@ class Admission:
         if is_current and (known.chain is None or self._clock() < known.until):
             return True
         fresh = self._knowledge.of(packet)
-        if fresh is None:  # put out of memory within this moment
+        if fresh is None:  # evicted from memory a moment ago
             request.refuse(KEYS_CHANGED)
         else:
             request.known = fresh
             try:
-                # An identity packet that a lost append has stored holds: it is in the chain by now.
+                # An identity packet that a lost append has stored is valid: the chain has it by now.
                 self._checker.judge(request, self._clock())
                 return True
             except InvalidPacket as error:
@@ -477,7 +477,7 @@ class Admission:
         return False
 
     async def close(self) -> None:
-        """Stop the threads and the tasks; requests still inside get no answer."""
+        """Stop the threads and the tasks; requests still under way get no answer."""
         if self._patience is not None:
             self._patience.cancel()
         await asyncio.get_running_loop().run_in_executor(None, self._close_threads)
@@ -491,7 +491,7 @@ class Admission:
         self._pool.close()
 
     def _is_pending(self, packet: Packet) -> bool:
-        """Whether an identity packet of the log still waits for its effect."""
+        """Whether an identity packet of the log still waits to take effect."""
         if packet.content_type not in IDENTITY_TYPES:
             return False
         chain = self._identities.chain(packet.author_id)

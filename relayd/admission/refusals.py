@@ -1,8 +1,8 @@
-"""The refusals that are this relay's own doing: the packet may be as good as any.
+"""The refusals that are this relay's own doing: the packet may be perfectly valid.
 
-Whoever published hears `internal_error` and may publish again. A packet of a peer comes once, so it is judged
-once more here: after any wait where the refusal is passing, and so often and no more where the relay may fail
-on the packet itself (`federation.intake`).
+The publisher receives `internal_error` and may publish again. A packet of a peer arrives only once, so it is
+judged again here: after any number of waits if the refusal is temporary, and a bounded number of times if
+the relay may fail on the packet itself (`federation.intake`).
 """
 
 # Core: no I/O, no clock, no randomness (held by tests/test_layout.py).
@@ -40,5 +40,5 @@ FAULT: Final = _ours("the relay failed on this packet; it may not be stored")
 
 
 def is_passing(error: InvalidPacket) -> bool:
-    """Whether the packet is fine, and this relay is not."""
+    """Whether the refusal is temporary: the fault is this relay's, not the packet's."""
     return error.code == ErrorCode.INTERNAL_ERROR and error.detail in _PASSING

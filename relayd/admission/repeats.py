@@ -1,9 +1,10 @@
-"""Whether the log has a packet already: asked for what would not be stored, before it is refused (check 8).
+"""Whether the log already has a packet: looked up for packets that would not be stored, before they are
+refused (check 8).
 
-Looking every packet up first would double the database's work (decision 3). A packet that passes all checks
-meets the duplicate index inside the append itself; one that a later check refuses is looked up before the
-refusal is sent. A memory of recent ids spares most repeats their signature check, and no more than that: OK
-always rests on what the database says now, for a database that was put back without its end has forgotten
+Looking up every packet first would double the database's work (decision 3). A packet that passes all checks
+meets the duplicate index inside the append itself; a packet that a later check refuses is looked up before
+the refusal is sent. A memory of recent ids spares most repeats their signature check, and no more than that:
+OK always rests on what the database says now, because a database that was restored without its end has lost
 what this process remembers.
 """
 
@@ -27,7 +28,7 @@ _RECENT_IDS: Final = 65_536
 
 
 class DuplicateIndex(Protocol):
-    """The part of the store this module needs; each method may raise `StoreError`."""
+    """The part of the store that this module needs; each method may raise `StoreError`."""
 
     async def find(self, ids: Sequence[bytes]) -> dict[bytes, tuple[int, int]]: ...
 
@@ -35,23 +36,23 @@ class DuplicateIndex(Protocol):
 
 
 class Repeat(NamedTuple):
-    """The log has the packet: since when, and what was found about its origin then, still encoded."""
+    """A packet that the log has: since when, and what was found about its origin then, still encoded."""
 
     received_at: int
     finding: bytes | None
 
 
 def is_told_origin(request: PublishRequest) -> bool:
-    """Whether the answer says what was found about the packet's origin (R-209). A peer asks for none."""
+    """Whether the answer says what was found about the packet's origin (R-209). A peer does not need it."""
     header = header_of(request.packet.value)
     return request.origin is None and header is not None and header.get("origin_type") not in (None, UNKNOWN)
 
 
 class Repeats:
-    """Looks requests up in `log`, those that have gathered in one go.
+    """Looks requests up in `log`; those that have gathered are looked up together.
 
-    `told(request, repeat)`, which must not raise, hears what came of each: None where the log is not known to
-    have it. `on_flush` is called after each batch, and what nobody has expected goes to `lost`.
+    `told(request, repeat)`, which must not raise, is called with each result: None if the log is not known
+    to have the packet. `on_flush` is called after each batch, and unexpected errors go to `lost`.
     """
 
     def __init__(
@@ -73,27 +74,27 @@ class Repeats:
         )
 
     def remembers(self, digest: bytes) -> bool:
-        """Whether a packet of this id went into the log not long ago, or was found there."""
+        """Whether a packet of this id entered the log recently, or was found there recently."""
         return digest in self._recent
 
     def remember(self, digest: bytes) -> None:
-        """The log has a packet of this id."""
+        """Remember that the log has a packet of this id."""
         recent = self._recent
         recent[digest] = None
         if len(recent) > _RECENT_IDS:
             recent.popitem(last=False)
 
     def forget(self, digest: bytes) -> None:
-        """The log does not say so."""
+        """Forget this id: the log does not confirm it."""
         self._recent.pop(digest, None)
 
     def look_up(self, request: PublishRequest, received_at: int | None = None) -> None:
-        """Ask whether the log has this packet. By the word of an append it has, since `received_at`: then
-        what was found about its origin is all that is asked for. If this raises, nothing is asked."""
+        """Look up whether the log has this packet. If `received_at` is given, an append has reported that it
+        does: then only the finding about its origin is looked up. If this raises, nothing is looked up."""
         self._doubtful.put((request, received_at))
 
     async def close(self) -> None:
-        """Ask nothing further."""
+        """Stop the look-ups."""
         await self._doubtful.close()
 
     async def _look_up(self, asked: list[tuple[PublishRequest, int | None]]) -> None:
@@ -110,13 +111,13 @@ class Repeats:
         try:
             return await self._log.find(ids)
         except StoreError:
-            return {}  # a refusal stands whatever the index would say; saying so needs no database
+            return {}  # a refusal stands whatever the index would say, and needs no database
         except Exception as error:
             self._faults.caught("publish", error)
             return {}
 
     async def _findings_of(self, repeats: Sequence[PublishRequest]) -> dict[bytes, bytes]:
-        """What the log holds about the origin of these; that they are stored may be said without it."""
+        """What the log holds about the origin of these packets; without it, they still count as stored."""
         ids = [request.packet.digest for request in repeats if is_told_origin(request)]
         try:
             return await self._log.findings(ids) if ids else {}

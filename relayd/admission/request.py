@@ -1,4 +1,4 @@
-"""One PUBLISH on its way, and the lane it keeps its place in."""
+"""One PUBLISH on its way, and the lane in which it keeps its place."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ __all__ = ["Lane", "Marker", "PublishRequest", "PublishVerdict", "Publisher", "m
 
 
 class Publisher(Protocol):
-    """Who published: one connection."""
+    """The publisher of a packet: one connection."""
 
     def publish_accepted(
         self,
@@ -31,35 +31,35 @@ class Publisher(Protocol):
         duplicate_of: bytes | None = None,
         queued: bool = False,
     ) -> None:
-        """The packet, or for `duplicate_of` the one it repeats, is durably stored; answer OK.
+        """The packet, or the packet `duplicate_of` that it repeats, is durably stored: answer OK.
 
         `queued` says that it has no effect yet (R-190). If this raises, nothing has been answered.
         """
 
     def publish_refused(self, request: PublishRequest, error: InvalidPacket) -> None:
-        """The packet is not stored; answer ERROR. If this raises, nothing has been answered."""
+        """The packet is not stored: answer ERROR. If this raises, nothing has been answered."""
 
     def publish_unanswerable(self) -> None:
         """No answer could be made: end the connection, so that the peer knows that none will come."""
 
     def checked_for(self, seconds: float) -> None:
-        """The checks of one of its packets took so much of the processor, and that is much."""
+        """The checks of one of the publisher's packets took this much processor time, which is a lot."""
 
     def turn(self, now: float) -> float:
-        """The place of its dear packets among those of others: the lowest is first. `now` is monotonic."""
+        """The place of its expensive packets among those of others; lowest first. `now` is monotonic."""
 
     def room_again(self) -> None:
         """There is room for publishes again: the answer to `Admission.hold`."""
 
 
 class PublishVerdict(enum.Enum):
-    """How far the checks have come. The first three are for the relay to go on with, the others decide."""
+    """How far the checks have come. With the first three the relay must go on; the others are final."""
 
     PENDING = enum.auto()
     HELD = enum.auto()
-    """Behind one of its lane that changes the keys by which it is judged: not judged before that is done."""
+    """Behind a packet of its lane that changes the keys it is judged by: judged only when that is done."""
     CHECKED = enum.auto()
-    """Passed what the threads check; the loop has to look at what may have to wait for something."""
+    """Passed the checks of the threads; the loop must run those that may have to wait."""
     PASSED = enum.auto()
     REFUSED = enum.auto()
 
@@ -103,50 +103,50 @@ class PublishRequest:
         self.lane = lane
         self.started_at = started_at
         self.origin = origin
-        """The peer that it comes from, where it was not published here."""
+        """The peer that delivered it; None if it was published here."""
         self.witness: int | None = None
-        """When the first relay received it, where the peer's word for that counts."""
+        """When the first relay received it, if the peer's word for that counts."""
         self.is_dear = False
-        """Its checks take milliseconds."""
+        """Whether its checks take milliseconds."""
         self.is_parsed = False
         self.packet: Packet
         """Unset until `parsed`."""
         self.known: Known
         """The knowledge by which it was last judged; unset until then."""
         self.downgrade: Downgrade | None = None
-        """The relay's finding about its origin, where the claim does not hold."""
+        """The relay's finding about its origin, if the claim does not hold."""
         self.queued = False
         self.refusal: InvalidPacket | None = None
         self.is_by_keys = False
-        """It was refused by the keys that were known, and other keys might have let it pass."""
+        """Whether it was refused because of the keys that were known; other keys might have let it pass."""
         self.origin_refusal: InvalidPacket | None = None
         """The verdict of check 13, which counts once check 12 is done."""
         self.change: tuple[str, str] | None = None
-        """What it changes for others on their way, while it is on its own to the log."""
+        """What it changes for packets behind it, while it is on its way to the log."""
         self.is_charged = False
-        """It counts against a budget of its author."""
+        """Whether it counts against a budget of its author."""
         self.is_finished = False
-        """The checks that wait for something are done."""
+        """Whether the checks that wait for something are done."""
         self.is_ended = False
-        """It has left admission, and what it held is given back. Whoever still has it passes it over."""
+        """Whether it has left admission and given back what it held. Any code that still has it skips it."""
         self.verdict = PublishVerdict.PENDING
 
     def judged_at(self, now: int) -> int:
-        """The time at which it is judged."""
+        """The time as of which it is judged."""
         return now if self.witness is None else self.witness
 
     def parsed(self, packet: Packet) -> None:
-        """The bytes hold a packet."""
+        """The bytes hold this packet."""
         self.packet = packet
         self.is_parsed = True
 
     def refuse(self, error: InvalidPacket) -> None:
-        """Note the first check that failed."""
+        """Note the refusal of the first check that failed."""
         self.refusal = _bare(error)
         self.verdict = PublishVerdict.REFUSED
 
     def forget_verdict(self) -> None:
-        """The keys it was judged by are not the author's any more."""
+        """Forget the verdict: the keys by which it was reached are no longer the author's."""
         self.verdict = PublishVerdict.PENDING
         self.is_by_keys = False
         self.refusal = self.origin_refusal = None
@@ -159,8 +159,8 @@ class PublishRequest:
 def _bare(error: InvalidPacket) -> InvalidPacket:
     """A refusal without the frames it was raised in.
 
-    They hold the request, which holds the refusal: such a circle would keep the request's bytes until the
-    next run of the cycle collector, and a stranger's refused frames would fill the memory before that.
+    The frames hold the request, which holds the refusal. Such a cycle would keep the request's bytes until
+    the next run of the cycle collector, and a stranger's refused frames would fill the memory before that.
     """
     error.__traceback__ = error.__context__ = error.__cause__ = None
     return error
@@ -170,7 +170,7 @@ Marker = Callable[[Sequence[PublishRequest]], PeerMark | None]
 
 
 def marks_of(requests: Sequence[PublishRequest]) -> list[PeerMark]:
-    """How far peers have been read once these are stored; nothing where all were published here."""
+    """How far peers have been read once these requests are stored; empty if all were published here."""
     by_marker: dict[Marker, list[PublishRequest]] = {}
     for request in requests:
         if request.origin is not None and request.lane.marker is not None:
@@ -193,17 +193,17 @@ class Lane:
         self.publisher = publisher
         self.identity = identity
         self.marker = marker
-        """For packets of a peer: how far the peer has been read once these are stored."""
+        """For packets of a peer: how far the peer has been read once these packets are stored."""
         self.requests: deque[PublishRequest] = deque()
         self.changing: set[str] = set()
-        """Authors whose keys a packet changes that stands here, and some of whom one has not long ago."""
+        """The authors whose keys a packet in this lane changes, and some for whom one did recently."""
         self.is_advancing = False
-        """Requests are leaving it in this very step."""
+        """Whether requests are leaving the lane in this very step."""
 
     def is_behind_change(self, request: PublishRequest) -> bool:
-        """Whether one before this one changes its author's keys; notes it where this one does.
+        """Whether a request before this one changes its author's keys. Notes it if this request changes keys.
 
-        What would be said by the keys of now would have to be said again.
+        A verdict by the current keys would have to be reached again.
         """
         packet = request.packet
         is_behind = packet.author_id in self.changing and self.requests[0] is not request
@@ -212,8 +212,8 @@ class Lane:
         return is_behind
 
     def _changes_keys_of(self, author: str) -> None:
-        """A packet that stands here changes this author's keys."""
-        if len(self.changing) > 2 * len(self.requests):  # of a lane that is never empty
+        """Note that a packet in this lane changes this author's keys."""
+        if len(self.changing) > 2 * len(self.requests):  # in a lane that is never empty
             self.changing = {
                 each.packet.author_id
                 for each in self.requests
@@ -222,7 +222,7 @@ class Lane:
         self.changing.add(author)
 
     def forget(self, request: PublishRequest) -> None:
-        """Take a request out, wherever it stands; one that has left changes nothing."""
+        """Take a request out, wherever it stands; a request that has left changes nothing."""
         if self.requests and self.requests[0] is request:
             self.requests.popleft()
         elif request in self.requests:

@@ -1,16 +1,17 @@
-"""Signature checks on threads of their own, in batches, so that the event loop never waits for one.
+"""Signature checks on separate threads, in batches, so that the event loop never waits for one.
 
-The check releases the interpreter lock, so two threads nearly double what one does. Jobs gather during a step
-of the loop and are handed over at its end, shared out among the threads; a thread takes the jobs that have
+A check releases the interpreter lock, so two threads do nearly twice as much as one. Jobs gather during a
+step of the loop, and at its end are shared out among the threads. A thread takes the jobs that have
 gathered, up to `BATCH`, and wakes the loop once for all of them.
 
-A job is quick, or it is dear: a packet that takes milliseconds to parse. The dear have a line of their own,
-in which those stand first whose senders have had little, and it never goes before the quick. Where there is
-more than one thread, one of them does nothing dear. So whoever sends what is dear keeps nobody else waiting.
+A job is either quick, or expensive: a packet that takes milliseconds to parse. Expensive jobs have a
+separate queue, ordered so that senders who have had little come first, and the queue never takes precedence
+over quick jobs. If there is more than one thread, one of them runs no expensive jobs. So a sender of
+expensive packets delays nobody else.
 
-A few quick jobs are done on the loop: all there are while no other is being checked, and of many those
-whose senders have had little. Waking a thread and being woken by it takes longer than the checks, all the
-more where it is at a batch, and asks a busy loop for the interpreter's lock after each check of it.
+A few quick jobs are done on the loop: all of them if no other is being checked, and otherwise those whose
+senders have had little. Waking a thread and being woken by it takes longer than the checks, all the more if
+the thread is in the middle of a batch, and asks a busy loop for the interpreter lock after each check.
 """
 
 from __future__ import annotations
@@ -29,33 +30,33 @@ __all__ = ["BATCH", "VerifyPool"]
 
 BATCH = 64
 _FEW = 4
-"""So many quick checks take less of the loop than threads take to wake, and to be given the interpreter."""
+"""This many quick checks take less of the loop than waking threads and giving them the interpreter."""
 _SOON_SECONDS = 0.02
-"""Whose place is no further off has had little: one request alone is owed for some milliseconds."""
+"""A sender whose place is this near has had little: one request alone is owed for some milliseconds."""
 _DEAR_SECONDS = 0.001
-"""Of the processor: ten times what an ordinary packet takes."""
+"""Processor time, in seconds: ten times that of an ordinary packet."""
 
 J = TypeVar("J")
 
 
 class _Checked(NamedTuple, Generic[J]):
-    """A batch that a thread is through with."""
+    """A batch that a thread has finished."""
 
     passed: list[J]
     failed: list[tuple[J, BaseException]]
     dear: list[tuple[J, float]]
-    """What each took of the processor that took much, in seconds."""
+    """The expensive jobs, with the processor time of each, in seconds."""
     seconds: float
 
 
 class VerifyPool(Generic[J]):
     """Runs `check(job)` on threads and gives finished batches to `on_checked(jobs, seconds)` on the loop.
 
-    A check returns how many seconds of a processor it used besides those of its thread. A job whose check
-    raises goes to `on_failed(job, error)` on the loop instead. `is_quick` tells which jobs are, and
-    `place(job)` when its sender owes nothing, by `time.monotonic`: the lowest is first. `on_dear(job,
-    seconds)` hears of each that took much of the processor. The lines are bounded by the callers: they stop
-    reading from their peers.
+    A check returns the processor time that it used outside its thread, in seconds. A job whose check raises
+    goes to `on_failed(job, error)` on the loop instead. `is_quick` says which jobs are quick, and
+    `place(job)` when the job's sender owes nothing, by `time.monotonic`: the lowest is first. `on_dear(job,
+    seconds)` is called for each job that took much processor time. The queues are bounded by the callers,
+    who stop reading from their peers.
     """
 
     def __init__(
@@ -79,10 +80,10 @@ class VerifyPool(Generic[J]):
         self._on_failed = on_failed
         self._loop = loop
         self._gathered: list[J] = []
-        self._dear: list[tuple[float, int, J]] = []  # those that wait: their place, and a number
+        self._dear: list[tuple[float, int, J]] = []  # waiting jobs: place, number, job
         self._numbers = itertools.count()
         self._dear_at_once = max(1, threads - 1)
-        # Work for the threads: a batch, or one dear job and True; nothing tells a thread to end.
+        # Work for the threads: a batch, or one expensive job and True; an empty batch tells a thread to end.
         self._batches: queue.SimpleQueue[tuple[list[J], bool]] = queue.SimpleQueue()
         self._threads = [
             threading.Thread(target=self._work, name=f"verify-{number}", daemon=True)
@@ -92,13 +93,13 @@ class VerifyPool(Generic[J]):
             thread.start()
 
     def put(self, job: J) -> None:
-        """Queue a job; call it on the loop."""
+        """Queue a job; called on the loop."""
         if not self._gathered:
             self._loop.call_soon(self._hand_over)
         self._gathered.append(job)
 
     def _hand_over(self) -> None:
-        """Give what this step of the loop has gathered to the threads."""
+        """Give the jobs gathered in this step of the loop to the threads."""
         jobs, self._gathered = self._gathered, []
         try:
             self._share_out(jobs)
@@ -148,7 +149,7 @@ class VerifyPool(Generic[J]):
             elsewhere.append(besides)
             begun.append(time.perf_counter())
         seconds = begun[-1] - begun[0]
-        # A thread also waits for the interpreter, and that costs nobody: each job has its part of its work.
+        # A thread also waits for the interpreter, which costs nobody: each job gets its part of the work.
         part = (time.thread_time() - worked) / seconds if seconds else 0.0
         taken = [(job, part * (begun[n + 1] - begun[n]) + elsewhere[n]) for n, job in enumerate(jobs)]
         return _Checked(passed, failed, [each for each in taken if each[1] > _DEAR_SECONDS], seconds)
@@ -168,7 +169,7 @@ class VerifyPool(Generic[J]):
         dear.clear()
         for job, error in failed:
             self._on_failed(job, error)
-        failed.clear()  # errors hold their frames, and those this list
+        failed.clear()  # errors hold their frames, and those hold this list
         try:
             self._on_checked(passed, seconds)
         except Exception as error:
@@ -176,7 +177,7 @@ class VerifyPool(Generic[J]):
                 self._on_failed(job, error)
 
     def close(self) -> None:
-        """Stop the threads after what they are doing; queued jobs are dropped."""
+        """Stop the threads after their current work; queued jobs are dropped."""
         self._dear.clear()
         while not self._batches.empty():
             try:
@@ -197,12 +198,12 @@ class VerifyPool(Generic[J]):
         if batch:
             try:
                 self._loop.call_soon_threadsafe(self._returned, self._checked(batch), is_dear)
-            except RuntimeError:  # the loop has ended, and with it everyone who waited
+            except RuntimeError:  # the loop has ended, and with it all waiting callers
                 return False
         return bool(batch)
 
     def _take(self) -> tuple[list[J], bool]:
-        """Wait for work, and take along what else is quick."""
+        """Wait for work, and take other quick jobs along."""
         batch, is_dear = self._batches.get()
         while batch and not is_dear and len(batch) < BATCH:
             try:

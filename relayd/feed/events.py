@@ -1,12 +1,12 @@
 """EVENT frames, encoded once for each packet (RFC-0004 §3.3).
 
-An EVENT is `head` + `tail`: the head holds the subscription id and is made once for each subscription; the
-tail holds the packet, `received_at` and the cursor, which are the same for every subscriber. What differs
-for each delivery is only the frame header, and not even that where two subscriptions share an id.
+An EVENT is `head` + `tail`. The head holds the subscription id and is made once for each subscription; the
+tail holds the packet, `received_at` and the cursor, which are the same for every subscriber. Only the frame
+header differs for each delivery, and not even that if two subscriptions share an id.
 
 A packet goes out as the bytes that were stored. The one exception is a packet with an annotation, whose
-claim about its origin did not hold: subscribers get it in the relay's `Form` with `relay_annotations`
-beside it, and replication sessions as it was signed.
+claim about its origin did not hold: subscribers get it in the relay's `Form` with `relay_annotations` beside
+it, and replication sessions get it as it was signed.
 """
 
 # Core: no I/O, no clock, no randomness (held by tests/test_layout.py).
@@ -26,7 +26,7 @@ __all__ = ["Form", "annotated_tail", "event_end", "event_frames", "event_head", 
 
 Form = Literal["rewrite", "annotate", "signed"]
 """How an annotated packet is served: with its origin replaced (R-206), as signed beside the annotation
-(R-210), or as signed and without a word, which is for peers who judge it themselves (R-211)."""
+(R-210), or as signed without the annotation, which is for peers that judge it themselves (R-211)."""
 
 
 def event_head(subscription_id: str) -> bytes:
@@ -40,7 +40,7 @@ def event_tail(body: bytes, received_at: int, cursor: bytes | None) -> bytes:
 
 
 def event_end(received_at: int, cursor: bytes | None) -> bytes:
-    """What follows the packet in an EVENT."""
+    """The part of an EVENT that follows the packet."""
     if cursor is None:
         return b',"received_at":%d}' % received_at
     return b',"received_at":%d,"cursor":"%b"}' % (received_at, cursor)
@@ -73,13 +73,13 @@ def row_frames(
     ascending: bool,
     form: Form,
 ) -> bytes:
-    """Frames for rows of the log, each with its cursor (R-153), or without where `cursors` is None (R-160).
+    """Frames for rows of the log, each with its cursor (R-153), or without one if `cursors` is None (R-160).
 
-    In one pass, for history is read in pages of hundreds. A stored body is copied once, into the answer.
+    One pass, because history is read in pages of hundreds. A stored body is copied once, into the answer.
     """
     parts: list[bytes] = []
     head_length = len(head)
-    starts: dict[int, bytes] = {}  # most packets of a page are about as long as others
+    starts: dict[int, bytes] = {}  # many packets of a page have the same length
     for sequence, received_at, body, annotation in rows:
         cursor = None if cursors is None else cursors.encode_bytes(sequence, ascending=ascending)
         if annotation is None:

@@ -1,10 +1,10 @@
 """Fan-out: a batch of committed packets, once through the interest index, to every live subscription.
 
-A batch is matched against groups of equal filters; each packet is encoded once; the frames of a batch are
-joined once for each distinct subscription id and handed to every subscriber as one piece of bytes. What a
-subscriber costs is one call and, later, one write.
+A batch is matched against groups of equal filters, and each packet is encoded once. The frames of a batch
+are joined once for each distinct subscription id, and handed to every subscriber as one piece of bytes. A
+subscriber costs one call and, later, one write.
 
-No I/O: a `Sink` carries a subscriber's bytes away, and says when its queue is full.
+No I/O: a `Sink` carries a subscriber's bytes away, and reports when its queue is full.
 """
 
 # Core: no I/O, no clock, no randomness (held by tests/test_layout.py).
@@ -30,13 +30,13 @@ _RECENT_ENTRIES: Final = 2048
 
 
 class Sink(Protocol):
-    """One connection, as the fan-out sees it."""
+    """A connection, as seen by the fan-out."""
 
     @property
     def deliver(self) -> Callable[[bytes, int], bool]:
-        """Takes frames for one subscription, and how many they are, to be written when the batch is through.
+        """A function that takes frames for one subscription, and their number, to be written after the batch.
 
-        False means the outbound queue is full and nothing was taken.
+        It returns False if the outbound queue is full; nothing was taken then.
         """
 
     def fell_behind(self, subscription: Subscription) -> None:
@@ -44,8 +44,8 @@ class Sink(Protocol):
 
 
 class _Tail:
-    """The shared half of one packet's EVENT: with and without its cursor, as served and as signed; each
-    made when first wanted."""
+    """The shared half of one packet's EVENT: with and without its cursor, as served and as signed. Each form
+    is made when it is first needed."""
 
     __slots__ = ("_cursors", "_entry", "_form", "_made")
 
@@ -56,12 +56,12 @@ class _Tail:
         self._made: dict[tuple[bool, bool], bytes] = {}
 
     def encoded(self, with_cursor: bool, signed: bool) -> bytes:
-        """The bytes for a subscription that wants them so."""
+        """The bytes in the form that a subscription needs."""
         shape = (with_cursor, signed)
         made = self._made.get(shape)
         if made is None:
             made = self._made[shape] = self._make(with_cursor, signed)
-            if self._entry.packet.annotation is None:  # it is served as signed to everyone
+            if self._entry.packet.annotation is None:  # all subscribers get it as signed
                 self._made[with_cursor, not signed] = made
         return made
 
@@ -77,9 +77,9 @@ class _Tail:
 class Fanout:
     """The live feed of one process. `position` is the last sequence that went through it.
 
-    `form` is how annotated packets are served. What `declined` covers is passed over (R-323); it may be
-    replaced at any time. A subscription that meets a fault of ours, told to `on_fault`, reads on from the
-    store; the feed goes on for the others.
+    `form` says how annotated packets are served. Packets covered by `declined` are passed over (R-323); it
+    may be replaced at any time. A subscription that meets a fault of ours, which is reported to `on_fault`,
+    reads on from the store; the feed goes on for the others.
     """
 
     def __init__(
@@ -113,16 +113,16 @@ class Fanout:
         self._index.add(subscription, subscription.filter)
 
     def leave(self, subscription: Subscription) -> None:
-        """Take a subscription out; one that is not live changes nothing."""
+        """Take a subscription out; a subscription that is not live changes nothing."""
         if self._sinks.pop(subscription, None) is not None:
             self._index.discard(subscription, subscription.filter)
 
     def skip_to(self, sequence: int) -> None:
-        """Move on to `sequence` where the log is known to hold nothing in between."""
+        """Move on to `sequence`, if the log is known to hold nothing in between."""
         self.position = max(self.position, sequence)
 
     def recent_after(self, position: int) -> list[LogEntry] | None:
-        """The served entries after `position`; None where the feed no longer holds them all."""
+        """The served entries after `position`; None if the feed no longer holds them all."""
         if position < self._recent_after:
             return None
         newer: list[LogEntry] = []
@@ -136,7 +136,7 @@ class Fanout:
         return newer
 
     def forget_recent(self) -> None:
-        """Let go of the newest entries: who wants them reads them from the store, as they are there now."""
+        """Drop the newest entries: subscriptions that need them read them anew from the store."""
         self._recent.clear()
         self._recent_bytes = 0
         self._recent_after = self.position
@@ -153,8 +153,8 @@ class Fanout:
     def dispatch(self, entries: Sequence[LogEntry], now: int) -> int:
         """Send the log's next entries to their subscriptions; return the number of EVENTs delivered.
 
-        The entries must follow `position` without a gap in the log. Expired and declined entries are
-        passed over (R-100, R-323), and count as delivered.
+        The entries must follow `position` without a gap in the log. Expired and declined entries are passed
+        over (R-100, R-323), and count as delivered.
         """
         before = self.position
         delivered = 0
@@ -201,7 +201,7 @@ class Fanout:
         frames = head = with_cursor = signed = None
         for subscription in members:
             try:
-                # Neighbours are mostly alike: a comparison costs less than a look into `joined`.
+                # Most neighbours are alike: a comparison costs less than a look into `joined`.
                 if (
                     frames is None
                     or subscription.head != head
@@ -221,7 +221,7 @@ class Fanout:
                     delivered += count
                 else:
                     behind.append(subscription)
-            except Exception as error:  # nothing was delivered to this one
+            except Exception as error:  # nothing was delivered to this subscription
                 frames = None
                 self._on_fault(error)
                 behind.append(subscription)

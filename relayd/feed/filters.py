@@ -1,8 +1,8 @@
 """Filters, compiled once when a subscription opens (RFC-0004 §3.1, decisions A-042 and A-051).
 
-A compiled filter answers two questions with one meaning: does this packet match, live (`matches`); and
-which rows of the log match, stored (`query`). Equal filters compare and hash equal, so that a thousand
-subscribers who want the same packets cost one match.
+A compiled filter answers two questions in the same sense: whether a live packet matches (`matches`), and
+which rows of the log match (`query`). Equal filters compare and hash equal, so that a thousand subscribers
+to the same packets cost one match.
 """
 
 # Core: no I/O, no clock, no randomness (held by tests/test_layout.py).
@@ -25,12 +25,12 @@ MAX_TYPE_BYTES = 4096
 """The longest content type that can be subscribed to; packets may have longer ones."""
 
 _FILTER_BYTES, _VALUE_BYTES = 1024, 400
-"""What a filter and each of its values take besides: in its set, and on a shelf of the index."""
+"""The further memory of a filter and of each of its values: in its set, and on a shelf of the index."""
 
 
 @dataclass(frozen=True, slots=True)
 class CompiledFilter:
-    """The packets a subscription wants; empty sets restrict nothing, bounds are inclusive Unix seconds."""
+    """The packets a subscription wants. Empty sets restrict nothing; bounds are inclusive Unix seconds."""
 
     authors: frozenset[str] = frozenset()
     types: frozenset[str] = frozenset()
@@ -39,13 +39,13 @@ class CompiledFilter:
     received_since: int | None = None
     received_until: int | None = None
     not_peers: frozenset[int] = frozenset()
-    """Peers whose packets the subscriber gets from elsewhere (`not_via`)."""
+    """Peers whose packets the subscriber gets elsewhere (`not_via`)."""
     kept_bytes: int = field(default=_FILTER_BYTES, compare=False)
-    """About what it takes in memory while it is open. One character outside Latin-1 doubles or quadruples
-    what a string takes, so this is no multiple of what was sent."""
+    """The approximate memory of the filter while it is open. One character outside Latin-1 doubles or
+    quadruples the size of a string, so this is no multiple of the bytes that were sent."""
 
     def matches(self, entry: LogEntry) -> bool:
-        """Whether a live packet is wanted. `until` bounds history alone (R-148), so it has no part here."""
+        """Whether a live packet is wanted. `until` bounds only history (R-148), so it plays no part here."""
         packet = entry.packet
         return (
             (not self.authors or packet.author_id in self.authors)
@@ -60,7 +60,7 @@ class CompiledFilter:
     def query(
         self, *, after: int = 0, up_to: int | None = None, ascending: bool = True, until: int | None = None
     ) -> LogQuery:
-        """The same question to the log, for the rows with `after < sequence <= up_to`."""
+        """The same question for the log, restricted to rows with `after < sequence <= up_to`."""
         return LogQuery(
             after=after,
             up_to=up_to,
@@ -79,11 +79,11 @@ class CompiledFilter:
 def compile_filter(
     filters: Filters, *, max_values: int, peers: Mapping[str, int] | None = None
 ) -> CompiledFilter:
-    """Compile the filters of a SUBSCRIBE. `peers` has the number of each relay that this one reads from,
-    where the subscriber may leave out their packets with `not_via`.
+    """Compile the filters of a SUBSCRIBE. `peers` maps relays that this relay reads from to their numbers,
+    if the subscriber may leave out their packets with `not_via`.
 
-    Raises `InvalidMessage` (without ids: the caller knows them) for a malformed packet id, for an author or a
-    type that is too long, or for more than `max_values` values in all.
+    Raises `InvalidMessage` (without ids, which the caller knows) for a malformed packet id, for an author or
+    a type that is too long, or for more than `max_values` values in all.
     """
     authors, types, packet_ids = filters.authors or (), filters.types or (), filters.packet_ids or ()
     if len(authors) + len(types) + len(packet_ids) + len(filters.not_via or ()) > max_values:
@@ -95,7 +95,7 @@ def compile_filter(
             raise InvalidMessage("packet_ids must be 0x and 64 lowercase hex digits", detail="packet_ids")
     if authors and max(map(len, authors)) > MAX_DID_CHARACTERS:
         raise InvalidMessage(f"a DID has at most {MAX_DID_CHARACTERS} characters", detail="authors")
-    # Characters are at most four bytes, so short types need no encoding to be measured.
+    # A character takes at most four bytes, so short types need not be encoded to be measured.
     long = [type_ for type_ in types if len(type_) > MAX_TYPE_BYTES // 4]
     if any(len(type_.encode()) > MAX_TYPE_BYTES for type_ in long):
         raise InvalidMessage(f"a type in a filter has at most {MAX_TYPE_BYTES} bytes", detail="types")

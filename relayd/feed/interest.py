@@ -1,9 +1,9 @@
 """The interest index: from a packet to the subscriptions that want it, without asking the others.
 
-Subscriptions with equal filters form one group. A group is filed under one member of its filter, the most
-selective it has: its packet ids, else its authors, else its types, else under "everything". A packet looks
-into four places, and only the groups found there are matched in full. So a packet costs work only where
-it may be wanted, and a thousand equal subscriptions are matched once.
+Subscriptions with equal filters form one group. A group is filed under the most selective member of its
+filter: its packet ids, else its authors, else its types, else under "everything". A packet is looked up in
+four places, and only the groups found there are matched in full. So a packet costs work only where it may be
+wanted, and a thousand equal subscriptions are matched once.
 """
 
 # Core: no I/O, no clock, no randomness (held by tests/test_layout.py).
@@ -32,7 +32,7 @@ class Group(Generic[S]):
 
 
 class InterestIndex(Generic[S]):
-    """Which live subscriptions may want a packet."""
+    """The index of the live subscriptions that may want a packet."""
 
     def __init__(self) -> None:
         self._groups: dict[CompiledFilter, Group[S]] = {}
@@ -53,7 +53,7 @@ class InterestIndex(Generic[S]):
         group.members[subscription] = None
 
     def discard(self, subscription: S, filter: CompiledFilter) -> None:
-        """Take a subscription out; one that is not there changes nothing."""
+        """Take a subscription out; a subscription that is not there changes nothing."""
         group = self._groups.get(filter)
         if group is None:
             return
@@ -65,8 +65,8 @@ class InterestIndex(Generic[S]):
     def candidates(self, entry: LogEntry) -> Iterator[Group[S]]:
         """The groups whose filter matches this packet, each once."""
         packet = entry.packet
-        # A group stands on one kind of shelf only, and on a shelf of that kind at most once for each value,
-        # so no group can be met twice for one packet.
+        # A group stands on only one kind of shelf, and at most once on each shelf of that kind, so no packet
+        # meets a group twice.
         for shelf in (
             self._everything,
             self._by_author.get(packet.author_id),
@@ -117,7 +117,7 @@ def _put(group: Group[S], shelves: dict[K, dict[Group[S], None]], keys: Iterable
 
 
 def _take(group: Group[S], shelves: dict[K, dict[Group[S], None]], keys: Iterable[K]) -> None:
-    """Take the group off its shelves, and those away that are empty then."""
+    """Take the group off its shelves, and remove shelves that are then empty."""
     for key in keys:
         shelf = shelves.get(key)
         if shelf is not None:

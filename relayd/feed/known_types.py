@@ -1,10 +1,11 @@
-"""Which content types the log holds at all, so that nobody searches it for what is not there.
+"""The content types that the log holds, so that it is not searched for types that are not there.
 
-A filter may name a thousand types, and a log has a few dozen. To find that none of its packets has one of a
-thousand types, PostgreSQL looks at ten thousand packets and then a thousand times into an index; a set in
-memory knows at once. The set is made at start, by pages, and then the feed adds what it passes on. So it
-holds every type of the log up to the feed's position, and perhaps some that retention has taken since. Until
-the last page has come, and where there are more types than it may hold, it knows nothing and says so.
+A filter may name a thousand types, and a log has a few dozen. To find that no packet has one of a thousand
+types, PostgreSQL looks at ten thousand packets and then a thousand times into an index; a set in memory
+gives the answer at once. The set is built at the start, in pages, and then the feed adds the types that it
+passes on. So it holds every type of the log up to the feed's position, and perhaps some that retention has
+removed since. Until the last page has arrived, or if there are more types than it may hold, it narrows no
+query.
 """
 
 from __future__ import annotations
@@ -26,21 +27,21 @@ __all__ = ["KnownTypes", "LogOfTypes"]
 _log = get_logger("relayd.feed")
 
 _MOST_TYPES: Final = 2048
-"""With more the set is given up: whoever publishes under ever new types must not fill memory."""
+"""With more types the set is given up: a publisher of ever new types must not fill memory."""
 _LONGEST_TYPE: Final = 128
-"""Characters. Longer types are not kept, and searched for whenever they are asked for."""
+"""In characters. Longer types are not kept, and are searched for whenever they are requested."""
 _PAGE_TYPES: Final = 64
 _RETRY_SECONDS: Final = (0.1, 5.0)
 
 
 class LogOfTypes(Protocol):
-    """The part of the store this module needs; it may raise `StoreError`."""
+    """The part of the store that this module needs; it may raise `StoreError`."""
 
     async def types(self, start: bytes, most: int) -> list[bytes]: ...
 
 
 class KnownTypes:
-    """The types of the log up to where the feed stands, once `open` has come to its end."""
+    """The types of the log up to the feed's position, once all pages have been read."""
 
     def __init__(self, log: LogOfTypes, faults: Faults | None = None) -> None:
         self._log = log
@@ -53,17 +54,17 @@ class KnownTypes:
         return len(self._types)
 
     def open(self) -> None:
-        """Begin to learn. The feed must start no later than the log stands now."""
+        """Begin to learn. The feed must start no later than the current end of the log."""
         self._learning = asyncio.create_task(self._learn(), name="types")
 
     async def close(self) -> None:
-        """Learn nothing further from the log."""
+        """Stop learning from the log."""
         if self._learning is not None:
             self._learning.cancel()
             await asyncio.gather(self._learning, return_exceptions=True)
 
     def observe(self, entries: Sequence[LogEntry]) -> None:
-        """Take the log's next entries, without a gap; the feed calls this. Never raises."""
+        """Take the log's next entries, without a gap; called by the feed. Never raises."""
         try:
             if not self._is_given_up:
                 self._add({entry.packet.content_type for entry in entries})
@@ -72,9 +73,9 @@ class KnownTypes:
             self._faults.caught("feed", error)
 
     def narrowed(self, query: LogQuery) -> LogQuery | None:
-        """The same question without types that the log does not hold; None where nothing can match.
+        """The same query without types that the log does not hold; None if nothing can match.
 
-        The query must end where the feed stands, or before that.
+        The query must not extend beyond the feed's position.
         """
         if not query.types or query.up_to is None or not self._is_complete:
             return query
@@ -105,7 +106,7 @@ class KnownTypes:
             if len(keys) < _PAGE_TYPES:
                 self._is_complete = not self._is_given_up
                 return
-            place = keys[-1] + b"\0"  # the next key that there can be
+            place = keys[-1] + b"\0"  # the smallest possible next key
 
     def _add(self, types: set[str]) -> None:
         if types <= self._types:  # nearly always

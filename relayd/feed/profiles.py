@@ -1,4 +1,4 @@
-"""Replication profiles: what kind of packets a peer asks for (RFC-0007 §6.2, decision A-096)."""
+"""Replication profiles: the kind of packets a peer requests (RFC-0007 §6.2, decision A-096)."""
 
 # Core: no I/O, no clock, no randomness (held by tests/test_layout.py).
 
@@ -14,10 +14,10 @@ __all__ = ["PROFILES", "UNSUPPORTED_PROFILE", "of_profile"]
 FULL_ARCHIVE: Final = "FULL_ARCHIVE"
 PUBLIC_SOCIAL: Final = "PUBLIC_SOCIAL"
 PROFILES: Final = (FULL_ARCHIVE, PUBLIC_SOCIAL)
-"""The profiles that a peer may ask for; an unknown one says nothing (R-362)."""
+"""The profiles that a peer may request; an unknown profile has no effect (R-362)."""
 
 UNSUPPORTED_PROFILE: Final = "HIGH_TRUST_ONLY"
-"""The one that is refused: a peer that took everything for trusted would be misled."""
+"""The profile that is refused: a peer that took all packets for trusted would be misled."""
 
 _SOCIAL: Final = (
     "POST",
@@ -32,10 +32,10 @@ _SOCIAL: Final = (
 
 
 def of_profile(filters: Filters, profile: str | None) -> Filters:
-    """The filters with what the profile adds: a packet must meet both (R-144)."""
+    """The filters with the profile's restrictions added: a packet must meet both (R-144)."""
     if profile != PUBLIC_SOCIAL:
         return filters
     types = [name for name in _SOCIAL if not filters.types or name in filters.types]
-    if not types:  # an empty list would ask for all types; no packet was received in a time that holds none
+    if not types:  # an empty list would request all types; no packet was received in an empty time range
         return replace(filters, received_since=1, received_until=0)
     return replace(filters, types=types)

@@ -2,15 +2,15 @@
 
     HISTORY ──► CATCHING_UP ◄──► LIVE          any ──► CLOSED
 
-HISTORY reads the packets asked for, up to the **snapshot**: the head of the log when the SUBSCRIBE was
-taken. CATCHING_UP reads on from there, everything that matches, at the reader's pace. LIVE is fed by the
-fan-out. The one number that carries the promise is `position`: every matching packet at or below it has
-been handed over, none above it has. A subscription goes live only while `position` equals the feed's own
-position, and both steps happen without a wait between them; it leaves the feed with the position it had
-before the first batch it did not get. So nothing is lost at a seam and nothing is sent twice (R-159,
-R-167, R-170; decisions A-045 and A-067), and no live packet is ever buffered: the store is the buffer.
+HISTORY reads the requested packets, up to the **snapshot**: the head of the log when the SUBSCRIBE was taken.
+CATCHING_UP reads on from there, everything that matches, at the reader's pace. LIVE is fed by the fan-out.
+One number carries the promise, `position`: every matching packet at or below it has been handed over, and
+none above it has. A subscription goes live only while `position` equals the feed's own position, and both
+steps happen without a wait between them. It leaves the feed with the position it had before the first batch
+it did not get. So nothing is lost at a seam and nothing is sent twice (R-159, R-167, R-170; decisions A-045
+and A-067). No live packet is ever buffered: the store is the buffer.
 
-No I/O and no clock here: `next_read` says what to read, `rows_read` takes the answer.
+No I/O and no clock here: `next_read` says what to read, and `rows_read` takes the answer.
 """
 
 # Core: no I/O, no clock, no randomness (held by tests/test_layout.py).
@@ -33,7 +33,7 @@ __all__ = ["Phase", "Read", "Subscription", "SubscriptionRequest"]
 
 
 class Phase(enum.Enum):
-    """Where a subscription gets its packets from."""
+    """The source of a subscription's packets."""
 
     HISTORY = "history"
     CATCHING_UP = "catching_up"
@@ -43,7 +43,7 @@ class Phase(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class SubscriptionRequest:
-    """What a valid SUBSCRIBE asked for.
+    """The request of a valid SUBSCRIBE.
 
     `limit` is None for a gapless stream. `cursor` is the position to continue after, in the direction of
     `ascending`.
@@ -56,11 +56,11 @@ class SubscriptionRequest:
     ascending: bool = True
     cursor: int | None = None
     resumes_after: Mark | None = None
-    """The same as a place of some log; whether this log has it is still to be asked."""
+    """`cursor` as a place in a particular log; whether this log has the place is yet to be checked."""
     history_marker: bool = False
     client_msg_id: str | None = None
     signed: bool = False
-    """Packets go out as they were signed, without this relay's findings: for peers (R-211)."""
+    """Whether packets go out as they were signed, without this relay's findings: for peers (R-211)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,8 +100,8 @@ class Subscription:
         self._remaining = request.limit
         self._snapshot: int | None = None
         self._live_from: int | None = None
-        # A descending walk goes away from the head of the log: one that goes on from a cursor says nothing of
-        # the packets on the other side of it.
+        # A descending walk leads away from the head of the log. If it goes on from a cursor, it reveals
+        # nothing of the packets on the other side of the cursor.
         self._knows_newer = request.ascending or request.cursor is None
         self.subscription_id = request.subscription_id
         self.filter = request.filter
@@ -109,7 +109,7 @@ class Subscription:
         self.signed = request.signed
         self.phase = Phase.HISTORY
         self.position = 0
-        # A cursor on a live EVENT would lead past the history that is still outstanding (R-160).
+        # A cursor on a live EVENT would lead past history that is still outstanding (R-160).
         self.live_cursors = False
 
     @property
@@ -124,22 +124,22 @@ class Subscription:
 
     @property
     def client_msg_id(self) -> str | None:
-        """What names the SUBSCRIBE in its answer; None when its history is through, answered."""
+        """The id that names the SUBSCRIBE in its answer; None once its history is done and answered."""
         return self._request.client_msg_id if self.phase is Phase.HISTORY else None
 
     def good_cursor(self, sequence: int) -> str:
-        """A cursor at this place, for a reader whose own is of a log that was lost."""
+        """A cursor at this place, for a reader whose own cursor comes from a log that was lost."""
         return self._cursors.encode(sequence, ascending=self._request.ascending)
 
     def start(self, snapshot: int) -> None:
-        """Begin, with the head of the log as it stands now."""
+        """Begin, with the current head of the log."""
         self._snapshot = snapshot
         self.position = snapshot if self._live_from is None else min(snapshot, self._live_from)
 
     def take_over(self, replaced: Subscription) -> None:
-        """Begin the live part where the replaced subscription left it, if nothing else would bring it.
+        """Begin the live part where the replaced subscription left it, if nothing else would deliver it.
 
-        A descending walk moves away from the head of the log, so a packet stored between its pages comes
+        A descending walk moves away from the head of the log, so a packet stored between its pages arrives
         live or not at all (R-154, A-099). An ascending walk meets it on a later page.
         """
         if not self._request.ascending and self._cursor is not None:
@@ -147,7 +147,7 @@ class Subscription:
             self._knows_newer = replaced._knows_newer and not replaced._request.ascending
 
     def close(self) -> None:
-        """End the subscription; nothing further is read or delivered."""
+        """End the subscription; nothing more is read or delivered."""
         self.phase = Phase.CLOSED
 
     def leave_live(self, position: int) -> None:
@@ -156,7 +156,7 @@ class Subscription:
         self.phase = Phase.CATCHING_UP
 
     def next_read(self, head: int, page_rows: int) -> Read | None:
-        """What to read now, or None when everything up to `head` has been delivered.
+        """What to read now, or None if everything up to `head` has been delivered.
 
         `head` is the position of the live feed. None means that the subscription may go live, in the same
         step, and that its phase is LIVE from here on.
@@ -181,7 +181,7 @@ class Subscription:
         query = request.filter.query(
             after=after, up_to=up_to, ascending=request.ascending, until=request.until
         )
-        # One row more than may be sent tells whether the limit cut something off.
+        # One row more than may be sent shows whether the limit cut something off.
         return Read(query, page_rows if self._remaining is None else min(page_rows, self._remaining) + 1)
 
     def rows_read(
@@ -192,10 +192,10 @@ class Subscription:
         form: Form,
         reached: int | None = None,
     ) -> tuple[bytes, int]:
-        """Take a page; return the frames to send, joined, and how many EVENTs they hold.
+        """Take a page; return the frames to send, joined, and the number of EVENTs in them.
 
         `exhausted` says that the store has no further row for this query, and `reached` how far the store has
-        searched, where that is beyond the last row; `form` is the relay's.
+        searched, if that is beyond the last row; `form` is the relay's.
         """
         if self.phase is Phase.HISTORY:
             return self._history_rows(rows, exhausted, form, reached)
@@ -212,7 +212,7 @@ class Subscription:
     def entries_read(
         self, entries: Sequence[LogEntry], now: int, position: int, form: Form
     ) -> tuple[bytes, int]:
-        """Take the log's entries from `self.position` up to `position` out of memory, as `rows_read` does."""
+        """Take the log's entries after `self.position` up to `position` from memory, as `rows_read` does."""
         rows = [
             StoredPacket(entry.sequence, entry.told_at, entry.packet.body, entry.packet.annotation)
             for entry in entries
@@ -231,7 +231,7 @@ class Subscription:
         if rows:
             self._cursor = self._searched = rows[-1].sequence
         if reached is not None:
-            # No place for a reader to come back to: the marker names the last packet that it has.
+            # A reader cannot resume from this place: the marker names the last packet that the reader has.
             self._searched = reached
         frames = self._frames(rows, form, with_cursor=True)
         if cut or exhausted:
@@ -244,7 +244,7 @@ class Subscription:
     def _marker(self, *, complete: bool) -> bytes:
         position, ascending = self._cursor, self._request.ascending
         if position is None and complete and ascending:
-            position = self._snapshot  # nothing stored matched: this is where the reader stands
+            position = self._snapshot  # nothing stored matched: the reader is at this place
         cursor = None if position is None else self._cursors.encode(position, ascending=ascending)
         message = EndOfHistory(
             subscription_id=self.subscription_id,
@@ -256,7 +256,7 @@ class Subscription:
         return event_frames(payload, (b"",))
 
     def _frames(self, rows: Sequence[StoredPacket], form: Form, *, with_cursor: bool) -> bytes:
-        # Live packets move forward, so their cursors do, whichever way the history ran.
+        # Live packets move forward, and so do their cursors, whichever way the history ran.
         ascending = self._request.ascending or self.phase is not Phase.HISTORY
         cursors = self._cursors if with_cursor else None
         return row_frames(

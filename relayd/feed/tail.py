@@ -1,12 +1,12 @@
 """Keeps the live feed in step with the log: own batches as they commit, others' through the doorbell.
 
-The feed passes through the log strictly in sequence. A batch of our own goes straight in when it follows
-the feed's position without a gap (`Appended.previous` says so); otherwise another process has committed in
-between, and everything from the position on is read from the log. Either way an entry at or below the
-position is passed over, so an entry goes through once, whichever path brings it first.
+The feed passes through the log strictly in sequence. A batch of this process goes straight in if it follows
+the feed's position without a gap (`Appended.previous` says so). Otherwise another process has committed in
+between, and everything from the position on is read from the log. Either way, an entry at or below the
+position is skipped, so an entry goes through once, whichever path brings it first.
 
-What has come goes through in pieces, as many in a turn of the loop as take a few milliseconds: a batch may be
-wanted by thousands of filters, or hold keys that cost signatures.
+Entries go through in pieces, in each turn of the loop as many as take a few milliseconds: a batch may be
+wanted by thousands of filters, or hold keys that cost signature checks.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ _TAIL_ROWS = 500
 _RETRY_SECONDS = (0.05, 2.0)
 _FIRST_PIECE: Final = 32
 _LONGEST_PIECE: Final = 512
-"""Entries that go through between two looks at the time: at first, and at most."""
+"""The entries that go through between two looks at the clock: at first, and at most."""
 
 
 class LogReader(Protocol):
-    """The part of the store this module needs."""
+    """The part of the store that this module needs."""
 
     async def head(self) -> int: ...
 
@@ -47,9 +47,9 @@ class LogReader(Protocol):
 class Tail:
     """Drives a `Fanout` along the log.
 
-    `on_entries(entries)` gets the log's next entries as they are forwarded, each once and in sequence;
-    `on_dispatch(delivered)` is called after each piece, for writing. An entry that `is_dear` to those who get
-    `on_entries` ends its piece.
+    `on_entries(entries)` gets the log's next entries as they are forwarded, each once and in sequence.
+    `on_dispatch(delivered)` is called after each piece, for writing. An entry that is expensive for the
+    takers of `on_entries`, as `is_dear` says, ends its piece.
     """
 
     def __init__(
@@ -70,21 +70,21 @@ class Tail:
         self._on_entries = on_entries
         self._is_dear = is_dear
         self._coming: deque[LogEntry] = deque()
-        """What follows the feed's position in the log without a gap, and waits for its turn."""
+        """The entries that follow the feed's position in the log without a gap, and wait for their turn."""
         self._faults = faults or Faults()
         self._piece_length = _FIRST_PIECE
         self._target = fanout.position
         self._behind_since: float | None = None
         self._behind = self._target
-        """What the feed was behind of at that time."""
+        """The end of the log that the feed was behind at that time."""
         self._wake = asyncio.Event()
         self._waiters: list[tuple[int, asyncio.Future[None]]] = []
 
     def committed(self, previous: int, entries: Sequence[LogEntry]) -> None:
-        """Take a batch of our own, right after its commit."""
+        """Take a batch of this process, right after its commit."""
         if not entries:
             return
-        # A batch that the store had to split may have another process's packets in its midst.
+        # A batch that the store had to split may have another process's packets in the middle.
         in_one_piece = entries[-1].sequence - entries[0].sequence == len(entries) - 1
         if previous == self._end and in_one_piece:
             self._take(entries)
@@ -93,11 +93,11 @@ class Tail:
 
     @property
     def _end(self) -> int:
-        """Up to where the log is at hand."""
+        """The sequence up to which the log is at hand."""
         return self._coming[-1].sequence if self._coming else self._fanout.position
 
     def _take(self, entries: Sequence[LogEntry]) -> None:
-        """Pass these on, in their turn: what this turn of the loop has no time for is left to `run`."""
+        """Pass these entries on, in their turn; entries for which this turn has no time are left to `run`."""
         is_idle = not self._coming
         self._target = max(self._target, entries[-1].sequence)
         self._look_behind()
@@ -117,10 +117,10 @@ class Tail:
                 piece = self._piece()
                 self._dispatch(piece)
             except Exception:
-                self._coming.clear()  # they come again from the log
+                self._coming.clear()  # they are read again from the log
                 raise
             now = time.monotonic()
-            # What an entry costs goes by how many filters may want it, which nobody knows beforehand.
+            # The cost of an entry depends on how many filters may want it, which is not known beforehand.
             if now - began > SLICE_SECONDS:
                 self._piece_length = max(1, int(len(piece) * SLICE_SECONDS / (now - began)))
             elif self._piece_length < _LONGEST_PIECE:
@@ -155,7 +155,7 @@ class Tail:
         await waiter
 
     async def run(self) -> None:
-        """Read what others commit, until cancelled; outlasts any loss of the database."""
+        """Read what other processes commit, until cancelled; outlasts any loss of the database."""
         pauses = Pauses(*_RETRY_SECONDS)
         while True:
             await self._wake.wait()
@@ -179,9 +179,9 @@ class Tail:
     async def _read(self) -> None:
         if failpoints.ARMED:
             await failpoints.reached("feed.tail.read")
-        target = self._target  # what rings while we read may be in the log by now, and was not found
+        target = self._target  # a sequence rung during the read may be in the log by now, but was not found
         entries = await self._store.tail(self._fanout.position, None, _TAIL_ROWS)
-        # Our own commits may have moved the feed while we were reading.
+        # Commits of this process may have moved the feed during the read.
         end = self._end
         fresh = [entry for entry in entries if entry.sequence > end]
         if fresh:
@@ -190,9 +190,9 @@ class Tail:
             await self._pass_over(target)
 
     async def _pass_over(self, target: int) -> None:
-        """Rung for a sequence that the log does not hold. Retention may have taken the row meanwhile; or the
-        server that rang is gone with it, and the one in its place gives the number out once more."""
-        # Before the rows: where these are another server's, it is found to lack this head.
+        """The doorbell rang for a sequence that the log does not hold. Retention may have removed the row;
+        or the server that rang is gone with it, and its successor gives the number out once more."""
+        # Before the rows: if these are another server's, it is found to lack this head.
         head = await self._store.head()
         if self._coming or await self._store.tail(self._fanout.position, None, 1):
             return
@@ -209,10 +209,11 @@ class Tail:
             delivered = self._fanout.dispatch(entries, self._clock())
         except Exception as error:
             if self._fanout.position == before:
-                raise  # nothing was delivered: they come again
+                raise  # nothing was delivered: the entries come again
             self._faults.caught("feed", error)
-        # After the position has moved: a caller that is told here may append behind these entries at once.
-        # These entries do not come again, so a fault in one of the three must not keep them from the others.
+        # After the position has moved, because a caller notified here may append behind these entries at
+        # once. These entries do not come again, so a fault in one of the three calls must not keep them from
+        # the others.
         try:
             self._on_entries(entries)
         except Exception as error:
@@ -225,7 +226,7 @@ class Tail:
         self._release()
 
     def lag(self, now: float) -> float:
-        """For how long the log has held something that subscribers have not been handed, in seconds."""
+        """How long the log has held something that subscribers have not been handed, in seconds."""
         return 0.0 if self._behind_since is None else max(0.0, now - self._behind_since)
 
     def _look_behind(self) -> None:
@@ -236,7 +237,7 @@ class Tail:
             self._behind_since, self._behind = time.monotonic(), self._target
 
     def _release(self, lacking: int = 0) -> None:
-        """Let go of who has waited long enough, or for a sequence up to `lacking`, which will not come."""
+        """Release those that wait for a sequence passed, or for one up to `lacking`, which will not come."""
         self._look_behind()
         position = max(self._fanout.position, lacking)
         if not self._waiters:

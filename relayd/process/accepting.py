@@ -1,10 +1,10 @@
 """Listening: sockets are counted when they are accepted, before TLS has cost anything.
 
-The event loop's own server calls a protocol only after the TLS handshake, so a peer that says nothing would
-hold a file, and one that says hello again and again would hold the loop, and no limit would know. Here each
-socket gets its connection at once, which refuses it or counts it; then the handshake begins, with a deadline.
+The event loop's own server calls a protocol only after the TLS handshake. A peer that sends nothing would
+hold a file, a peer that repeats its hello would hold the loop, and no limit would notice. Here each socket
+gets its connection at once, which refuses or counts it; then the handshake begins, with a deadline.
 
-One port may speak with and without TLS: a client says which by its first byte.
+One port may serve both TLS and plain clients: the client's first byte tells them apart.
 """
 
 from __future__ import annotations
@@ -26,40 +26,40 @@ _log = get_logger("relayd.accepting")
 
 _BACKLOG: Final = 4096
 _UNSENT_BYTES: Final = 128 * 1024
-"""How much the system keeps for a peer beyond what it has sent already. Left to itself it takes megabytes for
-each peer that reads nothing: the relay would read them from the database, frame and write them for nobody,
-and hear only then that the peer is slow."""
+"""The bytes that the system keeps for a peer beyond those already sent. By default it takes megabytes for
+each peer that reads nothing: the relay would read and frame them in vain, and learn only then that the peer
+is slow."""
 _ACCEPTED_AT_ONCE: Final = 64
 _TRIES: Final = 10
-"""How many free ports are tried, where the system is to choose one for several addresses."""
+"""How many free ports are tried if the system must choose one for several addresses."""
 _PAUSE: Final = 0.5
 """How long nothing is accepted when the system has no room for another file, in seconds."""
 _CLOSE_TIMEOUT: Final = 5.0
 _CLIENT_HELLO: Final = b"\x16"
-"""The first byte of a TLS connection (RFC 8446 §5.1), which no HTTP request begins with."""
+"""The first byte of a TLS connection (RFC 8446 §5.1), with which no HTTP request begins."""
 
 
 class NewConnection(Protocol):
-    """What becomes of an accepted socket."""
+    """The connection of an accepted socket."""
 
     @property
     def socket(self) -> asyncio.Protocol:
-        """Its protocol, once the handshake is done."""
+        """The protocol of the connection, used once the handshake is done."""
 
     def accepted(self, peer: str | None) -> bool:
-        """A socket was accepted from this address. False drops it without a word."""
+        """A socket was accepted from this address. Returning False drops it without an answer."""
 
     def handshake_begins(self) -> None:
-        """TLS is about to cost something."""
+        """TLS is about to take time."""
 
     def handshake_ended(self, *, failed: bool) -> None:
-        """TLS is done. Where it failed, nothing further is heard of the socket."""
+        """TLS is done. If it failed, there are no further calls for the socket."""
 
 
 def bind(host: str, port: int, *, reuse_port: bool) -> list[socket.socket]:
-    """Sockets that listen on every address of `host`, all on one port, which the system chooses for 0.
+    """Sockets that listen on every address of `host`, all on one port, which the system chooses if it is 0.
 
-    Raises OSError, with nothing left open.
+    Raises `OSError`; no socket stays open then.
     """
     found = socket.getaddrinfo(host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     tries_left = 1 if port else _TRIES
@@ -68,7 +68,7 @@ def bind(host: str, port: int, *, reuse_port: bool) -> list[socket.socket]:
         try:
             return _bound(dict.fromkeys(found), reuse_port)
         except OSError as error:
-            # A port that is free at the first address may be taken at another one.
+            # A port that is free at the first address may be taken at another.
             if error.errno != errno.EADDRINUSE or not tries_left:
                 raise
 
@@ -83,7 +83,7 @@ def _bound(found: Iterable[tuple[Any, ...]], reuse_port: bool) -> list[socket.so
                 each.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
             if family == socket.AF_INET6:
                 each.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
-            with contextlib.suppress(OSError, AttributeError):  # a system that does not know it does without
+            with contextlib.suppress(OSError, AttributeError):  # not every system has this option
                 each.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, _UNSENT_BYTES)
             if listening and not port:
                 port = listening[0].getsockname()[1]
@@ -98,7 +98,7 @@ def _bound(found: Iterable[tuple[Any, ...]], reuse_port: bool) -> list[socket.so
 class Listener:
     """Accepts on one listening socket until `close`. `connect` makes the connection of each socket.
 
-    `takes_plain`: with `tls`, a client that begins without it is served all the same.
+    With `takes_plain` and `tls`, a client that begins without TLS is served too.
     """
 
     def __init__(
@@ -129,7 +129,7 @@ class Listener:
         return port
 
     def close(self) -> None:
-        """Accept nothing further, and drop what is in its handshake. Idempotent."""
+        """Accept nothing more, and drop sockets in their handshake. Idempotent."""
         if self._socket.fileno() < 0:
             return
         self._stop()
@@ -146,7 +146,7 @@ class Listener:
             except OSError as error:
                 if error.errno not in (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM):
                     raise
-                # The socket stays readable: asking again at once would ask for ever.
+                # The socket stays readable: trying again at once would go on forever.
                 _log.warning("nothing_accepted", problem=error.strerror)
                 self._stop()
                 self._pause = self._loop.call_later(_PAUSE, self._resume)
@@ -154,7 +154,7 @@ class Listener:
             accepted.setblocking(False)
             self._welcome(accepted, address[0])
             if self._slices.is_over():
-                return  # whoever else waits is there in the next turn
+                return  # others that wait are accepted in the next turn
 
     def _welcome(self, accepted: socket.socket, peer: str) -> None:
         connection = self._connect()
@@ -171,7 +171,7 @@ class Listener:
         failed = True
         tls = self._tls
         try:
-            with contextlib.suppress(OSError, TimeoutError):  # those of TLS are OSErrors too
+            with contextlib.suppress(OSError, TimeoutError):  # TLS errors are OSErrors too
                 accepted.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
                 if self._takes_plain and await self._first_byte(accepted) != _CLIENT_HELLO:
                     tls = None
@@ -179,7 +179,7 @@ class Listener:
                     lambda: connection.socket,
                     accepted,
                     ssl=tls,
-                    # R-321: a peer that is slow before the first byte is as slow as one after it.
+                    # R-321: the deadline applies to a peer that is slow before the first byte, as after it.
                     ssl_handshake_timeout=None if tls is None else self._handshake_timeout,
                     ssl_shutdown_timeout=None if tls is None else _CLOSE_TIMEOUT,
                 )
@@ -188,9 +188,9 @@ class Listener:
             connection.handshake_ended(failed=failed)
 
     async def _first_byte(self, accepted: socket.socket) -> bytes:
-        """What the client says first, left where it is.
+        """The client's first byte, which is left in the socket.
 
-        Raises TimeoutError and OSError; then, or when it is cancelled, the socket is closed.
+        Raises `TimeoutError` and `OSError`; then, or when it is cancelled, the socket is closed.
         """
         readable = asyncio.Event()
         self._loop.add_reader(accepted, readable.set)

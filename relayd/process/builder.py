@@ -1,4 +1,4 @@
-"""The wiring of a relay: each part gets here all that it needs.
+"""The wiring of a relay: each part gets everything it needs here.
 
 connection ─ Admission ─ Writer ─ store
     │            │          │
@@ -49,7 +49,7 @@ __all__ = ["build_relay", "relay_identity"]
 
 @dataclass(frozen=True, slots=True)
 class _KeyWatch:
-    """Answers the writer before it appends (R-074): the feed says how far it has come, admission the rest."""
+    """Answers the writer before it appends (R-074): the feed for its position, admission for the rest."""
 
     followed: Callable[[], int]
     still_admitted: Callable[[PublishRequest], bool]
@@ -70,12 +70,13 @@ def build_relay(
     target: TracesTarget | None = None,
     book: Book | None = None,
 ) -> Relay:
-    """Put a relay together on the running loop; `head` is the log's last sequence, `peers` the numbers of the
-    relays that this one has read from, `target` where traces go. Without one, nothing on the way of a packet
-    knows of traces. `book` is for processes whose peers are charged to the same accounts.
+    """Put a relay together on the running loop. `head` is the log's last sequence, `peers` maps the relays
+    that this one has read from to their numbers, and `target` is where traces go. Without a target, no part
+    on the way of a packet deals with traces. `book` is for processes whose peers are charged to the same
+    accounts.
 
-    Nothing runs yet: the caller runs `writer` and `tail`, opens `identities` and `types`, and closes both
-    and `admission`.
+    Nothing runs yet: the caller runs `writer` and `tail`, opens `identities` and `types`, and closes both and
+    `admission`.
     """
     faults = Faults(lambda place: metrics.faults[place].inc())
     slices = Slices(faults)
@@ -86,8 +87,8 @@ def build_relay(
         tally.live_events += delivered
         registry.flush()
 
-    # Two circles are closed by functions that look a name up when they are called: the feed tells admission
-    # of new keys, and the writer answers what admission has put.
+    # Two cycles are closed by functions that look up a name when they are called: the feed notifies
+    # admission of new keys, and the writer answers what admission has handed over.
     identities = Identities(
         store.identities,
         bootstrap,
@@ -159,7 +160,7 @@ def build_relay(
         store,
         on_commit=seams.committed,
         on_failed=commits.not_stored,
-        # Twice over: connections stop reading before this, but packets they have read must fit too.
+        # Twice the limit: connections stop reading before this, but packets they have read must fit too.
         max_pending_bytes=2 * settings.publish_queue_bytes,
         publish_timeout=settings.publish_timeout,
         clock=clock,
@@ -193,7 +194,7 @@ def build_relay(
 
 
 def relay_identity(settings: Settings, store: Store) -> Identity:
-    """The relay's own identity: the one configured, else the one made when the database was."""
+    """The relay's own identity: the configured one, else the one made with the database."""
     seed = settings.identity_seed
     return Identity.from_seed(bytes.fromhex(seed.removeprefix("0x")) if seed else store.secrets.identity_seed)
 

@@ -1,4 +1,4 @@
-"""What a process does now and then beside serving; each chore runs until it is cancelled."""
+"""What a process does now and then besides serving; each chore runs until it is cancelled."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ _GUARD_INTERVAL: Final = 10.0
 
 
 async def sweep(registry: Registry, count: Callable[[], None]) -> None:
-    """Look after every connection about once a second, some at a time: all at once would be felt.
+    """Look after every connection about once a second, in parts: all at once would cause a noticeable pause.
 
-    `count` is called once a round.
+    `count` is called once in each round.
     """
     while True:
         count()
@@ -43,13 +43,13 @@ async def sweep(registry: Registry, count: Callable[[], None]) -> None:
             due = time.monotonic() + _SWEEP_INTERVAL / _SWEEP_PARTS
             await asyncio.sleep(_SWEEP_INTERVAL / _SWEEP_PARTS)
             if time.monotonic() - due > _SWEEP_INTERVAL:
-                # This process, or the machine, has slept: what peers have sent meanwhile is read first.
+                # This process, or the machine, has slept: first read what peers have sent meanwhile.
                 await asyncio.sleep(_SWEEP_INTERVAL)
             registry.sweep(sockets[part::_SWEEP_PARTS], time.monotonic())
 
 
 async def watch_memory(settings: Settings, registry: Registry, metrics: Metrics) -> None:
-    """Hold the process below its memory limit: the nearer it comes, the more is refused."""
+    """Keep the process below its memory limit: the nearer it comes to the limit, the more is refused."""
     ceiling = MemoryCeiling(settings.memory_limit_bytes or default_limit(settings.workers))
 
     def look() -> None:
@@ -63,14 +63,14 @@ async def watch_memory(settings: Settings, registry: Registry, metrics: Metrics)
     while True:
         await asyncio.sleep(_MEMORY_INTERVAL)
         if registry.pressure is not Pressure.FINE:
-            with contextlib.suppress(RuntimeError):  # the system lets no thread start
+            with contextlib.suppress(RuntimeError):  # the system allows no more threads
                 await asyncio.to_thread(give_back)
         look()
 
 
 async def maintain(settings: Settings, store: Store, faults: Faults) -> None:
-    """Make and drop partitions of the log."""
-    # Comparing days with the archive takes a while, so the first round runs here and not at start.
+    """Create and drop partitions of the log."""
+    # Comparing days with the archive takes a while, so the first round runs here and not at the start.
     await asyncio.sleep(0 if settings.retention_requires_archive else _MAINTENANCE_INTERVAL)
     while True:
         try:
@@ -83,7 +83,7 @@ async def maintain(settings: Settings, store: Store, faults: Faults) -> None:
 
 
 class GuardKeeper:
-    """Writes down now and then how far the log was acknowledged."""
+    """Records from time to time how far the log was acknowledged."""
 
     def __init__(self, guard: Guard, store: Store) -> None:
         self._guard = guard
@@ -96,10 +96,10 @@ class GuardKeeper:
             await asyncio.sleep(_GUARD_INTERVAL)
 
     async def write(self) -> None:
-        """Write it down; a file that cannot be written is logged once and serves on."""
+        """Record it. A file that cannot be written is logged once, and the relay goes on."""
         try:
             await asyncio.to_thread(self._guard.write, self._store.known.claim)
-        except (OSError, RuntimeError) as error:  # the latter where the system lets no thread start
+        except (OSError, RuntimeError) as error:  # RuntimeError: the system allows no more threads
             if not self._has_failed:
                 _log.warning("log_guard_not_written", problem=problem_of(error))
             self._has_failed = True

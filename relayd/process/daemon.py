@@ -45,7 +45,7 @@ def run(settings: Settings) -> int:
 
 
 def _show_trust(settings: Settings) -> None:
-    """Make the relay's own certificate, if it is to have one, and say how clients come to trust it."""
+    """Make the relay's own certificate, if it is to have one, and log how clients come to trust it."""
     files = make_certificate(settings)
     if files is None or files.ca is None:
         return

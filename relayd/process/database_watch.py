@@ -1,4 +1,4 @@
-"""Whether the database is there, asked every few seconds."""
+"""Whether the database is there, checked every few seconds."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ _log = get_logger("relayd.server")
 
 _INTERVAL: Final = 2.0
 _LONGEST_SILENCE: Final = 10.0
-"""Seconds that a question may take: what a publish waits for the database unless it is told otherwise. A
-database that answers later than a quiet one serves all the same, and may be on a busy machine."""
+"""The most seconds that an answer may take: how long a publish waits for the database by default. A database
+that answers late still serves, and may be on a busy machine."""
 
 
 async def watch_database(
@@ -28,9 +28,9 @@ async def watch_database(
     interval: float = _INTERVAL,
     longest_silence: float = _LONGEST_SILENCE,
 ) -> None:
-    """Ask, and call `found(whether it is there)` after each answer, until cancelled.
+    """Ping the database, and call `found(whether it is there)` after each answer, until cancelled.
 
-    A database that refuses is lost at once; one that is silent when `longest_silence` seconds have passed.
+    A database that refuses counts as lost at once; a silent one, once `longest_silence` seconds have passed.
     """
     was_there = True
     while True:

@@ -1,4 +1,4 @@
-"""A process that stops closes its connections in waves, with time for the answers to their publishes."""
+"""A process that stops closes its connections in waves, with time to answer their publishes."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ _CLOSE_TIMEOUT: Final = 5.0
 async def drain(relay: Relay, settings: Settings) -> None:
     """Close every connection, some at a time.
 
-    A connection whose turn has come is read no further, and is closed half a second later; the last wave
-    waits until all publishes are answered, `drain_timeout` at most. Until their turn connections are served
-    as ever, but nobody new is. Clients resume elsewhere by cursor, and repeat publishes without an answer.
+    A connection whose turn has come is no longer read, and is closed half a second later. The last wave
+    waits until all publishes are answered, `drain_timeout` at most. Until their turn, connections are served
+    as usual, but no new ones are. Clients resume elsewhere by cursor, and repeat unanswered publishes.
     """
     admission, registry = relay.admission, relay.registry
     registry.draining = True
@@ -42,12 +42,12 @@ async def drain(relay: Relay, settings: Settings) -> None:
 
 
 async def _close_in_waves(registry: Registry, spread: float) -> None:
-    """All but the last wave, which is whoever is left."""
+    """Close all but the last wave, which is the connections that are left."""
     sockets = list(registry.sockets)
     waves = int(min(spread, len(sockets) / _CLOSED_PER_SECOND) / _WAVE_SECONDS)
     for wave in range(waves):
         part = sockets[wave::waves]
         registry.each(part, lambda socket: socket.stop_reading())
-        # What was read is mostly answered by then; a publisher that hears nothing publishes again.
+        # By then most of what was read is answered; a publisher that gets no answer publishes again.
         await asyncio.sleep(_WAVE_SECONDS)
         registry.each(part, lambda socket: socket.close(1001, _GOING_AWAY))

@@ -1,4 +1,4 @@
-"""What a relay looks at now and then, not when it happens: sizes, room, files."""
+"""Values that a relay looks up from time to time, not as they change: sizes, room, files."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _SIZES_EVERY: Final = 4
 
 
 def open_files_share() -> float:
-    """The part of this process's limit on open files that is in use; 0 on a system that does not tell."""
+    """The part of this process's limit on open files that is in use; 0 if the system does not report it."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     try:
         return 0.0 if soft == resource.RLIM_INFINITY else len(os.listdir("/proc/self/fd")) / soft
@@ -37,7 +37,7 @@ def open_files_share() -> float:
 
 
 class Gauges:
-    """Sets the gauges that nothing else sets, and warns of what only they show."""
+    """Sets the gauges that nothing else sets, and warns of conditions that only they show."""
 
     def __init__(
         self,
@@ -56,7 +56,7 @@ class Gauges:
         self._knows_of_gateway = False
 
     async def run(self) -> None:
-        """Look again and again, until cancelled; what cannot be read keeps its last value."""
+        """Update the gauges repeatedly, until cancelled. A value that cannot be read stays as it was."""
         rounds = 0
         while True:
             try:
@@ -70,7 +70,7 @@ class Gauges:
             await asyncio.sleep(_INTERVAL)
 
     def look(self) -> None:
-        """What costs nothing; call it on the loop as often as wanted."""
+        """Update the gauges that cost nothing; call it on the loop as often as wanted."""
         sources = self._access.sources
         self._metrics.address_share.set(sources.share)
         only = sources.only

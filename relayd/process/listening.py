@@ -21,13 +21,13 @@ _log = get_logger("relayd.server")
 
 
 class PortTaken(Exception):
-    """The address to listen on cannot be had."""
+    """The address to listen on is not available."""
 
 
 class Ports:
-    """What a process listens on. `chosen` holds the ports that the system chose, for whoever begins anew.
+    """The ports on which a process listens. `chosen` holds ports that the system chose, for a later start.
 
-    `shared` is the port that several workers listen on; alone, a process takes the settings' port.
+    `shared` is the port that several workers listen on; a single process takes the port of the settings.
     """
 
     def __init__(self, relay: Relay, chosen: dict[str, int], shared: int | None) -> None:
@@ -41,7 +41,7 @@ class Ports:
     def open(
         self, responder: HttpResponder, scrapes: Scrapes, *, tls: ssl.SSLContext | None
     ) -> dict[str, str]:
-        """Listen; return the addresses by name, as the ready line has them. Raises `PortTaken`."""
+        """Listen; return the addresses by name, as in the ready line. Raises `PortTaken`."""
         settings = self._settings
         self._leave_room()
         port = self._listen(
@@ -69,12 +69,12 @@ class Ports:
         return {"ws": self.ws_url, "http": http_url, "metrics": metrics_url, "relay_id": self._relay.relay_id}
 
     def close(self) -> None:
-        """Take no more connections. It may be called again."""
+        """Accept no more connections. Idempotent."""
         for listener in self._listeners:
             listener.close()
 
     def _leave_room(self) -> None:
-        """Where the system gives few files, take fewer sockets than the settings allow."""
+        """If the system allows few files, accept fewer sockets than the settings allow."""
         access = self._relay.access
         room = room_for_sockets(access.max_sockets, self._settings.read_connections)
         if room < access.max_sockets:
@@ -89,7 +89,7 @@ class Ports:
         *,
         tls: ssl.SSLContext | None = None,
     ) -> int:
-        """Listen; return the port, which the system chooses for 0."""
+        """Listen; return the port, which the system chooses if it is 0."""
         try:
             sockets = bind(host, port, reuse_port=self._shared is not None)
         except OSError as error:

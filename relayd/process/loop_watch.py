@@ -1,4 +1,4 @@
-"""How long the event loop keeps everybody waiting, and for what."""
+"""How long the event loop keeps all peers waiting, and for what."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ __all__ = ["LoopWatch"]
 _IDLE_INTERVAL: Final = 0.01
 _BUSY_INTERVAL: Final = 0.005
 _BUSY: Final = 0.25
-"""From this part of the time between two looks on that the loop has worked, it is looked at more often."""
+"""If the loop has worked for this part of the time between two looks, it is looked at more often."""
 _LATE: Final = 0.0005
 """A timer that is later than this many seconds has waited for something."""
 
 
 class LoopWatch:
-    """Looks at the loop it runs on a hundred times a second, and twice as often while it is busy.
+    """Looks at the loop it runs on a hundred times a second, and twice as often while the loop is busy.
 
-    `relayd_loop_lag_seconds` is what a peer feels. Most of it may be the machine's doing, where other
-    programs use its processors, or another thread of ours holds the interpreter lock.
-    `relayd_loop_longest_step_seconds` is what peers cause: where a timer was late, the processor time that
-    the loop's thread has used since the look before. A longer step than the time between two looks is
-    always seen, and by less than that too much is said of it. What peers do not cause stands in
-    `relayd_loop_longest_pause_seconds`: the cycle collector, and a reload.
+    `relayd_loop_lag_seconds` is what a peer feels. Most of it may be due to the machine, if other programs
+    use its processors, or to another thread of this process that holds the interpreter lock.
+    `relayd_loop_longest_step_seconds` is what peers cause: if a timer was late, the processor time that the
+    loop's thread has used since the previous look. A step longer than the time between two looks is always
+    seen, and is overstated by less than that time. `relayd_loop_longest_pause_seconds` holds what peers do
+    not cause: the cycle collector, and a reload.
     """
 
     def __init__(self, metrics: Metrics) -> None:
@@ -38,13 +38,13 @@ class LoopWatch:
         self._longest_step = 0.0
         self._longest_pauses: dict[str, float] = {}
         self._pauses: dict[str, float] = {}
-        """Those of them that no metric tells of yet."""
+        """The pauses among them that are not in a metric yet."""
         self._apart = 0.0
         self._thread = 0
         self._collects_since = 0.0
 
     async def run(self) -> None:
-        """Look until cancelled."""
+        """Look at the loop until cancelled."""
         self._thread = threading.get_ident()
         gc.callbacks.append(self._collecting)
         self._loop = asyncio.get_running_loop()
@@ -58,7 +58,7 @@ class LoopWatch:
             gc.callbacks.remove(self._collecting)
 
     def _look_in(self, interval: float) -> None:
-        # By a timer and not in a task: a relay that has nothing to do looks at itself most of the time.
+        # A timer and not a task: an idle relay spends most of its time looking at itself.
         self._interval, self._due, self._apart = interval, time.monotonic() + interval, 0.0
         self._timer = self._loop.call_later(interval, self._look)
 
@@ -69,12 +69,12 @@ class LoopWatch:
             self._metrics.loop_lag_seconds.observe(lag)
             if lag > _LATE:
                 self._stepped(max(0.0, work - self._apart))
-            if self._pauses:  # not set where it is seen: the collector runs anywhere
+            if self._pauses:  # not set when a pause is seen, because the collector runs anywhere
                 for cause, seconds in self._pauses.items():
                     self._metrics.loop_longest_pause_seconds[cause].set(seconds)
                 self._pauses.clear()
             self._look_in(_BUSY_INTERVAL if work > _BUSY * self._interval else _IDLE_INTERVAL)
-        except Exception as error:  # our bug: whoever waits for `run` is to have it
+        except Exception as error:  # our bug: raise it from `run`
             if not self._ended.done():
                 self._ended.set_exception(error)
 
@@ -86,7 +86,7 @@ class LoopWatch:
 
     @contextlib.contextmanager
     def apart(self, cause: str) -> Iterator[None]:
-        """What the loop does inside this block is no peer's doing."""
+        """Count what the loop does inside this block as caused by no peer."""
         before = time.thread_time()
         try:
             yield

@@ -1,7 +1,7 @@
-"""Processes of several machines tell each other over the bus what identities take, once a second.
+"""Processes of several machines report to each other over the bus what identities take, once a second.
 
-A report that is lost makes a limit wider for a moment. What was taken while the bus was away is not said
-later: by then most of it would have come back.
+A lost report makes a limit wider for a moment. What was taken while the bus was down is not reported later,
+because by then most of it would have come back.
 """
 
 from __future__ import annotations
@@ -28,19 +28,19 @@ _NAME_BYTES: Final = 8
 
 
 def machines_of(settings: Settings, place: Neighbourhood | None) -> Machines | None:
-    """What this process tells those of other machines; None where the settings have it tell them nothing."""
+    """What this process reports to those of other machines; None if the settings have it report nothing."""
     if settings.bus_url is None or not settings.bus_limits:
         return None
     process = os.urandom(_NAME_BYTES)
     if place is None:
         return Machines(process, process)
-    # The workers of a machine have a folder together, whose name was made up for them.
+    # The workers of a machine share a folder, whose name was made up for them.
     together = f"{socket.gethostname()}:{place.folder}".encode()
     return Machines(hashlib.blake2s(together, digest_size=_NAME_BYTES).digest(), process)
 
 
 class MachineReports:
-    """Says what was taken here, by `tell`, and takes in what others say."""
+    """Reports by `tell` what was taken here, and takes in the reports of others."""
 
     def __init__(self, machines: Machines, tell: Callable[[bytes], None], faults: Faults) -> None:
         self._machines = machines
@@ -55,7 +55,7 @@ class MachineReports:
                 self._tell(report)
 
     def hear(self, report: bytes) -> bool:
-        """Take in a report; False for one that does not count."""
+        """Take in a report; False if it does not count."""
         try:
             return self._machines.hear(report, time.time(), time.monotonic())
         except msgspec.MsgspecError:

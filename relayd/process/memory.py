@@ -1,4 +1,4 @@
-"""How much memory this process has, and how much it may have."""
+"""The memory that this process uses, and the memory that it may use."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from typing import Final
 __all__ = ["default_limit", "give_back", "resident_bytes"]
 
 _PART: Final = 0.6
-"""The rest is for PostgreSQL, the page cache and whatever else runs here."""
+"""The default limit as a part of memory; the rest is for PostgreSQL, the page cache and other programs."""
 _CGROUPS: Final = Path("/sys/fs/cgroup")
 _PAGE: Final = os.sysconf("SC_PAGE_SIZE")
 
 
 def resident_bytes() -> int:
-    """Resident memory of this process; 0 on a system that does not tell."""
+    """The resident memory of this process; 0 if the system does not report it."""
     try:
         return int(Path("/proc/self/statm").read_text().split()[1]) * _PAGE
     except (OSError, IndexError, ValueError):
@@ -24,13 +24,13 @@ def resident_bytes() -> int:
 
 
 def default_limit(workers: int) -> int:
-    """What each of so many processes may have: a part of what the machine has, or its control group."""
+    """The memory for each of this many processes: a part of the machine's memory or the control group's."""
     physical = os.sysconf("SC_PHYS_PAGES") * _PAGE
     return int(min([physical, *_cgroup_limits()]) * _PART / workers)
 
 
 def give_back() -> None:
-    """Let the C library return what it keeps for later; without it, what was freed stays resident."""
+    """Let the C library return freed memory that would otherwise stay resident for later use."""
     try:
         ctypes.CDLL(None).malloc_trim(0)
     except (AttributeError, OSError):  # another C library
@@ -42,13 +42,13 @@ def _cgroup_limits() -> list[int]:
     for name in ("memory.max", "memory/memory.limit_in_bytes", *_own_group()):
         try:
             found.append(int((_CGROUPS / name).read_text()))
-        except (OSError, ValueError):  # there is none, or it says "max"
+        except (OSError, ValueError):  # there is no such file, or it says "max"
             continue
     return found
 
 
 def _own_group() -> list[str]:
-    """The limit files of the control group of this process and of those around it (cgroup v2)."""
+    """The limit files of this process's control group, and of the groups around it (cgroup v2)."""
     try:
         lines = Path("/proc/self/cgroup").read_text().splitlines()
     except OSError:

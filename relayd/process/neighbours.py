@@ -1,6 +1,6 @@
-"""Workers of one machine tell each other what their peers take: datagrams between sockets in one folder.
+"""Workers of one machine report to each other what their peers take: datagrams between sockets in one folder.
 
-A datagram that is lost makes a limit wider for a moment; nothing waits for one.
+A lost datagram makes a limit wider for a moment; nothing waits for one.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ _log = get_logger("relayd.workers")
 
 _INTERVAL: Final = 0.2
 _INTERVAL_EACH: Final = 0.02
-"""For each worker: what all of them say together grows no faster than their number."""
+"""For each worker: the traffic of all workers together grows no faster than their number."""
 _PATIENCE: Final = 25
-"""Intervals of silence after which a worker counts as gone."""
+"""The intervals of silence after which a worker counts as gone."""
 _LARGEST: Final = 2**18
 _READ_AT_ONCE: Final = 64
 
@@ -37,12 +37,12 @@ class Neighbourhood(NamedTuple):
 
     folder: Path
     number: int
-    """Its own."""
+    """The worker's own number."""
     workers: int
 
 
 class Neighbours:
-    """Says what this worker's peers take, and hears what the others' peers do."""
+    """Reports what this worker's peers take, and hears what the peers of others take."""
 
     def __init__(self, place: Neighbourhood, ledger: Ledger, faults: Faults) -> None:
         self._place = place
@@ -54,13 +54,13 @@ class Neighbours:
         self._interval = max(_INTERVAL, _INTERVAL_EACH * place.workers)
 
     async def run(self) -> None:
-        """Say and hear until cancelled. A machine that has no such sockets goes on without."""
+        """Report and hear until cancelled. A machine without such sockets goes on without reports."""
         try:
             own = self._open()
         except OSError as error:
             problem = problem_of(error)
             _log.warning("limits_not_shared", problem=problem, consequence="each worker counts for itself")
-            while True:  # what nobody is told is forgotten, else it would pile up
+            while True:  # what cannot be reported is dropped, or it would pile up
                 await asyncio.sleep(self._interval)
                 self._ledger.report()
         loop = asyncio.get_running_loop()
@@ -77,7 +77,7 @@ class Neighbours:
 
     def _open(self) -> socket.socket:
         path = self._place.folder / str(self._place.number)
-        path.unlink(missing_ok=True)  # that of the worker before
+        path.unlink(missing_ok=True)  # the socket of the previous worker
         own = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
         try:
             own.setblocking(False)
@@ -90,7 +90,7 @@ class Neighbours:
     def _say(self, own: socket.socket, messages: Iterable[bytes]) -> None:
         for message in messages:
             for other in self._others:
-                # One that has ended, is being started, or has too much to read already.
+                # The worker may have ended, be starting, or have too much to read already.
                 with contextlib.suppress(OSError):
                     own.sendto(message, other)
 
@@ -106,6 +106,6 @@ class Neighbours:
             try:
                 self._ledger.hear(message, time.monotonic())
             except msgspec.MsgspecError:
-                continue  # a worker of another release, while they are renewed
+                continue  # from a worker of another release, while workers are renewed
             except Exception as error:
                 self._faults.caught("background", error)

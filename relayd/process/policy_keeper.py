@@ -19,7 +19,7 @@ _log = get_logger("relayd.server")
 
 
 class PolicyKeeper:
-    """Follows bans and abuse reports in the database; `settings` gives the settings of now."""
+    """Follows bans and abuse reports in the database; `settings` returns the current settings."""
 
     def __init__(self, relay: Relay, settings: Callable[[], Settings]) -> None:
         self._relay = relay
@@ -39,11 +39,11 @@ class PolicyKeeper:
         return self.rulings.bans
 
     def apply(self) -> None:
-        """Let everything that is open or comes from now on be judged by what is known by now."""
+        """Have everything open, and everything that arrives from now on, judged by the current knowledge."""
         apply_policy(self._relay, Policy.from_settings(self._settings(), self._abuse, self.bans))
 
     async def refresh(self) -> None:
-        """Read the abuse table now and then; while it cannot be read, the last reading holds."""
+        """Read the abuse table from time to time; while it cannot be read, the last reading holds."""
         while True:
             try:
                 self._abuse = await self._relay.store.abuse(self._relay.clock())

@@ -1,6 +1,6 @@
-"""SIGHUP: read again what may change while the relay runs, and change everything or nothing.
+"""SIGHUP: read again what may change while the relay runs, and change either everything or nothing.
 
-Everything is read and checked here first. What takes it over are assignments, which cannot fail.
+Everything is read and checked here first. It is then applied by assignments, which cannot fail.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ class Reread:
 
     settings: Settings
     tls: ssl.SSLContext | None
-    """What new handshakes are to show; None without TLS."""
+    """The TLS context for new handshakes; None without TLS."""
     tls_ends_at: float
-    """When that ends, in Unix seconds; 0 without TLS."""
+    """When the certificate ends, in Unix seconds; 0 without TLS."""
     changes: Reloaded
 
 
 def read_again(running: Settings) -> Reread:
-    """Read the settings again, and the certificate files that they name by now.
+    """Read the settings again, and the certificate files that they now name.
 
     Raises `ConfigurationError` and `TlsError`.
     """
@@ -42,7 +42,7 @@ def read_again(running: Settings) -> Reread:
 
 
 def report(reread: Reread) -> None:
-    """Log by name what has changed and what waits for a restart; never a value, for it may be a secret."""
+    """Log the names of settings that have changed or need a restart; never a value, which may be a secret."""
     changes = reread.changes
     _log.info("reloaded", changed=list(changes.changed))
     if changes.restart_needed:

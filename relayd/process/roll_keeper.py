@@ -18,18 +18,18 @@ __all__ = ["RollKeeper"]
 _log = get_logger("relayd.server")
 
 _MOST_WAITING: Final = 8
-"""Questions that wait for their turn; whoever asks the next one asks again."""
+"""The questions that wait for their turn; beyond it, the asker must ask again."""
 
 
 class RollKeeper:
-    """Takes questions as they come and answers them one by one."""
+    """Takes questions as they arrive and answers them one by one."""
 
     def __init__(self, relay: Relay) -> None:
         self._relay = relay
         self._questions: asyncio.Queue[Question] = asyncio.Queue(_MOST_WAITING)
 
     def ask(self, payload: str) -> None:
-        """A notification has come. What is no question, or one for another process, is passed over."""
+        """A notification has arrived. It is ignored if it is no question, or is for another process."""
         try:
             question = _DECODER.decode(payload)
         except msgspec.MsgspecError:

@@ -50,10 +50,10 @@ _ANEW_PAUSE: Final = 0.5
 
 
 def print_ready(addresses: dict[str, str]) -> None:
-    """Print the one line on stdout that says where the relay is; where nobody takes it, it serves too."""
+    """Print the one line on stdout that says where the relay is. Serving goes on if it cannot be written."""
     try:
         print(json.dumps({"event": "ready", **addresses}, separators=(",", ":")), flush=True)
-    except OSError as error:  # whoever started it has gone, or the disk is full
+    except OSError as error:  # the starter of the relay is gone, or the disk is full
         forget_stdout()
         _log.warning("ready_not_told", problem=problem_of(error))
 
@@ -68,10 +68,11 @@ async def serve(
 ) -> None:
     """Serve one process on a migrated database until `stop` is set, then drain.
 
-    `post` is its own among the workers of a machine; alone, a process listens on the settings' port.
-    When the database is replaced by an older copy meanwhile, the relay begins anew with that,
-    as soon as it can.
-    Raises `StoreError`, `PortTaken`, `TlsError` or `ConfigurationError` when it cannot start. Cancelling it
+    `post` describes the process's place among the workers of a machine; a single process listens on the
+    settings' port. If the database is replaced by an older copy meanwhile, the relay begins anew with that
+    copy as soon as it can.
+
+    Raises `StoreError`, `PortTaken`, `TlsError` or `ConfigurationError` if it cannot start. Cancelling it
     stops without draining.
     """
     metrics = Metrics()
@@ -83,7 +84,7 @@ async def serve(
     has_served = False
     problem: str | None = None
     current = CurrentSettings(settings)
-    ports: dict[str, int] = {}  # those that were chosen stay chosen
+    ports: dict[str, int] = {}  # ports chosen by the system are kept
 
     async def begin(announce: Announce, written: Callable[[], None]) -> Claim:
         return await _serve(
@@ -110,9 +111,9 @@ async def serve(
             except StoreError as error:
                 if not has_served:
                     raise
-                # Another database stood behind the address a moment ago, and it has been served: wait for it.
-                # What is there now may be a standby, or a server that is not safe. And to end would be to
-                # forget what this process knows of the log that was lost.
+                # Another database was at the address a moment ago, and it has been served: wait for it. What
+                # is there now may be a standby, or a server that is not safe. And ending would lose what
+                # this process knows of the log that was lost.
                 if problem_of(error) != problem:
                     problem = problem_of(error)
                     _log.warning("cannot_serve_yet", problem=problem)
@@ -132,9 +133,9 @@ async def _unless_stopped(
     *,
     knows_of_loss: bool,
 ) -> Claim | None:
-    """Serve; or None where `stop` is set before it listens, when nobody is there to take leave of: to read
-    the keys of a large log, or to wait for the lock of another process, takes long. What a process knows of
-    a log that was lost is written down first."""
+    """Serve; or return None if `stop` is set before the relay listens. There are no clients then to take
+    leave of, and reading the keys of a large log, or waiting for the lock of another process, takes long.
+    What a process knows of a log that was lost is written down first."""
     is_listening = False
     written = asyncio.Event()
     if not knows_of_loss:
@@ -176,9 +177,9 @@ async def _serve(
     ports: dict[str, int],
     post: Post | None,
 ) -> Claim:
-    """Serve until `stop` is set, or until the log has lost its end; returns what is known of the log.
+    """Serve until `stop` is set, or until the log has lost its end; return what is known of the log.
 
-    All that is kept of it in memory is wrong then, so the caller makes everything anew, in the same process
+    All that memory holds of the log is wrong then, so the caller makes everything anew, in the same process
     and on the same port. `written` is called once the database has what `claim` says.
     """
     settings = current.settings
@@ -257,7 +258,7 @@ async def _open_store(settings: Settings, database_url: str, metrics: Metrics) -
         archive_manifests=settings.archive_manifests if settings.retention_requires_archive else None,
         on_retention_waiting=metrics.retention_waits,
         on_replica=lambda outcome: metrics.replica_reads[outcome].inc(),
-        # Only a server of our own is surely on this machine, where its process ids mean something.
+        # Only for a server of our own is it certain that its process ids are those of this machine.
         on_backend=ask_for_short_turns if settings.database_url is None else lambda pid: None,
         allow_unsafe=settings.allow_unsafe_database,
     )
@@ -266,10 +267,10 @@ async def _open_store(settings: Settings, database_url: str, metrics: Metrics) -
 def _federation(
     relay: Relay, upstreams: Sequence[Upstream], numbers: dict[str, int], url: str, identity: Identity
 ) -> Federation | None:
-    """What reads from other relays; None where there are none to read from."""
+    """The part that reads from other relays; None if there are none to read from."""
     if not upstreams:
         return None
-    from relayd.federation.service import Federation  # and the client, which is a tenth of a start
+    from relayd.federation.service import Federation  # imports the client, which takes a tenth of a start
 
     settings = relay.settings
     return Federation(

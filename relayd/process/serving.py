@@ -1,4 +1,4 @@
-"""One relay that serves, with its background tasks and reloads, until it is stopped or has lost its log."""
+"""A relay that serves, with its background tasks and reloads, until it is stopped or has lost its log."""
 
 from __future__ import annotations
 
@@ -54,17 +54,17 @@ _COLLECTOR_THRESHOLDS: Final = (10_000, 5, 40)
 _LOST_CLOSE_TIMEOUT: Final = 1.0
 
 Announce = Callable[[dict[str, str]], None]
-"""Told the addresses by name, once they are listened on."""
+"""Called with the addresses by name, once the relay listens on them."""
 
 
 def _calm_the_collector() -> None:
-    """Let the cycle collector run less often, and never again over what there is at start.
+    """Let the cycle collector run less often, and never again over the objects that exist at the start.
 
-    Packets are freed as their last reference goes; a connection that has ended is the one cycle there is. A
-    full collection beside thousands of connections holds every publisher up for a fifth of a second.
+    Packets are freed when their last reference goes; a connection that has ended is the only cycle there is.
+    With thousands of connections, a full collection holds up every publisher for a fifth of a second.
     """
-    # A verify thread that works through a large packet gives way to the loop after this time, each time the
-    # loop comes back from the network; Python's own 5 ms add up to a second for everybody else.
+    # A verify thread that works through a large packet yields to the loop after this time, each time the loop
+    # comes back from the network; Python's default of 5 ms adds up to a second for all peers.
     sys.setswitchinterval(_SWITCH_INTERVAL)
     gc.collect()
     gc.freeze()
@@ -73,18 +73,18 @@ def _calm_the_collector() -> None:
 
 @dataclass(frozen=True, slots=True)
 class Post:
-    """What a process needs to know that is one of the workers of a machine."""
+    """What a process must know that is one of the workers of a machine."""
 
     port: int
-    """The one that all of them listen on."""
+    """The port that all of them listen on."""
     leaves_port: Callable[[], bool]
-    """Asked when it drains: True leaves new connections to the others at once."""
+    """Called when the process drains: True leaves new connections to the other workers at once."""
     place: Neighbourhood | None
-    """Where it finds the others; a parent of an earlier release does not say."""
+    """Where it finds the others; None if a parent of an earlier release does not say."""
 
 
 class CurrentSettings:
-    """The settings of now, of a process that may begin anew: a reload counts when nothing is served, too."""
+    """The current settings of a process that may begin anew: a reload counts even while nothing is served."""
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
@@ -146,7 +146,7 @@ class Serving:
             on_bus=self._metrics.told_of_bus(bus_url),
             on_report=None if self._machines is None else self._machines.hear,
         )
-        await rulings.look()  # nobody is served before it is known what is banned
+        await rulings.look()  # no peer is served before the bans are known
         jobs: list[asyncio.Task[object]] = [
             asyncio.create_task(coroutine, name=name)
             for name, coroutine in (
@@ -184,7 +184,7 @@ class Serving:
             jobs += [stopped, lost]
             done, _ = await asyncio.wait(jobs, return_when=asyncio.FIRST_COMPLETED)
             for job in done - {stopped, lost}:
-                job.result()  # a background task that ends is our bug: let its exception out
+                job.result()  # a background task that ends is our bug: raise its exception
             if lost in done:
                 _log.error("log_lost_its_end", consequence="all connections are closed; clients resume")
                 relay.registry.close_all(1012, "the log was replaced; resume by cursor")
@@ -192,7 +192,7 @@ class Serving:
                 return
             if self._post is not None and self._post.leaves_port():
                 self._ports.close()
-            if reading is not None:  # what peers send would be publishes under way, without end
+            if reading is not None:  # otherwise packets of peers would be publishes under way, without end
                 jobs.remove(reading)
                 reading.cancel()
                 await asyncio.wait([reading])
@@ -274,7 +274,7 @@ class Serving:
         return known[3]
 
     async def _watch_loop(self) -> None:
-        await self._is_serving.wait()  # what a start takes, nobody waits for
+        await self._is_serving.wait()  # nobody waits for what happens during the start
         await self._loop_watch.run()
 
     def _database_is(self, up: bool) -> None:
@@ -284,9 +284,9 @@ class Serving:
     def _reload_on_sighup(self) -> None:
         with contextlib.suppress(NotImplementedError, RuntimeError, ValueError):
             asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, self._reload_apart)
-            # One that came while this process was being started has waited.
+            # A signal that arrived while this process was starting has waited.
             signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGHUP})
-        if self._current.settings is not self._settings:  # whoever served before has heard one meanwhile
+        if self._current.settings is not self._settings:  # an earlier round has reloaded meanwhile
             self._take_over(self._current.settings)
 
     def _reload_apart(self) -> None:
@@ -294,7 +294,7 @@ class Serving:
             self._reload()
 
     def _reload(self) -> None:
-        """SIGHUP: take over certificates and settings as they are now; one fault, and nothing changes."""
+        """SIGHUP: apply the current certificates and settings; if there is one fault, nothing changes."""
         try:
             if failpoints.ARMED:
                 failpoints.hit("server.reload")

@@ -1,7 +1,7 @@
-"""The folder that the processes of one relay share while it runs, gone when it ends.
+"""The folder that the processes of one relay share while it runs; it is removed when the relay ends.
 
-Whoever is killed leaves its folder behind: the next relay of the same user removes it. A lock on a file in
-it says that its owner lives, for the system gives locks back whatever ends a process.
+A relay that is killed leaves its folder behind, and the next relay of the same user removes it. A lock on a
+file in the folder shows that its owner lives, because the system releases locks however a process ends.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def shared_folder() -> Iterator[Path]:
     remove_left(_PREFIX, lambda folder: not is_held(folder / _OWNER))
     with tempfile.TemporaryDirectory(prefix=_PREFIX) as name:
         folder = Path(name)
-        # Locked before it has its name: nobody sees it without its lock.
+        # Locked before it has its final name, so that nobody sees the file without its lock.
         held = os.open(folder / "new", os.O_CREAT | os.O_RDWR, 0o600)
         try:
             fcntl.flock(held, fcntl.LOCK_EX)

@@ -14,17 +14,17 @@ _log = get_logger("relayd.server")
 
 
 def hold_reloads() -> None:
-    """Have SIGHUP wait until somebody takes it; SIGUSR2 does nothing until then. For the start of a process.
+    """Have SIGHUP wait until it is handled; SIGUSR2 does nothing until then. For the start of a process.
 
-    By themselves both end a process, and a process manager takes an end by SIGHUP for one that was wanted.
-    Whoever handles SIGHUP unblocks it. Processes that are begun meanwhile are as new as SIGUSR2 wants them.
+    By default both end a process, and a process manager takes an end by SIGHUP for an intended one. The code
+    that handles SIGHUP unblocks it. Ignoring SIGUSR2 loses nothing: processes that start now are already new.
     """
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGHUP})
     signal.signal(signal.SIGUSR2, signal.SIG_IGN)
 
 
 def stop_on_signals(*numbers: signal.Signals) -> asyncio.Event:
-    """An event set by these signals (SIGTERM and SIGINT); one that comes later ends the process at once.
+    """An event set by these signals (by default SIGTERM and SIGINT); a later one ends the process at once.
 
     Supervisors often signal a process and its group: signals within the first second are one request.
     """

@@ -1,14 +1,14 @@
 """Several relay processes on one machine, sharing a port and a database (`--workers N`).
 
-The parent owns the things of which there is one: the embedded database, the migration, the port number. It
-holds a bound socket that never listens, so that a port chosen by the system stays chosen; every worker binds
-the same address with SO_REUSEPORT and the kernel spreads connections over them. A worker that dies is started
-again, and so is one whose event loop stands still: it is killed. Its clients reconnect to another and resume
-by cursor; the other workers go on meanwhile.
+The parent owns what exists only once: the embedded database, the migration, the port number. It holds a
+bound socket that never listens, so that a port chosen by the system stays chosen. Every worker binds the
+same address with SO_REUSEPORT, and the kernel spreads connections over the workers. A worker that dies is
+started again, and so is one whose event loop stands still: it is killed. Its clients reconnect to another
+worker and resume by cursor; the other workers go on meanwhile.
 
-Workers are renewed one at a time: the next one makes way when the one before accepts connections again.
-SIGUSR2 asks for that, and so does a SIGHUP that finds settings changed which a running process cannot take
-over, or another version of this program installed. A new worker imports what is installed then.
+Workers are renewed one at a time: the next one makes way when the previous one accepts connections again.
+SIGUSR2 requests that, and so does a SIGHUP that finds changed settings which a running process cannot apply,
+or another installed version of this program. A new worker imports the version installed at that time.
 """
 
 from __future__ import annotations
@@ -52,19 +52,19 @@ _log = get_logger("relayd.workers")
 
 _POLL_INTERVAL: Final = 0.1
 _DATABASE_PAUSE: Final = 1.0
-"""Between two attempts to reach a database that has gone, in seconds."""
+"""The time between two attempts to reach a database that is gone, in seconds."""
 _RESTART_PAUSE: Final = 1.0
 _CLOSING_SECONDS: Final = 30.0
-"""What a worker may take to close its database connections and to end, once it has drained."""
+"""How long a worker may take to close its database connections and end, once it has drained, in seconds."""
 _LONGEST_BEAT: Final = 1.0
 _PARENTS_OWN: Final = ("host", "port", "workers", "database_url", "data_dir", "log_format", "log_level")
-"""Settings that the parent has acted upon: only a restart of the whole relay changes them."""
+"""Settings that the parent has already applied: only a restart of the whole relay changes them."""
 
 
 async def supervise(settings: Settings, announce: Callable[[dict[str, str]], None]) -> None:
     """Run `settings.workers` processes until SIGTERM or SIGINT; return when all have drained.
 
-    `announce` is called once, when all of them accept connections. Raises what `serve` raises when one
+    `announce` is called once, when all of them accept connections. Raises what `serve` raises if a worker
     cannot start at first.
     """
     stop = stop_on_signals()
@@ -78,7 +78,7 @@ async def supervise(settings: Settings, announce: Callable[[dict[str, str]], Non
             workers: list[_Worker] = []
             try:
                 for place in places:
-                    workers.append(_Worker(settings, url, port, place))  # noqa: PERF401 - those that began have to end
+                    workers.append(_Worker(settings, url, port, place))  # noqa: PERF401 - those begun must end
                 crew = _Crew(workers, stop)
                 addresses = await _ready(workers, stop)
                 if addresses is None:
@@ -95,12 +95,12 @@ async def supervise(settings: Settings, announce: Callable[[dict[str, str]], Non
 
 
 async def _ready(workers: list[_Worker], stop: asyncio.Event) -> dict[str, str] | None:
-    """Wait until all of them accept connections; returns the addresses, or None where `stop` is set before.
+    """Wait until all of them accept connections; return the addresses, or None if `stop` is set before.
 
-    Raises the exception that kept one from starting.
+    Raises the exception that kept a worker from starting.
     """
 
-    async def start() -> dict[str, str]:  # one after the other: each waits on a thread
+    async def start() -> dict[str, str]:  # one after the other: each wait occupies a thread
         addresses = [await worker.ready() for worker in workers]
         return addresses[0]
 
@@ -111,7 +111,7 @@ async def _ready(workers: list[_Worker], stop: asyncio.Event) -> dict[str, str] 
         return starting.result() if starting.done() else None
     finally:
         for wait in waits:
-            wait.cancel()  # a thread that still waits for a worker ends with it
+            wait.cancel()  # a thread that still waits for a worker ends when the worker does
         await asyncio.gather(*waits, return_exceptions=True)
 
 
@@ -134,7 +134,7 @@ def _reserved(settings: Settings) -> Iterator[int]:
 
 
 def _beat_interval(settings: Settings) -> float:
-    """Seconds between two signs of life of a worker."""
+    """The time between two signs of life of a worker, in seconds."""
     return min(_LONGEST_BEAT, settings.worker_timeout / 4)
 
 
@@ -144,19 +144,19 @@ def _signal_all(workers: list[_Worker], number: signal.Signals) -> None:
 
 
 class _Crew:
-    """All workers, looked after until `stop`: each by a task of its own, so that none waits for another."""
+    """All workers, looked after until `stop`: each by a separate task, so that none waits for another."""
 
     def __init__(self, workers: list[_Worker], stop: asyncio.Event) -> None:
         self._workers = workers
         self._stop = stop
         self._restarts = SupervisorMetrics().restarts
         self._version = VERSION
-        """That of the workers, which may be later than the parent's own."""
+        """The version of the workers, which may be later than the parent's."""
         self.renewal = asyncio.Event()
-        """Set it, and all workers are renewed, one at a time."""
+        """Setting this renews all workers, one at a time."""
 
     async def look_after(self) -> None:
-        """Start workers again that have ended or hang, and renew them when asked to, until `stop`."""
+        """Restart workers that have ended or hang, and renew them when requested, until `stop`."""
         async with asyncio.TaskGroup() as group:
             tasks = [group.create_task(self._keep(worker), name="worker") for worker in self._workers]
             tasks.append(group.create_task(self._renew(), name="renewal"))
@@ -176,12 +176,12 @@ class _Crew:
             due = time.monotonic() + _POLL_INTERVAL
             await asyncio.sleep(_POLL_INTERVAL)
             if time.monotonic() - due > worker.beat_interval:
-                worker.excuse()  # this process has stood still, and so may the worker, with the machine
+                worker.excuse()  # this process stood still, and so may have the worker, with the machine
 
     async def _start_again(self, worker: _Worker) -> None:
         try:
             forget_process(worker.pid)
-        except Exception as error:  # whatever a killed process has left in its files: the relay goes on
+        except Exception as error:  # a killed process may have left anything in its files: the relay goes on
             _log.warning("metrics_not_added_up", problem=logs.problem_of(error))
         if worker.makes_way:
             self._restarts["renewed"].inc()
@@ -194,7 +194,7 @@ class _Crew:
             try:
                 worker.start(is_revived=True)
                 return
-            except OSError as error:  # no memory, process or file is left just now; the others go on
+            except OSError as error:  # no memory, process or file is available just now; the others go on
                 _log.error("worker_not_started", problem=logs.problem_of(error))
             await asyncio.sleep(_RESTART_PAUSE)
 
@@ -204,7 +204,7 @@ class _Crew:
             self.renewal.clear()
             try:
                 self._check(self._workers[0].settings)
-            except Exception as error:  # of a package that is being replaced, say: those that are there go on
+            except Exception as error:  # such as one of a package being replaced: the present workers go on
                 _log.error("not_renewed", problem=logs.problem_of(error))
                 continue
             for worker in self._workers:
@@ -217,7 +217,7 @@ class _Crew:
             _log.info("workers_renewed", workers=len(self._workers))
 
     async def _out_of_the_way(self, worker: _Worker) -> None:
-        """Wait until it has ended. It has left the port, so it must not stay for ever."""
+        """Wait until the worker has ended. It has left the port, so it must not stay forever."""
         pid, until = worker.pid, time.monotonic() + worker.patience
         while worker.pid == pid and worker.is_alive():
             if time.monotonic() > until:
@@ -227,15 +227,16 @@ class _Crew:
             await asyncio.sleep(_POLL_INTERVAL)
 
     def _check(self, settings: Settings) -> None:
-        """Whether workers could begin with them: one that makes way for one that cannot is missing until
-        somebody looks. Raises `ConfigurationError`. What another version can use, it alone knows."""
+        """Check whether workers could begin with these settings: a worker that made way for one that cannot
+        would be missing until an operator looks. Raises `ConfigurationError`. For another version, only that
+        version knows."""
         if installed_version() == VERSION:
             check_references(settings)
 
     def reload(self) -> None:
-        """SIGHUP: tell every worker to reload, once everything has been read and checked.
+        """SIGHUP: have every worker reload, once everything has been read and checked.
 
-        A worker that is started later begins with the settings of now.
+        A worker that is started later begins with the new settings.
         """
         try:
             reread = read_again(self._workers[0].settings)
@@ -252,8 +253,8 @@ class _Crew:
             )
         for worker in self._workers:
             worker.settings = settings
-        # A renewal takes its time, and who is blocked is not to be served by those whose turn is last. They
-        # tell what has changed, too, and what waits for a restart of all.
+        # A renewal takes time, and the workers whose turn is last must not serve those who are blocked until
+        # then. The workers also log what has changed, and what waits for a restart of the whole relay.
         _signal_all(self._workers, signal.SIGHUP)
         installed = installed_version()
         if waiting or installed != self._version:
@@ -274,21 +275,21 @@ class _Worker:
         self.start()
 
     def start(self, *, is_revived: bool = False) -> None:
-        """Start the process. One that is revived waits for a database that is away: it has been there.
+        """Start the process. A revived one waits for a database that is away, because it was there before.
 
-        Raises `OSError` where the system has no room for another process; the one before counts then.
+        Raises `OSError` if the system has no room for another process; the previous one counts then.
         """
         context = multiprocessing.get_context("spawn")
         self.makes_way = self.is_hung = self._is_ready = False
         self._heard_at = time.monotonic()
         self._said: Exception | None = None
-        """Why it ends, where it has told: it may take a while over that."""
-        # By what it begins with: a reload changes the settings of its successor, of which it has not heard.
+        """Why it ends, if it has reported that; ending may take it a while."""
+        # As of the settings it begins with: a reload changes the settings of its successor only.
         self.timeout, self.beat_interval = self.settings.worker_timeout, _beat_interval(self.settings)
         self.patience = self.settings.drain_spread + self.settings.drain_timeout + _CLOSING_SECONDS
-        """How long this process may take to end, once it is told to."""
+        """How long this process may take to end once it is asked to, in seconds."""
         self._pipe, theirs = context.Pipe(duplex=False)
-        # By name: the program that a new worker imports may know other settings than this one.
+        # By name: the program that a new worker imports may have other settings than this one.
         values = {row: getattr(self.settings, row) for row in setting_table()}
         origin = None if self.settings.origin is None else tuple(self.settings.origin)
         process: BaseProcess = context.Process(
@@ -296,7 +297,7 @@ class _Worker:
             args=(values, origin, self._database_url, self._port, theirs, is_revived, self._place),
             name="relayd-worker",
         )
-        # It inherits that SIGHUP waits until it knows what to do with it, see `server`.
+        # The process inherits that SIGHUP is blocked until it can handle it, see `server`.
         before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGHUP})
         try:
             process.start()
@@ -306,7 +307,7 @@ class _Worker:
         self._process = process
 
     async def ready(self) -> dict[str, str]:
-        """Wait until the worker accepts connections; raises the exception that kept it from starting."""
+        """Wait until the worker accepts connections; raise the exception that kept it from starting."""
         said = await asyncio.to_thread(self._receive)
         if isinstance(said, dict):
             self._is_ready = True
@@ -316,29 +317,29 @@ class _Worker:
     def _receive(self) -> dict[str, str] | Exception:
         said: dict[str, str] | Exception | None = None
         try:
-            while said is None:  # a sign of life says nothing else
+            while said is None:  # a sign of life carries nothing else
                 said = self._take()
         except EOFError:
             return StoreError("a worker process ended while starting")
         return said
 
     def _take(self) -> dict[str, str] | Exception | None:
-        """Wait for the next thing that the worker says. Raises `EOFError` and `OSError` where it is gone."""
+        """Wait for the worker's next message. Raises `EOFError` and `OSError` if the worker is gone."""
         try:
             said: dict[str, str] | Exception | None = self._pipe.recv()
         except (EOFError, OSError):
             raise
-        except Exception as error:  # of a worker of another release, whatever its classes need
+        except Exception as error:  # from a worker of another release: its classes may need anything
             return StoreError(f"a worker ended, and its reason cannot be read here: {logs.problem_of(error)}")
         return said
 
     def problem(self) -> str | None:
-        """What a worker that has ended said of the reason."""
+        """The reason that a worker reported for its end."""
         self._listen()
         return None if self._said is None else str(self._said)
 
     def silence(self) -> float:
-        """Seconds since its event loop gave a sign of life; one that is being started has not begun to."""
+        """Seconds since its event loop gave a sign of life; 0 while it is being started."""
         self._listen()
         return time.monotonic() - self._heard_at if self._is_ready else 0.0
 
@@ -352,7 +353,7 @@ class _Worker:
         return self._is_ready and self.is_alive()
 
     def _listen(self) -> None:
-        """Take what the worker has said meanwhile."""
+        """Take in what the worker has reported meanwhile."""
         with contextlib.suppress(EOFError, OSError):
             while self._pipe.poll():
                 said = self._take()
@@ -363,7 +364,7 @@ class _Worker:
                     self._said = said
 
     async def ended(self, patience: float) -> None:
-        """Wait until the process has ended; after `patience` seconds it is killed."""
+        """Wait until the process has ended; kill it after `patience` seconds."""
         await asyncio.to_thread(self._process.join, patience)
         if self._process.is_alive():
             _log.error("worker_killed", pid=self.pid, problem=f"it has not ended in {patience:g} s")
@@ -396,7 +397,7 @@ def _work(
     is_revived: bool,
     place: Neighbourhood | None = None,
 ) -> None:
-    """The child process. What a parent of an earlier release does not pass has a default."""
+    """The child process. Arguments that a parent of an earlier release does not pass have a default."""
     known = {name: value for name, value in values.items() if name in setting_table()}
     settings = Settings(**known, origin=None if origin is None else Origin(*origin))
     logs.configure(settings.log_format, settings.log_level)
@@ -419,7 +420,7 @@ def _work(
             def announce(addresses: dict[str, str]) -> None:
                 try:
                     pipe.send(addresses)
-                except OSError:  # the parent has gone
+                except OSError:  # the parent is gone
                     stop.set()
 
             asyncio.get_running_loop().add_signal_handler(signal.SIGUSR2, make_way)
@@ -445,16 +446,16 @@ def _work(
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             runner.run(main())
     except (StoreError, PortTaken, TlsError, ConfigurationError) as error:
-        with contextlib.suppress(OSError):  # the parent has gone
+        with contextlib.suppress(OSError):  # the parent is gone
             pipe.send(error)
 
 
 @contextlib.asynccontextmanager
 async def _beating(pipe: Pipe, interval: float) -> AsyncIterator[None]:
-    """Give the parent a sign of life from the event loop now and then."""
+    """Give the parent a sign of life from the event loop at each interval."""
 
     async def beat() -> None:
-        with contextlib.suppress(OSError):  # the parent has gone, or takes nothing: it will be seen
+        with contextlib.suppress(OSError):  # the parent is gone, or does not read: others notice that
             while True:
                 await asyncio.sleep(interval)
                 pipe.send(None)
@@ -469,12 +470,12 @@ async def _beating(pipe: Pipe, interval: float) -> AsyncIterator[None]:
 
 @contextlib.asynccontextmanager
 async def _parent_watched(stop: asyncio.Event) -> AsyncIterator[asyncio.Event]:
-    """Stop when the parent is gone: a worker without its supervisor would hold the port for ever."""
+    """Stop when the parent is gone: a worker without its supervisor would hold the port forever."""
     parent = multiprocessing.parent_process()
 
     async def watch() -> None:
-        # Not by `os.getppid` at the start: the parent may have gone while this process was being started.
-        while parent is None or os.getppid() == parent.pid:  # noqa: ASYNC110 - nothing tells a process that its parent has gone
+        # Not by `os.getppid` at the start: the parent may have ended while this process was starting.
+        while parent is None or os.getppid() == parent.pid:  # noqa: ASYNC110 - no event reports its end
             await asyncio.sleep(_POLL_INTERVAL * 5)
         stop.set()
 

@@ -1,6 +1,6 @@
-"""Standing comparisons with the peers, one at a time: see `comparing` for what is done, `rounds` for when.
+"""Standing comparisons with the peers, one at a time: `comparing` says how, and `rounds` says when.
 
-An operator asks for one in the table of peers, from any process, and reads there how it stands.
+An operator requests a comparison in the table of peers, from any process, and reads its state there.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _EDGE_SECONDS = 3600
 
 
 class ReadLink(Protocol):
-    """The link that a comparison fetches by: `link.Link`."""
+    """The link by which a comparison fetches packets: `link.Link`."""
 
     @property
     def is_connected(self) -> bool: ...
@@ -45,7 +45,7 @@ class ReadLink(Protocol):
 
 
 class ComparisonTable(Protocol):
-    """Where results are written: `store.peers.PeerStore`."""
+    """The table to which results are written: `store.peers.PeerStore`."""
 
     async def compared(
         self, peer_id: int, found: dict[str, object], *, done: int | None, equal_at: int | None
@@ -53,7 +53,7 @@ class ComparisonTable(Protocol):
 
 
 DIFFERENCES: Final = ("brought", "known", "refused", "withheld", "have")
-"""What a comparison counts, as `Compared` and the metric name it."""
+"""The counts of a comparison, by their names in `Compared` and in the metric."""
 
 
 class AntiEntropy:
@@ -73,7 +73,7 @@ class AntiEntropy:
         max_backfill_seconds: int,
         noted: Callable[[Upstream, int, Aspect, bool], None],
     ) -> None:
-        """`noted` hears of a peer, by its number, what a comparison says of it, and whether that is good."""
+        """`noted` is called with a peer, its number, an aspect of its conduct, and whether that is good."""
         self._connect = connect
         self._store = store
         self._table = table
@@ -90,7 +90,7 @@ class AntiEntropy:
         self._turn = asyncio.Lock()
 
     def doubt(self, peer_id: int) -> None:
-        """Cursors of this peer may have passed what is missing here: compare everything soon."""
+        """Cursors of this peer may have skipped packets that are missing here: compare everything soon."""
         now = time.monotonic()
         self._rounds_of(peer_id, now).doubt(now)
 
@@ -102,7 +102,7 @@ class AntiEntropy:
     def look_after(
         self, peer: Upstream, peer_id: int, link: ReadLink | None, asked: PeerComparison | None
     ) -> None:
-        """Begin a comparison where one is due or asked for, and the link is up."""
+        """Begin a comparison if one is due or requested, and the link is up."""
         now = time.monotonic()
         rounds = self._rounds_of(peer_id, now)
         if asked is not None and asked.equal_at is not None:
@@ -118,7 +118,7 @@ class AntiEntropy:
         oldest = self._clock() - self._max_backfill_seconds + _EDGE_SECONDS
         since = oldest if whole else max(oldest, self._clock() - RECENT_SECONDS)
         if is_asked and asked is not None and asked.asked_since is not None:
-            # Where another one is due as well, this one stands for it.
+            # If a regular comparison is due as well, this one replaces it.
             since = max(oldest, min(asked.asked_since, since) if whole or is_due else asked.asked_since)
         self._tasks[peer_id] = asyncio.create_task(
             self._run(peer, peer_id, link, max(0, since), rounds, asked.asked if asked else 0),
@@ -126,14 +126,14 @@ class AntiEntropy:
         )
 
     async def stop(self, peer_id: int) -> None:
-        """Compare no more with this peer for now."""
+        """Stop comparing with this peer for now."""
         task = self._tasks.pop(peer_id, None)
         if task is not None:
             task.cancel()
             await asyncio.wait([task])
 
     async def stop_all(self) -> None:
-        """Compare no more."""
+        """Stop all comparisons."""
         for peer_id in list(self._tasks):
             await self.stop(peer_id)
 
@@ -143,7 +143,7 @@ class AntiEntropy:
         withholding = self._withholding.setdefault(peer_id, Withholding())
         began = time.monotonic()
         try:
-            async with self._turn:  # sets take memory
+            async with self._turn:  # one at a time, because sets take memory
                 began = time.monotonic()
                 found = await self._compared(peer, peer_id, link, since, withholding)
         except (LinkEnded, StoreError) as error:
@@ -152,7 +152,7 @@ class AntiEntropy:
         except Exception as error:
             found = Compared(since, since, problem="this relay failed on it")
             self._faults.caught("background", error)
-        # Whoever asked has an answer, whatever it is: else it would be tried again each second.
+        # The request is answered in any case, or it would be tried again each second.
         is_whole = found.problem is None and not found.is_cut
         now = time.monotonic()
         rounds.ended(now, now - began, is_whole=is_whole, has_brought=found.brought > 0)
@@ -165,12 +165,12 @@ class AntiEntropy:
         self._note(peer, peer_id, found, contradicts=withholding.round_ended())
 
     def _note(self, peer: Upstream, peer_id: int, found: Compared, *, contradicts: bool) -> None:
-        """One note for a comparison, however many packets: nobody makes a good name of packets held back."""
+        """One note for a comparison, of any size: packets held back must not earn a peer a good record."""
         if contradicts:
             self._noted(peer, peer_id, Aspect.PRESENCE, False)
         elif found.brought and not found.withheld:
             self._noted(peer, peer_id, Aspect.PRESENCE, True)
-        if found.brought:  # reading had passed them
+        if found.brought:  # reading had skipped them
             self._noted(peer, peer_id, Aspect.CONSISTENCY, False)
         elif found.is_equal:
             self._noted(peer, peer_id, Aspect.CONSISTENCY, True)

@@ -1,6 +1,6 @@
-"""What a peer is asked for beside its stream: packets by their ids, and an author's keys.
+"""Requests to a peer besides its stream: for packets by their ids, and for an author's keys.
 
-Each question is a subscription of its own that ends with its history, on the connection that reads.
+Each request is a separate subscription that ends with its history, on the connection that reads.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ from relayd.federation.intake import Intake, Item
 __all__ = ["Asking"]
 
 _AT_ONCE = 4
-"""Authors whose keys are fetched at the same time."""
+"""The number of authors whose keys are fetched at the same time."""
 _KEY_TIMEOUT = 30.0
 _FETCH_TIMEOUT = 120.0
 _LOOK_SECONDS = 1.0
 
 
 class Asking:
-    """The questions of one link.
+    """The requests of one link.
 
     `submit` hands a packet over to be judged; `has_room` says whether one more may wait for its verdict.
-    `check` raises where the link is over.
+    `check` raises if the link is over.
     """
 
     def __init__(
@@ -48,7 +48,7 @@ class Asking:
         self._has_room = has_room
         self._check = check
         self._windows: dict[Intake, asyncio.Event] = {}
-        """Windows of packets that were asked for, and what is set when something in them has changed."""
+        """Windows of requested packets, each with the event that is set when something in it has changed."""
         self._slots = asyncio.Semaphore(_AT_ONCE)
 
     def settled(self, intake: Intake) -> None:
@@ -57,14 +57,14 @@ class Asking:
             window.set()
 
     def wake(self) -> None:
-        """There may be room again, or the link is over."""
+        """There may be room again."""
         for window in self._windows.values():
             window.set()
 
     async def fetch(self, ids: Sequence[bytes]) -> Fetched:
-        """Have the peer send these packets and wait for the verdicts, two minutes at the most.
+        """Have the peer send these packets, and wait for the verdicts, for two minutes at most.
 
-        Raises what `check` raises. Cancelling leaves those that came to their verdicts.
+        Raises what `check` raises. If it is cancelled, packets that have arrived still get their verdicts.
         """
         intake, sent, is_whole = Intake(None), set[bytes](), False
         done = self._windows[intake] = asyncio.Event()
@@ -75,7 +75,7 @@ class Asking:
                 async for event in told.events():
                     packet_id = wanted.get(claimed_id(event.packet))  # admission checks it
                     if packet_id is None or packet_id in sent:
-                        continue  # nobody has asked for it
+                        continue  # it was not requested, or is a repeat
                     while not self._has_room(intake):
                         await _set_within(done, _LOOK_SECONDS)
                         self._check()
@@ -87,14 +87,14 @@ class Asking:
                     await _set_within(done, _LOOK_SECONDS)
                     self._check()
         except TimeoutError:
-            pass  # what is left has its verdict later, or is found missing again
+            pass  # packets left over get their verdict later, or are found missing again
         finally:
             del self._windows[intake]
         return Fetched(sent, is_whole)
 
     async def keys_of(self, author: str, take: Callable[[QueuedEvent], Awaitable[None]]) -> bool:
-        """Have the peer send an author's identity packets, and hand each to `take`; whether it told all of
-        them. Takes half a minute at the most, from its turn on."""
+        """Have the peer send an author's identity packets, and hand each to `take`. Returns whether the peer
+        sent all of them. Takes half a minute at most, once its turn has come."""
         query = Query(authors=(author,), types=tuple(sorted(IDENTITY_TYPES)), live=False)
         async with self._slots:
             try:
@@ -116,7 +116,7 @@ class Asking:
 
 
 class _Answers:
-    """What comes on one question, up to the end of its history."""
+    """The events of one request, up to the end of its history."""
 
     def __init__(
         self, driver: Driver, stream: Stream, arrived: asyncio.Event, check: Callable[[], None]
@@ -128,11 +128,11 @@ class _Answers:
 
     @property
     def is_whole(self) -> bool:
-        """Whether the peer has told all that it has."""
+        """Whether the peer has sent all that it has."""
         return self._stream.phase is Phase.ENDED and self._stream.error is None
 
     async def events(self) -> AsyncIterator[QueuedEvent]:
-        """Each event; raises what `check` raises."""
+        """Yields each event; raises what `check` raises."""
         stream = self._stream
         while stream.phase is not Phase.ENDED or any(stream.waiting()):
             self._check()
@@ -148,7 +148,7 @@ class _Answers:
 
 
 async def _set_within(event: asyncio.Event, seconds: float) -> None:
-    """Wait until it is set, and so long at most; it is clear afterwards."""
+    """Wait until the event is set, for this long at most; the event is clear afterwards."""
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(seconds):
             await event.wait()

@@ -1,5 +1,5 @@
-"""What an operator asks about one peer: is it there, what does it grant, how far behind is this relay; what
-does a comparison find."""
+"""What an operator asks about one peer: whether it is there, what it grants, how far this relay is behind,
+and what a comparison finds."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ _PATIENCE_SECONDS = 60.0
 
 
 async def check_peers(settings: Settings, name: str | None = None) -> list[dict[str, Any]]:
-    """Reach each relay of `peers_file`, or the one whose DID begins so, and say how it stands.
+    """Reach each relay of `peers_file`, or the one whose DID begins with `name`, and report its state.
 
-    Raises `StoreError` and `ConfigurationError`; what is wrong with a peer is in its `problem`.
+    Raises `StoreError` and `ConfigurationError`; a problem with a peer is in its `problem`.
     """
     peers = [each for each in read_peers(settings.peers_file) if each.relay_id.startswith(name or "")]
     if not peers:
@@ -72,7 +72,7 @@ async def _check(peer: Upstream, own: Identity, row: PeerRow | None) -> dict[str
 
 
 async def peer_details(settings: Settings, name: str) -> dict[str, Any]:
-    """All that is known of the one peer whose DID begins so. Raises `StoreError`, `ConfigurationError`."""
+    """All that is known of one peer, by the start of its DID. Raises `StoreError`, `ConfigurationError`."""
     peers = {each.relay_id: each for each in read_peers(settings.peers_file)}
     async with open_table(settings) as table:
         row, now = await one_peer(table, name), time.time()
@@ -96,7 +96,7 @@ async def peer_details(settings: Settings, name: str) -> dict[str, Any]:
 
 
 def _noted(conduct: Conduct) -> dict[str, str]:
-    """What counts for and against the peer, over the last week."""
+    """The counts for and against the peer, over the last week."""
     totals: dict[str, tuple[int, int]] = {}
     for each in conduct.counts:
         good, bad = totals.get(each.kind.value, (0, 0))
@@ -105,10 +105,10 @@ def _noted(conduct: Conduct) -> dict[str, str]:
 
 
 async def ask_comparison(settings: Settings, name: str, since: int | None) -> AsyncIterator[dict[str, Any]]:
-    """Have the running relay compare sets with a peer; yields how that stands, the last time when it is done.
+    """Have the running relay compare sets with a peer; yield the state, the last time when it is done.
 
-    Raises `StoreError`, and `ConfigurationError` where no such peer is read from. Closing it early changes
-    nothing: the relay goes on.
+    Raises `StoreError`, and `ConfigurationError` if this relay reads from no such peer. Closing it early
+    changes nothing: the relay goes on.
     """
     async with open_table(settings) as table:
         row = await one_peer(table, name)

@@ -1,4 +1,4 @@
-"""What a peer's packet says of itself, before anything of it is checked: its id and its time."""
+"""What a peer's packet says about itself, before any of it is checked: its id and its time."""
 
 # Core: no I/O, no clock, no randomness (held by tests/test_layout.py).
 
@@ -22,13 +22,13 @@ _CLAIMS = msgspec.json.Decoder(_Claims)
 
 
 def claimed_id(raw: bytes | msgspec.Raw) -> str:
-    """The id that it claims; empty where it has none."""
+    """The id that the packet claims; empty if it claims none."""
     claims = _read(raw)
     return "" if claims is None else claims.packet_id
 
 
 def claims_of(raw: bytes) -> tuple[bytes, int] | None:
-    """The id and the time that it claims; None where one of them is none."""
+    """The id and the time that the packet claims; None if one of them is missing or invalid."""
     claims = _read(raw)
     if claims is None or not is_content_id(claims.packet_id):
         return None

@@ -1,12 +1,12 @@
 """Comparing what this relay has with what a peer serves, and bringing what is missing (A-171, decision 68).
 
-Key events, approvals and DID documents of all times come first, then the packets of a range of time. Where
-there are too many for one comparison, on either side, the range is halved. Ids that the peer alone has are
-fetched by the link, and judged as all its packets are. What this relay had once is not asked for: the
-duplicate index knows what was erased, banned or has expired here.
+Key events, approvals and DID documents of all times come first, then the packets of a range of time. If
+there are too many for one comparison, on either side, the range is halved. Packets that only the peer has
+are fetched by the link, and judged as all its packets are. Packets that this relay had once are not
+requested: the duplicate index knows what was erased or banned, or has expired, here.
 
-A peer that is silent, slow or busy, or that names more than it sends, costs an hour at the most, and nothing
-that was brought is lost by it: the next comparison finds what is left.
+A peer that is silent, slow or busy, or that names more than it sends, costs an hour at most, and nothing
+that was brought is lost: the next comparison finds what is left.
 """
 
 from __future__ import annotations
@@ -43,15 +43,15 @@ __all__ = [
 
 RECENT_SECONDS: Final = 86_400
 SETTLED_SECONDS: Final = 120
-"""Packets younger than this may be on their way."""
+"""Packets younger than this, in seconds, may still be on their way."""
 LONGEST_SECONDS: Final = 3600.0
-"""Of one comparison, whatever the peer does: the other peers wait for their turn."""
+"""The most seconds for one comparison, whatever the peer does: the other peers wait for their turn."""
 MOST_WITHHELD: Final = 1000
-"""Packets that a peer may name and not send before it is asked for no more."""
+"""The packets that a peer may name and not send before no more are requested from it."""
 MOST_SKIPS: Final = 100_000
-"""Refused packets that are remembered of each peer."""
+"""The refused packets that are remembered for each peer."""
 _MARGIN_SECONDS: Final = 300
-"""Packets that expire so soon are left out: both clocks may differ by that."""
+"""Packets that expire within this many seconds are left out: the two clocks may differ by as much."""
 _MOST_PARTS: Final = 2000
 _MOST_NEEDED: Final = 50_000
 _FETCHED_AT_ONCE: Final = 200
@@ -61,11 +61,11 @@ _IDS_AT_ONCE: Final = 5000
 
 
 class Fetched(NamedTuple):
-    """What became of packets that a peer was asked for by id."""
+    """The result of requesting packets from a peer by id."""
 
     sent: set[bytes]
     is_whole: bool
-    """The peer has answered to the end: what it has not sent, it does not serve."""
+    """Whether the peer has answered to the end: it does not serve what it has not sent."""
 
 
 Fetch = Callable[[Sequence[bytes]], Awaitable[Fetched]]
@@ -95,16 +95,16 @@ class Comparable(Protocol):
 
 
 class Compared(msgspec.Struct, omit_defaults=False):
-    """What a comparison has found, so far while it runs."""
+    """The result of a comparison, or the result so far while it runs."""
 
     since: int
     until: int
     at: int = 0
-    """When it ended."""
+    """When it ended, in Unix seconds."""
     parts: int = 0
-    """Comparisons that it took."""
+    """The number of single comparisons that it took."""
     items: int = 0
-    """Packets that were here."""
+    """The packets that were here."""
     have: int = 0
     """Packets that are here and not there, or that the peer does not serve."""
     need: int = 0
@@ -113,18 +113,18 @@ class Compared(msgspec.Struct, omit_defaults=False):
     known: int = 0
     """Packets that the peer serves and this relay had once: erased, banned or just arrived."""
     refused: int = 0
-    """Packets that were fetched and that this relay would not take."""
+    """Packets that were fetched but not accepted by this relay."""
     withheld: int = 0
-    """Packets that the peer said it had and did not send."""
+    """Packets that the peer named but did not send."""
     rounds: int = 0
     bytes: int = 0
     is_cut: bool = False
-    """There is more that is missing: the next comparison goes on."""
+    """Whether more is missing: the next comparison goes on."""
     problem: str | None = None
 
     @property
     def is_equal(self) -> bool:
-        """Whether nothing of the peer's was missing here that could have been taken."""
+        """Whether nothing was missing here that could have been brought from the peer."""
         return self.problem is None and not (self.is_cut or self.brought or self.withheld)
 
 
@@ -149,9 +149,10 @@ async def compare(
 ) -> Compared:
     """Compare all packets since a time, by their own `timestamp`, and bring what is missing.
 
-    `told` is awaited after each part; `withheld` hears which packets the peer named and, though it answered
-    to the end, did not send. Ends after `LONGEST_SECONDS`. Problems of the peer end in `problem`; raises
-    `StoreError` and what `fetch` raises. Cancelling ends it; what was brought stays.
+    `told` is awaited after each part. `withheld` is called with packets that the peer named but did not
+    send, though it answered to the end. Ends after `LONGEST_SECONDS`. Problems of the peer end up in
+    `problem`; raises `StoreError` and what `fetch` raises. Cancelling it ends the comparison; packets
+    brought so far stay.
     """
     now = work.clock()
     found = Compared(since, now - SETTLED_SECONDS)
@@ -175,7 +176,7 @@ async def compare(
 
 
 class _Withheld(StrataError):
-    """The peer names what it does not send."""
+    """The peer names packets that it does not send."""
 
 
 class _Whole:
@@ -194,7 +195,7 @@ class _Whole:
         self._withheld = withheld
 
     async def compare(self, session: Comparable, since: int, until: int, types: tuple[str, ...]) -> None:
-        """Compare a range of time, and halve it where it is too large."""
+        """Compare a range of time; halve it if it is too large."""
         work, found = self._work, self._found
         parts = [(since, until)]
         while parts:
@@ -224,9 +225,9 @@ class _Whole:
             await self._told(found)
 
     async def _part(self, session: Comparable, span: ItemRange) -> tuple[Differences, int]:
-        """Where the peer is busy, it is asked again when it says."""
+        """Compare one range. If the peer is busy, try again at the time that it gives."""
         work = self._work
-        # Declined packets count here: they are known, and not wanted.
+        # Declined packets are included: they are known, and not wanted.
         items = await gather(
             work.store, span, max_items=work.max_items, skips_of=work.peer_id, with_declined=True
         )
@@ -248,7 +249,7 @@ class _Whole:
                 if error.retry_after is None or attempt == _PATIENCE - 1:
                     raise
                 await asyncio.sleep(max(1, min(error.retry_after, _LONGEST_WAIT)))
-        if found.need and not is_of_all(span):  # what was refused stands in no such set
+        if found.need and not is_of_all(span):  # a restricted set lacks the refused packets
             refused = await work.store.skips(work.peer_id, span, MOST_SKIPS)
             found.need.difference_update(packet_id for _, packet_id in refused)
         return found, len(items)

@@ -1,13 +1,13 @@
-"""What came from one peer and has no verdict yet, and how far the peer has been read.
+"""The packets of one peer that have no verdict yet, and how far the peer has been read.
 
-A peer's packets are judged by the same checks as everybody's, and verdicts come out of order: a refusal may
-be there before the packet ahead of it is stored, and a packet that the database could not take is tried
-again. The cursor that is kept never passes a packet without a verdict (R-364):
+A peer's packets pass the same checks as all others, and verdicts come out of order: a refusal may be there
+before the packet ahead of it is stored, and a packet that the database could not take is tried again. The
+cursor that is kept never passes a packet without a verdict (R-364):
 
     settled  settled  waiting  settled  settled
-                   ▲ up to here; with the batch that stores the one that waits, up to the end
+                   ▲ up to here; with the batch that stores the waiting packet, up to the end
 
-The window is bounded, and a full one stops reading: the peer's store is the buffer.
+The window is bounded, and a full window stops reading: the peer's store is the buffer.
 """
 
 # Core: no I/O, no clock, no randomness (held by tests/test_layout.py).
@@ -38,9 +38,9 @@ __all__ = [
 ]
 
 MAX_ATTEMPTS = 5
-"""How often a packet is tried that this relay fails on, before it is passed over with a reason."""
+"""How often a packet on which this relay fails is tried, before it is passed over with a reason."""
 _WINDOW_PACKETS = 256
-"""Half of what the writer commits at once: local publishers keep the other half."""
+"""Half of what the writer commits at once; the other half is left to local publishers."""
 _WINDOW_BYTES = 8 * 2**20
 _LONGEST_CURSOR = 4096
 _RETRY_SECONDS = 0.5
@@ -48,38 +48,39 @@ _LONGEST_WAIT_SECONDS = 2 * 3600
 
 
 class PeerVerdict(enum.StrEnum):
-    """What became of a packet that a peer sent."""
+    """The outcome for a packet that a peer sent."""
 
     STORED = "stored"
     KNOWN = "known"
-    """The log had it: from a publisher or another peer."""
+    """The log already had it, from a publisher or another peer."""
     SKIPPED = "skipped"
-    """Refused by a rule of this relay or of time, which is no fault of the peer's."""
+    """Refused by a rule of this relay or because of its time, which is no fault of the peer's."""
     FORGED = "forged"
-    """Not what its author signed: only the peer can account for that."""
+    """Not what its author signed: only the peer can be responsible for that."""
     KEYS = "keys"
-    """Refused for want of the author's keys: they are fetched, and the packet is judged once more."""
+    """Refused for lack of the author's keys: they are fetched, and the packet is judged once more."""
     LATER = "later"
-    """Not judged: this relay could not, or the packet is of a moment to come."""
+    """Not judged: this relay could not, or the packet's time is in the future."""
 
 
 class KeyVerdict(enum.Enum):
-    """What became of an identity packet that was fetched to judge another packet by it."""
+    """The outcome for an identity packet that was fetched to judge another packet by it."""
 
     HOLDS = enum.auto()
-    """The log has it, and it counts."""
+    """The log has it, and it is in force."""
     DISPUTED = enum.auto()
-    """It does not count here, or not yet: a relay that has seen other things, or earlier, may go by it."""
+    """Not in force here, or not yet: a relay that has seen other events, or the same earlier, may apply
+    it."""
     FORGED = enum.auto()
     """Not what its author signed: it says nothing."""
     LATER = enum.auto()
-    """Not judged: the packet is of a moment to come, or this relay fails on it."""
+    """Not judged: the packet's time is in the future, or this relay fails on it."""
     AWAY = enum.auto()
     """Not judged: this relay could not."""
 
 
 class Item:
-    """One packet of the peer's, from its arrival to its verdict."""
+    """One packet of the peer, from its arrival to its verdict."""
 
     __slots__ = (
         "asked_for_keys",
@@ -98,11 +99,11 @@ class Item:
         self.cursor = cursor
         self.attempts = 0
         self.asked_for_keys = False
-        """The peer was asked for the author's keys, and not in vain."""
+        """Whether the peer was asked for the author's keys with success, or often enough."""
         self.key_attempts = 0
-        """How often it was asked in vain."""
+        """How often the peer was asked without success."""
         self.has_keys = False
-        """The peer has told them in full, and all of them count here."""
+        """Whether the peer has sent all of the keys, and all of them are in force here."""
         self.is_settled = False
 
 
@@ -113,7 +114,7 @@ class Intake:
         self, cursor: str | None, *, oldest_witness: int | None = None, last_witness: int | None = None
     ) -> None:
         self.cursor = cursor
-        """Everything up to here has its verdict."""
+        """The cursor up to which every packet has its verdict."""
         self.oldest_witness = oldest_witness
         self.last_witness = last_witness
         self._items: deque[Item] = deque()
@@ -124,7 +125,7 @@ class Intake:
 
     @property
     def has_room(self) -> bool:
-        """Whether one more may be taken."""
+        """Whether one more packet may be taken."""
         return len(self._items) < _WINDOW_PACKETS and self._bytes < _WINDOW_BYTES
 
     def add(self, raw: bytes, received_at: int, cursor: str | None) -> Item:
@@ -135,7 +136,7 @@ class Intake:
         return item
 
     def settle(self, item: Item, now: int) -> None:
-        """The item has its verdict; the cursor follows as far as it may. Idempotent."""
+        """Note that the item has its verdict; the cursor follows as far as it may. Idempotent."""
         item.is_settled = True
         items = self._items
         while items and items[0].is_settled:
@@ -145,7 +146,7 @@ class Intake:
             self._witness(first, now)
 
     def cursor_with(self, batch: Collection[Item]) -> str | None:
-        """How far the cursor comes once all of `batch` is stored."""
+        """The cursor once all of `batch` is stored."""
         cursor = self.cursor
         for item in self._items:
             if not item.is_settled and item not in batch:
@@ -154,7 +155,7 @@ class Intake:
         return cursor
 
     def _witness(self, item: Item, now: int) -> None:
-        # Where a peer's clock is ahead, what it receives once that is set right must not be passed over.
+        # If a peer's clock is fast, packets that it receives once the clock is right must not be skipped.
         at = min(item.received_at, now)
         if at >= 0:  # a peer may send any integer
             self.oldest_witness = at if self.oldest_witness is None else min(self.oldest_witness, at)
@@ -172,25 +173,25 @@ _KEY_CODES = frozenset(
 
 
 def _is_altered(raw: bytes, error: InvalidPacket) -> bool:
-    """Whether the packet is not what its id was made of, so that no keys make it its author's."""
+    """Whether the packet differs from what its id was made of, so that no key can make it its author's."""
     if error.code is ErrorCode.INVALID_SCHEMA:
         return not id_holds(raw)
     return error.code is ErrorCode.INVALID_SIGNATURE and error.detail == "packet_id_mismatch"
 
 
 def judge_refusal(item: Item, error: InvalidPacket) -> PeerVerdict:
-    """What a refusal means for the peer, and for how far it has been read."""
+    """The verdict that a refusal means for the packet, and so for how far the peer has been read."""
     match error.code:
         case ErrorCode.INTERNAL_ERROR:
             if not is_passing(error) and item.attempts >= MAX_ATTEMPTS:
-                return PeerVerdict.SKIPPED  # one packet that we fail on must not hold up all behind it
+                return PeerVerdict.SKIPPED  # a packet on which we fail must not hold up all behind it
             return PeerVerdict.LATER
         case ErrorCode.TIMESTAMP_IN_FUTURE:
             return PeerVerdict.LATER if item.attempts < MAX_ATTEMPTS else PeerVerdict.SKIPPED
         case _ if _is_altered(item.raw, error):
             return PeerVerdict.FORGED
         case code if code in _KEY_CODES and not item.asked_for_keys:
-            return PeerVerdict.KEYS  # a signature may fail for want of the author's newer keys
+            return PeerVerdict.KEYS  # a signature may fail for lack of the author's newer keys
         case ErrorCode.INVALID_SIGNATURE if error.detail is None and item.has_keys:
             return PeerVerdict.FORGED
         case _:
@@ -213,26 +214,26 @@ def judge_key(raw: bytes, error: InvalidPacket) -> KeyVerdict:
 
 
 def is_keepable(cursor: str | None) -> bool:
-    """Whether the database can keep it: a peer may send any text, and PostgreSQL has none with a NUL.
+    """Whether the database can keep the cursor: a peer may send any text, and PostgreSQL stores no NUL.
 
-    It is stored in one commit with packets, those of local publishers among them.
+    The cursor is stored in one commit with packets, including those of local publishers.
     """
     return cursor is None or (len(cursor) <= _LONGEST_CURSOR and "\0" not in cursor)
 
 
 def is_suspicious(error: InvalidPacket) -> bool:
-    """Whether a packet that was passed over is malformed, or its key does not hold: the author's doing, or
-    the peer's."""
+    """Whether a refused packet is malformed or its key is not valid, for which either the author or the peer
+    is responsible."""
     return error.code is ErrorCode.INVALID_SCHEMA or error.code in _KEY_CODES
 
 
 def retry_delay(item: Item, packet: Packet | None, error: InvalidPacket, now: int) -> float:
-    """Seconds until a packet that was not judged is tried again: the next time it can be."""
+    """Seconds until a packet that was not judged is tried again: the next time that it can be judged."""
     if error.code is ErrorCode.TIMESTAMP_IN_FUTURE and packet is not None:
         return float(max(1, min(packet.timestamp - MAX_FUTURE_SECONDS - now, _LONGEST_WAIT_SECONDS)))
     return backoff(item.attempts)
 
 
 def backoff(attempts: int) -> float:
-    """Seconds until the next attempt, after so many."""
+    """Seconds until the next attempt, after this many attempts."""
     return _RETRY_SECONDS * float(2 ** min(attempts, 6))

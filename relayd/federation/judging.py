@@ -1,4 +1,4 @@
-"""What becomes of a peer's packets: each goes through admission, as any publisher's does (R-349).
+"""The verdicts on a peer's packets: each packet goes through admission, as any publisher's does (R-349).
 
 A verdict settles the packet, or has it judged again: later, or once its author's keys have been fetched.
 """
@@ -41,8 +41,8 @@ __all__ = ["Judging"]
 class Judging:
     """The packets of one link that are under way; admission calls it as it calls a session.
 
-    `offer` says how far the peer was read once some packets are stored, `stored` hears that one was. `wake`
-    is called when the reader may go on, `end` where the link has to.
+    `offer` returns how far the peer was read once some packets are stored, and `stored` is called when one
+    was stored. `wake` is called when the reader may go on, and `end` if the link must end.
     """
 
     def __init__(
@@ -81,20 +81,20 @@ class Judging:
         self._parts.admission.submit(request)
 
     def has_room(self, intake: Intake) -> bool:
-        """Whether one more may be taken into this window; `wake` is called when that may have changed."""
+        """Whether this window may take one more packet; `wake` is called when that may have changed."""
         if self._parts.admission.is_full():
             self._parts.admission.hold(self)
             return False
         return intake.has_room
 
     def close(self) -> None:
-        """Judge no more. What is under way comes again, to the next link. Idempotent."""
+        """Stop judging. Packets under way come again, to the next link. Idempotent."""
         self._is_closed = True
         for task in list(self._tasks):
             task.cancel()
 
     def release(self) -> None:
-        """Admission has nothing more to tell."""
+        """Stop being notified by admission."""
         self._parts.admission.release(self)
 
     def _request(self, raw: bytes, received_at: int, lane: Lane) -> PublishRequest:
@@ -104,7 +104,7 @@ class Judging:
         return PublishRequest(raw, None, lane, time.monotonic(), origin)
 
     def _mark(self, requests: Sequence[PublishRequest]) -> PeerMark | None:
-        """The writer asks: how far the peer was read once these are stored."""
+        """How far the peer was read once these requests are stored; called by the writer."""
         if self._is_closed:
             return None
         found = (self._items.get(request) for request in requests)
@@ -130,7 +130,7 @@ class Judging:
         self._settle(request, PeerVerdict.KNOWN if duplicate else PeerVerdict.STORED)
 
     def publish_refused(self, request: PublishRequest, error: InvalidPacket) -> None:
-        """The packet is not in the log: passed over, tried again, or an offence."""
+        """The packet is not in the log: pass it over, try it again, or count an offence."""
         if self._is_answered(request, judge_key(request.raw, error)):
             return
         intake, item = self._items[request]
@@ -151,21 +151,21 @@ class Judging:
                     self._parts.told.forged(reason_of(error))
                 elif is_suspicious(error):
                     self._parts.told.malformed()
-                # A packet that is larger than this relay takes is known by its own word alone.
+                # A packet larger than this relay accepts is known only by its own claims.
                 claims = claims_of(request.raw) if packet is None else (packet.digest, packet.timestamp)
                 if verdict is not PeerVerdict.FORGED and claims is not None:
                     self._parts.told.skipped(*claims, reason_of(error))
                 self._settle(request, verdict)
 
     def publish_unanswerable(self) -> None:
-        """A verdict could not be taken: begin anew at the last place that is stored."""
+        """A verdict could not be delivered: begin anew at the last stored place."""
         self._end("a verdict on a packet was lost")
 
     def checked_for(self, seconds: float) -> None:
-        """Nothing is owed: the operator chose the peer, and the window bounds what of it is under way."""
+        """Charge nothing: the operator chose the peer, and the window bounds its packets under way."""
 
     def turn(self, now: float) -> float:
-        """The operator chose the peer: its packets stand where they come."""
+        """The place of the peer's packets, which is that of their arrival: the operator chose the peer."""
         return now
 
     def room_again(self) -> None:
@@ -174,7 +174,7 @@ class Judging:
         self.asking.wake()
 
     def _is_answered(self, request: PublishRequest, verdict: KeyVerdict) -> bool:
-        """Whether it is a packet with keys; whoever has fetched it goes on, unless it waits no more."""
+        """Whether the request is for a packet with keys; its fetcher then goes on, if it still waits."""
         answer = self._answers.pop(request, None)
         if answer is not None and not answer.done():
             answer.set_result(verdict)
@@ -206,12 +206,12 @@ class Judging:
         except LinkEnded:
             return  # the packet comes again, to the next link
         if not is_whole or verdicts & {KeyVerdict.LATER, KeyVerdict.AWAY}:
-            # Nobody knows yet whose the packet is, so it is not passed over: they are asked for again.
+            # It is not known yet whose the packet is, so it is not passed over: the keys are requested again.
             if KeyVerdict.AWAY not in verdicts:
                 item.key_attempts += 1
             item.asked_for_keys = item.key_attempts >= MAX_ATTEMPTS
             await asyncio.sleep(backoff(item.attempts))
-        # An event that does not count here may count where the peer stands: then it has forged nothing.
+        # An event that is not in force here may be in force at the peer: then the peer has forged nothing.
         item.has_keys = is_whole and verdicts <= {KeyVerdict.HOLDS, KeyVerdict.FORGED}
         self.submit(intake, item)
 

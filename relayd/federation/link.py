@@ -3,9 +3,9 @@
     upstream ══ EVENTs ══▶ stream's queue ─▶ window ─▶ admission ─▶ writer: packets and cursor, one commit
                               `Link`       `Intake`    `Judging`    `Marking`
 
-The connection is the client library's: it stays connected, proves this relay's identity, pages through
-history and goes over to live events, and goes on by cursor after every cut. Packets are taken raw. A window
-that is full stops taking; the library then leaves the feed and the upstream's store is the buffer.
+The client library provides the connection: it stays connected, proves this relay's identity, pages through
+history and goes over to live events, and resumes by cursor after every cut. Packets are taken raw. A full
+window stops taking them; the library then leaves the feed, and the upstream's store is the buffer.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ _log = get_logger("relayd.federation")
 
 _AUTH_TIMEOUT = 10.0
 _AT_ONCE = 64
-"""Packets taken before other tasks of the relay get their turn."""
+"""The number of packets taken before other tasks of the relay get their turn."""
 
 
 class Link:
-    """One peer, from `run` until that is cancelled or raises `LinkEnded`. Its packets have one lane."""
+    """Reading from one peer, until `run` is cancelled or raises `LinkEnded`. Its packets share one lane."""
 
     def __init__(self, peer: Upstream, peer_id: int, fence: int, place: PeerPlace, parts: LinkParts) -> None:
         self.peer = peer
@@ -83,27 +83,27 @@ class Link:
 
     @property
     def problem(self) -> str | None:
-        """How the last connection, or try to make one, has ended."""
+        """How the last connection, or the last attempt to connect, has ended."""
         problem = self._driver.last_problem
         return None if problem is None else str(problem)
 
     @property
     def statistics(self) -> Statistics:
-        """What has happened on the connection; the counters go on counting."""
+        """The counters of the connection, which go on counting."""
         return self._driver.statistics
 
     @property
     def round_trip(self) -> float | None:
-        """Seconds that the last ping took."""
+        """The time that the last ping took, in seconds."""
         return self._driver.round_trip
 
     @property
     def last_witness(self) -> int | None:
-        """The latest time at which a packet that was read was first received anywhere."""
+        """The latest time at which any packet read so far was first received anywhere."""
         return self._marking.intake.last_witness
 
     async def run(self) -> None:
-        """Read until cancelled. Raises `LinkEnded`, after which nothing of it is under way."""
+        """Read until cancelled. Raises `LinkEnded`; nothing of the link is under way then."""
         mesh, driver, did = self._parts.mesh, self._driver, self.peer.relay_id
         mesh.start(did, self._taken, time.monotonic())
         flusher = asyncio.create_task(self._marking.flush(), name=f"peer-flush {did}")
@@ -131,7 +131,7 @@ class Link:
         return await self._judging.asking.fetch(ids)
 
     def end(self, why: str) -> None:
-        """Have `run` end with this."""
+        """Have `run` end with this reason."""
         self._trouble = why
         self._wake.set()
 
@@ -160,7 +160,7 @@ class Link:
                     core.unsubscribe(stream)
 
     async def _take_from(self, stream: Stream, arrived: asyncio.Event) -> None:
-        """Take packets until the peer is to be asked for something else."""
+        """Take packets until the peer must be asked for another selection."""
         mesh, did = self._parts.mesh, self.peer.relay_id
         taken = 0
         while not mesh.is_due(did, time.monotonic()):
@@ -208,16 +208,16 @@ class Link:
     def _has_room(self) -> bool:
         return self._judging.has_room(self._marking.intake)
 
-    # Whether there is something to read from.
+    # The state of the peer and the session.
 
     def _changed(self) -> None:
-        """A connection came or went. One that came is no sign that the peer lets itself be read."""
+        """A connection came or went. A new connection does not mean that the peer lets itself be read."""
         if self._driver.announced is None:
             self._parts.mesh.lost(self.peer.relay_id, time.monotonic())
         self._wake.set()
 
     def _check_cursors(self) -> None:
-        """A log that has lost its end, or forgotten a cursor, may hold what its cursors have passed."""
+        """Report a doubt if the log lost its end or forgot a cursor: cursors may have skipped packets."""
         statistics = self._driver.statistics
         doubts = statistics.log_resets + statistics.cursor_fallbacks
         if doubts != self._doubts:
@@ -225,7 +225,7 @@ class Link:
             self._parts.told.doubted()
 
     def _check_session(self) -> None:
-        """What comes over a session without `replicate` may not be as it was signed: nothing of it counts."""
+        """End the link if the session lacks `replicate`: its packets may then differ from what was signed."""
         if self._trouble is not None:
             raise LinkEnded(self._trouble)
         if self._driver.failure is not None:

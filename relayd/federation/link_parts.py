@@ -1,4 +1,4 @@
-"""What a link works with, what it tells, and how it ends."""
+"""What a link works with, what it reports, and how it ends."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class NotListed(LinkEnded):
 
 @dataclass(slots=True)
 class LinkReports:
-    """What a link tells of what it reads."""
+    """What a link reports about the packets it reads."""
 
     verdicts: Callable[[PeerVerdict], None]
     refused_witness: Callable[[], None]
@@ -33,7 +33,7 @@ class LinkReports:
     malformed: Callable[[], None]
     forged: Callable[[str], None]
     doubted: Callable[[], None] = lambda: None
-    """The peer's log is not the one that was read: its cursors may have passed what is missing here."""
+    """Called if the peer's log is not the one that was read: cursors may have skipped packets."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -44,7 +44,7 @@ class LinkParts:
     admission: Admission
     mesh: Mesh
     store_mark: Callable[[PeerMark], Awaitable[None]]
-    """Stores how far a peer was read where no packet is stored with it."""
+    """Stores how far a peer was read if no packet is stored with it."""
     clock: Callable[[], int]
     max_backfill_seconds: int
     told: LinkReports

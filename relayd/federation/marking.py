@@ -1,4 +1,4 @@
-"""How far a peer was read: with each batch that stores its packets, and now and then without one (R-364)."""
+"""How far a peer was read: stored with each batch of its packets, else from time to time (R-364)."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _FLUSH_SECONDS = 1.0
 
 
 class Marking:
-    """The place of one link in its peer's log; `intake` is the window that is read into now."""
+    """The place of one link in its peer's log; `intake` is the window now being read into."""
 
     def __init__(
         self,
@@ -43,7 +43,7 @@ class Marking:
 
     @property
     def oldest_witness(self) -> int | None:
-        """Of all that was read before this link."""
+        """The earliest time at which any packet read before this link was first received."""
         return self._place.oldest_witness
 
     def begin(self, cursor: str | None) -> Intake:
@@ -53,21 +53,21 @@ class Marking:
         return self.intake
 
     def offer(self, batch: Collection[Item]) -> PeerMark:
-        """How far the peer was read once these are stored."""
+        """How far the peer was read once these items are stored."""
         self._offered = self._mark(batch)
         return self._offered
 
     def stored(self) -> None:
-        """What was offered is in the database."""
+        """The offered mark is in the database."""
         self._stored = self._offered
 
     async def flush(self) -> None:
-        """Store it now and then where no packet was stored with it, until cancelled."""
+        """Store the mark from time to time if no packet was stored with it, until cancelled."""
         while True:
             await asyncio.sleep(_FLUSH_SECONDS)
             mark = self._mark(())
             if mark != self._stored and mark.cursor is not None:
-                with contextlib.suppress(StoreError):  # next time, then
+                with contextlib.suppress(StoreError):  # it is tried again next time
                     await self._store_mark(mark)
                     self._stored = mark
 

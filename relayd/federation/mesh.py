@@ -1,15 +1,17 @@
-"""Who is asked for what in a group whose relays all read from each other, so that a packet comes once.
+"""Which peer is asked for what, in a group whose relays all read from each other, so that each packet comes
+once.
 
-Each peer is asked for its log without what it got from the others (`not_via`): those are read themselves.
-So each packet comes from the relay it was published at, and from no other. It holds while every peer left out
-can be read:
+Each peer is asked for its log without what it got from the others (`not_via`), because those are read
+themselves. So each packet comes from the relay where it was published, and from no other. This holds while
+every peer that is left out can be read:
 
-- A peer that has not been heard for `DOWN_SECONDS` is left out no more. The others are then read again from
-  where they stood before it fell silent, for they have withheld since what it had sent them.
-- Until a peer that is left out has caught up, and while it is silent, the cursors of the others are stored as
-  they stood when that began. A restart reads from there, and nothing withheld is passed by.
+- A peer that has not been heard for `DOWN_SECONDS` is no longer left out. The others are then read again
+  from where reading stood before the peer fell silent, because since then they have withheld what it had
+  sent them.
+- Until a peer that is left out has caught up, and while it is silent, the cursors of the others are stored
+  as they stood when that began. A restart reads from there, and nothing that was withheld is skipped.
 
-To itself a relay never lets anything come back.
+A relay always leaves out itself: nothing that a peer got from it comes back.
 """
 
 # Core: no I/O, no clock, no randomness (held by tests/test_layout.py).
@@ -25,14 +27,14 @@ __all__ = ["DOWN_SECONDS", "Mesh", "Reading"]
 
 DOWN_SECONDS = 30.0
 _UNNOTICED_SECONDS = 60.0
-"""How long a dead connection may go unnoticed: a peer counts as silent since so long before that."""
+"""How long a dead connection may go unnoticed: a lost peer is in doubt since this long before the loss."""
 _CHECKPOINT_SECONDS = 10.0
 _CHECKPOINTS = 30
 
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """What to ask a peer for. `from_cursor` counts only where `rewinds` says so."""
+    """The request to a peer. `from_cursor` counts only if `rewinds` is set."""
 
     not_via: tuple[str, ...]
     rewinds: bool = False
@@ -45,28 +47,28 @@ class _Peer:
     silent_since: float
     """When it fell silent; infinity while it sends its log."""
     doubtful_since: float = -math.inf
-    """Since when it may have what was not read from it; infinity while all of its log has been read."""
+    """Since when it may have packets not read from it; infinity while all of its log has been read."""
     left_out: frozenset[str] = frozenset()
-    """Whom it is asked to leave out, as of the last `read`."""
+    """The peers that it is asked to leave out, as of the last `read`."""
     checkpoints: deque[tuple[float, str | None]] = field(default_factory=deque)
-    """Where it stood in reading, and when; oldest first."""
+    """Where reading of it stood, and when; oldest first."""
 
 
 class Mesh:
     """The peers of one relay; times are seconds on one monotonic clock."""
 
     def __init__(self, own_id: str, groups: Mapping[str, str], now: float) -> None:
-        """`groups` names each peer's group, or nothing where it is in none."""
+        """`groups` maps each peer to its group, or to an empty name if it is in none."""
         self._own_id = own_id
         self._peers = {did: _Peer(group, now) for did, group in groups.items()}
 
     def start(self, did: str, cursor: str | None, now: float) -> None:
-        """Reading begins here, with what was stored."""
+        """Reading begins here, at the stored cursor."""
         self._peers[did].checkpoints = deque([(now, cursor)])
 
     def heard(self, did: str) -> None:
-        """The peer sends its log. Being reached is not enough: one that refuses each time it is tried would
-        never be silent for long, and what the others have of it would come from nobody."""
+        """The peer sends its log. Being connected is not enough: a peer that refuses on each attempt would
+        never be silent for long, and what the others have of it would come from no peer."""
         self._peers[did].silent_since = math.inf
 
     def caught_up(self, did: str) -> None:
@@ -76,14 +78,14 @@ class Mesh:
             peer.doubtful_since = math.inf
 
     def lost(self, did: str, now: float) -> None:
-        """The peer is there no more, or not to be read from."""
+        """The peer is no longer there, or cannot be read from."""
         peer = self._peers[did]
         peer.silent_since = min(peer.silent_since, now)
         peer.doubtful_since = min(peer.doubtful_since, now - _UNNOTICED_SECONDS)
 
     def read(self, did: str, now: float) -> Reading:
-        """What to ask this peer for now. The caller asks for it, or goes on with what it asked for if that
-        is the same: see `is_due`."""
+        """The request for this peer now. The caller makes it, or keeps its present request if that is the
+        same: see `is_due`."""
         peer = self._peers[did]
         wanted = self._left_out(did, now)
         returned = peer.left_out - wanted
@@ -93,16 +95,16 @@ class Mesh:
             return Reading(not_via)
         since = min(self._peers[other].doubtful_since for other in returned)
         cursor = _standing_at(peer, since)
-        # What was read behind that place is read again: no later place may be come back to.
+        # What was read after that place is read again, so no later checkpoint may be returned to.
         peer.checkpoints = deque([each for each in peer.checkpoints if each[0] <= since] or [(now, cursor)])
         return Reading(not_via, True, cursor)
 
     def is_due(self, did: str, now: float) -> bool:
-        """Whether `read` would say something else than the last time."""
+        """Whether `read` would return another request than the last time."""
         return self._left_out(did, now) != self._peers[did].left_out
 
     def to_store(self, did: str, cursor: str | None, now: float) -> str | None:
-        """The cursor that may be stored for this peer, where reading stands at `cursor`."""
+        """The cursor that may be stored for this peer while reading stands at `cursor`."""
         peer = self._peers[did]
         doubtful_since = min((self._peers[other].doubtful_since for other in peer.left_out), default=math.inf)
         if doubtful_since < math.inf:
@@ -125,7 +127,7 @@ class Mesh:
 
 
 def _standing_at(peer: _Peer, moment: float) -> str | None:
-    """Where reading stood at this moment at the latest."""
+    """Where reading stood at the last checkpoint at or before this moment, else at the first."""
     standing = peer.checkpoints[0][1] if peer.checkpoints else None
     for at, cursor in peer.checkpoints:
         if at > moment:

@@ -1,7 +1,7 @@
-"""How the peers stand, for an operator, and what an operator may do about one.
+"""The state of the peers, for an operator, and what an operator may do about a peer.
 
-All of it works on the table that the running relay looks at each second: no connection to that relay is
-needed, and none has to run.
+All of this works on the table that the running relay looks at each second: it needs no connection to that
+relay, and no running relay.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ async def peer_rows(settings: Settings) -> list[dict[str, object]]:
 
 
 async def _rows(table: PeerStore) -> list[PeerRow]:
-    """The table as it holds now: a process that ends, or dies, leaves there what was."""
+    """The current table, corrected for what a process that ended or died has left in it."""
     rows = await table.rows(counted=True)
     if await table.is_led():
         return rows
@@ -38,13 +38,13 @@ async def _rows(table: PeerStore) -> list[PeerRow]:
 
 
 async def conduct_kept(table: PeerStore, row: PeerRow, now: float) -> Conduct:
-    """What a peer has done, as the table tells it. Raises `StoreError`."""
+    """What a peer has done, according to the table. Raises `StoreError`."""
     kept = KeptConduct(row.offences, row.bars, row.barred_until, await table.conduct(row.peer_id))
     return conduct_of(kept, now)
 
 
 def shown(row: PeerRow, named: Container[str], conduct: Conduct, now: float) -> dict[str, object]:
-    """A row of the table for people; `named` are the relays of `peers_file`."""
+    """A row of the table in readable form; `named` are the relays of `peers_file`."""
     return {
         "relay_id": row.relay_id,
         "url": row.url,
@@ -68,7 +68,7 @@ def _state(state: str, paused: bool, is_barred: bool, is_named: bool) -> str:
 
 
 def peer_line(row: dict[str, object]) -> str:
-    """One peer for a terminal."""
+    """One peer as a line for a terminal."""
     line = f"{row['relay_id']}  {row['state']}  {row['url']}  {row['standing']}, score {row['score']}"
     if row["last_witness"] is not None:
         line += f"  up to {row['last_witness']}, {row['skipped']} refused"
@@ -87,9 +87,9 @@ async def open_table(settings: Settings) -> AsyncIterator[PeerStore]:
 
 
 async def change_peer(settings: Settings, name: str, action: str) -> str:
-    """Do what an operator asks for the one peer whose DID begins so; returns that DID.
+    """Perform the operator's action on the one peer whose DID begins with `name`; return that DID.
 
-    Raises `ConfigurationError` where no peer or several are named, and `StoreError`.
+    Raises `ConfigurationError` if `name` matches no peer or several, and `StoreError`.
     """
     async with open_table(settings) as table:
         relay_id = (await one_peer(table, name)).relay_id
@@ -104,7 +104,7 @@ async def change_peer(settings: Settings, name: str, action: str) -> str:
 
 
 async def one_peer(table: PeerStore, name: str) -> PeerRow:
-    """The one peer whose DID begins so. Raises `ConfigurationError` where there is none, or several."""
+    """The one peer whose DID begins with `name`. Raises `ConfigurationError` if there is none, or several."""
     found = [row for row in await _rows(table) if row.relay_id.startswith(name)]
     if len(found) != 1:
         raise ConfigurationError([f"{name} names {len(found) or 'no'} peers: see `relayd peers list`"])

@@ -1,11 +1,11 @@
-"""The file that names the relays this one reads from: a URL and a DID for each, and nothing is guessed.
+"""The file that names the relays this one reads from: a URL and a DID for each; nothing is guessed.
 
     [[peer]]
     url = "wss://relay.example.net/strata"
     relay_id = "did:strata:z6Mk…"
     group = "mesh"
 
-The other side names this relay's DID in its `replication_peers`. No manifest, packet or peer adds a line.
+The other relay names this relay's DID in its `replication_peers`. No manifest, packet or peer adds an entry.
 """
 
 from __future__ import annotations
@@ -34,15 +34,15 @@ class Upstream(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     url: Annotated[str, Meta(max_length=2048)]
     """Its WebSocket endpoint, `ws://` or `wss://`."""
     relay_id: str
-    """Its DID: a relay with another one is not read from."""
+    """Its DID: a relay with another DID is not read from."""
     types: _Names = ()
-    """The content types to read; empty for all. Packets that carry keys come along always."""
+    """The content types to read; empty for all. Packets that carry keys are always read."""
     authors: _Names = ()
     """The authors to read; empty for all."""
     group: Annotated[str, Meta(max_length=64)] = ""
-    """Peers of one group all read from each other: each is asked for what the others do not have first."""
+    """Peers of one group all read from each other: each is asked for its log without what the others have."""
     trust_received_at: bool = True
-    """Whether its word counts about when a packet was first received; without it local time counts."""
+    """Whether its word counts about when a packet was first received; otherwise the local time counts."""
 
     @property
     def is_whole(self) -> bool:

@@ -1,8 +1,8 @@
-"""When a peer is compared with: its last day often, all that may count once a day, and all after a doubt.
+"""When to compare with a peer: its last day often, all that may count once a day, and all after a doubt.
 
 Times are seconds on one monotonic clock. Each wait is up to a quarter longer or shorter than the setting, so
-that many relays do not compare in step. What a peer may cause is bounded: comparisons that do not come to
-their end, and bring nothing, are tried half as often each time, and once a day at the least; and none follows
+that many relays do not compare in step. The cost that a peer may cause is bounded: comparisons that do not
+complete, and bring nothing, are retried half as often each time, down to once a day; and none follows
 another one sooner than that one took, or than the interval.
 """
 
@@ -20,10 +20,10 @@ _FIRST_WHOLE_SECONDS = 3600.0
 
 
 class Rounds:
-    """The comparisons with one peer. `interval` 0: only those that somebody asks for."""
+    """The comparisons with one peer. With `interval` 0, only those that are requested."""
 
     def __init__(self, interval: float, now: float, random: Callable[[], float]) -> None:
-        """`random` gives numbers from 0 to 1."""
+        """`random` returns numbers from 0 to 1."""
         self._interval = interval
         self._random = random
         self._recent_at = now + interval * random() if interval else math.inf
@@ -32,7 +32,7 @@ class Rounds:
         self._failures = 0
 
     def doubt(self, now: float) -> None:
-        """What the peer has may have been passed by: everything is due."""
+        """Packets of the peer may have been skipped: a whole comparison is due, unless `interval` is 0."""
         if self._interval:
             self._whole_at = min(self._whole_at, max(now, self._earliest))
 
@@ -41,7 +41,7 @@ class Rounds:
         return now >= max(self._earliest, min(self._recent_at, self._whole_at))
 
     def begin(self, now: float, *, whole: bool = False) -> bool:
-        """A comparison begins; whether it is to be of everything. `whole` says that it will be."""
+        """Begin a comparison; return whether it must be of everything. `whole` says that it will be."""
         whole = whole or now >= self._whole_at
         if self._interval:
             self._recent_at = self._earliest = now + self._interval * self._near_one()
@@ -50,7 +50,7 @@ class Rounds:
         return whole
 
     def ended(self, now: float, took: float, *, is_whole: bool, has_brought: bool = False) -> None:
-        """It is over, after so many seconds. If it did not come to its end, the next one is of everything,
+        """A comparison is over, after `took` seconds. If it did not complete, the next one is of everything,
         and not at once."""
         self._failures = 0 if is_whole or has_brought else self._failures + 1
         if not self._interval:

@@ -1,4 +1,4 @@
-"""What is read from a peer: how the connection behaves, what it is asked for, and the name of that choice."""
+"""What is read from a peer: how the connection behaves, what it requests, and the name of that selection."""
 
 # Core: no I/O, no clock, no randomness (held by tests/test_layout.py).
 
@@ -17,7 +17,7 @@ from relayd.federation.peers_file import Upstream
 __all__ = ["options_for", "query_for", "stream_of"]
 
 _FALLBACK_SECONDS = 86_700
-"""How much older than its receipt a packet's timestamp may be, with both clocks' error (A-042)."""
+"""How many seconds a packet's timestamp may lie before its receipt, with both clocks' error (A-042)."""
 
 
 def options_for(peer: Upstream) -> Options:
@@ -35,7 +35,7 @@ def options_for(peer: Upstream) -> Options:
 
 
 def stream_of(peer: Upstream) -> str:
-    """Names what is read from a peer: another selection is another stream, and begins anew."""
+    """The name of what is read from a peer: another selection is another stream, and begins anew."""
     if peer.is_whole:
         return "all"
     return "\n".join(["types", *sorted(peer.types), "authors", *sorted(peer.authors)])
@@ -49,9 +49,9 @@ def query_for(
     oldest_witness: int | None,
     last_witness: int | None,
 ) -> Query:
-    """R-360, R-365, R-366: from where it was read to, else from the beginning of all that may count.
+    """The request to a peer (R-360, R-365, R-366): from where it was read to, else from all that may count.
 
-    `oldest_witness` and `last_witness` bound when the packets that were read were first received anywhere.
+    `oldest_witness` and `last_witness` bound when the packets read so far were first received anywhere.
     """
     since = 0 if oldest_witness is None else max(0, oldest_witness - _FALLBACK_SECONDS)
     types = (*peer.types, *sorted(IDENTITY_TYPES), CLIENT_MANIFEST) if peer.types else ()

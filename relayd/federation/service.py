@@ -1,9 +1,9 @@
-"""All links of a relay: one process of those that share a database reads from the peers.
+"""All links of a relay: of the processes that share a database, one reads from the peers.
 
     another process leads ──lock──▶ leading: one task for each peer ──connection lost──▶ …
 
-Each second the table of peers is looked at: an operator pauses a peer, forgives one or sends a link back to
-the beginning there, from any process (`relayd peers`).
+Each second the leading process looks at the table of peers. There an operator pauses a peer, forgives it or
+sends a link back to the beginning, from any process (`relayd peers`).
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _log = get_logger("relayd.federation")
 _LOOK_SECONDS = 1.0
 _RETRY_SECONDS = (1.0, 30.0)
 _WAITING_SKIPS = 20_000
-"""Refusals that wait to be written down, of each peer: more than can come between two looks."""
+"""The refusals of each peer that wait to be recorded: more than can come between two looks."""
 _LEAD_SECONDS = 5.0
 _LAST_WORDS_SECONDS = 2.0
 
@@ -94,9 +94,9 @@ class Federation:
         self._tasks: dict[int, asyncio.Task[None]] = {}
         self._standings = Standings()
         self._kept: set[int] = set()
-        """Peers of which the database has a record: where it is gone, an operator has forgiven them."""
+        """Peers of which the database has a record: if the record is gone, an operator has forgiven them."""
         self._connects: dict[int, tuple[int, int]] = {}
-        """Connections of the present link, made and failed, that were noted."""
+        """The connections of the present link, made and failed, that were noted."""
         self._skips: dict[int, deque[tuple[bytes, int, str]]] = {}
 
     async def run(self) -> None:
@@ -125,7 +125,7 @@ class Federation:
             await self._look(mesh)
         finally:
             await self._stop_all()
-            # What the links have come to since the last look; a database that is away says so at once.
+            # Record what happened on the links since the last look; a database that is away fails at once.
             with contextlib.suppress(StoreError, TimeoutError):
                 async with asyncio.timeout(_LAST_WORDS_SECONDS):
                     await self._write_down()
@@ -144,7 +144,7 @@ class Federation:
             await asyncio.sleep(_LOOK_SECONDS)
 
     async def _look_after(self, peer: Upstream, row: PeerRow, mesh: Mesh) -> None:
-        """Start or stop a link as the table says, and keep the figures."""
+        """Start or stop a link according to the table, and update the figures."""
         peer_id, link = row.peer_id, self._links.get(row.peer_id)
         await self._take_up(row)
         is_barred = self._standings.is_barred(peer_id, self._clock())
@@ -165,7 +165,7 @@ class Federation:
             await self._tell(row, link)
 
     async def _tell(self, row: PeerRow, link: Link) -> None:
-        """Write down how a link stands; where it has ended, `_keep` says why."""
+        """Record the state of a link; if the link has ended, `_keep` records why."""
         problem = None if link.problem is None else link.problem[:MOST_PROBLEM]
         if link.is_connected:
             if row.state != "connected":
@@ -188,8 +188,8 @@ class Federation:
                 metrics.peer_last_witness.labels(did).set(link.last_witness)
 
     def _measure_others(self, rows: Mapping[int, PeerRow]) -> None:
-        """While another process reads from the peers: what the table says. Nobody is to be woken for a peer
-        that is there."""
+        """Set the metrics from the table while another process reads from the peers, so that no alert is
+        raised for a peer that is there."""
         metrics, now = self._metrics, self._clock()
         for peer_id, peer in self._peers.items():
             row, did = rows.get(peer_id), peer.relay_id
@@ -201,7 +201,7 @@ class Federation:
                     metrics.peer_last_witness.labels(did).set(row.last_witness)
 
     async def _take_up(self, row: PeerRow) -> None:
-        """Go on from the record that is kept, at first and where an operator has forgiven the peer."""
+        """Take up the stored record, at first and when an operator has forgiven the peer."""
         peer_id = row.peer_id
         is_forgiven = peer_id in self._kept and not row.has_conduct
         if self._standings.knows(peer_id) and not is_forgiven:
@@ -213,7 +213,7 @@ class Federation:
         (self._kept.discard if conduct is None else self._kept.add)(peer_id)
 
     async def _keep(self, peer: Upstream, peer_id: int, fence: int, mesh: Mesh) -> None:
-        """Keep one link, across all that ends it."""
+        """Keep one link running, whatever ends it."""
         pause = _RETRY_SECONDS[0]
         while True:
             began = time.monotonic()
@@ -232,7 +232,7 @@ class Federation:
         try:
             await self._table.report(peer_id, "disconnected", problem, self._clock())
         except StoreError:
-            pass  # the next look at the table finds that out
+            pass  # the next look at the table notices that
 
     async def _read(self, peer: Upstream, peer_id: int, fence: int, mesh: Mesh) -> None:
         place = await self._table.place(peer_id, stream_of(peer))
@@ -261,7 +261,7 @@ class Federation:
 
         def judged(verdict: PeerVerdict) -> None:
             counters[verdict].inc()
-            if verdict is PeerVerdict.STORED:  # what was known already was not verified once more
+            if verdict is PeerVerdict.STORED:  # a known packet was not verified again
                 self._note(peer_id, Aspect.VALIDITY, good=1)
 
         def misdated() -> None:
@@ -289,7 +289,7 @@ class Federation:
         self._offended(peer, peer_id, Aspect.VALIDITY, reason, what)
 
     def _offended(self, peer: Upstream, peer_id: int, kind: Aspect, reason: str, what: str) -> None:
-        """One piece of evidence against the peer."""
+        """Note one piece of evidence against the peer."""
         self._note(peer_id, kind, bad=1)
         is_barred = self._standings.is_barred(peer_id, self._clock())
         event = "peer_forged" if kind is Aspect.VALIDITY else "peer_withholds"
@@ -321,8 +321,8 @@ class Federation:
                 skips.clear()
                 try:
                     await self._table.skip(peer_id, some, MOST_SKIPS)
-                except BaseException:  # cut off by a stop, too
-                    # They are behind the cursor, so the peer sends them no more: for the next time.
+                except BaseException:  # including a cancellation at the stop
+                    # The cursor is past these packets, so the peer sends them no more: keep them.
                     skips.extendleft(reversed(some[: _WAITING_SKIPS - len(skips)]))
                     raise
 
@@ -344,7 +344,7 @@ class Federation:
             raise
         if done:
             self._kept.add(peer_id)
-        else:  # forgiven meanwhile
+        else:  # the peer was forgiven meanwhile
             self._standings.forget(peer_id)
 
     async def _store_mark(self, mark: PeerMark) -> None:

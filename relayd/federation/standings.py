@@ -1,8 +1,9 @@
-"""How each peer stands, by what it has done: the client library's `Conduct`, kept in the database (R-381).
+"""The standing of each peer, by its conduct: the client library's `Conduct`, kept in the database (R-381).
 
-A peer that the library would blacklist is *barred*: not read from until its sentence is served. A backup is
-read like any other, for the operator has chosen it. Only evidence bars (decision 35): a packet that a rule of
-this relay refuses, or that is too old, is not even noted.
+A peer that the library would blacklist is *barred*: it is not read from until its sentence is served. A peer
+that the library would treat as a backup is read like any other, because the operator has chosen it. Only
+evidence bars (decision 35): a packet that a rule of this relay refuses, or that is too old, is not even
+noted.
 """
 
 # Core: no I/O, no clock, no randomness (held by tests/test_layout.py).
@@ -17,20 +18,20 @@ from strata.relays.conduct import Aspect, Conduct, HourCount, Saved, Score, Stan
 __all__ = ["JUDGE_SECONDS", "KeptConduct", "Standings", "conduct_of"]
 
 JUDGE_SECONDS = 60.0
-"""How often a peer is judged, and its record written down, where it has done nothing wrong meanwhile."""
+"""How often a peer is judged, and its record stored, if it has done nothing wrong meanwhile, in seconds."""
 
 
 class KeptConduct(msgspec.Struct, frozen=True):
-    """A peer's record as the database keeps it; older programs know the numbers alone."""
+    """A peer's record as the database keeps it; older programs know only the numbers."""
 
     offences: int
-    """Pieces of evidence that count now."""
+    """The pieces of evidence that count now."""
     bars: int
     """How often it was barred."""
     barred_until: int
-    """In Unix seconds."""
+    """When the last sentence ends, in Unix seconds."""
     conduct: str | None
-    """All of it as JSON; None for a peer of which only the numbers above are known."""
+    """The whole record as JSON; None for a peer of which only the numbers above are known."""
 
 
 class _Record(msgspec.Struct):
@@ -42,13 +43,13 @@ _DECODER = msgspec.json.Decoder(_Record)
 
 
 def conduct_of(kept: KeptConduct, now: float) -> Conduct:
-    """Go on from what was kept: by this program, or by one that knew numbers alone."""
+    """The conduct as it was kept, by this program or by one that knew only numbers."""
     conduct = Conduct()
     if kept.conduct is not None:
         try:
             record = _DECODER.decode(kept.conduct)
         except msgspec.MsgspecError:
-            pass  # of a newer program
+            pass  # from a newer program
         else:
             conduct.restore(record.saved, record.counts)
             return conduct
@@ -67,33 +68,33 @@ class _Peer:
         self.score = conduct.score(now)
         self.judged_at = -math.inf
         self.is_news = False
-        """Something changed that must outlive the process."""
+        """Whether something has changed that must outlive the process."""
 
 
 class Standings:
-    """The peers of one relay, by their numbers. Times are Unix seconds."""
+    """The standing of the peers of one relay, by their numbers. Times are Unix seconds."""
 
     def __init__(self) -> None:
         self._peers: dict[int, _Peer] = {}
 
     def knows(self, peer_id: int) -> bool:
-        """Whether its record was taken up."""
+        """Whether the peer's record was taken up."""
         return peer_id in self._peers
 
     def forget(self, peer_id: int) -> None:
-        """Drop a record: it is to be taken up again."""
+        """Drop a record, so that it is taken up again."""
         self._peers.pop(peer_id, None)
 
     def forget_written(self) -> None:
-        """Drop every record but those that are not written yet: they are to be taken up again."""
+        """Drop every record except those not written yet, so that they are taken up again."""
         self._peers = {peer_id: peer for peer_id, peer in self._peers.items() if peer.is_news}
 
     def take_up(self, peer_id: int, kept: KeptConduct, now: float) -> None:
-        """Go on from what is kept, and forget what was known."""
+        """Take up the kept record, in place of what was known."""
         self._peers[peer_id] = _Peer(conduct_of(kept, now), now)
 
     def note(self, peer_id: int, kind: Aspect, now: float, good: int, bad: int, value: float | None) -> None:
-        """Take note of something that a peer has done; evidence has it judged at once."""
+        """Note something that a peer has done; evidence makes it judged at once."""
         peer = self._peers.get(peer_id)
         if peer is None:
             return
@@ -104,7 +105,7 @@ class Standings:
             self._judge(peer, now)
 
     def is_barred(self, peer_id: int, now: float) -> bool:
-        """Whether the peer is not to be read from. A sentence that is served ends here."""
+        """Whether the peer must not be read from. A sentence that is served ends here."""
         peer = self._peers.get(peer_id)
         if peer is None:
             return False
@@ -118,12 +119,12 @@ class Standings:
         return 0 if peer is None else int(peer.conduct.saved.blacklisted_until or 0)
 
     def score(self, peer_id: int) -> Score | None:
-        """As of when it was last judged."""
+        """The peer's score when it was last judged."""
         peer = self._peers.get(peer_id)
         return None if peer is None else peer.score
 
     def to_write(self, peer_id: int, now: float) -> KeptConduct | None:
-        """Its record, where it is time to write it down; `not_written` where that fails."""
+        """The record, if it is time to write it, else None. Call `not_written` if writing fails."""
         peer = self._peers.get(peer_id)
         if peer is None or not (peer.is_news or now - peer.judged_at >= JUDGE_SECONDS):
             return None
@@ -139,7 +140,7 @@ class Standings:
         )
 
     def not_written(self, peer_id: int) -> None:
-        """The database did not take it: it is to be written again."""
+        """The database did not take the record: it must be written again."""
         if (peer := self._peers.get(peer_id)) is not None:
             peer.is_news = True
 

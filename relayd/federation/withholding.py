@@ -1,7 +1,7 @@
 """Packets that a peer names and does not send, from one comparison to the next (decision 69).
 
-Once is no proof: between the naming and the asking a packet can be erased or banned there. A peer that names
-the packet again, in a later comparison, and again does not send it, contradicts itself.
+Once is no proof: between the naming and the request, a packet can be erased or banned there. A peer that
+names the packet again in a later comparison, and again does not send it, contradicts itself.
 """
 
 # Core: no I/O, no clock, no randomness (held by tests/test_layout.py).
@@ -13,22 +13,22 @@ from collections.abc import Iterable
 __all__ = ["MOST_REMEMBERED", "Withholding"]
 
 MOST_REMEMBERED = 10_000
-"""Packets that are remembered of a peer; the oldest are forgotten first."""
+"""The number of packets that are remembered of a peer; the oldest are forgotten first."""
 
 
 class Withholding:
-    """What one peer has not sent."""
+    """The packets that one peer has not sent."""
 
     def __init__(self) -> None:
         self._before: dict[bytes, None] = {}
         self._now: set[bytes] = set()
 
     def withheld(self, ids: Iterable[bytes]) -> None:
-        """The peer named these in this comparison and answered to the end without them."""
+        """The peer named these packets in this comparison, and answered to the end without them."""
         self._now.update(ids)
 
     def round_ended(self) -> bool:
-        """The comparison is over; whether a packet was withheld in it that was withheld in an earlier one."""
+        """End a comparison. Returns whether a packet was withheld in it and in an earlier one."""
         now, self._now = self._now, set()
         again = any(packet_id in self._before for packet_id in now)
         for packet_id in now:

@@ -78,7 +78,7 @@ async def supervise(settings: Settings, announce: Callable[[dict[str, str]], Non
             workers: list[_Worker] = []
             try:
                 for place in places:
-                    workers.append(_Worker(settings, url, port, place))  # noqa: PERF401 - those begun must end
+                    workers.append(_Worker(settings, url, port, place))  # noqa: PERF401 - begun ones must end
                 crew = _Crew(workers, stop)
                 addresses = await _ready(workers, stop)
                 if addresses is None:

@@ -54,7 +54,7 @@ class AddressAccounts:
             quotas.release(held, now)
 
     def crowded(self, quota: Quota, most: int) -> bool:
-        """Whether more than `most` connections hold this address's quota, or too many that of a network."""
+        """Whether over `most` connections hold the address's quota, or that times its share a network's."""
         return any(
             tier.everywhere(held) > most * share
             for tier, held, share in zip(self._tiers, quota.line, _SHARES, strict=False)

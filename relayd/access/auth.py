@@ -217,7 +217,7 @@ class Authentication:
         return self._failures >= MAX_FAILURES
 
     def _signed_forms(self, challenge: str) -> tuple[bytes, ...]:
-        """The texts that may have been signed: the challenge (R-275), or the bytes it encodes (R-276)."""
+        """The forms that may have been signed: the challenge (R-275), or the bytes it encodes (R-276)."""
         return (
             signing_input(challenge, self._server_id),
             base64.b64decode(challenge) + self._server_id.encode(),

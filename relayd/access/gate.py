@@ -100,7 +100,7 @@ class Visitor:
 
     @property
     def charged_too(self) -> tuple[Quota, ...]:
-        """The quotas charged besides: of the networks around the address, or of the identity's address."""
+        """The quotas charged too: of the networks around the address, or the ceiling above the identity."""
         if self.identity_quota is None:
             return () if self.quota is None else self.quota.line[1:]
         return () if self.ceiling is None else self.ceiling.line

@@ -20,7 +20,7 @@ from typing import Final
 __all__ = ["HOLDS_MUCH", "MemoryCeiling", "Pressure", "dearest"]
 
 HOLDS_MUCH: Final = 256 * 1024
-"""The bytes below which no account is refused anything."""
+"""An account that holds fewer bytes than this is never among the largest."""
 
 _EASE: Final = 0.03
 """How far memory must fall below a threshold, as a part of the ceiling, before the pressure falls."""

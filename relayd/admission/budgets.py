@@ -114,7 +114,7 @@ class TrustBudgets:
         limit = self._limits.get(budget)
         if limit is None:
             return
-        # Reserve before the wait, so that of several at once, not each can be the last one that fits.
+        # Reserve before the wait, so that several at once cannot each count as the last one that fits.
         mine = self._on_their_way.setdefault(packet.author_id, {})
         mine[packet.digest] = budget
         before = {packet_id for packet_id, act in mine.items() if act is budget}

@@ -173,7 +173,7 @@ class Admission:
 
     @property
     def trust(self) -> ProvenanceTrust:
-        """The roots whose word on the origin of packets counts."""
+        """The roots and verifiers whose word on the origin of packets counts."""
         return self._checker.trust
 
     @trust.setter

@@ -203,7 +203,9 @@ class Registry:
         self.each(list(self.sockets), lambda socket: socket.stop_reading())
 
     def relieve(self, pressure: Pressure) -> None:
-        """React to this pressure: refuse publishes of accounts that hold most, and close their sockets."""
+        """React to this pressure: refuse publishes of the accounts that hold most, and close the sockets that
+        hold most of their bytes.
+        """
         self.unseen_bytes = 0
         if pressure is self.pressure is Pressure.FINE:
             return

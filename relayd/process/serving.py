@@ -73,7 +73,7 @@ def _calm_the_collector() -> None:
 
 @dataclass(frozen=True, slots=True)
 class Post:
-    """What a process must know that is one of the workers of a machine."""
+    """What a process must know as one of the workers of a machine."""
 
     port: int
     """The port that all of them listen on."""

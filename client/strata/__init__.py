@@ -179,7 +179,7 @@ _HOME_OF = {name: module for module, names in _HOMES.items() for name in names}
 _renamed.install()
 
 
-if not TYPE_CHECKING:  # to a type checker a misspelt name would be one, of any type
+if not TYPE_CHECKING:  # otherwise a type checker would accept a misspelt name, as Any
 
     def __getattr__(name: str) -> Any:
         home = _HOME_OF.get(name)

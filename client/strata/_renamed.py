@@ -1,6 +1,6 @@
-"""Where modules stood before the rings: `strata.channel` is `strata.txrx` now, and so on.
+"""The paths that modules had before the rings: `strata.channel` is now `strata.txrx`, and so on.
 
-Until 1.0 the old paths lead to the new modules, so that programs written for them keep running. Nothing in
+Until 1.0 the old paths lead to the new modules, so that programs written for them keep working. Nothing in
 this project uses them. A class is the same object under either path (docs/reference/versioning.md).
 """
 
@@ -42,7 +42,7 @@ OLD_MODULES = {
     "strata.relay": "strata.relays.connection",
     **{f"strata.sds.{old}": f"strata.channels.sds.{new}" for old, new in _MERGED_IN_SDS.items()},
 }
-"""The old module, and the new one. What is below a package moved with it, unless it stands here itself."""
+"""Old modules, and the new ones. The modules of a package moved with it, unless they are listed here."""
 
 _TX_RX_ERRORS = {
     "ChannelClosed": "TxRxClosed",
@@ -70,11 +70,11 @@ OLD_NAMES: dict[str, dict[str, str]] = {
     "strata.sds.tips": {"Tips": "Unreferenced"},
     "strata.keys": {"Standing": "KeyStanding"},
 }
-"""By old module: names that are called otherwise in the new one."""
+"""By old module: the names that are different in the new one, old and new."""
 
 
 class _OldModule(ModuleType):
-    """A module under its old path; its names are looked up in the new module when a program asks for them."""
+    """A module under its old path; its names are looked up in the new module at their first use."""
 
     def __init__(self, old: str, new: str) -> None:
         super().__init__(old)
@@ -87,7 +87,7 @@ class _OldModule(ModuleType):
         new = importlib.import_module(self.__dict__["_new"])
         strata = sys.modules["strata"]
         if not hasattr(new, renamed) and renamed in strata.__all__:
-            return getattr(strata, renamed)  # `connect` and `Relay` stand in an outer ring now
+            return getattr(strata, renamed)  # `connect` and `Relay` are now in an outer ring
         return getattr(new, renamed)
 
     def __dir__(self) -> list[str]:
@@ -97,7 +97,7 @@ class _OldModule(ModuleType):
 
 
 class _Finder(MetaPathFinder, InspectLoader):
-    """Finds old modules, once the other finders have found nothing under that name."""
+    """Finds old modules, after the other finders have found nothing under that name."""
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
@@ -115,10 +115,10 @@ class _Finder(MetaPathFinder, InspectLoader):
         return _OldModule(spec.name, new)
 
     def exec_module(self, module: ModuleType) -> None:
-        """Nothing: the new module is loaded when a name is asked for."""
+        """Do nothing: the new module is loaded when a name is looked up."""
 
     def get_code(self, fullname: str) -> CodeType | None:
-        """For `python -m` with an old name."""
+        """Return the code for `python -m` with an old name."""
         new = _moved(fullname)
         found = None if new is None else importlib.util.find_spec(new)
         loader = None if found is None else found.loader
@@ -138,5 +138,5 @@ def _moved(fullname: str) -> str | None:
 
 
 def install() -> None:
-    """Let the old paths be imported. Importing `strata` does this, once."""
+    """Make the old paths importable. Importing `strata` does this, once."""
     sys.meta_path.append(_Finder())

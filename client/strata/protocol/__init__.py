@@ -1,6 +1,6 @@
 """The rules that both ends must agree on: packets, identities and their keys, the wire, errors.
 
-The innermost ring: it imports no other ring, and relayd and the pipeline rest on it as the client does.
+The innermost ring: it imports no other ring, and the client, relayd and the pipeline all depend on it.
 """
 
 from __future__ import annotations

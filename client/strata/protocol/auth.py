@@ -1,11 +1,11 @@
 """The bytes that AUTH signs, and the checks before a client signs them (RFC-0004 §3.7).
 
-The relay sends a challenge and its own DID; the client answers with a signature over both. Nothing separates
-the two and no tag says what the signature is for (A-070), so a hostile relay could pass on another relay's
-challenge, or move the border between the two parts, and use the answer there. `check_challenge` keeps a
-signature worthless anywhere else (A-071): the challenge has no `:` and a DID begins with `did:`, so there is
-one way to split what is signed, and the relay named in it is the one this client meant to talk to. A packet's
-signature covers text that begins with `{`, which is no base64: neither can pass for the other.
+The relay sends a challenge and its own DID; the client answers with a signature over both. No separator is
+between the two and no tag says what the signature is for (A-070), so a hostile relay could forward another
+relay's challenge, or move the border between the two parts, and use the answer there. `check_challenge`
+makes a signature useless anywhere else (A-071). The challenge has no `:` and a DID begins with `did:`, so the
+signed text can be split in only one way, and it names the relay that this client meant to talk to. A packet's
+signature covers text that begins with `{`, which is not base64, so neither can pass for the other.
 """
 
 # Core: no I/O, no clock, no randomness (held by tests/test_layout.py).
@@ -29,23 +29,23 @@ __all__ = [
 ]
 
 MIN_CHALLENGE_BYTES = 32
-"""Fewest random bytes in a challenge (R-268, A-073)."""
+"""The least number of random bytes in a challenge (R-268, A-073)."""
 
 MIN_LIFETIME_SECONDS = 60
-"""A challenge can be answered for at least this long (R-270, A-072)."""
+"""The least time for which a challenge can be answered (R-270, A-072)."""
 
 MAX_LIFETIME_SECONDS = 600
-"""A longer lifetime is not used (R-272)."""
+"""The longest lifetime that is used (R-272)."""
 
 _MAX_CHALLENGE_CHARACTERS = 1024
-"""A client signs no more text of a stranger's than this; 32 bytes take 44 characters."""
+"""The longest text of a stranger that a client signs; 32 bytes take 44 characters."""
 
 
 def signing_input(challenge: str, server_id: str) -> bytes:
-    """The bytes an AUTH signature covers (R-275, A-070).
+    """The bytes that an AUTH signature covers (R-275, A-070).
 
-    They are the challenge's text as it was received, then the relay's DID, both in UTF-8: no separator, no
-    decoding, no hash.
+    They are the text of the challenge as it was received, then the relay's DID, both in UTF-8, without a
+    separator, decoding or hashing.
     """
     return (challenge + server_id).encode()
 
@@ -53,8 +53,8 @@ def signing_input(challenge: str, server_id: str) -> bytes:
 def check_challenge(challenge: wire.AuthChallenge, expected_server_id: str | None) -> None:
     """Raise `InvalidMessage` for a challenge that must not be signed (R-298).
 
-    `expected_server_id` is the DID this relay is known by; None means that nothing is known yet, and that the
-    caller will hold the relay to the DID it shows now. The error's `detail` is `challenge_malformed`,
+    `expected_server_id` is the known DID of this relay. None means that no DID is known yet, and that the
+    caller will expect the DID shown now from then on. The error's `detail` is `challenge_malformed`,
     `server_id_malformed` or `server_id_unexpected`.
     """
     if not _is_challenge(challenge.challenge):
@@ -74,10 +74,10 @@ def answer_challenge(
     capabilities: Sequence[str] | None = None,
     client_msg_id: str | None = None,
 ) -> wire.Auth:
-    """The AUTH that answers a challenge `check_challenge` has passed.
+    """The AUTH that answers a challenge that has passed `check_challenge`.
 
-    `capabilities` are those asked for: None asks for all the relay grants, an empty sequence for none
-    (R-286). Raises what the signer raises.
+    `capabilities` are the capabilities requested: None requests all that the relay grants, an empty sequence
+    none (R-286). Raises what the signer raises.
     """
     signature = signer.sign(signing_input(challenge.challenge, challenge.server_id))
     return wire.Auth(
@@ -90,7 +90,7 @@ def answer_challenge(
 
 
 def _is_challenge(text: str) -> bool:
-    """Whether it is base64 in the standard alphabet, padded, of enough bytes and not of too many."""
+    """Whether the text is padded base64 in the standard alphabet, of enough bytes and not too long."""
     if len(text) > _MAX_CHALLENGE_CHARACTERS or not text.isascii():
         return False
     try:

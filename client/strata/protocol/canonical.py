@@ -1,25 +1,25 @@
-"""Canonical JSON: the one place that makes the bytes to hash, sign, store and send (R-009, R-010).
+"""Canonical JSON: the only module that makes the bytes to hash, sign, store and send (R-009, R-010).
 
-The form is RFC 8785 (JCS), exactly. Input that has no single canonical form is refused (R-011, R-012); so
-is a number whose canonical text would be an integer beyond ±(2**53 − 1), however it was spelled: a
-canonical form that we would refuse on reading it back is no canonical form (A-003).
+The form is exactly that of RFC 8785 (JCS). Input that has no single canonical form is refused (R-011, R-012).
+So is a number whose canonical text would be an integer beyond ±(2**53 − 1), however it was spelled: a
+canonical form must not be refused when it is read back (A-003).
 
-msgspec decodes and writes, wherever that gives provably the same:
+msgspec decodes and encodes wherever the result is provably the same:
 
-* **Text.** msgspec writes every character as JCS does: itself, but for the two-character escapes and
-  lowercase `\\u00xx` of control characters (a test goes through all of Unicode). It refuses what the strict
-  parser refuses: bad UTF-8, lone surrogates, bare control characters, anything after the value.
-* **Order.** It sorts members by code point, JCS by UTF-16 unit. These differ only where a character
-  from U+E000 up meets one. Objects with such a name are put in order here.
-* **Numbers.** An integer within ±(2**53 − 1) has one canonical text. Of a double that is no integer both
-  write the shortest digits, and both use an exponent below 1e-6. The doubles between that and 1e-5, and those
-  that are integers, are respelled here.
-* **Nothing lost.** Of members with one name msgspec keeps the last and says nothing. But a text that comes
-  out as it went in lost nothing, nor did one with as many colons outside its strings as before: in JSON these
-  stand after names alone. Whatever else comes out sends the input through the strict parser.
+* **Text.** msgspec writes every character as JCS does: as itself, except for the two-character escapes and
+  lowercase `\\u00xx` of control characters (a test covers all of Unicode). It refuses what the strict parser
+  refuses: bad UTF-8, lone surrogates, bare control characters, anything after the value.
+* **Order.** msgspec sorts members by code point, JCS by UTF-16 unit. The two orders differ only for names
+  with a character from U+E000 up. This module sorts objects with such a name itself.
+* **Numbers.** An integer within ±(2**53 − 1) has one canonical text. For a double that is not an integer,
+  both write the shortest digits, and both use an exponent below 1e-6. This module respells doubles from 1e-6
+  to 1e-5, and those that are integers.
+* **Duplicates.** If members have the same name, msgspec silently keeps the last. Nothing was lost if the
+  output equals the input, or if both have the same number of colons outside strings: in JSON these only
+  follow names. Otherwise the input goes through the strict parser.
 
-The strict parser and `rfc8785` are for the rest: faults, which the strict parser names, and Python values
-that are not exactly of JSON's types.
+The strict parser and `rfc8785` handle the rest: faults, which the strict parser names, and Python values
+whose types are not exactly those of JSON.
 """
 
 # Core: no I/O, no clock, no randomness (held by tests/test_layout.py).
@@ -50,31 +50,31 @@ __all__ = [
 ]
 
 MAX_DEPTH = 64
-"""Objects and arrays that may be nested in one another (R-321)."""
+"""How deeply objects and arrays may be nested (R-321)."""
 
 DEEPEST = 512
-"""Nesting that whoever reads an admitted packet allows for: as deep as a relay can be told to admit. One
-depth for all readers, so that none stumbles over what another has let in."""
+"""The nesting that readers of admitted packets allow: the deepest that a relay can be configured to admit.
+All readers use it, so that none refuses a packet that another has admitted."""
 
 MAX_SAFE_INTEGER = 2**53 - 1
-"""The largest integer that every JSON reader keeps exactly (R-012)."""
+"""The largest integer that every JSON reader represents exactly (R-012)."""
 
 _MAX_INTEGER_DIGITS = len(str(MAX_SAFE_INTEGER))
 _FIRST_EXPONENT = 1e21
-"""From here on ECMAScript writes a number with an exponent, so that its text is no integer."""
+"""From here on ECMAScript writes a number with an exponent, so that its text is not an integer."""
 
 _RESPELLED_FROM, _RESPELLED_BELOW = 1e-6, 1e-5
-"""Between these msgspec writes an exponent and ECMAScript does not."""
+"""Between these, msgspec writes an exponent and ECMAScript does not."""
 
 _FIRST_MISORDERED = "\ue000"
-"""From here up the order of code points and that of UTF-16 units differ."""
+"""From here on, the orders of code points and of UTF-16 units differ."""
 
 _without_strings = functools.partial(re.compile(rb'"(?:[^"\\]++|\\.)*+"?', re.DOTALL).sub, b"")
-"""What is left of JSON text is its structure. A string without an end is taken to the end, so that the time
-grows with the length alone, whatever the text."""
+"""Reduces JSON text to its structure. An unterminated string extends to the end of the text, so that the time
+is linear in the length for any text."""
 
 _decode = msgspec.json.Decoder(float_hook=float).decode
-"""Python reads floats: one such as `1.5e300` takes msgspec 45 µs, a hundred times as long."""
+"""Python reads floats: msgspec takes 45 µs for one such as `1.5e300`, a hundred times as long."""
 _encode_sorted = msgspec.json.Encoder(order="sorted").encode
 _encode_as_it_stands = msgspec.json.Encoder().encode
 
@@ -82,7 +82,7 @@ _encode_as_it_stands = msgspec.json.Encoder().encode
 def parse(raw: bytes, *, max_depth: int = MAX_DEPTH) -> tuple[object, bytes]:
     """Decode JSON text and return the value with its canonical bytes.
 
-    Zero-fraction numbers keep the type they were decoded as: `1.0` is a float whose canonical text is `1`.
+    Numbers with a zero fraction keep their decoded type: `1.0` is a float whose canonical text is `1`.
     Raises `InvalidPacket` (`invalid_schema`); `detail` is one of `malformed_json`, `not_utf8`,
     `duplicate_member`, `lone_surrogate`, `number_out_of_range`, `integer_out_of_range`, `too_deep`.
     """
@@ -100,10 +100,10 @@ def parse(raw: bytes, *, max_depth: int = MAX_DEPTH) -> tuple[object, bytes]:
 def parse_without(
     raw: bytes, members: Sequence[str], *, max_depth: int = MAX_DEPTH
 ) -> tuple[object, bytes, bytes]:
-    """As `parse`, and the canonical bytes of the same object without these members.
+    """Do as `parse`, and also return the canonical bytes of the same object without these members.
 
-    The third is empty for what is no object. What is left of an object needs no second look: its parts are
-    spelled already. Raises as `parse` does.
+    These bytes are empty if the value is not an object. The remaining members are already respelled, so they
+    are not checked again. Raises as `parse` does.
     """
     try:
         value = _decode(raw)
@@ -122,10 +122,10 @@ def parse_without(
 
 
 def most_values(raw: bytes) -> int:
-    """A number that the values in this JSON text (numbers, strings, objects, …) do not exceed.
+    """An upper bound on the number of values (numbers, strings, objects, …) in this JSON text.
 
-    A member counts as its value. Brackets and commas inside strings count as if they were none, so text may
-    seem to hold more than it does; looking closer costs a hundred times as much.
+    A member counts as one value. Brackets and commas inside strings are counted as if they were outside, so
+    the bound may be too high; an exact count costs a hundred times as much.
     """
     return raw.count(b",") + raw.count(b"[") + raw.count(b"{") + 1
 
@@ -133,11 +133,11 @@ def most_values(raw: bytes) -> int:
 def require_few_values(raw: bytes, max_values: int) -> None:
     """Refuse JSON text with more than `max_values` values, before anything is decoded.
 
-    What text costs goes by its values far more than by its bytes. Raises `InvalidPacket`
-    (`invalid_schema`) with detail `too_many_values`.
+    The cost of decoding depends far more on the number of values than on the number of bytes. Raises
+    `InvalidPacket` (`invalid_schema`) with detail `too_many_values`.
     """
     if len(raw) < max_values:
-        return  # each value takes a byte
+        return  # each value takes at least a byte
     if most_values(raw) > max_values and most_values(_without_strings(raw)) > max_values:
         _refuse(f"the text holds more than {max_values} values", "too_many_values")
 
@@ -157,7 +157,7 @@ def encode(value: object, *, max_depth: int = MAX_DEPTH) -> bytes:
             return _encode_sorted(value)
         return _encode_respelled(value, max_depth)
     except (TypeError, UnicodeEncodeError):
-        pass  # A value of another type than those of JSON, or one that the check below names.
+        pass  # A value of a type that is not exactly one of JSON's, or one with a fault that is found below.
     _require_canonical_form(value, max_depth)
     return rfc8785.dumps(cast(Any, value))
 
@@ -170,7 +170,7 @@ def _without(value: dict[str, Any], members: Sequence[str]) -> dict[str, Any]:
 
 
 def _is_plain(value: object, depth: int) -> bool:
-    """Whether msgspec's sorted text of `value` is certainly its canonical form."""
+    """Whether msgspec's sorted text of `value` is certain to be its canonical form."""
     if type(value) is dict:
         names = "".join(value)
         if not names.isascii() and max(names) >= _FIRST_MISORDERED:
@@ -204,7 +204,7 @@ def _is_plain(value: object, depth: int) -> bool:
 
 
 def _count_members(text: bytes) -> int:
-    """How many members the objects of a valid JSON text have."""
+    """The number of members of all objects in a valid JSON text."""
     return _without_strings(text).count(b":")
 
 
@@ -213,9 +213,9 @@ def _encode_respelled(value: object, depth: int) -> bytes:
 
 
 def _respelled(value: Any, depth: int) -> object:
-    """An equal value that msgspec writes canonically as it stands.
+    """An equal value that msgspec writes canonically without sorting.
 
-    Raises `InvalidPacket`, and TypeError for what is not exactly of a type of JSON.
+    Raises `InvalidPacket`, and TypeError for a value whose type is not exactly one of JSON's.
     """
     kind = type(value)
     if kind is dict:
@@ -242,7 +242,7 @@ def _respelled(value: Any, depth: int) -> object:
 
 
 def _respelled_float(number: float) -> object:
-    """What msgspec writes as ECMAScript writes `number`."""
+    """A value that msgspec writes in the way that ECMAScript writes `number`."""
     if number.is_integer() and abs(number) <= MAX_SAFE_INTEGER:
         return int(number)
     if _RESPELLED_FROM <= abs(number) < _RESPELLED_BELOW:
@@ -260,7 +260,7 @@ def _utf16_units(name: str) -> bytes:
 
 
 def _parse_strictly(raw: bytes) -> Any:
-    """Decode JSON, refusing everything that readers are known to treat differently."""
+    """Decode JSON, refusing everything that different readers are known to treat differently."""
     try:
         text = raw.decode("utf-8")
     except UnicodeDecodeError:
@@ -287,7 +287,7 @@ def _members(pairs: list[tuple[str, Any]]) -> dict[str, object]:
 
 
 def _integer(literal: str) -> int:
-    # Counted first: converting digits takes time that grows faster than their number.
+    # Counted first, because the time to convert digits grows faster than their number.
     if len(literal) > _MAX_INTEGER_DIGITS + 1 or abs(number := int(literal)) > MAX_SAFE_INTEGER:
         _refuse_integer()
     return number
@@ -304,7 +304,7 @@ def _constant(literal: str) -> NoReturn:
 
 
 def _require_canonical_form(value: object, depth: int) -> None:
-    """Refuse values that RFC 8785 has no form for. Recursion ends at `depth`, so a cycle ends too."""
+    """Refuse values that have no form in RFC 8785. Recursion ends at `depth`, so a cycle ends too."""
     if value is None or isinstance(value, bool):
         return
     if isinstance(value, str):

@@ -1,8 +1,8 @@
 """DID Documents: which keys a DID begins with, what each may do, and who may recover it (RFC-0001 §3.2–§3.3).
 
-A document is its canonical bytes, and its name is their hash (R-052). It carries no signature (A-021): what
-makes it count is where it came from, which `strata.protocol.keys` decides. Here a document is only read,
-checked against itself (R-049, R-051) and written.
+A document is its canonical bytes, and its name is their hash (R-052). It carries no signature (A-021):
+whether it counts depends on where it came from, which `strata.protocol.keys` decides. This module only reads
+a document, checks that it is consistent (R-049, R-051), and writes it.
 """
 
 # Core: no I/O, no clock, no randomness (held by tests/test_layout.py).
@@ -42,13 +42,13 @@ __all__ = [
 ]
 
 MAX_DOCUMENT_BYTES = 65_536
-"""The longest document that is read, in bytes of its canonical form."""
+"""The longest document accepted, in bytes of its canonical form."""
 
 MAX_METHODS = 16
-"""Signing methods, and as many recovery methods, that one document may list.
+"""How many signing methods, and how many recovery methods, one document may list.
 
-A signature that names no key is tried against every live one (R-066): a bound on keys is a bound on what a
-stranger's packet can cost.
+A signature that names no key is tried with every live one (R-066), so a bound on keys bounds the cost of a
+stranger's packet.
 """
 
 Custody = Literal["hardware", "wrapped", "software", "unknown"]
@@ -63,7 +63,7 @@ _MAX_KEY_ID_CHARACTERS = ids.MAX_DID_CHARACTERS + 128
 
 @dataclass(frozen=True, slots=True)
 class VerificationMethod:
-    """One key of a document. Times are Unix seconds; None is an open end."""
+    """One key of a document. Times are Unix seconds; None means no end."""
 
     key_id: str
     public_key: bytes
@@ -99,14 +99,14 @@ class VerificationMethod:
 class RecoveryPolicy:
     """How many recovery keys must agree, and which.
 
-    A policy that makes no sense is kept as it is, since the rest of its document stands: the key chain
-    refuses what would need the policy (R-085).
+    A policy that makes no sense is kept as it is, because the rest of its document is still valid: the key
+    chain refuses the events that would need the policy (R-085).
     """
 
     threshold: int | None
-    """Distinct eligible keys that must approve; None if the document gave no integer."""
+    """How many distinct eligible keys must approve; None if the document does not have an integer here."""
     key_ids: tuple[str, ...] = ()
-    """The eligible keys; empty: every recovery key of the document."""
+    """The eligible keys; if empty, every recovery key of the document."""
 
     def encode(self) -> dict[str, object]:
         """The policy as a member of a document."""
@@ -115,7 +115,7 @@ class RecoveryPolicy:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class DidDocument:
-    """A document whose form has been checked. Two documents are equal if their canonical bytes are."""
+    """A document whose form has been checked. Documents are equal if their canonical bytes are equal."""
 
     canonical: bytes
     """The document in canonical form, as it is hashed, stored and served."""
@@ -124,12 +124,12 @@ class DidDocument:
     did: str
     created_at: int
     prev_hash: str | None
-    """The hash of the document this one succeeds; None for the first."""
+    """The hash of the document that this one succeeds; None for the first."""
     methods: tuple[VerificationMethod, ...]
     authentication: tuple[str, ...] | None
-    """Ids of the keys that may answer AUTH; None: every signing key (R-061, A-023)."""
+    """The ids of the keys that may answer AUTH; None means every signing key (R-061, A-023)."""
     assertion: tuple[str, ...] | None
-    """Ids of the keys that may sign packets; None: every signing key (R-061, A-023)."""
+    """The ids of the keys that may sign packets; None means every signing key (R-061, A-023)."""
     recovery_policy: RecoveryPolicy | None
 
     @classmethod
@@ -145,11 +145,11 @@ class DidDocument:
 
     @property
     def value(self) -> dict[str, object]:
-        """The document decoded anew, unknown members included."""
+        """The document, decoded again on each access, with its unknown members."""
         return cast(dict[str, object], canonical.parse(self.canonical, max_depth=DEEPEST)[0])
 
     def method_of(self, public_key: bytes) -> VerificationMethod | None:
-        """The method with this key."""
+        """The method with this key, or None."""
         return next((method for method in self.methods if method.public_key == public_key), None)
 
     def may_authenticate(self, method: VerificationMethod) -> bool:
@@ -173,9 +173,9 @@ class DidDocument:
 def implicit_genesis(did: str, public_key: bytes | None = None) -> DidDocument | None:
     """The document that a self-certifying DID has before it publishes one (R-060, A-020).
 
-    Its one key is that in the DID, or `public_key` where an operator has configured one (R-047); it is
-    valid from 0 on, without end, for everything. None if there is neither. Nobody publishes this document,
-    so that its hash names nothing.
+    Its only key is `public_key` if an operator has configured one (R-047), else the key in the DID; it is
+    valid from 0, without end, for everything. None if there is neither. The document is never published, so
+    its hash names nothing.
     """
     key = public_key or ids.public_key_from_did(did)
     if key is None:
@@ -194,9 +194,9 @@ def build_document(
     recovery_policy: RecoveryPolicy | None = None,
     extra: Mapping[str, object] | None = None,
 ) -> DidDocument:
-    """Write a document; one with a `previous` succeeds it.
+    """Write a document, as the successor of `previous` if that is given.
 
-    None for `authentication` or `assertion` leaves the array out: every signing key counts. `extra` adds
+    None for `authentication` or `assertion` omits the array, so that every signing key counts. `extra` adds
     members such as services. Raises `InvalidPacket` for a document that a reader would refuse.
     """
     value: dict[str, object] = dict(extra or {})
@@ -232,10 +232,10 @@ _PACKET = msgspec.json.Decoder(_Packet)
 
 
 def published_document(packet_text: bytes) -> bytes:
-    """The document in the canonical text of a DID_DOCUMENT packet; `null` where it has none.
+    """The document in the canonical text of a DID_DOCUMENT packet, or `null` if it has none.
 
-    What is inside a canonical text is canonical as it stands. To decode it and write it again takes a hundred
-    times as long, and strangers may ask for it.
+    A part of a canonical text is itself canonical. Decoding and encoding it again would take a hundred times
+    as long, and strangers may request it.
     """
     return bytes(_PACKET.decode(packet_text).content.document)
 
@@ -259,9 +259,9 @@ def key_multibase(public_key: bytes) -> str:
 
 
 def check_key_id(did: str, key_id: str, public_key: bytes | None) -> None:
-    """Refuse an id that is not of this DID, or that spells another key than the one it names.
+    """Refuse an id that does not belong to this DID, or that spells a different key than `public_key`.
 
-    `<did>#<multibase>` names the key it spells (R-060), so it cannot be the id of a different one.
+    `<did>#<multibase>` names the key that it spells (R-060), so it cannot be the id of a different key.
     """
     prefix = did + "#"
     if not key_id.startswith(prefix) or not len(prefix) < len(key_id) <= _MAX_KEY_ID_CHARACTERS:
@@ -317,7 +317,7 @@ def _read_methods(did: str, listed: Any) -> tuple[VerificationMethod, ...]:
         refuse(f"a document lists more than {MAX_METHODS} methods of a kind")
     if len({method.key_id for method in methods}) < len(methods):
         refuse("two methods have one id")
-    # One key in two roles would leave open what a signature by it may do.
+    # With one key in two roles, it would be unclear what a signature by that key may do.
     if len({method.public_key for method in methods}) < len(methods):
         refuse("two methods have one key")
     return methods

@@ -1,13 +1,14 @@
-"""Packets that say the same thing twice: attestations, metrics, documents (RFC-0002 §8, decision A-037).
+"""Packets that repeat another one: attestations, metrics, documents (RFC-0002 §8, decision A-037).
 
-An attestation repeats another when author, `attestation_id` and target agree; a consensus metric when author,
-target and `observed_at` do; a DID document when it is the same document, which is also how it is found by its
-hash. Such a packet has an **equivalence key**, which goes into the duplicate index
-beside its id: the second one with the same key is answered OK, `duplicate_of` the first. The author is part
-of the key, so nobody can block another's attestation by using its id first (R-115).
+An attestation repeats another if author, `attestation_id` and target agree; a consensus metric if author,
+target and `observed_at` do; a DID document if it is the same document, which is also how a document is found
+by its hash. Such a packet has an **equivalence key**, which is stored in the duplicate index beside the
+packet's id: the relay answers a second packet with the same key with OK, `duplicate_of` the first. The author
+is part of the key of an attestation, so nobody can block another author's attestation by using its id first
+(R-115).
 
-relayd computes it when it stores a packet, and the pipeline when it restores one. It costs little, whatever
-the packet holds: the rules compare texts and numbers, and a document is hashed as it stands in the packet.
+relayd computes the key when it stores a packet, and the pipeline when it restores one. The cost is small for
+any packet: the rules compare texts and numbers, and a document is hashed as it stands in the packet.
 """
 
 # Core: no I/O, no clock, no randomness (held by tests/test_layout.py).
@@ -23,16 +24,17 @@ from strata.protocol.packets import Packet
 __all__ = ["EQUIVALENT_TYPES", "document_key", "equivalence_key"]
 
 EQUIVALENT_TYPES = frozenset({"ATTESTATION", "CONSENSUS_METRIC", "DID_DOCUMENT"})
-"""The only content types with such a rule."""
+"""The only content types whose packets can have an equivalence key."""
 
 _SIMPLE = frozenset({str, int, float, bool})
 
 _DOMAIN = b"relayd equivalence 1\n"
-"""No canonical packet begins so, so no key can be taken for a packet id. Databases hold keys, so it stays."""
+"""No canonical packet begins like this, so no key can equal a packet id. Databases store keys, so this must
+not change."""
 
 
 def equivalence_key(packet: Packet) -> bytes | None:
-    """32 bytes that two packets share when one repeats the other; None for a packet without such a rule."""
+    """The 32 bytes that two packets share if one repeats the other; None if no such rule applies."""
     if packet.content_type == "ATTESTATION":
         parts = _attestation(packet.content)
     elif packet.content_type == "CONSENSUS_METRIC":
@@ -42,7 +44,7 @@ def equivalence_key(packet: Packet) -> bytes | None:
     else:
         return None
     if parts is None or not all(type(part) in _SIMPLE for part in parts):
-        return None  # not of the shape the rule speaks of: then only its id is its identity
+        return None  # the rule does not fit its shape: only its id identifies it
     members = [packet.content_type, packet.author_id, *parts]
     return blake3(_DOMAIN + canonical.encode(members)).digest()
 

@@ -1,18 +1,18 @@
-"""The root of every error, the errors of the protocol, and every wire code as one table.
+"""The root of all errors, the errors of the protocol, and the table of wire codes.
 
-This is the tree of all errors. Each class stands in the module or package named above it, beside what raises
-it; a built-in class in brackets is a second base.
+This is the tree of all errors. Each class is defined in the module or package named above it, next to the
+code that raises it. A built-in class in parentheses is a second base.
 
     StrataError
     │
     │   strata.protocol.errors
-    ├── IdentityError (ValueError)          a DID, key or seed that is not what it claims to be
-    ├── InvalidInput                        our own checks refused some bytes:
+    ├── IdentityError (ValueError)          a DID, key or seed is not what it claims to be
+    ├── InvalidInput                        this side's own checks refused some bytes:
     │   ├── InvalidPacket                   a packet: schema, canonical form, id, signature, time
     │   └── InvalidMessage                  a wire message: not JSON, wrong shape, unknown type
     ├── RequestRefused                      the relay answered ERROR
     │   strata.relays.reconciling
-    │   └── TooManyPackets                  the range holds more packets than one comparison may
+    │   └── TooManyPackets                  the range has more packets than one comparison may have
     │   strata.protocol.errors
     ├── RequestTimeout                      the relay did not answer in time; the outcome is unknown
     ├── MissingCapability                   not attempted: the relay has not granted the capability
@@ -23,17 +23,17 @@ it; a built-in class in brackets is a second base.
     │   strata.protocol.negentropy
     ├── NegentropyError (ValueError)        a message that compares two sets is malformed
     │   strata.protocol.secret_files
-    ├── SharedSecret                        a file with a secret that other users can read
+    ├── SharedSecret                        other users can read a file that holds a secret
     │
     │   strata.relays.pool
     ├── ScoreFileError (OSError)            the scores file cannot be used
     │
     │   strata.channels.segmentation
-    ├── InvalidSegment                      a segment that is malformed or contradicts the others
+    ├── InvalidSegment                      a segment is malformed or contradicts the others
     ├── PayloadTooLarge                     the payload takes more segments than a message may have
     ├── ParityUnavailable                   the library for parity segments is not installed
     │   strata.channels.rate_limit
-    ├── SendQueueFull                       as many chunks wait for the rate limit as may wait
+    ├── SendQueueFull                       too many chunks wait for the rate limit
     ├── ProofFailed                         no rate-limit proof could be made
     │   strata.channels.encryption
     ├── EncryptionFailed                    the payload could not be encrypted
@@ -41,7 +41,7 @@ it; a built-in class in brackets is a second base.
     ├── GroupKeyError (ValueError)          a group key or its file cannot be used
     │   strata.channels.sds
     ├── OutgoingFull                        too many messages wait for their acknowledgement
-    ├── InvalidSdsMessage (ValueError)      received bytes are no SDS message
+    ├── InvalidSdsMessage (ValueError)      received bytes are not an SDS message
     │   strata.channels.persistence
     ├── PersistenceError                    the store of a channel cannot be used:
     │   ├── StorageFull                     it has no room left
@@ -55,19 +55,19 @@ it; a built-in class in brackets is a second base.
     │   strata.channels.reliable
     ├── ReliableError                       a reliable channel cannot do what was asked:
     │   ├── NotStarted                      the client was not started
-    │   ├── NotSent                         messages have not gone out, or were refused
+    │   ├── NotSent                         messages have not been sent, or were refused
     │   ├── RequestIdInUse (ValueError)     the request id was given to another message
     │   ├── ChannelFailed                   a task of the channel failed, and the channel is closed
     │   ├── ChannelNotOpen                  the channel is not open
     │   ├── AlreadyOpen                     the participant has the channel open already
-    │   ├── UnknownChannel                  no channel of this id is open here
+    │   ├── UnknownChannel                  no channel with this id is open here
     │   ├── InvalidConfiguration (ValueError)  a setting cannot work
     │   ├── InvalidEnvelope (ValueError)    the envelope contradicts its channel
-    │   ├── EmptyPayload (ValueError)       a message without content
+    │   ├── EmptyPayload (ValueError)       the message has no content
     │   ├── EncodingFailed                  the message could not be encoded
     │   ├── MessageTooLarge (ValueError)    an ephemeral message does not fit into one transport message
     │   ├── SegmentDoesNotFit (ValueError)  a segment does not fit into one transport message
-    │   └── EventsMissed                    events were dropped because nobody took them
+    │   └── EventsMissed                    events were dropped because the program did not take them
     ├── InvalidPlace (ValueError)           a place in a channel's history is malformed
     │   strata.channels.waku.http
     ├── WakuUnreachable                     a Waku node does not answer
@@ -75,7 +75,7 @@ it; a built-in class in brackets is a second base.
     │
     │   strata.txrx
     ├── TxRxError                           a Tx or Rx cannot do what was asked:
-    │   ├── TxRxClosed                      no message passes any more
+    │   ├── TxRxClosed                      the Tx or Rx is closed
     │   │   └── DeliveryTimeout             the other end acknowledged nothing in time
     │   ├── InvalidAddress (ValueError)     the address is malformed
     │   ├── AddressInUse                    another Rx has the address
@@ -88,10 +88,10 @@ it; a built-in class in brackets is a second base.
     │   └── SendError                       a message was not acknowledged; the error carries it
     │
     │   strata.tools.sim
-    ├── Deadlock (AssertionError)           nothing in the simulation can go on
-    └── SimulationFailed (AssertionError)   a simulated run broke a property
+    ├── Deadlock (AssertionError)           nothing in the simulation can proceed
+    └── SimulationFailed (AssertionError)   a simulated run violated a property
 
-The conformance tool has outcomes of its own, which are no StrataError:
+The outcomes of the conformance tool are not StrataErrors:
 
     Exception
     │   strata.tools.conformance
@@ -99,9 +99,10 @@ The conformance tool has outcomes of its own, which are no StrataError:
     ├── Skipped                             a check does not apply to the relay
     └── Throttled                           the relay's limits stopped a check
 
-Local and remote faults differ by type: `InvalidInput` is what we found, `RequestRefused` is what a peer said.
-Classes carry data and `str()` forms the sentence. The codes are those of RFC-0004 §3.5, RFC-0001 §11.1 and
-RFC-0007 §6; the additive ones are decisions A-034 and A-061 (docs/requirements/relay.md §12).
+Local and remote faults differ by type: `InvalidInput` is a fault that this side found, `RequestRefused` one
+that a peer reported. Classes carry data and `str()` forms the sentence. The codes are those of RFC-0004 §3.5,
+RFC-0001 §11.1 and RFC-0007 §6; the additive ones are decisions A-034 and A-061 (docs/requirements/relay.md
+§12).
 """
 
 # Core: no I/O, no clock, no randomness (held by tests/test_layout.py).
@@ -129,23 +130,23 @@ __all__ = [
 
 
 class Retry(enum.Enum):
-    """What a client may do with a request that failed."""
+    """What a client may do after a request has failed."""
 
     NEVER = "never"
     """The identical request will fail again: give up."""
 
     AGAIN = "again"
-    """A passing fault: try again, backing off."""
+    """A temporary fault: try again, backing off."""
 
     LATER = "later"
-    """Try again once `retry_after` seconds have passed."""
+    """Try again after `retry_after` seconds."""
 
     AUTHENTICATE = "authenticate"
     """The session lacks a capability: authenticate, then try again."""
 
 
 class ErrorCode(enum.StrEnum):
-    """Every code an ERROR may carry; `code.retry` gives the advice to a client."""
+    """Every code that an ERROR may carry; `code.retry` is the advice to a client."""
 
     retry: Retry
 
@@ -184,8 +185,8 @@ class ErrorCode(enum.StrEnum):
 def retry_advice(code: str, retry_after: int | None = None) -> Retry:
     """What to do after an ERROR with this code.
 
-    An unknown code is a permanent failure of that request, unless the relay said when to come back
-    (R-197, decision A-062).
+    An unknown code means that the request has failed permanently, unless the relay sent `retry_after` (R-197,
+    decision A-062).
     """
     if retry_after is not None:
         return Retry.LATER
@@ -196,10 +197,11 @@ def retry_advice(code: str, retry_after: int | None = None) -> Retry:
 
 
 class StrataError(Exception):
-    """The root of every error this library raises on purpose. Errors can be pickled, to cross processes."""
+    """The root of every error that this library raises on purpose. Errors can be pickled, to cross
+    processes."""
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # The default calls the constructor with `args`, and ours take keywords.
+        # The default calls the constructor with `args`, but these constructors take keywords.
         return _restore, (type(self), self.args, self.__dict__)
 
 
@@ -214,9 +216,9 @@ class IdentityError(StrataError, ValueError):
 
 
 class InvalidInput(StrataError):
-    """Bytes that our own checks refused.
+    """Bytes that the checks on this side refused.
 
-    `code` is the wire code a relay answers with, `detail` the machine-readable sub-code (or None) and
+    `code` is the wire code that a relay answers with, `detail` the machine-readable sub-code (or None) and
     `reason` a sentence for people. None of them quotes the refused bytes.
     """
 
@@ -233,8 +235,9 @@ class InvalidInput(StrataError):
 class InvalidPacket(InvalidInput):
     """A packet that is not valid: its schema, canonical form, id, signature or time.
 
-    `max_bytes` is set when the packet was too large. `retry_after`, `limit` and `window_seconds` are set when
-    it would be taken later: so many are within so many seconds, and one may come again after so many.
+    `max_bytes` is set if the packet was too large. `retry_after`, `limit` and `window_seconds` are set if the
+    packet would be accepted later: `limit` packets are allowed per `window_seconds`, and the packet may be
+    published again after `retry_after` seconds.
     """
 
     def __init__(
@@ -258,8 +261,8 @@ class InvalidPacket(InvalidInput):
 class InvalidMessage(InvalidInput):
     """A wire message that is not valid.
 
-    `client_msg_id` and `subscription_id` are those of the message, where they could be read, so that the
-    answer reaches the request it belongs to.
+    `client_msg_id` and `subscription_id` are those of the message, if they could be read, so that the answer
+    reaches the request it belongs to.
     """
 
     def __init__(
@@ -279,8 +282,8 @@ class InvalidMessage(InvalidInput):
 class RequestRefused(StrataError):
     """The relay answered a request with ERROR.
 
-    `code` is kept as text, for the list of codes is open (A-062); `retry` says what may be done about it.
-    `cursor` comes with `invalid_cursor` where the relay knows the last place that is still good.
+    `code` is text, because the list of codes is open (A-062); `retry` says what the client may do next.
+    `cursor` comes with `invalid_cursor` if the relay knows the last place that is still good.
     """
 
     def __init__(
@@ -312,7 +315,7 @@ class RequestRefused(StrataError):
 
 
 class RequestTimeout(StrataError):
-    """No answer came in time. The request may or may not have taken effect; publishing again is safe."""
+    """No answer arrived in time. The request may or may not have taken effect; publishing again is safe."""
 
     def __init__(self, request: str, timeout: float) -> None:
         super().__init__(request, timeout)
@@ -324,9 +327,9 @@ class RequestTimeout(StrataError):
 
 
 class MissingCapability(StrataError):
-    """The session was authenticated without a capability that the request takes, so it was not sent (R-291).
+    """The session lacks a capability that the request needs, so the request was not sent (R-291).
 
-    `granted` is what the relay did grant; asking for more takes another identity or another relay.
+    `granted` holds the capabilities that the relay granted; only another identity or relay can have more.
     """
 
     def __init__(self, capability: str, granted: frozenset[str]) -> None:
@@ -340,7 +343,7 @@ class MissingCapability(StrataError):
 
 
 class ConnectionFailed(StrataError):
-    """No connection to the relay could be made, or it ended in a way that trying again cannot mend."""
+    """No connection to the relay could be made, or it ended in a way that a retry cannot fix."""
 
 
 class Closed(StrataError):

@@ -1,6 +1,6 @@
-"""Reading single members of decoded JSON: the value in the form it must have, or None.
+"""Reading single members of decoded JSON: the value in the required form, or None.
 
-Callers say what a missing or misshapen member means; nothing here raises.
+Callers decide what a missing or malformed member means; nothing here raises.
 """
 
 # Core: no I/O, no clock, no randomness (held by tests/test_layout.py).
@@ -20,24 +20,24 @@ _is_base64url = re.compile(r"[A-Za-z0-9_-]*={0,2}").fullmatch
 
 
 def is_content_id(text: str) -> bool:
-    """Whether text has that form, and no other spelling of it."""
+    """Whether `text` has exactly that form."""
     return _is_content_id(text) is not None
 
 
 def integer(value: object) -> int | None:
-    """The value, if it is a whole number; `1.0` and `1` are one number in canonical form (R-013)."""
+    """The value, if it is a whole number; `1.0` and `1` are the same number in canonical form (R-013)."""
     if type(value) is int:
         return value
     return int(value) if type(value) is float and value.is_integer() else None
 
 
 def number(value: object) -> float | None:
-    """The value, if it is a number; a boolean is not."""
+    """The value, if it is a number; a boolean is not one."""
     return float(value) if type(value) is int or type(value) is float else None
 
 
 def hex_bytes(value: object, size: int) -> bytes | None:
-    """The `size` bytes that `0x` and hex digits of either case stand for (R-024)."""
+    """The bytes of `0x` and hex digits in either case, if there are `size` of them (R-024)."""
     if type(value) is not str or len(value) != 2 + 2 * size or not value.startswith("0x"):
         return None
     try:
@@ -48,7 +48,7 @@ def hex_bytes(value: object, size: int) -> bytes | None:
 
 
 def base64url(value: object, max_bytes: int) -> bytes | None:
-    """What base64url text stands for, with padding or without, if it is at most `max_bytes` long."""
+    """The bytes of base64url text, with or without padding, if there are at most `max_bytes`."""
     if type(value) is not str or len(value) > -(-max_bytes // 3) * 4 or not _is_base64url(value):
         return None
     digits = value.rstrip("=")
@@ -61,7 +61,7 @@ def base64url(value: object, max_bytes: int) -> bytes | None:
 
 
 def unpadded_base64url(data: bytes) -> str:
-    """Base64url text without padding."""
+    """Encode as base64url text without padding."""
     return binascii.b2a_base64(data, newline=False).rstrip(b"=").translate(_TO_URL).decode("ascii")
 
 

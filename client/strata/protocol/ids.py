@@ -1,10 +1,10 @@
 """Identities: `did:strata` names, the Ed25519 keys behind them, signing and verifying (RFC-0001 §3–§4).
 
-A self-certifying DID is its own public key: `did:strata:z` + base58btc(`ed 01` ‖ 32-byte key) (R-045).
-The same without the `ed 01` is read and never written (R-046). Every other DID is a name whose key must
-be learnt elsewhere (R-047, R-059).
+A self-certifying DID contains its own public key: `did:strata:z` + base58btc(`ed 01` ‖ 32-byte key) (R-045).
+The form without the `ed 01` is read but never written (R-046). Every other DID is a name whose key must come
+from elsewhere (R-047, R-059).
 
-One library signs and verifies everywhere, because libraries differ on keys and signatures at the edge
+The same library signs and verifies everywhere, because libraries differ on keys and signatures at the edge
 of the curve; its verdicts are pinned by tests/strata/protocol/vectors.json (R-025).
 """
 
@@ -45,10 +45,10 @@ SEED_BYTES = 32
 SIGNATURE_BYTES = 64
 
 MAX_DID_CHARACTERS = 1024
-"""The longest DID that is read. DID syntax sets no bound; an index on authors needs one."""
+"""The longest DID accepted. DID syntax sets no bound, but an index on authors needs one."""
 
 _CACHED_DIDS = 16_384
-"""How many authors are remembered; a cold one costs a few microseconds more."""
+"""How many authors are cached; one that is not costs a few microseconds more."""
 
 _ED25519_MULTICODEC = b"\xed\x01"
 _STRATA_BASE58 = "did:strata:z"
@@ -63,11 +63,11 @@ _DIGITS = {character: digit for digit, character in enumerate(_ALPHABET)}
 
 
 class Signer(Protocol):
-    """Whatever can sign in the name of a DID: a key in memory, in an agent, in hardware (R-089)."""
+    """An object that can sign for a DID: a key in memory, in an agent or in hardware (R-089)."""
 
     @property
     def did(self) -> str:
-        """The DID that the signatures speak for."""
+        """The DID that the signatures are made for."""
         ...
 
     def sign(self, message: bytes) -> bytes:
@@ -76,16 +76,16 @@ class Signer(Protocol):
 
 
 class Identity:
-    """An Ed25519 key pair and the DID it speaks for: the self-certifying one that names it, or another.
+    """An Ed25519 key pair and the DID that it signs for: the key's own self-certifying DID, or another.
 
-    Keys are made here and never leave (R-090): `repr` shows the DID alone, and only `save` and `seed`
-    give the seed away.
+    Keys are made here and never leave (R-090): `repr` shows only the DID, and only `save` and `seed` reveal
+    the seed.
     """
 
     __slots__ = ("_did", "_public_key", "_secret_key")
 
     def __init__(self, seed: bytes, did: str | None = None) -> None:
-        """Raises `IdentityError` if `seed` is not 32 bytes or `did` is no DID."""
+        """Raises `IdentityError` if `seed` is not 32 bytes or `did` is not a DID."""
         if len(seed) != SEED_BYTES:
             raise IdentityError(f"a seed has {SEED_BYTES} bytes, not {len(seed)}")
         self._public_key, self._secret_key = nacl.bindings.crypto_sign_seed_keypair(bytes(seed))
@@ -95,25 +95,25 @@ class Identity:
 
     @classmethod
     def generate(cls) -> Identity:
-        """A new identity from the system's random source."""
+        """Make a new identity from the system's random source."""
         return cls(secrets.token_bytes(SEED_BYTES))
 
     @classmethod
     def from_seed(cls, seed: bytes) -> Identity:
-        """The identity of a 32-byte seed. Raises `IdentityError` for another length."""
+        """The identity with a 32-byte seed. Raises `IdentityError` for another length."""
         return cls(seed)
 
     def speaking_for(self, did: str) -> Identity:
-        """The same key signing in the name of another DID, which has to have made it one of its keys.
+        """The same key, signing for another DID, of which it must be one of the keys.
 
-        A key that a DID was rotated to is one such, a recovery key another. Raises `IdentityError` for text
-        that is no DID.
+        It may be a key that the DID was rotated to, or a recovery key. Raises `IdentityError` if `did` is not
+        a DID.
         """
         return Identity(self.seed, did)
 
     @property
     def did(self) -> str:
-        """The DID that signatures speak for; unless told otherwise the self-certifying one of this key."""
+        """The DID that signatures are made for; by default the self-certifying DID of this key."""
         return self._did
 
     @property
@@ -123,16 +123,16 @@ class Identity:
 
     @property
     def seed(self) -> bytes:
-        """The 32-byte seed: whoever holds it is this identity."""
+        """The 32-byte seed. Anyone who has it can sign as this identity."""
         return self._secret_key[:SEED_BYTES]
 
     @property
     def custody(self) -> Literal["hardware", "wrapped", "software", "unknown"]:
-        """Where the key is kept (R-091); this one is in the memory of the process."""
+        """Where the key is kept (R-091): an `Identity` holds it in the memory of the process."""
         return "software"
 
     def sign(self, message: bytes) -> bytes:
-        """The 64-byte signature of `message` itself, without prefix or prehash (R-023)."""
+        """The 64-byte signature of `message` itself, without a prefix or a prehash (R-023)."""
         return nacl.bindings.crypto_sign(message, self._secret_key)[:SIGNATURE_BYTES]
 
     def __repr__(self) -> str:
@@ -144,7 +144,7 @@ class Identity:
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the key to a new file that only its owner can read.
 
-        Raises `FileExistsError` rather than replace a key, and `OSError` as the file system does.
+        Raises `FileExistsError` rather than replace a key, and `OSError` if the file system does.
         """
         members = {"did": self._did, "seed": f"0x{self.seed.hex()}"}
         key = did_from_public_key(self._public_key)
@@ -156,8 +156,8 @@ class Identity:
     def load(cls, path: str | os.PathLike[str]) -> Identity:
         """Read a file that `save` wrote.
 
-        Raises `IdentityError` if others can read the file or it is no key file, and `OSError` as the file
-        system does. No error quotes the file.
+        Raises `IdentityError` if other users can read the file or it is not a key file, and `OSError` if the
+        file system does. No error quotes the file.
         """
         try:
             body = secret_files.read_secret(path)
@@ -176,8 +176,8 @@ def _identity_from_file(body: bytes) -> Identity | None:
         if not seed.startswith("0x"):
             return None
         identity = Identity(bytes.fromhex(seed[2:]))
-        # The name of the key stands beside its seed, so that a damaged seed is noticed and not taken for
-        # another identity: it is the DID itself, or `key` where the key speaks for another DID.
+        # The file names the key besides its seed, so that a damaged seed is noticed and not taken for another
+        # identity. The name is the DID itself, or `key` if the key signs for another DID.
         if identity.did != members.get("key", did):
             return None
         return identity.speaking_for(did)
@@ -186,7 +186,10 @@ def _identity_from_file(body: bytes) -> Identity | None:
 
 
 def did_from_public_key(public_key: bytes) -> str:
-    """The self-certifying DID of a 32-byte Ed25519 key (R-044, R-045). Raises `IdentityError` otherwise."""
+    """The self-certifying DID of a 32-byte Ed25519 key (R-044, R-045).
+
+    Raises `IdentityError` for another length.
+    """
     if len(public_key) != PUBLIC_KEY_BYTES:
         raise IdentityError(f"a public key has {PUBLIC_KEY_BYTES} bytes, not {len(public_key)}")
     return _STRATA_BASE58 + base58_encode(_ED25519_MULTICODEC + public_key)
@@ -194,10 +197,10 @@ def did_from_public_key(public_key: bytes) -> str:
 
 @functools.lru_cache(maxsize=_CACHED_DIDS)
 def public_key_from_did(did: str) -> bytes | None:
-    """The key that a self-certifying DID carries in itself (R-045, R-046).
+    """The key that a self-certifying DID contains (R-045, R-046).
 
-    None for any other DID: one of another method, a name, or a key of a kind unknown here (R-047, R-059).
-    Raises `IdentityError` for text that is no DID.
+    None for any other DID: one of another method, a name, or one with an unknown kind of key (R-047, R-059).
+    Raises `IdentityError` if `did` is not a DID.
     """
     if not is_did(did):
         raise IdentityError("the text is not a DID")
@@ -215,9 +218,9 @@ def public_key_from_did(did: str) -> bytes | None:
 
 
 def public_key_from_method(public_key_hex: str | None, public_key_multibase: str | None) -> bytes:
-    """The key of a verification method, from either of its spellings; given both, they must agree (R-026).
+    """The key of a verification method, from either of its two spellings, which must agree (R-026).
 
-    Raises `IdentityError` when neither is given, one is malformed, or they differ.
+    Raises `IdentityError` if neither is given, one is malformed, or they differ.
     """
     keys = set()
     if public_key_hex is not None:
@@ -235,8 +238,8 @@ def public_key_from_method(public_key_hex: str | None, public_key_multibase: str
 
 
 def is_did(text: str) -> bool:
-    """Whether `text` has the form of a DID, of whatever method."""
-    # What is remembered is kept: a stranger's megabyte is looked at here and not there.
+    """Whether `text` has the form of a DID of any method."""
+    # The length is checked before the cache, so that the cache holds no long texts of strangers.
     return len(text) <= MAX_DID_CHARACTERS and _has_form(text)
 
 
@@ -248,10 +251,10 @@ def _has_form(text: str) -> bool:
 def verify(public_key: bytes, message: bytes, signature: bytes) -> bool:
     """Whether `signature` is the Ed25519 signature of `message` under `public_key` (RFC 8032, R-025).
 
-    Strict: a scalar S beyond the group order, a key or R of small order, and a key that is not in its one
-    canonical encoding all fail. Wrong lengths fail. Releases the interpreter lock while it computes.
+    The check is strict: a scalar S beyond the group order, a key or R of small order, a key that is not in
+    its canonical encoding, and wrong lengths all fail. Releases the interpreter lock while it computes.
     """
-    # The binding hands C a pointer and no length: these checks keep it inside the buffers.
+    # The binding passes a pointer and no length to C: these checks keep C inside the buffers.
     if len(public_key) != PUBLIC_KEY_BYTES or len(signature) != SIGNATURE_BYTES:
         return False
     try:
@@ -262,7 +265,7 @@ def verify(public_key: bytes, message: bytes, signature: bytes) -> bool:
 
 
 def base58_encode(data: bytes) -> str:
-    """Base58 in Bitcoin's alphabet, without multibase prefix; each leading zero byte is a leading `1`."""
+    """Base58 in Bitcoin's alphabet, without a multibase prefix; each leading zero byte is a leading `1`."""
     number = int.from_bytes(data, "big")
     characters = []
     while number:
@@ -273,9 +276,9 @@ def base58_encode(data: bytes) -> str:
 
 
 def base58_decode(text: str) -> bytes:
-    """The bytes that `base58_encode` wrote. Raises `IdentityError` for a foreign character.
+    """The bytes that `base58_encode` encoded. Raises `IdentityError` for a character outside the alphabet.
 
-    Takes time quadratic in the length: bound the text before.
+    The time is quadratic in the length: callers must bound the text.
     """
     number = 0
     for character in text:

@@ -9,11 +9,11 @@ __all__ = ["EndsAtOnce"]
 
 
 class EndsAtOnce:
-    """A context in which Ctrl-C ends the process as the system ends any, without a word.
+    """A context in which Ctrl-C ends the process by the system's default action, without a message.
 
-    For what a program does before it knows its command, imports above all: amid them a KeyboardInterrupt
-    comes out as a traceback, or is swallowed, or brings down a module in C that is half made. Where Ctrl-C
-    is ignored, or means something else already, it stays so.
+    It covers what a program does before it knows its command, above all imports: during an import a
+    KeyboardInterrupt may print a traceback, be swallowed, or crash a C module that is half initialised. If
+    Ctrl-C is ignored or has another handler already, nothing changes.
     """
 
     def __enter__(self) -> None:

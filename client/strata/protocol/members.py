@@ -1,7 +1,7 @@
-"""Members of a JSON object that must have a certain form; null equals absence (R-032, A-004).
+"""Members of a JSON object that must have a certain form; null means the same as absence (R-032, A-004).
 
 Each function returns the member or refuses the object with `invalid_schema`. A refusal names the member and
-never quotes it.
+never quotes its value.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ def refuse(reason: str, detail: str | None = None) -> NoReturn:
 
 
 def text(members: dict[str, object], name: str) -> str:
-    """A string that must be there."""
+    """A required string."""
     value = optional_text(members, name)
     if value is None:
         refuse(f"{name} is missing")
@@ -36,7 +36,7 @@ def optional_text(members: dict[str, object], name: str) -> str | None:
 
 
 def integer(members: dict[str, object], name: str) -> int:
-    """An integer from 0 up that must be there."""
+    """A required integer from 0 up."""
     value = optional_integer(members, name)
     if value is None:
         refuse(f"{name} is missing")

@@ -1,8 +1,8 @@
-"""Negentropy, version 1: two sets of packets are compared at the price of their difference.
+"""Negentropy, version 1: compares two sets of packets at a cost that depends on how much they differ.
 
-Both sides hold items, a timestamp and an id each, in that order. The initiator sends ranges of its set with a
-fingerprint for each. For a range whose fingerprint differs the responder answers with the fingerprints of its
-sixteenths, or with all ids where few are left:
+Both sides hold items, each a timestamp and an id, sorted in that order. The initiator sends ranges of its set
+with a fingerprint for each. If a fingerprint differs, the responder answers with the fingerprints of the
+sixteenths of the range, or with all its ids if they are few:
 
     initiator                          responder
     initiate() ──── ranges ──────────▶ respond()
@@ -12,8 +12,8 @@ sixteenths, or with all ids where few are left:
     Message := 0x61 Range*      Range := Bound mode payload      Bound := timestamp prefix
     mode 0: skip                mode 1: fingerprint              mode 2: all ids of the range
 
-Byte-compatible with hoytech/negentropy `docs/negentropy-protocol-v1.md` in both roles. What a peer sends is
-bounded by the length of its message: no count in it is believed before the bytes are there.
+Both roles are byte-compatible with hoytech/negentropy `docs/negentropy-protocol-v1.md`. The cost of a peer's
+message is bounded by its length: no count in it is trusted before the bytes are present.
 """
 
 # Core: no I/O, no clock, no randomness (held by tests/test_layout.py).
@@ -40,13 +40,13 @@ __all__ = [
 PROTOCOL_VERSION: Final = 0x61
 ID_BYTES: Final = 32
 MIN_FRAME_BYTES: Final = 4096
-"""The least limit of a frame."""
+"""The smallest limit that `max_frame_bytes` may set."""
 
 _FINGERPRINT_BYTES = 16
 _SKIP, _FINGERPRINT, _IDS = range(3)
 _BUCKETS = 16
 _SPARE_BYTES = 200
-"""A frame ends so much before its limit: room for the range that says what is left."""
+"""The bytes left free below a frame's limit: room for the range that covers the remaining items."""
 _STRIDE = 64
 _MODULUS = 1 << 256
 _INFINITY: Final = (1 << 64) - 1
@@ -58,14 +58,14 @@ _Item = tuple[int, bytes]
 
 
 class NegentropyError(StrataError, ValueError):
-    """A message that is no message of this protocol."""
+    """The bytes are not a message of this protocol."""
 
 
 class ItemSet:
     """The items of one side, sorted: timestamps from 0 to 2⁶⁴ − 2, ids of 32 bytes, no item twice.
 
-    Raises `ValueError` for anything else. Keeps a sum for every 64th item, so that the fingerprint of a range
-    costs at most 128 additions, however long the range is.
+    Raises `ValueError` for anything else. A sum is kept for every 64th item, so that the fingerprint of a
+    range of any length costs at most 128 additions.
     """
 
     def __init__(self, items: Iterable[_Item]) -> None:
@@ -91,14 +91,14 @@ class ItemSet:
 
     def ids(self, lower: int, upper: int) -> list[bytes]:
         """The ids of a range of positions."""
-        return [item[1] for item in self._items[lower:upper]]  # nothing before it is looked at
+        return [item[1] for item in self._items[lower:upper]]  # items before `lower` are not visited
 
     def position(self, bound: _Item, lower: int) -> int:
-        """The first position from `lower` on whose item is not below the bound."""
+        """The first position from `lower` on whose item is not less than the bound."""
         return bisect_left(self._items, bound, lower)
 
     def fingerprint(self, lower: int, upper: int) -> bytes:
-        """What tells the ids of a range of positions from others."""
+        """The fingerprint of the ids of a range of positions."""
         total = (self._sum(upper) - self._sum(lower)) % _MODULUS
         data = total.to_bytes(ID_BYTES, "little") + _varint(upper - lower)
         return hashlib.sha256(data).digest()[:_FINGERPRINT_BYTES]
@@ -111,29 +111,29 @@ class ItemSet:
 
 
 class Compared(NamedTuple):
-    """What one message of the responder has told the initiator."""
+    """What the initiator learns from one message of the responder."""
 
     message: bytes | None
-    """To be sent next; None when all has been compared."""
+    """The message to send next; None if the comparison is complete."""
     have: list[bytes]
-    """Ids that this side has and the other has not."""
+    """Ids that this side has and the other does not."""
     need: list[bytes]
-    """Ids that the other side has and this one has not."""
+    """Ids that the other side has and this one does not."""
 
 
 class _Writer:
-    """A message as it grows. Timestamps are written as what they exceed the one before by."""
+    """A message being written. A timestamp is written as its difference from the previous one."""
 
     def __init__(self) -> None:
         self.data = bytearray([PROTOCOL_VERSION])
         self._timestamp = 0
 
     def mark(self) -> tuple[int, int]:
-        """The place that `undo` goes back to."""
+        """The place to which `undo` returns."""
         return len(self.data), self._timestamp
 
     def undo(self, mark: tuple[int, int]) -> None:
-        """Take back all that was added since."""
+        """Remove everything added since `mark`."""
         length, self._timestamp = mark
         del self.data[length:]
 
@@ -149,7 +149,7 @@ class _Writer:
 
 
 class _MessageReader:
-    """A message as it is read. Raises `NegentropyError` where it ends too soon."""
+    """A message being read. Raises `NegentropyError` if it ends too soon or is malformed."""
 
     def __init__(self, data: bytes) -> None:
         self._data = data
@@ -196,8 +196,9 @@ class Reconciler:
     """One side of one comparison.
 
     `max_frame_bytes` bounds each message; 0 sets no bound, and less than `MIN_FRAME_BYTES` raises
-    `ValueError`. `shift` moves the borders between sixteenths, by another number each time: whoever could
-    choose ids whose sums agree would otherwise hide a difference for ever. The other side need not know.
+    `ValueError`. `shift` moves the borders between sixteenths and should be different each time: otherwise an
+    attacker who can choose ids whose sums agree could hide a difference permanently. The other side need not
+    know it.
     """
 
     def __init__(self, items: ItemSet, *, max_frame_bytes: int = 0, shift: int = 0) -> None:
@@ -214,9 +215,9 @@ class Reconciler:
         return bytes(writer.data)
 
     def respond(self, message: bytes) -> bytes:
-        """The answer to a message of the initiator's. Raises `NegentropyError`.
+        """The answer to a message of the initiator. Raises `NegentropyError`.
 
-        A message of another version is answered with the version that is spoken here.
+        A message of another version is answered with the version that this side supports.
         """
         if _version(message) != PROTOCOL_VERSION:
             return bytes([PROTOCOL_VERSION])
@@ -241,7 +242,7 @@ class Reconciler:
                 differs = reader.take(_FINGERPRINT_BYTES) != items.fingerprint(lower, upper)
             elif mode == _IDS:
                 theirs = reader.id_list()
-                differs = compared is None  # then they are wanted
+                differs = compared is None  # the initiator needs the responder's ids
                 if compared is not None:
                     _compare(compared, items.ids(lower, upper), theirs)
             elif mode == _SKIP:
@@ -258,7 +259,7 @@ class Reconciler:
                     self._split(writer, lower, upper, bound)
                     if self._is_full(writer):
                         writer.undo(mark)
-                        upper = lower  # it comes again, as a part of what is left
+                        upper = lower  # this range is sent again, as part of the remaining items
                 is_cut = upper < items.position(bound, lower)
                 if is_cut or self._is_full(writer):
                     writer.range(_END, _FINGERPRINT, items.fingerprint(upper, len(items)))
@@ -268,7 +269,7 @@ class Reconciler:
         return bytes(writer.data)
 
     def _split(self, writer: _Writer, lower: int, upper: int, bound: _Item) -> None:
-        """Say what is in a range: its ids where they are few, else the fingerprints of its sixteenths."""
+        """Write a range: its ids if they are few, else the fingerprints of its sixteenths."""
         count = upper - lower
         if count < 2 * _BUCKETS:
             writer.range(bound, _IDS, _varint(count) + b"".join(self._items.ids(lower, upper)))
@@ -284,7 +285,7 @@ class Reconciler:
             start = border
 
     def _list(self, writer: _Writer, lower: int, upper: int, bound: _Item) -> int:
-        """Send the ids of a range, as many as fit; returns where the next range begins."""
+        """Write as many ids of a range as fit. Returns the position at which the next range begins."""
         if self._max_bytes:
             room = self._max_bytes - _SPARE_BYTES - len(writer.data)
             fitting = max(0, room // ID_BYTES + 1)
@@ -309,7 +310,7 @@ def _compare(compared: Compared, ours: Iterable[bytes], theirs: Iterable[bytes])
 
 
 def _between(before: _Item, after: _Item) -> _Item:
-    """The shortest bound that parts two neighbours."""
+    """The shortest bound that separates two neighbouring items."""
     if before[0] != after[0]:
         return after[0], b""
     shared = next(n for n, (one, other) in enumerate(zip(before[1], after[1], strict=True)) if one != other)
@@ -317,7 +318,7 @@ def _between(before: _Item, after: _Item) -> _Item:
 
 
 def _varint(number: int) -> bytes:
-    """A number in digits to the base of 128, the most significant first."""
+    """A number in base 128, the most significant digit first."""
     digits = [number & 127]
     while number := number >> 7:
         digits.append(number & 127 | 128)

@@ -1,11 +1,11 @@
 """Packets: parsed, checked and built (RFC-0002 §3–§4).
 
-A packet is its canonical bytes. `Packet` is a view of them whose existence says: the schema holds, the form
-is canonical, and `packet_id` is the BLAKE3 hash of the rest. It does not say that the signature is the
-author's, which costs eight times as much and is asked for apart (`verify_signature`, `Packet.verify`), nor
-that the packet is fresh (`check_freshness`).
+A packet is its canonical bytes. A `Packet` is a view of them, and exists only if the schema holds, the form
+is canonical, and `packet_id` is the BLAKE3 hash of the rest. It does not prove that the signature is the
+author's, which costs eight times as much to check and is a separate call (`verify_signature`,
+`Packet.verify`), nor that the packet is fresh (`check_freshness`).
 
-Members nobody here knows stay in the bytes, hence in the hash, in storage and in what is passed on (R-005).
+Unknown members stay in the bytes, hence in the hash, in storage and in forwarded packets (R-005).
 """
 
 # Core: no I/O, no clock, no randomness (held by tests/test_layout.py).
@@ -42,23 +42,23 @@ __all__ = [
 ]
 
 VERSION = 1
-"""The packet version this library knows (R-017)."""
+"""The packet version that this library supports (R-017)."""
 
 DEFAULT_MAX_PACKET_BYTES = 262_144
-"""Canonical size of the largest packet built, and the relay's default limit (R-118, R-124)."""
+"""The canonical size of the largest packet built, and the relay's default limit (R-118, R-124)."""
 
 DEFAULT_MAX_PACKET_AGE_SECONDS = 86_400
-"""How far in the past a packet's timestamp may lie when it is published (R-093)."""
+"""How far in the past a packet's timestamp may be when the packet is published (R-093)."""
 
 MAX_FUTURE_SECONDS = 300
-"""How far in the future it may lie. Fixed: it does not follow the clock skew setting (R-095)."""
+"""How far in the future the timestamp may be. Fixed: the clock skew setting does not change it (R-095)."""
 
 MINIMAL_PROVENANCE_HEADER: Mapping[str, object] = {
     "origin_type": "UNKNOWN",
     "genesis_media_hash": None,
     "edit_history": [],
 }
-"""What a packet says about media of unknown origin (R-034)."""
+"""The provenance header of a packet with media of unknown origin (R-034)."""
 
 _BUILT_MEMBERS = frozenset(
     {
@@ -76,19 +76,20 @@ _BUILT_MEMBERS = frozenset(
 """The members that `build` writes itself."""
 
 _UNSIGNED = ("packet_id", "signature")
-"""The members outside what is hashed and signed (R-022, R-023)."""
+"""The members that are not hashed and signed (R-022, R-023)."""
 
 _SIGNATURE_CHARACTERS = 2 + 2 * ids.SIGNATURE_BYTES
 
 _MAX_REMEMBERED, _MAX_REMEMBERED_BYTES = 256, 4_096
-"""Several relays deliver each packet, and to each reader of this process: the last small ones are read and
+"""Several relays deliver each packet, to each reader in this process: the last small packets are read and
 verified once."""
 
 
 class Packet(msgspec.Struct, frozen=True, eq=False):
-    """One packet whose schema, canonical form and id have been checked. Made by `parse` and `build` alone.
+    """One packet whose schema, canonical form and id have been checked. Made only by `parse`, `read` and
+    `build`.
 
-    Two packets are equal if their canonical bytes are. All times are Unix seconds.
+    Two packets are equal if their canonical bytes are equal. All times are Unix seconds.
     """
 
     canonical: bytes
@@ -96,7 +97,7 @@ class Packet(msgspec.Struct, frozen=True, eq=False):
     signed_bytes: bytes
     """The canonical form without `packet_id` and `signature`, as it is hashed and signed (R-022, R-023)."""
     digest: bytes
-    """BLAKE3-256 of `signed_bytes`, 32 bytes."""
+    """The BLAKE3-256 of `signed_bytes`, 32 bytes."""
     packet_id: str
     version: int
     timestamp: int
@@ -105,10 +106,10 @@ class Packet(msgspec.Struct, frozen=True, eq=False):
     expires_at: int | None
     nonce: str | None
     signature: str
-    """As received, in either case (R-024)."""
+    """As received, in either letter case (R-024)."""
     signature_bytes: bytes
     value: dict[str, object]
-    """The decoded packet. Read it only: the bytes above would not follow a change."""
+    """The decoded packet. Do not modify it: the bytes above would not change with it."""
 
     @classmethod
     def parse(
@@ -122,14 +123,14 @@ class Packet(msgspec.Struct, frozen=True, eq=False):
     ) -> Packet:
         """Check a packet that arrived, in the order of relay.md §11 (5, 6, 7).
 
-        A relay refuses media without a provenance header (R-033); a reader takes such a packet for one of
+        A relay refuses media without a provenance header (R-033); a reader treats such a packet as one of
         unknown origin (R-036, A-015): see `read`.
 
         Text with more than `max_values` values is refused before it is decoded.
 
         Raises `InvalidPacket`: `invalid_schema` for schema and canonical form, `packet_too_large` if the
         canonical form exceeds `max_bytes`, `invalid_signature` with detail `packet_id_mismatch` if the id
-        does not recompute.
+        is not the hash of the packet.
         """
         raw = bytes(raw)
         if max_values is not None:
@@ -144,7 +145,7 @@ class Packet(msgspec.Struct, frozen=True, eq=False):
         version, timestamp, author_id, content_type = _read_required(value)
         expires_at, nonce = _read_optional(value)
         _check_content(value, media_needs_header=media_needs_header)
-        # R-121: equal to the limit passes.
+        # R-121: a packet of exactly the limit passes.
         if max_bytes is not None and len(text) > max_bytes:
             _refuse_size(max_bytes)
         digest = blake3(signed).digest()
@@ -175,10 +176,10 @@ class Packet(msgspec.Struct, frozen=True, eq=False):
     def read(
         cls, raw: bytes | bytearray | memoryview | msgspec.Raw, *, max_bytes: int | None = None
     ) -> Packet:
-        """Read a packet that some relay has taken: stored, sent or archived.
+        """Read a packet that some relay has accepted: a stored, sent or archived one.
 
-        Relays differ in what they take. So every reader allows for the deepest nesting that one may be told
-        to take, and for media without a header. Raises `InvalidPacket` as `parse` does.
+        Relays differ in what they accept, so every reader allows the deepest nesting that a relay can be
+        configured to accept, and media without a header. Raises `InvalidPacket` as `parse` does.
         """
         if max_bytes is None and len(bytes(raw)) <= _MAX_REMEMBERED_BYTES:
             return _read_small(bytes(raw))
@@ -186,12 +187,12 @@ class Packet(msgspec.Struct, frozen=True, eq=False):
 
     @property
     def content(self) -> dict[str, object]:
-        """The payload; `content["type"]` is `content_type`."""
+        """The content; `content["type"]` is `content_type`."""
         return cast(dict[str, object], self.value["content"])
 
     @property
     def size_bytes(self) -> int:
-        """The packet's size in the sense of every limit: the length of its canonical form (R-117)."""
+        """The size that every limit refers to: the length of the canonical form (R-117)."""
         return len(self.canonical)
 
     @property
@@ -201,10 +202,10 @@ class Packet(msgspec.Struct, frozen=True, eq=False):
         return tuple(reference["media_hash"] for reference in media)
 
     def verify(self, now: float | None = None) -> None:
-        """Check the signature by the key in the author's own DID and, if `now` is given, the expiry.
+        """Check the signature with the key in the author's own DID and, if `now` is given, the expiry.
 
-        Raises `InvalidPacket`: `invalid_signature` (detail `unresolved_key` if the DID carries no key),
-        `packet_expired`. An author with a DID Document may have other keys; whoever knows the document
+        Raises `InvalidPacket`: `invalid_signature` (detail `unresolved_key` if the DID contains no key),
+        `packet_expired`. An author with a DID Document may have other keys; a caller that has the document
         resolves them and calls `verify_signature`.
         """
         if now is not None:
@@ -239,9 +240,10 @@ def verify_signature(packet: Packet, public_key: bytes) -> bool:
 
 
 def verify_shared(packet: Packet, public_key: bytes) -> bool:
-    """`verify_signature`, remembered for a while: of a packet that many readers of a process have.
+    """`verify_signature` with a cache, for a packet that many readers in a process have.
 
-    Of a large packet only what tells it from others is kept. Threads that race here compute the same twice.
+    For a large packet, the cache holds only its hash, signature and key. Threads that race here both compute
+    the same result.
     """
     if packet.size_bytes <= _MAX_REMEMBERED_BYTES:
         return _verify_small(packet, public_key)
@@ -254,18 +256,18 @@ def verify_shared(packet: Packet, public_key: bytes) -> bool:
     return verdict
 
 
-# Packets are equal if all their bytes are, the signature among them.
+# Packets are equal if all their bytes are equal, including the signature.
 _verify_small = lru_cache(_MAX_REMEMBERED)(verify_signature)
 
 _large_verdicts: OrderedDict[tuple[bytes, bytes, bytes], bool] = OrderedDict()
-"""By the hash of what is signed, signature and key: whether the one is a signature of the other."""
+"""By the hash of the signed bytes, the signature and the key: whether the signature verifies."""
 
 
 def id_holds(raw: bytes) -> bool:
-    """Whether what claims to be a packet has the id of its bytes, however malformed it is otherwise.
+    """Whether the id in a possibly malformed packet is the hash of its bytes.
 
-    True also where that cannot be told: for what has no canonical form, and for a packet whose provenance
-    header a relay may have downgraded (R-209).
+    Also true if that cannot be determined: for text without a canonical form, and for a packet with a
+    provenance header, which a relay may have downgraded (R-209).
     """
     try:
         value, _, signed = canonical.parse_without(raw, _UNSIGNED)
@@ -279,7 +281,7 @@ def id_holds(raw: bytes) -> bool:
 def observed_at(packet: Packet, received_at: int | None) -> int:
     """The time by which a reader judges a packet's age, expiry and key window (R-105).
 
-    That is when a relay received it; the author's own timestamp only where no relay has said.
+    This is the time at which a relay received the packet, or the author's timestamp if no relay reported one.
     """
     return packet.timestamp if received_at is None else received_at
 
@@ -317,12 +319,14 @@ def build(
 ) -> Packet:
     """Make and sign a packet.
 
-    What is None is left out (R-015). Media without a header get the minimal one (R-034). `extra` adds
-    further top-level members. Raises `InvalidPacket` for what a relay would refuse, a bad schema or a
-    canonical size above `max_bytes` (R-124), `TypeError` for content that is no mapping, and `ValueError` if
-    `extra` names a member written here, or the header claims an origin and has no `client_attestation`
-    (R-230: `provenance.attest` adds it), unless `allow_unattested`: relays serve such a packet as one of
-    unknown origin.
+    Members that are None are left out (R-015). Media without a header get the minimal one (R-034). `extra`
+    adds further top-level members.
+
+    Raises `InvalidPacket` for a packet that a relay would refuse, because of its schema or a canonical size
+    above `max_bytes` (R-124), and `TypeError` if `content` is not a mapping. Raises `ValueError` if `extra`
+    names a member that is written here, or if the header claims an origin without a `client_attestation`
+    (R-230; `provenance.attest` adds it) and `allow_unattested` is false. Relays serve an unattested packet as
+    one of unknown origin.
     """
     if not isinstance(content, Mapping):
         raise TypeError(f'content must be a mapping, as {{"type": "POST"}}, not {type(content).__name__}')
@@ -358,7 +362,7 @@ def _require_attested(header: Mapping[str, object]) -> None:
 
 
 def byte_hash(data: bytes) -> str:
-    """`0x` and the lowercase hex BLAKE3-256 of `data`: the form of every id and media hash (R-018)."""
+    """`0x` and the BLAKE3-256 of `data` in lowercase hex: the form of every id and media hash (R-018)."""
     return f"0x{blake3(data).hexdigest()}"
 
 
@@ -369,7 +373,7 @@ def _read_signature(value: dict[str, object]) -> tuple[str, bytes]:
             decoded = bytes.fromhex(signature[2:])
         except ValueError:
             decoded = b""
-        if len(decoded) == ids.SIGNATURE_BYTES:  # fromhex skips blanks, which makes it too short
+        if len(decoded) == ids.SIGNATURE_BYTES:  # fromhex skips blanks; the result is then too short
             return signature, decoded
     _refuse("signature is not 0x and 128 hex digits")
 
@@ -422,7 +426,7 @@ def _check_content(value: dict[str, Any], *, media_needs_header: bool) -> None:
 
 
 def _check_header(header: dict[str, object]) -> None:
-    """R-027 alone; the relay's provenance check judges the claims of the header."""
+    """Check R-027 only; the relay's provenance check judges the claims of the header."""
     _check_byte_hash(header.get("genesis_media_hash"), "provenance_header.genesis_media_hash")
     edits = header.get("edit_history")
     for edit in edits if type(edits) is list else ():
@@ -453,7 +457,7 @@ _KIND_NAMES: dict[type, str] = {str: "a string", list: "an array", dict: "an obj
 
 
 def _optional(members: dict[str, object], name: str, kind: type, path: str = "") -> Any:
-    """An optional member, where null equals absence (R-032, A-004)."""
+    """An optional member; null means the same as absence (R-032, A-004)."""
     value = members.get(name)
     if value is not None and type(value) is not kind:
         _refuse(f"{path}{name} is not {_KIND_NAMES[kind]}")
@@ -470,7 +474,7 @@ def _integer(value: object, name: str) -> int:
 
 
 def _check_expiry(packet: Packet, now: float) -> None:
-    # R-100, R-103: served up to and including the second named, without grace.
+    # R-100, R-103: a packet is served up to and including the second `expires_at`, without grace.
     if packet.expires_at is not None and now > packet.expires_at:
         raise InvalidPacket(ErrorCode.PACKET_EXPIRED, "the packet has expired")
 

@@ -1,4 +1,4 @@
-"""Files that hold a secret: written for their owner alone, and read only if nobody else can read them."""
+"""Files that hold a secret: readable only by their owner when written, and refused on reading otherwise."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ _MAX_BYTES = 4096
 
 
 class SharedSecret(StrataError):
-    """Other users can read the file; the message says what to do."""
+    """Other users can read the file; the message says how to fix that."""
 
 
 def write_secret(path: str | os.PathLike[str], members: Mapping[str, str]) -> None:
     """Write a JSON object to a new file that only its owner can read.
 
-    The file is there after a power cut, as far as the file system can promise that. Raises `FileExistsError`
-    rather than replace a secret, and `OSError` as the file system does.
+    The file survives a power failure, as far as the file system can guarantee that. Raises `FileExistsError`
+    rather than replace a secret, and `OSError` if the file system does.
     """
     body = json.dumps(members, indent=2) + "\n"
-    # The mode is given at creation: before a later chmod, others could open the file.
+    # The mode is set at creation: until a later chmod, others could open the file.
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     try:
         with open(descriptor, "w", encoding="ascii") as file:
@@ -35,10 +35,10 @@ def write_secret(path: str | os.PathLike[str], members: Mapping[str, str]) -> No
             file.flush()
             os.fsync(file.fileno())
     except BaseException:
-        os.unlink(path)  # half a secret must not block a whole one
+        os.unlink(path)  # a partial file must not block the next attempt
         raise
-    if os.name == "posix":  # the file is durable, and its name is once the folder is
-        with contextlib.suppress(OSError):  # a folder that nobody may list, or of a system that syncs none
+    if os.name == "posix":  # the file's content is durable; its name is too after the folder is synced
+        with contextlib.suppress(OSError):  # the folder may be unreadable, or not syncable
             folder = os.open(Path(path).parent, os.O_RDONLY)
             try:
                 os.fsync(folder)
@@ -47,9 +47,10 @@ def write_secret(path: str | os.PathLike[str], members: Mapping[str, str]) -> No
 
 
 def read_secret(path: str | os.PathLike[str]) -> bytes:
-    """What a file of `write_secret` holds, at most 4096 bytes of it.
+    """The content of a file of `write_secret`, at most 4096 bytes.
 
-    Raises `SharedSecret` if others can read the file, and `OSError` as the file system does.
+    Raises `SharedSecret` if the file's mode gives other users any access, and `OSError` if the file system
+    does.
     """
     with open(path, "rb") as file:
         mode = os.fstat(file.fileno()).st_mode

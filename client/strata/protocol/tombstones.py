@@ -1,7 +1,7 @@
-"""Tombstones: what stays of a packet that a relay has erased.
+"""Tombstones: what remains of a packet that a relay has erased.
 
-A tombstone is a canonical JSON object that the relay has signed. It names the packet's id, its place and its
-times, and nothing of what the packet said or of who said it:
+A tombstone is a canonical JSON object that the relay has signed. It states the packet's id, its place and its
+times, and nothing about the packet's content or author:
 
     {"erased_at":…,"packet_id":"0x…","received_at":…,"relay_id":"did:…","sequence":…,"signature":"0x…",
      "type":"TOMBSTONE"}
@@ -31,9 +31,9 @@ _ID_BYTES: Final = 32
 
 @dataclass(frozen=True, slots=True)
 class Tombstone:
-    """One erased packet; times in Unix seconds.
+    """One erased packet; times are in Unix seconds.
 
-    Of a damaged row, id and time are as `told_place` has them.
+    For a damaged row, the id and the time of receipt are those of `told_place`.
     """
 
     packet_id: str
@@ -45,10 +45,11 @@ class Tombstone:
 
 
 def told_place(packet_id: bytes, received_at: int) -> tuple[str, int]:
-    """What a tombstone says of a row's id and its time of receipt.
+    """The id and the time of receipt that a tombstone states for a row.
 
-    That is these two. A damaged row may have what no tombstone can bear: for an id that is not 32 bytes long
-    its hash stands, as in a manifest of a lake, and for a time beyond ±(2**53 - 1) the nearest that is not.
+    They are the row's own, unless a damaged row has values that a tombstone cannot hold: an id that is not 32
+    bytes long is replaced by its hash, as in a manifest of a lake, and a time beyond ±(2**53 - 1) by the
+    nearest one within.
     """
     if len(packet_id) != _ID_BYTES:
         packet_id = blake3(packet_id).digest()
@@ -57,8 +58,8 @@ def told_place(packet_id: bytes, received_at: int) -> tuple[str, int]:
 
 
 def sign_tombstone(tombstone: Tombstone, signer: Signer) -> bytes:
-    """Its canonical form, signed. Raises ValueError where `signer` is not the relay that it names, and
-    `InvalidInput` for a number that canonical form cannot bear (`told_place`)."""
+    """The tombstone in canonical form, signed. Raises `ValueError` if `signer` is not the relay that the
+    tombstone names, and `InvalidInput` for a number that canonical form cannot hold (`told_place`)."""
     if signer.did != tombstone.relay_id:
         raise ValueError("a tombstone is signed by the relay that it names")
     members = _members(tombstone)
@@ -67,8 +68,9 @@ def sign_tombstone(tombstone: Tombstone, signer: Signer) -> bytes:
 
 
 def read_tombstone(raw: bytes, public_key: bytes | None = None) -> Tombstone:
-    """The tombstone in `raw`, whose signature is good under `public_key`, by default the key in the relay's
-    DID. Raises `InvalidInput` for anything else.
+    """Read a tombstone whose signature verifies under `public_key`, by default the key in the relay's DID.
+
+    Raises `InvalidInput` for anything else.
     """
     value, _ = canonical.parse(raw)
     members: dict[str, Any] = value if isinstance(value, dict) else {}

@@ -1,7 +1,7 @@
 """The checks that depend on a packet's `content.type`: those of relay.md §14 and no more (R-039).
 
-A type without rules here is stored and served untouched (R-038). Targets need not be known: whether a packet
-is admitted must not depend on what arrived before it (R-253, A-093).
+A packet of a type without rules here is stored and served unchanged (R-038). Targets need not be known:
+whether a packet is admitted must not depend on what arrived before it (R-253, A-093).
 """
 
 # Core: no I/O, no clock, no randomness (held by tests/test_layout.py).
@@ -33,9 +33,9 @@ DESCRIPTOR_VERSION = 1
 def check_content(packet: Packet, author_keys: _Keys = ()) -> None:
     """Check the content of a packet whose signature has been verified (R-030).
 
-    `author_keys` are the Ed25519 keys of its author that are valid now; signatures inside the content are
-    left to others where there are none. Raises `InvalidPacket`: `invalid_schema` with the member at fault as
-    `detail`, or `invalid_signature` for an inner signature.
+    `author_keys` are the author's Ed25519 keys that are valid now; without keys, signatures inside the
+    content are not verified. Raises `InvalidPacket`: `invalid_schema` with the faulty member as `detail`, or
+    `invalid_signature` for the inner signature of an attestation.
     """
     check = _CHECKS.get(packet.content_type)
     if check is not None:
@@ -43,14 +43,14 @@ def check_content(packet: Packet, author_keys: _Keys = ()) -> None:
 
 
 def has_checks(packet: Packet) -> bool:
-    """Whether `check_content` looks at packets of this type at all."""
+    """Whether `check_content` has rules for packets of this type."""
     return packet.content_type in _CHECKS
 
 
 def trust_strength(packet: Packet) -> float | None:
-    """The strength of a TRUST_EDGE, by which its author's budget is drawn on (R-242); None otherwise.
+    """The strength of a TRUST_EDGE, which is taken from its author's budget (R-242); None for other packets.
 
-    A revocation draws on no budget and gives none back.
+    A revocation takes nothing from a budget and returns nothing to it.
     """
     if packet.content_type != "TRUST_EDGE":
         return None
@@ -79,7 +79,7 @@ def _check_trust_edge(packet: Packet, keys: _Keys) -> None:
 
 
 def _check_edge_signature(packet: Packet, keys: _Keys) -> None:
-    """R-240, A-031: over the packet without its own two members and without this one."""
+    """R-240, A-031: the signature covers the packet without `packet_id`, `signature` and `edge_signature`."""
     signature = fields.hex_bytes(packet.content["edge_signature"], ids.SIGNATURE_BYTES)
     signed = {name: member for name, member in packet.value.items() if name not in ("packet_id", "signature")}
     signed["content"] = {name: member for name, member in packet.content.items() if name != "edge_signature"}
@@ -178,7 +178,7 @@ def is_websocket_url(value: object) -> bool:
     try:
         url = urlsplit(value)
         return url.scheme in ("ws", "wss") and bool(url.hostname) and url.port != 0 and "#" not in value
-    except ValueError:  # a port that is no number, a bracket too many
+    except ValueError:  # a port that is not a number, or an unmatched bracket
         return False
 
 

@@ -2,16 +2,17 @@
 
 client → relay: `Subscribe`, `Unsubscribe`, `Publish`, `Auth`, `Moderate` from operators (decision 61), and
 `Reconcile` from relays that replicate (A-171).
-relay → client: `Event`, `Ok`, `Error`, `AuthChallenge`, `AuthOk`, and `EndOfHistory`, `Moderated` and
-`Reconciled` where asked for (A-047, decision 61, A-171).
+relay → client: `Event`, `Ok`, `Error`, `AuthChallenge`, `AuthOk`, and on request `EndOfHistory`, `Moderated`
+and `Reconciled` (A-047, decision 61, A-171).
 
 Unknown members are ignored (R-004); `null` means the same as absence (A-004), so every optional member
-defaults to None and None is never written. A packet inside a message stays the bytes it arrived as
-(`msgspec.Raw`): decoding a message neither reads nor checks it. A struct is checked when it is decoded,
-not when it is built.
+defaults to None and None is never written. A packet inside a message remains the bytes that arrived
+(`msgspec.Raw`): decoding a message neither reads nor checks the packet. A struct is checked when it is
+decoded, not when it is built.
 
-`decode_client_message` and `decode_relay_message` are the only doors: each takes one text frame and
-returns one struct or raises `InvalidMessage`, which carries whatever ids the answer needs.
+`decode_client_message` and `decode_relay_message` take one text frame and return one struct, or raise
+`InvalidMessage`, which carries the ids that the answer needs. `decode_moderated` and `decode_reconciled`
+decode the answers that only operators and replicating relays receive.
 """
 
 # Core: no I/O, no clock, no randomness (held by tests/test_layout.py).
@@ -55,7 +56,7 @@ __all__ = [
 ]
 
 MAX_ID_BYTES = 128
-"""Most UTF-8 bytes in a `client_msg_id` or `subscription_id` (R-136, R-141)."""
+"""The longest `client_msg_id` or `subscription_id`, in bytes of UTF-8 (R-136, R-141)."""
 
 EXTENSIONS = (
     "packet_ids",
@@ -67,7 +68,7 @@ EXTENSIONS = (
     "not_via",
     "reconcile",
 )
-"""The additions a relay of this project announces (R-139, decision A-050)."""
+"""The additions that a relay of this project announces (R-139, decision A-050)."""
 
 _Number = int | float
 _Seconds = Annotated[int, Meta(ge=-(2**53) + 1, le=2**53 - 1)]
@@ -80,10 +81,11 @@ class _Message(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, ta
 class Filters(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
     """Which packets a subscription wants (RFC-0004 §3.1).
 
-    Values inside one member are alternatives, members combine with AND; absent, null and empty restrict
-    nothing (A-051). All times are Unix seconds and inclusive; `since` holds in history and live, `until`
-    in history alone (A-042). `not_via` is for relays that replicate (additive, decision 64): it leaves out
-    what the upstream got from these relays, which the downstream reads by itself.
+    The values in one member are alternatives, and the members combine with AND. A member that is absent, null
+    or empty restricts nothing (A-051). All times are Unix seconds and inclusive; `since` applies to history
+    and to live packets, `until` only to history (A-042). `not_via` is for relays that replicate (additive,
+    decision 64): it leaves out the packets that the upstream got from these relays, because the downstream
+    reads those relays itself.
     """
 
     authors: list[str] | None = None
@@ -100,10 +102,10 @@ class Filters(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=
 
 
 class Subscribe(_Message, frozen=True, kw_only=True, tag="SUBSCRIBE"):
-    """Ask for stored packets and then live ones (RFC-0004 §3.1).
+    """Request stored packets and then live ones (RFC-0004 §3.1).
 
-    `gapless` asks for one stream with no cap, at the reader's pace (A-067); `limit` and `order` must then
-    be absent. `history_marker` asks for one `EndOfHistory` (A-047).
+    `gapless` requests one stream without a cap, at the reader's pace (A-067); `limit` and `order` must then
+    be absent. `history_marker` requests one `EndOfHistory` (A-047).
     """
 
     subscription_id: str
@@ -122,7 +124,7 @@ class Unsubscribe(_Message, frozen=True, kw_only=True, tag="UNSUBSCRIBE"):
 
 
 class Publish(_Message, frozen=True, kw_only=True, tag="PUBLISH"):
-    """Hand a packet to the relay (RFC-0004 §3.2); answered by exactly one `Ok` or `Error`."""
+    """Publish a packet (RFC-0004 §3.2). The relay answers with exactly one `Ok` or `Error`."""
 
     packet: Raw
     client_msg_id: str | None = None
@@ -139,13 +141,13 @@ class Auth(_Message, frozen=True, kw_only=True, tag="AUTH"):
 
 
 class Moderate(_Message, frozen=True, kw_only=True, tag="MODERATE"):
-    """An operator's ruling, or a question about rulings (additive, decision 61); a session with the
-    capability `operate` may send it. Answered by one `Moderated` or `Error`.
+    """Make a ruling, or query rulings and sessions (additive, decision 61). This takes the capability
+    `operate`. The relay answers with one `Moderated` or `Error`.
 
-    `ban` and `unban` need `kind`, `subject` and `reason`; `list` and `log` give pages of `limit` entries,
-    from behind `after`, the `next` of the page before. So does `sessions`, which lists the open sessions of
-    every process of the relay, 200 at a time at most; with `kind` `author` or `network` those of `subject`
-    alone. `close` needs the id of a session as `subject`, and `reason`.
+    `ban` and `unban` need `kind`, `subject` and `reason`. `list` and `log` return pages of up to `limit`
+    entries that follow `after`, which is the `next` of the previous page. So does `sessions`, which lists the
+    open sessions of every process of the relay, at most 200 per page; with the `kind` `author` or `network`,
+    only the sessions of `subject`. `close` needs a session's id as `subject`, and `reason`.
     """
 
     action: Literal["ban", "unban", "list", "log", "sessions", "close"]
@@ -159,12 +161,12 @@ class Moderate(_Message, frozen=True, kw_only=True, tag="MODERATE"):
 
 
 class Reconcile(_Message, frozen=True, kw_only=True, tag="RECONCILE"):
-    """A message of negentropy, version 1, in hex (additive, A-171): a relay that replicates compares which
-    packets both sides have. Answered by one `Reconciled` or `Error`.
+    """Send a message of negentropy, version 1, in hex (additive, A-171): a relay that replicates compares
+    which packets each side has. The other relay answers with one `Reconciled` or `Error`.
 
-    With `until` a comparison begins: of the packets whose `timestamp` is from `since` (0) to `until`, whose
-    `expires_at` is not before `unexpired_at`, of these types and authors; empty for all. It takes the place
-    of the one before. Further messages of the comparison have `message` alone.
+    A message with `until` begins a comparison and ends the previous one. It covers the packets of these types
+    and authors (empty: all) whose `timestamp` is from `since` (default 0) to `until`, and whose `expires_at`
+    is not before `unexpired_at`. Further messages of the comparison have only `message`.
     """
 
     message: Annotated[str, Meta(min_length=2)]
@@ -204,13 +206,14 @@ class Ok(_Message, frozen=True, kw_only=True, tag="OK"):
 class Error(_Message, frozen=True, kw_only=True, tag="ERROR"):
     """A request was refused (RFC-0004 §3.5, §6); `errors.retry_advice` says what to do next.
 
-    `cursor` comes with `invalid_cursor` and detail `log_reset` (additive, decision 38): the relay's log has
-    lost its end since the cursor asked for was given out, and this one is of the last place still good.
+    `cursor` comes with `invalid_cursor` and the detail `log_reset` (additive, decision 38): the relay's log
+    has lost its end since the requested cursor was issued, and `cursor` is the last place that is still good.
+    It is absent if the relay cannot know that place.
 
-    The four numbers of a limit are integers from a relay of this project (R-314). RFC-0004 §6.1 does not ask
-    that of others, so a client has to read fractions too (A-068). With `too_many_subscriptions` and
-    `too_many_filter_bytes`, which are details of `rate_limited`, no waiting helps: there is room once a
-    subscription of this session ends.
+    A relay of this project sends the four numbers of a limit as integers (R-314). RFC-0004 §6.1 does not
+    require that of others, so a client must also read fractions (A-068). With `too_many_subscriptions` and
+    `too_many_filter_bytes`, which are details of `rate_limited`, waiting does not help: there is room only
+    after a subscription of this session ends.
     """
 
     code: str
@@ -227,12 +230,12 @@ class Error(_Message, frozen=True, kw_only=True, tag="ERROR"):
 
     @property
     def wait_seconds(self) -> int | None:
-        """`retry_after` in whole seconds, of which none is too few."""
+        """`retry_after` in whole seconds, rounded up."""
         return None if self.retry_after is None else math.ceil(self.retry_after)
 
 
 class AuthChallenge(_Message, frozen=True, kw_only=True, tag="AUTH_CHALLENGE"):
-    """What the relay wants signed (RFC-0004 §3.7)."""
+    """The challenge that the relay wants signed (RFC-0004 §3.7)."""
 
     challenge: str
     server_id: str
@@ -241,9 +244,9 @@ class AuthChallenge(_Message, frozen=True, kw_only=True, tag="AUTH_CHALLENGE"):
 
 
 class AuthOk(_Message, frozen=True, kw_only=True, tag="AUTH_OK"):
-    """The session now speaks for `author_id`, with exactly these capabilities (RFC-0004 §3.7).
+    """The session is authenticated as `author_id`, with exactly these capabilities (RFC-0004 §3.7).
 
-    A relay that enforces no capabilities may leave them out (R-285).
+    A relay that enforces no capabilities may omit them (R-285).
     """
 
     author_id: str
@@ -253,10 +256,10 @@ class AuthOk(_Message, frozen=True, kw_only=True, tag="AUTH_OK"):
 
 
 class EndOfHistory(_Message, frozen=True, kw_only=True, tag="END_OF_HISTORY"):
-    """History has been sent (additive, A-047). `complete` is false when `limit` cut it short.
+    """All history has been sent (additive, A-047), or, if `complete` is false, as much as `limit` allows.
 
-    `cursor` is always present. Where nothing stored matched, in ascending order, it is the end of the log, or
-    the one asked to follow; else null when no historical packet was sent and none was asked to follow.
+    `cursor` is always present: the cursor of the last historical packet sent, else the cursor requested. With
+    neither, it is the end of the log if the order is ascending and `complete` is true, otherwise null.
     """
 
     subscription_id: str
@@ -268,12 +271,13 @@ class EndOfHistory(_Message, frozen=True, kw_only=True, tag="END_OF_HISTORY"):
 class Moderated(_Message, frozen=True, kw_only=True, tag="MODERATED"):
     """The answer to `Moderate`: whether a ruling changed anything, or a page of entries.
 
-    An entry of `list` has kind, subject, reason, actor, expires_at and created_at; one of `log` number, at,
-    actor, via, act, kind, subject, reason, before and after; one of `sessions` id, opened_at, address,
-    identity, subscriptions, publishes, events, held_bytes, and own for the session that asks.
+    An entry of `list` has kind, subject, reason, actor, expires_at and created_at. An entry of `log` has
+    number, at, actor, via, act, kind, subject, reason, before and after. An entry of `sessions` has id,
+    opened_at, address, identity, subscriptions, publishes, events, held_bytes and own, which is true for the
+    session that asks.
 
-    With `sessions`, `total` counts all open sessions and `silent` the processes that gave no answer: their
-    sessions are in neither.
+    With `sessions`, `total` counts all open sessions and `silent` the processes that did not answer: their
+    sessions are neither listed nor counted.
     """
 
     action: str
@@ -286,8 +290,8 @@ class Moderated(_Message, frozen=True, kw_only=True, tag="MODERATED"):
 
 
 class Reconciled(_Message, frozen=True, kw_only=True, tag="RECONCILED"):
-    """The answer to `Reconcile`: the next message of negentropy, in hex, which says nothing further where
-    both sides have the same.
+    """The answer to `Reconcile`: the next message of negentropy, in hex. It contains nothing about ranges in
+    which both sides have the same packets.
     """
 
     message: str
@@ -298,7 +302,7 @@ ClientMessage = Subscribe | Unsubscribe | Publish | Auth | Moderate | Reconcile
 RelayMessage = Event | Ok | Error | AuthChallenge | AuthOk | EndOfHistory
 
 _CLIENT_DECODER: msgspec.json.Decoder[ClientMessage] = msgspec.json.Decoder(ClientMessage)
-# Python reads the floats of what may be anything: one as `1.5e300` takes msgspec a hundred times as long.
+# Members of any type have their floats read by Python: msgspec takes a hundred times as long for `1.5e300`.
 _MODERATED_DECODER: msgspec.json.Decoder[Moderated | Error] = msgspec.json.Decoder(
     Moderated | Error, float_hook=float
 )
@@ -310,9 +314,9 @@ _RELAY_TYPES = frozenset(kind.__struct_config__.tag for kind in get_args(RelayMe
 
 
 class _Ids(msgspec.Struct, gc=False):
-    """The members an error reply needs, found in a message that failed its typed decode.
+    """The members that an error reply needs, from a message that failed to decode.
 
-    They are not decoded: whatever stands there instead of a short string may cost a second of decoding.
+    They are kept raw: a value that is not a short string could take a second to decode.
     """
 
     type: Raw = Raw(b"null")
@@ -323,7 +327,7 @@ class _Ids(msgspec.Struct, gc=False):
 _IDS_DECODER = msgspec.json.Decoder(_Ids)
 _ID_DECODER = msgspec.json.Decoder(str)
 _OPENING_BRACE = ord("{")
-_LONGEST_ID_TEXT = 6 * MAX_ID_BYTES + 2  # each byte of an id takes at most an escape of six
+_LONGEST_ID_TEXT = 6 * MAX_ID_BYTES + 2  # each byte of an id takes at most one escape of six bytes
 
 
 def encode(message: ClientMessage | RelayMessage | Moderated | Reconciled) -> bytes:
@@ -334,8 +338,8 @@ def encode(message: ClientMessage | RelayMessage | Moderated | Reconciled) -> by
 def decode_client_message(data: bytes | bytearray | memoryview) -> ClientMessage:
     """Decode one text frame that a client sent.
 
-    Raises `InvalidMessage`: `detail` is `malformed_json` for what is no JSON object, `unknown_type` for a
-    missing or foreign type, None for a message of wrong shape.
+    Raises `InvalidMessage`: `detail` is `malformed_json` if the frame is not a JSON object, `unknown_type` if
+    the type is missing or unknown, None if the message has the wrong shape.
     """
     try:
         message = _CLIENT_DECODER.decode(data)
@@ -367,7 +371,7 @@ def decode_relay_message(data: bytes | bytearray | memoryview | str) -> RelayMes
 def decode_moderated(data: bytes | bytearray | memoryview | str) -> Moderated | Error | None:
     """The answer to a `Moderate` in a relay's text frame; None for any other message. Never raises.
 
-    Only who has asked looks for it: `decode_relay_message` knows nothing of it.
+    Only a client that sent a `Moderate` needs it: `decode_relay_message` does not know `Moderated`.
     """
     try:
         return _MODERATED_DECODER.decode(data)
@@ -378,7 +382,7 @@ def decode_moderated(data: bytes | bytearray | memoryview | str) -> Moderated | 
 def decode_reconciled(data: bytes | bytearray | memoryview | str) -> Reconciled | Error | None:
     """The answer to a `Reconcile` in a relay's text frame; None for any other message. Never raises.
 
-    Only who has asked looks for it: `decode_relay_message` knows nothing of it.
+    Only a relay that sent a `Reconcile` needs it: `decode_relay_message` does not know `Reconciled`.
     """
     try:
         return _RECONCILED_DECODER.decode(data)
@@ -406,14 +410,14 @@ def _check_id(value: str | None, name: str, message: ClientMessage) -> None:
 
 
 def _is_short(text: str) -> bool:
-    # Characters are at most four bytes, so short ids need no encoding to be measured.
+    # A character takes at most four bytes, so a short text need not be encoded to be measured.
     return len(text) <= MAX_ID_BYTES // 4 or len(text.encode()) <= MAX_ID_BYTES
 
 
 def _explain(
     data: bytes | bytearray | memoryview | str, error: Exception, known: frozenset[str]
 ) -> InvalidMessage:
-    """Turn a failed decode into the refusal a peer can use, with the ids that could still be read."""
+    """Turn a failed decode into a refusal that the peer can use, with the ids that could still be read."""
     try:
         ids = _IDS_DECODER.decode(data)
         type_, client_msg_id, subscription_id = map(
@@ -433,11 +437,11 @@ def _explain(
 
 
 def _sentence(error: Exception) -> str:
-    """What msgspec says about a member: its place and the expected type, never its value."""
+    """What msgspec reports about a member: its place and the expected type, never its value."""
     if not isinstance(error, msgspec.ValidationError):
         return "malformed"
     sentence = str(error)
-    if sentence.startswith("Invalid "):  # the one kind that quotes the value, whatever its length
+    if sentence.startswith("Invalid "):  # the only kind that quotes the value, at any length
         return f"Value not allowed - at {sentence.rpartition(' - at ')[2]}"
     return sentence
 
@@ -447,6 +451,6 @@ def _readable_id(raw: Raw) -> str | None:
         return None
     try:
         value = _ID_DECODER.decode(raw)
-    except msgspec.ValidationError:  # no string
+    except msgspec.ValidationError:  # not a string
         return None
     return value if _is_short(value) else None

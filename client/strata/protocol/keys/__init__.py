@@ -1,46 +1,49 @@
-"""Which keys speak for a DID, and when: a function of its identity packets and of time (RFC-0001 §5).
+"""Which keys may sign for a DID, and when: a function of its identity packets and of time (RFC-0001 §5).
 
-An author's **chain** begins with what is known beforehand: the key inside a self-certifying DID, or documents
-and keys that an operator has configured (R-056, R-060). The author's own packets carry it on: `KEY_EVENT`
-adds, rotates and revokes keys, `RECOVERY_APPROVAL` agrees to an event that a recovery key has signed,
-`DID_DOCUMENT` says what each key may do (decision 7). All that is known of a DID at a moment follows from
+An author's **chain** begins with what is known in advance: the key inside a self-certifying DID, or documents
+and keys that an operator has configured (R-056, R-060). The author's own packets continue it: `KEY_EVENT`
+adds, rotates and revokes keys, `RECOVERY_APPROVAL` approves an event that a recovery key has signed, and
+`DID_DOCUMENT` says what each key may do (decision 7). The state of a DID at a moment depends only on
 
-    the packets, each with the second in which it was received, and the moment `at`,
+    the packets, each with the second in which it was received, and the moment `at`.
 
-and from nothing else: neither from the order in which they were handed over nor from when anybody looked.
+It does not depend on the order in which the packets were passed in, nor on when the state was queried.
 
-**Order.** Packets count in order of `received_at`. Within one second the one with the smallest `packet_id`
-that holds comes first, documents before events, then the smallest of the rest that holds after it, and so
-on. So a packet follows the one that introduced its signing key, or a key it names (R-074, A-026), and a key
-is not silenced by a document that knew nothing of it. One that never holds is kept out.
+**Order.** Packets count in order of `received_at`. Within one second, the valid packet with the smallest
+`packet_id` comes first, documents before events, then the smallest of the rest that is valid after it, and so
+on. So a packet follows the one that introduced its signing key, or a key that it names (R-074, A-026), and a
+document does not remove a key that it did not know of. A packet that never becomes valid is left out.
 
-**Holding.** A packet holds if its members are whole (R-071) and its signature is by a key of the chain that
-is valid in that second and may sign it: for events and documents a signing key with the right to assert
-(R-061, R-068), for events and approvals a declared recovery key (R-079, R-080), never a revoked one.
+**Validity.** A packet is valid, or *holds*, if its members are well-formed (R-071) and its signature is by a
+key of the chain that is valid in that second and may sign such a packet: for events and documents a signing
+key with the right to assert (R-061, R-068), for events and approvals a declared recovery key (R-079, R-080);
+never a revoked key.
 
-**Effect.** What a signing key says takes effect in the second it is received. What a recovery key says is
-*pending* (R-084…R-088): it takes effect once it is `recovery_delay_seconds` old and `threshold` eligible
-keys agree, its own signer among them, whichever comes last. Keys revoked meanwhile no longer agree. As long
-as it is pending, any event by a signing key that names one of the same keys overrides it for good (A-030);
-a `REVOKE` of the key that it would introduce is a plain veto.
+**Effect.** A packet of a signing key takes effect in the second in which it is received. An event of a
+recovery key is *pending* (R-084…R-088): it takes effect when it is `recovery_delay_seconds` old and has the
+approval of `threshold` eligible keys, including its own signer. Approvals by keys that have been revoked in
+the meantime no longer count. While the event is pending, any event of a signing key that names one of the
+same keys overrides it permanently (A-030); a `REVOKE` of the key that it would introduce is a simple veto.
 
-**Windows.** A key is valid from `valid_from` to `valid_until`, give or take the clock skew (R-062), and up to
-`revoked_at` without it (R-076). Windows only shrink: no packet makes a key live longer, no revocation is
-taken back, and neither a key nor a key id is given out twice.
+**Windows.** A key is valid from `valid_from` to `valid_until`, extended by the clock skew at both ends
+(R-062), and until `revoked_at` without skew (R-076). Windows only shrink: no packet extends the life of a
+key, no revocation is undone, and neither a key nor a key id is used twice.
 
-**Roles.** The newest document says what each key may do when it comes; a key it does not list is out. A key
-added after it may do everything, one that replaces another does what that one did (R-061, A-023).
+**Roles.** When a document becomes the newest, it determines what each key may do; a key that it does not list
+may do nothing. A key added later may do everything, and one that replaces another may do what that one could
+(R-061, A-023).
 
-**Two questions.** A relay asks whether to accept a packet *now*: all it knows counts. A reader asks whether
-one received *then* was rightly accepted: only what was known then counts (`ingest=False`), so that no
-back-dated revocation rewrites history (A-028, A-029). A reader knows only the second of
-receipt: a packet that may have come first within its second is accepted.
+**Two questions.** A relay asks whether to accept a packet *now*: everything it knows counts. A reader asks
+whether a packet received *then* was rightly accepted: only what was known then counts (`ingest=False`), so
+that a back-dated revocation does not rewrite history (A-028, A-029). A reader knows only the second of
+receipt, so it accepts a packet that may have come first within its second.
 
-**Conflict.** Two successors of one document leave no way to tell which is meant: no key resolves (R-054).
+**Conflict.** If one document has two successors, it is impossible to tell which is meant, and no key resolves
+(R-054).
 
-**Bounds.** A signature names no key, so a stranger's packet is tried against several. How many can be alive
-at once is limited (`documents.MAX_METHODS`), and so is how many dead ones are tried for the sake of a better
-answer (`states.MAX_DEAD_KEYS_TRIED`) and how long a chain grows (`MAX_CHAIN_EVENTS`).
+**Bounds.** A signature names no key, so a stranger's packet is tried with several. The number of keys that
+can be alive at once is limited (`documents.MAX_METHODS`), and so are the number of dead keys tried in order
+to give a better answer (`states.MAX_DEAD_KEYS_TRIED`) and the length of a chain (`MAX_CHAIN_EVENTS`).
 """
 
 from __future__ import annotations

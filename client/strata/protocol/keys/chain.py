@@ -1,4 +1,4 @@
-"""`KeyChain`: the identity packets of one author as an immutable value, and the questions asked of it."""
+"""`KeyChain`: the identity packets of one author as an immutable value that answers questions about keys."""
 
 # Core: no I/O, no clock, no randomness (held by tests/test_layout.py).
 
@@ -19,16 +19,16 @@ from strata.protocol.packets import Packet, verify_shared
 __all__ = ["KeyChain"]
 
 _MAX_WINDOWS = 4
-"""Spans of time remembered; a reader of history moves on from one to the next."""
+"""How many spans of time are cached; a reader of history moves on from one to the next."""
 
 _BEFORE_ALL = float("-inf")
 _STEP = 64
-"""A past state is kept for every so many packets, and the last one asked for."""
+"""A past state is kept for every 64 packets, and besides them the last one requested."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Window:
-    """The keys that may sign from `since` up to, not including, `until`."""
+    """The keys that may sign from `since` until before `until`."""
 
     since: float
     until: float
@@ -36,12 +36,12 @@ class _Window:
 
 
 _Mark = tuple[float, KeyLedger]
-"""The state after the packets that were received by some second."""
+"""A second, and the state after the packets that were received by then."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Settled:
-    """The state that counts from `since` up to, not including, `until`, unless a packet comes."""
+    """The state that counts from `since` until before `until`, unless a packet arrives."""
 
     since: float
     until: float
@@ -51,8 +51,8 @@ class _Settled:
 class KeyChain:
     """Everything known about the keys of one DID. Immutable; threads may share it.
 
-    `events` are the packets that hold, each with the second it was received in, in the order in which they
-    count. Made by `genesis` and `replay`; `apply` makes the next one.
+    `events` are the valid packets, each with the second in which it was received, in the order in which they
+    count. `genesis` and `replay` make a chain; `apply` makes the next one.
     """
 
     __slots__ = (
@@ -82,11 +82,11 @@ class KeyChain:
         self._before = before  # the state before the last second
         self._ledger = ledger  # the state after it
         self._held = held
-        self._second = second  # all accepted in the last second, held or not
+        self._second = second  # all packets considered in the last second, valid or not
         self._cache: dict[tuple[Use, bool], tuple[_Window, ...]] = {}
         self._past: tuple[tuple[_Mark, ...], _Mark] = (), (_BEFORE_ALL, genesis)
         self._settled: _Settled | None = None
-        """The last one asked for: an event may wait for approvals for ever, and is not judged each time."""
+        """The last one requested: an event that waits for approvals indefinitely is not judged each time."""
 
     @classmethod
     def genesis(
@@ -97,11 +97,11 @@ class KeyChain:
         static_key: bytes | None = None,
         rules: KeyRules | None = None,
     ) -> KeyChain:
-        """What is known of a DID before any packet of its own (R-056).
+        """The chain of a DID before any packet of its own (R-056).
 
         `documents` and `static_key` come from configuration or bootstrap and are trusted. With neither, a
-        self-certifying DID has its own key (R-060); any other has none, and nothing it signs counts (R-047).
-        Raises `InvalidPacket` for another DID's document and `IdentityError` for text that is no DID.
+        self-certifying DID has its own key (R-060); any other DID has none, and none of its signatures count
+        (R-047). Raises `InvalidPacket` for another DID's document and `IdentityError` if `did` is not a DID.
         """
         ledger = KeyLedger.begin(did, documents, static_key, rules or KeyRules())
         return cls(ledger, ledger, ledger, (), ())
@@ -116,22 +116,22 @@ class KeyChain:
         static_key: bytes | None = None,
         rules: KeyRules | None = None,
     ) -> KeyChain:
-        """The chain of packets that were received before, each given with its `received_at` (R-074).
+        """The chain of packets that were received earlier, each with its `received_at` (R-074).
 
-        They may come in any order, and repeated. A packet that does not hold is kept out: a relay may have
-        been sent it, a reader handed it, by anyone.
+        They may be in any order, and repeated. A packet that is not valid is left out, since anyone may have
+        sent it to the relay or reader.
         """
         chain = cls.genesis(did, documents=documents, static_key=static_key, rules=rules)
         return chain._replayed(read_entries(did, events))[0]
 
     @property
     def events(self) -> tuple[tuple[Packet, int], ...]:
-        """The packets of the chain with the seconds they were received in."""
+        """The packets of the chain with the seconds in which they were received."""
         return tuple((entry.packet, entry.received_at) for entry in self._held)
 
     @property
     def documents(self) -> tuple[DidDocument, ...]:
-        """The documents known, each the successor of the one before; rivals last."""
+        """The known documents, each the successor of the previous one; rivals come last."""
         return self._ledger.documents
 
     @property
@@ -141,7 +141,7 @@ class KeyChain:
 
     @property
     def conflict(self) -> str | None:
-        """Why no key resolves any more (R-054), for people; None while all is well."""
+        """Why no key resolves any more (R-054), as text for people; None without a conflict."""
         return self._ledger.conflict
 
     @property
@@ -152,10 +152,10 @@ class KeyChain:
     def apply(self, packet: Packet, received_at: int) -> KeyChain:
         """The chain with one more identity packet.
 
-        The packet may be older than the last one (a reader's second relay may have seen it first). One that
-        came in the same second as others takes its place among them by the rule of R-074, whatever came
-        first, and can displace one of them. A packet with the id of one in the chain changes nothing.
-        Raises `InvalidPacket` if it does not hold, or with `policy_rejected` (detail
+        The packet may be older than the last one (a reader's second relay may have seen it first). A packet
+        received in the same second as others is placed among them by the rule of R-074, regardless of the
+        order of arrival, and can displace one of them. A packet with the id of one in the chain changes
+        nothing. Raises `InvalidPacket` if the packet is not valid, or with `policy_rejected` (detail
         `too_many_key_events`) if there is no room for it.
         """
         _require_author(self.did, packet)
@@ -165,7 +165,7 @@ class KeyChain:
         if received_at > self._last:
             return KeyChain(self._genesis, self._ledger, self._admit(entry), (*self._held, entry), (entry,))
         if received_at == self._last:
-            # What holds must hold in either order: by that of arrival, a revoked key signs nothing more.
+            # The packet must be valid in both orders: in order of arrival, a revoked key signs nothing more.
             self._admit(entry)
         chain, refusals = self._replayed({*self._held, *self._second, entry}, since=received_at)
         if (refusal := refusals.get(packet.packet_id)) is not None:
@@ -173,18 +173,18 @@ class KeyChain:
         return chain
 
     def candidates(self, at: int, use: Use = Use.PACKET) -> tuple[bytes, ...]:
-        """The public keys that may sign at `at`, newest first (R-066). None resolve in a conflict (R-054)."""
+        """The public keys that may sign at `at`, newest first (R-066); empty in a conflict (R-054)."""
         return self._window(at, use, ingest=True).keys
 
     def holds_until(self, at: int, use: Use = Use.PACKET) -> float:
-        """The second from which `candidates` may differ from those at `at`, though no packet comes."""
+        """The second from which `candidates` may differ from those at `at` even if no packet arrives."""
         return self._window(at, use, ingest=True).until
 
     def verify(self, packet: Packet, at: int, *, ingest: bool = True) -> None:
         """Check that the packet's signature counts, if received at `at`.
 
-        With `ingest=False` a reader asks it of a packet received in the past: only what was known then
-        counts. For an identity packet this is the whole of what `apply` would check.
+        `ingest=False` is for a reader of a packet received in the past: only what was known then counts. For
+        an identity packet, this makes all the checks of `apply`.
 
         Raises `InvalidPacket`: `invalid_signature` (details `unresolved_key`, `document_conflict`,
         `recovery_key_not_allowed`, `key_use_not_allowed`, …), `key_expired`, `key_revoked`,
@@ -201,9 +201,9 @@ class KeyChain:
         self._verify(signed_by, at, Use.PACKET, ingest=ingest)
 
     def verify_auth(self, message: bytes, signature: bytes, at: int) -> bytes:
-        """Check an AUTH signature over `message`, made now; return the public key that made it.
+        """Check an AUTH signature over `message`, made now; return the public key that verifies it.
 
-        Raises `InvalidPacket`, always with `invalid_signature`; the detail says more (R-277, R-281).
+        Raises `InvalidPacket`, always with `invalid_signature`; the detail gives the reason (R-277, R-281).
         """
         proved = b""
 
@@ -216,19 +216,19 @@ class KeyChain:
         return proved
 
     def check_auth_key(self, public_key: bytes, at: int) -> None:
-        """Raise what `verify_auth` would, unless an AUTH by this key would pass at `at`."""
+        """Raise as `verify_auth` does, unless an AUTH by this key would pass at `at`."""
         self._verify(public_key.__eq__, at, Use.AUTH, ingest=True)
 
     def is_pending(self, packet_id: str, at: int) -> bool:
-        """Whether this event waits for approvals or for its delay to pass (R-084…R-088)."""
+        """Whether this event is waiting for approvals or for its delay to pass (R-084…R-088)."""
         return packet_id in self.pending(at)
 
     def pending(self, at: int) -> frozenset[str]:
-        """The ids of all events that do."""
+        """The ids of all pending events."""
         return self._state_at(at, ingest=True).pending
 
     def keys(self, at: int) -> tuple[KeyState, ...]:
-        """Every key of the chain as it stands at `at`, in order of introduction; for people and `/did/`."""
+        """The state of every key of the chain at `at`, in order of introduction; for people and `/did/`."""
         return tuple(self._state_at(at, ingest=True).keys.values())
 
     def __repr__(self) -> str:
@@ -242,16 +242,16 @@ class KeyChain:
         return self._second[-1].received_at if self._second else -1
 
     def _admit(self, entry: Entry) -> KeyLedger:
-        """The state after one packet more, if that comes last. Raises `InvalidPacket`."""
+        """The state after one more packet, if that packet is the last. Raises `InvalidPacket`."""
         ledger = self._state_at(entry.received_at, ingest=True).copy()
         ledger.receive(entry)
         return ledger
 
     def _replayed(self, entries: Iterable[Entry], *, since: int = 0) -> tuple[KeyChain, _Refusals]:
-        """A chain with the same beginning and these packets, and why some of them do not hold.
+        """A chain with the same beginning and these packets, and why some of them are not valid.
 
-        Those received before `since` are known to hold; if that is all but the last second, they are not
-        looked at again.
+        Those received before `since` are known to be valid; if `since` is the last second, they are not
+        checked again.
         """
         before = ledger = self._genesis
         held: list[Entry] = []
@@ -272,11 +272,11 @@ class KeyChain:
         return KeyChain(self._genesis, before, ledger, tuple(held), tuple(second)), refusals
 
     def _state_at(self, at: int, *, ingest: bool) -> KeyLedger:
-        """The state that counts at `at`. A reader does not know later packets yet."""
+        """The state that counts at `at`. For a reader, later packets are not known yet."""
         ledger = self._ledger
         if at < self._last:
             if ingest:
-                at = self._last  # what has been applied counts, even if a clock went back
+                at = self._last  # packets that were applied count even if a clock was set back
             else:
                 ledger = self._past_state(at)
         if ledger is not self._ledger:
@@ -289,8 +289,8 @@ class KeyChain:
     def _past_state(self, at: int) -> KeyLedger:
         """The state after the packets that were received by `at`.
 
-        It goes on from the latest one that is known: whoever reads a history asks for one moment after the
-        other, and all of a long chain for each of them is too much.
+        It is computed from the latest state in the cache: a reader of history asks for one moment after
+        another, and replaying a long chain for each of them would be too expensive.
         """
         marks, last = self._past
         since, ledger = _BEFORE_ALL, self._genesis
@@ -351,7 +351,7 @@ class KeyChain:
     def _keys_within(self, at: int, use: Use) -> Iterator[bytes]:
         """The keys that could sign at any moment of a second in which packets of the chain were received.
 
-        Such a second is not one moment: what a reader asks about may have come before, between or after them.
+        Such a second is not one moment: the packet in question may have come before, between or after them.
         """
         within = [entry for entry in self._held if entry.received_at == at]
         if not within:
@@ -379,7 +379,7 @@ class KeyChain:
 
 
 def _settled(ledger: KeyLedger, at: int) -> _Settled:
-    """What time has made of a state by `at`. Events that have waited long enough and lack approvals stay."""
+    """The state as of `at`, with pending events applied. Due events that lack approvals stay pending."""
     if ledger.has_due(at):
         ledger = ledger.copy()
         ledger.settle(at)
@@ -388,16 +388,17 @@ def _settled(ledger: KeyLedger, at: int) -> _Settled:
 
 
 _Refusals = dict[str, InvalidPacket]
-"""Why packets do not hold, by packet id."""
+"""Why packets are not valid, by packet id."""
 
 
 def _receive_second(before: KeyLedger, entries: Iterable[Entry]) -> tuple[KeyLedger, list[Entry], _Refusals]:
-    """The state after the packets of one second, those that hold in their order, and why others do not.
+    """The state after the packets of one second, the valid ones in their order, and why others are not valid.
 
-    R-074: the smallest packet id that holds is next, but a document goes before events: it speaks of the
-    keys there are, and one that does not list a key should not silence it by the chance of an id. One that
-    does not hold yet may hold after another, the one that introduces its signing key for instance; so each
-    time all that wait are looked at again. Of two with one id and different signatures, one counts.
+    R-074: the next is the valid packet with the smallest id, but documents come before events: a document
+    refers to the existing keys, and must not remove an unlisted one by the chance of an id. A packet that is
+    not valid yet may be valid after another, for instance the one that introduces its signing key, so after
+    each packet all the waiting ones are tried again. Of two with the same id and different signatures, only
+    one counts.
     """
     ledger = before.copy()
     waiting = sorted(entries, key=_precedence)

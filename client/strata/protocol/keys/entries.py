@@ -1,4 +1,4 @@
-"""Packets on their way into a chain: read once, tried once against each key, put in order of time."""
+"""Packets to be added to a chain: read once, tried once with each key, and sorted by time."""
 
 # Core: no I/O, no clock, no randomness (held by tests/test_layout.py).
 
@@ -15,7 +15,7 @@ __all__ = ["Entry", "in_seconds", "read_entries"]
 
 
 class Entry:
-    """A packet, its statement, its time of receipt, and the keys its signature was tried against."""
+    """A packet, its statement, its time of receipt, and the keys with which its signature was tried."""
 
     __slots__ = ("_tried", "packet", "received_at", "statement")
 
@@ -34,21 +34,21 @@ class Entry:
     def is_signed_by(self, public_key: bytes) -> bool:
         """Whether the signature verifies under this key; computed once for each key.
 
-        Threads that race here compute the same answer twice.
+        Threads that race here compute the same result twice.
         """
         verdict = self._tried.get(public_key)
         if verdict is None:
-            # A relay asks this of a packet again and again: when it is judged, stored and applied.
+            # A relay needs this several times for a packet: when it is judged, stored and applied.
             verdict = verify_shared(self.packet, public_key)
             self._tried[public_key] = verdict
         return verdict
 
 
 def read_entries(did: str, events: Iterable[tuple[Packet, int]]) -> list[Entry]:
-    """The packets that are whole and by this author, each once, with the earliest time it was received.
+    """The well-formed packets by this author, each once, with the earliest time at which it was received.
 
-    A packet's id does not cover its signature (R-022): a copy of one with another signature is another one
-    here, or whoever sends a spoilt copy could keep the genuine one out.
+    A packet's id does not cover its signature (R-022), so a copy with another signature counts as a different
+    packet here: otherwise a forged copy could keep the genuine packet out.
     """
     entries: dict[bytes, Entry] = {}
     for packet, received_at in events:
@@ -63,7 +63,7 @@ def read_entries(did: str, events: Iterable[tuple[Packet, int]]) -> list[Entry]:
 
 
 def in_seconds(entries: Iterable[Entry]) -> Iterator[list[Entry]]:
-    """The packets by the second in which they were received, earliest second first."""
+    """The packets grouped by the second in which they were received, the earliest second first."""
     ordered = sorted(entries, key=lambda entry: entry.received_at)
     for _, second in groupby(ordered, key=lambda entry: entry.received_at):
         yield list(second)

@@ -1,8 +1,8 @@
-"""The running state of a chain: keys, documents and pending recovery, moved on packet by packet.
+"""The running state of a chain: keys, documents and pending recovery, updated packet by packet.
 
-`KeyLedger` is the one mutable thing in this package. A chain copies its ledger before moving it on, and never
-shares a ledger that moves. `receive` judges a packet completely before it changes anything, so a refused
-packet leaves only this trace: time has passed.
+`KeyLedger` is the only mutable value in this package. A chain copies its ledger before updating it, and never
+shares a ledger that is being updated. `receive` judges a packet completely before it changes anything, so a
+refused packet has only one effect: the state advances to its time.
 """
 
 # Core: no I/O, no clock, no randomness (held by tests/test_layout.py).
@@ -25,17 +25,17 @@ from strata.protocol.members import refuse
 __all__ = ["MAX_CHAIN_EVENTS", "MAX_CHAIN_EVENTS_A_SECOND", "KeyLedger", "conflict_refusal"]
 
 MAX_CHAIN_EVENTS = 1024
-"""Identity packets of one DID that hold. Past that, a key can still be revoked, once."""
+"""The most valid identity packets of one DID. Beyond that, each key can still be revoked, once."""
 
 MAX_CHAIN_EVENTS_A_SECOND = 32
-"""Those received in one second, likewise: their order is worked out anew as each one comes."""
+"""The same for the packets of one second: their order is computed again whenever one of them arrives."""
 
 _EFFECTIVE = frozenset({"ADD", "ROTATE", "REVOKE"})
-"""The events that mean something; others are kept and have no effect (R-071)."""
+"""The events that have an effect; others are kept without one (R-071)."""
 
 
 class KeyLedger:
-    """Everything known about one DID once some packets have been received."""
+    """Everything known about one DID after some packets have been received."""
 
     __slots__ = (
         "_at",
@@ -57,9 +57,9 @@ class KeyLedger:
         self.keys: dict[bytes, KeyState] = {}
         """By public key, in order of introduction."""
         self.documents: tuple[DidDocument, ...] = ()
-        """Each succeeds the one before; in a conflict the last ones are rivals."""
+        """Each succeeds the previous one; in a conflict the last ones are rivals."""
         self.conflict: str | None = None
-        """Why no key resolves any more (R-054)."""
+        """Why no key resolves any more (R-054), or None."""
         self._superseded: frozenset[str] = frozenset()  # hashes of documents that have a successor
         self._pending: dict[str, PendingEvent] = {}  # by packet id
         self._events: frozenset[str] = frozenset()  # packet ids of the KEY_EVENTs an approval may name
@@ -71,7 +71,7 @@ class KeyLedger:
     def begin(
         cls, did: str, documents: Iterable[DidDocument], static_key: bytes | None, rules: KeyRules
     ) -> KeyLedger:
-        """What is known beforehand: documents, else a configured key, else the DID's own (R-056, R-060)."""
+        """The initial state: from documents, else a configured key, else the DID's own key (R-056, R-060)."""
         ledger = cls(did, rules)
         ledger._begin_with(documents)
         if not ledger.documents:
@@ -81,7 +81,7 @@ class KeyLedger:
         return ledger
 
     def copy(self) -> KeyLedger:
-        """An equal ledger that moves on by itself."""
+        """An equal ledger that can be updated independently."""
         twin = KeyLedger(self.did, self.rules)
         twin.keys = dict(self.keys)
         twin.documents = self.documents
@@ -96,24 +96,24 @@ class KeyLedger:
 
     @property
     def head(self) -> DidDocument | None:
-        """The newest document, if one is known and it is clear which."""
+        """The newest document; None if no document is known or there is a conflict."""
         return self.documents[-1] if self.documents and self.conflict is None else None
 
     @property
     def pending(self) -> frozenset[str]:
-        """The ids of the events that are yet to take effect."""
+        """The ids of the events that have not yet taken effect."""
         return frozenset(self._pending)
 
     def next_due_after(self, at: int) -> int | None:
-        """When the next pending event that is not due at `at` will have waited long enough."""
+        """When the next pending event that is not due at `at` becomes due; None without one."""
         return min((due for pending in self._pending.values() if (due := pending.due_at) > at), default=None)
 
     def has_due(self, at: int) -> bool:
-        """Whether a pending event has waited long enough at `at`."""
+        """Whether a pending event is due at `at`."""
         return any(pending.due_at <= at for pending in self._pending.values())
 
     def named(self, key_id: str) -> KeyState | None:
-        """The key with this id; `<did>#<multibase>` always names the key it spells (R-060)."""
+        """The key with this id; `<did>#<multibase>` always names the key that it spells (R-060)."""
         for key in self.keys.values():
             if key.key_id == key_id:
                 return key
@@ -121,9 +121,9 @@ class KeyLedger:
         return None if public_key is None else self.keys.get(public_key)
 
     def receive(self, entry: Entry) -> None:
-        """Move on by one packet, received no earlier than the last one.
+        """Apply one packet, received no earlier than the last one.
 
-        Raises `InvalidPacket` if it does not hold; nothing but time has moved then.
+        Raises `InvalidPacket` if the packet is not valid; then the state has only advanced to its time.
         """
         at = entry.received_at
         self.settle(at)
@@ -148,10 +148,10 @@ class KeyLedger:
         self.settle(at)
 
     def settle(self, until: int) -> None:
-        """Let pending events take effect that are due by then and have their approvals.
+        """Apply the pending events that are due by `until` and have their approvals.
 
-        Each is judged as of the moment it fell due, or of the last packet, whichever is later. Those are the
-        moments at which it can become complete: with time alone approvals are only lost.
+        Each is judged as of the moment it became due, or of the last packet, whichever is later. Only at
+        these moments can its approvals become complete: as time passes, approvals can only be lost.
         """
         due = [pending for pending in self._pending.values() if pending.due_at <= until]
         electors: Electors | None = None
@@ -164,7 +164,7 @@ class KeyLedger:
                 self._fulfil(pending, moment)
                 electors = None
 
-    # Who may speak
+    # Who may sign
 
     def _require_room(self, entry: Entry) -> None:
         in_second = self._count_in_second if entry.received_at == self._at else 0
@@ -174,11 +174,14 @@ class KeyLedger:
         if isinstance(statement, KeyEvent) and statement.event == "REVOKE":
             key = self.named(statement.key_id)
             if key is not None and key.revoked_at is None:
-                return  # whoever has stolen a key must not be able to fill the chain so that it stays
+                return  # a thief of a key must not be able to prevent its revocation by filling the chain
         raise _policy_refusal("the DID has too many identity packets", "too_many_key_events")
 
     def _signer(self, entry: Entry) -> KeyState:
-        """The key that signed, valid in that second and allowed to sign such a packet (R-062, R-068)."""
+        """The key that signed, if it is valid in that second and may sign such a packet (R-062, R-068).
+
+        Raises `InvalidPacket` otherwise.
+        """
         at, skew = entry.received_at, self.rules.clock_skew_seconds
         recovery_too = not isinstance(entry.statement, PublishedDocument)  # R-079, R-080
         for key in newest_first(self.keys.values()):
@@ -194,7 +197,7 @@ class KeyLedger:
     # KEY_EVENT
 
     def _decide(self, packet_id: str, event: KeyEvent, signer: KeyState, at: int) -> None:
-        """An event by a signing key: it takes effect at once, and overrides pending events (R-086)."""
+        """Apply an event by a signing key: it takes effect at once, and overrides pending events (R-086)."""
         _require_begun(signer, at)
         overridden = self._overridden_by(event)
         is_veto = event.event == "REVOKE" and bool(overridden) and self.named(event.key_id) is None
@@ -207,7 +210,7 @@ class KeyLedger:
             self._take_effect(event, packet_id)
 
     def _propose(self, packet_id: str, event: KeyEvent, signer: KeyState, at: int) -> None:
-        """An event by a recovery key: it waits for its delay and its approvals (R-084, R-086)."""
+        """Keep an event by a recovery key, to wait for its delay and its approvals (R-084, R-086)."""
         _require_begun(signer, at)
         self._require_policy(at)
         self._check_names(event)
@@ -217,10 +220,10 @@ class KeyLedger:
             self._pending[packet_id] = PendingEvent(packet_id, event, signer.public_key, due_at, approved_by)
 
     def _fulfil(self, pending: PendingEvent, at: int) -> None:
-        """A pending event takes effect, unless the id or key it names has been taken since."""
+        """Apply a pending event, unless the id or key that it introduces has been used in the meantime."""
         try:
             self._check_names(pending.event)
-            # Twice the room: whoever has stolen a key must not be able to fill what recovery needs.
+            # Twice the room: a thief of a key must not be able to use up the room that recovery needs.
             self._require_key_room(pending.event, 2 * MAX_METHODS, at)
         except InvalidPacket:
             self._events -= {pending.packet_id}
@@ -228,7 +231,7 @@ class KeyLedger:
             self._take_effect(pending.event, pending.packet_id)
 
     def _check_names(self, event: KeyEvent) -> None:
-        """Refuse an event that names keys it cannot name (R-071). No key and no id is given out twice."""
+        """Refuse an event that names keys which it cannot name (R-071). No key and no id is used twice."""
         if event.event == "REVOKE" and self.named(event.key_id) is None:
             refuse("key_id names no key of this DID", "unknown_key")
         if event.public_key is None:
@@ -246,13 +249,13 @@ class KeyLedger:
 
     def _take_effect(self, event: KeyEvent, packet_id: str) -> None:
         if event.event == "REVOKE" and (key := self.named(event.key_id)) is not None:
-            revoked_at = earlier(key.revoked_at, event.revoked_at)  # never taken back
+            revoked_at = earlier(key.revoked_at, event.revoked_at)  # a revocation is never undone
             self.keys[key.public_key] = replace(key, revoked_at=revoked_at)
         if event.public_key is None or event.valid_from is None:
             return
         authentication = assertion = True
         if event.replaces is not None and (old := self.named(event.replaces)) is not None:
-            if not old.recovery:  # the new key steps into the part of the old one
+            if not old.recovery:  # the new key takes over the role of the old one
                 authentication, assertion = old.authentication, old.assertion
             valid_until = earlier(old.valid_until, event.valid_from)  # R-072
             self.keys[old.public_key] = replace(old, valid_until=valid_until)
@@ -269,7 +272,7 @@ class KeyLedger:
     # Recovery
 
     def _approve(self, approval: RecoveryApproval, signer: KeyState, at: int) -> None:
-        """R-081. By itself an approval changes no key (R-083)."""
+        """Apply an approval (R-081). By itself it changes no key (R-083)."""
         if not signer.recovery:
             raise refused("an approval is signed by a recovery key", "recovery_key_required")
         self._require_policy(at)
@@ -290,14 +293,14 @@ class KeyLedger:
             raise refused("the document's recovery policy cannot be met", "recovery_policy_invalid")
 
     def _overridden_by(self, event: KeyEvent) -> list[PendingEvent]:
-        """The pending events that name a key which this event names too (A-030)."""
+        """The pending events that name a key which this event also names (A-030)."""
         if event.event not in _EFFECTIVE:
             return []
         named = self._names(event)
         return [pending for pending in self._pending.values() if named & self._names(pending.event)]
 
     def _names(self, event: KeyEvent) -> set[bytes | str]:
-        """The keys that an event names: by id, and by public key where that is known."""
+        """The keys that an event names: by id, and by public key if that is known."""
         names: set[bytes | str] = set()
         for key_id in (event.key_id, event.replaces):
             if key_id is not None:
@@ -315,12 +318,12 @@ class KeyLedger:
     # Documents
 
     def _begin_with(self, documents: Iterable[DidDocument]) -> None:
-        """Take over configured documents; their links say which is first, not the order they come in."""
+        """Take over configured documents, in the order of their links, which is not that of the argument."""
         waiting = {document.hash: document for document in documents}
         if any(document.did != self.did for document in waiting.values()):
             refuse("a configured document is another DID's")
         while waiting:
-            # One whose predecessor is not among them begins the chain: an operator vouches for it.
+            # The document whose predecessor is not among them begins the chain: an operator vouches for it.
             head = self.head
             following = [
                 document
@@ -335,10 +338,10 @@ class KeyLedger:
             self._become_head(following[0], introduced_by=None)
 
     def _publish(self, packet_id: str, document: DidDocument, at: int) -> None:
-        """A published document: the first one, or a successor of the head (R-053, decision 7)."""
+        """Apply a published document: the first one, or a successor of the head (R-053, decision 7)."""
         head = self.head
         if head is not None and document.hash == head.hash:
-            return  # said again
+            return  # a repetition
         is_rival = document.prev_hash is not None and document.prev_hash in self._superseded
         if document in self.documents or not (is_rival or document.prev_hash == (head and head.hash)):
             refuse("the document does not succeed the newest one", "document_not_linked")
@@ -351,12 +354,13 @@ class KeyLedger:
         after = under_document(self.keys, document, introduced_by=packet_id)
         skew = self.rules.clock_skew_seconds
         if not any(key.may(Use.PACKET) and not key.is_over(at, skew) for key in after.values()):
-            # Accepted, it would silence the DID for good: nothing could correct it.
+            # Accepting it would disable the DID permanently: no later packet could correct it.
             refuse("the document leaves no key that may sign", "document_without_keys")
         self._become_head(document, introduced_by=packet_id)
 
     def _check_methods(self, document: DidDocument) -> None:
-        """A successor lists keys of the chain under their ids: only KEY_EVENTs introduce keys (A-021)."""
+        """Refuse a successor that lists a key unknown to the chain, or under another id: only KEY_EVENTs
+        introduce keys (A-021)."""
         for method in document.methods:
             key = self.keys.get(method.public_key)
             if key is None or key.key_id != method.key_id:
@@ -370,12 +374,12 @@ class KeyLedger:
 
 
 def conflict_refusal() -> InvalidPacket:
-    """What any signature meets once a DID's documents are in conflict, to be raised (R-054)."""
+    """The error for any signature while the documents of a DID conflict, for the caller to raise (R-054)."""
     return refused("the author's documents are in conflict", "document_conflict")
 
 
 def _require_begun(signer: KeyState, at: int) -> None:
-    """R-070: a chain begins with a key whose window has begun; here the skew gives nothing."""
+    """Refuse a configured key whose window has not begun; the clock skew does not count here (R-070)."""
     if signer.introduced_by is None and at < signer.valid_from:
         raise InvalidPacket(ErrorCode.KEY_NOT_YET_VALID, "the signing key is not valid yet")
 

@@ -1,4 +1,4 @@
-"""Recovery: pending events, and whose approval they need (RFC-0001 §5.3; R-079, R-084…R-088)."""
+"""Recovery: pending events, and the keys whose approval they need (RFC-0001 §5.3; R-079, R-084…R-088)."""
 
 # Core: no I/O, no clock, no randomness (held by tests/test_layout.py).
 
@@ -23,18 +23,18 @@ class PendingEvent:
     event: KeyEvent
     signer: bytes
     due_at: int
-    """When it has waited long enough; approvals never bring this forward (R-087)."""
+    """When its delay ends; approvals never make this earlier (R-087)."""
     approved_by: frozenset[bytes]
-    """The recovery keys that agree, the signer from the start (R-084)."""
+    """The recovery keys that have approved it, including its signer from the start (R-084)."""
 
     def approve(self, public_key: bytes) -> PendingEvent:
-        """The same with one approval more; a second one by the same key changes nothing (R-082)."""
+        """The same event with one more approval; a second one by the same key changes nothing (R-082)."""
         return replace(self, approved_by=self.approved_by | {public_key})
 
     def is_approved(self, electorate: Electorate) -> bool:
-        """Whether enough keys agree at that moment; those revoked by then no longer do (R-079)."""
+        """Whether enough keys approve at that moment; those revoked by then no longer count (R-079)."""
         needed = electorate.needed
-        # The signer stands for the event, whatever its part in the policy.
+        # The signer must not be revoked, even if the policy does not name it.
         if needed is None or len(self.approved_by) < needed or self.signer not in electorate.unrevoked:
             return False
         return len(electorate.eligible & self.approved_by) >= needed
@@ -42,18 +42,18 @@ class PendingEvent:
 
 @dataclass(frozen=True, slots=True)
 class Electorate:
-    """Whose approvals count at one moment."""
+    """The keys whose approvals count at one moment."""
 
     unrevoked: frozenset[bytes]
     """The declared recovery keys that are not revoked."""
     eligible: frozenset[bytes]
-    """Those of them that the policy names; without names all of them."""
+    """Those of them that the policy names, or all of them if it names none."""
     needed: int | None
-    """How many of these must agree, without a policy one; None if that cannot be met (R-085)."""
+    """How many of these must approve; 1 without a policy, None if the policy cannot be met (R-085)."""
 
 
 class Electors:
-    """The recovery keys of one state, and what its policy says of them, for a thousand events in one go."""
+    """The recovery keys of one state under its policy, prepared for a thousand events in a row."""
 
     def __init__(self, keys: Iterable[KeyState], policy: RecoveryPolicy | None) -> None:
         self._keys = [key for key in keys if key.recovery]
@@ -62,7 +62,8 @@ class Electors:
         self._has_policy = policy is not None
         self._known: tuple[int, float, Electorate] | None = None
         if policy is not None and policy.key_ids:
-            # A policy may hold a thousand names, and there are few keys: rather spell these than read those.
+            # A policy may have a thousand names, and there are few keys: encoding keys is cheaper than
+            # decoding names.
             named = set(policy.key_ids)
             spelled = {key_id.partition("#")[2] for key_id in named}
             self._named = frozenset(
@@ -72,7 +73,7 @@ class Electors:
             )
 
     def at(self, moment: int) -> Electorate:
-        """The electorate of this moment. It is worked out anew only where a revocation lies in between."""
+        """The electorate at this moment. It is computed again only if a revocation lies in between."""
         if self._known is not None and self._known[0] <= moment <= self._known[1]:
             return self._known[2]
         unrevoked = frozenset(

@@ -1,4 +1,4 @@
-"""What a document makes of the keys of a DID: their parts, and windows that only shrink (R-061, R-065)."""
+"""The effect of a document on the keys of a DID: their roles, and windows that only shrink (R-061, R-065)."""
 
 # Core: no I/O, no clock, no randomness (held by tests/test_layout.py).
 
@@ -16,10 +16,10 @@ __all__ = ["earlier", "under_document"]
 def under_document(
     keys: Mapping[bytes, KeyState], document: DidDocument, *, introduced_by: str | None
 ) -> dict[bytes, KeyState]:
-    """The keys once `document` has become the newest, by public key and in order of introduction.
+    """The keys after `document` has become the newest, by public key and in order of introduction.
 
-    `introduced_by` is the packet that brought it. None says that an operator vouches for the document: it
-    then says all there is to say about its keys, save that a revocation is never taken back.
+    `introduced_by` is the packet that published it. None means that an operator vouches for the document: it
+    then determines everything about its keys, except that a revocation is never undone.
     """
     after: dict[bytes, KeyState] = {}
     ids_given = {method.key_id for method in document.methods}
@@ -39,13 +39,13 @@ def under_document(
 
 
 def earlier(one: int | None, other: int | None) -> int | None:
-    """The earlier of two ends, where None is open."""
+    """The earlier of two ends; None means no end."""
     ends = [end for end in (one, other) if end is not None]
     return min(ends) if ends else None
 
 
 def _introduced(method: VerificationMethod, document: DidDocument, introduced_by: str | None) -> KeyState:
-    """The state in which a document's method begins; its window says from when (R-065)."""
+    """The initial state of a document's method, with the method's own window (R-065)."""
     return KeyState(
         method.key_id,
         method.public_key,
@@ -61,16 +61,17 @@ def _introduced(method: VerificationMethod, document: DidDocument, introduced_by
 
 
 def _unlisted(key: KeyState, did: str, ids_given: set[str]) -> KeyState:
-    """A key that a new head does not list: not the DID's any more, but kept to explain old signatures.
+    """A key that a new head does not list. It no longer belongs to the DID, but is kept to explain old
+    signatures.
 
-    If the document gives its id to another key, it goes on under the one that spells it.
+    If the document gives its id to another key, its id becomes the one that spells it.
     """
     key_id = method_id(did, key_multibase(key.public_key)) if key.key_id in ids_given else key.key_id
     return replace(key, key_id=key_id, authentication=False, assertion=False, recovery=False)
 
 
 def _merged(key: KeyState, method: VerificationMethod, document: DidDocument) -> KeyState:
-    """A known key as a new head lists it: its part is the document's, its window only shrinks."""
+    """A known key that a new head lists: its role is the document's, and its window only shrinks."""
     return replace(
         key,
         key_id=method.key_id,

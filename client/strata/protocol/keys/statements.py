@@ -1,4 +1,4 @@
-"""What identity packets say: their contents read, checked field by field, and written (R-071, R-081)."""
+"""The contents of identity packets: reading them, checking each field, and writing them (R-071, R-081)."""
 
 # Core: no I/O, no clock, no randomness (held by tests/test_layout.py).
 
@@ -29,7 +29,7 @@ __all__ = [
 ]
 
 IDENTITY_TYPES = frozenset({"KEY_EVENT", "RECOVERY_APPROVAL", "DID_DOCUMENT"})
-"""The content types that make up a chain. DID_DOCUMENT is an addition of ours (decision 7)."""
+"""The content types that make up a chain. DID_DOCUMENT is an addition of this project (decision 7)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +37,7 @@ class KeyEvent:
     """A KEY_EVENT. Members that its `event` does not use are None."""
 
     event: str
-    """`ADD`, `ROTATE`, `REVOKE`, or a word without effect (R-071)."""
+    """`ADD`, `ROTATE`, `REVOKE`, or another word, which has no effect (R-071)."""
     key_id: str
     public_key: bytes | None = None
     valid_from: int | None = None
@@ -48,7 +48,7 @@ class KeyEvent:
 
 @dataclass(frozen=True, slots=True)
 class RecoveryApproval:
-    """A RECOVERY_APPROVAL: its signer agrees to the event with this packet id."""
+    """A RECOVERY_APPROVAL: its signer approves the event with this packet id."""
 
     target_event: str
 
@@ -64,7 +64,7 @@ Statement = KeyEvent | RecoveryApproval | PublishedDocument
 
 
 def read_statement(packet: Packet) -> Statement:
-    """What an identity packet says.
+    """Read the statement of an identity packet.
 
     Raises `InvalidPacket` (`invalid_schema`) if a member is missing or malformed, and `ValueError` for a
     packet of another type.
@@ -111,7 +111,7 @@ def rotate_content(
     valid_until: int | None = None,
     reason: str | None = None,
 ) -> dict[str, object]:
-    """The content of a KEY_EVENT that puts a key in the place of another, which ends at `valid_from`."""
+    """The content of a KEY_EVENT that replaces a key by another; the old key ends at `valid_from`."""
     return _event_content(
         "ROTATE",
         key_id,
@@ -124,15 +124,15 @@ def rotate_content(
 
 
 def revoke_content(key_id: str, *, revoked_at: int, reason: str | None = None) -> dict[str, object]:
-    """The content of a KEY_EVENT that ends a key for good."""
+    """The content of a KEY_EVENT that revokes a key permanently."""
     return _event_content("REVOKE", key_id, reason, revoked_at=revoked_at)
 
 
 def approval_content(target_event: str, *, approved_at: int, note: str | None = None) -> dict[str, object]:
     """The content of a RECOVERY_APPROVAL.
 
-    Give the packet a random `nonce`: a packet's id covers neither its signature nor who signed it, so that of
-    two keys' approvals made in one second, a relay would take the second for a copy of the first.
+    The packet should have a random `nonce`: a packet's id covers neither its signature nor the signing key,
+    so a relay would treat the second of two keys' approvals made in one second as a copy of the first.
     """
     content = {"type": "RECOVERY_APPROVAL", "target_event": target_event, "approved_at": approved_at}
     return content if note is None else content | {"note": note}

@@ -28,10 +28,10 @@ DEFAULT_CLOCK_SKEW_SECONDS = 300
 _ALLOWED_CLOCK_SKEWS = range(60, 301)
 
 MAX_DEAD_KEYS_TRIED = 16
-"""Keys that may not sign but are tried, newest first, to say why a signature does not count (R-067)."""
+"""How many keys that may not sign are tried, newest first, to explain why a signature fails (R-067)."""
 
 SignedBy = Callable[[bytes], bool]
-"""Whether the signature in question verifies under this public key."""
+"""Whether the signature in question verifies under a public key."""
 
 
 class Use(enum.Enum):
@@ -42,7 +42,7 @@ class Use(enum.Enum):
 
 
 class KeyStanding(enum.Enum):
-    """What the window of a key says of a moment."""
+    """The status of a key at a moment, by its window."""
 
     VALID = "valid"
     NOT_YET_VALID = "not_yet_valid"
@@ -51,7 +51,7 @@ class KeyStanding(enum.Enum):
 
 
 def allowed_clock_skew(wanted: int) -> int:
-    """The clock skew in use where this one is configured: one out of 60 to 300 counts as 300 (R-064)."""
+    """The clock skew to use for a configured one: anything not from 60 to 300 counts as 300 (R-064)."""
     return wanted if wanted in _ALLOWED_CLOCK_SKEWS else DEFAULT_CLOCK_SKEW_SECONDS
 
 
@@ -65,7 +65,7 @@ class KeyRules:
 
 @dataclass(frozen=True, slots=True)
 class KeyState:
-    """One key of a chain. Times are Unix seconds; None is an open end."""
+    """One key of a chain. Times are Unix seconds; None means no end."""
 
     key_id: str
     public_key: bytes
@@ -77,10 +77,10 @@ class KeyState:
     authentication: bool = True
     assertion: bool = True
     introduced_by: str | None = None
-    """The `packet_id` of the KEY_EVENT or DID_DOCUMENT; None: known beforehand."""
+    """The `packet_id` of the KEY_EVENT or DID_DOCUMENT; None for a key known in advance."""
 
     def standing(self, at: int, skew: int) -> KeyStanding:
-        """What the window says of `at`: both ends count in (R-062); a revocation has no skew (R-076)."""
+        """The key's status at `at`: both ends are inclusive (R-062); a revocation has no skew (R-076)."""
         if self.revoked_at is not None and at > self.revoked_at:
             return KeyStanding.REVOKED
         if self.valid_until is not None and at > self.valid_until + skew:
@@ -94,11 +94,11 @@ class KeyState:
         return self.standing(at, skew) in (KeyStanding.REVOKED, KeyStanding.EXPIRED)
 
     def may(self, use: Use) -> bool:
-        """Whether the key has the part that `use` asks for, whatever its window says (R-061, R-080)."""
+        """Whether the key has the role that `use` requires, regardless of its window (R-061, R-080)."""
         return not self.recovery and (self.assertion if use is Use.PACKET else self.authentication)
 
     def edges(self, skew: int) -> Iterable[int]:
-        """The seconds in which `standing` may change."""
+        """The seconds at which `standing` may change."""
         yield self.valid_from - skew
         if self.valid_until is not None:
             yield self.valid_until + skew + 1
@@ -107,14 +107,14 @@ class KeyState:
 
 
 def newest_first(keys: Iterable[KeyState]) -> list[KeyState]:
-    """The keys, given in order of introduction, in the order in which they are tried (R-066)."""
+    """The keys in the order in which they are tried, from keys in order of introduction (R-066)."""
     return sorted(reversed(list(keys)), key=lambda key: -key.valid_from)
 
 
 def explain(keys: Iterable[KeyState], at: int, skew: int, use: Use, signed_by: SignedBy) -> InvalidPacket:
-    """Why a signature that no valid key has made does not count (R-067, R-080, A-025).
+    """The error that explains why a signature by no valid key does not count (R-067, R-080, A-025).
 
-    For AUTH every reason is `invalid_signature` with the precise one as its detail (R-281).
+    For AUTH the code is always `invalid_signature`, with the precise reason as its detail (R-281).
     """
     dead = 0
     for key in newest_first(keys):
@@ -128,7 +128,7 @@ def explain(keys: Iterable[KeyState], at: int, skew: int, use: Use, signed_by: S
 
 
 def refused(reason: str, detail: str | None = None) -> InvalidPacket:
-    """An `invalid_signature`, to be raised."""
+    """An `invalid_signature` for the caller to raise."""
     return InvalidPacket(ErrorCode.INVALID_SIGNATURE, reason, detail=detail)
 
 

@@ -1,7 +1,7 @@
-"""What an archive of a relay's log promises, and how anybody checks it: no Spark, no database, no I/O.
+"""What an archive of a relay's log guarantees, and how to check it: no Spark, no database, no I/O.
 
-The pipeline writes such an archive (a lake), relayd reads its manifests before it lets go of a day, and an
-auditor needs no more than this and a reader of Parquet.
+The pipeline writes such an archive (a lake), relayd reads its manifests before it removes a day from the
+log, and an auditor needs only this package and a reader of Parquet.
 """
 
 from strata.protocol.lake.columns import HASHED, string_key, string_keys

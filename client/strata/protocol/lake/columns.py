@@ -1,8 +1,8 @@
-"""How strings are written into the columns of a relay's log, and of a log that is restored.
+"""How strings are stored in the columns of a relay's log, and of a restored log.
 
-author_id and content_type are their UTF-8 in bytea, for a JSON string may hold U+0000, which PostgreSQL's
-text may not. A string too long to be indexed stands there as a hash behind 0xFF, a byte that no UTF-8
-contains; equality is still exact, and the string itself is in the body.
+author_id and content_type are stored as UTF-8 in bytea, because a JSON string may contain U+0000, which
+PostgreSQL's text may not. A string that is too long to be indexed is stored as 0xFF, a byte that UTF-8 never
+contains, followed by a hash. Equality is still exact, and the string itself is in the body.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Collection
 __all__ = ["HASHED", "string_key", "string_keys"]
 
 HASHED = b"\xff"
-"""What the key of a long string begins with."""
+"""The first byte of the key of a long string."""
 
 _MAX_KEY_BYTES = 512  # PostgreSQL indexes at most about 2700
 
@@ -25,7 +25,7 @@ def string_key(value: str) -> bytes:
 
 
 def string_keys(values: Collection[str]) -> list[bytes]:
-    """Those of many strings, in their order; nearly all are short."""
+    """The columns' values for many strings, in the same order; fast if most are short."""
     keys = list(map(str.encode, values))
     if max(map(len, keys), default=0) > _MAX_KEY_BYTES:
         return list(map(string_key, values))

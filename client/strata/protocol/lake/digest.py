@@ -1,20 +1,20 @@
-"""What a manifest says about rows: a hash over their places and ids, in the order of the log.
+"""The digests of rows in a manifest: a hash over their places and ids, in the order of the log.
 
     row     = sequence ‖ received_at ‖ packet_id      8 and 8 bytes, signed, big endian; 32 bytes
     digest  = BLAKE3-256 of the rows, one after the other
 
 A packet's id is the hash of what its author signed, so this binds the packets themselves; whether their
-signatures hold is asked apart. A packet_id that is not 32 bytes long, which only a damaged row has, is
+signatures verify is a separate check. A packet_id that is not 32 bytes long, which only a damaged row has, is
 replaced by its own hash.
 
-From format 2 on a second digest binds what an id does not: the signature in a body, what the relay found
-about the origin of media, and every column of a row that is no packet.
+From format 2 on, a second digest binds what an id does not: the signature in a body, the relay's findings
+about the origin of media, and every column of a row that is not a packet.
 
     record  = sequence ‖ H(body) ‖ H(annotation) ‖ others      8 bytes, signed, big endian, and 3 × 32 bytes
     digest  = BLAKE3-256 of the records, one after the other
 
-H is BLAKE3-256, and 32 zero bytes for NULL. `others` is 32 zero bytes for a packet, whose other columns all
-follow from its body; for a quarantined row it is the hash of its other columns (`others_hash`).
+H is BLAKE3-256, or 32 zero bytes for NULL. `others` is 32 zero bytes for a packet, whose other columns are
+all determined by its body; for a quarantined row it is the hash of its other columns (`others_hash`).
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ __all__ = ["NOTHING", "OTHERS", "ContentsDigest", "RowsDigest", "contents_bytes"
 _ID_BYTES = 32
 
 NOTHING = bytes(32)
-"""Stands for the hash of NULL: nobody can find bytes that have it."""
+"""The hash used for NULL: nobody can find bytes with this hash."""
 
 OTHERS = (
     "received_at",
@@ -45,20 +45,20 @@ OTHERS = (
 
 
 class RowsDigest:
-    """The digest of rows that come bit by bit, in log order."""
+    """The digest of rows that are added step by step, in log order."""
 
     def __init__(self) -> None:
         self._hash = blake3()
         self.rows = 0
-        """How many there were."""
+        """The number of rows so far."""
 
     def update(self, rows: Iterable[tuple[int, int, bytes]]) -> None:
-        """Add (sequence, received_at, packet_id); they follow those before."""
+        """Add rows (sequence, received_at, packet_id) after those added before."""
         parts = [row_bytes(*row) for row in rows]
         self.update_bytes(b"".join(parts), len(parts))
 
     def update_bytes(self, joined: bytes, rows: int) -> None:
-        """Add that many rows in the form above."""
+        """Add `rows` rows, joined in the form above."""
         self._hash.update(joined)
         self.rows += rows
 
@@ -68,17 +68,17 @@ class RowsDigest:
 
 
 class ContentsDigest:
-    """The second digest, of rows that come bit by bit, in log order."""
+    """The second digest, of rows that are added step by step, in log order."""
 
     def __init__(self) -> None:
         self._hash = blake3()
 
     def update(self, rows: Iterable[tuple[int, bytes | None, bytes | None, bytes]]) -> None:
-        """Add (sequence, body, annotation, others); they follow those before."""
+        """Add rows (sequence, body, annotation, others) after those added before."""
         self.update_bytes(b"".join(contents_bytes(*row) for row in rows))
 
     def update_bytes(self, joined: bytes) -> None:
-        """Add records in the form above."""
+        """Add records, joined in the form above."""
         self._hash.update(joined)
 
     def hexdigest(self) -> str:
@@ -87,7 +87,7 @@ class ContentsDigest:
 
 
 def row_bytes(sequence: int, received_at: int, packet_id: bytes) -> bytes:
-    """One row as it is hashed: 48 bytes."""
+    """One row in the hashed form, 48 bytes."""
     if len(packet_id) != _ID_BYTES:
         packet_id = blake3(packet_id).digest()
     places = sequence.to_bytes(8, "big", signed=True) + received_at.to_bytes(8, "big", signed=True)
@@ -97,13 +97,16 @@ def row_bytes(sequence: int, received_at: int, packet_id: bytes) -> bytes:
 def contents_bytes(
     sequence: int, body: bytes | None, annotation: bytes | None, others: bytes = NOTHING
 ) -> bytes:
-    """One row as the second digest has it: 104 bytes."""
+    """One row in the form of the second digest, 104 bytes."""
     return sequence.to_bytes(8, "big", signed=True) + _hash(body) + _hash(annotation) + others
 
 
 def others_hash(row: Mapping[str, int | str | bytes | None]) -> bytes:
-    """The hash of a quarantined row's other columns: for each of `OTHERS` a byte 0 for NULL; else a byte 1,
-    the length in 8 bytes, and the value: a number in 8 bytes, signed, big endian; a string in UTF-8."""
+    """The hash of a quarantined row's other columns.
+
+    For each of `OTHERS` the hashed text has a byte 0 for NULL, or else a byte 1, the length in 8 bytes, and
+    the value: a number in 8 bytes, signed, big endian; a string in UTF-8.
+    """
     hashed = blake3()
     for name in OTHERS:
         value = row[name]

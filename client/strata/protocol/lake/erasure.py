@@ -1,10 +1,10 @@
-"""Erasures: what a lake has let go of since its manifests were written, and why. No I/O.
+"""Erasures: what has been erased from a lake since its manifests were written, and why. No I/O.
 
-A manifest tells what a batch held when it was archived, and is never written again: a hash of the chain that
-somebody noted still proves what it proved. What was erased since stands in records beside the chain. A record
-tells what the batches of one day hold now, and names by a hash a file of tombstones, one for each erased row,
-which the relay has signed (`strata.protocol.tombstones`). The rows keep their sequences, times of receipt and
-ids, which the manifest binds, and move from the packets to the quarantined rows.
+A manifest states what a batch held when it was archived, and is never rewritten, so that a noted hash of the
+chain keeps proving what it proved. Later erasures are recorded beside the chain. A record states what the
+batches of one day hold now, and names by its hash a file of tombstones signed by the relay, one for each
+erased row (`strata.protocol.tombstones`). The rows keep their sequences, times of receipt and ids, which the
+manifest binds, and move from the packets to the quarantined rows.
 """
 
 from __future__ import annotations
@@ -49,17 +49,17 @@ class Erasure(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     number: int
     """0 for the first, and so on without a gap."""
     day: int
-    """From 1970-01-01 UTC."""
+    """Days since 1970-01-01 UTC."""
     written_at: int
     """Unix seconds by the writer's clock. Informative."""
     batches: list[ErasedBatch]
     tombstones: str
     """BLAKE3-256 of the file of tombstones: each in canonical form, in order of sequence, and a newline."""
     erased: int
-    """How many packets it takes: one for each tombstone, but for those of rows that had been put aside when
-    they were archived. Of these the place alone is left."""
+    """The number of packets erased: one for each tombstone, except those of rows that were already
+    quarantined when they were archived. Of an erased row only the place remains."""
     previous: str
-    """The hash of the record before, `GENESIS` for the first."""
+    """The hash of the previous record, `GENESIS` for the first."""
     hash: str = ""
     """BLAKE3-256 of the canonical JSON of all the above."""
 
@@ -75,7 +75,7 @@ def encode_erasure(erasure: Erasure) -> bytes:
 
 
 def decode_erasure(text: bytes, name: str) -> Erasure:
-    """Read one record. Raises `LakeError`, by `name`, for one that is damaged or of another version."""
+    """Read one record. Raises `LakeError` with this `name` if it is damaged or of another version."""
     erasure = read_sealed(text, Erasure, _FORMAT, name)
     if not is_day(erasure.day):
         refuse(name, f"{erasure.day} is no day")
@@ -83,7 +83,7 @@ def decode_erasure(text: bytes, name: str) -> Erasure:
 
 
 def check_erasures(erasures: Iterable[Erasure]) -> None:
-    """Raise `LakeError` unless these are all records from the first, each bound to the one before."""
+    """Raise `LakeError` unless these are all records from the first, each bound to the previous one."""
     previous = GENESIS
     for number, erasure in enumerate(erasures):
         if (erasure.number, erasure.previous) != (number, previous):
@@ -92,9 +92,9 @@ def check_erasures(erasures: Iterable[Erasure]) -> None:
 
 
 def told(manifests: Iterable[Manifest], erasures: Sequence[Erasure]) -> list[Manifest]:
-    """These manifests, each with what its batch holds now. Their hashes stay those of the chain.
+    """These manifests, updated to what their batches hold now. Their hashes remain those of the chain.
 
-    Raises `LakeError` for a record that tells of other rows than its manifest.
+    Raises `LakeError` for a record that contradicts its manifest.
     """
     now = {batch.manifest: batch for erasure in erasures for batch in erasure.batches}
     return [_told(manifest, now.get(manifest.hash)) for manifest in manifests]

@@ -1,14 +1,14 @@
-"""Generations: the objects of a finished day written anew, for a lake on an object store. No I/O.
+"""Generations: the rewritten objects of a finished day, for a lake on an object store. No I/O.
 
-What an archive has put stays named by the listings of its batches (`listing`). A compaction or an erasure
-writes the day's rows into other objects, names all objects of the day in one listing of its own, and puts a
-generation: a small record that names this listing by its hash, under the next free number. From then on the
-day is what its newest generation says. Generations of all days are one sequence, each bound to the one
-before, so of two that were made of the same state only one can count.
+The objects that an archive run has written are named by the listings of its batches (`listing`). A compaction
+or an erasure writes the day's rows into other objects, names all objects of the day in one separate listing,
+and writes a generation: a small record that names this listing by its hash, under the next free number. From
+then on the newest generation determines the objects of the day. The generations of all days form one
+sequence, each bound to the previous one, so of two that were made from the same state only one can count.
 
-A generation is no part of the chain, as listings are none: manifests bind rows, whatever objects they are
-in. An erasure changes what must be there, so its record (`erasure`) is a part of its generation: objects and
-record count together or not at all.
+Generations, like listings, are not part of the chain: manifests bind rows in any objects. An erasure changes
+which rows must be there, so its record (`erasure`) is part of its generation: objects and record count
+together or not at all.
 """
 
 from __future__ import annotations
@@ -47,14 +47,14 @@ GENERATIONS = "_generations"
 """The folder of generations: `_generations/0000000000.json`."""
 
 DAY_LISTINGS = "_days"
-"""The folder of their listings: `_days/2026-11-21-<attempt>.json`."""
+"""The folder of the generations' listings: `_days/2026-11-21-<attempt>.json`."""
 
 _FORMAT = 1
 _is_attempt = re.compile(r"[0-9a-f]{32}").fullmatch
 
 
 class Part(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Batches of a day that follow each other, and the objects with all of their rows and no others."""
+    """Consecutive batches of a day, and the objects with exactly their rows."""
 
     after: int
     up_to: int
@@ -62,7 +62,7 @@ class Part(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 
     @property
     def span(self) -> Span:
-        """Its sequences."""
+        """The sequences of the part."""
         return Span(self.after, self.up_to)
 
 
@@ -71,31 +71,31 @@ class DayListing(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
     format: int = _FORMAT
     day: int
-    """From 1970-01-01 UTC."""
+    """Days since 1970-01-01 UTC."""
     attempt: str
-    """Who wrote it: each attempt to write a day anew has a name of its own."""
+    """The name of the attempt that wrote it: each attempt to rewrite a day has its own."""
     parts: list[Part]
     hash: str = ""
     """BLAKE3-256 of the canonical JSON of all the above."""
 
 
 class Generation(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One day written anew."""
+    """One rewritten day."""
 
     format: int = _FORMAT
     number: int
-    """0 for the first of any day, and so on without a gap."""
+    """0 for the first of all days, and so on without a gap."""
     day: int
-    """From 1970-01-01 UTC."""
+    """Days since 1970-01-01 UTC."""
     attempt: str
     listing: str
     """The hash of its listing."""
     written_at: int
     """Unix seconds by the writer's clock. Informative."""
     erasure: Erasure | None
-    """What was erased by this generation; null where it holds the rows of the one before."""
+    """What this generation erased; null if it holds the same rows as the previous one."""
     previous: str
-    """The hash of the generation before, `GENESIS` for the first."""
+    """The hash of the previous generation, `GENESIS` for the first."""
     hash: str = ""
     """BLAKE3-256 of the canonical JSON of all the above."""
 
@@ -131,7 +131,7 @@ def encode_generation(generation: Generation) -> bytes:
 
 
 def decode_day_listing(text: bytes, name: str) -> DayListing:
-    """Read one listing. Raises `LakeError`, by `name`, for one that is damaged or of another version."""
+    """Read one listing. Raises `LakeError` with this `name` if it is damaged or of another version."""
     name = f"listing {name}"
     listing = read_sealed(text, DayListing, _FORMAT, name)
     for part in listing.parts:
@@ -141,7 +141,7 @@ def decode_day_listing(text: bytes, name: str) -> DayListing:
 
 
 def decode_generation(text: bytes, name: str) -> Generation:
-    """Read one generation. Raises `LakeError`, by `name`, for one that is damaged or of another version."""
+    """Read one generation. Raises `LakeError` with this `name` if it is damaged or of another version."""
     name = f"generation {name}"
     generation = read_sealed(text, Generation, _FORMAT, name)
     if _is_attempt(generation.attempt) is None:
@@ -157,8 +157,8 @@ def decode_generation(text: bytes, name: str) -> Generation:
 
 
 def check_generations(generations: Iterable[Generation]) -> None:
-    """Raise `LakeError` unless these are all generations from the first, each bound to the one before, and
-    their erasures all erasures."""
+    """Raise `LakeError` unless these are all generations from the first, each bound to the previous one, and
+    their erasures are all erasures from the first."""
     previous, erasures = GENESIS, []
     for number, one in enumerate(generations):
         if (one.number, one.previous) != (number, previous):
@@ -172,11 +172,11 @@ def check_generations(generations: Iterable[Generation]) -> None:
 def check_day_listing(
     listing: DayListing, generation: Generation, manifests: Sequence[Manifest], *, ahead: bool = False
 ) -> None:
-    """Raise `LakeError` unless a listing is that of this generation, and its parts are the batches of a day,
-    whose manifests these are: each batch in one part, and each object in the folder of its part.
+    """Raise `LakeError` unless a listing belongs to this generation, and its parts cover the batches of the
+    day with these manifests: each batch in one part, and each object in the folder of its part.
 
-    A copy puts a generation before the manifests that it tells of. With `ahead` these may be the day's first
-    manifests, or none: the parts after them are held against none yet.
+    A copy writes a generation before the manifests that it covers. With `ahead`, `manifests` may be only the
+    first of the day, or empty: parts after them are not compared yet.
     """
     name = f"listing {day_listing_name(generation.day, generation.attempt)}"
     told = listing.day, listing.attempt, listing.hash

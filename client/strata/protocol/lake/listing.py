@@ -1,13 +1,13 @@
 """Listings: which objects hold the rows of a batch, for a lake on an object store. No I/O.
 
-On a disk a batch is what lies in its folder, and a rename puts all of it there in one step. An object store
-has no such step: what killed writers have left lies beside what counts. So a listing names the objects of a
-batch. It is written before the manifest, under a name that has the manifest's hash, and counts once that
-manifest is in the chain.
+On a disk, a batch is the content of its folder, and a rename puts all of it there in one step. An object
+store has no such step: the remains of killed writers lie beside the objects that count. So a listing names
+the objects of a batch. It is written before the manifest, under a name that contains the manifest's hash, and
+counts once that manifest is in the chain.
 
-A listing is no part of the chain. The manifest binds the rows, whatever objects they are in, so a listing
-cannot put in a false row or leave out a true one unseen. A lake that is copied between a disk and an object
-store keeps its manifests, and every tip that somebody noted.
+A listing is not part of the chain. The manifest binds the rows in any objects, so a listing cannot add a
+false row or omit a true one undetected. A lake that is copied between a disk and an object store keeps its
+manifests, and every noted tip.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ LISTINGS = "_objects"
 """The folder of listings: `_objects/0000000000-<hash of the manifest>.json`."""
 
 _FORMAT = 1
-# Whoever copies a lake to a disk makes files of these names: none leads elsewhere.
+# A copy of a lake to a disk creates files with these names: none may lead outside the folder.
 _is_name = re.compile(
     r"(?:packets|quarantine)/day=\d{4}-\d\d-\d\d/batch=\d+-\d+/(?:kind=[A-Za-z_]+/)?"
     r"[A-Za-z0-9][A-Za-z0-9._-]*\.parquet"
@@ -49,7 +49,7 @@ class StoredObject(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """An object with rows of a batch."""
 
     name: str
-    """Its key below the lake's, the same as the path of a file below a lake's folder."""
+    """The key below the lake's, the same as the path of a file below a lake's folder."""
     size: int
     rows: int
     hash: str
@@ -61,11 +61,11 @@ class Listing(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
     format: int = _FORMAT
     number: int
-    """That of its manifest."""
+    """The number of its manifest."""
     manifest: str
     """The hash of its manifest."""
     attempt: str
-    """Who wrote the objects: each attempt to archive a batch has a name of its own."""
+    """The name of the attempt that wrote the objects: each attempt to archive a batch has its own."""
     objects: list[StoredObject]
     hash: str = ""
     """BLAKE3-256 of the canonical JSON of all the above."""
@@ -88,7 +88,7 @@ def encode_listing(listing: Listing) -> bytes:
 
 
 def decode_listing(text: bytes, name: str) -> Listing:
-    """Read one listing. Raises `LakeError`, by `name`, for one that is damaged or of another version."""
+    """Read one listing. Raises `LakeError` with this `name` if it is damaged or of another version."""
     listing = read_sealed(text, Listing, _FORMAT, f"listing {name}")
     if (wrong := misnamed(listing.objects)) is not None:
         refuse(f"listing {name}", f"{wrong!r} is no name of an object with rows")
@@ -96,18 +96,18 @@ def decode_listing(text: bytes, name: str) -> Listing:
 
 
 def misnamed(objects: Iterable[StoredObject]) -> str | None:
-    """The first name among those of objects that no object with rows can have."""
+    """The first name of these objects that is not a valid name of an object with rows, or None."""
     return next((one.name for one in objects if _is_name(one.name) is None), None)
 
 
 def misplaced(objects: Iterable[StoredObject], span: Span) -> str | None:
-    """The first name among those of objects that does not lie in the folder of these sequences."""
+    """The first name of these objects that is not in the folder of these sequences, or None."""
     folder = f"day={day_text(span.day)}/batch={span}/"
     return next((one.name for one in objects if not one.name.partition("/")[2].startswith(folder)), None)
 
 
 def check_listing(listing: Listing, manifest: Manifest) -> None:
-    """Raise `LakeError` unless a listing is that of this manifest, and names objects of its batch alone."""
+    """Raise `LakeError` unless a listing belongs to this manifest and names only objects of its batch."""
     name = f"listing {listing_name(manifest)}"
     if (listing.number, listing.manifest) != (manifest.number, manifest.hash):
         refuse(name, f"it is that of another manifest, {listing.number}")

@@ -1,13 +1,13 @@
-"""Manifests: one for each batch of the archive, each holding the hash of the one before. No I/O.
+"""Manifests: one for each batch of the archive, each containing the hash of the previous one. No I/O.
 
-A batch is part of the lake when its manifest is there, and not before. The chain says what the lake must
-hold: which sequences, how many packets, by `rows` a hash over every id in its place, and from format 2 on by
-`contents` a hash over every body and annotation. With the hash of the last manifest anybody can prove later
+A batch is part of the lake once its manifest exists, and not before. The chain states what the lake must
+hold: which sequences, how many packets, in `rows` a hash over every id in its place, and from format 2 on, in
+`contents`, a hash over every body and annotation. With the hash of the last manifest, anyone can prove later
 that nothing before it was changed.
 
-A chain of format 1 may go on in format 2, and never the other way. `migrated` makes a manifest of format 2
-from one of format 1 and `as_format_1` takes that back, so hashes noted before a migration still prove
-what they proved.
+A chain of format 1 may continue in format 2, but not the other way round. `migrated` makes a manifest of
+format 2 from one of format 1 and `as_format_1` reverses that, so that hashes noted before a migration still
+prove what they proved.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ FORMATS = (1, 2)
 """The versions that it reads."""
 
 GENESIS = "0" * 64
-"""Stands in the first manifest for the hash of the one before."""
+"""The hash of the previous manifest in the first one."""
 
 
 class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -55,33 +55,33 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     number: int
     """0 for the first, and so on without a gap."""
     after: int
-    """Where the batch before ended; its sequences are `after < sequence <= up_to`, of one day."""
+    """Where the previous batch ended; this one's sequences are `after < sequence <= up_to`, of one day."""
     up_to: int
     packets: int
     """Rows under `packets/`."""
     quarantined: int
     """Rows under `quarantine/`: rows of the log that are not valid packets."""
     rows: str
-    """The digest of all of them in log order (see `digest`)."""
+    """The digest of all these rows in log order (see `digest`)."""
     contents: str = ""
-    """Format 2: the digest of their bodies and annotations, and of all of a quarantined row. A file of format
-    1 does not have it."""
+    """Format 2: the digest of the rows' bodies and annotations, and of all columns of a quarantined row. A
+    file of format 1 does not have it."""
     body_bytes: int
     kinds: dict[str, int]
     """Packets by folder."""
     last_packet_id: str
-    """Hex: by it the log is recognised."""
+    """In hex; identifies the log."""
     last_received_at: int
     written_at: int
     """Unix seconds by the writer's clock. Informative."""
     previous: str
-    """The hash of the manifest before, `GENESIS` for the first."""
+    """The hash of the previous manifest, `GENESIS` for the first."""
     hash: str = ""
     """BLAKE3-256 of the canonical JSON of all the above."""
 
     @property
     def span(self) -> Span:
-        """Its sequences."""
+        """The sequences of the batch."""
         return Span(self.after, self.up_to)
 
 
@@ -96,7 +96,7 @@ def encode(manifest: Manifest) -> bytes:
 
 
 def decode(text: bytes, name: str) -> Manifest:
-    """Read one manifest. Raises `LakeError`, by `name`, for one that is damaged or of another version."""
+    """Read one manifest. Raises `LakeError` with this `name` if it is damaged or of another version."""
     try:
         head = msgspec.json.decode(text)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
@@ -115,7 +115,7 @@ def decode(text: bytes, name: str) -> Manifest:
         refuse(name, "it is damaged: `contents` belongs to format 2, and only there")
     try:
         recomputed = hash_of(_members(manifest))
-    except InvalidInput:  # a number beyond those of JSON
+    except InvalidInput:  # a number outside the range of JSON
         recomputed = ""
     if manifest.hash != recomputed:
         refuse(name, "it was changed after it was written: its hash does not recompute")
@@ -123,19 +123,19 @@ def decode(text: bytes, name: str) -> Manifest:
 
 
 class ChainEnd(NamedTuple):
-    """Where a chain ends, and what its next manifest must follow; without arguments, the empty chain."""
+    """The end of a chain, which its next manifest must follow; without arguments, that of the empty chain."""
 
     number: int = 0
-    """The number of the next."""
+    """The number of the next manifest."""
     tip: str = GENESIS
     up_to: int = 0
     format: int = 1
 
 
 def check_chain(manifests: Iterable[Manifest], before: ChainEnd = ChainEnd()) -> ChainEnd:  # noqa: B008
-    """Raise `LakeError` unless these are the manifests that follow `before`, each bound to the one before.
+    """Raise `LakeError` unless these are the manifests that follow `before`, each bound to the previous one.
 
-    Returns where they end. Looks at each once, in turn, so that they may come as a stream.
+    Returns the new end of the chain. Each manifest is read once, in order, so they may be a stream.
     """
     first, previous, after, version = before
     number = first - 1
@@ -163,12 +163,12 @@ def manifests_of_day(manifests: Sequence[Manifest], day: int) -> list[Manifest]:
 
 
 def migrated(manifest: Manifest, contents: str, previous: str) -> Manifest:
-    """A manifest of format 1 in format 2, sealed, after the one with the hash `previous`."""
+    """A manifest of format 1, converted to format 2 and sealed, after the one with the hash `previous`."""
     return seal(msgspec.structs.replace(manifest, format=2, contents=contents, previous=previous))
 
 
 def as_format_1(manifest: Manifest, previous: str) -> Manifest:
-    """The manifest that `migrated` was given, after the one that had the hash `previous` in format 1."""
+    """The manifest that was passed to `migrated`, after the one with the hash `previous` in format 1."""
     return seal(msgspec.structs.replace(manifest, format=1, contents="", previous=previous))
 
 

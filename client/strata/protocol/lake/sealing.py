@@ -1,4 +1,4 @@
-"""How every record of a lake is sealed, written and read: one canonical form, one hash, one text. No I/O."""
+"""Sealing, writing and reading the records of a lake: one canonical form, one hash, one text. No I/O."""
 
 from __future__ import annotations
 
@@ -31,14 +31,16 @@ _Struct = TypeVar("_Struct", bound=msgspec.Struct)
 
 
 def hash_of(members: Mapping[str, object]) -> str:
-    """BLAKE3-256 of the canonical JSON of all members but `hash`. Raises `InvalidInput` for a number beyond
-    those of JSON."""
+    """BLAKE3-256 of the canonical JSON of all members except `hash`.
+
+    Raises `InvalidInput` for a number outside the range of JSON.
+    """
     sealed = {name: value for name, value in members.items() if name != "hash"}
     return blake3(canonical.encode(sealed)).hexdigest()
 
 
 def with_hash(record: _Struct) -> _Struct:
-    """A record with its hash. Raises as `hash_of`."""
+    """A record with its hash. Raises as `hash_of` does."""
     return msgspec.structs.replace(record, hash=hash_of(msgspec.to_builtins(record)))
 
 
@@ -53,7 +55,7 @@ def refuse(name: str, why: str) -> NoReturn:
 
 
 def read_sealed(text: bytes, record_type: type[_Record], version: int, name: str) -> _Record:
-    """Read a record of this version. Raises `LakeError`, by `name`, for one that cannot be used."""
+    """Read a record of this version. Raises `LakeError` with this `name` if it cannot be used."""
     try:
         record = msgspec.json.decode(text, type=record_type)
         recomputed = hash_of(msgspec.to_builtins(record))

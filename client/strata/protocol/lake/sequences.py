@@ -1,6 +1,6 @@
-"""Sequences as the relay's log gives them (decision 1): the UTC day above, a counter from 1 below.
+"""The sequences of a relay's log (decision 1): the UTC day in the high bits, a counter from 1 in the low.
 
-Within a day no number is left out, so how many packets lie between two of them is known without asking.
+Within a day no number is skipped, so the number of packets between two sequences is known without a query.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Span(NamedTuple):
 
     @property
     def ordinals(self) -> int:
-        """How many sequences its day holds in it; the number of packets, where none was removed."""
+        """The number of its sequences in its day; this is the number of packets if none was removed."""
         return self.up_to - max(self.after, first_of_day(self.day))
 
     def overlaps(self, other: Span) -> bool:
@@ -41,7 +41,7 @@ class Span(NamedTuple):
 
 
 def first_of_day(day: int) -> int:
-    """The border below a day's sequences; the first used is the border + 1."""
+    """The number just below a day's first sequence."""
     return day << _ORDINAL_BITS
 
 
@@ -51,12 +51,12 @@ def day_of(sequence: int) -> int:
 
 
 def is_day(day: int) -> bool:
-    """Whether a log can have this day, and `day_text` a text for it."""
+    """Whether a log can contain this day and `day_text` can write it."""
     return 0 <= day <= _LAST_DAY
 
 
 def day_text(day: int) -> str:
-    """A day as `2026-11-21`."""
+    """A day as text, such as `2026-11-21`."""
     return (_EPOCH + datetime.timedelta(days=day)).isoformat()
 
 

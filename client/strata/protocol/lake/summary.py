@@ -1,8 +1,9 @@
-"""Summaries: one for each finished day of a chain, so that who opens a lake need not read all its manifests.
+"""Summaries: one for each finished day of a chain, so that opening a lake does not take all its manifests.
 
-A summary binds the manifests of its day by their hashes and holds the hash of the summary before. It says
-nothing that the manifests do not say: it can be made again from them, and an audit does that and compares.
-So it is no part of the chain. A reader that does not know summaries reads the manifests, which all stay.
+A summary binds the manifests of its day by their hashes and contains the hash of the previous summary. It
+says nothing that the manifests do not say: it can be made again from them, and an audit does that and
+compares. So it is not part of the chain. A reader that does not know summaries reads the manifests, which are
+all kept.
 """
 
 from __future__ import annotations
@@ -37,12 +38,12 @@ class DaySummary(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
     format: int = _FORMAT
     day: int
-    """From 1970-01-01 UTC."""
+    """Days since 1970-01-01 UTC."""
     first: int
     """The number of its first manifest."""
     batches: int
     after: int
-    """Where the day before ended; the day's sequences are `after < sequence <= up_to`."""
+    """Where the previous day ended; the day's sequences are `after < sequence <= up_to`."""
     up_to: int
     packets: int
     quarantined: int
@@ -50,22 +51,22 @@ class DaySummary(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     manifests: str
     """BLAKE3-256 of the hashes of its manifests, 32 bytes each, one after the other."""
     manifest_format: int
-    """The format of the last of them."""
+    """The format of its last manifest."""
     tip: str
-    """The hash of the last of them."""
+    """The hash of its last manifest."""
     previous: str
-    """The hash of the summary before, `GENESIS` for the first."""
+    """The hash of the previous summary, `GENESIS` for the first."""
     hash: str = ""
     """BLAKE3-256 of the canonical JSON of all the above."""
 
     @property
     def span(self) -> Span:
-        """Its sequences."""
+        """The sequences of the day."""
         return Span(self.after, self.up_to)
 
     @property
     def end(self) -> ChainEnd:
-        """Where the chain stands after it."""
+        """The end of the chain after this day."""
         return ChainEnd(self.first + self.batches, self.tip, self.up_to, self.manifest_format)
 
     @property
@@ -101,7 +102,7 @@ def encode_summary(summary: DaySummary) -> bytes:
 
 
 def decode_summary(text: bytes, name: str) -> DaySummary:
-    """Read one summary. Raises `LakeError`, by `name`, for one that is damaged or of another version."""
+    """Read one summary. Raises `LakeError` with this `name` if it is damaged or of another version."""
     summary = read_sealed(text, DaySummary, _FORMAT, f"summary {name}")
     if not is_day(summary.day) or summary.name != name:
         refuse(f"summary {name}", "it is that of another day")
@@ -109,7 +110,7 @@ def decode_summary(text: bytes, name: str) -> DaySummary:
 
 
 def check_summaries(summaries: Iterable[DaySummary]) -> ChainEnd:
-    """Where the chain stands after summaries that follow each other. Raises `LakeError` unless these do."""
+    """The end of the chain after these summaries. Raises `LakeError` unless they follow each other."""
     end, previous, day = ChainEnd(), GENESIS, -1
     for summary in summaries:
         follows = summary.first == end.number and summary.after == end.up_to and summary.day > day
@@ -120,7 +121,7 @@ def check_summaries(summaries: Iterable[DaySummary]) -> ChainEnd:
 
 
 def check_day(summary: DaySummary, before: ChainEnd, manifests: Sequence[Manifest]) -> None:
-    """Raise `LakeError` unless these are the manifests of a summary, after a chain that ended at `before`."""
+    """Raise `LakeError` unless these are the manifests of a summary, following a chain up to `before`."""
     check_chain(manifests, before)
     if not manifests or summarise(manifests, summary.previous) != summary:
         raise LakeError(f"the lake's summary {summary.name} and the manifests of the day disagree")

@@ -4,12 +4,12 @@
     attestation   client attestation: the software vouches for the claim; its keys are in `manifest`
     chains        issuer chains to a trusted root; X.509 in `x509`
     evidence      statements of platforms, each format a plug-in
-    judgement     a relay's verdict: refuse, downgrade or let stand
-    serving       a downgraded packet on the wire, and its way back
+    judgement     a relay's verdict: refuse, downgrade or accept the claim
+    serving       a downgraded packet on the wire, and how to restore it
     history       a reader's verdict: edit histories and levels of trust
 
-Everything here computes: no clock, no network, no store. The X.509 and evidence parts need the extra
-`relayd[provenance]` and are loaded when first used.
+Everything here only computes, without a clock, network or store. The X.509 and evidence parts need the extra
+`relayd[provenance]` and are loaded at their first use.
 """
 
 from __future__ import annotations

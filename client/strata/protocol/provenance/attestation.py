@@ -1,8 +1,8 @@
-"""Client attestation: the software that made a packet vouches for the origin it claims (RFC-0002 §11).
+"""Client attestation: the software that made a packet vouches for the origin that it claims (RFC-0002 §11).
 
 The software signs SHA-256(preimage ‖ origin_type ‖ genesis_media_hash), where the preimage is the canonical
-packet without `packet_id`, `signature` and the attestation itself, and the other two are their text (A-078).
-A failed attestation never refuses a packet: it costs the claim (R-207).
+packet without `packet_id`, `signature` and the attestation itself, and the other two are the members' text
+(A-078). A failed attestation never causes the packet to be refused, only the claim to be lost (R-207).
 """
 
 # Core: no I/O, no clock, no randomness (held by tests/test_layout.py).
@@ -54,7 +54,7 @@ _is_semantic_version = re.compile(
 
 
 class ClientAttestation(NamedTuple):
-    """The members of a `client_attestation` that have the right form."""
+    """The members of a well-formed `client_attestation`."""
 
     client_id: str
     client_version: str
@@ -98,7 +98,7 @@ def attestation_fault(
     if manifest is not None:
         keys = client_keys(manifest, now, clock_skew_seconds)
     else:
-        keys = keys_of(attestation.client_id, now)  # A-079: the client's own key, where it has no manifest
+        keys = keys_of(attestation.client_id, now)  # A-079: the client's own key, if it has no manifest
     message = _signing_digest(preimage(packet.value), header)
     fault = CLIENT_KEY_UNRESOLVED
     for key in keys:
@@ -120,7 +120,7 @@ def preimage(value: Mapping[str, object]) -> bytes:
 
 
 def platform_nonce(value: Mapping[str, object]) -> bytes:
-    """What a platform attestation must be bound to: SHA-256(preimage ‖ first `media_hash`) (R-233, A-078)."""
+    """The nonce of a platform attestation: SHA-256(preimage ‖ first `media_hash`) (R-233, A-078)."""
     content: Any = value["content"]
     media = content.get("media") or ()
     first = media[0].get("media_hash", "") if media else ""
@@ -151,11 +151,11 @@ def attest(
 ) -> Packet:
     """Make and sign a packet that claims an origin, with the attestation that such a claim needs (R-230).
 
-    `client` signs as the software, `author` as the person; the client's DID becomes `client_id`, and its
-    key must be in its CLIENT_MANIFEST or in the DID itself. `header` adds members of the provenance header
-    such as `edit_history` or `issuer_chain`. `platform_attestation` is given the nonce (R-233) and returns
-    the evidence. Raises `ValueError` for the claim UNKNOWN, which needs no attestation, or a version
-    that is not semantic, and `InvalidPacket` as `packets.build` does.
+    `client` signs as the software, `author` as the person. The client's DID becomes `client_id`, and its key
+    must be in its CLIENT_MANIFEST or in the DID itself. `header` adds members of the provenance header such
+    as `edit_history` or `issuer_chain`. `platform_attestation` receives the nonce (R-233) and returns the
+    evidence. Raises `ValueError` for the claim UNKNOWN, which needs no attestation, and for a version that is
+    not a semantic version, and `InvalidPacket` as `packets.build` does.
     """
     if origin_type == UNKNOWN:
         raise ValueError("a packet of unknown origin carries no client attestation")
@@ -165,7 +165,7 @@ def attest(
     if genesis_media_hash is not None:
         claim["genesis_media_hash"] = genesis_media_hash
     claim.pop("client_attestation", None)
-    # The members as `packets.build` will write them, so that the author signs once and last.
+    # The members as `packets.build` will write them, so that the author signs only once, at the end.
     unsigned: dict[str, object] = {
         **(extra or {}),
         "version": packets.VERSION,

@@ -4,14 +4,14 @@
     issuer_chain[1]   {subject: the maker, issuer: …, certificate}
     …                 the last issuer is a root (A-084)
 
-A certificate is base64url of a canonical JSON statement `{subject, issuer, public_key, valid_from,
-valid_until, path_length, signature}`, signed by the issuer over the rest of it, or of an X.509 certificate in
-DER; its first byte says which. A chain is of one form throughout. Statements are read here, certificates in
-`strata.protocol.provenance.x509`, which needs the extra `relayd[provenance]`.
+A certificate is the base64url of an X.509 certificate in DER, or of a canonical JSON statement `{subject,
+issuer, public_key, valid_from, valid_until, path_length, signature}`, in which the issuer signs the other
+members; the first byte tells the two apart. All certificates of a chain have the same form. This module reads
+statements, and `strata.protocol.provenance.x509`, which needs the extra `relayd[provenance]`, certificates.
 
-A root may issue. Any other subject may issue only where its own statement has a `path_length`: how many
-issuers may stand between it and the first subject, as in X.509. Without that rule, a device that a root knows
-could speak for all other devices (decision 41).
+A root may issue. Any other subject may issue only if its own statement has a `path_length`: the number of
+issuers allowed between it and the first subject, as in X.509. Without that rule, a device that a root has
+certified could vouch for any other device (decision 41).
 """
 
 # Core: no I/O, no clock, no randomness (held by tests/test_layout.py).
@@ -32,10 +32,10 @@ from strata.protocol.provenance.verifying import SIGNATURE_BYTES, VerifyingKey
 __all__ = ["MAX_CERTIFICATE_BYTES", "MAX_CHAIN_LENGTH", "CertifiedChain", "follow_chain", "statement"]
 
 MAX_CHAIN_LENGTH = 8
-"""Most links of a chain; each costs a signature check."""
+"""The most links in a chain; each costs a signature check."""
 
 MAX_CERTIFICATE_BYTES = 16_384
-"""Largest certificate read."""
+"""The largest certificate accepted, in bytes."""
 
 _STATEMENT_DEPTH = 4
 _NO_AUTHORITY = -1
@@ -44,14 +44,14 @@ _OBJECT = ord("{")
 
 @dataclass(frozen=True, slots=True)
 class CertifiedChain:
-    """A chain that holds at the time it was followed."""
+    """A chain that was valid when it was followed."""
 
     subject: str
-    """Whom the first link speaks of."""
+    """The subject of the first link."""
     keys: tuple[VerifyingKey, ...]
-    """The key of each subject and at last the root's; of X.509, the first subject's alone."""
+    """The key of each subject, followed by the root's; with X.509, only the first subject's."""
     names_subject: bool
-    """The signed certificate itself names `subject`, and not just the entry that carries it."""
+    """Whether the signed certificate itself names `subject`, and not only the entry that contains it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,8 +66,8 @@ def follow_chain(
 ) -> CertifiedChain:
     """Follow an `issuer_chain` to one of the roots (R-219, R-220).
 
-    Validity windows are judged at `now`, widened by the skew. Raises `InvalidPacket`: `missing_proof` for
-    an absent or empty chain, `invalid_issuer_chain` for one that is broken, outdated or unrooted.
+    Validity windows are judged at `now`, widened by the skew. Raises `InvalidPacket`: `missing_proof` if
+    the chain is absent or empty, `invalid_issuer_chain` if it is broken, outside its validity or unrooted.
     """
     if chain is None or chain == []:
         raise InvalidPacket(ErrorCode.MISSING_PROOF, "the claim needs an issuer_chain", detail="issuer_chain")
@@ -94,8 +94,8 @@ def statement(
 ) -> dict[str, str]:
     """One entry of an `issuer_chain` in the statement form, signed by `issuer`.
 
-    `path_length` lets the subject issue statements itself, with so many issuers below it; 0 lets it speak for
-    devices and models alone, None for nobody.
+    `path_length` allows the subject to issue statements itself, with at most that number of issuers below it:
+    with 0 it may issue only for devices and models, with None for nobody.
     """
     body: dict[str, object] = {} if path_length is None else {"path_length": path_length}
     body |= {
@@ -111,7 +111,7 @@ def statement(
 
 
 def refuse_chain(reason: str, detail: str) -> NoReturn:
-    """Raise the refusal of a chain that does not hold (R-217)."""
+    """Refuse a chain that is not valid, with `InvalidPacket` (R-217)."""
     raise InvalidPacket(ErrorCode.INVALID_ISSUER_CHAIN, reason, detail=detail)
 
 
@@ -134,7 +134,7 @@ def _read_links(chain: object) -> list[_Link]:
 def _follow_statements(
     links: Sequence[_Link], roots: Sequence[Root], now: int, clock_skew_seconds: int
 ) -> CertifiedChain:
-    # From the root down: no key is used before somebody trusted has spoken for it.
+    # From the root down, so that no key is used before a trusted issuer has certified it.
     issuers = tuple(root.key for root in roots if root.key is not None and root.name == links[-1].issuer)
     if not issuers:
         refuse_chain("the chain ends at no root known here", "unrooted")
@@ -152,14 +152,14 @@ def _follow_statements(
 def _check_statement(
     link: _Link, issuers: Sequence[VerifyingKey], now: int, clock_skew_seconds: int
 ) -> tuple[VerifyingKey, int]:
-    """The key that this statement certifies, once it has proved to be the issuer's, and its `path_length`;
-    -1 where the subject may not issue."""
+    """Check that this statement is by the issuer. Returns the key that it certifies and its `path_length`,
+    -1 if the subject may not issue."""
     members = _parse_statement(link.certificate)
     if members.get("subject") != link.subject or members.get("issuer") != link.issuer:
         refuse_chain("a statement speaks of others than its entry does", "statement_mismatch")
     key = VerifyingKey.read(members.get("public_key"))
     valid_from, valid_until = fields.integer(members.get("valid_from")), members.get("valid_until")
-    # As with keys: 0, null or absent is an open end (relay.md §4).
+    # As with keys, 0, null and absence mean no end (relay.md §4).
     ends_at = 0 if valid_until is None else fields.integer(valid_until)
     path_length = _path_length(members.get("path_length"))
     signature = fields.hex_bytes(members.pop("signature", None), SIGNATURE_BYTES)
@@ -174,7 +174,7 @@ def _check_statement(
 
 
 def _path_length(value: object) -> int | None:
-    """What a statement says of its subject's right to issue; None where that is no count."""
+    """The value of a statement's `path_length`; -1 if the subject may not issue, None if malformed."""
     if value is None:
         return _NO_AUTHORITY
     length = fields.integer(value)
@@ -195,7 +195,7 @@ def _parse_statement(certificate: bytes) -> dict[str, object]:
 def _follow_certificates(
     links: Sequence[_Link], roots: Sequence[Root], now: int, clock_skew_seconds: int
 ) -> CertifiedChain:
-    # Imported where it is used: a client that meets no certificates needs no X.509 library.
+    # Imported only here: a client that meets no certificates needs no X.509 library.
     from strata.protocol.provenance.x509 import follow
 
     certificates = [link.certificate for link in links]
@@ -205,7 +205,7 @@ def _follow_certificates(
 
 
 def read_chain_signature(header: Mapping[str, object]) -> Any:
-    """Where the issuer's signature over the claim stands: in the header, or in the last link."""
+    """The issuer's signature over the claim, from the header or from the last link."""
     if header.get("issuer_signature") is not None:
         return header["issuer_signature"]
     chain = header.get("issuer_chain")

@@ -1,13 +1,13 @@
 """A reader's verdict on the origin of one medium: edit histories, platform evidence, levels of trust.
 
-A relay answers for what it can refuse or downgrade; what follows here costs a claim only in the eyes of
-the reader (A-089). The history of a medium is a chain of hashes:
+A relay is responsible for what it can refuse or downgrade; the checks here affect a claim only for the reader
+(A-089). The history of a medium is a chain of hashes:
 
     genesis_media_hash ─ prev_edit_hash of the first edit
     hash of that edit  ─ prev_edit_hash of the second …
     resulting_media_hash of the last ─ the `media_hash` the packet refers to
 
-where the hash of an edit is that of its canonical object, like every hash of an object here (R-018).
+The hash of an edit is that of its canonical object, like every hash of an object here (R-018).
 """
 
 # Core: no I/O, no clock, no randomness (held by tests/test_layout.py).
@@ -40,22 +40,22 @@ from strata.protocol.provenance.origins import (
 __all__ = ["Level", "edit_hash", "history_holds", "level_of", "platform_attested"]
 
 _APP_FORMATS = frozenset({"apple-app-attest", "play-integrity"})
-"""The formats that vouch for an app; none of them proves that hardware captured anything (R-228)."""
+"""The formats that vouch for an app; none of them proves a capture by hardware (R-228)."""
 
 
 class Level(enum.IntEnum):
-    """How much a reader may make of a medium's origin, least first. It is evidence and no guarantee."""
+    """How much a reader may trust a medium's origin, the least first. It is evidence and not a guarantee."""
 
     UNKNOWN = 0
-    """No strong evidence: the case of every packet without a header, and no error (R-036)."""
+    """No strong evidence. This is the level of every packet without a header, and not an error (R-036)."""
     SOFTWARE = 1
-    """A known piece of software vouches for it."""
+    """A known piece of software vouches for the origin."""
     ATTESTED_APP = 2
-    """And its platform says that the software is genuine (R-233)."""
+    """In addition, the software's platform says that the software is genuine (R-233)."""
     AI_MODEL = 3
-    """The provider of a model says that the model made it."""
+    """The provider of a model says that the model made the medium."""
     HARDWARE = 4
-    """A device whose maker is known signed it at capture."""
+    """A device whose maker is known signed the medium at capture."""
 
 
 _LEVELS = {
@@ -74,10 +74,10 @@ def level_of(
     media: bytes | None = None,
     app_attested: bool = False,
 ) -> Level:
-    """The level of one medium of a packet, the first where `media_hash` names none.
+    """The level of one medium of a packet: that with `media_hash`, or the first.
 
-    `effective_origin` is what `restore` returned; `media` the fetched bytes, if there are any, which must be
-    what the hash says (R-028); `app_attested` the result of `platform_attested`.
+    `effective_origin` is the origin that `restore` returned, `media` the fetched bytes, if any, which must
+    match the hash (R-028), and `app_attested` the result of `platform_attested`.
     """
     header = header_of(packet.value)
     if header is None or effective_origin is None:
@@ -92,14 +92,14 @@ def level_of(
     if origin == HARDWARE and not _every_edit_is_signed(header):
         return Level.UNKNOWN  # R-227
     if origin == SOFTWARE and app_attested:
-        return Level.ATTESTED_APP  # R-228: and not above
+        return Level.ATTESTED_APP  # R-228: and no higher
     return _LEVELS[origin]
 
 
 def history_holds(header: Mapping[str, object], media_hash: str | None) -> bool:
     """Whether the edit history leads from the genesis to this medium without a gap (R-226).
 
-    A header on a packet without media has nothing to lead to: then the links alone must hold.
+    In a packet without media there is no medium to lead to, and only the links must be correct.
     """
     previous = header.get("genesis_media_hash")
     result = previous
@@ -114,7 +114,7 @@ def history_holds(header: Mapping[str, object], media_hash: str | None) -> bool:
 
 
 def edit_hash(edit: Mapping[str, object]) -> str:
-    """What the next edit's `prev_edit_hash` must be."""
+    """The hash of an edit, which the next edit must have as its `prev_edit_hash`."""
     return byte_hash(canonical.encode(dict(edit), max_depth=DEEPEST))
 
 
@@ -123,8 +123,8 @@ def platform_attested(
 ) -> bool:
     """Whether the client's platform vouches for the app that made the packet (R-233).
 
-    `manifest` is the client's newest CLIENT_MANIFEST, whose `bundle_ids` name its apps; `verifiers` are by
-    format. False for evidence that is missing, fails or cannot be checked: the claim is then plain SOFTWARE.
+    `manifest` is the client's newest CLIENT_MANIFEST, whose `bundle_ids` name its apps; `verifiers` are keyed
+    by format. False if evidence is missing, fails or cannot be checked: the claim then counts as SOFTWARE.
     """
     header = header_of(packet.value)
     attestation = read_attestation(header) if header else None
@@ -164,7 +164,7 @@ def _every_edit_is_signed(header: Mapping[str, object]) -> bool:
 
 
 def _texts(value: object) -> Iterator[str]:
-    """The strings in an array or in the values of an object: both are seen for `bundle_ids`."""
+    """The strings in an array or in the values of an object: both forms of `bundle_ids` occur."""
     if type(value) is str:
         yield value
     elif type(value) is list or type(value) is dict:

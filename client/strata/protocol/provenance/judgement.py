@@ -1,12 +1,13 @@
 """Whether a packet proves the origin it claims: the table of relay.md §13, in the order of A-081.
 
     no header, UNKNOWN           nothing to prove
-    an origin nobody knows       served as UNKNOWN
-    AI_MODEL, HARDWARE…          first the proof of the claim as made, which may refuse; then as below
-    SOFTWARE and those           the client attestation, whose lack costs the claim and no more
+    an unknown origin            served as UNKNOWN
+    AI_MODEL, HARDWARE…          the proof of the claim, which refuses the packet if it fails; then as below
+    SOFTWARE and those           the client attestation: if it is missing or fails, only the claim is lost
 
-Codes by R-217: what is absent is `missing_proof`, a chain that does not hold `invalid_issuer_chain`, failed
-platform evidence `invalid_attestation`, anything else `invalid_provenance`. `detail` names the member.
+Codes by R-217: `missing_proof` for an absent member, `invalid_issuer_chain` for a chain that is not valid,
+`invalid_attestation` for failed platform evidence, and otherwise `invalid_provenance`. `detail` names the
+member.
 """
 
 # Core: no I/O, no clock, no randomness (held by tests/test_layout.py).
@@ -56,15 +57,15 @@ REASONS = (
     CLIENT_KEY_UNRESOLVED,
     CLIENT_SIGNATURE_INVALID,
 )
-"""Every reason a downgrade may carry: fit for a metric's label."""
+"""Every reason that a downgrade may have; usable as the label of a metric."""
 
 _CLAIM_MEMBERS = ("genesis_media_hash", "origin_type", "device_id", "edit_history")
 
 
 def needed_dids(packet: Packet) -> tuple[str, ...]:
-    """The DIDs whose keys and manifests `judge` will ask for: the client's, and the device's (A-022).
+    """The DIDs whose keys and manifests `judge` will look up: the client's, and the device's (A-022).
 
-    Empty for a packet that claims nothing, so that most packets cost no look-up.
+    Empty for a packet that claims nothing, so that most packets need no look-up.
     """
     header = header_of(packet.value)
     claimed = header.get("origin_type") if header else None
@@ -81,10 +82,11 @@ def needed_dids(packet: Packet) -> tuple[str, ...]:
 def judge(
     packet: Packet, *, now: int, trust: ProvenanceTrust, keys_of: KeysOf, manifest_of: ManifestOf
 ) -> Downgrade | None:
-    """Check what a packet claims about its origin, at the relay's time `now` (R-202 … R-218).
+    """Check a packet's claim about its origin, at the relay's time `now` (R-202 … R-218).
 
-    Returns None if the claim stands, or the downgrade with which the packet is accepted. Raises
-    `InvalidPacket` if a high-trust claim fails its proof. Computes only; the look-ups must answer at once.
+    Returns None if the claim holds, or the downgrade with which the packet is accepted. Raises
+    `InvalidPacket` if a high-trust claim fails its proof, or the claim is not a string. This only computes;
+    the look-ups must answer without waiting.
     """
     header = header_of(packet.value)
     claimed = header.get("origin_type") if header else None
@@ -113,22 +115,22 @@ def judge(
 
 
 def claim_bytes(header: Mapping[str, object]) -> bytes:
-    """What the device and the issuer of a model sign: the claim, absent members left out (R-221, A-085)."""
+    """The claim, as the device or the issuer of a model signs it, without absent members (R-221, A-085)."""
     members = {name: header[name] for name in _CLAIM_MEMBERS if name in header}
     return canonical.encode(members, max_depth=DEEPEST)
 
 
 def evidence_nonce(header: Mapping[str, object]) -> bytes:
-    """What evidence in a header must be bound to: SHA-256(`genesis_id` ‖ `genesis_media_hash`), as text."""
+    """The nonce of evidence in a header: SHA-256(`genesis_id` ‖ `genesis_media_hash`), both as text."""
     parts = (header.get("genesis_id"), header.get("genesis_media_hash"))
     return hashlib.sha256("".join(part for part in parts if type(part) is str).encode()).digest()
 
 
 def _check_model(header: Mapping[str, object], now: int, trust: ProvenanceTrust) -> None:
-    """R-214: a chain to a model root, and a signature over the claim by a key of that chain."""
+    """R-214: check the chain to a model root, and a signature over the claim by a key of that chain."""
     chain = _follow(header, trust.model_roots, now, trust)
     signature = _signature(read_chain_signature(header), "issuer_signature")
-    # The model's key, or that of an issuer above it, who could have certified another for the same end.
+    # The key may be the model's or that of an issuer above it, which could have certified another model key.
     if not _signed(header, signature, chain.keys):
         _refuse(ErrorCode.INVALID_PROVENANCE, "the issuer's signature does not verify", "issuer_signature")
     evidence = header.get("attestation_evidence")
@@ -137,7 +139,7 @@ def _check_model(header: Mapping[str, object], now: int, trust: ProvenanceTrust)
 
 
 def _check_hardware(header: Mapping[str, object], now: int, trust: ProvenanceTrust, keys_of: KeysOf) -> None:
-    """R-215: the device's signature, by a key that a hardware maker vouches for, and sound evidence."""
+    """R-215: check the device's signature, by a key that a hardware maker vouches for, and the evidence."""
     device = header.get("device_id")
     if device is None:
         _refuse(ErrorCode.MISSING_PROOF, "the claim needs a device_id", "device_id")
@@ -148,7 +150,7 @@ def _check_hardware(header: Mapping[str, object], now: int, trust: ProvenanceTru
     key = chain.keys[0]
     known = chain.names_subject or (ids.is_did(device) and key.value in keys_of(device, now))
     if not known:
-        # A certificate for another name says nothing about this device.
+        # A certificate for another name proves nothing about this device.
         _refuse(ErrorCode.INVALID_PROVENANCE, "device_id does not resolve to a key", "unresolved_device")
     if not _signed(header, signature, (key,)):
         _refuse(ErrorCode.INVALID_PROVENANCE, "the device's signature does not verify", "device_signature")
@@ -180,7 +182,7 @@ def _signed(header: Mapping[str, object], signature: bytes, keys: tuple[Verifyin
 
 
 def _check_evidence(header: Mapping[str, Any], evidence: object, now: int, trust: ProvenanceTrust) -> None:
-    """R-222: evidence without a verifier here counts as not checked."""
+    """R-222: check the evidence; without a verifier for its format it is refused."""
     members = evidence if type(evidence) is dict else {}
     verifier = _verifier(members, trust)
     if verifier is None:
@@ -199,7 +201,7 @@ def _verifier(evidence: Mapping[str, object], trust: ProvenanceTrust) -> Evidenc
 
 
 def _nonce(header: Mapping[str, object], evidence: Mapping[str, object]) -> bytes | None:
-    """The nonce the evidence must carry, or None if it states none; a stated one must be the right one."""
+    """The nonce to which the evidence must be bound, or None if it states none. Refuses a wrong one."""
     if evidence.get("nonce") is None:
         return None
     expected = evidence_nonce(header)

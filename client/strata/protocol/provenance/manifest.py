@@ -26,13 +26,13 @@ __all__ = [
 CLIENT_MANIFEST = "CLIENT_MANIFEST"
 
 MAX_CLIENT_KEYS = 16
-"""Most keys of one manifest that are tried on a signature, the latest first: a manifest of thousands must not
-buy a second of a relay's time with every packet that names it."""
+"""The most keys of one manifest that are tried on a signature, the latest first: otherwise every packet that
+names a manifest with thousands of keys would take a second of a relay's time."""
 
 
 @dataclass(frozen=True, slots=True)
 class ClientKey:
-    """One entry of `public_keys`. Times are Unix seconds; `valid_until` 0 is an open end."""
+    """One entry of `public_keys`. Times are Unix seconds; `valid_until` 0 means no end."""
 
     key_id: str
     public_key: bytes
@@ -47,7 +47,7 @@ class ClientKey:
 
 
 def check_manifest(packet: Packet) -> None:
-    """Refuse a CLIENT_MANIFEST that lacks what R-234 requires or speaks for another DID (R-235).
+    """Refuse a CLIENT_MANIFEST that lacks a member required by R-234 or is for another DID (R-235).
 
     Raises `InvalidPacket` (`invalid_schema`).
     """
@@ -67,11 +67,11 @@ def check_manifest(packet: Packet) -> None:
 
 
 _OPTIONAL: dict[str, type] = {"description": str, "homepage": str}
-"""The optional members whose type the documents settle; platforms and the like vary in shape."""
+"""The optional members whose type the RFCs define; others, such as platforms, vary in form."""
 
 
 def client_keys(manifest: Packet, at: float, clock_skew_seconds: int) -> Iterator[bytes]:
-    """The keys with which this client may have signed at `at`, latest `valid_from` first (R-232)."""
+    """The keys with which this client may have signed at `at`, the latest `valid_from` first (R-232)."""
     entries: Any = manifest.content.get("public_keys") or ()
     keys = (_read_key(entry) for entry in entries)
     active = [key for key in keys if key is not None and key.is_active(at, clock_skew_seconds)]
@@ -80,7 +80,8 @@ def client_keys(manifest: Packet, at: float, clock_skew_seconds: int) -> Iterato
 
 
 def newest(manifests: Iterable[tuple[Packet, int]]) -> Packet | None:
-    """Of `(packet, received_at)`, the one that counts: the latest, ties by smallest id (R-236, A-080)."""
+    """The packet that counts among pairs `(packet, received_at)`: the latest, in a tie the one with the
+    smallest id (R-236, A-080)."""
     return min(manifests, key=lambda entry: (-entry[1], entry[0].packet_id), default=(None, 0))[0]
 
 
@@ -91,7 +92,7 @@ def manifest_content(
     *,
     extra: Mapping[str, object] | None = None,
 ) -> dict[str, object]:
-    """The content of a CLIENT_MANIFEST, to be published by the identity `client_id` itself (R-234).
+    """The content of a CLIENT_MANIFEST, which the identity `client_id` itself must publish (R-234).
 
     `extra` adds optional members such as `homepage`, `bundle_ids` or `attestation_support`.
     """

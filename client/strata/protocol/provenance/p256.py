@@ -1,4 +1,4 @@
-"""ECDSA over P-256, the signatures of secure hardware. Needs `cryptography`: imported where one is met."""
+"""ECDSA over P-256, the signatures of secure hardware. Needs `cryptography`, so it is imported on demand."""
 
 # Core: no I/O, no clock, no randomness (held by tests/test_layout.py).
 
@@ -20,9 +20,9 @@ _COORDINATE_BYTES = 32
 
 
 def verify_p256(point: bytes, message: bytes, signature: bytes) -> bool:
-    """Whether `signature`, r ‖ s of 32 bytes each, is this key's ECDSA over SHA-256 of `message`.
+    """Whether `signature` is an ECDSA signature by this key over SHA-256 of `message`.
 
-    `point` is the key in SEC1 form, compressed or not.
+    `signature` is r ‖ s, of 32 bytes each; `point` is the key in SEC1 form, compressed or not.
     """
     if len(signature) != 2 * _COORDINATE_BYTES:
         return False

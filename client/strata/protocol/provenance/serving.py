@@ -1,9 +1,10 @@
-"""A downgraded packet: the relay's record of it, how it is served, how a client restores it (A-077).
+"""Downgraded packets: the relay's record, how they are served, and how a client restores them (A-077).
 
-The log holds the packet as it was signed. What a subscriber sees is a copy in which `origin_type` is the
-effective one and a `client_attestation` that failed is gone, so its id and signature no longer hold. The
-annotation beside it carries the signed header, from which a client rebuilds the packet and verifies it.
-Nothing a relay writes there is believed: the rebuilt packet has the id it was sent under, or is refused.
+The log holds the packet as it was signed. A subscriber receives a copy in which `origin_type` is the
+effective origin and a failed `client_attestation` is removed, so its id and signature no longer match. The
+annotation beside it contains the signed header, from which a client rebuilds the packet and verifies it. The
+client does not trust the annotation: the rebuilt packet must have the id under which it was sent, or it is
+refused.
 """
 
 # Core: no I/O, no clock, no randomness (held by tests/test_layout.py).
@@ -26,30 +27,30 @@ __all__ = ["Downgrade", "HeaderPlace", "ServedForm", "restore", "served"]
 
 
 class HeaderPlace(msgspec.Struct, frozen=True, array_like=True):
-    """Where the bytes stand, in a canonical packet, that serving it cuts and quotes. Ends are exclusive."""
+    """The places, in a canonical packet, of the bytes that serving removes and quotes. Ends are exclusive."""
 
     start: int
     end: int
     """The value of `provenance_header`."""
     dropped_start: int
     dropped_end: int
-    """Its failed `client_attestation` with the comma behind it; empty where there is none to drop."""
+    """Its failed `client_attestation` with the comma after it; empty if there is none to remove."""
     origin_start: int
     origin_end: int
     """The value of its `origin_type`."""
 
 
 class Downgrade(msgspec.Struct, frozen=True):
-    """The relay's finding that a packet does not prove the origin it claims (R-206 … R-208)."""
+    """The relay's finding that a packet does not prove the origin that it claims (R-206 … R-208)."""
 
     claimed_origin_type: str
     effective_origin_type: str
     reason: str
     """One of `strata.protocol.provenance.REASONS`."""
     drops_client_attestation: bool = False
-    """The header carries a `client_attestation` that failed: it is left out of the served copy."""
+    """Whether the header has a failed `client_attestation`, which is left out of the served copy."""
     place: HeaderPlace | UnsetType = UNSET
-    """Where the header stands in the packet, so that serving it costs a copy; absent from older findings."""
+    """Where the header is in the packet, so that serving only copies bytes; absent from older findings."""
 
     def placed(self, signed: bytes) -> Downgrade:
         """The same finding with `place`, for this packet in canonical form."""
@@ -71,7 +72,7 @@ _decode_members = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 
 
 class ServedForm(NamedTuple):
-    """What an EVENT or OK carries, as JSON text: the packet, and `relay_annotations`."""
+    """The packet and the `relay_annotations` of an EVENT or OK, as JSON text."""
 
     packet: bytes
     annotations: bytes
@@ -80,11 +81,11 @@ class ServedForm(NamedTuple):
 def served(
     signed: bytes, downgrade: Downgrade, *, mode: Literal["rewrite", "annotate"] = "rewrite"
 ) -> ServedForm:
-    """How a downgraded packet travels to a subscriber (R-206, R-208 … R-210).
+    """The form in which a downgraded packet is sent to a subscriber (R-206, R-208 … R-210).
 
     `signed` is the packet's canonical form as it is stored. `rewrite` changes the served copy, `annotate`
     leaves it as signed; the annotation is the same in both, so that a reader need not know the mode.
-    Replication sessions get `signed` itself (R-211).
+    Replication sessions receive `signed` itself (R-211).
     """
     place = downgrade.place or _find_header(signed, downgrade.drops_client_attestation)
     effective = _encode(downgrade.effective_origin_type)
@@ -104,12 +105,12 @@ def served(
 
 
 def _find_header(signed: bytes, drops_attestation: bool) -> HeaderPlace:
-    # Nothing is decoded but names: canonical bytes are taken over as they are.
+    # Only names are decoded: canonical bytes are copied as they are.
     header = next(member for member in _members(signed, 0) if member.name == "provenance_header")
     members = {member.name: member for member in _members(signed[header.value : header.end], header.value)}
     origin = members["origin_type"]
     dropped = members.get("client_attestation") if drops_attestation else None
-    # Members are in order, so that an attestation stands before the origin and has a comma behind it.
+    # Members are sorted, so an attestation comes before the origin and has a comma after it.
     return HeaderPlace(
         header.value,
         header.end,
@@ -124,12 +125,12 @@ class _Member(NamedTuple):
     name: str
     start: int
     value: int
-    """Where its value starts."""
+    """Where the member's value starts."""
     end: int
 
 
 def _members(text: bytes, at: int) -> Iterator[_Member]:
-    """The members of an object in canonical form, which stands at `at` of the packet, and their places."""
+    """The members of an object in canonical form, at `at` in the packet, and their places in the packet."""
     start = at + 1
     for name, raw in _decode_members(text).items():
         value = start + len(_encode(name)) + 1
@@ -144,14 +145,14 @@ def restore(
     *,
     max_bytes: int | None = None,
 ) -> tuple[Packet, str | None]:
-    """The packet as its author signed it, and the origin that a reader may credit it with.
+    """The packet as its author signed it, and the origin with which a reader may credit it.
 
     `raw` and `annotations` are those of one EVENT. The origin is the lowest of the signed claim, the served
     header and the annotation (R-212); None if the packet has no provenance header. A packet whose id does
-    not recompute is rebuilt from the annotation or, for want of one, with each origin put back in turn.
+    not match is rebuilt from the annotation or, without one, by trying each origin in turn.
 
-    Raises `InvalidPacket` as `Packet.parse` does; `packet_id_mismatch` says that no rebuilding helped, so
-    that the packet was tampered with. The signature is not checked here.
+    Raises `InvalidPacket` as `Packet.parse` does; `packet_id_mismatch` means that no rebuilt packet matched,
+    so the packet was tampered with. The signature is not checked here.
     """
     finding = (annotations or {}).get("provenance")
     finding = finding if type(finding) is dict else {}
@@ -170,7 +171,7 @@ def _rebuild(
     value: Any = canonical.parse(raw, max_depth=DEEPEST)[0]
     served_header = header_of(value)
     if served_header is None:
-        raise mismatch  # a relay downgrades what claims something, and leaves the header in place
+        raise mismatch  # a relay downgrades only packets with a header, and keeps the header
     original = finding.get("original_provenance_header")
     if type(original) is dict:
         candidates = [original]

@@ -1,4 +1,4 @@
-"""What one relay or reader believes about origins: roots, verifiers, exclusions (R-219, R-222, R-237)."""
+"""What one relay or reader trusts about origins: roots, verifiers, exclusions (R-219, R-222, R-237)."""
 
 # Core: no I/O, no clock, no randomness (held by tests/test_layout.py).
 
@@ -17,17 +17,17 @@ __all__ = ["ProvenanceTrust", "Root"]
 
 @dataclass(frozen=True, slots=True)
 class Root:
-    """An authority that a chain of issuers may end at: a name with its key, or an X.509 certificate."""
+    """An authority at which an issuer chain may end: a name with its key, or an X.509 certificate."""
 
     name: str = ""
-    """The DID that statements give as their issuer; may stay empty for a certificate."""
+    """The DID that statements give as their issuer; may be empty for a certificate."""
     key: VerifyingKey | None = None
     certificate: bytes | None = None
-    """DER. Certificates are followed to this one, by name, validity and signature."""
+    """In DER. X.509 paths are followed to this certificate, by name, validity and signature."""
 
     @classmethod
     def of_did(cls, did: str) -> Root:
-        """The root that a self-certifying DID names. Raises `IdentityError` if `did` carries no key."""
+        """The root that a self-certifying DID names. Raises `IdentityError` if `did` contains no key."""
         key = public_key_from_did(did)
         if key is None:
             raise IdentityError("a root named by its DID alone must carry its key")
@@ -36,12 +36,12 @@ class Root:
 
 @dataclass(frozen=True, slots=True)
 class ProvenanceTrust:
-    """Everything `judge` has to be told. Without roots every chain is unrooted (R-219)."""
+    """The settings of `judge`. Without roots every chain is unrooted (R-219)."""
 
     model_roots: tuple[Root, ...] = ()
     hardware_roots: tuple[Root, ...] = ()
     evidence: Mapping[str, EvidenceVerifier] = field(default_factory=dict)
-    """Verifiers of platform evidence by its `format` (R-222)."""
+    """The verifiers of platform evidence, by `format` (R-222)."""
     refused_clients: frozenset[str] = frozenset()
-    """DIDs of client software whose attestations are not honoured (R-237)."""
+    """The DIDs of client software whose attestations are not accepted (R-237)."""
     clock_skew_seconds: int = 300

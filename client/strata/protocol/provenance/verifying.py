@@ -1,4 +1,4 @@
-"""Keys of devices, models and their issuers: Ed25519, as everywhere, and ECDSA P-256, as hardware has it."""
+"""Keys of devices, models and their issuers: Ed25519, as everywhere, and ECDSA P-256, as in hardware."""
 
 # Core: no I/O, no clock, no randomness (held by tests/test_layout.py).
 
@@ -12,7 +12,7 @@ from strata.protocol import ids
 __all__ = ["SIGNATURE_BYTES", "VerifyingKey"]
 
 SIGNATURE_BYTES = 64
-"""Both kinds sign in 64 bytes: R ‖ S of Ed25519, r ‖ s of ECDSA (relay.md §2)."""
+"""The size of both kinds of signature: R ‖ S of Ed25519, r ‖ s of ECDSA (relay.md §2)."""
 
 _UNCOMPRESSED_BYTES, _COMPRESSED_BYTES = 65, 33
 
@@ -31,7 +31,7 @@ class VerifyingKey:
 
     @classmethod
     def read(cls, text: object) -> VerifyingKey | None:
-        """A key as statements spell it: `0x` and hex, or base58btc multibase for Ed25519; None otherwise."""
+        """A key as statements spell it: `0x` and hex, or base58btc multibase for Ed25519. None otherwise."""
         if type(text) is not str or len(text) > 2 + 2 * _UNCOMPRESSED_BYTES:
             return None
         if text.startswith("z"):
@@ -48,9 +48,9 @@ class VerifyingKey:
         return None
 
     def verify(self, message: bytes, signature: bytes) -> bool:
-        """Whether `signature` (64 bytes) is this key's over `message`.
+        """Whether `signature` (64 bytes) is a signature by this key over `message`.
 
-        Raises `ImportError` for a P-256 key where the extra `relayd[provenance]` is not installed.
+        Raises `ImportError` for a P-256 key if the extra `relayd[provenance]` is not installed.
         """
         if self.algorithm == "ed25519":
             return ids.verify(self.value, message, signature)

@@ -1,10 +1,10 @@
-"""X.509: certificate paths to a configured root (R-220). Needs `cryptography`, and is imported only where a
+"""X.509: certificate paths to a configured root (R-220). Needs `cryptography`, and is imported only when a
 certificate is met.
 
-What is checked of a path: names chain and each signature is by the certificate above;
-every window covers `now`; whoever issues is a CA (basic constraints, path length, key usage); nothing
-critical is left unread. Not checked, for it would take the network: revocation. Not wanted here: the rules of
-the web, such as host names and extended key usages.
+The checks of a path: names chain and each signature is by the certificate above; every window covers `now`;
+every issuer is a CA (basic constraints, path length, key usage); every critical extension is understood.
+Revocation is not checked, because that would take the network. The rules of the web, such as host names and
+extended key usages, do not apply here.
 """
 
 # Core: no I/O, no clock, no randomness (held by tests/test_layout.py).
@@ -35,7 +35,7 @@ except ImportError as error:
 __all__ = ["MAX_PATH_LENGTH", "CertifiedLeaf", "follow", "validate_path"]
 
 MAX_PATH_LENGTH = 8
-"""Most certificates of a path."""
+"""The most certificates in a path."""
 
 _MIN_RSA_BITS, _MAX_RSA_BITS = 2048, 8192
 _SOUND_HASHES = frozenset({"sha256", "sha384", "sha512"})
@@ -46,9 +46,9 @@ _UNDERSTOOD = (
     x509.SubjectAlternativeName,
     x509.CertificatePolicies,
 )
-"""Extensions that may be critical: the first two are applied, the others restrict nothing we rely on."""
+"""Extensions that may be critical: the first two are applied, the others restrict nothing relevant here."""
 
-# What the library raises over certificates that are none, or that it cannot handle.
+# What the library raises for malformed certificates, and for those that it cannot handle.
 _UNREADABLE = (
     ValueError,
     TypeError,
@@ -61,7 +61,7 @@ _UNREADABLE = (
 
 
 class CertifiedLeaf(NamedTuple):
-    """The first certificate of a path that holds."""
+    """The first certificate of a valid path."""
 
     key: VerifyingKey
     names: frozenset[str]
@@ -94,8 +94,8 @@ def validate_path(
         raise _broken(f"a path has 1 to {MAX_PATH_LENGTH} certificates", "chain_too_long")
     try:
         path = [x509.load_der_x509_certificate(der) for der in certificates]
-        path[0].public_key()  # parsed late: the caller need not expect it to fail
-        # From the root down: who has no root's word buys one signature check and no more.
+        path[0].public_key()  # keys are parsed on demand: a bad one must fail here and not in the caller
+        # From the root down: a path without a root costs only one signature check.
         _check_anchored(path, certificates[-1], roots, now, clock_skew_seconds)
         for below, (child, issuer) in reversed(list(enumerate(itertools.pairwise(path)))):
             _check_authority(issuer, below)
@@ -115,7 +115,7 @@ def _check_anchored(
     now: int,
     clock_skew_seconds: int,
 ) -> None:
-    """The last certificate is a root, or a root has issued it."""
+    """Refuse a path unless its last certificate is a root, or a root has issued it."""
     for root in roots:
         if root.certificate is not None:
             if root.certificate == last:
@@ -139,14 +139,14 @@ def _check_window(certificate: x509.Certificate, now: int, clock_skew_seconds: i
 
 
 def _check_extensions(certificate: x509.Certificate) -> None:
-    # RFC 5280 §4.2: what is critical and not understood makes the certificate unusable.
+    # RFC 5280 §4.2: a critical extension that is not understood makes the certificate unusable.
     for extension in certificate.extensions:
         if extension.critical and not isinstance(extension.value, _UNDERSTOOD):
             raise _broken("a certificate has a critical extension that is not known here", "not_understood")
 
 
 def _check_authority(issuer: x509.Certificate, below: int) -> None:
-    """RFC 5280 §6.1.4: the issuer is a CA, with no more CAs `below` it than it allows."""
+    """RFC 5280 §6.1.4: check that the issuer is a CA, with no more CAs `below` it than it allows."""
     extensions = issuer.extensions
     try:
         constraints = extensions.get_extension_for_class(x509.BasicConstraints).value
@@ -170,7 +170,7 @@ def _check_issued_by(child: x509.Certificate, issuer: x509.Certificate) -> None:
 
 def _signs(issuer: x509.Certificate, child: x509.Certificate) -> bool:
     key = issuer.public_key()
-    # A huge modulus makes one check cost seconds; a small one proves nothing.
+    # With a huge modulus one check takes seconds; a small one proves nothing.
     if isinstance(key, rsa.RSAPublicKey) and not _MIN_RSA_BITS <= key.key_size <= _MAX_RSA_BITS:
         return False
     algorithm = child.signature_hash_algorithm  # None for Ed25519
@@ -184,7 +184,7 @@ def _signs(issuer: x509.Certificate, child: x509.Certificate) -> bool:
 
 
 def _key_signs(key: VerifyingKey, certificate: x509.Certificate) -> bool:
-    """Whether a root that is known by its key alone has signed the certificate."""
+    """Whether a root that is known only by its key has signed the certificate."""
     try:
         if key.algorithm == "ed25519":
             if certificate.signature_hash_algorithm is not None:

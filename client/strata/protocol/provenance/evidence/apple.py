@@ -1,15 +1,15 @@
 """apple-app-attest: a genuine Apple device vouches that its app is genuine (R-223).
 
-The payload is the CBOR attestation object of DCAppAttestService. Checked:
+The payload is the CBOR attestation object of DCAppAttestService. These are checked:
 
 * the certificates of the statement lead to a configured App Attest root;
 * the leaf's extension 1.2.840.113635.100.8.2 holds SHA-256(authData ‖ nonce), where the nonce is the
-  client data hash that the app passed in: the evidence belongs to this claim and no other;
+  client data hash that the app passed in, so the evidence belongs to this claim and no other;
 * `rpIdHash` is SHA-256 of an expected App ID (`TEAMID.bundle.id`), or of a bundle id of the manifest;
 * the counter is 0, as it is in an attestation, and the credential id is the hash of the leaf's key;
-* the key was made in the environment that is expected, which is production unless told otherwise.
+* the key was made in the expected environment, which is production unless configured otherwise.
 
-Not checked: the receipt, whose risk metric only Apple's servers can tell.
+The receipt is not checked: only Apple's servers know its risk metric.
 """
 
 # Core: no I/O, no clock, no randomness (held by tests/test_layout.py).
@@ -35,7 +35,7 @@ except ImportError as error:
 __all__ = ["AppAttestVerifier"]
 
 _NONCE_EXTENSION = x509.ObjectIdentifier("1.2.840.113635.100.8.2")
-# SEQUENCE (36 bytes) { [1] EXPLICIT (34) { OCTET STRING (32) } }: DER leaves no other way to write it.
+# SEQUENCE (36 bytes) { [1] EXPLICIT (34) { OCTET STRING (32) } }: DER has no other way to write it.
 _NONCE_PREFIX = bytes.fromhex("3024a1220420")
 _PRODUCTION = b"appattest".ljust(16, b"\x00")
 _DEVELOPMENT = b"appattestdevelop"
@@ -56,9 +56,9 @@ class _AuthenticatorData(NamedTuple):
 
 
 class AppAttestVerifier:
-    """Verifies apple-app-attest evidence against `roots` (DER). `app_ids` are the App IDs expected.
+    """Verifies apple-app-attest evidence against `roots` (DER). `app_ids` are the expected App IDs.
 
-    `development` takes attestations of development builds too.
+    `development` also accepts attestations of development builds.
     """
 
     format = "apple-app-attest"
@@ -71,7 +71,7 @@ class AppAttestVerifier:
         self._environments = {_PRODUCTION, _DEVELOPMENT} if development else {_PRODUCTION}
 
     def verify(self, payload: bytes, *, nonce: bytes | None, claim: EvidenceClaim, now: int) -> None:
-        """Check the attestation object; see the module. Raises `InvalidPacket` (`invalid_attestation`)."""
+        """Check the attestation object as the module says. Raises `InvalidPacket` (`invalid_attestation`)."""
         if nonce is None:
             refuse_evidence("the evidence is bound to no claim", "nonce_missing")
         attestation = decode_map(payload)
@@ -126,7 +126,7 @@ def _nonce_of(leaf: x509.Certificate) -> bytes | None:
 
 
 def _key_id(leaf: x509.Certificate) -> bytes | None:
-    """SHA-256 of the leaf's public key as an uncompressed point, which is how App Attest names it."""
+    """SHA-256 of the leaf's public key as an uncompressed point, which is App Attest's name for the key."""
     key = leaf.public_key()
     try:
         point = key.public_bytes(Encoding.X962, PublicFormat.UncompressedPoint)

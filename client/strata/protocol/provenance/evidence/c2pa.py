@@ -1,14 +1,15 @@
 """c2pa: a content credential, made by a camera or a generator, for the media in question (R-225).
 
-The payload is a C2PA manifest store in JUMBF. Of its active manifest, the last, is checked:
+The payload is a C2PA manifest store in JUMBF. For its active manifest, which is the last one, these are
+checked:
 
 * the claim signature (COSE_Sign1, detached, over the claim; ES256, ES384 or EdDSA) is by a certificate
   that leads to the configured trust list;
-* every assertion the claim lists is in the store, with the hash the claim gives (SHA-256, 384 or 512);
-* its actions say that the media was created, in the way the packet claims: by capture for
+* every assertion that the claim lists is in the store, with the hash in the claim (SHA-256, 384 or 512);
+* its actions say that the media was created in the way that the packet claims: by capture for
   HARDWARE_SECURE_ENCLAVE, by a trained model for AI_MODEL.
 
-Not checked: the hard binding to the media, which takes their bytes; ingredients and older manifests; time
+Not checked are the hard binding to the media, which takes their bytes, ingredients and older manifests, time
 stamps and revocation. The certificate must be valid when the packet is judged.
 """
 
@@ -41,7 +42,7 @@ except ImportError as error:
 __all__ = ["C2paVerifier"]
 
 _COSE_SIGN1 = b"\xd2"
-"""The tag 18, which may stand before the signature or not."""
+"""The tag 18, which may precede the signature."""
 _ALGORITHM, _CERTIFICATES = 1, 33
 _ES256, _EDDSA, _ES384 = -7, -8, -35
 _HASHES = {"sha256": hashlib.sha256, "sha384": hashlib.sha384, "sha512": hashlib.sha512}
@@ -65,7 +66,7 @@ class _Signature(NamedTuple):
 
 
 class C2paVerifier:
-    """Verifies c2pa evidence against a trust list, the certificates (DER) of the issuers of signers."""
+    """Verifies c2pa evidence against a trust list: the certificates (DER) of the issuers of signers."""
 
     format = "c2pa"
 
@@ -73,7 +74,7 @@ class C2paVerifier:
         self._roots = tuple(Root(certificate=der) for der in roots)
 
     def verify(self, payload: bytes, *, nonce: bytes | None, claim: EvidenceClaim, now: int) -> None:
-        """Check the manifest; see the module. Raises `InvalidPacket` (`invalid_attestation`).
+        """Check the manifest as the module says. Raises `InvalidPacket` (`invalid_attestation`).
 
         The format has no nonce.
         """
@@ -152,7 +153,7 @@ def _curve_hash(key: ec.EllipticCurvePublicKey, algorithm: Any) -> hashes.HashAl
 
 
 def _bound_assertions(claim: dict[Any, Any], manifest: SuperBox) -> Iterator[SuperBox]:
-    """The assertions that the claim lists, each once its hash has been compared."""
+    """The assertions that the claim lists, each after its hash has been compared."""
     store = manifest.child("c2pa.assertions")
     listed: list[Any] = []
     for name in ("assertions", "created_assertions", "gathered_assertions"):
@@ -173,7 +174,7 @@ def _bound_assertions(claim: dict[Any, Any], manifest: SuperBox) -> Iterator[Sup
 
 
 def _check_actions(assertions: Iterator[SuperBox], origin_type: str) -> None:
-    """Some action says that the media came into being as the packet claims. Reads all assertions."""
+    """Refuse unless some action says that the media was made as the packet claims. Reads all assertions."""
     sources = _ORIGIN_SOURCES.get(origin_type, frozenset())
     found = False
     for box in assertions:

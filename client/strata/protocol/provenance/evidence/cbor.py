@@ -1,4 +1,4 @@
-"""CBOR as evidence carries it, decoded without trust in it."""
+"""Decoding of untrusted CBOR in evidence."""
 
 # Core: no I/O, no clock, no randomness (held by tests/test_layout.py).
 
@@ -17,10 +17,9 @@ MAX_CBOR_DEPTH = 32
 
 
 def decode(data: bytes) -> object:
-    """The value of one CBOR item. Tags keep their number (`cbor2.CBORTag`) where they mean no Python type.
+    """The value of one CBOR item. Tags that have no Python type keep their number (`cbor2.CBORTag`).
 
-    Raises `InvalidPacket` (`invalid_attestation`) if the bytes are not CBOR, nest too deeply or
-    repeat a key.
+    Raises `InvalidPacket` (`invalid_attestation`) if the bytes are not CBOR, nest too deeply or repeat a key.
     """
     try:
         return cbor2.loads(data, max_depth=MAX_CBOR_DEPTH, allow_duplicate_keys=False)
@@ -29,7 +28,7 @@ def decode(data: bytes) -> object:
 
 
 def decode_map(data: bytes) -> dict[object, object]:
-    """As `decode`, for an item that must be a map."""
+    """Do as `decode`, for an item that must be a map."""
     value = decode(data)
     if type(value) is not dict:
         refuse_evidence("the evidence is not a CBOR map", "malformed_evidence")

@@ -1,4 +1,4 @@
-"""JUMBF, the boxes that C2PA manifests come in (ISO/IEC 19566-5), as far as C2PA uses them.
+"""JUMBF, the boxes that contain C2PA manifests (ISO/IEC 19566-5), as far as C2PA uses them.
 
 superbox 'jumb' = description box 'jumd' (type id, toggles, label) + content boxes, superboxes among them
 """
@@ -15,7 +15,7 @@ from strata.protocol.provenance.evidence import refuse_evidence
 __all__ = ["MAX_BOXES", "MAX_BOX_DEPTH", "SuperBox", "parse"]
 
 MAX_BOXES = 4096
-"""Most boxes in one payload."""
+"""The most boxes in one payload."""
 MAX_BOX_DEPTH = 8
 
 _HEADER_BYTES = 8
@@ -26,25 +26,26 @@ _HAS_LABEL = 0x02
 
 @dataclass(frozen=True, slots=True)
 class SuperBox:
-    """One superbox: its label, its children, and the bytes that hashes of it cover."""
+    """One superbox: its label, its children, and the bytes that its hashes cover."""
 
     type_id: bytes
     label: str
     body: bytes
-    """Everything within, from the description box on: not the header of the superbox itself."""
+    """The content, from the description box on, without the header of the superbox itself."""
     boxes: tuple[SuperBox, ...]
     contents: dict[str, bytes]
     """The first plain box of each type, such as `cbor`."""
 
     def child(self, label: str) -> SuperBox | None:
-        """The first superbox within that has this label."""
+        """The first inner superbox with this label, or None."""
         return next((box for box in self.boxes if box.label == label), None)
 
 
 def parse(data: bytes) -> SuperBox:
-    """Read the one superbox that `data` is.
+    """Read `data` as one superbox.
 
-    Raises `InvalidPacket` (`invalid_attestation`) for what is none, and past `MAX_BOXES` and `MAX_BOX_DEPTH`.
+    Raises `InvalidPacket` (`invalid_attestation`) if it is not one, or exceeds `MAX_BOXES` or
+    `MAX_BOX_DEPTH`.
     """
     boxes = list(_split(data))
     if len(boxes) != 1 or boxes[0][0] != b"jumb":
@@ -72,7 +73,7 @@ def _read(body: bytes, depth: int, budget: list[int]) -> SuperBox:
 
 
 def _split(data: bytes) -> Iterator[tuple[bytes, bytes]]:
-    """The boxes that lie side by side in `data`, as (type, content)."""
+    """The consecutive boxes in `data`, as (type, content)."""
     at = 0
     while at < len(data):
         size = int.from_bytes(data[at : at + 4], "big")
@@ -80,7 +81,7 @@ def _split(data: bytes) -> Iterator[tuple[bytes, bytes]]:
         header = _HEADER_BYTES
         if size == 1:  # a length of 64 bits follows
             size, header = int.from_bytes(data[at + 8 : at + 16], "big"), _LONG_HEADER_BYTES
-        elif size == 0:  # to the end
+        elif size == 0:  # up to the end of `data`
             size = len(data) - at
         if size < header or at + size > len(data):
             _refuse()

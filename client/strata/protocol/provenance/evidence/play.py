@@ -1,8 +1,8 @@
-"""play-integrity: Google says that an app is the one from its store, on a sound device (R-224).
+"""play-integrity: Google vouches that an app is the one from its store, on a sound device (R-224).
 
-The payload is the integrity token, decrypted, as a signed JWT in its compact form. Checked:
+The payload is the integrity token, decrypted, as a signed JWT in its compact form. These are checked:
 
-* the signature, under one of the configured keys and by an algorithm that fits them;
+* the signature, under one of the configured keys and with the algorithm of that key;
 * `requestDetails.nonce` (or `requestHash`) is the nonce of this claim;
 * `requestDetails.requestPackageName` is an expected package, or one of the manifest;
 * `appIntegrity.appRecognitionVerdict` is `PLAY_RECOGNIZED`;
@@ -35,7 +35,7 @@ _NONCE_BYTES = 32
 
 
 class DeviceVerdict(enum.IntEnum):
-    """What the platform says about a device, weakest first."""
+    """The platform's verdict on a device, the weakest first."""
 
     MEETS_BASIC_INTEGRITY = 1
     MEETS_DEVICE_INTEGRITY = 2
@@ -46,8 +46,8 @@ class PlayIntegrityVerifier:
     """Verifies play-integrity evidence.
 
     `keys` are the public keys of the signer (DER, SubjectPublicKeyInfo; P-256 or RSA), `packages` the names
-    of the apps expected, `threshold` the weakest device verdict that is good enough. Raises `ValueError`
-    for a key of another kind.
+    of the expected apps, `threshold` the weakest device verdict accepted. Raises `ValueError` for a key of
+    another kind.
     """
 
     format = "play-integrity"
@@ -64,7 +64,7 @@ class PlayIntegrityVerifier:
         self._threshold = threshold
 
     def verify(self, payload: bytes, *, nonce: bytes | None, claim: EvidenceClaim, now: int) -> None:
-        """Check the token; see the module. Raises `InvalidPacket` (`invalid_attestation`)."""
+        """Check the token as the module says. Raises `InvalidPacket` (`invalid_attestation`)."""
         if nonce is None:
             refuse_evidence("the evidence is bound to no claim", "nonce_missing")
         verdict = self._open(payload)
@@ -84,10 +84,10 @@ class PlayIntegrityVerifier:
             refuse_evidence("the device falls short of the threshold", "device_verdict")
 
     def _open(self, token: bytes) -> dict[str, Any]:
-        """The token's claims, once its signature has verified."""
+        """Verify the token's signature and return its claims."""
         for key, algorithm in self._keys:
             try:
-                # The signature alone: the library would judge times by its own clock.
+                # Only the signature: the library would judge times by its own clock.
                 body = jwt.PyJWS().decode(token, key, algorithms=[algorithm])
                 claims = msgspec.json.decode(body)
             except (jwt.PyJWTError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError, ValueError):
@@ -98,7 +98,7 @@ class PlayIntegrityVerifier:
 
 
 def _signing_key(der: bytes) -> tuple[Any, str]:
-    """A key and the one algorithm it may be used with: a token does not choose how it is checked."""
+    """A key and the only algorithm for it: the token must not choose how it is checked."""
     key = load_der_public_key(der)
     if isinstance(key, ec.EllipticCurvePublicKey) and isinstance(key.curve, ec.SECP256R1):
         return key, "ES256"

@@ -2,11 +2,11 @@
 
     address, rx = await serve("tcp:127.0.0.1:0", Reading)
     tx = await dial(address, Reading)
-    await tx.send(Reading(celsius=21.5))      # it is in the receiver's queue now
+    await tx.send(Reading(celsius=21.5))      # now it is in the receiver's queue
     print(await rx.recv())
 
-An address is a string. Messages of one `Tx` arrive once and in order, even when connections break. A message
-that cannot be delivered comes back (docs/guides/tx-rx.md).
+An address is a string. The messages of one `Tx` arrive once and in order, even if connections break. A
+message that cannot be delivered is returned to its sender (docs/guides/tx-rx.md).
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ async def dial(
     settings: TxRxSettings | None = None,
     relay: RelayEnd | None = None,
 ) -> Tx[M]:
-    """The transmitting end for an address. A network server need not be up yet.
+    """Return the transmitting end for an address. A network server need not be running yet.
 
     Raises `InvalidAddress`, `CodecError` for a type that cannot be sent, `TxRxIOError` for certificates, and
     `TxRxClosed` for a local address that is not served. It does not wait, so there is nothing to cancel.
@@ -130,10 +130,10 @@ async def serve(
     settings: TxRxSettings | None = None,
     relay: RelayEnd | None = None,
 ) -> tuple[Address, Rx[M]]:
-    """The real address, with the port that was found, and the receiving end.
+    """Serve an address. Returns the real address, with the port that was found, and the receiving end.
 
     Raises `InvalidAddress`, `AddressInUse`, `CodecError` for a type that cannot be received, and
-    `TxRxIOError` for sockets and certificates. Cancelling it serves nothing.
+    `TxRxIOError` for sockets and certificates. If it is cancelled, nothing is served.
     """
     where = parse_address(address) if isinstance(address, str) else address
     codec = codec_for(message_type)
@@ -154,7 +154,7 @@ async def serve(
 def serve_local(
     message_type: type[M] | MessageCodec[M], *, capacity: int | None = None
 ) -> tuple[Address, Rx[M]]:
-    """A new local address, and its receiving end. Without `capacity` its queue has no bound.
+    """Serve a new local address. Returns it and the receiving end. Without `capacity` the queue is unbounded.
 
     Raises `CodecError` for a type that cannot be received, and `ValueError` for a capacity below 1.
     """

@@ -1,12 +1,12 @@
 """Addresses of the two ends, as text and as values (T-087 … T-098; decision A-169).
 
-    local:ID                            this process; `local:0` takes a free id when served
+    local:ID                            this process; serving `local:0` takes a free id
     tcp:HOST:PORT                       IPv4, [IPv6], or a name; port 0 takes a free port, `*` all interfaces
     unix:/path   unix:@name             a socket file, or on Linux an abstract name
     metatls:HOST:PORT   tls:HOST:PORT   TLS over TCP
     relay:wss://HOST/PATH#/topic        a reliable channel on a relay (an addition)
 
-Addresses are values: they compare, hash, and print as they were read. As text they can travel in messages.
+Addresses are values: they compare, hash, and print as they were read. As text they can be sent in messages.
 """
 
 # Core: no I/O, no clock, no randomness (held by tests/test_layout.py).
@@ -106,7 +106,7 @@ Address: TypeAlias = LocalAddress | TcpAddress | TlsAddress | UnixAddress | Rela
 
 
 def parse_address(text: str) -> Address:
-    """Read an address. Raises `InvalidAddress` with the reason."""
+    """Parse an address. Raises `InvalidAddress` with the reason."""
     scheme, colon, rest = text.partition(":")
     if not colon:
         raise InvalidAddress(f"{text!r} has no scheme: write tcp:HOST:PORT, unix:/path, local:ID, …")
@@ -129,7 +129,7 @@ def parse_address(text: str) -> Address:
 
 
 def _number(text: str, digits: str, what: str, most: int) -> int:
-    # Each number has one spelling, so that an address prints as it was read.
+    # Only one spelling of each number is accepted, so that an address prints as it was read.
     if _NUMBER.fullmatch(digits) is None or len(digits) > len(str(most)) or int(digits) > most:
         raise InvalidAddress(f"{text!r}: the {what} is not a number from 0 to {most}")
     return int(digits)

@@ -3,8 +3,8 @@
     bytes                               as they are
     msgspec Structs, dataclasses, …     MessagePack; byte fields from 16 KiB on become parts
 
-`codec_for(type)` makes the codec of a type; any object with the same two methods may take its place.
-No codec here can run code that a peer has chosen.
+`codec_for(type)` makes the codec of a type; any object with the same two methods can be used instead.
+No codec here can run code chosen by a peer.
 """
 
 # Core: no I/O, no clock, no randomness (held by tests/test_layout.py).
@@ -32,17 +32,17 @@ _PART_CODE = 1
 """The extension type that replaces a part in the body; its data is the part's number."""
 _BYTES = (bytes, bytearray, memoryview)
 _KEPT = (*_BYTES, datetime.datetime)
-"""What stays what it is on the way to MessagePack, which has bytes and times of its own."""
+"""The types that are not converted before MessagePack encodes them: it has its own bytes and times."""
 
 
 class MessageCodec(Protocol[T]):
     """Turns messages into bytes, and bytes into messages."""
 
     def encode(self, message: T) -> tuple[bytes, Sequence[bytes]]:
-        """Body and parts. Raises `CodecError` for a value that is no message of this type."""
+        """Return body and parts. Raises `CodecError` for a value that is not a message of this type."""
 
     def decode(self, body: bytes, parts: Sequence[bytes]) -> T:
-        """The message. Raises `CodecError` for bytes that are no message of this type."""
+        """Return the message. Raises `CodecError` for bytes that are not a message of this type."""
 
 
 def codec_for(message_type: type[T] | MessageCodec[T]) -> MessageCodec[T]:
@@ -55,12 +55,12 @@ def codec_for(message_type: type[T] | MessageCodec[T]) -> MessageCodec[T]:
 
 
 class BytesCodec:
-    """The codec for bytes alone. A value that could change after it was posted is copied."""
+    """The codec for plain bytes. A value that could change after it was posted is copied."""
 
     __slots__ = ()
 
     def encode(self, message: bytes) -> tuple[bytes, Sequence[bytes]]:
-        """The bytes: in the body, or beside it from 16 KiB on."""
+        """Return the bytes as the body, or as a part from 16 KiB on."""
         if type(message) is not bytes:
             if not isinstance(message, _BYTES):
                 raise CodecError(f"a channel of bytes cannot send {_name(type(message))}")
@@ -68,7 +68,7 @@ class BytesCodec:
         return (message, ()) if len(message) < PART_BYTES else (b"", (message,))
 
     def decode(self, body: bytes, parts: Sequence[bytes]) -> bytes:
-        """The same bytes."""
+        """Return the same bytes."""
         if not parts:
             return body
         if body or len(parts) > 1:
@@ -77,10 +77,10 @@ class BytesCodec:
 
 
 class MsgpackCodec(Generic[T]):
-    """The codec for all that msgspec can encode: MessagePack, checked against the type at both ends.
+    """The codec for everything that msgspec can encode: MessagePack, checked against the type at both ends.
 
-    A message is checked before it is sent by decoding it again. A wrong field thus comes back to its sender,
-    and does not end the session at the other end. `validate=False` omits this check.
+    A message is checked before it is sent, by decoding it again, so that a message with a wrong field returns
+    to its sender and does not end the session at the other end. `validate=False` omits this check.
     """
 
     __slots__ = ("_byte_fields", "_decode", "_encode", "_type", "_validate")
@@ -96,7 +96,7 @@ class MsgpackCodec(Generic[T]):
         self._encode = msgspec.msgpack.Encoder().encode
 
     def encode(self, message: T) -> tuple[bytes, Sequence[bytes]]:
-        """MessagePack, and the large byte fields in the order of the fields."""
+        """Return the MessagePack, and the large byte fields in the order of the fields."""
         try:
             for name in self._byte_fields:
                 value = getattr(message, name, None)
@@ -112,13 +112,13 @@ class MsgpackCodec(Generic[T]):
         return body, ()
 
     def decode(self, body: bytes, parts: Sequence[bytes]) -> T:
-        """The message, with the parts in their places."""
+        """Return the message, with the parts in their places."""
         try:
             if not parts:
                 return self._decode(body)
             tree = msgspec.msgpack.decode(body, ext_hook=functools.partial(_part, parts))
             return msgspec.convert(tree, self._type, builtin_types=_BYTES)
-        except Exception as error:  # text that is no UTF-8, keys that do not hash, a `__post_init__`
+        except Exception as error:  # text that is not UTF-8, keys that do not hash, a `__post_init__`
             raise CodecError(f"no {_name(self._type)}: {error}") from None
 
     def _with_parts(self, message: T, body: bytes | None = None) -> tuple[bytes, Sequence[bytes]]:
@@ -126,7 +126,7 @@ class MsgpackCodec(Generic[T]):
         small: Any = None
         try:
             tree = msgspec.to_builtins(message, builtin_types=_KEPT)
-        except TypeError:  # it holds what only MessagePack has: `Raw` or `Ext`
+        except TypeError:  # it contains `Raw` or `Ext`, which only MessagePack has
             body = self._encode(message)
         else:
             small = _take_parts(tree, parts)
@@ -140,7 +140,7 @@ class MsgpackCodec(Generic[T]):
 
 
 def _take_parts(value: Any, parts: list[bytes]) -> Any:
-    """The same tree with extensions in place of large bytes, which go to `parts` while a frame has room."""
+    """The same tree with extensions in place of large bytes, which are moved to `parts` up to their limit."""
     if isinstance(value, _BYTES):
         if len(value) < PART_BYTES or len(parts) == MAX_PARTS - 1:
             return value
@@ -161,7 +161,7 @@ def _part(parts: Sequence[bytes], code: int, data: memoryview) -> bytes:
 
 
 def _byte_fields(message_type: Any) -> tuple[str, ...]:
-    """The fields of the message itself that may hold bytes."""
+    """The fields of the message itself that may contain bytes."""
     info = msgspec.inspect.type_info(message_type)
     if not isinstance(info, msgspec.inspect.StructType | msgspec.inspect.DataclassType):
         return ()

@@ -1,7 +1,7 @@
-"""The dialler's end of a session: it connects, moves bytes between a carrier and `sending`, settles returns.
+"""The dialler's end of a session: connects, moves bytes between a carrier and `sending`, settles returns.
 
 The first connection is made when the first message is posted (T-064). A connection that breaks while no
-message is pending is made again with the next message.
+message is pending is replaced when the next message is posted.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ M = TypeVar("M")
 _log = logging.getLogger(__name__)
 
 _WRITE_AHEAD = 512 * 1024
-"""The most bytes given to the system's socket ahead; further bytes stay in the outbox."""
+"""The most bytes that may wait in the transport; further bytes stay in the outbox."""
 
 
 class Carrier(Protocol):
@@ -42,23 +42,23 @@ class Carrier(Protocol):
 
     @property
     def unwritten(self) -> int:
-        """Bytes that were given to it and have not gone out."""
+        """The number of bytes that were given to it and have not been sent."""
 
     def write(self) -> None:
-        """Take the bytes from the session that can go out now."""
+        """Take the bytes from the session that can be sent now."""
 
     def say_farewell(self) -> None:
         """Tell the server that the session is over, with all messages acknowledged."""
 
     def close(self) -> None:
-        """End it once the written bytes have gone out, and report nothing more."""
+        """End the connection after the written bytes have been sent, and report nothing more."""
 
     def abort(self) -> None:
-        """End it now, and report that it is lost."""
+        """End the connection now, and report that it is lost."""
 
 
 class SessionTx(Tx[M]):
-    """The transmitting end of a session; a subclass knows how to connect."""
+    """The transmitting end of a session; a subclass implements connecting."""
 
     def __init__(self, address: Address, codec: MessageCodec[M], settings: TxRxSettings) -> None:
         super().__init__(address)
@@ -105,7 +105,7 @@ class SessionTx(Tx[M]):
         return None
 
     def _hurry(self) -> None:
-        # The first message of a tick goes out at once; the next ones go out together at its end.
+        # The first message of a tick is sent at once; the next ones are sent together at its end.
         if self._session.pending == 1:
             self._step()
 
@@ -141,7 +141,7 @@ class SessionTx(Tx[M]):
     def _flush(self) -> None:
         self._scheduled = False
         session = self._session
-        if session.outbox_size or not session.is_marked:  # else a `send` has written the outbox already
+        if session.outbox_size or not session.is_marked:  # otherwise a `send` has already written the outbox
             self._step()
 
     def _step(self) -> None:
@@ -167,7 +167,7 @@ class SessionTx(Tx[M]):
                 waiter.set_result(None)
 
     def _end(self, error: TxRxError) -> None:
-        """The session is closed: return all pending messages, once."""
+        """Return all pending messages, once, after the session was closed."""
         self._set_closed(error)
         for returned in self._session.take_returned():
             came_back = SendError(
@@ -201,10 +201,10 @@ class SessionTx(Tx[M]):
 
     @abstractmethod
     async def _attempt(self) -> None:
-        """Make one connection, and report it to `_connected`. Raises `OSError` if that fails."""
+        """Make one connection, and pass it to `_connected`. Raises `OSError` if that fails."""
 
     async def _connect(self) -> None:
-        """Try until there is a connection; the delivery timeout cancels this task."""
+        """Try until a connection is made; the delivery timeout cancels this task."""
         while True:
             delay = self._backoff.next_delay()
             try:
@@ -216,7 +216,7 @@ class SessionTx(Tx[M]):
                 self._failed(f"no connection within {self._settings.connect_timeout:g} s")
             except OSError as error:
                 self._failed(error.strerror or str(error))
-            except ValueError as error:  # a host that the system does not even look up
+            except ValueError as error:  # a host that the system refuses to look up
                 self._failed(str(error))
             else:
                 return
@@ -225,9 +225,9 @@ class SessionTx(Tx[M]):
             await asyncio.sleep(delay)
 
     def _overtaken(self) -> None:
-        """An attempt was connected in the very moment in which its time was over.
+        """Handle an attempt that connected at the moment of its timeout.
 
-        The event loop has closed that connection, and not every loop says so.
+        The event loop has closed that connection, but not every loop reports it.
         """
         connection = self._connection
         if connection is not None:
@@ -334,7 +334,7 @@ class _Connection(asyncio.BufferedProtocol, Generic[M]):
 
     def connection_lost(self, error: Exception | None) -> None:
         self._is_over = True
-        self._transport = None  # nothing may be asked of it any more
+        self._transport = None  # it must not be used any more
         self._owner._lost(self, error)
 
     def pause_writing(self) -> None:
@@ -345,11 +345,11 @@ class _Connection(asyncio.BufferedProtocol, Generic[M]):
         self._owner._step()
 
     def write(self) -> None:
-        """Write bytes of the session until the system takes no more."""
+        """Write bytes of the session until the system accepts no more."""
         transport = self._transport
         if transport is None:
             return
-        while not self._is_full and not transport.is_closing():  # a write may find it broken
+        while not self._is_full and not transport.is_closing():  # a write may find the connection broken
             pieces = self._session.data_to_send()
             if not pieces:
                 return
@@ -363,7 +363,7 @@ class _Connection(asyncio.BufferedProtocol, Generic[M]):
     def close(self) -> None:
         self._is_over = True
         if self.unwritten > len(EMPTY_FRAME):
-            # The messages have come back to their sender; a peer that does not read must not delay the end.
+            # The messages have been returned to their sender; a peer that does not read must not delay this.
             self.abort()
         elif self._transport is not None:
             self._transport.close()

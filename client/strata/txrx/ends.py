@@ -35,9 +35,9 @@ _log = logging.getLogger(__name__)
 class Tx(ABC, Generic[M]):
     """The transmitting end of a channel, on one event loop. `close` it, or use it as a context manager.
 
-    Messages of one Tx arrive in the order posted; messages of different Tx have no order. A message that
-    comes back with `DeliveryStatus.UNKNOWN` may have been delivered: perhaps its acknowledgement was lost.
-    Success means that the message is in the receiver's queue, and not that the receiver took it from there.
+    The messages of one Tx arrive in the order posted; messages of different Tx have no order. A message that
+    is returned with `DeliveryStatus.UNKNOWN` may have been delivered: its acknowledgement may have been lost.
+    Success means that the message is in the receiver's queue, not that the receiver took it from there.
     """
 
     def __init__(self, address: Address) -> None:
@@ -49,14 +49,14 @@ class Tx(ABC, Generic[M]):
         return self._address
 
     def status(self) -> Watch[TxStatus]:
-        """Active until it is closed for good, by its owner, by the receiver, or by the delivery timeout."""
+        """Active until this end is closed permanently, by its owner, the receiver or the delivery timeout."""
         return self._status
 
     def try_post(self, message: M, return_channel: ReturnChannel[M] | None = None) -> ReturnChannel[M]:
         """Put a message into the outbox, and return its return channel at once.
 
         The return channel settles once: with None when the message is in the receiver's queue, or with the
-        `SendError` that brings the message back. Raises `ValueError` for another message's return channel.
+        `SendError` that returns the message. Raises `ValueError` for another message's return channel.
         """
         channel: ReturnChannel[M] = ReturnChannel() if return_channel is None else return_channel
         channel._take()
@@ -64,9 +64,10 @@ class Tx(ABC, Generic[M]):
         return channel
 
     def post(self, message: M) -> None:
-        """Fire and forget: watch `status()`. A message that cannot be delivered is dropped and counted.
+        """Post without a return channel. A message that cannot be delivered is dropped and counted.
 
-        Raises `SendError` only for a message that no channel of this type can send, such as an oversized one.
+        Watch `status()` instead. Raises `SendError` only for a message that no channel of this type can send,
+        such as an oversized one.
         """
         error = self._do_post(message, None)
         if error is not None and isinstance(error.error, CodecError | OversizedMessage):
@@ -75,8 +76,8 @@ class Tx(ABC, Generic[M]):
     async def send(self, message: M) -> None:
         """Post, and wait until the message is in the receiver's queue.
 
-        Raises `SendError` with the message if it comes back. Cancelling it only ends the waiting: the message
-        stays where it is, and may be delivered. `status()` tells whether the channel lives (T-060).
+        Raises `SendError` with the message if it is returned. Cancelling it only ends the waiting: the
+        message stays where it is, and may be delivered. `status()` says whether the channel is open (T-060).
         """
         channel: ReturnChannel[M] = ReturnChannel()
         self._do_post(message, channel)
@@ -87,10 +88,10 @@ class Tx(ABC, Generic[M]):
 
     @abstractmethod
     def _do_post(self, message: M, return_channel: ReturnChannel[M] | None) -> SendError[M] | None:
-        """Take a message. If it is refused, settle its return channel with the error, and return that."""
+        """Take a message. If it is refused, settle its return channel with the error and return the error."""
 
     def _hurry(self) -> None:
-        """A `send` waits for the last message."""
+        """Write at once, because a `send` waits for the last message."""
 
     @property
     @abstractmethod
@@ -99,17 +100,17 @@ class Tx(ABC, Generic[M]):
 
     @property
     def outbox_size(self) -> int:
-        """The number of messages that wait to be written."""
+        """The number of messages waiting to be written."""
         return 0
 
     @property
     def unacked_size(self) -> int:
-        """The number of messages that were written, and are not acknowledged."""
+        """The number of messages that were written and are not acknowledged."""
         return 0
 
     @abstractmethod
     async def drain(self, most: int = 0) -> None:
-        """Wait until at most `most` messages are pending: the others were delivered or came back.
+        """Wait until at most `most` messages are pending: the others were delivered or returned.
 
         Cancelling it only ends the waiting.
         """
@@ -118,7 +119,7 @@ class Tx(ABC, Generic[M]):
     async def close(self) -> list[SendError[M]]:
         """Refuse further messages, wait for pending ones up to the delivery timeout, and return the rest.
 
-        Cancelling it closes at once: pending messages come back on their return channels.
+        Cancelling it closes at once: pending messages are returned on their return channels.
         """
 
     @abstractmethod
@@ -151,7 +152,7 @@ class Rx(ABC, Generic[M]):
     """The receiving end of a channel. `close` it, or use it as a context manager; iterate over it to receive.
 
     A message in the queue belongs to the receiver. A message that is never received is lost with the Rx,
-    though its sender was told that it arrived (T-070); `unread` is the number of such messages.
+    although its sender has been informed that it arrived (T-070); `unread` is the number of such messages.
     """
 
     def __init__(self, address: Address, queue: RxQueue[M]) -> None:
@@ -159,36 +160,39 @@ class Rx(ABC, Generic[M]):
         self._queue = queue
 
     def addr(self) -> Address:
-        """The address that is served: with the real port."""
+        """The address that is served, with the real port."""
         return self._address
 
     def recv(self) -> Coroutine[object, None, M]:
-        """The next message. Cancelling it loses none.
+        """Receive the next message. Cancelling it loses none.
 
         Raises `TxRxClosed` once the channel is closed and its queue is empty.
         """
-        # The queue's own coroutine: another coroutine around it would cost time with each message.
+        # This is the queue's own coroutine: another one around it would cost time for each message.
         return self._queue.get()
 
     @property
     def unread(self) -> int:
-        """The number of messages that wait to be received."""
+        """The number of messages waiting to be received."""
         return len(self._queue)
 
     def __aiter__(self) -> AsyncIterator[M]:
-        """Messages, until the channel is closed. Cancelling the wait for one loses none, and goes on."""
+        """Iterate over messages until the channel is closed.
+
+        Cancelling the wait for a message loses none, and the iteration can continue.
+        """
         return _Messages(self)
 
     @abstractmethod
     def close(self) -> None:
-        """Acknowledge the accepted messages, tell the senders, and free the address. Does not wait.
+        """Acknowledge the accepted messages, inform the senders, and free the address. Does not wait.
 
-        A sender that does not read is left after a few seconds.
+        The connection of a sender that does not read is aborted after a few seconds.
         """
 
     @abstractmethod
     async def join(self) -> None:
-        """Close, and wait until the senders have been told, for a few seconds at most.
+        """Close, and wait until the senders have been informed, for a few seconds at most.
 
         Cancelling it leaves the end closed.
         """
@@ -212,7 +216,7 @@ class Rx(ABC, Generic[M]):
 
 
 def when_forgotten(end: Rx[M], close: Callable[[str], None]) -> weakref.finalize[..., Rx[M]]:
-    """Have an end that nobody refers to any more close itself; `detach` what this returns when it closes.
+    """Make an end close itself when no reference to it remains. `detach` the result when the end is closed.
 
     `close` must not refer to the end.
     """
@@ -222,18 +226,18 @@ def when_forgotten(end: Rx[M], close: Callable[[str], None]) -> weakref.finalize
 
 
 def _close_soon(close: Callable[[str], None], loop: asyncio.AbstractEventLoop) -> None:
-    # Garbage collection runs on any thread, perhaps after the loop is closed.
+    # Garbage collection may run on any thread, and after the loop is closed.
     with contextlib.suppress(RuntimeError):
         loop.call_soon_threadsafe(close, "the receiver is gone")
 
 
 class _Messages(AsyncIterator[M]):
-    """What an `Rx` receives. No generator: a wait that is cancelled would end that for good."""
+    """The messages of an `Rx`. Not a generator, which a cancelled wait would end permanently."""
 
     __slots__ = ("_end",)
 
     def __init__(self, end: Rx[M]) -> None:
-        self._end = end  # which must not be forgotten meanwhile
+        self._end = end  # keeps the end alive
 
     async def __anext__(self) -> M:
         try:

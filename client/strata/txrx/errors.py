@@ -1,16 +1,16 @@
 """Errors of Tx and Rx (T-012, T-019, T-023; decision A-162). The document calls their root `ChannelError`.
 
-TxRxError                    `kind` names the kind of T-023
+TxRxError                    `kind` is the kind of T-023
 ├── TxRxClosed               the other end is gone, or this end was closed
 │   └── DeliveryTimeout      the oldest message was not acknowledged in time
-├── InvalidAddress           no address, or an impossible one (also a ValueError)
+├── InvalidAddress           malformed or impossible address (also a ValueError)
 ├── AddressInUse             the address is served already
 ├── OversizedMessage         a message above the size limit
 ├── OutboxFull               too many messages wait already
 ├── CodecError               a value that cannot be encoded, or bytes that cannot be decoded
 ├── ProtocolViolation        the peer broke the rules of the wire
 ├── TxRxIOError              a socket or a certificate cannot be used
-└── SendError                a message that comes back, with one of the above
+└── SendError                a message that is returned, with one of the above
 """
 
 # Core: no I/O, no clock, no randomness (held by tests/test_layout.py).
@@ -53,7 +53,7 @@ class ErrorKind(enum.Enum):
 
 
 class TxRxError(StrataError):
-    """Something is wrong with an end, a message or an address."""
+    """An end, a message or an address has a fault."""
 
     kind = ErrorKind.IO
 
@@ -75,7 +75,7 @@ class DeliveryTimeout(TxRxClosed):
 
 
 class InvalidAddress(TxRxError, ValueError):
-    """Text that is no address, or an address that cannot be dialled or served."""
+    """Text that is not an address, or an address that cannot be dialled or served."""
 
     kind = ErrorKind.INVALID_ADDRESS
 
@@ -103,13 +103,13 @@ class OutboxFull(TxRxError):
 
 
 class CodecError(TxRxError, ValueError):
-    """A value that is not of the channel's type, or bytes that are no message of it."""
+    """A value that is not of the channel's type, or bytes that are not a message of that type."""
 
     kind = ErrorKind.CODEC
 
 
 class ProtocolViolation(TxRxError):
-    """The peer sent bytes that the wire does not allow."""
+    """The peer sent bytes that the protocol does not allow."""
 
     kind = ErrorKind.IO
 
@@ -121,16 +121,16 @@ class TxRxIOError(TxRxError):
 
 
 class DeliveryStatus(enum.Enum):
-    """What is known about a message that came back."""
+    """What is known about a message that was returned."""
 
     NOT_DELIVERED = "not delivered"
-    """It never left, or the other end has reported that it did not take it."""
+    """The message was never sent, or the other end reported that it did not accept it."""
     UNKNOWN = "unknown"
-    """It was written, and its acknowledgement never came: it may have been delivered (T-068)."""
+    """The message was written but never acknowledged: it may have been delivered (T-068)."""
 
 
 class SendError(TxRxError, Generic[M]):
-    """A message that was not acknowledged comes back, as the same object that was posted (T-019)."""
+    """A message was not acknowledged and is returned, as the same object that was posted (T-019)."""
 
     kind = ErrorKind.SEND
 

@@ -59,7 +59,7 @@ class Reject:
 
 @dataclass(frozen=True, slots=True)
 class Closed:
-    """The receiver is gone for good."""
+    """The receiver is gone permanently."""
 
     reason: str
 
@@ -68,7 +68,7 @@ Response: TypeAlias = Ack | Reject | Closed
 
 
 def encode_header(session_id: int) -> bytes:
-    """The first bytes of a dialler."""
+    """The first bytes that a dialler sends."""
     return _HEADER.pack(MAGIC, session_id, VERSION)
 
 
@@ -83,7 +83,7 @@ def read_header(data: bytes | bytearray | memoryview) -> int:
 
 
 def encode_response(response: Response) -> bytes:
-    """The frame."""
+    """The frame of a response."""
     match response:
         case Ack(sequence):
             body = b"\0" + SEQUENCE.pack(sequence)

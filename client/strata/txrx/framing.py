@@ -3,9 +3,9 @@
     frame   = length (8 bytes, big endian), then that many bytes:
     payload = part length (8 bytes, big endian, top bit clear), part, part length, part, …
 
-The first part is the body. A frame of length zero has no parts, and is valid. A `FrameReader` is filled as a
-`BufferedProtocol` is (`get_buffer`, `buffer_updated`). It waits for nothing, so cancelling cannot lose bytes.
-It allocates memory for the bytes that have arrived, and never for the lengths that a peer has promised.
+The first part is the body. A frame of length zero has no parts, and is valid. A `FrameReader` is filled like
+a `BufferedProtocol` (`get_buffer`, `buffer_updated`). It never waits, so cancelling cannot lose bytes. It
+allocates memory for bytes that have arrived, and never for lengths that a peer has only announced.
 """
 
 # Core: no I/O, no clock, no randomness (held by tests/test_layout.py).
@@ -34,7 +34,7 @@ Frame: TypeAlias = Sequence[bytes]
 """Body and parts."""
 
 MAX_PARTS = 1024
-"""The most parts of a frame: each part costs memory, however small it is."""
+"""The most parts in a frame: even a small part costs memory."""
 LENGTH = Struct(">Q")
 EMPTY_FRAME = LENGTH.pack(0)
 _TWO = Struct(">QQ").unpack_from
@@ -44,7 +44,7 @@ _PREFIX = LENGTH.size
 
 _BUFFER = 256 * 1024
 _SMALL_BUFFER = 8 * 1024
-"""A reader begins with this, and gets `_BUFFER` once a read has filled it: most connections are quiet."""
+"""A reader's first buffer; it gets `_BUFFER` after a read has filled this one. Most connections are quiet."""
 LARGE = 64 * 1024
 """A part of this size or more is written uncopied, and read into its own buffer …"""
 _FIRST = 256 * 1024
@@ -79,7 +79,7 @@ def frame_of(body: bytes, parts: Frame = ()) -> list[bytes]:
 
 
 class FrameReader:
-    """Takes bytes, gives whole frames. After an error it reads no further."""
+    """Takes bytes and returns whole frames. After an error it reads no further."""
 
     __slots__ = (
         "_buffer",
@@ -100,23 +100,23 @@ class FrameReader:
         self._start = self._end = 0
         self._is_filled = False
         self._frame_left: int | None = None
-        """Bytes of the present frame that have not been read as parts; None between frames."""
+        """How many bytes of the current frame have not been read as parts; None between frames."""
         self._parts: list[bytes] = []
         self._large: _LargePart | None = None
 
     @property
     def is_between_frames(self) -> bool:
-        """Whether the stream may end here in order (T-079)."""
+        """Whether the stream may end here without an error (T-079)."""
         return self._frame_left is None and self._start == self._end
 
     @property
     def held_bytes(self) -> int:
-        """Bytes that have been read, and are not yet part of a returned frame."""
+        """The number of bytes that have been read and are not yet part of a returned frame."""
         large = 0 if self._large is None else self._large.filled
         return self._end - self._start + large + sum(map(len, self._parts))
 
     def get_buffer(self, sizehint: int = -1) -> memoryview:
-        """The place for the next bytes. At least one byte fits, unless whole frames wait for `read`."""
+        """The buffer for the next bytes: room for at least one, unless whole frames wait for `read`."""
         if self._large is not None and not self._large.is_full:
             return self._large.get_buffer()
         if self._start == self._end:
@@ -126,7 +126,7 @@ class FrameReader:
         elif self._is_filled:
             self._enlarge()
         elif len(self._buffer) - self._end < LARGE:
-            # Moves the rest of the last read: with small frames, less than one frame.
+            # Move the rest of the last read: with small frames, this is less than one frame.
             rest = self._end - self._start
             self._buffer[:rest] = self._buffer[self._start : self._end]
             self._start, self._end = 0, rest
@@ -141,7 +141,7 @@ class FrameReader:
         self._is_filled = False
 
     def buffer_updated(self, count: int) -> None:
-        """`count` bytes were put into the buffer."""
+        """Report that `count` bytes were put into the buffer."""
         if self._large is not None and not self._large.is_full:
             self._large.filled += count
         else:
@@ -149,7 +149,7 @@ class FrameReader:
             self._is_filled = self._end == len(self._buffer) == _SMALL_BUFFER
 
     def discard(self) -> None:
-        """Drop the bytes that have not been read, and what was read of a frame. Then read no frames."""
+        """Drop the bytes that have not been read and the partial frame. No frames are read afterwards."""
         self._start = self._end = 0
         self._is_filled = False
         self._frame_left = self._large = None
@@ -163,7 +163,7 @@ class FrameReader:
         self.buffer_updated(len(data))
 
     def read_exactly(self, count: int) -> bytes | None:
-        """The first `count` bytes, before any frame; None until they have arrived."""
+        """Read the first `count` bytes, before any frame; None until they have arrived."""
         assert self._frame_left is None and count <= _BUFFER
         if self._end - self._start < count:
             return None
@@ -171,9 +171,9 @@ class FrameReader:
         return bytes(self._view[self._start - count : self._start])
 
     def read(self, most: int) -> list[Frame]:
-        """Up to `most` whole frames, in order. Raises `ProtocolViolation` for a bad frame.
+        """Read up to `most` whole frames, in order. Raises `ProtocolViolation` for a bad frame.
 
-        The frames before a bad one are returned first; the error comes with the next call.
+        The frames before a bad one are returned first; the next call raises the error.
         """
         frames: list[Frame] = []
         while len(frames) < most:
@@ -190,10 +190,10 @@ class FrameReader:
         return frames
 
     def read_numbered(self, first: int, most: int) -> list[bytes]:
-        """The fast path: up to `most` messages with the sequences from `first` on, without the sequence.
+        """Read up to `most` messages with the sequences from `first` on; return them without the sequence.
 
-        It takes the next frames while each is whole in the buffer, has one part, and begins with the expected
-        sequence. All other frames are left to `read`.
+        This is the fast path. It takes the next frames as long as each is whole in the buffer, has one part,
+        and begins with the expected sequence. All other frames are left to `read`.
         """
         messages: list[bytes] = []
         start = self._start
@@ -202,8 +202,8 @@ class FrameReader:
         size = 8 + _ONE(self._buffer, start)[0]
         if start + size > self._end or size > LARGE:
             return messages
-        # One copy of many frames, since a slice of bytes takes half as long as bytes of a view. If all frames
-        # have one size, the copy is no larger than the messages returned.
+        # Copy many frames at once, since slicing bytes takes half as long as bytes of a view. If all frames
+        # have the same size, the copy is no larger than the messages returned.
         data = bytes(self._view[start : min(self._end, start + min(most * size, LARGE))])
         at, end, limit, append = 0, len(data), self._limit, messages.append
         for due in range(first, first + most):
@@ -219,7 +219,7 @@ class FrameReader:
         return messages
 
     def _read_small(self, frames: list[Frame], most: int) -> None:
-        """Read frames that are whole in the buffer and have one part; nearly all frames are so."""
+        """Read frames that are whole in the buffer and have one part, as nearly all frames do."""
         buffer, view, start, end = self._buffer, self._view, self._start, self._end
         append, limit = frames.append, self._limit
         for _ in range(most - len(frames)):
@@ -234,7 +234,8 @@ class FrameReader:
         self._start = start
 
     def _begin(self, frames: list[Frame]) -> int | None:
-        """Read the length of a frame; None if bytes are missing, or a bad length has to wait for `frames`."""
+        """Read the length of a frame; None if bytes are missing, or if `frames` must be returned before the
+        error for a bad length."""
         if self._end - self._start < _PREFIX:
             return None
         (length,) = _ONE(self._buffer, self._start)
@@ -247,7 +248,7 @@ class FrameReader:
         return int(length)
 
     def _read_part(self, frames: list[Frame], left: int) -> bool:
-        """Read a part of the present frame, or end the frame; False if bytes are missing."""
+        """Read a part of the current frame, or end the frame; False if bytes are missing."""
         if self._large is not None:
             if not self._large.is_full or self._start == self._end:
                 return False
@@ -287,8 +288,8 @@ class FrameReader:
 class _LargePart:
     """A part that is read into its own buffer, which becomes the part without a copy.
 
-    The last byte is the exception. The caller of `get_buffer` holds a view of the buffer while it reads, and
-    a buffer that is viewed cannot be given away.
+    The last byte is read separately. The caller of `get_buffer` holds a view of the buffer while it reads,
+    and a buffer with a view cannot be handed over.
     """
 
     __slots__ = ("_bytes", "_room", "_size", "_view", "filled")
@@ -317,8 +318,8 @@ class _LargePart:
         return self._bytes.getvalue()
 
     def _make(self, room: int) -> None:
-        # `getvalue` of a BytesIO with the size of its buffer returns the buffer itself. The buffer begins as
-        # zeros that the system maps when they are written.
+        # `getvalue` of a BytesIO that fills its buffer returns the buffer itself. The buffer begins as zeros,
+        # which the system maps to memory only when they are written.
         room = self._size if room == self._size - 1 else room
         self._room = room
         self._bytes = io.BytesIO(bytes(room))

@@ -36,7 +36,7 @@ _ids = itertools.count(1)
 
 
 class LocalRx(Rx[M]):
-    """The receiving end. Without `capacity` its queue has no bound."""
+    """The receiving end. Without `capacity` its queue is unbounded."""
 
     def __init__(
         self, address: LocalAddress, message_type: type[M] | MessageCodec[M], capacity: int | None
@@ -47,7 +47,7 @@ class LocalRx(Rx[M]):
         self._type: type[object] = message_type if isinstance(message_type, type) else object
         self._senders: set[LocalTx[M]] = set()
         self._counters = ReceiverCounters()
-        # Senders refer to the queue and not to this end, so that an end that is forgotten closes itself.
+        # Senders refer to the queue and not to this end, so that an unreferenced end closes itself.
         self._finalizer = weakref.finalize(
             self, _close_where_it_belongs, self._loop, address, self._queue, self._senders
         )
@@ -72,7 +72,7 @@ def _close_where_it_belongs(
     queue: RxQueue[Any],
     senders: set[LocalTx[Any]],
 ) -> None:
-    # Garbage collection runs on any thread, perhaps after the loop is closed.
+    # Garbage collection may run on any thread, and after the loop is closed.
     try:
         running = asyncio.get_running_loop()
     except RuntimeError:
@@ -85,7 +85,7 @@ def _close_where_it_belongs(
 
 
 def _close(address: LocalAddress, queue: RxQueue[Any], senders: set[LocalTx[Any]]) -> None:
-    # An end that was forgotten is served no more by itself: by now another one may be at its address.
+    # The address is not freed here: an unreferenced end no longer has it, and another end may have it now.
     reason = TxRxClosed(f"{address} is closed")
     queue.close(reason)
     for sender in senders:
@@ -94,7 +94,7 @@ def _close(address: LocalAddress, queue: RxQueue[Any], senders: set[LocalTx[Any]
 
 
 class LocalTx(Tx[M]):
-    """The transmitting end. `post` itself delivers a message or returns it."""
+    """The transmitting end. Posting a message delivers it or returns it immediately."""
 
     def __init__(self, receiver: LocalRx[M]) -> None:
         super().__init__(receiver.addr())
@@ -149,7 +149,7 @@ class LocalTx(Tx[M]):
 def serve_local_at(
     address: LocalAddress, message_type: type[M] | MessageCodec[M], capacity: int | None
 ) -> LocalRx[M]:
-    """Serve an id, or with 0 a free id. Raises `AddressInUse`."""
+    """Serve an id; 0 takes a free id. Raises `AddressInUse`."""
     number = address.id
     if number == 0:
         number = next(one for one in _ids if one not in _served)
@@ -159,7 +159,7 @@ def serve_local_at(
 
 
 def dial_local(address: LocalAddress) -> LocalTx[M]:
-    """The transmitting end. Raises `TxRxClosed` if the id is not served on this event loop."""
+    """Return the transmitting end. Raises `TxRxClosed` if the id is not served on this event loop."""
     receiver: LocalRx[M] | None = _served.get(address.id)
     if receiver is None:
         raise TxRxClosed(f"nobody serves {address} in this process")

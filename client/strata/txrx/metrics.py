@@ -5,7 +5,7 @@
     metrics.watch(tx)
     metrics.watch(rx)
 
-The collector reads the figures at each scrape, so watching costs an end nothing. It needs prometheus-client
+The collector reads the counters at each scrape, so watching costs an end nothing. It needs prometheus-client
 (`pip install "relayd[metrics]"`).
 """
 
@@ -61,9 +61,9 @@ _RX_GAUGES: dict[str, tuple[str, Callable[[Rx[Any]], float]]] = {
 
 
 class TxRxMetrics(Collector):
-    """A collector of the watched ends, by address; the figures of ends with one address are added.
+    """A collector of the watched ends, by address; the counters of ends with the same address are added up.
 
-    A deleted end leaves the sums. Prometheus treats the smaller sum as a restart of the counter.
+    A deleted end is removed from the sums. Prometheus treats the smaller sum as a restart of the counter.
     """
 
     def __init__(self, registry: CollectorRegistry | None = REGISTRY) -> None:
@@ -73,7 +73,7 @@ class TxRxMetrics(Collector):
             registry.register(self)
 
     def watch(self, end: Tx[M] | Rx[M]) -> None:
-        """Count this end too, for as long as it exists."""
+        """Include this end for as long as it exists."""
         if isinstance(end, Tx):
             self._tx.add(end)
         else:

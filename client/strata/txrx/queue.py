@@ -1,4 +1,4 @@
-"""The queue from which `recv` takes; connections or a local sender fill it (T-020, T-021, T-050 … T-058)."""
+"""The queue that `recv` reads; connections or a local sender fill it (T-020, T-021, T-050 … T-058)."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ M = TypeVar("M")
 
 
 class RxQueue(Generic[M]):
-    """First in, first out. A sender asks for `room` before it adds messages, and waits in turn for more room.
+    """A first-in, first-out queue. A sender checks `room` before it adds messages, and queues for more room.
 
     A message leaves the queue in the same step in which `get` returns it, so cancelling `get` loses none.
     """
@@ -25,7 +25,7 @@ class RxQueue(Generic[M]):
     def __init__(self, capacity: int | None) -> None:
         self._capacity = capacity
         self._low = 0 if capacity is None else capacity // 2
-        """With at most this many messages, half of the queue is free."""
+        """The most messages with which half of the queue is free."""
         self._items: deque[M] = deque()
         self._receivers: deque[asyncio.Future[None]] = deque()
         self._senders: dict[object, Callable[[], None]] = {}
@@ -36,38 +36,38 @@ class RxQueue(Generic[M]):
 
     @property
     def closed(self) -> TxRxClosed | None:
-        """The reason for which no message follows; None while the queue is open."""
+        """Why no further message follows; None while the queue is open."""
         return self._closed
 
     @property
     def room(self) -> int:
-        """How many messages fit now; a queue without a bound has a large number."""
+        """How many messages fit now; a large number for an unbounded queue."""
         if self._capacity is None:
             return 2**31
         return max(0, self._capacity - len(self._items))
 
     def put(self, messages: Iterable[M]) -> None:
-        """Add messages that fit."""
+        """Add messages, which must fit."""
         self._items.extend(messages)
         if self._receivers:
             self._wake()
 
     def put_one(self, message: M) -> None:
-        """Add a message that fits."""
+        """Add a message, which must fit."""
         self._items.append(message)
         if self._receivers:
             self._wake()
 
     def when_room(self, key: object, call: Callable[[], None]) -> None:
-        """Call `call` once half the queue is free, in the order of asking; one call for each key."""
+        """Call `call` when half the queue is free, in the order of requests; one call for each key."""
         self._senders.setdefault(key, call)
 
     def forget(self, key: object) -> None:
-        """That key no longer waits for room."""
+        """Remove a key that no longer waits for room."""
         self._senders.pop(key, None)
 
     def close(self, reason: TxRxClosed) -> None:
-        """No message follows; the messages in the queue can still be taken."""
+        """Accept no further message; the messages in the queue can still be taken."""
         if self._closed is None:
             self._closed = reason
             self._senders.clear()
@@ -75,7 +75,7 @@ class RxQueue(Generic[M]):
                 self._wake()
 
     async def get(self) -> M:
-        """The next message. Raises `TxRxClosed` once closed and empty. Cancelling it loses no message."""
+        """Take the next message. Raises `TxRxClosed` once closed and empty. Cancelling it loses none."""
         items = self._items
         while not items:
             if self._closed is not None:
@@ -86,7 +86,7 @@ class RxQueue(Generic[M]):
                 await waiter
             except BaseException:
                 if waiter.done() and not waiter.cancelled():
-                    # Woken and cancelled at once: another receiver may take the message.
+                    # Woken and cancelled at the same time: another receiver may take the message.
                     self._wake()
                 elif waiter in self._receivers:
                     self._receivers.remove(waiter)
@@ -106,9 +106,9 @@ class RxQueue(Generic[M]):
                 return
 
     def _offer_room(self) -> None:
-        # Not after each single message: else waiting messages would be read and acknowledged one by one. And
-        # to senders until the room is used: a sender without a waiting message leaves its room to the next
-        # one, and perhaps no further `get` comes.
+        # Not after each single message: otherwise waiting messages would be read and acknowledged one by one.
+        # Room is offered until it is used: a sender without a waiting message leaves it to the next sender,
+        # and no further `get` may follow.
         while self._senders and self._capacity is not None and self.room * 2 >= self._capacity:
             key = next(iter(self._senders))
             self._senders.pop(key)()

@@ -2,17 +2,17 @@
 
     connection ──▶ header ──▶ session ──▶ frames in sequence ──▶ the queue ──▶ acknowledged
 
-A `ReceivingSession` holds the number that makes delivery exact: the sequence it expects. A message with a
-lower sequence is a repetition, and is acknowledged again. A higher sequence cannot come over a stream, and
-ends the session. A session outlives its connections, of which the newest counts (T-037): a reconnecting
-sender does not wait until the old connection is found dead.
+A `ReceivingSession` holds the number that makes delivery exact: the next expected sequence. A message with a
+lower sequence is a repetition, and is acknowledged again. A higher sequence cannot occur on a stream, and
+ends the session. A session outlives its connections, of which the newest counts (T-037), so that a
+reconnecting sender need not wait until the old connection is found dead.
 
 `take` accepts as many messages as there is room for, and leaves the rest unread. Accepted messages are
 acknowledged at once, or after N messages or T seconds (T-041), and always before a message waits for room:
-else senders would give up messages that a full queue holds.
+otherwise senders would give up messages that a full queue holds.
 
 A session that has accepted a message, or was rejected, is remembered until `session_timeout` after its last
-connection: its sender may return with messages that were accepted.
+connection, because its sender may return with messages that were accepted.
 """
 
 # Core: no I/O, no clock, no randomness (held by tests/test_layout.py).
@@ -43,7 +43,7 @@ __all__ = ["ReceiverCounters", "ReceivingLink", "ReceivingSession", "Sessions"]
 M = TypeVar("M")
 
 _LATE_SECONDS = 5.0
-"""A timer that comes later than this was delayed together with all other work."""
+"""A timer that is later than this was delayed together with all other work."""
 
 
 @dataclass(slots=True)
@@ -59,22 +59,22 @@ class ReceiverCounters:
     acks_sent: int = 0
     rejects_sent: int = 0
     broken_connections: int = 0
-    """Connections that were lost within a frame, or given up because they stopped there."""
+    """Connections that were lost within a frame, or closed because they stalled there."""
     queue_full: int = 0
     """How often a connection had to wait for room."""
 
 
 @dataclass(slots=True, eq=False)
 class ReceivingSession(Generic[M]):
-    """The memory of one sender's session."""
+    """The state of one sender's session."""
 
     id: int
     expected: int = 0
-    """The next sequence."""
+    """The next expected sequence."""
     rejected: str | None = None
-    """The reason for which it was ended."""
+    """Why the session was ended, if it was."""
     link: ReceivingLink[M] | None = None
-    """Its connection."""
+    """Its current connection."""
 
 
 class Sessions(Generic[M]):
@@ -84,7 +84,7 @@ class Sessions(Generic[M]):
         self._settings = settings
         self._sessions: dict[int, ReceivingSession[M]] = {}
         self._detached: OrderedDict[int, float] = OrderedDict()
-        """When each session without a connection is forgotten, earliest first."""
+        """When each session without a connection is to be forgotten, the earliest first."""
 
     def __len__(self) -> int:
         return len(self._sessions)
@@ -101,12 +101,12 @@ class Sessions(Generic[M]):
         return session
 
     def link_of(self, session_id: int) -> ReceivingLink[M] | None:
-        """The present connection of a session."""
+        """The current connection of a session, or None."""
         session = self._sessions.get(session_id)
         return None if session is None else session.link
 
     def detach(self, session: ReceivingSession[M], now: float) -> None:
-        """The connection of a session is gone."""
+        """Note that the connection of a session is gone."""
         session.link = None
         if session.expected == 0 and session.rejected is None:
             del self._sessions[session.id]
@@ -114,7 +114,7 @@ class Sessions(Generic[M]):
             self._detached[session.id] = now + self._settings.session_timeout
 
     def forget(self, session: ReceivingSession[M]) -> None:
-        """The sender has ended a session, with all messages acknowledged."""
+        """Forget a session that its sender has ended, with all messages acknowledged."""
         session.link = None
         del self._sessions[session.id]
 
@@ -126,7 +126,7 @@ class Sessions(Generic[M]):
         """Forget sessions that have been without a connection for too long (T-035)."""
         at = self.get_timer()
         if at is not None and now > at + _LATE_SECONDS:
-            # This process was not running: senders that returned meanwhile wait to be read.
+            # This process was not running: senders that returned in the meantime are waiting to be read.
             for session_id in self._detached:
                 self._detached[session_id] = now + self._settings.session_timeout
         while self._detached and next(iter(self._detached.values())) <= now:
@@ -146,13 +146,13 @@ class ReceivingLink(Generic[M]):
         now: float,
     ) -> None:
         self.is_finished = False
-        """Whether to close the connection after `data_to_send` was written."""
+        """Whether to close the connection after `data_to_send` has been written."""
         self.has_said_why = False
-        """Whether the peer is told why the connection ends."""
+        """Whether the peer has been told why the connection ends."""
         self.superseded: ReceivingLink[M] | None = None
         """An older connection of this session, which this one has replaced."""
         self.is_blocked = False
-        """Whether frames may wait for room; then do not read on."""
+        """Whether frames may be waiting for room; then the caller must not read on."""
         self._sessions = sessions
         self._decode = codec.decode
         self._settings = settings
@@ -163,7 +163,7 @@ class ReceivingLink(Generic[M]):
         self._acked = -1
         """The highest sequence that was acknowledged on this connection."""
         self._owes_repeat = False
-        """An acknowledgement may have been lost: send the last one again."""
+        """Whether to send the last acknowledgement again, because it may have been lost."""
         self._due_at: float | None = None
         """When the accepted messages must be acknowledged."""
         self._heard_at = now
@@ -171,27 +171,27 @@ class ReceivingLink(Generic[M]):
 
     @property
     def session_id(self) -> int | None:
-        """The session's id, once it is known."""
+        """The session's id; None until it is known."""
         return None if self._session is None else self._session.id
 
     # From bytes to messages
 
     def get_buffer(self, sizehint: int = -1) -> memoryview:
-        """The place for the peer's next bytes."""
+        """The buffer for the peer's next bytes."""
         return self._reader.get_buffer()
 
     def buffer_updated(self, count: int, now: float) -> None:
-        """`count` bytes were put there; call `take` next."""
+        """Report that `count` bytes were put into the buffer; call `take` next."""
         self._reader.buffer_updated(count)
         self._heard_at = now
         self._counters.bytes_received += count
 
     def discard(self) -> None:
-        """Drop the bytes that nobody has read: the connection ends."""
+        """Drop the bytes that have not been read, because the connection ends."""
         self._reader.discard()
 
     def take(self, room: int, now: float) -> list[M]:
-        """Accept up to `room` messages. The caller puts all of them into the queue, in this order."""
+        """Accept up to `room` messages. The caller must put all of them into the queue, in this order."""
         messages: list[M] = []
         if self.is_finished:
             return messages
@@ -200,7 +200,7 @@ class ReceivingLink(Generic[M]):
             if session is not None:
                 self._read_frames(session, messages, room)
         except Exception as error:
-            # The program's own codec may raise any error. The messages before are in sequence, and stay.
+            # The program's own codec may raise any error. The messages before it are in sequence, and count.
             self._counters.messages_accepted += len(messages)
             known = isinstance(error, ProtocolViolation | CodecError)
             self._reject(str(error) if known else f"undecodable: {type(error).__name__}")
@@ -210,7 +210,7 @@ class ReceivingLink(Generic[M]):
         return messages
 
     def _read_header(self) -> ReceivingSession[M] | None:
-        """The session, once its header is here; None if there is none to read frames for."""
+        """Read the header and return the session; None if there is no session to read frames for."""
         header = self._reader.read_exactly(HEADER_BYTES)
         if header is None:
             return None
@@ -347,7 +347,7 @@ class ReceivingLink(Generic[M]):
         return None if self.is_finished else min(moments, default=None)
 
     def handle_timer(self, now: float) -> None:
-        """Send an acknowledgement that is due; give up a peer that stops within a frame or the header."""
+        """Send an acknowledgement that is due; end a connection that stalls within a frame or the header."""
         if self.is_finished:
             return
         session = self._session
@@ -356,7 +356,7 @@ class ReceivingLink(Generic[M]):
             and self.is_blocked
             and now >= self._heard_at + self._settings.message_ack_time_interval
         ):
-            # The sender learns that the server lives, though the queue stays full.
+            # This tells the sender that the server is alive, although the queue is still full.
             self._heard_at = now
             self._send_ack(session)
         elif session is not None and self._due_at is not None and now >= self._due_at:
@@ -370,12 +370,12 @@ class ReceivingLink(Generic[M]):
             self.is_finished = True
 
     def refuse(self, reason: str) -> None:
-        """End the session: its transport has lost bytes, which no new connection can repair."""
+        """End the session for a reason that no new connection can repair, such as lost bytes."""
         if not self.is_finished:
             self._reject(reason)
 
     def close(self, reason: str) -> None:
-        """The receiver is gone: acknowledge the accepted messages, and tell the sender (T-024)."""
+        """Acknowledge the accepted messages, and tell the sender that the receiver is gone (T-024)."""
         if not self.is_finished:
             if self._session is not None:
                 self._send_ack(self._session)
@@ -383,7 +383,7 @@ class ReceivingLink(Generic[M]):
             self.is_finished = self.has_said_why = True
 
     def connection_lost(self, now: float) -> None:
-        """The connection is gone; the session waits for its next connection."""
+        """Note that the connection is gone; the session waits for its next connection."""
         if not self.is_finished and not self._reader.is_between_frames:
             self._counters.broken_connections += 1
         if self._session is not None and self._session.link is self:

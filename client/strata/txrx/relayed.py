@@ -1,8 +1,8 @@
 """The same two ends over a relay: `relay:wss://…#/topic`, an addition to the document.
 
 The messages of a reliable channel (docs/guides/channels.md) carry the bytes of each session to the other
-end, in order, even when connections break and relays fail. On top of it runs the same session as over
-sockets: `send` waits for the acknowledgement of the receiver, and not of any participant.
+end, in order, even if connections break and relays fail. The session on top of it is the same as over
+sockets: `send` waits for the acknowledgement of the receiver, not of any participant.
 
     Hello    kind 0, session, stream                              who receives? sent until answered
     Welcome  kind 1, session, receiver                            this receiver does
@@ -11,10 +11,12 @@ sockets: `send` waits for the acknowledgement of the receiver, and not of any pa
     Bye      kind 4, session, receiver                            the sender has closed
 
 Each message begins with "STRX" and the kind in one byte; the numbers after it have 8 bytes each, big endian.
-A sender that begins anew in the same session numbers its streams from 1, and the pieces of each from 0.
+A sender begins a new stream with each connection. It numbers its streams from 1, and the pieces of each from
+0.
 
-A receiver takes a new random name each time it begins to serve. Traffic of an earlier receiver that a relay
-still holds is thus never taken for its own. One receiver serves a topic; a second receiver would answer too.
+A receiver takes a new random name each time it begins to serve, so that it never mistakes the traffic of an
+earlier receiver, which a relay may still hold, for its own. A topic must have only one receiver; a second one
+would also answer.
 """
 
 from __future__ import annotations
@@ -60,27 +62,27 @@ _HEAD = Struct(">4sBQQ")
 _PLACE = Struct(">QQ")
 _PIECE_BYTES = 64 * 1024
 _MOST_UNDER_WAY = 64
-"""The most pieces a sender sends before the receiver acknowledges their messages."""
+"""The most pieces that a sender sends before the receiver acknowledges their messages."""
 _HELLO_SECONDS = 1.0
 _ANSWER_SECONDS = 0.02
-"""Answers within this time go together, since each answer is a message on the relay."""
+"""Answers within this time are sent together, since each answer is a message on the relay."""
 _FULL_SECONDS = 0.1
-"""How soon a piece for which the channel had no room is given to it again."""
+"""The wait before a piece for which the channel had no room is sent again."""
 _LAST_WORDS_SECONDS = 5.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RelayEnd:
-    """How an end connects to a relay, and whom it hears there."""
+    """How an end connects to a relay, and to which authors it listens there."""
 
     identity: Signer | None = None
     """Signs the packets of this end; by default a new identity."""
     encryption: Encryption | None = None
-    """Both ends need the same encryption; where it needs a channel id, that is the topic. Without encryption
+    """Both ends need the same encryption; if it needs a channel id, that is the topic. Without encryption,
     the relay and every reader of the topic can read the messages."""
     members: tuple[str, ...] = ()
-    """The authors to hear. Without members, every author on the topic is heard. Give them to all ends: a
-    sender that hears everybody believes whoever answers in the receiver's place."""
+    """The authors to listen to; if empty, every author on the topic. All ends should have members: without
+    them, a sender believes any author that answers in the receiver's place."""
     ssl: ssl_module.SSLContext | None = None
     options: Options | None = None
 
@@ -95,7 +97,7 @@ class _Line:
         self.channel: ReliableChannel
 
     async def open(self) -> None:
-        """Open both. Raises `StrataError`. Cancelling it leaves nothing open."""
+        """Open both. Raises `StrataError`. If it is cancelled, nothing stays open."""
         end = self._end
         relay = connect(
             self._address.url,
@@ -115,9 +117,10 @@ class _Line:
             raise
 
     async def heard(self) -> AsyncIterator[bytes]:
-        """What the members say. The channel also fetches what its other participants have heard of others.
+        """The payloads of the members' messages.
 
-        They repeat what cannot be fetched: that has no author, since nothing proves who said it.
+        The channel also fetches messages of others to which its participants refer, and participants repeat
+        those that cannot be fetched: a repeated one has no author, since nothing proves who wrote it.
         """
         members = self._end.members
         async for message in self.channel:
@@ -138,7 +141,7 @@ def _message(kind: int, session: int, receiver: int, rest: bytes = b"") -> bytes
 
 
 def _read(payload: bytes) -> tuple[int, int, int, bytes] | None:
-    """Kind, session, receiver and the rest; None for other messages on the topic."""
+    """The kind, session, receiver and rest of a message; None for other messages on the topic."""
     if len(payload) < _HEAD.size or not payload.startswith(_MAGIC):
         return None
     _, kind, session, receiver = _HEAD.unpack_from(payload)
@@ -146,8 +149,8 @@ def _read(payload: bytes) -> tuple[int, int, int, bytes] | None:
 
 
 def _is_full(error: StrataError) -> bool:
-    """Whether a channel takes no message now, and does later."""
-    # Here, since a program without channels over relays needs none of their modules.
+    """Whether a channel has no room for a message now, but will later."""
+    # Imported here, since a program without channels over relays needs none of their modules.
     from strata.channels.rate_limit.values import SendQueueFull
     from strata.channels.sds.participant import OutgoingFull
 
@@ -172,7 +175,7 @@ class RelayTx(SessionTx[M]):
     async def _attempt(self) -> None:
         try:
             if self._listening is None or self._listening.done():
-                await self._line.close()  # one that has failed, if there was any
+                await self._line.close()  # a failed one, if there is any
                 await self._line.open()
                 self._listening = asyncio.create_task(self._listen(), name=f"listen {self._address}")
             session, stream = self._session.session_id, self._streams + 1
@@ -192,7 +195,7 @@ class RelayTx(SessionTx[M]):
             async for payload in self._line.heard():
                 self._hear(payload)
         except StrataError as error:
-            # The next piece fails too, and then the line is opened anew.
+            # The next piece will fail too, and then the line is opened again.
             _log.warning("%s is heard no more: %s", self._address, error)
 
     def _hear(self, payload: bytes) -> None:
@@ -212,7 +215,7 @@ class RelayTx(SessionTx[M]):
             await self._leave()
 
     async def _leave(self) -> None:
-        # Cancelled, it waits for nothing more and closes all the same.
+        # If this is cancelled, it stops waiting and still closes.
         try:
             if self._carrier is not None:
                 await self._carrier.leave()
@@ -239,7 +242,7 @@ class _Carrier(Generic[M]):
         self._stream = stream
         self._number = 0
         self._under_way: deque[int] = deque()
-        """For each piece, one past the newest message that was in it or before it."""
+        """For each piece, the number of the session's messages up to and including those in it."""
         self._is_over = False
         self._ready = asyncio.Event()
         self._sending = asyncio.create_task(self._send(), name=f"send {owner.addr()}")
@@ -264,7 +267,7 @@ class _Carrier(Generic[M]):
             self._owner._lost(self, None)
 
     async def leave(self) -> None:
-        """Send `Bye` after the pieces that the channel has taken."""
+        """Send `Bye` after the pieces that the channel has accepted."""
         self.close()
         try:
             await asyncio.wait([self._sending], timeout=_LAST_WORDS_SECONDS)
@@ -313,14 +316,14 @@ class _Carrier(Generic[M]):
             except StrataError as error:
                 if not _is_full(error):
                     raise
-                # A message may have more pieces than the channel takes before others acknowledge some.
+                # A message may have more pieces than the channel accepts before others acknowledge some.
                 await asyncio.sleep(_FULL_SECONDS)
 
 
 async def serve_relay(
     address: RelayAddress, codec: MessageCodec[M], settings: TxRxSettings, end: RelayEnd
 ) -> RelayRx[M]:
-    """Serve a topic. Raises `TxRxIOError` if the relay cannot be reached. Cancelling serves nothing."""
+    """Serve a topic. Raises `TxRxIOError` if the relay cannot be reached. If cancelled, nothing is served."""
     line = _Line(address, end)
     try:
         await line.open()
@@ -330,7 +333,7 @@ async def serve_relay(
 
 
 class _Session(Generic[M]):
-    """One sender at a receiver: its link, its stream, and the number of the next piece."""
+    """One sender, as the receiver sees it: its link, its stream, and the number of the next piece."""
 
     def __init__(self, link: ReceivingLink[M], stream: int) -> None:
         self.link = link
@@ -344,7 +347,7 @@ class RelayRx(Rx[M]):
     def __init__(
         self, address: RelayAddress, codec: MessageCodec[M], settings: TxRxSettings, line: _Line
     ) -> None:
-        # The tasks refer to the service and not to this end, so that an end that is forgotten closes itself.
+        # The tasks refer to the service and not to this end, so that an unreferenced end closes itself.
         self._service = _Service(address, codec, settings, line)
         super().__init__(address, self._service.queue)
         self._finalizer = when_forgotten(self, self._service.close)
@@ -362,7 +365,7 @@ class RelayRx(Rx[M]):
 
 
 class _Service(Generic[M]):
-    """A topic that is served: its senders, and the tasks that hear and answer them."""
+    """A topic that is served: its senders, and the tasks that listen to them and answer them."""
 
     def __init__(
         self, address: RelayAddress, codec: MessageCodec[M], settings: TxRxSettings, line: _Line
@@ -371,8 +374,8 @@ class _Service(Generic[M]):
         self.counters = ReceiverCounters()
         self._address = address
         self._codec = codec
-        # A sender that is silent within a message may go on as long as that message has time: the channel
-        # repairs its connections, and others are heard first while the queue is full.
+        # A sender may be silent within a message until that message times out: the channel repairs its own
+        # connections, and other senders may come first while the queue is full.
         idle = max(settings.idle_frame_timeout, settings.message_delivery_timeout)
         self._settings = replace(settings, idle_frame_timeout=idle)
         self._line = line
@@ -380,7 +383,7 @@ class _Service(Generic[M]):
         self._loop = asyncio.get_running_loop()
         self._sessions: Sessions[M] = Sessions(self._settings)
         self._open: OrderedDict[int, _Session[M]] = OrderedDict()
-        """By session id; the session that was heard last comes last."""
+        """By session id; the session heard from most recently is the last."""
         self._answers: dict[int, bytes] = {}
         self._has_answers = asyncio.Event()
         self._room = asyncio.Event()
@@ -416,7 +419,7 @@ class _Service(Generic[M]):
             async for payload in self._line.heard():
                 await self._hear(payload)
         except StrataError as error:
-            # Nothing more will come: whoever waits for it has to hear of that.
+            # Nothing more will arrive, so the waiting receiver and senders must be informed.
             _log.error("%s is served no more: %s", self._address, error)
             self.close(f"the channel on the relay has failed: {error}")
 
@@ -441,13 +444,13 @@ class _Service(Generic[M]):
         try:
             await self._line.channel.send_ephemeral(_message(_WELCOME, session_id, self._name))
         except StrataError as error:
-            # The sender asks again, and the others are still to be heard.
+            # The sender will ask again, and the other senders still need to be served.
             _log.warning("no welcome through %s: %s", self._address, error)
 
     def _welcome(self, session_id: int, stream: int) -> None:
         if session_id in self._open:
             if stream <= self._open[session_id].stream:
-                return  # a repeated Hello, sent before the answer came
+                return  # a repeated Hello, sent before the answer arrived
             self._drop(session_id)
         while len(self._open) >= self._settings.max_connections:
             self._drop(next(iter(self._open)))
@@ -458,7 +461,8 @@ class _Service(Generic[M]):
         self._open.pop(session_id).link.connection_lost(self._loop.time())
 
     def _refuse(self, session_id: int) -> None:
-        """A sender that made room for others sends on: untold, it would wait until its delivery timeout."""
+        """Reject a sender that was dropped to make room for others, but continues to send: otherwise it would
+        wait until its delivery timeout."""
         now = self._loop.time()
         link = ReceivingLink(self._sessions, self._codec, self._settings, self.counters, now)
         link.get_buffer()[:HEADER_BYTES] = encode_header(session_id)
@@ -523,12 +527,13 @@ class _Service(Generic[M]):
                     await self._line.channel.send(message)
                 except StrataError as error:
                     if _is_full(error):
-                        # No later answer may come: without this one what was accepted would be returned.
+                        # There may be no later answer, and without this one accepted messages would be
+                        # returned to their sender.
                         self._answers[session_id] = frames + self._answers.get(session_id, b"")
                         self._has_answers.set()
                         pause = _FULL_SECONDS
                     else:
-                        # The sender gets no answer, and gives up after its own timeout.
+                        # The sender receives no answer, and gives up after its own timeout.
                         _log.warning("no answer through %s: %s", self._address, error)
             await asyncio.sleep(pause)
 

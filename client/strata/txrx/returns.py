@@ -14,7 +14,7 @@ M = TypeVar("M")
 
 
 class ReturnChannel(Generic[M]):
-    """Await it: None once the message has been delivered, or the `SendError` that brings it back.
+    """An awaitable for the outcome: None if the message was delivered, or the `SendError` that returns it.
 
     Any number of tasks may wait, and cancelling one of them does not affect the message. A future is made
     only for a task that waits.
@@ -35,7 +35,7 @@ class ReturnChannel(Generic[M]):
 
     @property
     def error(self) -> SendError[M] | None:
-        """The error that brought the message back; None while it is under way, and after its delivery."""
+        """The error that returned the message; None while it is in transit and after its delivery."""
         return self._error
 
     def __await__(self) -> Generator[object, None, SendError[M] | None]:

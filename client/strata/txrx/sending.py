@@ -5,8 +5,8 @@
                 └─ cut off ──┘ all of it, in order, in front of what waits
 
 A session outlives its connections. Each connection begins with the session's id, and sends all
-unacknowledged messages again; the server drops the messages that it has. A sequence follows from the
-position: `_base` is the sequence of the oldest unacknowledged message, and the next ones follow without gaps.
+unacknowledged messages again; the server drops the messages that it has. Sequences are not stored: `_base` is
+that of the oldest unacknowledged message, and the next ones follow without gaps.
 
     state        posts     connection
     idle         waits     none
@@ -17,7 +17,7 @@ A session is closed by the peer (`Reject`, `Closed`, or a broken rule), by its o
 timeout of the oldest message. Each pending message is then returned once, in order, with its
 `DeliveryStatus`.
 
-Time is in seconds on any clock that only goes forward.
+Times are in seconds of any monotonic clock.
 """
 
 # Core: no I/O, no clock, no randomness (held by tests/test_layout.py).
@@ -58,11 +58,12 @@ __all__ = ["Returned", "SenderCounters", "SendingSession"]
 M = TypeVar("M")
 K = TypeVar("K")
 _Entry: TypeAlias = "tuple[bytes, Sequence[bytes], M, K | None]"
-"""Body and parts, the message, the caller's token. Frames are made when they are written, to copy less."""
+"""Body, parts, message and the caller's token. Frames are made when they are written, to copy less."""
 
 _SMALL = Struct(">QQQ").pack
 _TOGETHER = 120 * 1024
-"""Bytes written at once. A piece of 128 KiB or more would take new memory from the system each time."""
+"""How many bytes are written at once. A piece of 128 KiB or more would take new memory from the system each
+time."""
 _MOST_RESPONSES = 1000
 
 
@@ -95,17 +96,17 @@ class Returned(Generic[M, K]):
 
 
 class SendingSession(Generic[M, K]):
-    """One session. `K` is the token that the caller gives with a message, and gets back with its outcome."""
+    """One session. `K` is the token that the caller passes with a message, and receives with its outcome."""
 
     def __init__(self, session_id: int, codec: MessageCodec[M], settings: TxRxSettings) -> None:
         self.session_id = session_id
         self.counters = SenderCounters()
         self.closed: TxRxError | None = None
-        """The reason for which it is closed; None while it is open."""
+        """Why the session is closed; None while it is open."""
         self._encode = codec.encode
         self._settings = settings
         self._limit = settings.codec_max_frame_length
-        # A server that acknowledges as late as it may is not silent.
+        # A server that acknowledges as late as its settings allow is not silent.
         self._patience = max(settings.link_timeout, 2 * settings.message_ack_time_interval)
         self._most = settings.outbox_limit
         self._outbox: deque[_Entry[M, K]] = deque()
@@ -121,7 +122,7 @@ class SendingSession(Generic[M, K]):
         self._is_known = False
         """Whether the server has sent an acknowledgement on this connection: then it knows the session."""
         self._doubtful = 0
-        """One past the messages that an earlier server may have received before the present server."""
+        """One past the messages that an earlier server may have received before the current one."""
         self._posted_at: deque[tuple[int, float]] = deque()
         """For each `mark` with pending messages, its last sequence and its time."""
         self._reader: FrameReader | None = None
@@ -146,23 +147,23 @@ class SendingSession(Generic[M, K]):
 
     @property
     def outbox_size(self) -> int:
-        """The number of messages that wait to be written."""
+        """The number of messages waiting to be written."""
         return len(self._outbox)
 
     @property
     def unacked_size(self) -> int:
-        """The number of messages that were written, and are not acknowledged."""
+        """The number of messages that were written and are not acknowledged."""
         return len(self._unacked)
 
     def post(self, message: M, token: K | None = None) -> None:
-        """Take a message. Call `mark` before time goes on.
+        """Take a message. Call `mark` before time passes.
 
         Raises `CodecError`, `OversizedMessage`, `OutboxFull`, or the error that closed the session; then the
         message was not taken.
         """
         try:
             if self.closed is not None:
-                # Many posts raise this one error: it must not collect a traceback for each.
+                # Many posts raise this same error: it must not collect a traceback for each.
                 raise self.closed.with_traceback(None)
             if self._most is not None and len(self._outbox) >= self._most:
                 raise OutboxFull(f"outbox full: {len(self._outbox)} messages wait already")
@@ -185,7 +186,7 @@ class SendingSession(Generic[M, K]):
         self._next += 1
 
     def mark(self, now: float) -> None:
-        """Messages posted since the last call were posted now: their age counts from here (A-163)."""
+        """Note that the messages since the last call were posted now: their age counts from `now` (A-163)."""
         if not self.is_marked:
             self._marked = self._next
             self._count_posted()
@@ -198,14 +199,14 @@ class SendingSession(Generic[M, K]):
         return self._marked == self._next
 
     def statistics(self) -> SenderCounters:
-        """The counters so far. It changes nothing else, so any thread may ask: a scrape comes in its own."""
+        """The counters so far. This changes nothing else, so any thread may call it, as a scrape does."""
         self._count_posted()
         return self.counters
 
     def _count_posted(self) -> None:
         counters = self.counters
         posted = counters.messages_delivered + counters.messages_returned + self.pending
-        # For another thread messages may end between these readings: a counter never falls.
+        # In another thread, messages may end between these reads; a counter must never decrease.
         counters.messages_posted = max(counters.messages_posted, posted)
 
     # Connections
@@ -217,11 +218,11 @@ class SendingSession(Generic[M, K]):
 
     @property
     def is_dead(self) -> bool:
-        """Whether the connection has to be replaced; call `connection_lost` next."""
+        """Whether the connection must be replaced; call `connection_lost` next."""
         return self._is_dead
 
     def connection_made(self, now: float) -> None:
-        """A new connection: it begins with the session's id, and sends all unacknowledged messages again."""
+        """Begin a new connection: send the session's id, and all unacknowledged messages again."""
         assert self._reader is None and self.closed is None
         self._reader = FrameReader(MAX_RESPONSE_BYTES)
         self._is_dead = False
@@ -233,10 +234,10 @@ class SendingSession(Generic[M, K]):
         self._to_send.append(encode_header(self.session_id))
 
     def connection_lost(self, next_session_id: int) -> None:
-        """The connection is gone: messages written on it are in front of the outbox again (T-055).
+        """End the connection: messages written on it return to the front of the outbox (T-055).
 
-        If no message is pending, a new session begins with `next_session_id`. By the time of the next message
-        the server may have forgotten the old session, or may be another server; no message needs the old one.
+        If no message is pending, a new session begins with `next_session_id`: by the time of the next message
+        the server may have forgotten the old session, or be another server, and no message needs the old one.
         """
         if not self.pending:
             self.session_id = next_session_id
@@ -248,12 +249,12 @@ class SendingSession(Generic[M, K]):
         self._unacked, self._outbox = deque(), self._unacked
 
     def get_buffer(self, sizehint: int = -1) -> memoryview:
-        """The place for the peer's next bytes."""
+        """The buffer for the peer's next bytes."""
         assert self._reader is not None
         return self._reader.get_buffer()
 
     def buffer_updated(self, count: int, now: float) -> None:
-        """`count` bytes of the peer were put there."""
+        """Report that `count` bytes of the peer were put into the buffer."""
         if self._reader is None or self._is_dead:
             return
         self._reader.buffer_updated(count)
@@ -278,7 +279,7 @@ class SendingSession(Generic[M, K]):
         if not self._is_known:
             self._is_known = True
             if self._base == 0:
-                # Its first one: an earlier server may have accepted messages without an acknowledgement.
+                # The session's first one: an earlier server may have accepted messages unacknowledged.
                 self._doubtful = self._reached_before
         self.counters.acks_received += 1
         count = sequence + 1 - self._base
@@ -287,7 +288,7 @@ class SendingSession(Generic[M, K]):
         self._count_delay(now)
         delivered = self._delivered
         written = min(count, len(self._unacked))
-        # It may cover messages of an earlier connection that have not gone out again on this one.
+        # It may cover messages of an earlier connection that have not been sent again on this one.
         for queue, some in ((self._unacked, written), (self._outbox, count - written)):
             popleft = queue.popleft
             for _ in range(some):
@@ -304,7 +305,7 @@ class SendingSession(Generic[M, K]):
             self.counters.ack_delay_seconds += max(0.0, now - self._posted_at[0][1])
 
     def data_to_send(self, most_bytes: int = _TOGETHER) -> list[bytes]:
-        """The bytes to write now: whole frames, at least one if one waits, until `most_bytes` are reached."""
+        """The bytes to write now: whole frames, at least one if any waits, until `most_bytes` are reached."""
         pieces, self._to_send = self._to_send, []
         if self._reader is None or self._is_dead or not self._outbox:
             return pieces
@@ -351,10 +352,10 @@ class SendingSession(Generic[M, K]):
         return min(moments, default=None)
 
     def handle_timer(self, now: float, unwritten: int = 0) -> None:
-        """Close a session whose oldest message is too old (T-065); give up a connection that is silent.
+        """Close a session whose oldest message is too old (T-065); mark a silent connection as dead.
 
-        `unwritten` is the number of bytes of `data_to_send` that the system has not yet taken. While the
-        system waits for the peer and takes more bytes, the connection lives.
+        `unwritten` is the number of bytes of `data_to_send` that the system has not yet accepted. While bytes
+        wait and the system accepts more of them, the connection counts as alive.
         """
         gone = self.counters.bytes_sent - unwritten
         if unwritten and gone > self._bytes_gone:
@@ -369,7 +370,7 @@ class SendingSession(Generic[M, K]):
             self._is_dead |= now >= self._waits_since() + self._patience
 
     def _waits_since(self) -> float:
-        """Since when an acknowledgement is due: the later of the peer's last bytes and the oldest message."""
+        """When an acknowledgement became due: the later of the peer's last bytes and the oldest message."""
         return max(self._heard_at, self._posted_at[0][1])
 
     # The end
@@ -377,14 +378,14 @@ class SendingSession(Generic[M, K]):
     def farewell(self) -> bytes:
         """The last bytes of a connection, for a sender that closes with all messages acknowledged.
 
-        These are an empty frame, which tells the server to forget the session. With pending messages, and
-        without a connection, there are no last bytes.
+        They are an empty frame, which tells the server to forget the session. With pending messages or
+        without a connection, there are none.
         """
         over = self._reader is None or self.pending or self.closed is not None
         return b"" if over else EMPTY_FRAME
 
     def close(self, error: TxRxError) -> None:
-        """Close for good; `take_returned` then has the pending messages. A second call does nothing."""
+        """Close permanently; `take_returned` then has the pending messages. A second call does nothing."""
         self._close(error, refused=False)
 
     def _close(self, error: TxRxError, *, refused: bool) -> None:
@@ -420,7 +421,7 @@ class SendingSession(Generic[M, K]):
 
 
 def _join(pieces: list[bytes]) -> list[bytes]:
-    """Join small pieces that follow each other; leave large pieces as they are (T-085)."""
+    """Join consecutive small pieces; leave large pieces as they are (T-085)."""
     if len(pieces) < 2:
         return pieces
     joined: list[bytes] = []

@@ -22,13 +22,13 @@ M = TypeVar("M")
 
 _LAST_WORDS_SECONDS = 5.0
 _LEAVING_SECONDS = 2.0
-"""How long a peer that was told why its connection ends has to close it."""
+"""How long a peer has to close a connection after it was told why it ends."""
 
 
 async def serve_net(
     address: NetAddress, codec: MessageCodec[M], settings: TxRxSettings, context: ssl.SSLContext | None
 ) -> NetRx[M]:
-    """Serve an address. Raises `AddressInUse`, `TxRxIOError`. Cancelling it leaves nothing behind."""
+    """Serve an address. Raises `AddressInUse`, `TxRxIOError`. If it is cancelled, nothing is served."""
     real, sockets, file = await listen(address)
     hub = _Hub(codec, settings, RxQueue(settings.queue_capacity), file)
     loop = asyncio.get_running_loop()
@@ -41,7 +41,7 @@ async def serve_net(
                 ssl_handshake_timeout=None if context is None else settings.idle_frame_timeout,
                 start_serving=False,
             )
-            # Recorded before it starts, so that cancelling closes the server, and not its socket alone.
+            # Recorded before it starts, so that cancelling closes the server, and not only its socket.
             hub.servers.append(server)
             await server.start_serving()
     except BaseException:
@@ -58,7 +58,7 @@ class NetRx(Rx[M]):
     def __init__(self, address: NetAddress, hub: _Hub[M]) -> None:
         super().__init__(address, hub.queue)
         self._hub = hub
-        # Connections refer to the hub and not to this end, so that an end that is forgotten closes itself.
+        # Connections refer to the hub and not to this end, so that an unreferenced end closes itself.
         self._finalizer = when_forgotten(self, hub.close)
 
     def close(self) -> None:
@@ -109,7 +109,7 @@ class _Hub(Generic[M]):
         for connection in list(self.connections.values()):
             connection.close(reason)
         if self.connections:
-            # A peer that reads nothing would keep its socket open for as long as it likes.
+            # A peer that does not read could keep its socket open indefinitely.
             self._loop.call_later(_LAST_WORDS_SECONDS, self.abort)
         else:
             self.gone.set()
@@ -134,12 +134,12 @@ class _Hub(Generic[M]):
 class _Connection(asyncio.BufferedProtocol, Generic[M]):
     """One connection.
 
-    Reading stops while its messages wait for room in the queue, and while its peer takes no answers: these
-    would pile up here.
+    Reading stops while its messages wait for room in the queue, and while its peer does not read answers,
+    which would pile up here.
 
-    A peer that is told why its connection ends may be sending. Bytes that nobody has read would reset the
-    connection, and what it was told, with the last acknowledgement, could be lost. So they are read, and
-    dropped, until it closes.
+    A peer that is told why its connection ends may still be sending. Unread bytes would reset the connection,
+    and the reason and the last acknowledgement could be lost. So the bytes are read and dropped until the
+    peer closes.
     """
 
     def __init__(self, hub: _Hub[M]) -> None:
@@ -153,9 +153,9 @@ class _Connection(asyncio.BufferedProtocol, Generic[M]):
         self._timer = Timer(hub._loop, self._handle_timer)
         self._is_paused = False
         self._is_unheard = False
-        """Whether the peer takes no answers."""
+        """Whether the peer does not read answers."""
         self._is_leaving = False
-        """Whether the peer was told why, and has yet to close."""
+        """Whether the peer was told why the connection ends, and has not closed it yet."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast("asyncio.Transport", transport)
@@ -188,7 +188,7 @@ class _Connection(asyncio.BufferedProtocol, Generic[M]):
 
     def connection_lost(self, error: Exception | None) -> None:
         self._timer.cancel()
-        self._transport = None  # nothing may be asked of it any more
+        self._transport = None  # it must not be used any more
         self._queue.forget(self)
         self._link.connection_lost(self._time())
         self._hub.lost(self._link)
@@ -202,7 +202,7 @@ class _Connection(asyncio.BufferedProtocol, Generic[M]):
             self._transport.abort()
 
     def _step(self, now: float) -> None:
-        """Take the messages that fit, answer, and read on or wait."""
+        """Take the messages that fit, answer, and continue or pause reading."""
         link, queue = self._link, self._queue
         if queue.closed is None:
             messages = link.take(queue.room, now)
@@ -252,7 +252,7 @@ class _Connection(asyncio.BufferedProtocol, Generic[M]):
         self._link.discard()
         self._pause_or_resume()
         if transport.can_write_eof():
-            with contextlib.suppress(OSError):  # the peer has gone
+            with contextlib.suppress(OSError):  # the peer is gone
                 transport.write_eof()
         self._timer.cancel()
         self._timer.arm(self._time() + _LEAVING_SECONDS)

@@ -2,7 +2,7 @@
 
 `TxRxSettings()` has the defaults. `TxRxSettings.from_environment()` reads variables named `STRATA_CHANNEL_`
 and the setting in capitals, such as `STRATA_CHANNEL_MESSAGE_DELIVERY_TIMEOUT=10`. `dial` and `serve` read the
-environment if they get no settings. Both ends should have the same settings.
+environment if no settings are passed. Both ends should have the same settings.
 """
 
 from __future__ import annotations
@@ -44,12 +44,12 @@ class TxRxOptions(TypedDict, total=False):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TxRxSettings:
-    """Sizes in bytes, durations in seconds. Raises `ValueError` for values that cannot work."""
+    """The settings of an end: sizes in bytes, durations in seconds. Raises `ValueError` for invalid values."""
 
     codec_max_frame_length: int = 64 * 2**20
     """The largest frame, sent or received."""
     message_ack_every_n_messages: int = 1000
-    """An acknowledgement goes out after this many messages at the latest …"""
+    """An acknowledgement is sent after this many messages at the latest …"""
     message_ack_time_interval: float = 0.5
     """… or after this time."""
     message_ack_eagerly: bool = True
@@ -57,19 +57,19 @@ class TxRxSettings:
     message_delivery_timeout: float = 30.0
     """The greatest age of an unacknowledged message; beyond it the channel is closed."""
     queue_capacity: int = 1024
-    """Messages of all senders together that may wait for `recv` at a server."""
+    """The most messages, of all senders together, that may wait for `recv` at a server."""
     outbox_limit: int | None = None
-    """Messages that may wait at a sender; None is any number."""
+    """The most messages that may wait at a sender; None means no limit."""
     session_timeout: float = 120.0
     """How long a server remembers a session without a connection; longer than the delivery timeout."""
     max_sessions: int = 10_000
-    """Sessions that a server remembers; a further session is refused."""
+    """The most sessions that a server remembers; a further session is refused."""
     max_connections: int = 1000
-    """Connections of a server at one time; a further connection is closed at once."""
+    """The most connections of a server at one time; a further connection is closed at once."""
     link_timeout: float = 10.0
-    """A connection counts as dead when acknowledgements are due and none has come for this long."""
+    """A connection counts as dead if acknowledgements are due and nothing has arrived for this long."""
     idle_frame_timeout: float = 30.0
-    """A connection that stops for this long within a frame or its header is given up."""
+    """A connection that stalls for this long within a frame or its header is closed."""
     connect_timeout: float = 10.0
     """The longest time for one attempt to connect."""
     backoff_base: float = 0.001
@@ -77,13 +77,13 @@ class TxRxSettings:
     backoff_cap: float = 1.0
     """… up to this limit."""
     tls_certificate: Path | None = None
-    """PEM file with the certificate, and the certificates between it and the authority."""
+    """The PEM file with the certificate, and the certificates between it and the authority."""
     tls_key: Path | None = None
-    """PEM file with the key of `tls_certificate`."""
+    """The PEM file with the key of `tls_certificate`."""
     tls_authorities: Path | None = None
-    """PEM file with the authorities that must have signed peers' certificates; else the system's own."""
+    """The PEM file with the authorities that must have signed peers' certificates; None: the system's own."""
     tls_mutual: bool = False
-    """A server demands a certificate of its clients."""
+    """Whether a server requires a certificate from its clients."""
 
     def __post_init__(self) -> None:
         for name in ("message_ack_every_n_messages", "queue_capacity", "max_sessions", "max_connections"):
@@ -97,7 +97,7 @@ class TxRxSettings:
         if self.outbox_limit is not None and self.outbox_limit < 1:
             raise ValueError("outbox_limit has to be at least 1")
         if self.session_timeout <= self.message_delivery_timeout:
-            # Else a sender could return with messages that a forgotten session has already accepted.
+            # Otherwise a sender could return with messages that a forgotten session has already accepted.
             raise ValueError("session_timeout has to be longer than message_delivery_timeout")
         if self.backoff_cap < self.backoff_base:
             raise ValueError("backoff_cap has to be at least backoff_base")
@@ -108,7 +108,7 @@ class TxRxSettings:
     def from_environment(
         cls, environment: Mapping[str, str] | None = None, **settings: Unpack[TxRxOptions]
     ) -> TxRxSettings:
-        """The settings of the environment; `settings` override them. Raises `ValueError` for bad values."""
+        """The settings in the environment, overridden by `settings`. Raises `ValueError` for bad values."""
         found: dict[str, Any] = {}
         for field in fields(cls):
             name = ENVIRONMENT_PREFIX + field.name.upper()

@@ -24,7 +24,7 @@ NetAddress: TypeAlias = TcpAddress | TlsAddress | UnixAddress
 
 _BACKLOG = 512
 _TRIES = 10
-"""How many free ports are tried, where the system is to choose one for several addresses."""
+"""How many free ports are tried if the system must choose one for several addresses."""
 _KEEPALIVE_SECONDS = 15
 _UNIX_BUFFER = 1024 * 1024
 
@@ -37,18 +37,18 @@ class SocketFile:
         self._inode = os.stat(path).st_ino
 
     def remove(self) -> None:
-        """Remove it, once. One that cannot be removed is left: the next server replaces it."""
+        """Remove the file. One that cannot be removed is left: the next server replaces it."""
         try:
             if os.stat(self._path).st_ino == self._inode:
                 os.unlink(self._path)
         except FileNotFoundError:
             pass
-        except OSError as error:  # as for a program that has given up its rights since
+        except OSError as error:  # for instance, if the program has dropped its privileges
             _log.warning("%s stays behind: %s", self._path, error.strerror)
 
 
 async def listen(address: NetAddress) -> tuple[NetAddress, list[socket.socket], SocketFile | None]:
-    """Sockets that listen, with their real address. Raises `AddressInUse`, `TxRxIOError`."""
+    """Open listening sockets. Returns them with their real address. Raises `AddressInUse`, `TxRxIOError`."""
     if isinstance(address, UnixAddress):
         listening = _listen_unix(address)
         return address, [listening], None if address.is_abstract else SocketFile(address.path)
@@ -58,7 +58,7 @@ async def listen(address: NetAddress) -> tuple[NetAddress, list[socket.socket], 
         if error.errno == errno.EADDRINUSE:
             raise AddressInUse(f"{address} is served already") from None
         raise TxRxIOError(f"{address} cannot be served: {error.strerror or error}") from None
-    except ValueError as error:  # a host that the system does not even look up
+    except ValueError as error:  # a host that the system refuses to look up
         raise TxRxIOError(f"{address} cannot be served: {error}") from None
     port = sockets[0].getsockname()[1]
     if isinstance(address, TlsAddress):
@@ -71,11 +71,11 @@ async def connect(
 ) -> None:
     """Attempt to connect once.
 
-    Raises `OSError`, of which `ssl.SSLError` is a subclass, and `ValueError` for a host that no system takes.
+    Raises `OSError`, of which `ssl.SSLError` is a subclass, and `ValueError` for an impossible host name.
     """
     loop = asyncio.get_running_loop()
     if isinstance(address, UnixAddress):
-        # The socket is made here, since not every event loop knows abstract names.
+        # The socket is made here, since not every event loop supports abstract names.
         with contextlib.ExitStack() as stack:
             one = stack.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
             one.setblocking(False)
@@ -88,13 +88,13 @@ async def connect(
 
 
 def tune(transport: asyncio.BaseTransport) -> None:
-    """Send small frames at once, and let the system detect a peer whose machine is gone."""
+    """Make the system send small frames at once, and detect a peer whose machine is gone."""
     found: socket.socket | None = transport.get_extra_info("socket")
     if found is None:
         return
     if found.family == socket.AF_UNIX:
         with contextlib.suppress(OSError):
-            # Unlike buffers of TCP, those of a Unix socket do not grow by themselves.
+            # Unlike the buffers of TCP, those of a Unix socket do not grow automatically.
             found.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _UNIX_BUFFER)
         return
     with contextlib.suppress(OSError):
@@ -107,7 +107,7 @@ def tune(transport: asyncio.BaseTransport) -> None:
 
 
 async def _listen_tcp(host: str, port: int) -> list[socket.socket]:
-    """One socket for each address of a host, all on one port."""
+    """Open one socket for each address of a host, all on the same port."""
     loop = asyncio.get_running_loop()
     found = await loop.getaddrinfo(
         None if host == "*" else host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
@@ -118,7 +118,7 @@ async def _listen_tcp(host: str, port: int) -> list[socket.socket]:
         try:
             return _bound(dict.fromkeys(found), host, port)
         except OSError as error:
-            # A port that is free at the first address may be taken at another one.
+            # A port that is free at the first address may be in use at another one.
             if error.errno != errno.EADDRINUSE or not tries_left:
                 raise
 
@@ -129,7 +129,7 @@ def _bound(addresses: Iterable[tuple[Any, ...]], host: str, port: int) -> list[s
         for family, kind, protocol, _, where in addresses:
             try:
                 one = socket.socket(family, kind, protocol)
-            except OSError:  # the system knows this address family by name only
+            except OSError:  # the system does not support this address family
                 continue
             sockets.append(one)
             one.setblocking(False)

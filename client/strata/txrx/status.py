@@ -14,7 +14,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class TxStatus:
-    """Active, or closed for good with the reason."""
+    """Active, or permanently closed with the reason."""
 
     closed: bool = False
     reason: str | None = None
@@ -35,7 +35,7 @@ class Watch(Generic[T]):
 
     @property
     def value(self) -> T:
-        """The present value."""
+        """The current value."""
         return self._value
 
     async def changed(self) -> T:
@@ -51,7 +51,7 @@ class Watch(Generic[T]):
         return self._value
 
     async def wait_for(self, predicate: Callable[[T], bool]) -> T:
-        """The present value if it satisfies `predicate`, else the first later value that does.
+        """The current value if it satisfies `predicate`, else the first later value that does.
 
         Cancelling it loses nothing.
         """
@@ -60,9 +60,9 @@ class Watch(Generic[T]):
         return self._value
 
     def __aiter__(self) -> AsyncIterator[T]:
-        """The present value, then the newest value after each change; values in between may be missed.
+        """The current value, then the newest value after each change; values in between may be missed.
 
-        Cancelling the wait for one loses nothing, and goes on.
+        Cancelling the wait for a value loses nothing, and the iteration can continue.
         """
         return _Values(self)
 
@@ -77,7 +77,7 @@ class Watch(Generic[T]):
 
 
 class _Values(AsyncIterator[T]):
-    """The values of a `Watch`. No generator: a wait that is cancelled would end that for good."""
+    """The values of a `Watch`. Not a generator, which a cancelled wait would end permanently."""
 
     __slots__ = ("_seen", "_watch")
 

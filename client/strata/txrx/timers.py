@@ -1,4 +1,4 @@
-"""One timer that is asked for several times."""
+"""A timer that can be set several times before it fires."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ __all__ = ["Timer"]
 
 
 class Timer:
-    """Calls once, at the earliest time that it was asked for since it has last called.
+    """Calls once, at the earliest time for which it was armed since its last call.
 
-    It keeps the time itself: uvloop's handle knows none where that is less than half a millisecond away.
+    It stores the time itself: uvloop's handle has no time if that is less than half a millisecond away.
     """
 
     __slots__ = ("_at", "_call", "_handle", "_loop")
@@ -23,7 +23,7 @@ class Timer:
         self._at = 0.0
 
     def arm(self, at: float | None) -> None:
-        """Call at this time of the loop, if not before; with None as it was asked for already."""
+        """Call at this time of the loop, or at an earlier time already set; None changes nothing."""
         if at is None or (self._handle is not None and self._at <= at):
             return
         self.cancel()
@@ -31,7 +31,7 @@ class Timer:
         self._handle = self._loop.call_at(at, self._fire)
 
     def cancel(self) -> None:
-        """Do not call, unless it is asked for again."""
+        """Do not call until it is armed again."""
         if self._handle is not None:
             self._handle.cancel()
             self._handle = None

@@ -12,7 +12,7 @@ __all__ = ["client_context", "explain_tls", "server_context"]
 
 
 def server_context(settings: TxRxSettings) -> ssl.SSLContext:
-    """The context for `serve`. Raises `TxRxIOError`, which names the file."""
+    """Make the context for `serve`. Raises `TxRxIOError`, which names the file."""
     if settings.tls_certificate is None or settings.tls_key is None:
         raise TxRxIOError("serving TLS takes a certificate: set tls_certificate and tls_key")
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
@@ -27,10 +27,10 @@ def server_context(settings: TxRxSettings) -> ssl.SSLContext:
 
 
 def client_context(settings: TxRxSettings) -> ssl.SSLContext:
-    """The context for `dial`: the certificate must be of the server's name. Raises `TxRxIOError`."""
+    """Make the context for `dial`: the certificate must match the server's name. Raises `TxRxIOError`."""
     if settings.tls_authorities is None:
         context = ssl.create_default_context()
-    else:  # the default one reads all of the system's authorities, which takes longer than a connection
+    else:  # the default context reads all of the system's authorities, which takes longer than connecting
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
         _load_authorities(context, settings.tls_authorities)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
@@ -40,7 +40,7 @@ def client_context(settings: TxRxSettings) -> ssl.SSLContext:
 
 
 def explain_tls(error: ssl.SSLError) -> str:
-    """The error in words that help to set the certificates up."""
+    """Describe the error in words that help to set up the certificates."""
     if isinstance(error, ssl.SSLCertVerificationError):
         return f"the server's certificate is refused: {error.verify_message}"
     reason = (error.reason or str(error)).replace("_", " ").lower()
@@ -53,7 +53,7 @@ def _load_certificate(context: ssl.SSLContext, certificate: Path, key: Path) -> 
     for path in (certificate, key):
         _readable(path)
     try:
-        # A key with a passphrase must not make a daemon ask its terminal.
+        # A key with a passphrase must not make a daemon prompt on its terminal.
         context.load_cert_chain(certificate, key, password=lambda: "")
     except ssl.SSLError as error:
         if error.reason == "KEY_VALUES_MISMATCH":

@@ -1,8 +1,8 @@
-"""The causal log of a channel as a picture: each message, and the messages that its sender had heard.
+"""The causal log of a channel as a picture: each message, and the messages that its sender had received.
 
-A participant is a column, Lamport time runs down, and arrows lead from each message up to the messages in its
-causal history. Two messages without a path of arrows between them have no natural order; the log orders them
-all the same, and alike for everybody.
+Each participant is a column, Lamport time runs down, and arrows lead from each message up to the messages in
+its causal history. Two messages without a path of arrows between them have no natural order, but the log
+orders them too, and in the same way for every participant.
 """
 
 from __future__ import annotations
@@ -14,17 +14,18 @@ from html import escape
 __all__ = ["Logged", "causal_svg"]
 
 Logged = tuple[str, str, int, tuple[str, ...]]
-"""A row of `ReliableChannel.causal_log`: message id, sender id, Lamport time, ids of its history."""
+"""A row of `ReliableChannel.causal_log`: message id, sender id, Lamport time, and the ids of its history."""
 
 _COLOURS = ("#2563eb", "#dc2626", "#059669", "#d97706", "#7c3aed", "#0891b2", "#be185d", "#4d7c0f")
 _COLUMN, _ROW, _LEFT, _TOP, _RADIUS = 150, 26, 90, 96, 7
 
 
 def causal_svg(log: Sequence[Logged], title: str = "Causal log") -> str:
-    """An SVG document of a log in its shared order."""
+    """Draw a log in its shared order as an SVG document."""
     senders = sorted({sender for _, sender, _, _ in log})
     colour = {sender: _COLOURS[number % len(_COLOURS)] for number, sender in enumerate(senders)}
-    # Lamport times are milliseconds where clocks are: one row for each that occurs keeps the picture small.
+    # Lamport times can be as far apart as milliseconds of a clock: one row for each that occurs keeps the
+    # picture small.
     rows = {lamport: row for row, lamport in enumerate(sorted({lamport for _, _, lamport, _ in log}))}
     at = {
         message_id: (_LEFT + _COLUMN * (senders.index(sender) + 0.5), _TOP + _ROW * rows[lamport])
@@ -77,11 +78,11 @@ def _grid(
 
 
 def _arrow(start: tuple[float, float], end: tuple[float, float], colour: str) -> str:
-    """An arrow to an earlier message, bent within a column so that it hides no message between."""
+    """Draw an arrow to an earlier message, bent within a column so that it hides no message in between."""
     (x1, y1), (x2, y2) = start, end
     bend = 0.0 if x1 != x2 or y1 - y2 <= _ROW else -min(46.0, 10 + (y1 - y2) / 8)
     middle_x, middle_y = (x1 + x2) / 2 + bend * 2, (y1 + y2) / 2
-    # The head stands at the rim of the circle, turned as the curve arrives there.
+    # The head is at the edge of the circle, in the direction of the curve there.
     towards = math.atan2(y2 - middle_y, x2 - middle_x)
     tip_x, tip_y = x2 - (_RADIUS + 2) * math.cos(towards), y2 - (_RADIUS + 2) * math.sin(towards)
     wings = [

@@ -1,12 +1,12 @@
-"""Five talk over a relay that dies, on a network that loses 30 % of everything, and all end with one log.
+"""Five participants talk over a relay that dies and a network that loses 30 % of packets; their logs agree.
 
     make demo
     python examples/channel_demo.py --messages 50 --loss 0.5 --svg log.svg
 
-A relay with its own PostgreSQL runs in a temporary folder. Four participants talk from the beginning, the
-fifth joins after two thirds of the messages. Halfway the relay is killed with -9 and started again. Packets
-to the relay and live packets from it are lost at random; answers from the relay's store are not. At the end
-all logs and all received messages are compared, and the causal log is drawn.
+A relay with its own PostgreSQL runs in a temporary folder. Four participants talk from the beginning, and the
+fifth joins after two thirds of the messages. Halfway through, the relay is killed with SIGKILL and started
+again. Packets to the relay and live packets from it are lost at random; answers from the relay's store are
+not. At the end all logs and all received messages are compared, and the causal log is drawn.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ from strata.channels.reliable import ReliableChannel, create_reliable_channel
 NAMES = ("ada", "bob", "cy", "dora", "eve")
 TOPIC = "/demo/1/room/proto"
 DEFAULT_SVG = Path(tempfile.gettempdir(), "causal-log.svg")
-# Shorter times than the defaults, so that the demonstration takes seconds: what is lost is noticed sooner.
+# Shorter than the defaults, so that lost packets are noticed sooner and the demonstration takes seconds.
 SETTINGS = {
     "acknowledgement_timeout_ms": 1_000,
     "max_retransmissions": 30,
@@ -57,7 +57,7 @@ SETTINGS = {
 
 
 class LossyNode:
-    """A messaging node that loses part of the packets it sends and receives."""
+    """A messaging node that loses some of the packets that it sends and receives."""
 
     def __init__(self, node: MessagingNode, loss: float, rng: random.Random) -> None:
         self.message_events = EventEmitter(MESSAGE_EVENTS)
@@ -77,7 +77,7 @@ class LossyNode:
         return lost
 
     async def send(self, envelope: MessageEnvelope, *, request_id: str | None = None) -> str:
-        """Send, or lose the packet and report later that nobody answered."""
+        """Send the packet, or lose it and report later that there was no answer."""
         if not self._loses():
             return await self._node.send(envelope, request_id=request_id)
         request_id = request_id or secrets.token_hex(16)
@@ -95,7 +95,7 @@ class LossyNode:
 
 @dataclass
 class Participant:
-    """One of the five, with the messages it has received."""
+    """One of the five, with the messages that it has received."""
 
     name: str
     node: LossyNode
@@ -103,7 +103,7 @@ class Participant:
     heard: list[bytes] = field(default_factory=list)
 
     async def listen(self) -> None:
-        """Keep every received message."""
+        """Record every received message."""
         async for message in self.room:
             self.heard.append(message.payload)
 
@@ -152,7 +152,7 @@ class Demo:
             await asyncio.sleep(self._rng.expovariate(12))
 
     def converged(self) -> tuple[int, int]:
-        """The number of deliveries so far, and in all."""
+        """The number of deliveries so far, and the final number."""
         done = sum(len(person.heard) for person in self.people)
         return done, self._messages * (len(NAMES) - 1)
 
@@ -182,7 +182,7 @@ async def run(messages: int, loss: float, seed: int, svg: Path, console: Console
         relay = Relay(Path(folder))
         await relay.start()
         try:
-            # The tasks end when the channels close, and the channels before their relays.
+            # The tasks end when the channels close, and the channels close before their relays.
             async with asyncio.timeout(300), asyncio.TaskGroup() as tasks, AsyncExitStack() as stack:
                 demo = Demo(relay.url, messages, loss, rng, stack)
                 with progress_bar(console) as progress:
@@ -219,7 +219,7 @@ def progress_bar(console: Console) -> Progress:
 
 
 def main() -> int:
-    """The exit code: 0 when nothing was lost or doubled and all logs are equal, else 1."""
+    """Return the exit code: 0 if nothing was lost or duplicated and all logs are equal, else 1."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--messages", type=int, default=100, help="how many in all (default 100)")
     parser.add_argument("--loss", type=float, default=0.3, help="the part that gets lost (default 0.3)")

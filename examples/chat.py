@@ -1,10 +1,10 @@
-"""A chat room: whatever you type reaches everybody in it, once, whatever the network does.
+"""A chat room: each line that you type reaches everyone in it exactly once, even on a bad network.
 
     python examples/chat.py ws://127.0.0.1:7447/strata alice
 
 Start it several times under different names. One tick means that a relay has the message, two ticks that
-another participant has it. `--times` shows when each message was sent, and who signed it. End with Ctrl-D;
-the program then waits for the second tick.
+another participant has it. `--times` shows when each message was sent, and who signed it. Press Ctrl-D to
+end; the program then waits for the second tick.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from strata.tools.cli.lines import stdin_lines
 
 
 async def show_messages(room: ReliableChannel, times: bool) -> None:
-    """Print the messages of the others, in causal order."""
+    """Print the messages of the other participants, in causal order."""
     async for message in room:
         said = f"{message.sender_id}: {message.payload.decode()}"
         if times:
@@ -30,7 +30,7 @@ async def show_messages(room: ReliableChannel, times: bool) -> None:
 
 
 async def show_ticks(room: ReliableChannel, texts: dict[str, str]) -> None:
-    """Print the state of own messages."""
+    """Print the state of your own messages."""
     async for event in room.events(ReliableMessageSent.name, ReliableMessageDelivered.name):
         match event:
             case ReliableMessageSent():
@@ -40,7 +40,7 @@ async def show_ticks(room: ReliableChannel, texts: dict[str, str]) -> None:
 
 
 async def main(url: str, name: str, room_name: str, times: bool) -> None:
-    """Join, talk, and leave once everything has arrived."""
+    """Join, talk, and leave after everything has arrived."""
     texts: dict[str, str] = {}
     async with (
         strata.connect(url, identity=strata.Identity.generate()) as relay,

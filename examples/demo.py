@@ -1,11 +1,11 @@
-"""Kill a relay with -9 under load, again and again, and count what was lost or doubled.
+"""Kill a relay under load with SIGKILL, again and again, and count lost and duplicate packets.
 
     make demo                        ten seconds, a kill about every second
     python examples/demo.py --kills 20 --json
 
-A relay with its own PostgreSQL runs in a temporary folder. Eight publishers send as fast as they get
-answers, and one subscriber reads along. All keep their single `strata.connect` through every kill. At the end
-the acknowledged packets, the received packets and the relay's log are compared.
+A relay with its own PostgreSQL runs in a temporary folder. Eight publishers send as fast as they get answers,
+and one subscriber reads. All of them keep their single `strata.connect` through every kill. At the end the
+acknowledged packets, the received packets and the relay's log are compared.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Tally:
 
 
 def free_port() -> int:
-    """A port that nobody listens on, below those that the system gives to connections."""
+    """A port that is not in use, below those that the system gives to connections."""
     while True:
         port = 12_000 + secrets.randbelow(20_000)
         with socket.socket() as probe, contextlib.suppress(OSError):
@@ -54,7 +54,7 @@ def free_port() -> int:
 
 
 class Relay:
-    """`relayd serve` in a folder, on a port that stays the same."""
+    """`relayd serve` in a folder, always on the same port."""
 
     def __init__(self, folder: Path) -> None:
         self.port = free_port()
@@ -63,7 +63,7 @@ class Relay:
         self._process: subprocess.Popen[bytes] | None = None
 
     async def start(self) -> None:
-        """Start it, and wait until it accepts connections."""
+        """Start the relay, and wait until it accepts connections."""
         command = [sys.executable, "-m", "relayd", "serve", "--port", str(self.port)]
         await asyncio.to_thread(self._spawn, [*command, "--data-dir", str(self._folder / "data")])
 
@@ -75,7 +75,7 @@ class Relay:
             sys.exit((self._folder / "relay.log").read_text())
 
     def kill(self, number: int = signal.SIGKILL) -> None:
-        """End the process by a signal; SIGKILL leaves it no time to clean up."""
+        """End the process with a signal; SIGKILL leaves it no time to clean up."""
         if self._process is not None:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self._process.pid, number)
@@ -85,7 +85,7 @@ class Relay:
 
 
 async def publish(relay: strata.Relay, me: strata.Identity, lane: int, tally: Tally) -> None:
-    """Publish without end; a packet counts when the relay has said OK."""
+    """Publish until cancelled; a packet counts when the relay has answered OK."""
     number = 0
     while True:
         number += 1
@@ -96,7 +96,7 @@ async def publish(relay: strata.Relay, me: strata.Identity, lane: int, tally: Ta
 
 
 async def read(relay: strata.Relay, me: strata.Identity, tally: Tally) -> None:
-    """Read along from the first packet on."""
+    """Read all packets, from the first one on."""
     async for delivery in relay.subscribe(authors=[me.did]):
         tally.received.append(delivery.packet.packet_id)
         tally.arrived.set()
@@ -164,7 +164,7 @@ def _progress(console: Console) -> Progress:
 
 
 def main() -> int:
-    """The exit code: 0 when nothing was lost, doubled or out of order, else 1."""
+    """Return the exit code: 0 if nothing was lost, duplicated or out of order, else 1."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--kills", type=int, default=8, help="how often (default 8)")
     parser.add_argument("--json", action="store_true", help="print the counts as one line of JSON")

@@ -3,9 +3,9 @@
     make demo DEMO=federation
     python examples/federation.py --packets 60 --json
 
-Each relay has a database and an identity of its own, and reads from both others. Packets are published at
-all three, in turn. After a third of them one relay is killed with -9 and stays away for a while; another is
-cut off from both others, though its publishers still reach it. At the end a table shows for each relay what
+Each relay has its own database and identity, and reads from both others. Packets are published at all three,
+in turn. After a third of the packets, one relay is killed with SIGKILL and stays down for a while. Another is
+cut off from both others, although its publishers still reach it. At the end a table shows for each relay what
 was published there, what it held while the others were away, what it holds now, and where that came from.
 """
 
@@ -33,7 +33,7 @@ NAMES = ("anna", "bert", "cleo")
 
 
 class Wire:
-    """What one relay reads another through: a forwarder that can be cut."""
+    """A forwarder through which one relay reads another, and which can be cut."""
 
     def __init__(self, to_port: int) -> None:
         self.port = free_port()
@@ -43,11 +43,11 @@ class Wire:
         self._carrying: set[asyncio.Task[None]] = set()
 
     async def start(self) -> None:
-        """Accept connections, until the program ends."""
+        """Accept connections until `stop`."""
         self._server = await asyncio.start_server(self._accepted, "127.0.0.1", self.port)
 
     async def stop(self) -> None:
-        """End it, and all that it carries."""
+        """End the forwarder and all its connections."""
         self._server.close()
         self.cut()
         for task in self._carrying:
@@ -77,7 +77,7 @@ class Wire:
         self._open.discard(target)
 
     def cut(self) -> None:
-        """Let nothing through from now on, nor what is under way."""
+        """Let nothing through from now on, including bytes in transit."""
         self.is_cut = True
         for writer in self._open:
             writer.transport.abort()
@@ -85,7 +85,7 @@ class Wire:
 
 
 class Relay:
-    """`relayd serve` of one owner."""
+    """The `relayd serve` of one owner."""
 
     def __init__(self, folder: Path, number: int) -> None:
         self.seed = bytes([number + 1]) * 32
@@ -96,7 +96,8 @@ class Relay:
         self.process: subprocess.Popen[bytes] | None = None
 
     def configure(self, wires: dict[str, Wire], dids: dict[str, str]) -> None:
-        """A URL and a DID for each relay to read from, and the DIDs of those that may read from this one."""
+        """Write the settings: a URL and a DID for each relay to read from, and the DIDs of those that may
+        read from this one."""
         self.folder.mkdir()
         lines = [
             f'[[peer]]\nurl = "ws://127.0.0.1:{wire.port}/strata"\n'
@@ -116,7 +117,7 @@ class Relay:
         (self.folder / "relayd.toml").write_text(text)
 
     def start(self) -> None:
-        """Start it, and wait until it accepts connections."""
+        """Start the relay, and wait until it accepts connections."""
         command = [sys.executable, "-m", "relayd", "serve", "--config", str(self.folder / "relayd.toml")]
         with (self.folder / "relay.log").open("ab") as log:
             self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log)
@@ -125,7 +126,7 @@ class Relay:
             sys.exit((self.folder / "relay.log").read_text())
 
     def kill(self) -> None:
-        """End it with -9."""
+        """End the process with SIGKILL."""
         if self.process is not None:
             self.process.kill()
             self.process.wait()
@@ -134,12 +135,12 @@ class Relay:
             self.process = None
 
     async def holds(self, author: str) -> set[str]:
-        """The ids of all packets of this author that it serves."""
+        """The ids of all packets of this author that the relay serves."""
         async with strata.connect(self.url) as relay:
             return {each.packet.packet_id async for each in relay.fetch(authors=[author])}
 
     def came(self) -> dict[str, int]:
-        """How many packets came from its peers since it was last started, by what became of them."""
+        """The number of packets from the relay's peers since it was last started, by outcome."""
         counts: dict[str, int] = {}
         for line in self._figures("relayd_peer_packets_total"):
             outcome = line.split('outcome="')[1].split('"')[0]
@@ -147,7 +148,7 @@ class Relay:
         return counts
 
     async def reads_from(self, peers: int) -> None:
-        """Wait until it reads from so many others."""
+        """Wait until the relay reads from at least `peers` others."""
         async with asyncio.timeout(60):
             while not self._is_linked(peers):  # noqa: ASYNC110 - nothing announces it
                 await asyncio.sleep(0.1)
@@ -162,7 +163,7 @@ class Relay:
 
 
 async def run(folder: Path, count: int, say: Console) -> dict[str, Any]:
-    """Publish, kill, cut, heal, and compare."""
+    """Publish, kill, cut, reconnect, and compare."""
     relays = {name: Relay(folder / name, number) for number, name in enumerate(NAMES)}
     dids = {name: relay.did for name, relay in relays.items()}
     wires = {(one, other): Wire(relays[other].port) for one in NAMES for other in NAMES if one != other}
@@ -233,7 +234,7 @@ async def _story(
 
 
 def show(counts: dict[str, Any], say: Console) -> None:
-    """The table, and what it means."""
+    """Print the table and its explanation."""
     fates = dict(zip(NAMES, ("went on", "killed", "cut off"), strict=True))
     table = Table("relay", "", "published", "held then", "holds now", "came from peers")
     for name in NAMES:
@@ -255,7 +256,7 @@ def show(counts: dict[str, Any], say: Console) -> None:
 
 
 def main() -> None:
-    """Entry point of the example."""
+    """The entry point of the example."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--packets", type=int, default=90, help="how many packets are published")
     parser.add_argument("--json", action="store_true", help="print the counts as JSON")

@@ -1,9 +1,9 @@
-"""Send a file of any size up to 26 MB as one message, and see it arrive piece by piece.
+"""Send a file of up to 26 MB as one message, and watch it arrive piece by piece.
 
     python examples/file_transfer.py ws://127.0.0.1:7447/strata receive FOLDER
     python examples/file_transfer.py ws://127.0.0.1:7447/strata send FILE
 
-The channel cuts the message into chunks and repeats lost chunks; the receiver gets the whole message. The
+The channel splits the message into chunks and repeats lost chunks; the receiver gets the whole message. The
 first line of the message is the name of the file.
 """
 
@@ -36,13 +36,13 @@ async def send(room: ReliableChannel, path: Path) -> None:
 
 
 async def receive(room: ReliableChannel, folder: Path) -> None:
-    """Write the first file that arrives, and stay until its sender knows."""
+    """Write the first file that arrives, and stay until its sender has the acknowledgement."""
     message = await anext(room)
     name, _, body = message.payload.partition(b"\n")
     path = folder / Path(name.decode()).name  # a sender must not choose the folder
     await asyncio.to_thread(path.write_bytes, body)
     print(f"{path}: {len(body)} bytes from {message.sender_id}", flush=True)
-    await asyncio.sleep(4)  # acknowledgements go out within half of `acknowledgement_timeout_ms`
+    await asyncio.sleep(4)  # acknowledgements are sent within half of `acknowledgement_timeout_ms`
 
 
 async def main(url: str, role: str, path: Path, topic: str) -> None:

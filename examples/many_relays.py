@@ -1,10 +1,10 @@
 """Publish to several relays and read from several, while one of them dies.
 
-    python examples/many_relays.py                     three relays of its own, in a temporary folder
-    python examples/many_relays.py ws://… ws://… …     relays of yours; none is killed
+    python examples/many_relays.py                     starts three relays in a temporary folder
+    python examples/many_relays.py ws://… ws://… …     uses your relays; none is killed
 
-A hundred packets are published to two relays each and read from two. Halfway one relay is killed with -9 and
-stays dead. At the end the acknowledged packets and the received ones are compared.
+A hundred packets are published to two relays each and read from two. Halfway through, one relay is killed
+with SIGKILL and not started again. At the end the acknowledged packets and the received ones are compared.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from strata.protocol import packets
 from strata.relays.pool import PoolOptions
 
 PACKETS = 100
-# Shorter than the defaults, so that the example need not wait a minute for the checks to come round.
+# Shorter than the defaults, so that the example need not wait a minute for the next checks.
 OPTIONS = PoolOptions(sweep_interval=2.0, replace_after=0.5)
 
 
 @contextmanager
 def own_relay(folder: Path) -> Iterator[tuple[str, subprocess.Popen[bytes]]]:
-    """`relayd serve` with its own PostgreSQL: its URL and its process."""
+    """Run `relayd serve` with its own PostgreSQL; gives its URL and its process."""
     command = [sys.executable, "-m", "relayd", "serve", "--port", "0", "--data-dir", str(folder)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as process:
         assert process.stdout is not None
@@ -73,7 +73,7 @@ async def run(urls: Sequence[str], victim: subprocess.Popen[bytes] | None) -> di
 
 
 def main() -> int:
-    """The exit code: 0 when nothing was lost or doubled, else 1."""
+    """Return the exit code: 0 if nothing was lost or duplicated, else 1."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("urls", nargs="*", metavar="URL", help="relays to use instead of own ones")
     urls = parser.parse_args().urls

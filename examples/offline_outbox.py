@@ -5,7 +5,7 @@
     python examples/offline_outbox.py ws://127.0.0.1:7447/strata read
 
 `send` returns when the message is in the store, a SQLite file. The next program that opens the channel with
-this store goes on where the last one ended, even if that one was killed. `read` is another participant.
+this store continues where the last one ended, even if that one was killed. `read` is another participant.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ async def write(room: ReliableChannel, texts: list[str]) -> None:
 
 
 async def deliver(room: ReliableChannel) -> None:
-    """Stay until another participant has everything."""
+    """Wait until another participant has everything."""
     delivered = room.events(ReliableMessageDelivered.name)
     print(f"delivering {len(room.sync_status().outstanding)} messages", flush=True)
     while room.sync_status().outstanding:
@@ -49,8 +49,8 @@ async def main(url: str, action: str, texts: list[str], store: Path, topic: str)
     relay = strata.connect(
         url, identity=strata.Identity.generate(), options=strata.Options(connect_timeout=math.inf)
     )
-    connecting = asyncio.create_task(relay.open())  # it tries for as long as it takes
-    await asyncio.sleep(0)  # so that it has begun
+    connecting = asyncio.create_task(relay.open())  # it tries until it succeeds
+    await asyncio.sleep(0)  # let it begin
     try:
         async with (
             await SqlitePersistence.open(path) as outbox,
@@ -59,7 +59,7 @@ async def main(url: str, action: str, texts: list[str], store: Path, topic: str)
                 topic=topic,
                 sender_id=sender,
                 persistence=outbox,
-                drain_timeout_ms=1_000,  # what cannot go out by then stays in the outbox
+                drain_timeout_ms=1_000,  # messages not sent by then stay in the outbox
             ) as room,
         ):
             await (

@@ -2,9 +2,9 @@
 
     python examples/read_receipts.py ws://127.0.0.1:7447/strata alice
 
-Start it several times under different names. An acknowledgement says that a program has a message, and a
-receipt that its user has read it. A receipt names the message by its request id, which all participants see.
-Receipts are ordinary messages: an author who is away gets them later. End with Ctrl-D.
+Start it several times under different names. An acknowledgement says that a program has a message, a receipt
+that its user has read it. A receipt names the message by its request id, which all participants see. Receipts
+are ordinary messages: an author who is away gets them later. Press Ctrl-D to end.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ READ = b"read:"
 
 
 async def show(room: ReliableChannel, own: dict[str, str]) -> None:
-    """Print each message and send a receipt for it; print the receipts for own messages."""
+    """Print each message and send a receipt for it; print the receipts for your own messages."""
     async for message in room:
         if not message.payload.startswith(READ):
             print(f"{message.sender_id}: {message.payload.decode()}", flush=True)

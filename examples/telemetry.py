@@ -1,10 +1,11 @@
-"""Readings that go stale at once, and alarms that must not be lost, on one channel.
+"""Readings that soon become stale, and alarms that must not be lost, on one channel.
 
     python examples/telemetry.py ws://127.0.0.1:7447/strata dashboard
     python examples/telemetry.py ws://127.0.0.1:7447/strata sensor --readings 50
 
-Readings are ephemeral: they are sent once to present listeners, and neither repeated nor kept. Every tenth
-reading is above the limit and is also sent as an ordinary message, which even a later dashboard receives.
+Readings are ephemeral: they are sent once to the dashboards that listen now, and neither repeated nor stored.
+Every tenth reading is above the limit and is also sent as an ordinary message, which even a dashboard that
+joins later receives.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ LIMIT = 80.0
 
 
 async def sensor(room: ReliableChannel, readings: int) -> None:
-    """Send readings ten times a second, and end when every alarm has been received."""
+    """Send readings ten times a second, and return when every alarm has been received."""
     delivered = room.events(ReliableMessageDelivered.name)
     alarms = 0
     for number in range(readings):

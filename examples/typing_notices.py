@@ -1,9 +1,10 @@
-"""Typing notices: the others see that somebody is about to say something.
+"""Typing notices: the others see that someone is typing.
 
     python examples/typing_notices.py ws://127.0.0.1:7447/strata alice
 
-A line that ends with `…` or `...` is a notice: you are still typing. Any other line is said. A notice is
-ephemeral: it is sent once, to whoever listens at this moment, and is never repeated or kept. End with Ctrl-D.
+A line that ends with `…` or `...` is sent as a notice that you are still typing, any other line as a message.
+A notice is ephemeral: it is sent once, to those who are listening, and is neither repeated nor stored. Press
+Ctrl-D to end.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ async def show(room: ReliableChannel) -> None:
 
 
 async def say(room: ReliableChannel, line: str) -> None:
-    """Send a line, or a notice for one that is not finished."""
+    """Send a line, or a notice if the line is not finished."""
     if line.endswith(("…", "...")):
         await room.send_ephemeral(b"typing")
     elif line:
@@ -33,7 +34,7 @@ async def say(room: ReliableChannel, line: str) -> None:
 
 
 async def main(url: str, name: str, room_name: str) -> None:
-    """Talk until the input ends, and leave once everything has arrived."""
+    """Talk until the input ends, and leave after everything has arrived."""
     async with (
         strata.connect(url, identity=strata.Identity.generate()) as relay,
         asyncio.TaskGroup() as tasks,  # its task ends when the channel closes

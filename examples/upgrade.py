@@ -1,12 +1,12 @@
-"""Renew the workers of a relay under load, one at a time, and count what publishers and readers notice.
+"""Renew the workers of a relay under load, one at a time, and count the effects on publishers and readers.
 
     make demo DEMO=upgrade
     python examples/upgrade.py --rounds 3 --json
 
-That is what an upgrade does: install the new version, then SIGHUP. A relay with two workers runs in a
-temporary folder. Publishers send as fast as they get answers, and a subscriber reads along. All keep their
-single `strata.connect`. At the end the acknowledged packets, the received packets and the relay's log are
-compared.
+An upgrade renews the workers in the same way: install the new version, then send SIGHUP. Here there is no new
+version, so the signal is SIGUSR2. A relay with two workers runs in a temporary folder. Publishers send as
+fast as they get answers, and a subscriber reads. All of them keep their single `strata.connect`. At the end
+the acknowledged packets, the received packets and the relay's log are compared.
 """
 
 from __future__ import annotations
@@ -44,20 +44,20 @@ class Relay:
             )
 
     async def ready(self) -> None:
-        """Wait until it accepts connections."""
+        """Wait until the relay accepts connections."""
         assert self._process.stdout is not None
         if not await asyncio.to_thread(self._process.stdout.readline):
             sys.exit(self.log.read_text())
 
     async def renew(self, round_number: int) -> None:
-        """Have all workers renewed, and wait until they are."""
+        """Have all workers renewed, and wait until that is done."""
         os.kill(self._process.pid, signal.SIGUSR2)
         async with asyncio.timeout(120):
-            while self.log.read_text().count("workers_renewed") < round_number:  # noqa: ASYNC110 - a log is a file
+            while self.log.read_text().count("workers_renewed") < round_number:  # noqa: ASYNC110 - a file
                 await asyncio.sleep(0.1)
 
     def stop(self) -> None:
-        """End it cleanly."""
+        """Stop the relay cleanly."""
         self._process.terminate()
         self._process.wait()
         assert self._process.stdout is not None
@@ -67,7 +67,7 @@ class Relay:
 async def publish(
     relay: strata.Relay, me: strata.Identity, lane: int, tally: Tally, waited: list[float]
 ) -> None:
-    """Publish without end; a packet counts when the relay has said OK."""
+    """Publish until cancelled; a packet counts when the relay has answered OK."""
     number = 0
     while True:
         number += 1
@@ -119,7 +119,7 @@ async def run(rounds: int, console: Console) -> dict[str, float]:
 
 
 def main() -> int:
-    """The exit code: 0 when nothing was lost, doubled or out of order, else 1."""
+    """Return the exit code: 0 if nothing was lost, duplicated or out of order, else 1."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--rounds", type=int, default=2, help="how often all workers are renewed (default 2)")
     parser.add_argument("--json", action="store_true", help="print the counts as one line of JSON")

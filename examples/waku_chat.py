@@ -1,9 +1,10 @@
-"""A chat room over Waku that js-waku's reliable channels can join: whatever you type reaches everybody, once.
+"""A chat room over Waku that js-waku's reliable channels can join: each line reaches everyone exactly once.
 
     python examples/waku_chat.py http://127.0.0.1:8645 alice
 
 The URL is that of a Waku node's REST interface (`wakunode2 --rest=true --relay=true --store=true …`). Each
-program needs a node of its own. End with Ctrl-D; the program then waits until somebody has everything.
+program needs its own node. Press Ctrl-D to end; the program then waits until each of its messages has reached
+another participant.
 """
 
 from __future__ import annotations
@@ -18,13 +19,13 @@ from strata.tools.cli.lines import stdin_lines
 
 
 async def show_messages(room: ReliableChannel) -> None:
-    """Print the messages of the others, in causal order."""
+    """Print the messages of the other participants, in causal order."""
     async for message in room:
         print(f"{message.sender_id}: {message.payload.decode()}", flush=True)
 
 
 async def main(url: str, name: str, room_name: str) -> None:
-    """Join, talk, and leave once everything has arrived."""
+    """Join, talk, and leave after everything has arrived."""
     topic = f"/chat/1/{room_name}/proto"
     async with WakuNode(url) as node, asyncio.TaskGroup() as tasks:
         room = await create_reliable_channel(node, room_name, topic, name, segmentation="auto")

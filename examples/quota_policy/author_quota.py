@@ -1,7 +1,7 @@
-"""A policy plug-in for relayd: at most so many packets of one author in a minute, whoever sends them.
+"""A policy plug-in for relayd: limits the packets of one author in a minute, whichever session sends them.
 
-The relay's own limits are those of a session. This one follows the author through all sessions of a
-process, which a gateway that publishes for many people needs.
+The relay's own limits apply to a session. This one applies to an author in all sessions of a process, which
+is needed with a gateway that publishes for many people.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ _WINDOW_SECONDS = 60
 
 
 class AuthorQuota:
-    """Counts the packets of each author in the current minute and refuses what is too many.
+    """Counts the packets of each author in the current minute and refuses those above the limit.
 
-    It is asynchronous, so it runs on the relay's event loop and needs no lock; it never waits, so it holds
-    nobody up. A plain function would run on threads, where it may block.
+    It is asynchronous, so it runs on the relay's event loop and needs no lock; it never waits, so it delays
+    nothing else. A plain function would run on threads, where it may block.
     """
 
     def __init__(self, most: int) -> None:
@@ -47,4 +47,5 @@ class AuthorQuota:
 
 
 author_quota = AuthorQuota(int(os.environ.get("AUTHOR_QUOTA", "30")))
-"""What the entry point names: relayd calls it with every packet that has passed all other checks."""
+"""The object that the entry point names: relayd calls it with every packet that has passed all other checks.
+"""

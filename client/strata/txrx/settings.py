@@ -44,7 +44,7 @@ class TxRxOptions(TypedDict, total=False):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TxRxSettings:
-    """The settings of an end: sizes in bytes, durations in seconds. Raises `ValueError` for invalid values."""
+    """The settings of an end: sizes in bytes, durations in seconds. Raises `ValueError` for bad values."""
 
     codec_max_frame_length: int = 64 * 2**20
     """The largest frame, sent or received."""

@@ -327,7 +327,7 @@ class RequestTimeout(StrataError):
 
 
 class MissingCapability(StrataError):
-    """The session lacks a capability that the request needs, so the request was not sent (R-291).
+    """The session was authenticated without a capability that the request needs, so it was not sent (R-291).
 
     `granted` holds the capabilities that the relay granted; only another identity or relay can have more.
     """

@@ -14,6 +14,7 @@ from typing import Final, Protocol
 from strata.protocol.keys import IDENTITY_TYPES
 from strata.protocol.provenance.manifest import CLIENT_MANIFEST
 
+from relayd.faults import Faults
 from relayd.identity.names import Names
 from relayd.logs import get_logger, problem_of
 from relayd.pauses import Pauses
@@ -43,25 +44,27 @@ class LogOfAuthors(Protocol):
 class Authors:
     """The DIDs about which the log says anything, or the operator does: `special`."""
 
-    def __init__(self, log: LogOfAuthors, special: Iterable[str]) -> None:
+    def __init__(self, log: LogOfAuthors, special: Iterable[str], faults: Faults) -> None:
         self._log = log
+        self._faults = faults
         self._special = Names(special)
         self._publishers = Names()
         self._is_complete = True
         """Whether these two sets hold every name of the log. True while there is no log yet, see `open`."""
-        self._has_begun = False
+        self._has_begun = self._is_awaited = False
         self._learning: asyncio.Task[None] | None = None
 
     async def open(self) -> None:
         """Begin to learn the names, and wait a while for the end. Raises `StoreError` if the log cannot be
         read. Cancelling it leaves the reading to `close`."""
-        self._is_complete = False
+        self._is_complete, self._is_awaited = False, True
         self._learning = learning = asyncio.create_task(self._learn(), name="identities")
         learning.add_done_callback(self._ended)
         done, _ = await asyncio.wait({learning}, timeout=_START_PATIENCE)
         if done:
             learning.result()
         else:
+            self._is_awaited = False
             _log.info("identities_loading", consequence="authors are looked up one by one until it is done")
 
     async def close(self) -> None:
@@ -87,6 +90,8 @@ class Authors:
 
     def _ended(self, learning: asyncio.Task[None]) -> None:
         self._learning = None
+        if not self._is_awaited and not learning.cancelled() and (error := learning.exception()) is not None:
+            self._faults.caught("identity", error)  # authors are looked up one by one until a restart
 
     async def _learn(self) -> None:
         for type_ in sorted(DECISIVE_TYPES):

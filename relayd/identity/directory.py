@@ -121,7 +121,7 @@ class Identities:
         self._genesis = functools.lru_cache(_REMEMBERED_BEGINNINGS)(
             functools.partial(KeyChain.genesis, rules=rules)
         )
-        self._authors = Authors(log, bootstrap.names())
+        self._authors = Authors(log, bootstrap.names(), self._faults)
         # The generation in which each DID's chain changed last, in that order; the oldest is dropped first.
         self._changes: dict[str, int] = {}
         self._forgotten = 0

@@ -11,6 +11,8 @@ from strata.protocol.documents import VerificationMethod, build_document, method
 from strata.protocol.ids import Identity
 from strata.protocol.keys import KeyChain, KeyRules, revoke_content
 
+from relayd.faults import Faults
+from relayd.identity import authors
 from relayd.identity.bootstrap import Bootstrap
 from relayd.identity.directory import Identities
 from relayd.store.identities import AuthorsPage
@@ -315,6 +317,24 @@ async def test_a_log_that_cannot_be_read_while_names_come_is_asked_again(log, mo
     await identities.open()
     assert not identities.is_plain(ALICE.did) and not identities.is_plain(BOB.did)
     assert identities.is_plain(CLIENT.did)
+
+
+async def test_names_that_cannot_be_learned_after_the_start_are_a_fault(log, monkeypatch):
+    monkeypatch.setattr(authors, "_START_PATIENCE", 0.01)
+    caught = asyncio.Event()
+    identities = directory(log, faults=Faults(lambda place: caught.set()))
+
+    async def broken(type_: str, after: int = 0) -> AuthorsPage:
+        await log.names_gate.wait()
+        raise RuntimeError
+
+    monkeypatch.setattr(log, "authors", broken)
+    log.names_gate.clear()
+    await identities.open()
+    log.names_gate.set()
+    await caught.wait()
+    assert not identities.is_plain(ALICE.did)
+    assert (await identities.resolve(ALICE.did)).candidates(NOW) == (ALICE.public_key,)
 
 
 async def test_an_event_that_does_not_hold_changes_nothing(log):

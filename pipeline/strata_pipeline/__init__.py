@@ -1,1 +1,1 @@
-"""The relay's log on Spark: a lake that can be trusted, audited, asked and restored from."""
+"""The relay's log on Spark: a lake that can be verified, audited, queried and restored from."""

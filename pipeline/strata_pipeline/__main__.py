@@ -8,7 +8,7 @@ __all__ = ["main"]
 
 
 def main() -> None:
-    """Entry point of the command."""
+    """The entry point of the command."""
     with EndsAtOnce():
         from strata_pipeline.cli import main as run
     run()

@@ -1,4 +1,4 @@
-"""The body of a row: the members to compare with its columns, and the bytes that were signed."""
+"""The body of a row: the members that are compared with its columns, and the bytes that were signed."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _DECODER = msgspec.json.Decoder(PacketBody)
 
 
 def read_body(body: bytes) -> PacketBody | None:
-    """The members to compare; None for bytes that are no packet."""
+    """The members to compare; None for bytes that are not a packet."""
     try:
         return _DECODER.decode(body)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
@@ -43,7 +43,7 @@ def read_body(body: bytes) -> PacketBody | None:
 
 
 def signed_bytes(body: bytes, packet_id: bytes, told: PacketBody) -> bytes | None:
-    """The bytes that the author signed, if the body is plainly the packet of this id; else None."""
+    """The bytes that the author signed, if the body is clearly the packet with this id; else None."""
     digits = packet_id.hex()
     if told.packet_id != f"0x{digits}" or not _is_signature(told.signature):
         return None

@@ -1,8 +1,8 @@
 """A session on a Spark Connect server: `--master sc://host:port`. No Java is needed here.
 
-The server plans and computes. This process reads and writes the lake's folder as well: manifests, locks, the
-renames that put files in place. So both must have the folder by the same path. Settings of the server that
-are fixed when it starts stay as they are; ours are those of SQL alone.
+The server plans and computes. This process also reads and writes the lake's folder: manifests, locks, and the
+renames that put files in place. So both must reach the folder by the same path. Settings that are fixed when
+the server starts stay as they are; this module sets only those of SQL.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ __all__ = ["connected", "is_remote"]
 _SCHEME = "sc://"
 _PORT = 15002
 _PATIENCE = 20.0
-"""PySpark itself asks a server that is not there for some ten minutes, and says nothing meanwhile."""
+"""PySpark itself retries an absent server for about ten minutes, without any message."""
 _NEEDED = ("grpc", "grpc_status", "google.rpc", "zstandard")
 _OF_SQL = "spark.sql."
 
@@ -40,10 +40,11 @@ def is_remote(master: str) -> bool:
 def connected(
     url: str, defaults: Mapping[str, str], asked: Mapping[str, str], archive: Callable[[Path], Path]
 ) -> Iterator[SparkSession]:
-    """A session on the server, ended with the block; `archive` writes our code into a folder, to be sent.
+    """A session on the server, stopped at the end of the block; `archive` writes our code into a folder, from
+    which it is sent.
 
-    Raises `UsageError` where packages are missing or a setting is not one of SQL, and `PipelineError` where
-    no server answers.
+    Raises `UsageError` if packages are missing or a setting is not one of SQL, and `PipelineError` if no
+    server answers.
     """
     _check(url, asked)
     builder = SparkSession.builder.remote(url)
@@ -96,7 +97,7 @@ def _address(url: str) -> tuple[str, int]:
 
 
 def _place(url: str) -> str:
-    """The server without the secrets that may follow it."""
+    """The server's address without the secrets that may follow it."""
     host, port = _address(url)
     return f"{_SCHEME}{host}:{port}"
 

@@ -1,8 +1,7 @@
-"""A lake as a database of DuckDB in this process, wherever it lies: the views of `views`.
+"""A lake as a DuckDB database in this process, on a disk or in a bucket: the views of `views`.
 
-Of a lake in a bucket DuckDB reads the objects that its listings name, through PyArrow, whose wheels bring
-what speaks to a store: nothing is fetched from elsewhere, no object is read that does not count, and none
-twice.
+For a lake in a bucket, DuckDB reads the objects that its listings name through PyArrow, whose wheels contain
+an S3 client. So nothing else is downloaded, and each object that counts, and no other, is read once.
 """
 
 from __future__ import annotations
@@ -51,10 +50,10 @@ _MANIFEST = pa.schema(
 def database_of(place: str | Path) -> duckdb.DuckDBPyConnection:
     """A new database in memory with the views of the lake at a place: a folder, or s3://bucket/prefix.
 
-    The views of a folder show what the lake gains later. Those of a bucket show the lake as it was opened:
-    call this again for what came since. Where compact or erase have replaced objects, and their grace is
-    over, a query is an error of DuckDB and never a wrong answer. Raises `LakeError`, `StoreError`, and
-    `UsageError` where DuckDB is not installed, or a folder holds no packets.
+    The views of a folder also show what the lake gains later. Those of a bucket show the lake as it was when
+    it was opened: call this again to see later batches. If compact or erase has replaced objects and their
+    grace period is over, a query fails with an error of DuckDB and never gives a wrong answer. Raises
+    `LakeError`, `StoreError`, and `UsageError` if DuckDB is not installed or a folder holds no packets.
     """
     try:
         import duckdb
@@ -91,7 +90,7 @@ def _tables(lake: ObjectLake) -> dict[str, object]:
 
 
 def _rows(lake: ObjectLake, root: str, reached: FileSystem) -> pads.FileSystemDataset:
-    """The rows of all objects below a root that count, with the columns of their folders."""
+    """The rows of all objects below a root that count, with columns from the names of their folders."""
     columns = [(one.name, ARROW[one.dataType.simpleString()]) for one in schema(root).fields]
     folders = [("day", pa.date32()), ("kind", pa.string())] if root == "packets" else [("day", pa.date32())]
     file = pads.ParquetFileFormat()
@@ -109,7 +108,7 @@ def _rows(lake: ObjectLake, root: str, reached: FileSystem) -> pads.FileSystemDa
 
 
 def _told_by_folders(one: StoredObject, day: int) -> pads.Expression:
-    """What a query can know of an object without reading it."""
+    """What a query can know about an object without reading it: its day and kind."""
     told = pads.field("day") == pa.scalar(day, pa.int32()).cast(pa.date32())
     kinds = [part.removeprefix("kind=") for part in one.name.split("/") if part.startswith("kind=")]
     return told if not kinds else told & (pads.field("kind") == kinds[0])
@@ -131,7 +130,7 @@ def _reached_by_arrow(store: ObjectStore) -> FileSystem:
 
 
 class _Manifests:
-    """All manifests, read when a query asks for them: a lake of years has millions."""
+    """All manifests, read only when a query needs them: a lake that covers years has millions."""
 
     def __init__(self, lake: ObjectLake) -> None:
         self._lake = lake

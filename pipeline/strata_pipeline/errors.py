@@ -18,7 +18,7 @@ __all__ = [
 
 
 class PipelineError(Exception):
-    """A job cannot go on; the message is for the operator. `LakeError` is its sibling for a damaged lake."""
+    """A job cannot continue; the message is for the operator. Its sibling `LakeError`: a damaged lake."""
 
 
 class UsageError(PipelineError):
@@ -34,11 +34,11 @@ class LogError(PipelineError):
 
 
 class LogUnavailable(PipelineError):
-    """The database cannot be reached, or refuses the connection. Running the job again completes it."""
+    """The database cannot be reached or refuses the connection. Running the job again completes it."""
 
 
 class StoreError(PipelineError):
-    """An object store cannot be reached, or refuses. Running the job again completes it."""
+    """An object store cannot be reached or refuses the request. Running the job again completes it."""
 
 
 def log_too_short(head: int, reached: int) -> LogError:

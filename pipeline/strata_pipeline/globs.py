@@ -1,4 +1,4 @@
-"""Paths as Spark and DuckDB take them: both read patterns, and the name of a folder is none. No I/O."""
+"""Paths escaped for Spark and DuckDB, both of which read a path as a pattern. No I/O."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ _OF_DUCKDB = re.compile(r"[\[*?]")
 
 
 def for_spark(path: Path) -> str:
-    """A pattern that only this path fits, for readers of Spark; what is written is not read as a pattern.
+    """A pattern that matches only this path, for Spark's readers. Its writers do not read patterns.
 
-    Raises `UsageError` for a colon in a pattern: Spark takes it for the end of a scheme.
+    Raises `UsageError` for a colon in a path that needs escaping: Spark takes it for the end of a scheme.
     """
     text = str(path)
     if ":" in text and _OF_HADOOP.search(text):
@@ -27,7 +27,7 @@ def for_spark(path: Path) -> str:
 
 
 def for_duckdb(path: Path) -> str:
-    """A pattern that only this path fits, for functions of DuckDB.
+    """A pattern that matches only this path, for DuckDB's functions.
 
     Raises `UsageError` for a backslash, which DuckDB takes for a slash.
     """

@@ -1,8 +1,8 @@
-"""What a command tells Prometheus about a lake: a file for node_exporter, an endpoint, or both.
+"""What a command reports to Prometheus about a lake: through a file for node_exporter, an endpoint, or both.
 
-A timer starts a command again and again, and each run is a process of its own. So a run begins with the
-values that its file has: counters count on, and a value that this run does not learn stays what it was. All
-series carry `command` and `lake`, so that the files of several commands can lie in one folder.
+A timer starts a command repeatedly, and each run is a separate process. So a run begins with the values in
+its file: counters continue, and a value that this run does not learn stays what it was. All series carry
+`command` and `lake`, so that the files of several commands can lie in one folder.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ COUNTERS = {
     "strata_archive_body_bytes": "Bytes of the bodies of packets that the archive has put into the lake.",
     "strata_pipeline_runs": "Runs of a command that have begun.",
 }
-"""Each is called `…_total`."""
+"""Prometheus shows each as `…_total`."""
 
 GAUGES = {
     "strata_archive_behind_packets": "Rows of the log that the lake lacked at the last look.",
@@ -61,8 +61,8 @@ _LABELS = ("command", "lake")
 class JobMetrics:
     """The series of one command and one lake.
 
-    `file` is written by `write`. Raises `UsageError` where it cannot be, so that a mistake in the command is
-    told at once.
+    `write` writes `file`. Raises `UsageError` if it cannot be written, so that a mistake in the command is
+    reported at once.
     """
 
     def __init__(self, command: str, lake: str, file: Path | None = None) -> None:
@@ -94,13 +94,14 @@ class JobMetrics:
         self._counters[name].labels(**self._labels).inc(value)
 
     def set_findings(self, counts: Mapping[str, int]) -> None:
-        """Set the findings of an audit, by `about: reason`; reasons are many, and are not told here."""
+        """Set the findings of an audit from counts by `about: reason`. There are many reasons, so the series
+        count by `about` only."""
         for about in ABOUT:
             number = sum(count for name, count in counts.items() if name.startswith(f"{about}:"))
             self._findings.labels(about=about, **self._labels).set(number)
 
     def ended(self, code: int, error: BaseException | None = None) -> None:
-        """Note the end of a run, and write."""
+        """Record the end of a run, and write."""
         self.set("strata_pipeline_run_ended_seconds", time.time())
         self.set("strata_pipeline_exit_code", code)
         if code == 0:
@@ -110,7 +111,7 @@ class JobMetrics:
         self.write()
 
     def write(self) -> None:
-        """Replace the file, if there is one. A file that cannot be written stops no job: stderr tells."""
+        """Replace the file, if any. If it cannot be written, stderr says so and the job continues."""
         try:
             self._write()
         except OSError as error:
@@ -120,11 +121,11 @@ class JobMetrics:
         self._look_at_disk()
         if self._file is None:
             return
-        # node_exporter reads what ends with .prom, and must never find half of it.
+        # node_exporter reads files that end in .prom, and must never find half a file.
         draft = self._file.with_name(f"{self._file.name}.{os.getpid()}")
         try:
             draft.write_bytes(generate_latest(self.registry))
-            draft.chmod(0o644)  # nothing in it is secret, and another user reads it
+            draft.chmod(0o644)  # it holds no secrets, and another user reads it
             draft.replace(self._file)
         finally:
             draft.unlink(missing_ok=True)
@@ -133,7 +134,7 @@ class JobMetrics:
         folder = self._lake
         if folder is None:  # a bucket has no size
             return
-        # Where the system does not say, or refuses the folder: the job itself tells what is wrong with it.
+        # If the system does not say, or refuses the folder, the job itself reports what is wrong.
         with contextlib.suppress(OSError):
             while not folder.exists():
                 folder = folder.parent
@@ -142,7 +143,7 @@ class JobMetrics:
             self.set("strata_lake_free_bytes", told.f_bavail * told.f_frsize)
 
     def _resume(self) -> None:
-        """Take over what the last run has written; a file that says nothing sensible is begun anew."""
+        """Take over the values that the last run wrote; a file that cannot be parsed is started anew."""
         try:
             text = self._file.read_text(encoding="utf-8") if self._file is not None else ""
             families = list(text_string_to_metric_families(text))
@@ -161,7 +162,7 @@ class JobMetrics:
 
 @contextlib.contextmanager
 def served(metrics: JobMetrics, address: str | None) -> Iterator[int]:
-    """Answer scrapes at `host:port` meanwhile, and give the port; with None nothing listens.
+    """Answer scrapes at `host:port` within the block, which is given the port; with None nothing listens.
 
     Raises `UsageError`.
     """

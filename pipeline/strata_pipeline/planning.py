@@ -1,4 +1,4 @@
-"""How a job divides its work: by what there is to do, and not by the cores alone."""
+"""How a job divides its work: by the amount of work, and not by the number of cores alone."""
 
 from __future__ import annotations
 
@@ -12,11 +12,12 @@ __all__ = ["parallelism", "planned"]
 
 _SHUFFLED = "spark.sql.shuffle.partitions"
 _PARTITION_ROWS = 300_000
-"""Some 200 bytes of a row are shuffled: a partition of 60 MB is sorted and aggregated in memory."""
+"""About 200 bytes of each row are shuffled: a partition of 60 MB is sorted and aggregated in memory."""
 
 
 def parallelism(spark: SparkSession) -> int:
-    """How many tasks run at a time; over Spark Connect, where nobody tells, as many as a shuffle has."""
+    """The number of tasks that run at a time; over Spark Connect, which does not report it, the number of
+    shuffle partitions."""
     try:
         return int(spark.sparkContext.defaultParallelism)
     except PySparkException:
@@ -25,9 +26,9 @@ def parallelism(spark: SparkSession) -> int:
 
 @contextlib.contextmanager
 def planned(spark: SparkSession, rows: int) -> Iterator[None]:
-    """Meanwhile a shuffle has partitions enough for so many rows, and never fewer than were set.
+    """Within the block, give a shuffle enough partitions for `rows` rows, and never fewer than were set.
 
-    Where Spark plans adaptively, it joins partitions that turn out small.
+    Adaptive planning in Spark merges partitions that turn out small.
     """
     before = int(spark.conf.get(_SHUFFLED) or 0)
     spark.conf.set(_SHUFFLED, str(max(before, -(-rows // _PARTITION_ROWS))))

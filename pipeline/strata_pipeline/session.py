@@ -1,8 +1,8 @@
 """A Spark session for a job, on this machine or on a cluster.
 
-`local[*]` unless `--master`, SPARK_REMOTE, spark-submit or spark-defaults.conf say otherwise. To a cluster,
-or a Spark Connect server (`connect`), the code of `strata` and `strata_pipeline` is sent; its dependencies
-(PyArrow, PyNaCl, the database driver, …) have to be installed there, or shipped as an archive
+The master is `local[*]` unless `--master`, SPARK_REMOTE, spark-submit or spark-defaults.conf says otherwise.
+The code of `strata` and `strata_pipeline` is sent to a cluster or a Spark Connect server (`connect`); its
+dependencies (PyArrow, PyNaCl, the database driver, …) must be installed there, or shipped as an archive
 (docs/guides/pipeline.md).
 """
 
@@ -39,42 +39,44 @@ _LOG_OPTION = "-Dlog4j2.configurationFile"
 _GIVE_BACK = "-XX:MinHeapFreeRatio=20 -XX:MaxHeapFreeRatio=40"
 """For jobs on this machine: Java's default fills the whole heap, and keeps it."""
 _SERIAL_CORES = 2
-"""With more cores the serial collector would stop them all to work on one."""
+"""With more cores, the serial collector would stop them all while it works on one."""
 _LOGGING = Path(__file__).with_name("log4j2.properties").as_uri()
 
 _DEFAULTS = {
     # Days are those of sequences: UTC.
     "spark.sql.session.timeZone": "UTC",
     "spark.sql.execution.arrow.pyspark.enabled": "true",
-    # A batch of bodies has to fit into memory several times over.
+    # A batch of bodies must fit into memory several times over.
     "spark.sql.execution.arrow.maxRecordsPerBatch": "5000",
     "spark.sql.execution.arrow.maxBytesPerBatch": str(64 * 2**20),
     "spark.sql.parquet.compression.codec": "zstd",
-    # Folders by kind without sorting the rows first: the kinds are few.
+    # Write folders by kind without sorting the rows first: there are few kinds.
     "spark.sql.maxConcurrentOutputFileWriters": "64",
     "spark.sql.sources.partitionColumnTypeInference.enabled": "false",
-    # Between the JVM and its Python workers: faster than TCP over loopback, which has been seen to stop for
-    # good when both directions were full.
+    # Between the JVM and its Python workers: faster than TCP over loopback, which has been seen to hang
+    # permanently when both directions were full.
     "spark.python.unix.domain.socket.enabled": "true",
-    # Else it stays until Java looks for garbage: a day's compaction would have all that it sorts on the disk.
+    # Else shuffle files stay until Java collects garbage, and a compaction would keep on the disk everything
+    # that it sorts.
     "spark.sql.classic.shuffleDependency.fileCleanup.enabled": "true",
     "spark.ui.showConsoleProgress": "false",
     "spark.log.level": "ERROR",
 }
 _LOCAL = {
-    # A job that takes minutes needs no web page, and nothing should listen to the network.
+    # A job that takes minutes needs no web page, and nothing should listen on the network.
     "spark.ui.enabled": "false",
     "spark.driver.host": "127.0.0.1",
     "spark.driver.bindAddress": "127.0.0.1",
     "spark.driver.memory": "2g",
     "spark.sql.shuffle.partitions": str(os.cpu_count() or 2),
     "spark.python.daemon.module": "strata_pipeline.spark_daemon",
-    # What is shuffled is mostly ids and hashes: two fifths less than with LZ4. Not on a cluster, where blocks
-    # may be small: to begin one takes longer than to read a kilobyte.
+    # Shuffled data is mostly ids and hashes, and zstd makes it two fifths smaller than LZ4. Not on a cluster,
+    # where blocks may be small: starting one takes longer than reading a kilobyte.
     "spark.io.compression.codec": "zstd",
 }
 _CLUSTER = {
-    # Spark's 200 make 40,000 blocks of each shuffle. A job plans more for many rows (`planning.planned`).
+    # Spark's default of 200 makes 40,000 blocks of each shuffle. A job with many rows plans more
+    # (`planning.planned`).
     "spark.sql.shuffle.partitions": "32",
 }
 
@@ -83,10 +85,11 @@ _CLUSTER = {
 def open_session(
     name: str, *, master: str | None = None, conf: Mapping[str, str] | None = None
 ) -> Iterator[SparkSession]:
-    """A session that knows `relay_log`, stopped at the end. An existing session is used and not stopped.
+    """A session with the data source `relay_log`, stopped at the end. An existing session is used and not
+    stopped.
 
     `conf` takes precedence over Spark's own configuration, which takes precedence over our defaults. Raises
-    `UsageError` where there is no Java, `PipelineError` where there is no Spark Connect server.
+    `UsageError` if there is no suitable Java, and `PipelineError` if no Spark Connect server answers.
     """
     existing = SparkSession.getActiveSession()
     if existing is not None:
@@ -103,7 +106,7 @@ def open_session(
     given = configured()
     target = master or given.get("spark.master") or "local[*]"
     if target.startswith("local"):
-        # Local executors use this interpreter; the configuration of a cluster names the cluster's.
+        # Local executors use this interpreter; the configuration of a cluster names its own.
         os.environ["PYSPARK_PYTHON"] = sys.executable
         os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
     else:
@@ -130,7 +133,7 @@ def open_session(
         try:
             yield session
         except KeyboardInterrupt:
-            # Java writes a page for each task that the end of the session cuts short.
+            # Java logs a page for each task that the end of the session cuts short.
             with contextlib.suppress(Exception):
                 session.sparkContext.setLogLevel("OFF")
             raise
@@ -147,7 +150,7 @@ def java_options(asked: str, *, local: bool, cores: int = _SERIAL_CORES) -> str:
 
 
 def _cores(master: str) -> int:
-    """How many cores a master on this machine uses."""
+    """The number of cores that a master on this machine uses."""
     found = re.match(r"local\[(\d+)", master)
     if found is not None:
         return int(found[1])
@@ -155,9 +158,9 @@ def _cores(master: str) -> int:
 
 
 def code_archive(folder: Path | None = None) -> Path:
-    """Our own packages as a zip for executors, in a folder; by default in a new one.
+    """Write our own packages into a zip for executors, in a folder (by default a new one); return its path.
 
-    A zip and not a wheel: Spark puts only archives of that name on an executor's path.
+    It is a zip and not a wheel because Spark puts only `.zip` archives on an executor's path.
     """
     target = (folder or Path(tempfile.mkdtemp(prefix="strata-pipeline-"))) / "strata_pipeline.zip"
     with zipfile.ZipFile(target, "w", zipfile.ZIP_DEFLATED) as archive:
@@ -170,7 +173,7 @@ def code_archive(folder: Path | None = None) -> Path:
 
 
 def check_java() -> None:
-    """Raise `UsageError`, with advice, unless there is a Java that can run Spark."""
+    """Raise `UsageError`, with advice, unless a Java that can run Spark is installed."""
     home = os.environ.get("JAVA_HOME")
     java = str(Path(home, "bin", "java")) if home else shutil.which("java")
     advice = (

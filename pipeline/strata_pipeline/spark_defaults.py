@@ -1,6 +1,6 @@
-"""The settings of spark-submit and spark-defaults.conf, read before a session is made.
+"""The settings of spark-submit and spark-defaults.conf, read before a session is created.
 
-`SparkConf()` knows them only once a JVM runs, and by then the memory and class path of a session are fixed.
+`SparkConf()` knows them only once a JVM is running, when the memory and class path of a session are fixed.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _BETWEEN = re.compile(r"\s*[=:]\s*|\s+")
 
 
 def configured() -> dict[str, str]:
-    """The settings that are fixed already."""
+    """The settings that are already given."""
     if _GATEWAY in os.environ:
         SparkContext._ensure_initialized()
         return dict(SparkConf().getAll())

@@ -1,11 +1,11 @@
-"""A home for Spark on this machine, in which its Python workers find the installed PySpark.
+"""A Spark home on this machine with which its Python workers use the installed PySpark.
 
-Spark puts the archive `python/lib/pyspark.zip` of its home before everything else that a worker imports.
-There is no bytecode in it: each worker, and each process that plans a read, would compile PySpark again, for
-a second or more. In a home without the archive they import the package that runs the driver.
+Spark puts the archive `python/lib/pyspark.zip` of its home first on the path of a worker. The archive has no
+bytecode, so each worker, and each process that plans a read, would compile PySpark again, which takes a
+second or more. With a home that lacks the archive they import the package that runs the driver.
 
-At its start Spark also imports each installed module `pyspark_…`, in search of data sources, in a process
-that stays. Our jobs need none of them.
+At its start Spark also imports each installed module `pyspark_…` to find data sources, in a process that
+stays alive. Our jobs need none of them.
 """
 
 from __future__ import annotations
@@ -32,7 +32,8 @@ _PARTS = ("bin", "conf", "jars", "sbin")
 
 @functools.cache
 def quick_home() -> str | None:
-    """The installed Spark without its archives, for as long as this process lives; None without symlinks."""
+    """A folder with the installed Spark without its archives, removed when this process ends; None where
+    symlinks cannot be made."""
     folder = Path(tempfile.mkdtemp(prefix="strata-pipeline-spark-"))
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     package = Path(str(pyspark.__file__)).parent
@@ -47,9 +48,9 @@ def quick_home() -> str | None:
 
 @contextlib.contextmanager
 def starting_quickly() -> Iterator[None]:
-    """A JVM that is started meanwhile has this home and looks for no data sources.
+    """Within the block, a JVM starts with the quick home and looks for no data sources.
 
-    Where the environment names a home or an interpreter for drivers, that stays as it is.
+    A home or a driver's interpreter that the environment already names stays as it is.
     """
     with _meanwhile(_HOME, None if _HOME in os.environ else quick_home()), _meanwhile(_INTERPRETER, _NONE):
         yield
@@ -57,7 +58,8 @@ def starting_quickly() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _meanwhile(name: str, value: str | None) -> Iterator[None]:
-    """A variable of the environment has this value, unless it has another one or there is none for it."""
+    """Within the block, give an environment variable this value, unless it is already set or the value is
+    None."""
     if value is None or name in os.environ:
         yield
         return

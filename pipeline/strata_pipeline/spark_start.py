@@ -1,8 +1,8 @@
-"""The start of Spark's JVM, cut off: by Ctrl-C, SIGTERM, or whatever fails meanwhile.
+"""Ending Spark's JVM when its start is interrupted by Ctrl-C, SIGTERM or an error.
 
-A JVM that runs ends when its standard input does, and so with us. One that is still starting has not begun
-to look: PySpark removes the folder through which the two are to meet, the JVM fails for want of it, and stays
-for good.
+A running JVM ends when its standard input does, and therefore with this process. One that is still starting
+does not watch its input yet: PySpark removes the folder through which the two are to connect, and the JVM
+fails for lack of it but never exits.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ __all__ = ["ending_what_is_cut_off"]
 
 @contextlib.contextmanager
 def ending_what_is_cut_off() -> Iterator[None]:
-    """A JVM whose start is cut off meanwhile is ended."""
+    """Kill a JVM whose start is interrupted within the block."""
     started: list[subprocess.Popen[bytes]] = []
 
     def start(*arguments: Any, **options: Any) -> subprocess.Popen[bytes]:
@@ -29,15 +29,15 @@ def ending_what_is_cut_off() -> Iterator[None]:
             started.append(subprocess.Popen(*arguments, **options))
         return started[-1]
 
-    gateway: Any = java_gateway  # which tells nobody what it has started, until it has
+    gateway: Any = java_gateway  # it does not give out the process that it starts until the start is complete
     before = gateway.Popen
     gateway.Popen = start
     try:
         yield
     except BaseException:
-        if SparkContext._gateway is None:  # else the two have met
+        if SparkContext._gateway is None:  # else the two are connected
             for process in started:
-                with process:  # which waits for its end
+                with process:  # leaving the block waits for its end
                     process.kill()
         raise
     finally:
@@ -46,8 +46,8 @@ def ending_what_is_cut_off() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _signals_held() -> Iterator[None]:
-    """Handlers of Ctrl-C and SIGTERM wait for the end of the block, when a process that was just made is
-    known."""
+    """Delay the handlers of Ctrl-C and SIGTERM until the end of the block, by when a process that was just
+    started is known."""
     held: list[int] = []
     handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     if threading.current_thread() is not threading.main_thread():

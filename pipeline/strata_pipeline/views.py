@@ -1,7 +1,7 @@
-"""SQL views of a lake, for DuckDB and for Spark SQL. No I/O but a look which folders are there.
+"""SQL views of a lake, for DuckDB and for Spark SQL. The only I/O is a look at which folders exist.
 
-Those of a lake on a disk name folders. Those of a lake in a bucket name the objects that count, for its
-folders hold others as well.
+The views of a lake on a disk name folders. Those of a lake in a bucket name the objects that count, because
+its folders also hold others.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ __all__ = ["VIEWS", "Dialect", "Objects", "statements", "statements_over_objects
 Dialect = Literal["duckdb", "spark"]
 
 VIEWS = ("packets", "quarantine", "manifests", "packets_by_day", "authors_by_day", "lag_by_day")
-"""`quarantine` is there when the lake has such rows."""
+"""`quarantine` exists only if the lake has quarantined rows."""
 
-# What an author dates may be a time that no calendar has: a keys' packet is of any. So may be what somebody
-# has written into the log.
+# The timestamp of a packet may be a time that no calendar has: that of a key event may be any number. So may
+# any value that somebody has written into the log.
 _COLUMNS = (
     "sequence, received_at, "
     "CASE WHEN abs(received_at) < 9223372036854 THEN to_timestamp(received_at) END AS received, {timestamp}, "
@@ -75,11 +75,11 @@ _NEEDED: Mapping[Dialect, str] = {
 
 
 def statements(lake: str | Path, dialect: Dialect = "duckdb") -> list[str]:
-    """The statements that make `VIEWS`: lasting ones in DuckDB, temporary ones in Spark.
+    """The statements that create `VIEWS`: permanent ones in DuckDB, temporary ones in Spark.
 
-    The views name folders, so they show what the lake gains later too. Raises `UsageError` for a path that
-    the dialect cannot name: to Spark's views a colon ends a scheme, and to DuckDB a backslash is a slash. And
-    for a lake without packets: neither makes a view of no file.
+    The views name folders, so they also show what the lake gains later. Raises `UsageError` for a path that
+    the dialect cannot name (Spark's views take a colon for the end of a scheme, and DuckDB a backslash for a
+    slash), and for a lake without packets, because neither creates a view over no files.
     """
     root = Path(str(lake).removeprefix("file://")).absolute()
     if dialect == "spark" and ":" in str(root):
@@ -91,7 +91,7 @@ def statements(lake: str | Path, dialect: Dialect = "duckdb") -> list[str]:
 
 
 class Objects(NamedTuple):
-    """What counts of a lake in a bucket."""
+    """The objects that count in a lake in a bucket."""
 
     place: str
     """`s3://bucket/prefix`."""
@@ -99,14 +99,14 @@ class Objects(NamedTuple):
     """The names of objects below that place."""
     quarantine: Sequence[str]
     manifests: int
-    """How many there are."""
+    """The number of manifests."""
 
 
 def statements_over_objects(told: Objects, dialect: Dialect = "duckdb") -> list[str]:
-    """The statements that make `VIEWS` of a lake in a bucket as it is told of, as `statements` does.
+    """The statements that create `VIEWS` over these objects of a lake in a bucket, as `statements` does.
 
-    The first begins with a comment, which says so and what they need. Raises `UsageError` for a lake without
-    packets.
+    The first statement begins with a comment that says so, and what the views need. Raises `UsageError` for a
+    lake without packets.
     """
     if not told.packets:
         raise _without_packets(told.place)
@@ -123,8 +123,8 @@ def statements_over_objects(told: Objects, dialect: Dialect = "duckdb") -> list[
 
 
 def statements_over_tables(tables: Collection[str]) -> list[str]:
-    """The statements that make `VIEWS` in DuckDB, temporary ones, over what a connection knows by the names
-    `lake_packets`, `lake_manifests` and, where there are such rows, `lake_quarantine`."""
+    """The statements that create temporary `VIEWS` in DuckDB over tables that a connection knows as
+    `lake_packets`, `lake_manifests` and, if there are quarantined rows, `lake_quarantine`."""
     sources = [f"CREATE OR REPLACE TEMPORARY VIEW packets AS SELECT {_COLUMNS}, day, kind FROM lake_packets"]
     sources += [
         f"CREATE OR REPLACE TEMPORARY VIEW {name} AS SELECT * FROM lake_{name}"
@@ -149,7 +149,7 @@ def _duckdb(root: Path) -> list[str]:
 
 def _duckdb_of_objects(told: Objects) -> list[str]:
     packets, aside = (_listed(told.place, names) for names in (told.packets, told.quarantine))
-    # Manifests are never replaced, but others follow.
+    # Manifests are never replaced, but more will follow.
     return _in_duckdb(packets, aside, told.place, f" WHERE number < {told.manifests}")
 
 
@@ -159,7 +159,7 @@ def _listed(place: str, names: Sequence[str]) -> str:
 
 
 def _in_duckdb(packets: str, aside: str, place: str, of_manifests: str = "") -> list[str]:
-    """Views of these files, as DuckDB's functions take them; `aside` is empty where there are none."""
+    """Views over these files, named as DuckDB's functions take them; `aside` is empty if there are none."""
     options = "hive_partitioning = true, hive_types_autocast = false, union_by_name = true"
     made = [
         f"CREATE OR REPLACE VIEW packets AS SELECT {_COLUMNS}, day::DATE AS day, kind "
@@ -192,15 +192,15 @@ def _spark_of_objects(told: Objects) -> list[str]:
 
 
 def _alternatives(place: str, names: Sequence[str]) -> str:
-    """A pattern that these objects fit and no other."""
+    """A pattern that matches these objects and no others."""
     return f"{place}/{{{','.join(names)}}}" if names else ""
 
 
 def _in_spark(
     packets: str, aside: str, manifests: str, folders: Mapping[str, str] | None = None, of_manifests: str = ""
 ) -> list[str]:
-    """Views of these paths, which are patterns; `aside` is empty where there are none. `folders` are those of
-    which each path names files."""
+    """Views over these paths, which are patterns; `aside` is empty if there are none. `folders` are given if
+    the paths name files: the folders of these."""
 
     def source(name: str, kind: str, path: str, columns: str = "", **options: str) -> str:
         told = ", ".join(
@@ -219,7 +219,7 @@ def _in_spark(
     ]
     if aside:
         made.append(source("quarantine", "parquet", aside, **below("quarantine")))
-    # Where Spark finds the columns by itself it reads all manifests, and takes their names for patterns.
+    # To infer the columns, Spark would read all manifests, and take their names for patterns.
     options = {"multiLine": "true", "pathGlobFilter": "0*.json"}
     name = "lake_manifests" if of_manifests else "manifests"
     made.append(source(name, "json", manifests, f" ({_MANIFEST})", **options))
@@ -240,5 +240,5 @@ def _has_quarantine(root: Path) -> bool:
 
 
 def _quoted(text: str, quote: str = "''") -> str:
-    # A brace would be a field of the text that is filled in later.
+    # A single brace would be a field for `str.format`, which is applied later.
     return "'" + text.replace("'", quote).replace("{", "{{").replace("}", "}}") + "'"

@@ -8,11 +8,11 @@ __all__ = ["ChannelDays", "ChannelMessages", "ChannelPackets", "Gaps", "Silences
 
 
 class ChannelPackets(Dataset, schema="channel_packets"):
-    """The packets of channels, each with the SDS message in it."""
+    """The packets of channels, each with the SDS message that it carries."""
 
 
 class ChannelMessages(Dataset, schema="channel_messages"):
-    """The content messages of channels, each once."""
+    """The content messages of channels, each listed once."""
 
 
 class ChannelDays(Dataset, schema="channel_days"):
@@ -20,8 +20,8 @@ class ChannelDays(Dataset, schema="channel_days"):
 
 
 class Gaps(Dataset, schema="gaps"):
-    """Messages that others name and no packet carries."""
+    """Messages that other messages name but no packet carries."""
 
 
 class Silences(Dataset, schema="silences"):
-    """Pairs of participants, one of whom acknowledged nothing of the other."""
+    """Pairs of participants, one of whom acknowledged nothing from the other."""

@@ -17,8 +17,8 @@ __all__ = ["Dataset"]
 class Dataset:
     """The base of all datasets. A subclass names its schema: `class Hours(Dataset, schema="hours")`.
 
-    Columns beyond the schema are dropped, order does not matter, and nothing is computed. Raises
-    `DatasetError` for a column that is missing or of another type.
+    Columns beyond the schema are dropped, the order of columns does not matter, and nothing is computed.
+    Raises `DatasetError` for a column that is missing or has another type.
     """
 
     frame: DataFrame
@@ -29,7 +29,7 @@ class Dataset:
 
     def __post_init__(self) -> None:
         wanted = schema(self.schema_name)
-        # By name: whatever Spark reads from a file could be null, also in a list.
+        # Compared by the names of types: to Spark, anything read from a file is nullable, also within a list.
         found = {field.name: field.dataType.simpleString() for field in self.frame.schema.fields}
         wrong = [
             f"{field.name} is {found.get(field.name, 'missing')}, not {field.dataType.simpleString()}"

@@ -1,4 +1,4 @@
-"""Rows in the objects of a bucket. Tasks bring and put them: Spark itself knows no bucket without a jar."""
+"""Rows in the objects of a bucket. Tasks get and put them: without a jar, Spark itself knows no buckets."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from strata_pipeline.planning import parallelism
 __all__ = ["ARROW", "OBJECT_BYTES", "put_rows", "read_objects", "write_objects"]
 
 OBJECT_BYTES: Final = 64 * 2**20
-"""So many bytes of rows a task gathers before it writes them: an object fits into memory when it is read."""
+"""Bytes of rows that a task gathers before it writes them: an object must fit into memory when it is read."""
 _READ_ROWS = 2_048
 _TASKS_PER_CORE = 4
 ARROW: Final = {"bigint": pa.int64(), "int": pa.int32(), "string": pa.string(), "binary": pa.binary()}
@@ -35,9 +35,9 @@ _WRITTEN = pa.schema(
 
 
 def write_objects(rows: DataFrame, store: ObjectStore, attempt: Attempt, root: str) -> list[StoredObject]:
-    """Put rows into objects of an attempt, by `kind` where there is such a column; returns what was put.
+    """Put rows into objects of an attempt, by `kind` if there is such a column; return the objects put.
 
-    What a task has put that failed, or that Spark ran twice, is not among them.
+    Objects of a task that failed, or of the other run of a task that Spark ran twice, are not among them.
     """
 
     def write(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -48,7 +48,7 @@ def write_objects(rows: DataFrame, store: ObjectStore, attempt: Attempt, root: s
 
 
 def put_rows(store: ObjectStore, name: str, rows: pa.Table) -> StoredObject:
-    """Put rows into one object of this name."""
+    """Put rows into one object under this name."""
     sink = pa.BufferOutputStream()
     pq.write_table(rows, sink, compression="zstd")
     content = sink.getvalue().to_pybytes()
@@ -65,10 +65,10 @@ def read_objects(
     *,
     damaged: bool = False,
 ) -> DataFrame:
-    """The rows of objects, with columns of the names of their folders (`day`, `batch`, `kind`) as wanted.
+    """The rows of objects, with columns from the names of their folders (`day`, `batch`, `kind`) if wanted.
 
-    A column that an older object lacks is null. An object that is missing, or has other bytes than were
-    written, is a `LakeError` of the task; with `damaged` it is read as far as it can be.
+    A column that an older object lacks is null. The task raises `LakeError` for an object that is missing or
+    has other bytes than were written; with `damaged` it reads the object as far as possible.
     """
     columns = StructType([StructField(one.name, one.dataType) for one in wanted.fields])
     if not objects:

@@ -37,8 +37,8 @@ class Packets(Dataset, schema="packets"):
         kinds: Collection[str] | None = None,
         damaged: bool = False,
     ) -> Self:
-        """All packets of a lake, or those received on these days, or in the folders of these `kinds` alone;
-        with `damaged`, as far as they can be read.
+        """All packets of a lake, or only those received on these days, or those in the folders of these
+        `kinds`; with `damaged`, as far as they can be read.
 
         A column that a file of an earlier schema lacks is null.
         """
@@ -69,12 +69,13 @@ class Packets(Dataset, schema="packets"):
             objects = lake.objects(_manifests(lake, days), "packets", kinds=kinds, damaged=damaged)
             return read_objects(spark, lake.store, objects, wanted, damaged=damaged)
         rows = _read(spark, lake, "packets", wanted, days, "batch=*/kind=*", damaged)
-        # Spark reads no file of another folder.
+        # Spark does not read the files of other folders.
         return rows if kinds is None else rows.where(F.col("kind").isin(*kinds))
 
     @classmethod
     def of_batch(cls, spark: SparkSession, lake: AnyLake, batch: Batch) -> Self:
-        """The packets in the folders of batches that were read together; those of others may be there too."""
+        """The packets in the folders of batches that were read together; these may also hold packets of other
+        batches."""
         if isinstance(lake, ObjectLake):
             objects = lake.objects(batch.manifests, "packets")
             return cls(read_objects(spark, lake.store, objects, schema("packets")))
@@ -83,13 +84,13 @@ class Packets(Dataset, schema="packets"):
 
 
 class Quarantine(Dataset, schema="quarantine"):
-    """The rows of the log that a lake has put aside."""
+    """The rows of the log that a lake has quarantined."""
 
     @classmethod
     def of(
         cls, spark: SparkSession, lake: AnyLake, days: Sequence[int] | None = None, *, damaged: bool = False
     ) -> Self:
-        """All of them, or those of these days; with `damaged`, as far as they can be read."""
+        """All quarantined rows, or those of these days; with `damaged`, as far as they can be read."""
         wanted = schema("quarantine")
         if isinstance(lake, ObjectLake):
             objects = lake.objects(_manifests(lake, days), "quarantine", damaged=damaged)
@@ -112,19 +113,19 @@ def _read(
     pattern: str,
     damaged: bool,
 ) -> DataFrame:
-    """The rows in the folders of batches of these days, or of all."""
+    """The rows in the folders of batches of these days, or of all days."""
     root = lake.root / name
     named = root.glob("day=*") if days is None else (root / f"day={day_text(day)}" for day in days)
     there = [day for day in named if next(day.glob(pattern), None) is not None]
     if not there:
         return spark.createDataFrame([], wanted)
     reader = spark.read.schema(wanted).option("basePath", str(root))
-    # Asked of this reading alone, and not of all that the session reads.
+    # Set for this read alone, and not for everything that the session reads.
     reader = reader.option("ignoreCorruptFiles", str(damaged).lower())
     try:
         frame = reader.parquet(*map(for_spark, there))
-        _ = frame.schema  # over Spark Connect nothing is looked at before this
+        _ = frame.schema  # Spark Connect does not look at the files before this
         return frame
     except (PySparkException, Py4JError):
-        # Spark can make no sense of a file beside the folders. It is left out, and the audit names it.
+        # Spark cannot handle a file beside the folders. It is left out here, and the audit names it.
         return reader.parquet(*(f"{for_spark(day)}/{pattern}" for day in there))

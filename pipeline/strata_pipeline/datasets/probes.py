@@ -8,7 +8,7 @@ __all__ = ["Probes", "RelayScores"]
 
 
 class Probes(Dataset, schema="probes"):
-    """Lines of probe logs; a line with a reason does not count."""
+    """Lines of probe logs; a line with a `reason` does not count."""
 
 
 class RelayScores(Dataset, schema="relay_scores"):

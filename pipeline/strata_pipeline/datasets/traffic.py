@@ -19,15 +19,15 @@ __all__ = [
 ]
 
 REASON_PREFIX = "pipeline: "
-"""The prefix of the pipeline's reasons in the abuse table: reasons of an operator have none."""
+"""The prefix of the pipeline's reasons in the abuse table: an operator's reasons have none."""
 
 
 class Seconds(Dataset, schema="seconds"):
-    """Traffic by author, type and second; several rows may tell of parts of one second."""
+    """Traffic by author, type and second; several rows may each cover a part of one second."""
 
 
 class WholeSeconds(Dataset, schema="whole_seconds"):
-    """Traffic by author, type and second, each in one row."""
+    """Traffic by author, type and second, with one row for each."""
 
 
 class Hours(Dataset, schema="hours"):
@@ -47,7 +47,7 @@ class Texts(Dataset, schema="texts"):
 
 
 class Meetings(Dataset, schema="meetings"):
-    """Texts and the first text of a bucket in which they are; and crowded buckets with their first."""
+    """Texts, each with the first text of a bucket that it is in; and crowded buckets with their first."""
 
 
 class NearDuplicates(Dataset, schema="near_duplicates"):

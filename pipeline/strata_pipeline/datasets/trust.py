@@ -8,11 +8,12 @@ __all__ = ["TrustAuthors", "TrustEdges", "TrustStatements"]
 
 
 class TrustStatements(Dataset, schema="trust_statements"):
-    """What authors have said, the newest of each kind: those of days together are those of all."""
+    """The newest statement of each kind of each author. Those of single days, taken together, give those of
+    all days."""
 
 
 class TrustEdges(Dataset, schema="trust_edges"):
-    """The edges that stand."""
+    """The edges that are in force."""
 
 
 class TrustAuthors(Dataset, schema="trust_authors"):

@@ -1,9 +1,9 @@
-"""The schemas of all datasets: a TOML file for each, with a table for each column, in order.
+"""The schemas of all datasets: one TOML file for each, with one table for each column, in order.
 
 [sequence]
 type = "long"               # as Spark writes it: long, int, double, string, binary, date, array<string>, …
 required = true             # NOT NULL; the default is false
-is = "place in the log"     # what it means, and its unit
+is = "place in the log"     # its meaning and unit
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _TYPES: dict[str, DataType] = {
 
 @functools.cache
 def schema(name: str) -> StructType:
-    """The schema in `{name}.toml`. Executors can read it too, for it needs no Spark session."""
+    """The schema in `{name}.toml`. It needs no Spark session, so executors can read it too."""
     text = files(__name__).joinpath(f"{name}.toml").read_text(encoding="utf-8")
     return StructType([_field(column, told) for column, told in tomllib.loads(text).items()])
 

@@ -1,12 +1,12 @@
-"""Attempts to archive a batch into a bucket, and what killed ones have left.
+"""Attempts to archive a batch into a bucket, and the objects that killed attempts have left.
 
 _attempts/0000000012-<attempt>.json        which batch an attempt writes, put before its first object
 
-An attempt writes objects under names that begin with its own, and commits by a manifest that it may only put
-where there is none of that number. So once the chain has a manifest of the number, whoever put it, an attempt
-can never commit anything more: what it has left and no listing names is nobody's, and may be deleted. That
-takes no clock; a grace period comes on top. `rewrites` tells of attempts to write a day anew. Nothing else in
-a bucket is ever deleted.
+An attempt writes objects under names that begin with its own, and commits with a manifest that it may put
+only if there is none with that number. So once the chain has a manifest with the number, no matter who put
+it, the attempt can never commit any more: the objects that it has left and that no listing names belong to
+nobody, and may be deleted. This needs no clock; a grace period is added to it. `rewrites` covers attempts to
+rewrite a day. Nothing else in a bucket is ever deleted.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ _RECORD = re.compile(r"_attempts/(\d{10})-([0-9a-f]{32})\.json")
 _PART = re.compile(r".*/batch=\d+-\d+/(?:kind=[A-Za-z_]+/)?([0-9a-f]{32})-[0-9a-f]{32}\.parquet")
 _PROBE = f"{ATTEMPTS}/probe-"
 _PROBED = timedelta(hours=1)
-"""By then whoever has put a probe has ended."""
+"""After this time the process that put a probe has ended."""
 
 
 _R = TypeVar("_R")
@@ -63,13 +63,13 @@ class Attempt(NamedTuple):
     """One attempt to archive a batch."""
 
     number: int
-    """That of the manifest by which it commits."""
+    """The number of the manifest with which it commits."""
     name: str
     span: Span
 
     @classmethod
     def begin(cls, store: ObjectStore, number: int, span: Span) -> Attempt:
-        """A new one, told of in the bucket before it writes anything."""
+        """A new attempt, recorded in the bucket before it writes anything."""
         attempt = cls(number, uuid.uuid4().hex, span)
         store.put(attempt.record, msgspec.json.encode(_Record(span.after, span.up_to)))
         return attempt
@@ -80,36 +80,36 @@ class Attempt(NamedTuple):
         return f"{ATTEMPTS}/{self.number:010}-{self.name}.json"
 
     def folder(self, root: str) -> str:
-        """What the names of its objects begin with; others write there too."""
+        """The folder of its objects below a root; other attempts write there too."""
         return f"{root}/{batch_path(self.span).as_posix()}"
 
     def object_name(self, root: str, kind: str | None) -> str:
-        """A new name of an object."""
+        """A new name for an object."""
         return object_name(self.name, self.span, root, kind)
 
 
 class Left(NamedTuple):
-    """What attempts have left that no listing names."""
+    """The objects that attempts have left and that no listing names."""
 
     kept: list[str]
-    """Objects that stay for now: the attempt may still commit, or the grace period is not over."""
+    """Objects that stay for now, because the attempt may still commit or the grace period is not over."""
     deleted: list[str]
 
 
 def object_name(attempt: str, span: Span, root: str, kind: str | None) -> str:
-    """A new name of an object that an attempt writes, with rows of these sequences."""
+    """A new name for an object that an attempt writes, with rows of these sequences."""
     below = "" if kind is None else f"kind={kind}/"
     return f"{root}/{batch_path(span).as_posix()}/{below}{attempt}-{uuid.uuid4().hex}.parquet"
 
 
 def attempt_of(name: str) -> str | None:
-    """The attempt that an object's name tells of."""
+    """The name of the attempt that is part of an object's name; None if there is none."""
     found = _PART.fullmatch(name)
     return None if found is None else found[1]
 
 
 def attempts(store: ObjectStore) -> list[Attempt]:
-    """The attempts that the bucket tells of."""
+    """The attempts of which the bucket has a record."""
     return [
         Attempt(int(match[1]), match[2], Span(told.after, told.up_to))
         for match, told in records(store, _RECORD, _Record)
@@ -119,19 +119,19 @@ def attempts(store: ObjectStore) -> list[Attempt]:
 def records(
     store: ObjectStore, pattern: re.Pattern[str], kind: type[_R]
 ) -> Iterator[tuple[re.Match[str], _R]]:
-    """The records of attempts whose names are like this, with what their names tell."""
+    """The records of attempts whose names match a pattern, each with the match."""
     for match in filter(None, map(pattern.fullmatch, store.keys(ATTEMPTS))):
         try:
             told = msgspec.json.decode(store.get(match[0]), type=kind)
         except (FileNotFoundError, msgspec.DecodeError, UnicodeDecodeError):
-            continue  # it has just been forgotten, or is none of ours
+            continue  # it has just been forgotten, or is not ours
         yield match, told
 
 
 def check_refuses(store: ObjectStore) -> str:
-    """Raise `StoreError` for a store that lets the second of two put one name: there no commit is safe.
+    """Raise `StoreError` for a store that lets two writers put the same name: on it no commit is safe.
 
-    Returns the name of the object that this has put, for `look_at_clock`.
+    Return the name of the object that this has put, for `look_at_clock`.
     """
     name = f"{_PROBE}{uuid.uuid4().hex}"
     if store.put_new(name, b"1") and store.put_new(name, b"2"):
@@ -144,16 +144,18 @@ def check_refuses(store: ObjectStore) -> str:
 
 
 def forget(store: ObjectStore, attempt: Attempt, named: Collection[str]) -> None:
-    """After its commit: remove its record, unless tasks of it have left objects that its listing lacks."""
-    with contextlib.suppress(StoreError):  # else a later run does it
+    """Remove the record of an attempt after its commit, unless its tasks have left objects that its listing
+    does not name."""
+    with contextlib.suppress(StoreError):  # then a later run does it
         if not set(_written_by(store, attempt)) - set(named):
             store.delete([attempt.record])
 
 
 def look_at_clock(store: ObjectStore, probe: str) -> datetime:
-    """What time it is by the clock of the store: when it took `probe`, which `check_refuses` has just put.
+    """The time by the clock of the store: when it took `probe`, which `check_refuses` has just put.
 
-    Deletes it, and others that killed processes have left. Raises `StoreError` where it is not in the list.
+    Delete the probe, and others that killed processes have left. Raises `StoreError` if the probe is not in
+    the list.
     """
     there = {one.name: one.modified_at for one in store.listed(ATTEMPTS, _PROBE)}
     now = there.get(probe)
@@ -168,7 +170,7 @@ def look_at_clock(store: ObjectStore, probe: str) -> datetime:
 
 
 def sweep(store: ObjectStore, lake: LakeState, now: datetime, grace: timedelta) -> Left:
-    """Delete what attempts have left that can commit no more and began `grace` ago, or earlier."""
+    """Delete the leftovers of attempts that can no longer commit and that began `grace` ago or earlier."""
     began = {one.name: one.modified_at for one in store.listed(ATTEMPTS)}
     left = Left([], [])
     for attempt in attempts(store):
@@ -176,7 +178,7 @@ def sweep(store: ObjectStore, lake: LakeState, now: datetime, grace: timedelta) 
         try:
             unnamed = _unnamed(store, lake, attempt, is_over)
         except (LakeError, FileNotFoundError):
-            continue  # nothing is deleted on a guess; an audit tells of the listing
+            continue  # nothing is deleted on a guess; an audit reports the listing
         if is_over and now - began.get(attempt.record, now) >= grace:
             store.delete([*unnamed, attempt.record])
             left.deleted.extend(unnamed)
@@ -186,7 +188,7 @@ def sweep(store: ObjectStore, lake: LakeState, now: datetime, grace: timedelta) 
 
 
 def _unnamed(store: ObjectStore, lake: LakeState, attempt: Attempt, is_over: bool) -> list[str]:
-    """What an attempt has left and the chain does not count. Raises `LakeError`, `FileNotFoundError`."""
+    """The objects and listings of an attempt that do not count. Raises `LakeError`, `FileNotFoundError`."""
     committed = f"{LISTINGS}/{listing_name(lake.chain.one(attempt.number))}" if is_over else ""
     unnamed = _written_by(store, attempt)
     if is_over:

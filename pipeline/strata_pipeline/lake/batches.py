@@ -1,4 +1,4 @@
-"""The batches of a lake: checked against their manifests, and cut into parts."""
+"""The batches of a lake, checked against their manifests and divided into parts."""
 
 from __future__ import annotations
 
@@ -25,29 +25,29 @@ class Part:
     span: Span
     packets: int
     last_received_at: int
-    """That of its last row (`received_on`)."""
+    """The time of receipt of its last row (`received_on`)."""
 
 
 @dataclass(frozen=True)
 class Batch:
-    """Rows that agree with their manifest, or with those of batches of a day that follow each other."""
+    """Rows that agree with their manifest, or with the manifests of consecutive batches of a day."""
 
     manifests: list[Manifest]
     folders: list[Path]
-    """The folders of its packets; files of other batches may be there too."""
+    """The folders of its packets; they may also hold files of other batches."""
     aside: list[Path]
     """The folders of its quarantined rows."""
     packets: pa.Table
     """The places of its packets, in log order (see `lake.rows`)."""
     rows: pa.Table
-    """The places of all its rows, quarantined ones included."""
+    """The places of all its rows, including quarantined ones."""
 
     @classmethod
     def read(cls, lake: LakeLayout, *manifests: Manifest) -> Batch:
         """Read the places of all rows, listing and opening the files once for all the manifests.
 
-        The manifests follow each other and are of one day. Raises `LakeError`, with the name of the batch,
-        unless count and digest agree.
+        The manifests are consecutive and of one day. Raises `LakeError`, with the name of the batch, unless
+        counts and digest agree.
         """
         manifests = tuple(lake.erasures.told(manifests))
         span = span_over(manifests)
@@ -66,15 +66,15 @@ class Batch:
 
     @property
     def span(self) -> Span:
-        """Its sequences."""
+        """The span of its sequences."""
         return span_over(self.manifests)
 
     def manifest_of(self, sequence: int) -> Manifest:
-        """The manifest that tells of a row."""
+        """The manifest of the batch that has a row."""
         return next(manifest for manifest in self.manifests if sequence <= manifest.up_to)
 
     def check_contents(self) -> None:
-        """Raise `LakeError` unless bodies, annotations and quarantined rows are what the manifests bind."""
+        """Raise `LakeError` unless bodies, annotations and quarantined rows match the manifests' digests."""
         bound = [manifest for manifest in self.manifests if manifest.format > 1]
         if not bound:
             return
@@ -111,10 +111,10 @@ class Batch:
 
 
 def leading_days_with_holes(manifests: list[Manifest]) -> int:
-    """The border above the lake's first days in which sequences are missing; 0 if its first day is whole.
+    """The border above the lake's leading days that miss sequences; 0 if its first day is complete.
 
     A day has no gaps in its sequences, so a missing row was removed before it was archived: by retention,
-    which keeps only the rows it spares.
+    which keeps only the rows that it spares.
     """
     rows: dict[int, int] = {}
     ends: dict[int, int] = {}

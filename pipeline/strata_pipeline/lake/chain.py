@@ -1,9 +1,9 @@
-"""The chain of manifests of a lake, read no further than it is asked for.
+"""The chain of manifests of a lake, of which no more is read than is needed.
 
-Finished days have summaries (`strata.protocol.lake.summary`). Where these follow each other and the manifests
-after them follow the last, opening a lake reads the summaries and those manifests alone; the manifests of a
-summarised day are read, and held against its summary, when somebody asks for them. Summaries that do not fit
-are left aside, and all manifests are read: the manifests count.
+Finished days have summaries (`strata.protocol.lake.summary`). If the summaries follow each other and the
+later manifests follow the last summary, opening a lake reads only the summaries and those manifests; the
+manifests of a summarised day are read, and compared with its summary, when they are needed. If summaries do
+not fit, they are ignored and all manifests are read: the manifests are authoritative.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _SUMMARY = re.compile(r"\d{4}-\d\d-\d\d\.json")
 _NUMBER = re.compile(r"\d{1,10}")
 _HASH = re.compile(r"[0-9a-f]{64}")
 _LOOK_AHEAD = 10_000
-"""So many manifests after the end are looked for, to tell a chain with a hole from one that ends."""
+"""The number of manifests looked for after the end, to distinguish a chain with a hole from one that ends."""
 
 
 class Chain:
@@ -48,8 +48,8 @@ class Chain:
     def __init__(self, records: Records) -> None:
         self._records = records
         self.sealed: list[DaySummary] = []
-        """The summaries of its first days, without a gap."""
-        self._stored = 0  # so many of them, the first, are in the folder
+        """The summaries of its first days, without gaps."""
+        self._stored = 0  # how many of them, from the first, are in the folder
         self.end = ChainEnd()
         self._opened: list[Manifest] = []  # those after the sealed days
         self._whole: list[Manifest] | None = None
@@ -57,7 +57,7 @@ class Chain:
         self._asked: tuple[DaySummary, list[Manifest]] | None = None
 
     def load(self, *, whole: bool = False) -> None:
-        """Read what opening takes, and check it; with `whole`, all manifests and no summary.
+        """Read what opening a lake requires, and check it; with `whole`, all manifests and no summaries.
 
         Raises `LakeError`.
         """
@@ -78,8 +78,8 @@ class Chain:
             self.load(whole=True)
 
     def prove(self) -> None:
-        """Read all manifests, a day at a time, and check them; their own summaries take the place of the
-        stored ones, which are not believed (`summary_faults` compares them). For readers only.
+        """Read all manifests, one day at a time, and check them. Summaries computed from them replace the
+        stored ones, which are not trusted (`summary_faults` compares them). For readers only.
 
         Raises `LakeError`.
         """
@@ -96,7 +96,7 @@ class Chain:
         self._is_proven, self._asked = True, None
 
     def all(self) -> list[Manifest]:
-        """All manifests. Raises `LakeError` where those of a sealed day are not what its summary says."""
+        """All manifests. Raises `LakeError` if those of a sealed day differ from its summary."""
         if not self.sealed:
             return self._opened
         if self._whole is None:
@@ -105,14 +105,14 @@ class Chain:
         return self._whole
 
     def replace(self, manifests: list[Manifest]) -> None:
-        """Take another chain for what the folder holds, without summaries."""
+        """Take another chain as the contents of the folder, without summaries."""
         self.end = check_chain(manifests)
         self.sealed, self._opened, self._whole = [], manifests, None
         self._stored = 0
 
     def append(self, manifest: Manifest) -> None:
-        """Add one that was written. Of a day that is over by it the summary stays in memory, which `seal`
-        stores: a writer that goes on for months adds millions of manifests."""
+        """Add a manifest that was written. If it ends a day, only the summary of that day, which `seal`
+        stores, stays in memory: a writer that runs for months adds millions of manifests."""
         begins_day = bool(self._opened) and day_of(self._opened[-1].up_to) != day_of(manifest.up_to)
         self.end = check_chain([manifest], self.end)
         if self._whole is not None:
@@ -122,50 +122,50 @@ class Chain:
             self._summarise()
 
     def days(self) -> list[int]:
-        """The days that it tells of, in order."""
+        """The days of its batches, in order."""
         opened = {day_of(manifest.up_to) for manifest in self._opened}
         return [summary.day for summary in self.sealed] + sorted(opened)
 
     def of_day(self, day: int) -> list[Manifest]:
-        """The manifests of a day. Raises `LakeError` where they are not what its summary says."""
+        """The manifests of a day. Raises `LakeError` if they differ from its summary."""
         summary = self.summary_of(day)
         if summary is None:
             return manifests_of_day(self._opened, day)
         return self._of_summary(summary) if self._whole is None else manifests_of_day(self._whole, day)
 
     def summary_of(self, day: int) -> DaySummary | None:
-        """The summary of a day that has one."""
+        """The summary of a day; None if it has none."""
         return next((summary for summary in self.sealed if summary.day == day), None)
 
     def rows_of(self, day: int) -> int:
-        """How many packets a day has."""
+        """The number of packets of a day, as archived."""
         summary = self.summary_of(day)
         if summary is not None:
             return summary.packets
         return sum(manifest.packets for manifest in manifests_of_day(self._opened, day))
 
     def quarantined_of(self, day: int) -> int:
-        """How many rows of a day were put aside."""
+        """The number of rows of a day that were quarantined."""
         summary = self.summary_of(day)
         if summary is not None:
             return summary.quarantined
         return sum(manifest.quarantined for manifest in manifests_of_day(self._opened, day))
 
     def backwards(self) -> Iterator[Manifest]:
-        """The manifests, the last first."""
+        """The manifests, from the last to the first."""
         yield from reversed(self._opened)
         for summary in reversed(self.sealed):
             yield from reversed(self.of_day(summary.day))
 
     def one(self, number: int) -> Manifest:
-        """The manifest of a number. Raises `LakeError` where it cannot be read."""
+        """The manifest with a number. Raises `LakeError` if it cannot be read."""
         return next(iter(self._read([manifest_name(number)])))
 
     def after(self, tip: str) -> list[Manifest]:
-        """What the chain gained after a manifest, named by its hash or its number.
+        """The manifests that the chain gained after one, which is named by its hash or its number.
 
         The tip of an empty lake, 64 zeros, names the beginning. Raises `LakeError` for a tip that is not in
-        the chain, and `UsageError` for what names none.
+        the chain, and `UsageError` for text that is neither a hash nor a number.
         """
         if tip == GENESIS:
             return list(self.all())
@@ -185,7 +185,7 @@ class Chain:
         )
 
     def seal(self) -> int:
-        """Write the summaries of finished days that have none, or none that fits; returns how many.
+        """Write the summaries of finished days that have none, or none that fits; return how many.
 
         A day is finished when the chain has begun the next. Raises `LakeError`.
         """
@@ -193,13 +193,13 @@ class Chain:
         self._records.tidy(SUMMARIES)
         finished = self.sealed[self._stored :]
         for summary in finished:
-            # It says nothing by itself, and can be made again: one that does not fit need not be kept.
+            # A summary adds no information and can be made again, so one that does not fit is not kept.
             self._records.replace(f"{SUMMARIES}/{summary.name}", encode_summary(summary))
             self._stored += 1
         return len(finished)
 
     def _summarise(self) -> None:
-        """Let a summary stand for the manifests of each finished day."""
+        """Replace the manifests of each finished day in memory by a summary."""
         for day in self.days()[len(self.sealed) : -1]:
             previous = self.sealed[-1].hash if self.sealed else GENESIS
             summary = summarise(manifests_of_day(self._opened, day), previous)
@@ -208,9 +208,9 @@ class Chain:
         self._whole = None
 
     def summary_faults(self) -> list[tuple[str, str]]:
-        """The first file of a summary that is not what the manifests say, and why; none where all are.
+        """The first file of a summary that differs from the manifests, and why; empty if none differs.
 
-        Where summaries were used to open the lake, they fitted, and only a whole reading tells more.
+        If summaries were used to open the lake, they fitted, and only reading all manifests can show more.
         """
         stored = self.stored_summaries()
         if self.sealed and len(stored) == len(self.sealed) and not self._is_proven:
@@ -242,7 +242,7 @@ class Chain:
             found = [decode_summary(text, name) for text, name in zip(texts, names, strict=True)]
         except OSError as error:
             raise LakeError(f"the lake's summaries cannot be read: {error}") from None
-        # A chain that was cut off must not pass for a whole one, to which a writer may add.
+        # A truncated chain must not pass for a complete one, to which a writer may add.
         ends = self._records.all_exist(manifest_name(summary.end.number - 1) for summary in found)
         for summary, is_there in zip(found, ends, strict=True):
             if not is_there:
@@ -250,8 +250,8 @@ class Chain:
         return found
 
     def _of_summary(self, summary: DaySummary) -> list[Manifest]:
-        """The manifests of a sealed day. Who writes a day anew asks for them several times, so those of one
-        day are kept."""
+        """The manifests of a sealed day. Rewriting a day reads them several times, so those of one day are
+        cached."""
         if self._asked is None or self._asked[0] != summary:
             self._asked = summary, self._checked(summary)
         return list(self._asked[1])
@@ -265,7 +265,7 @@ class Chain:
         return manifests
 
     def _from(self, first: int) -> list[Manifest]:
-        """The manifests from a number on, without those before."""
+        """The manifests from a number on, without the earlier ones."""
         names = self._records.leading(map(manifest_name, count(first)))
         end = first + len(names)
         if self._records.has_any([manifest_name(one) for one in range(end + 1, end + _LOOK_AHEAD)]):

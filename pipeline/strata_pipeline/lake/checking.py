@@ -1,8 +1,8 @@
-"""The files of a lake held against its manifests, without Spark and without the log.
+"""The files of a lake compared with its manifests, without Spark and without the log.
 
-The rows that belong to a batch are held against its manifest by count and digests. And every file in the
-folders is read as a plain reader reads it, to find what belongs to no batch. A fault names file and row where
-a row can be told; a digest only tells that a row of its batch is wrong.
+The rows that belong to a batch are compared with its manifest by count and digests. Also, every file in the
+folders is read as a plain reader reads it, to find rows that belong to no batch. A fault names file and row
+if the row is known; a digest shows only that some row of its batch is wrong.
 """
 
 from __future__ import annotations
@@ -39,20 +39,20 @@ _LEAST, _MOST = -(2**63), 2**63 - 1
 
 
 class Unit(NamedTuple):
-    """Batches of a day, and all the folders that have rows of them and of no others."""
+    """Batches of a day, and all the folders that have their rows, and no others' rows."""
 
     manifests: list[Manifest]
     packets: list[Path]
     quarantine: list[Path]
     objects: Sequence[StoredObject] = ()
-    """In a bucket: the objects that make these folders."""
+    """In a bucket: the objects that make up these folders."""
 
 
 class Piece(NamedTuple):
-    """Batches of a unit that follow each other, and all sequences that this piece alone answers for.
+    """Consecutive batches of a unit, and the range of sequences for which only this piece is responsible.
 
-    The first piece of a unit begins with the least number, and the last one ends with the greatest: a row
-    that belongs to no batch is in one of them.
+    The first piece of a unit begins at the least possible number, and the last one ends at the greatest, so
+    that a row that belongs to no batch is in one of the pieces.
     """
 
     manifests: list[Manifest]
@@ -66,7 +66,7 @@ def batch_name(manifest: Manifest) -> str:
 
 
 def units_of_day(lake: LakeLayout, day: int, manifests: Sequence[Manifest]) -> list[Unit]:
-    """A day's batches and folders, as finely divided as folders allow."""
+    """A day's batches and folders, divided as finely as the folders allow."""
     packets, quarantine = (sorted(some, key=span_of) for some in lake.day(day))
     units: list[Unit] = []
     ends = 0
@@ -92,7 +92,7 @@ def units_of_day(lake: LakeLayout, day: int, manifests: Sequence[Manifest]) -> l
 
 
 def chunks(manifests: Iterable[Manifest]) -> Iterator[list[Manifest]]:
-    """Batches that follow each other, together as long as they are small."""
+    """Consecutive batches, grouped as long as they have few rows together."""
     chunk: list[Manifest] = []
     rows = 0
     for manifest in manifests:
@@ -109,7 +109,7 @@ def chunks(manifests: Iterable[Manifest]) -> Iterator[list[Manifest]]:
 def batches_faults(
     manifests: Sequence[Manifest], packets: Sequence[Path], quarantine: Sequence[Path]
 ) -> list[Fault]:
-    """The faults of batches that follow each other, whose rows lie in these folders."""
+    """The faults of consecutive batches whose rows lie in these folders."""
     span = span_over(manifests)
     try:
         sound, aside = read_places(packets, span), read_places(quarantine, span)
@@ -146,7 +146,7 @@ def _batch_fault(
 
 
 def pieces(manifests: Iterable[Manifest]) -> Iterator[Piece]:
-    """The batches of a unit in pieces, so that no task looks at a whole day; all sequences are in one."""
+    """The batches of a unit in pieces, so that no task checks a whole day; each sequence is in one piece."""
     found = list(chunks(manifests))
     first = _LEAST
     for number, chunk in enumerate(found, 1):
@@ -156,9 +156,9 @@ def pieces(manifests: Iterable[Manifest]) -> Iterator[Piece]:
 
 
 def places_faults(unit: Unit, piece: Piece | None = None) -> list[Fault]:
-    """Rows that are in a folder and should not be there, or are there twice; files that are none.
+    """Rows that are in the wrong folder, or there twice; and files that are not Parquet files of a lake.
 
-    Of a `piece` of the unit, or of all pieces one by one.
+    For one `piece` of the unit, or for all pieces one by one.
     """
     if piece is None:
         return [fault for one in pieces(unit.manifests) for fault in places_faults(unit, one)][:_LISTED]
@@ -173,14 +173,14 @@ def places_faults(unit: Unit, piece: Piece | None = None) -> list[Fault]:
                     faults += _misplaced(rows, places, folder)
                     seen.append(places)
             except UNREADABLE as error:
-                # Told once: but who asks for other sequences does not see false bounds.
+                # Reported once. But false bounds show only in a piece with sequences that they cover.
                 if piece.first == _LEAST or isinstance(error, FalseBounds):
                     faults.append(Fault("batch", "unreadable", str(error), file=str(path)))
     return [*faults, *_doubled(seen)][:_LISTED]
 
 
 class _Places(NamedTuple):
-    """Sequences of a file, and the numbers of their rows in it."""
+    """Sequences in a file, and the numbers of their rows in it."""
 
     path: Path
     sequences: np.ndarray[tuple[int], np.dtype[np.int64]]
@@ -188,7 +188,7 @@ class _Places(NamedTuple):
 
     @classmethod
     def of(cls, rows: Rows, piece: Piece) -> _Places:
-        """Those of a piece; a row without a sequence is in the first one, before all that can be."""
+        """The sequences of a piece; a row without a sequence belongs to the first one, before all others."""
         column = rows.columns.column("sequence")
         if not pa.types.is_int64(column.type):
             raise ValueError(f"{rows.file}: sequences are of type {column.type}")

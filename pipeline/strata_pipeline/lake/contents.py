@@ -1,5 +1,5 @@
-"""Rows in the files of a lake, some thousand at a time and with the file and row they are in, without Spark;
-and their second digest (`strata.protocol.lake.digest`)."""
+"""Rows in the files of a lake, read without Spark, some thousands at a time and with their file and row
+number; and their second digest (`strata.protocol.lake.digest`)."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from strata_pipeline.lake.rows import rows_in
 __all__ = ["UNREADABLE", "Contents", "FalseBounds", "Rows", "contents_of", "parquet_files", "read_rows"]
 
 UNREADABLE: Final = (OSError, ValueError, pa.ArrowException)
-"""What reading a file of Parquet can raise, whatever bytes it has."""
+"""What reading a Parquet file with arbitrary bytes can raise."""
 
 _RECORD_BYTES = 104
 _READ_ROWS = 2_048
-"""Bodies have up to some hundred KiB each: what is in memory at a time stays below a few hundred MiB."""
+"""Bodies have up to some hundred KiB each, so memory use stays below a few hundred MiB."""
 
 
 _NUMBER, _BYTES, _TEXT = (pa.int64(),), (pa.binary(), pa.large_binary()), (pa.string(), pa.large_string())
@@ -34,11 +34,11 @@ _TYPES: Final[Mapping[str, Sequence[pa.DataType]]] = {
     **dict.fromkeys(("packet_id", "body", "annotation"), _BYTES),
     **dict.fromkeys(("author_id", "content_type", "reason", "detail"), _TEXT),
 }
-"""What a column may be: whoever may write files may choose any type."""
+"""The types that a column may have: a stranger who can write files may choose any type."""
 
 
 class FalseBounds(ValueError):
-    """The statistics of a file tell of other sequences than it has."""
+    """The statistics of a file do not cover the sequences that it has."""
 
     def __init__(self, path: Path) -> None:
         super().__init__(f"{path} has other sequences than its statistics tell")
@@ -49,22 +49,22 @@ class Rows(NamedTuple):
 
     file: Path
     first: int
-    """The number in the file of the first of them, from 0."""
+    """The number of the first of them in the file, from 0."""
     columns: pa.RecordBatch
 
 
 def parquet_files(folders: Iterable[Path]) -> list[Path]:
-    """The files below folders that any reader of Parquet reads, by name.
+    """The files below folders that some reader of Parquet reads, sorted by name.
 
-    DuckDB and Polars take files by the end of their names, hidden ones too. A link to a folder is a file
-    here: some readers follow it, no writer of a lake makes one, and whoever reads it as a file is told so.
+    DuckDB and Polars select files by the end of their names, including hidden ones. A link to a folder counts
+    as a file: some readers follow it, no writer of a lake makes one, and reading it as a file fails.
     """
     there = [str(folder) for folder in folders if folder.is_dir()]
     return sorted(Path(path) for folder in there for path in _read_below(folder, False))
 
 
 def _read_below(folder: str, is_hidden: bool) -> Iterator[str]:
-    """Those of a folder, which lies in a hidden one or not."""
+    """The files of one folder; `is_hidden` is whether it is hidden or lies in a hidden one."""
     try:
         with os.scandir(folder) as found:
             entries = list(found)
@@ -83,10 +83,10 @@ def _read_below(folder: str, is_hidden: bool) -> Iterator[str]:
 def read_rows(
     files: Iterable[Path], columns: Sequence[str], span: Span | None = None, *, absent: bool = False
 ) -> Iterator[Rows]:
-    """All rows of files, or at least those in a span: groups of rows that hold none of them are left out.
+    """All rows of files, or at least those in a span: row groups that hold none of them are skipped.
 
-    Raises OSError, ValueError for a file that is not Parquet, lacks a column or has it of another type, and
-    `FalseBounds`; where columns may be `absent`, those that a file lacks are null.
+    Raises OSError, ValueError for a file that is not Parquet, lacks a column or has it with another type, and
+    `FalseBounds`; if columns may be `absent`, those that a file lacks are null.
     """
     for path in files:
         with pq.ParquetFile(path) as file:
@@ -105,8 +105,9 @@ def read_rows(
                     _READ_ROWS, row_groups=[group], columns=there, use_threads=is_large
                 ):
                     rows = batch
-                    # Whoever may write files may write false bounds, and rows that are asked for would be
-                    # left out. But whoever asks for what they tell of reads the group.
+                    # A stranger who can write files may write false bounds, and groups with rows of the span
+                    # would be skipped. But a read of a span that the bounds do cover reads the group, and
+                    # finds out here.
                     if told is not None and not _are_within(rows.column("sequence"), told):
                         raise FalseBounds(path)
                     for name in missing:
@@ -116,7 +117,7 @@ def read_rows(
 
 
 class Contents:
-    """The records of rows, in whatever order they come."""
+    """The digest records of rows, added in any order."""
 
     def __init__(self) -> None:
         self._sequences: list[np.ndarray[tuple[int], np.dtype[np.int64]]] = []
@@ -125,7 +126,8 @@ class Contents:
 
     @classmethod
     def of(cls, packets: Iterable[Path], quarantine: Iterable[Path], span: Span) -> Self:
-        """Those of a span, in folders of packets and of quarantined rows. Raises OSError and ValueError."""
+        """The records of a span, from folders of packets and of quarantined rows. Raises OSError and
+        ValueError."""
         contents = cls()
         contents._add(packets, span, quarantined=False)
         contents._add(quarantine, span, quarantined=True)
@@ -141,7 +143,7 @@ class Contents:
             self._records.append(_records(found, quarantined))
 
     def digest(self, span: Span, *, without: Sequence[int] = ()) -> str:
-        """The digest of the rows in a span of those that were added, `without` those of these sequences."""
+        """The digest of the added rows that lie in a span, `without` those with these sequences."""
         if not self._sequences:
             return ContentsDigest().hexdigest()
         if not self._is_sorted:  # once: a day has thousands of batches
@@ -159,13 +161,13 @@ class Contents:
 
 
 def contents_of(packets: Iterable[Path], quarantine: Iterable[Path], span: Span) -> str:
-    """The second digest of a batch that lies in these folders. Raises OSError and ValueError."""
+    """The second digest of a batch in these folders. Raises OSError and ValueError."""
     return Contents.of(packets, quarantine, span).digest(span)
 
 
 def _groups(metadata: pq.FileMetaData, span: Span | None) -> Iterator[tuple[int, int, _Bounds | None]]:
-    """The groups of rows that may hold rows of a span, each with the number of its first row, and the bounds
-    by which others are left out."""
+    """The row groups that may hold rows of a span, each with the number of its first row, and its bounds, by
+    which other groups are skipped."""
     first = 0
     place = metadata.schema.to_arrow_schema().get_field_index("sequence")
     for number in range(metadata.num_row_groups):
@@ -182,7 +184,7 @@ class _Bounds(NamedTuple):
 
 
 def _bounds(told: pq.Statistics | None) -> _Bounds | None:
-    """The bounds of all sequences of a group; None where statistics do not tell them of each row."""
+    """The bounds of all sequences of a group; None if the statistics do not cover every row."""
     if told is None or not told.has_min_max or not told.has_null_count or told.null_count:
         return None
     bounds = _Bounds(told.min, told.max)

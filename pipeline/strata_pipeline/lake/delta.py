@@ -1,8 +1,8 @@
-"""A Delta log beside the chain: the lake as a table for whoever reads Delta.
+"""A Delta log beside the chain: the lake as a table for readers of Delta.
 
 `packets/_delta_log` names the files of `packets/`, by day and kind. It says nothing that folders and chain do
-not say, and it proves nothing: no job of ours reads it, and it can be removed and made again (decision 57). A
-commit tells up to which manifest it goes, so publishing again changes nothing, whatever was killed.
+not say, and it proves nothing: no job of ours reads it, and it can be removed and made again (decision 57).
+Each commit records the manifest up to which it goes, so publishing can be repeated safely after a kill.
 """
 
 from __future__ import annotations
@@ -31,18 +31,18 @@ from strata_pipeline.schemas import schema
 __all__ = ["APP", "OpenTable", "Published", "delta_log", "is_published", "publish", "published_files"]
 
 APP = "strata-lake"
-"""The application of our commits; its version is the number of the last manifest that they tell of."""
+"""The application id of our commits; its version is the number of the last manifest that a commit covers."""
 
-_PARTITIONS = ["day", "batch", "kind"]  # as folders tell: Polars refuses a table that leaves one out
+_PARTITIONS = ["day", "batch", "kind"]  # all that folders name: Polars refuses a table that omits one
 _TIP = "strata_tip"
 _ATTEMPTS = 5
-"""In a bucket the second of two publishers begins again: what the first has published is there then."""
+"""In a bucket the slower of two publishers starts again, and then finds what the first has published."""
 _CHECKPOINT_EVERY = 100
-"""Versions. Old ones are cleaned up as often: to find them is to look at the names of all."""
+"""In versions. Old ones are cleaned up at the same interval, because that means listing the names of all."""
 _PROPERTIES = {
-    "delta.appendOnly": "true",  # whoever deletes rows of a lake by mistake is refused
+    "delta.appendOnly": "true",  # refuses attempts to delete rows of a lake by mistake
     "delta.checkpointInterval": str(_CHECKPOINT_EVERY),
-    "delta.logRetentionDuration": "interval 7 days",  # of a commit a minute: each looks at the names of all
+    "delta.logRetentionDuration": "interval 7 days",  # at a commit a minute, each of which lists all names
 }
 
 
@@ -53,18 +53,19 @@ class Published:
     version: int
     """The version of the table."""
     manifest: int
-    """The number of the last manifest that it tells of."""
+    """The number of the last manifest that it covers."""
     added: int
-    """Files that this run has added to the table."""
+    """The number of files that this run has added to the table."""
     removed: int
-    """Files that this run has taken out: others with the same rows are in their place."""
+    """The number of files that this run has removed, replaced by others with the same rows."""
     rows: int
-    """Rows in the days at which this run has looked, be it at new batches of theirs alone."""
+    """The number of rows in the days at which this run has looked, even if only at their new batches."""
 
 
 class OpenTable:
-    """The table as one who publishes again and again has left it: the more files a log names, the longer it
-    takes to open. What others have committed since is read on top; a log that was made again is opened anew.
+    """The table as the last publication left it, for a process that publishes repeatedly: the more files a
+    log names, the longer it takes to open. Later commits by others are read on top of it; a log that was made
+    again is opened anew.
     """
 
     def __init__(self) -> None:
@@ -88,7 +89,7 @@ class OpenTable:
         return None
 
     def leave(self, place: DeltaPlace, table: DeltaTable) -> None:
-        """Keep this for the next time."""
+        """Keep the table for the next time."""
         self._left = table, place.commit(table.version())
 
 
@@ -104,15 +105,15 @@ def publish(
     rebuild: bool = False,
     opened: OpenTable | None = None,
 ) -> Published:
-    """Bring the Delta log up to the chain, as `lake` has read it, in one commit.
+    """Bring the Delta log up to date with the chain, as `lake` has read it, in one commit.
 
-    Looked at are all days; with `days`, these and what the chain has gained since the last commit. Where that
-    lies in its batches, as the archive has written them, and `days` is empty, nothing else is looked at: such
-    a publishing takes as long after a year as on the first day, with `opened` of the one before. `rebuild`
-    moves the log aside, in a bucket deletes it, and makes another. On a disk it waits for another publisher
-    and for a day that changes its files; in a bucket it raises `LakeBusy` where others are faster again and
-    again. Raises `LakeError` where log or files and chain do not belong together, `UsageError` for an empty
-    lake, and `StoreError`.
+    This looks at all days or, with `days`, at these and at the days of what the chain has gained since the
+    last commit. If the gained batches lie in folders as the archive wrote them, and `days` is empty, it looks
+    at these batches alone: such a publication, with `opened` from the previous one, takes as long after a year
+    as on the first day. `rebuild` moves the log aside (in a bucket, deletes it) and makes another. On a disk
+    this waits for another publisher and for a day whose files are being replaced; in a bucket it raises
+    `LakeBusy` if others are repeatedly faster. Raises `LakeError` if the log or the files do not belong to the
+    chain, `UsageError` for an empty lake, and `StoreError`.
     """
     place = place_of(lake)
     if not lake.chain.end.number:
@@ -124,7 +125,7 @@ def publish(
             try:
                 return _publish(lake, place, days, opened or OpenTable())
             except CommitFailedError:
-                continue  # somebody else has put the same version
+                continue  # another publisher has put the same version
             except OSError as error:
                 raise place.failed(error) from None
             except DeltaError as error:
@@ -135,7 +136,7 @@ def publish(
 
 
 def published_files(lake: Path, version: int | None = None) -> list[Path]:
-    """The files of the table, at a version or the last, for readers that do not know Delta.
+    """The files of the table at a version, by default the last, for readers that do not support Delta.
 
     Raises `DeltaError`.
     """
@@ -146,7 +147,7 @@ def published_files(lake: Path, version: int | None = None) -> list[Path]:
 def _publish(lake: AnyLake, place: DeltaPlace, days: Collection[int] | None, opened: OpenTable) -> Published:
     table = opened.open(place) if place.has_log() else None
     if place.is_outdated():
-        lake.load()  # else objects that were replaced would take the place of what the log has by now
+        lake.load()  # else replaced objects would displace the newer ones that the log may already name
     begun = -1 if table is None else _check_same_chain(lake, place, table)
     last = lake.chain.end.number - 1
     look = set(lake.days())
@@ -158,7 +159,7 @@ def _publish(lake: AnyLake, place: DeltaPlace, days: Collection[int] | None, ope
             look = {*days, *(manifest.span.day for manifest in lake.chain.after(str(begun)))} & look
     known = {} if table is None else _actions(table)
     names = {day_text(day) for day in look}
-    # A whole look finds out, too, what the log names of days that the chain does not tell of.
+    # A look at all days also finds files in the log from days that the chain does not have.
     there = known if days is None else {path: told for path, told in known.items() if told["day"] in names}
     adds = place.files(look, known)
     added = [action for action in adds.values() if action is not None]
@@ -168,7 +169,7 @@ def _publish(lake: AnyLake, place: DeltaPlace, days: Collection[int] | None, ope
     for told in there.values():
         before[told["day"]] = before.get(told["day"], 0) + told["rows"]
     for action in added:
-        # Files in the place of others bring no rows: who follows the table need not read them.
+        # Files that replace others bring no new rows: programs that follow the table need not read them.
         action.data_change = (
             before.get(str(action.partition_values["day"]))
             != rows[parse_day(str(action.partition_values["day"]))]
@@ -193,9 +194,9 @@ def _publish(lake: AnyLake, place: DeltaPlace, days: Collection[int] | None, ope
 def _publish_gained(
     lake: AnyLake, place: DeltaPlace, table: DeltaTable, begun: int, opened: OpenTable
 ) -> Published | None:
-    """Add the batches that the chain has gained since manifest `begun`, and read nothing of older ones.
+    """Add the batches that the chain has gained since manifest `begun`, without reading older ones.
 
-    None where they do not lie in folders of their own: a day was written anew meanwhile.
+    Return None if they do not lie in their own folders, because a day was rewritten meanwhile.
     """
     gained = lake.chain.after(str(begun))
     days = {manifest.span.day for manifest in gained}
@@ -216,7 +217,7 @@ def _publish_gained(
             [*added], "append", _schema(), _PARTITIONS, commit_properties=_properties(lake),
             post_commithook_properties=PostCommitHookProperties(cleanup_expired_logs=cleans_up),
         )  # fmt: skip
-        version += 1  # nothing is tried again, and who opens the table next reads what was added
+        version += 1  # the commit was not retried, and the next `open` of the table reads it
     rows = sum(map(lake.rows_of, days))
     return Published(version, lake.chain.end.number - 1, len(added), 0, rows)
 
@@ -243,10 +244,10 @@ def _properties(lake: AnyLake) -> CommitProperties:
 
 
 def _check_same_chain(lake: AnyLake, place: DeltaPlace, table: DeltaTable) -> int:
-    """The number of the last manifest that the log tells of. Raises `LakeError` for one of another chain."""
+    """The number of the last manifest that the log covers. Raises `LakeError` for a log of another chain."""
     number = table.transaction_version(APP)
     if number is not None and number >= lake.chain.end.number:
-        lake.load()  # what the chain has gained since it was read here, somebody else has published
+        lake.load()  # another publisher has published what the chain has gained since it was read here
     tip = _tip_of(place.commit(table.version()))
     end = lake.chain.end
     if number is not None and number < end.number:
@@ -271,7 +272,8 @@ def _check_rows(
     adds: dict[str, AddAction | None],
     known: dict[str, dict[str, Any]],
 ) -> dict[int, int]:
-    """The rows of each of these days. Raises `LakeError` unless the files have as many as the chain tells."""
+    """The number of rows of each of these days. Raises `LakeError` unless the files have as many as the chain
+    says."""
     found = dict.fromkeys(days, 0)
     for path, action in adds.items():
         if action is None:
@@ -289,7 +291,7 @@ def _check_rows(
 
 
 def _actions(table: DeltaTable) -> dict[str, dict[str, Any]]:
-    """The files of a table by path: partition, size and rows of each."""
+    """The files of a table by path: the partition, size and number of rows of each."""
     told = pa.table(table.get_add_actions(flatten=True))
     if not told.num_rows:
         return {}

@@ -1,4 +1,4 @@
-"""Where a lake has its Delta log, and which files the log may name: on a disk, and in a bucket."""
+"""Where a lake has its Delta log, and which files the log may name, on a disk and in a bucket."""
 
 from __future__ import annotations
 
@@ -29,23 +29,23 @@ from strata_pipeline.lake.places import AnyLake
 __all__ = ["DeltaPlace", "delta_log", "place_of"]
 
 _BOUNDED = ("sequence", "received_at", "timestamp")
-"""Columns by whose least and greatest value a reader may leave out a file."""
+"""The columns by whose least and greatest values a reader may skip a file."""
 _AT_ONCE = 16
 _decoration = re.compile(r"\x1b\[[0-9;]*m|↳")
 _FOOTER_BYTES = 64 * 2**10
-"""A footer is rarely as long. It is the end of a file, so its end alone is asked for."""
+"""Footers are rarely longer. A footer is at the end of a file, so only the end is requested."""
 
 
 class DeltaPlace(Protocol):
-    """The log of one lake."""
+    """The place of the Delta log of one lake."""
 
     @property
     def table(self) -> str:
-        """What readers of Delta call the table."""
+        """The address under which readers of Delta open the table."""
 
     @property
     def options(self) -> dict[str, str] | None:
-        """What they need to know to reach it."""
+        """The storage options that they need to reach it."""
 
     @property
     def log(self) -> str:
@@ -55,31 +55,31 @@ class DeltaPlace(Protocol):
         """Whether there is one."""
 
     def is_outdated(self) -> bool:
-        """Whether days were written anew since the lake was read, which would not be seen."""
+        """Whether days were rewritten since the lake was read, which `files` would not see."""
 
     def commit(self, version: int) -> bytes:
-        """What the log says of a version."""
+        """The commit of a version, as the log has it."""
 
     def failed(self, error: OSError) -> Exception:
-        """What to raise where the log could not be reached."""
+        """The error to raise if the log could not be reached."""
 
     def alone(self) -> AbstractContextManager[None]:
-        """Keep other publishers away, where that is possible."""
+        """Exclude other publishers, where that is possible."""
 
     def put_log_away(self) -> None:
-        """Let there be no log."""
+        """Move the log aside, or delete it."""
 
     def files(self, days: Collection[int], known: Collection[str]) -> dict[str, AddAction | None]:
-        """The files of these days up to the chain's end by the names that the log gives them; None for known
-        ones, which are not opened. Raises `LakeError`."""
+        """The files of these days up to the end of the chain, by their names in the log; None for known ones,
+        which are not opened. Raises `LakeError`."""
 
     def batch(self, span: Span) -> list[AddAction] | None:
-        """The files of a batch of these sequences; None where that is no folder, or folders tell nothing.
-        Raises `LakeError`."""
+        """The files of a batch with these sequences; None if it has no folder of its own, or folders do not
+        decide what counts. Raises `LakeError`."""
 
 
 def place_of(lake: AnyLake) -> DeltaPlace:
-    """Where the log of a lake is."""
+    """The place of the Delta log of a lake."""
     return _InBucket(lake) if isinstance(lake, ObjectLake) else _OnDisk(lake)
 
 
@@ -101,7 +101,7 @@ class _OnDisk:
         return False
 
     def is_outdated(self) -> bool:
-        return False  # folders are looked at as they are
+        return False  # folders are always read as they are now
 
     def commit(self, version: int) -> bytes:
         return Path(self.log, _commit_name(version)).read_bytes()
@@ -124,7 +124,7 @@ class _OnDisk:
         for day in sorted(days):
             for folder in self._lake.folders_of_day(self._lake.packets, day):
                 if span_of(folder).up_to > self._lake.reached:
-                    continue  # a batch in the making
+                    continue  # a batch that is not committed yet
                 for path in sorted(folder.glob("kind=*/*.parquet")):
                     name = path.relative_to(self._lake.packets).as_posix()
                     found[name] = None if name in known else _on_disk(name, path)
@@ -139,7 +139,7 @@ class _OnDisk:
 
 
 class _InBucket:
-    """Whoever commits puts a file where there is none of that version, as with the lake's own chain."""
+    """A commit puts a file only if there is none of that version, as in the lake's own chain."""
 
     def __init__(self, lake: ObjectLake) -> None:
         self._lake = lake
@@ -148,7 +148,7 @@ class _InBucket:
 
     @property
     def options(self) -> dict[str, str] | None:
-        """The lake's own settings, and nothing else that the environment says."""
+        """The lake's own settings, and nothing else from the environment."""
         told = {f"aws_{name}": value for name, value in self._lake.store.settings.items()}
         return told | {"allow_http": str(self._lake.store.plain_http).lower()}
 
@@ -169,7 +169,7 @@ class _InBucket:
         return contextlib.nullcontext()
 
     def put_log_away(self) -> None:
-        # The last version first: a run that is killed leaves an older one, and the next goes on.
+        # The last version first: a run that is killed leaves an older version, and the next run continues.
         self._lake.store.delete(sorted(self._lake.store.keys(DELTA_LOG), reverse=True))
 
     def files(self, days: Collection[int], known: Collection[str]) -> dict[str, AddAction | None]:
@@ -184,7 +184,7 @@ class _InBucket:
         return {name: actions.get(name) for name in objects}
 
     def batch(self, span: Span) -> list[AddAction] | None:
-        return None  # what lies there need not count
+        return None  # objects in the folder do not necessarily count
 
     def _action(self, one: StoredObject) -> AddAction:
         where = self._lake.store.url(one.name)

@@ -1,4 +1,4 @@
-"""What is found wrong with the files of a lake. No I/O."""
+"""Faults in the files of a lake. No I/O."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from typing import Literal, NamedTuple, TypeAlias
 __all__ = ["About", "Fault"]
 
 About: TypeAlias = Literal["batch", "row", "packet", "log", "folder", "file", "erasure"]
-"""What a fault, and so a finding of an audit, can be about."""
+"""What a fault, and thus a finding of an audit, can be about."""
 
 
 class Fault(NamedTuple):
-    """One fault of the files."""
+    """One fault in the files."""
 
     about: About
     reason: str
@@ -20,4 +20,4 @@ class Fault(NamedTuple):
     packet_id: bytes | None = None
     file: str | None = None
     row: int | None = None
-    """The number in its file, from 0."""
+    """The number of the row in its file, from 0."""

@@ -1,8 +1,8 @@
 """Atomic and durable operations on the files of a lake, on a disk that is mounted on this machine.
 
-A batch is written into `_staging`, flushed to the disk, and renamed. So no reader ever sees half a batch,
-whatever was killed and when. What a reader may see is renamed out of sight before it is deleted. Names that
-begin with `_` are invisible to Spark and to most other readers of Parquet.
+A batch is written into `_staging`, flushed to the disk, and renamed. So no reader ever sees half a batch, no
+matter which process is killed and when. Files that readers may see are renamed out of sight before they are
+deleted. Names that begin with `_` are invisible to Spark and to most other readers of Parquet.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ __all__ = [
 _AT_FDCWD = -100
 _RENAME_EXCHANGE = 2
 _LOOK_SECONDS = 0.002
-"""Short, to meet the moments in which none of several busy readers is at work: nobody stands in a queue."""
+"""Short, to catch a moment in which none of several busy readers holds the lock: it has no queue."""
 _DRAFT = re.compile(r"_(.+)\.\d+")
 _NEW_SECONDS = 3600
 
@@ -66,7 +66,7 @@ def locked(path: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def awaited(path: Path) -> Iterator[None]:
-    """Hold a lock of a lake, once whoever holds it has let go."""
+    """Hold a lock of a lake, after waiting until it is free."""
     with path.open("ab") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield
@@ -74,9 +74,9 @@ def awaited(path: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def shared(path: Path) -> Iterator[None]:
-    """Hold a lock together with others, while nobody holds it alone.
+    """Hold a lock together with others, after waiting until nobody holds it exclusively.
 
-    Where the file is not there and cannot be made, or the file system knows no locks, this holds nothing.
+    If the file does not exist and cannot be made, or the file system has no locks, this holds nothing.
     """
     descriptor = -1
     with contextlib.suppress(OSError):
@@ -93,7 +93,8 @@ def shared(path: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def unread(path: Path, patience: float) -> Iterator[None]:
-    """Hold the lock of `shared` alone. Raises `LakeBusy` when others hold it for `patience` seconds more."""
+    """Hold the lock of `shared` exclusively. Raises `LakeBusy` if others still hold it after `patience`
+    seconds."""
     deadline = time.monotonic() + patience
     with path.open("ab") as file:
         while True:
@@ -110,7 +111,7 @@ def unread(path: Path, patience: float) -> Iterator[None]:
 
 @contextlib.contextmanager
 def occupied(folder: Path) -> Iterator[None]:
-    """Have `is_occupied` say so of a folder, until the end of the block or of this process."""
+    """Make `is_occupied` true of a folder or file until the end of the block or of this process."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         with contextlib.suppress(OSError):
@@ -121,7 +122,7 @@ def occupied(folder: Path) -> Iterator[None]:
 
 
 def is_occupied(folder: Path) -> bool:
-    """Whether a folder is somebody's; so is each where nobody can tell."""
+    """Whether a process occupies a folder or file; true also if that cannot be determined."""
     try:
         descriptor = os.open(folder, os.O_RDONLY)
     except OSError:
@@ -136,19 +137,19 @@ def is_occupied(folder: Path) -> bool:
 
 
 def is_abandoned(draft: Path) -> bool:
-    """Whether a file or folder that was `occupied` as it was made is nobody's any more."""
+    """Whether a file or folder that was `occupied` when it was made is no longer in use."""
     try:
-        # One that somebody has just made is not occupied yet.
+        # A process occupies its draft only after making it.
         is_new = time.time() - draft.stat().st_mtime < _NEW_SECONDS
-    except FileNotFoundError:  # somebody else has removed it
+    except FileNotFoundError:  # another process has removed it
         return False
     return not is_new and not is_occupied(draft)
 
 
 def replace(path: Path, content: bytes) -> None:
-    """Replace a file as a whole, or make it; after a power cut it may be the old one, or empty.
+    """Replace a file as a whole, or create it; after a power cut it may be the old one, or empty.
 
-    Whoever is killed leaves a draft, for `remove_drafts`.
+    A process that is killed leaves a draft, which `remove_drafts` removes.
     """
     draft = path.with_name(f"_{path.name}.{os.getpid()}")
     try:
@@ -161,7 +162,7 @@ def replace(path: Path, content: bytes) -> None:
 
 
 def remove_drafts(folder: Path, is_ours: Callable[[str], bool]) -> None:
-    """Remove what killed processes have left of files that they were to `replace`, whose names are ours."""
+    """Remove the drafts that processes killed in `replace` have left, of names that `is_ours` accepts."""
     for draft in folder.glob("_*.*"):
         match = _DRAFT.fullmatch(draft.name)
         if match and is_ours(match[1]) and not draft.is_symlink() and draft.is_file() and is_abandoned(draft):
@@ -174,7 +175,7 @@ def write_new(path: Path, content: bytes) -> None:
     draft = path.with_name(f"_{path.name}.{os.getpid()}")
     try:
         _write(draft, content)
-        os.link(draft, path)  # as a rename, but it never replaces
+        os.link(draft, path)  # like a rename, but never replaces a file
     except FileExistsError:
         raise LakeError(f"{path} is there already") from None
     finally:
@@ -191,7 +192,7 @@ def make_durable(folder: Path) -> None:
 
 
 def make_folder(folder: Path) -> None:
-    """Make a folder and those above it, durably, where they are not there yet."""
+    """Make a folder and its parents, durably, where they do not exist yet."""
     for one in (*reversed(folder.parents), folder):
         if not one.exists():
             one.mkdir(exist_ok=True)
@@ -208,7 +209,7 @@ def place(source: Path, target: Path) -> None:
 
 
 def move(source: Path, folder: Path, name: str) -> Path:
-    """Rename into a folder, under a name or, where that is taken, the name and a number; returns the path."""
+    """Rename into a folder, under a name or, if that is taken, the name and a number; return the new path."""
     make_folder(folder)
     target, number = folder / name, 1
     while target.exists():
@@ -220,14 +221,14 @@ def move(source: Path, folder: Path, name: str) -> Path:
 
 
 def exchange(one: Path, other: Path) -> None:
-    """Exchange two folders in one step where the system can do that, else in three.
+    """Exchange two folders in one step if the system can do that, else in three.
 
-    Cut off between the three, `one` is missing or new, and the old one is `{other}.old`.
+    If this is interrupted between the three, `one` is missing or new, and the old one is `{other}.old`.
     """
     if not _exchange_at_once(one, other):
         aside = other.with_name(f"{other.name}.old")
         os.rename(one, aside)
-        sync(other.parent)  # before the name is given again: after a power cut it must be in one of the two
+        sync(other.parent)  # before the name is reused: after a power cut it must be in one of the two
         os.rename(other, one)
         os.rename(aside, other)
     sync(one.parent)
@@ -241,7 +242,7 @@ def without_notes(folder: Path) -> None:
 
 
 def count(folder: Path, pattern: str) -> int:
-    """The number of files below a folder whose name fits a pattern."""
+    """The number of files below a folder whose names match a pattern."""
     return sum(1 for _ in folder.rglob(pattern))
 
 
@@ -252,7 +253,7 @@ def remove(folder: Path) -> None:
 
 
 def remove_if_empty(folder: Path) -> None:
-    """Remove a folder if it exists and nothing is in it."""
+    """Remove a folder if it exists and is empty."""
     try:
         os.rmdir(folder)
     except FileNotFoundError:
@@ -289,7 +290,7 @@ def _write(path: Path, content: bytes) -> None:
 
 
 def sync(path: Path) -> None:
-    """Flush a file, or the names in a folder, to the disk."""
+    """Flush a file, or the entries of a folder, to the disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

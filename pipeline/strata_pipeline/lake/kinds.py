@@ -1,8 +1,8 @@
-"""The folders into which a day's packets are sorted, by content type. No I/O.
+"""The folders into which a day's packets are sorted by content type. No I/O.
 
-A stranger can choose any string as a content type, so content types cannot name folders: a day could have any
-number of them. Each type of RFC-0002 has a folder, all content topics of channels share one, and all other
-types share `other`. The column `content_type` has the type itself.
+A stranger can choose any string as a content type, so content types cannot name folders: a day could then
+have any number of them. Each type of RFC-0002 has a folder, all content topics of channels share one, and all
+other types share `other`. The column `content_type` holds the type itself.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import re
 __all__ = ["CHANNEL", "KINDS", "OTHER", "kind_of"]
 
 CHANNEL = "channel"
-"""Packets whose type is a content topic (`/chat/1/room/proto`): the messages of channels (A-049)."""
+"""For packets whose type is a content topic (`/chat/1/room/proto`): the messages of channels (A-049)."""
 OTHER = "other"
 
 KINDS = frozenset(
@@ -36,7 +36,7 @@ KINDS = frozenset(
         "TRUST_REVOCATION",
     }
 )
-"""Types with a folder of their own."""
+"""The types that have their own folder."""
 
 _is_topic = re.compile(r"(/[^/]+){4}").fullmatch
 

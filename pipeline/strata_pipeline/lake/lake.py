@@ -1,12 +1,13 @@
-"""A lake: packets by day and kind, what was quarantined, and the chain of manifests (`layout` draws it).
+"""A lake: packets by day and kind, quarantined rows, and the chain of manifests (drawn in `layout`).
 
 A batch appears in four steps: it is written into `_staging` and flushed to the disk; its manifest is written
-beside it there; it is renamed into place; its manifest is written into the chain. `recovery` tells what
-becomes of it when the writer is killed in between. So the chain is the only record of progress, and no
-checkpoint beside it can disagree (decisions 19 and 48).
+beside it there; it is renamed into place; its manifest is written into the chain. `recovery` describes what
+happens if the writer is killed in between. So the chain is the only record of progress, and no checkpoint
+beside it can disagree with it (decisions 19 and 48).
 
-Three locks: one for whoever adds batches, one for whoever replaces the files of finished days, and one that
-readers share. The first two touch different folders, so an archive and a compaction run side by side.
+There are three locks: one for the process that adds batches, one for the process that replaces the files of
+finished days, and one that readers share. The first two processes touch different folders, so an archive and
+a compaction can run side by side.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ class Lake(LakeLayout):
         super().__init__(root)
         self.shelf = MountedDisk()
         self.moved: list[Path] = []
-        """What opening the lake for writing has moved into `_aside`."""
+        """The paths in `_aside` to which opening the lake for writing has moved files."""
 
     @classmethod
     def open(cls, path: str | Path) -> Lake:
@@ -60,14 +61,14 @@ class Lake(LakeLayout):
     def write(cls, path: str | Path, *, copying: bool = False) -> Iterator[Lake]:
         """The lake in a folder, for adding batches; it need not exist yet.
 
-        It is locked against others who add batches, and what an interrupted writer left is completed or moved
-        aside. A compaction may run meanwhile. Raises `LakeBusy` too, and `LakeError`, before anything is
-        changed, where folders and chain do not belong together. Only with `copying` a lake is taken that is
-        half copied, with records of erasures before the batches that they tell of.
+        It is locked against other processes that add batches, and what an interrupted writer left is
+        completed or moved aside. A compaction may run meanwhile. Raises `LakeBusy`, `UsageError`, and, before
+        anything is changed, `LakeError` if folders and chain do not belong together. A half-copied lake,
+        which has records of erasures before the batches that they name, is accepted only with `copying`.
         """
         lake = cls(_local(path))
         with files.locked(lake.root / _BATCHES_LOCK):
-            # Whoever holds the other lock is at work on the days, and has looked after them.
+            # If another process holds that lock, it has recovered the days itself, and is working on them.
             with contextlib.suppress(LakeBusy), files.locked(lake.root / _DAYS_LOCK):
                 lake.moved += recover_days(lake)
             lake._make_readers_lock()
@@ -97,9 +98,9 @@ class Lake(LakeLayout):
 
     @contextlib.contextmanager
     def held(self) -> Iterator[None]:
-        """Files stay where they are meanwhile: a compaction waits, or leaves the day for its next run.
+        """Keep files where they are within the block: a compaction waits, or leaves the day to its next run.
 
-        Raises `LakeError` where an erasure was cut off amid its last step.
+        Raises `LakeError` if an erasure was interrupted during its last step.
         """
         with files.shared(self.root / _READERS_LOCK):
             if (self.staged_erasure / RECORD).exists():
@@ -111,31 +112,32 @@ class Lake(LakeLayout):
             yield
 
     def _make_readers_lock(self) -> None:
-        """A job that may only read cannot make the file, and needs it."""
+        """Make the lock's file, which a job that may only read needs but cannot make."""
         (self.root / _READERS_LOCK).touch()
 
     @contextlib.contextmanager
     def unread(self, patience: float) -> Iterator[None]:
-        """Nobody is in `held` meanwhile. Raises `LakeBusy` after `patience` seconds."""
+        """Keep others out of `held` within the block. Raises `LakeBusy` after waiting `patience` seconds."""
         with files.unread(self.root / _READERS_LOCK, patience):
             yield
 
     def contains(self, folder: Path) -> bool:
-        """Whether a folder lies in the lake, by whatever way it is named."""
+        """Whether a folder lies in the lake, with all links resolved."""
         root, place = self.root.resolve(), folder.resolve()
         return place == root or root in place.parents
 
     def written_anew(self) -> list[int]:
-        """The days whose files may be others than the archive has written: folders do not tell which are."""
+        """The days whose files may differ from those that the archive wrote: all, because folders do not show
+        it."""
         return self.days()
 
     def units(self, day: int) -> tuple[list[Unit], list[Fault]]:
-        """The batches of a day with their folders; the second is what is wrong without looking into them."""
+        """The batches of a day with their folders, and the faults that show without reading these: none."""
         return units_of_day(self, day, self.erasures.told(self.chain.of_day(day))), []
 
     @contextlib.contextmanager
     def at_hand(self, manifests: Sequence[Manifest], root: str | None = None) -> Iterator[LakeLayout]:
-        """The files of batches on this machine's disk: they are where they are."""
+        """The files of batches on this machine's disk: those of the lake itself."""
         yield self
 
     @contextlib.contextmanager
@@ -144,8 +146,8 @@ class Lake(LakeLayout):
         yield self
 
     def unexpected(self, days: Sequence[int]) -> tuple[list[Fault], int]:
-        """Folders of no batch, and files outside batches, on whatever days; and 0, for what interrupted
-        writers leave is out of sight. An archive may run meanwhile: what it adds is no fault."""
+        """Folders that belong to no batch, and files outside batches, on any day; and 0, because files left
+        by interrupted writers are out of sight. An archive may run meanwhile: what it adds is not a fault."""
         found = [
             Fault("folder", "foreign", f"{one} belongs to no manifest: a plain reader would read it")
             for one in self._foreign_now()
@@ -166,27 +168,27 @@ class Lake(LakeLayout):
                 for folder in now.foreign(beyond=True)
                 if span_of(folder).after != now.reached or not now.staged_batch(span_of(folder)).is_dir()
             ]
-            # Unless a batch was completed just now, between the two looks.
+            # If the tip changed, a batch was completed between the two looks: look again.
             if not left or Lake.open(self.root).tip == now.tip:
                 return left
 
     def stage(self, span: Span) -> Path:
-        """The folder to write a batch into. It does not exist yet."""
+        """The folder into which a batch is to be written. It does not exist yet."""
         target = self.staged_batch(span)
         files.remove(target)
         files.make_folder(self.staging)
         return target
 
     def commit(self, manifest: Manifest, packets: Path | None, quarantine: Path | None) -> Manifest:
-        """Put a staged batch in place: its folders, then its manifest. Returns the manifest as written.
+        """Put a staged batch in place: first its folders, then its manifest. Return the manifest as written.
 
-        `packets` and `quarantine` are the folders of these names in the folder of `stage`, or None.
+        `packets` and `quarantine` are the folders with these names in the folder of `stage`, or None.
         """
         sealed = seal(manifest)
         for source in (packets, quarantine):
             if source is not None:
                 files.make_durable(source)
-        # Before a reader sees anything: with it the next writer proves that the batch is ours, and whole.
+        # Before a reader sees anything: from it the next writer proves that the batch is ours and complete.
         files.write_new(self.staged_batch(sealed.span) / STAGED_MANIFEST, encode(sealed))
         files.sync(self.staging)
         self.publish(sealed)

@@ -6,8 +6,8 @@ _manifests/0000000000.json, 0000000001.json, …
 _manifests/days/2026-11-21.json                       summaries of finished days
 _staging/batch=…, _staging/day=…, _staging/erasure    what is being written
 _retired/day=2026-11-21.<Unix seconds>                files of a day that compaction has replaced
-_aside/                                               what was in sight and belongs to no manifest
-_erased/0000000000.json, 0000000000.jsonl             what was erased since (`erasures` tells)
+_aside/                                               visible folders that belonged to no manifest
+_erased/0000000000.json, 0000000000.jsonl             what was erased since (see `erasures`)
 """
 
 from __future__ import annotations
@@ -45,14 +45,14 @@ _DAY = re.compile(r"day=\d{4}-\d\d-\d\d")
 
 
 class Folders(NamedTuple):
-    """The folders that hold batches that follow each other."""
+    """The folders that hold consecutive batches."""
 
     packets: list[Path]
     quarantine: list[Path]
 
     @classmethod
     def below(cls, folder: Path) -> Self:
-        """Those below a folder that lies as a lake does."""
+        """The folders below a folder that is laid out like a lake."""
         return cls(*(sorted((folder / root).glob("day=*/batch=*"), key=span_of) for root in cls._fields))
 
 
@@ -71,7 +71,7 @@ class LakeLayout(LakeState):
         super().__init__(str(root), DiskRecords(self.manifests_folder), Erasures(DiskRecords(self.erased)))
 
     def publish(self, manifest: Manifest) -> None:
-        """Put in place what is staged of a batch, and its sealed manifest into the chain."""
+        """Put the staged folders of a batch in place, and append its sealed manifest to the chain."""
         staged = self.staged_batch(manifest.span)
         for root in (self.packets, self.quarantine):
             if (staged / root.name).exists():
@@ -81,16 +81,16 @@ class LakeLayout(LakeState):
         self.discard(manifest.span)
 
     def staged_batch(self, span: Span) -> Path:
-        """The folder in `_staging` of a batch."""
+        """The folder of a batch in `_staging`."""
         return self.staging / f"batch={span}"
 
     @property
     def staged_erasure(self) -> Path:
-        """The folder in `_staging` of an erasure."""
+        """The folder of an erasure in `_staging`."""
         return self.staging / "erasure"
 
     def discard(self, span: Span) -> None:
-        """Remove what is staged of a batch."""
+        """Remove the staged folder of a batch."""
         files.remove(self.staged_batch(span))
         files.remove_if_empty(self.staging)
 
@@ -99,24 +99,24 @@ class LakeLayout(LakeState):
         return self.packets / f"day={day_text(day)}"
 
     def folders_of_day(self, root: Path, day: int) -> list[Path]:
-        """The folders of batches in a day's folder below `packets` or `quarantine`, by name."""
+        """The folders of batches in a day's folder below `packets` or `quarantine`, sorted by name."""
         folders = listed(root / f"day={day_text(day)}")
         return [folder for folder in folders if BATCH.fullmatch(folder.name) and folder.is_dir()]
 
     def day(self, day: int) -> Folders:
-        """The folders of batches of a day, by name."""
+        """The folders of batches of a day, sorted by name."""
         return Folders(*(self.folders_of_day(root, day) for root in (self.packets, self.quarantine)))
 
     def folders_of(self, span: Span) -> Folders:
-        """The folders that hold the packets and quarantined rows of a batch: its own, or those of its day."""
+        """The folders that hold the packets and quarantined rows of a batch: its own, or that of its day."""
         return Folders(*([one for one in some if span_of(one).overlaps(span)] for some in self.day(span.day)))
 
     def batches(self, day: int) -> list[Span]:
-        """The spans of a day's folders of packets, in order: its batches, or one for all of them."""
+        """The spans of a day's folders of packets, in order: one for each batch, or one for all of them."""
         return sorted(span_of(folder) for folder in self.folders_of_day(self.packets, day))
 
     def batch_folders(self) -> list[Path]:
-        """Every folder of a batch that readers see, wherever it is."""
+        """Every folder of a batch that readers see, no matter in which day's folder it is."""
         return [
             batch
             for root in (self.packets, self.quarantine)
@@ -127,8 +127,8 @@ class LakeLayout(LakeState):
         ]
 
     def foreign(self, *, beyond: bool = False) -> list[Path]:
-        """Folders of batches that no manifest tells of; with `beyond`, also those after the last manifest:
-        there a batch may be in the making."""
+        """Folders of batches that no manifest names; with `beyond`, also those after the last manifest, where
+        a batch may be in the process of being committed."""
         found = []
         told: dict[int, tuple[set[int], set[int]]] = {}
         days = set(self.days())
@@ -141,7 +141,7 @@ class LakeLayout(LakeState):
         return found
 
     def _tells(self, span: Span, told: dict[int, tuple[set[int], set[int]]]) -> bool:
-        """Whether the chain tells of a folder of these sequences; `told` is what it was asked of before."""
+        """Whether the chain has a folder of these sequences; `told` caches what it has for each day."""
         summary = self.chain.summary_of(span.day)
         if summary is not None and summary.span == span:  # a compacted day
             return True
@@ -152,7 +152,7 @@ class LakeLayout(LakeState):
         return span.after < span.up_to and span.after in begins and span.up_to in ends
 
     def strays(self) -> list[Path]:
-        """Whatever else readers see outside the folders of batches."""
+        """Everything else that readers see outside the folders of batches."""
         found = []
         for root in (self.packets, self.quarantine):
             for day in filter(is_visible, listed(root)):
@@ -169,17 +169,17 @@ class LakeLayout(LakeState):
 
 
 def listed(folder: Path) -> Sequence[Path]:
-    """What is in a folder, by name; nothing if there is no such folder."""
+    """The contents of a folder, sorted by name; empty if there is no such folder."""
     return sorted(folder.iterdir()) if folder.is_dir() else []
 
 
 def is_visible(path: Path) -> bool:
-    """Whether most readers of Parquet look at a file or folder of this name."""
+    """Whether most readers of Parquet look at a file or folder with this name."""
     return not path.name.startswith(("_", "."))
 
 
 def _has_parquet(path: Path) -> bool:
-    """Whether DuckDB or Polars read something here though the name hides it from others."""
+    """Whether DuckDB or Polars reads something here even though the name hides it from other readers."""
     return path.suffix == ".parquet" or next(path.rglob("*.parquet"), None) is not None
 
 
@@ -189,12 +189,12 @@ def batch_path(span: Span) -> Path:
 
 
 def span_over(batches: Sequence[Manifest | Span]) -> Span:
-    """All sequences of batches that follow each other."""
+    """The span of consecutive batches."""
     return Span(batches[0].after, batches[-1].up_to)
 
 
 def span_of(folder: Path) -> Span:
-    """The sequences that the name of a batch's folder tells."""
+    """The span in the name of a batch's folder."""
     match = BATCH.fullmatch(folder.name)
     assert match is not None
     return Span(int(match[1]) - 1, int(match[2]))

@@ -24,7 +24,7 @@ def open_lake(place: str | Path) -> AnyLake:
 
 
 def write_lake(place: str | Path, *, copying: bool = False) -> AbstractContextManager[AnyLake]:
-    """The lake at a place, for adding batches, as its own `write` says."""
+    """The lake at a place, for adding batches, as by the `write` of its class."""
     if is_object_place(place):
         return ObjectLake.write(str(place), copying=copying)
     return Lake.write(place, copying=copying)

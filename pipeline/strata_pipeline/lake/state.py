@@ -1,4 +1,4 @@
-"""What a lake holds, wherever it lies: its chain of manifests, as `load` has read it, and what was erased."""
+"""What a lake holds, on a disk or in a bucket: its chain of manifests and the records of its erasures."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ __all__ = ["LakeState"]
 
 
 class LakeState:
-    """A lake as its manifests tell of it."""
+    """A lake as its manifests describe it."""
 
     def __init__(self, place: str, manifests: Records, erasures: Erasures) -> None:
         self.place = place
-        """Where it is, for messages."""
+        """Where the lake is, for messages."""
         self.chain = Chain(manifests)
-        """The chain, as `load` read it and a commit extends it."""
+        """The chain, as `load` read it and commits have extended it."""
         self.erasures = erasures
-        """What was erased since, as `load` read it."""
+        """The records of erasures, as `load` read them."""
 
     @property
     def manifests(self) -> list[Manifest]:
-        """All manifests of the chain: after years there are millions."""
+        """All manifests of the chain; after years there are millions."""
         return self.chain.all()
 
     @property
@@ -34,40 +34,41 @@ class LakeState:
 
     @property
     def tip(self) -> str:
-        """The hash of the last manifest: it stands for the whole contents of the lake."""
+        """The hash of the last manifest, which stands for the whole contents of the lake."""
         return self.chain.end.tip
 
     def load(self) -> None:
-        """Read the chain, as far as opening a lake takes, and the erasures. Raises `LakeError`."""
+        """Read the chain, as far as opening a lake requires, and the erasures. Raises `LakeError`."""
         self.chain.load()
         self.erasures.load()
 
     def days(self) -> list[int]:
-        """The days of which the lake has packets or quarantined rows."""
+        """The days for which the lake has packets or quarantined rows."""
         return self.chain.days()
 
     def may_grow(self, day: int) -> bool:
-        """Whether the chain may yet get batches of a day."""
+        """Whether the chain may still gain batches of a day."""
         return day >= day_of(self.reached)
 
     def finished_days(self) -> list[int]:
-        """The days that get no more batches: all but the last."""
+        """The days that gain no more batches: all but the last."""
         return [day for day in self.days() if not self.may_grow(day)]
 
     @property
     def is_half_copied(self) -> bool:
-        """Whether records of erasures tell of a day that is not over: a copy has them before the batches."""
+        """Whether there are records of erasures for a day that is not over: a copy puts them before the
+        batches."""
         return any(self.may_grow(record.day) for record in self.erasures.records)
 
     def mark_of(self, day: int) -> str:
-        """What stands for the contents of a day: it has another mark when it has grown, or lost something."""
+        """A mark that stands for the contents of a day and changes when the day grows or rows are erased."""
         summary = self.chain.summary_of(day)
         tip = summary.tip if summary is not None else self.chain.of_day(day)[-1].hash
         erased = [record.hash for record in self.erasures.records if record.day == day]
         return "-".join([tip, *erased[-1:]])
 
     def rows_of(self, day: int) -> int:
-        """How many packets the lake holds of a day now."""
-        if self.may_grow(day):  # records may tell of batches that are not here yet
+        """The number of packets of a day that the lake holds now."""
+        if self.may_grow(day):  # records may name batches that are not here yet
             return sum(one.packets for one in self.erasures.told(self.chain.of_day(day)))
         return self.chain.rows_of(day) - self.erasures.erased_from(day)

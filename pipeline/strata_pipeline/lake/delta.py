@@ -109,11 +109,11 @@ def publish(
 
     This looks at all days or, with `days`, at these and at the days of what the chain has gained since the
     last commit. If the gained batches lie in folders as the archive wrote them, and `days` is empty, it looks
-    at these batches alone: such a publication, with `opened` from the previous one, takes as long after a year
-    as on the first day. `rebuild` moves the log aside (in a bucket, deletes it) and makes another. On a disk
-    this waits for another publisher and for a day whose files are being replaced; in a bucket it raises
-    `LakeBusy` if others are repeatedly faster. Raises `LakeError` if the log or the files do not belong to the
-    chain, `UsageError` for an empty lake, and `StoreError`.
+    at these batches alone: such a publication, with `opened` from the previous one, takes as long after a
+    year as on the first day. `rebuild` moves the log aside (in a bucket, deletes it) and makes another. On a
+    disk this waits for another publisher and for a day whose files are being replaced; in a bucket it raises
+    `LakeBusy` if others are repeatedly faster. Raises `LakeError` if the log or the files do not belong to
+    the chain, `UsageError` for an empty lake, and `StoreError`.
     """
     place = place_of(lake)
     if not lake.chain.end.number:

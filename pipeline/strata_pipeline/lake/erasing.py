@@ -1,9 +1,9 @@
-"""How an erasure becomes true: all of it or nothing.
+"""How an erasure takes effect: all of it or nothing.
 
-New files of the day, the record and its tombstones are written into `_staging/erasure`. The file
-`record.json` comes last: with it the erasure is complete, and whoever next opens the lake for writing
-finishes it. Then the files change places with the old ones, the record is put beside the chain, and the old
-files are deleted.
+New files of the day, the tombstones and the record are written into `_staging/erasure`. The file
+`record.json` comes last: with it the erasure is complete, and if it is interrupted later, the next process
+that opens the lake for writing finishes it. Then the files change places with the old ones, the record is put
+beside the chain, and the old files are deleted.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ __all__ = ["RECORD", "TOMBSTONES", "finish_erasure", "mark", "place_erasure", "p
 RECORD = "record.json"
 TOMBSTONES = "tombstones.jsonl"
 _MARK = "_erasure."
-"""A file of this name and the record's number tells a folder of new files from one of old ones."""
+"""A file with this name and the record's number distinguishes a folder of new files from one of old files."""
 
 
 def mark(folder: Path, number: int) -> None:
@@ -32,9 +32,9 @@ def mark(folder: Path, number: int) -> None:
 
 
 def put_record(lake: LakeLayout, record: Erasure, text: bytes) -> None:
-    """Put a record and the text of its tombstones beside the chain. Raises `LakeError` where it is there."""
+    """Put a record and the text of its tombstones beside the chain. Raises `LakeError` if it exists."""
     target, tombstones = (lake.erased / name for name in lake.erasures.names(record.number))
-    tombstones.unlink(missing_ok=True)  # without its record it is nobody's
+    tombstones.unlink(missing_ok=True)  # without its record it belongs to nothing
     files.write_new(tombstones, text)
     files.write_new(target, encode_erasure(record))
 
@@ -42,9 +42,9 @@ def put_record(lake: LakeLayout, record: Erasure, text: bytes) -> None:
 def place_erasure(
     lake: LakeLayout, record: Erasure, tombstones: bytes, unread: AbstractContextManager[None]
 ) -> None:
-    """Make an erasure true whose new files are staged and marked, while nobody reads.
+    """Put an erasure into effect whose new files are staged and marked, while nobody reads.
 
-    Raises `LakeBusy` where `unread` does; then nothing of it is left.
+    Raises `LakeBusy` if `unread` does; the staged files are then removed.
     """
     staged = lake.staged_erasure
     (staged / TOMBSTONES).write_bytes(tombstones)
@@ -61,9 +61,9 @@ def place_erasure(
 
 
 def finish_erasure(lake: LakeLayout) -> Erasure | None:
-    """Finish the erasure that is staged in a lake, from wherever it was cut off; None if there is none.
+    """Finish the erasure that is staged in a lake, from wherever it was interrupted; None if there is none.
 
-    What is not complete is removed. Nobody else may read or replace the files of the day meanwhile.
+    An incomplete one is removed. Nobody else may read or replace the files of the day meanwhile.
     """
     staged = lake.staged_erasure
     if not (staged / RECORD).exists():
@@ -81,7 +81,7 @@ def finish_erasure(lake: LakeLayout) -> Erasure | None:
             files.place(new, live)
     if not (lake.erased / lake.erasures.names(record.number)[0]).exists():
         put_record(lake, record, (staged / TOMBSTONES).read_bytes())
-    # They hold what was to be erased: unlike the files that compaction replaces, they are not kept.
+    # The old files hold what was to be erased: unlike after a compaction, none are kept.
     for old in lake.retired.glob(f"{day}.*"):
         files.remove(old)
     files.remove_if_empty(lake.retired)

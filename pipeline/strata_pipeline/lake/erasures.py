@@ -1,9 +1,9 @@
-"""The records of what was erased from a lake (`strata.protocol.lake.erasure`).
+"""The records of erasures from a lake (`strata.protocol.lake.erasure`).
 
-_erased/0000000000.json       what the batches of a day hold since
+_erased/0000000000.json       what the batches of a day hold since the erasure
 _erased/0000000000.jsonl      its tombstones
 
-`erasing` tells how a record gets there.
+`erasing` describes how a record is put there.
 """
 
 from __future__ import annotations
@@ -58,9 +58,9 @@ class Erasures:
     def next(
         self, day: int, written_at: int, batches: list[ErasedBatch], text: bytes, *, emptied: int = 0
     ) -> Erasure:
-        """A record that follows the last, of what batches of a day hold now; `text` is the file of its
-        tombstones, a line for each in order of sequence, and `emptied` of them are of rows that had been put
-        aside when they were archived."""
+        """A record that follows the last one and says what batches of a day hold now. `text` is the file of
+        its tombstones, a line for each in order of sequence; `emptied` of them are for rows that were
+        quarantined when they were archived."""
         record = Erasure(
             number=len(self.records),
             day=day,
@@ -78,9 +78,9 @@ class Erasures:
         return f"{number:010}.json", f"{number:010}.jsonl"
 
     def told(self, manifests: Iterable[Manifest]) -> list[Manifest]:
-        """These manifests, each with what its batch holds now: files are held against these.
+        """These manifests, each changed to what its batch holds now: files are compared with the result.
 
-        A record tells of batches of its own day alone: those of years are not looked through for each day.
+        A record names only batches of its own day, so records of other days are not searched.
         """
         return [
             one
@@ -89,15 +89,15 @@ class Erasures:
         ]
 
     def erased_from(self, day: int) -> int:
-        """How many packets of a day were erased, without the rows in quarantine that were emptied."""
+        """The number of packets of a day that were erased, without the quarantined rows that were emptied."""
         return sum(record.erased for record in self.records if record.day == day)
 
     def tombstones(self, record: Erasure) -> Iterator[Tombstone]:
-        """Those of a record, in order of sequence; their signatures hold. Raises `LakeError`."""
+        """The tombstones of a record, in order of sequence, with verified signatures. Raises `LakeError`."""
         return (tombstone for tombstone, _ in self.signed_tombstones(record))
 
     def signed_tombstones(self, record: Erasure) -> Iterator[tuple[Tombstone, bytes]]:
-        """The same, each with its text, which has the signature."""
+        """The same tombstones, each with its text, which includes the signature."""
         path = self._records.place(self._tombstones_of(record))
         for line in self.text_of(record).splitlines():
             try:
@@ -106,7 +106,7 @@ class Erasures:
                 raise LakeError(f"{path} has a tombstone that does not hold: {error.reason}") from None
 
     def text_of(self, record: Erasure) -> bytes:
-        """The file of a record's tombstones, as the record tells. Raises `LakeError`."""
+        """The file of a record's tombstones, checked against the record's hash. Raises `LakeError`."""
         name = self._tombstones_of(record)
         try:
             text = self._records.read(name)

@@ -1,8 +1,8 @@
-"""The files of a day replaced by others with the same rows, and what becomes of the old ones.
+"""Replacing the files of a day by others with the same rows, and what happens to the old ones.
 
-Who plans to read a day holds the names of its files. So the old files leave the table's folder in one step,
-while none of our own jobs reads. They stay in `_retired` for whoever has them open, and a later run deletes
-them.
+A job that plans to read a day holds the names of its files. So the old files leave the table's folder in one
+step, while none of our own jobs reads. They stay in `_retired` for processes that have them open, and a later
+run deletes them.
 """
 
 from __future__ import annotations
@@ -27,20 +27,20 @@ _RETIRED = re.compile(r"(day=\d{4}-\d\d-\d\d)\.(\d+)(\.\d+)?")
 
 
 def staged_day(lake: Lake, day: int) -> Path:
-    """The folder to write a day's new files into: one folder `batch=…` for all of its batches."""
+    """The folder into which a day's new files are to be written: one folder `batch=…` for all batches."""
     spans = lake.batches(day)
     staged = lake.staging / lake.day_folder(day).name
     files.remove(staged)
-    # Not left to Spark: an archive that ends a batch just now removes `_staging` if it is empty.
+    # Not left to Spark: an archive that is just finishing a batch removes `_staging` if it is empty.
     files.make_folder(staged)
     return staged / f"batch={span_over(spans)}"
 
 
 def replace_day(lake: Lake, day: int, staged: Path, patience: float) -> Path:
-    """Put new files, written into the folder of `staged_day`, in the place of a day's old ones.
+    """Replace a day's files by new ones, which were written into the folder of `staged_day`.
 
-    Returns the folder of the old ones. Raises `LakeError` where the new files do not hold what the manifests
-    tell, and `LakeBusy` where jobs read the lake for `patience` seconds; then the day stays as it is.
+    Return the folder of the old ones. Raises `LakeError` if the new files do not hold what the manifests say,
+    and `LakeBusy` if jobs still read the lake after `patience` seconds; then the day stays as it is.
     """
     manifests = lake.erasures.told(lake.chain.of_day(day))
     check_day(day, Unit(manifests, [staged], []), lake.folders_of_day(lake.quarantine, day))
@@ -53,9 +53,9 @@ def replace_day(lake: Lake, day: int, staged: Path, patience: float) -> Path:
 
 
 def delete_retired(lake: Lake, now: int, grace: int) -> int:
-    """Delete the files that were replaced `grace` seconds before `now`, or earlier; returns how many folders.
+    """Delete the files that were replaced `grace` seconds before `now` or earlier; return how many folders.
 
-    Only where the day itself is there.
+    Files of a day are deleted only if the day itself is there.
     """
     deleted = 0
     for folder in listed(lake.retired):
@@ -69,9 +69,9 @@ def delete_retired(lake: Lake, now: int, grace: int) -> int:
 
 
 def check_day(day: int, unit: Unit, aside: Sequence[Path] = ()) -> None:
-    """Raise `LakeError` unless new files of a day are what its manifests tell, and nothing else.
+    """Raise `LakeError` unless new files of a day hold what its manifests say, and nothing else.
 
-    `aside` are folders of quarantined rows that stay as they are.
+    `aside` are the folders of quarantined rows that stay as they are.
     """
     faults: list[Fault] = []
     for chunk in chunks(unit.manifests):

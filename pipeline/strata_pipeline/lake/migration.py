@@ -1,9 +1,9 @@
 """A chain of format 1 rewritten in format 2: each batch gets the digest of its bodies and annotations.
 
-The new chain is written aside and changes places with the old one, which stays in `_aside`: it proves
-the tips that were noted before. Records of erasures name batches by the hashes of their manifests, and each
-manifest after one that changes has another hash. So first the records are made to name each batch by both
-hashes: they tell the same with the old chain and with the new one.
+The new chain is written aside and changes places with the old one, which stays in `_aside`: it proves tips
+that were noted earlier. Records of erasures name batches by the hashes of their manifests, and each manifest
+after a changed one has another hash. So first the records are made to name each batch by both hashes, and
+thus mean the same with the old chain and with the new one.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ __all__ = ["migrate_chain"]
 
 
 def migrate_chain(lake: Lake, progress: Callable[[int], None] = lambda batches: None) -> int:
-    """Bring a lake's chain to the newest format, and return how many batches were of an older one.
+    """Bring a lake's chain to the newest format; return how many batches had an older one.
 
-    The caller holds the locks of `write` and of `replace`. `progress` is told how many batches were read.
-    Raises `LakeError` where files and manifests disagree; then nothing was changed.
+    The caller holds the locks of `write` and of `replace`. `progress` is called with the number of batches
+    read so far. Raises `LakeError` if files and manifests disagree; then nothing was changed.
     """
     older = sum(manifest.format < FORMAT for manifest in lake.manifests)
     if not older:
@@ -61,7 +61,7 @@ def migrate_chain(lake: Lake, progress: Callable[[int], None] = lambda batches: 
 
 
 def _name_by_both(lake: Lake, became: Mapping[str, str]) -> None:
-    """Let the records of erasures name each batch by what its manifest's hash is and by what it becomes."""
+    """Make the records of erasures name each batch by the old and by the new hash of its manifest."""
     if not lake.erasures.records:
         return
     staged = lake.staging / "erased"
@@ -89,7 +89,7 @@ def _name_by_both(lake: Lake, became: Mapping[str, str]) -> None:
 
 
 def _digests(lake: Lake, progress: Callable[[int], None]) -> dict[int, str]:
-    """The second digest of each batch that has none, by its manifest's number."""
+    """The second digest of each batch that has none, by the number of its manifest."""
     digests: dict[int, str] = {}
     for day in lake.days():
         for unit in units_of_day(lake, day, lake.chain.of_day(day)):

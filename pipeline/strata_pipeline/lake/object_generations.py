@@ -1,9 +1,9 @@
-"""The generations of a lake in a bucket (`strata.protocol.lake.generation`), and what they have erased.
+"""The generations of a lake in a bucket (`strata.protocol.lake.generation`), and the erasures in them.
 
-_generations/0000000000.json          a day written anew: it counts from when this is put
-_days/2026-11-21-<attempt>.json       the objects of that day, put before
-_erased/<attempt>.jsonl               the tombstones of an erasure, put before
-_erased/generations.json              for programs that know no generations: they refuse the lake by it
+_generations/0000000000.json          a rewritten day: it counts from the moment when this is put
+_days/2026-11-21-<attempt>.json       the objects of that day, put earlier
+_erased/<attempt>.jsonl               the tombstones of an erasure, put earlier
+_erased/generations.json              makes programs that do not know generations refuse the lake
 """
 
 from __future__ import annotations
@@ -69,33 +69,34 @@ class Generations:
         self._newest = {one.day: one for one in found}
 
     def has_more(self) -> bool:
-        """Whether somebody has put another since they were read."""
+        """Whether another generation has been put since they were read."""
         return self._store.exists(f"{GENERATIONS}/{generation_name(len(self.records))}")
 
     @property
     def tip(self) -> str:
-        """The hash of the last one."""
+        """The hash of the last generation."""
         return self.records[-1].hash if self.records else GENESIS
 
     def of_day(self, day: int) -> Generation | None:
-        """The one that counts for a day; None where its batches are as they were archived."""
+        """The generation that counts for a day; None if its batches are as they were archived."""
         return self._newest.get(day)
 
     def before(self, generation: Generation) -> Generation | None:
-        """The one that counted before for the same day."""
+        """The generation that counted before it for the same day."""
         earlier = reversed(self.records[: generation.number])
         return next((one for one in earlier if one.day == generation.day), None)
 
     def by(self, attempt: str) -> Generation | None:
-        """The one that an attempt has put."""
+        """The generation that an attempt has put."""
         return next((one for one in self.records if one.attempt == attempt), None)
 
     def parts(
         self, generation: Generation, manifests: Callable[[], Sequence[Manifest]], *, ahead: bool = False
     ) -> list[Part]:
-        """The parts of a day, whose manifests are asked for once; `ahead` is whether a copy may yet add some.
+        """The parts of a day, whose manifests are requested only once; `ahead` is whether a copy may still
+        add some.
 
-        Raises `LakeError` where they cannot be told.
+        Raises `LakeError` if they cannot be determined.
         """
         if generation.listing not in self._listings:
             listing = self._listing(generation)
@@ -104,10 +105,10 @@ class Generations:
         return self._listings[generation.listing].parts
 
     def listed(self, generation: Generation) -> list[Part]:
-        """The parts of a day by its listing alone. Its hash is in the chain of generations; that it fits the
-        manifests, of which a day may have thousands, is not looked at.
+        """The parts of a day from its listing alone. The hash of the listing is in the chain of generations;
+        it is not compared with the manifests, of which a day may have thousands.
 
-        Raises `LakeError` where they cannot be told.
+        Raises `LakeError` if they cannot be determined.
         """
         known = self._listings.get(generation.listing)
         return (known or self._listing(generation)).parts
@@ -123,7 +124,7 @@ class Generations:
         return listing
 
     def put(self, generation: Generation) -> bool:
-        """Put one after the last; returns whether nobody was faster. It counts from then on."""
+        """Put a generation after the last; return whether nobody was faster. It counts from then on."""
         if not generation.number:
             self._bar()
         name = f"{GENERATIONS}/{generation_name(generation.number)}"
@@ -134,10 +135,10 @@ class Generations:
         return True
 
     def _bar(self) -> None:
-        """Make programs that know no generations refuse the lake as they open it.
+        """Make programs that do not know generations refuse the lake when they open it.
 
-        They would read the objects that the archive has put, and miss them once they are deleted. What they
-        read at every start are records of erasures, and one of a format to come is refused by name.
+        They would read the objects that the archive has put, and miss them once these are deleted. But at
+        every start they read the records of erasures, and refuse, by name, one with a future format.
         """
         record = Erasure(
             format=_BARRIER_FORMAT, number=0, day=0, written_at=0, batches=[], tombstones="", erased=0,
@@ -147,7 +148,7 @@ class Generations:
 
 
 class ObjectErasures(Erasures):
-    """What was erased from a lake in a bucket: the records are in its generations."""
+    """The erasures from a lake in a bucket, whose records are in its generations."""
 
     def __init__(self, store: ObjectStore, generations: Generations) -> None:
         super().__init__(ObjectRecords(store, ERASED))
@@ -164,7 +165,7 @@ class ObjectErasures(Erasures):
 
 
 def batches_of(parts: Sequence[Part], manifests: Sequence[Manifest]) -> list[list[Manifest]]:
-    """The batches of each part; both follow each other, and each batch is in one part or in none."""
+    """The batches of each part. Parts and manifests are consecutive; each batch is in one part or in none."""
     begins = [manifest.after for manifest in manifests]
     return [
         list(manifests[bisect_left(begins, part.after) : bisect_left(begins, part.up_to)]) for part in parts

@@ -1,21 +1,22 @@
-"""A lake in a bucket: the same names as on a disk, and for each batch a listing of its objects.
+"""A lake in a bucket: the same names as on a disk, and a listing of the objects of each batch.
 
 packets/day=2026-11-21/batch=<first>-<last>/kind=POST/<attempt>-….parquet
 quarantine/day=2026-11-21/batch=<first>-<last>/<attempt>-….parquet
 _objects/0000000000-<hash of the manifest>.json       which objects hold the rows of a batch
 _manifests/0000000000.json, 0000000001.json, …        the chain, as on a disk
 _manifests/days/2026-11-21.json                       summaries of finished days
-_attempts/0000000012-<attempt>.json                   a batch that is being written (`attempts` tells)
-_generations/0000000000.json, _days/…, _erased/…      days that were written anew (`object_generations` tells)
+_attempts/0000000012-<attempt>.json                   a batch that is being written (see `attempts`)
+_generations/0000000000.json, _days/…, _erased/…      days that were rewritten (see `object_generations`)
 
-A batch takes four steps: a record of the attempt; its objects, each under a name of this attempt alone; its
-listing, under a name that has the hash of the manifest; its manifest, where there is none of that number yet.
-The last step is the commit. Whoever is killed before it leaves objects that no reader of manifests sees, and
-whoever comes second is told so. Nothing is renamed, and nothing that counts is ever replaced.
+A batch takes four steps: a record of the attempt; its objects, each under a name that only this attempt uses;
+its listing, under a name with the hash of the manifest; its manifest, if there is none with that number yet.
+The last step is the commit. A process that is killed before it leaves objects that no reader of manifests
+sees, and a process that comes second gets an error. Nothing is renamed, and nothing that counts is ever
+replaced.
 
-A finished day can be written anew, by the same steps: a record of the attempt, objects, a listing of all
-objects of the day, and as the commit a generation, where there is none of its number. From then on that
-listing tells what the day is, and those of its batches do not count. `rewrites` tells what becomes of older
+A finished day can be rewritten in the same steps: a record of the attempt, objects, a listing of all objects
+of the day, and as the commit a generation, if there is none with its number. From then on that listing
+defines the day, and the listings of its batches do not count. `rewrites` describes what happens to older
 objects.
 """
 
@@ -75,9 +76,9 @@ __all__ = ["DELTA_LOG", "ObjectLake"]
 
 MANIFESTS = "_manifests"
 DELTA_LOG = "packets/_delta_log"
-"""What `publish-delta` makes, which proves nothing and is no part of the lake."""
+"""The log that `publish-delta` writes, which proves nothing and is not part of the lake."""
 _KEPT = 20_000
-"""So many listings are kept in memory: each is a few hundred bytes."""
+"""The number of listings kept in memory; each has a few hundred bytes."""
 
 
 class ObjectLake(LakeState):
@@ -87,16 +88,16 @@ class ObjectLake(LakeState):
         self.store = store
         self.shelf = Bucket(store)
         self.left = Left([], [])
-        """What opening the lake for writing has found of earlier attempts."""
+        """The leftovers of earlier attempts that opening the lake for writing has found."""
         self._listings: dict[str, Listing] = {}
         self.sealed = 0
-        """How many summaries opening the lake for writing has written."""
+        """The number of summaries that opening the lake with `replace` has written."""
         self.generations = Generations(store)
         erasures = ObjectErasures(store, self.generations)
         super().__init__(store.url(), ObjectRecords(store, MANIFESTS), erasures)
 
     def load(self) -> None:
-        # First: whatever days these tell of, the chain that is read afterwards has them, and whole.
+        # First: then the chain, read afterwards, has all days of these generations, and completely.
         self.generations.load()
         super().load()
 
@@ -117,12 +118,13 @@ class ObjectLake(LakeState):
     ) -> Iterator[ObjectLake]:
         """The lake at `s3://bucket/prefix`, for adding batches; it need not exist yet, but its bucket must.
 
-        No lock keeps others away: whoever commits second gets `LakeBusy` from `commit`. What attempts to add
-        batches have left that are over is deleted after the `grace`. Raises `LakeError` where chain and
-        listings do not belong together, before anything is changed, and `StoreError`, `UsageError`.
+        No lock excludes other writers: the one that commits second gets `LakeBusy` from `commit`. Leftovers
+        of attempts to add batches that can no longer commit are deleted after the `grace`. Raises
+        `LakeError`, before anything is changed, if chain and listings do not belong together, and
+        `StoreError`, `UsageError`.
 
-        With `copying` a lake is taken whose generations tell of days before its chain does, and what was
-        replaced in days is deleted after the grace as well.
+        With `copying`, a lake is accepted even if its generations name days that its chain has not reached,
+        and replaced objects of days are deleted after the grace too.
         """
         lake = cls(ObjectStore.at(place))
         lake.load()
@@ -137,10 +139,10 @@ class ObjectLake(LakeState):
     @classmethod
     @contextlib.contextmanager
     def replace(cls, place: str, grace: Grace = DEFAULT_GRACE) -> Iterator[ObjectLake]:
-        """The lake at `s3://bucket/prefix`, for writing finished days anew (`superseding`). Archives may run
-        meanwhile, and others who do the same.
+        """The lake at `s3://bucket/prefix`, for rewriting finished days (`superseding`). Archives may run
+        meanwhile, and so may other processes that do the same.
 
-        What was replaced is deleted after the `grace` as well. Raises as `open` and `write`.
+        Replaced objects are deleted after the `grace` too. Raises what `open` and `write` raise.
         """
         lake = cls.open(place)
         lake._check()
@@ -156,18 +158,18 @@ class ObjectLake(LakeState):
         return look_at_clock(self.store, check_refuses(self.store))
 
     def tidy(self, grace: Grace) -> None:
-        """Delete what is needed no more and has been so for as long as `grace` says; `left` tells what."""
+        """Delete objects that have not been needed for as long as `grace` says; `left` then names them."""
         now = self._now()
         some, more = sweep(self.store, self, now, grace.left), sweep_days(self.store, self, now, grace)
         self.left = Left(some.kept + more.kept, some.deleted + more.deleted)
 
     @contextlib.contextmanager
     def held(self) -> Iterator[None]:
-        """Objects that a listing names are never replaced or removed: there is nothing to hold."""
+        """Do nothing: objects are never replaced, and not deleted before a grace period is over."""
         yield
 
     def contains(self, folder: Path) -> bool:
-        """No folder on a disk lies in the lake."""
+        """Whether a folder lies in the lake: no folder on a disk does."""
         return False
 
     def begin(self, span: Span) -> Attempt:
@@ -175,12 +177,12 @@ class ObjectLake(LakeState):
         return Attempt.begin(self.store, self.chain.end.number, span)
 
     def commit(self, manifest: Manifest, attempt: Attempt, objects: Sequence[StoredObject]) -> Manifest:
-        """Make objects of an attempt a batch of the lake; returns the manifest as written.
+        """Make the objects of an attempt a batch of the lake; return the manifest as written.
 
-        Raises `LakeBusy` where another writer was faster: then nothing of this attempt counts.
+        Raises `LakeBusy` if another writer was faster: then nothing of this attempt counts.
         """
         while not self._list(sealed := seal(manifest), attempt, objects):
-            # Somebody has archived the very same rows within the same second: a manifest has one listing.
+            # Another process has archived the very same rows in the same second: a manifest has one listing.
             manifest = msgspec.structs.replace(manifest, written_at=manifest.written_at + 1)
         self._finish(sealed, attempt, objects)
         return sealed
@@ -188,17 +190,18 @@ class ObjectLake(LakeState):
     def adopt(
         self, sealed: Manifest, now: Manifest, attempt: Attempt, objects: Sequence[StoredObject]
     ) -> None:
-        """Make objects of an attempt a batch of the lake, by a manifest of another lake as it is; `now` tells
-        what the batch holds since rows were erased.
+        """Make the objects of an attempt a batch of the lake, under an unchanged manifest of another lake;
+        `now` says what the batch holds after erasures.
 
         Raises `LakeBusy`.
         """
         if not self._list(sealed, attempt, objects):
-            # Another copy has put it, which was killed or is still at work: both put the same manifest.
+            # Another copy has put the listing, and was killed or still runs: both put the same manifest.
             if self.store.exists(f"{MANIFESTS}/{manifest_name(sealed.number)}"):
                 raise self._busy(sealed)
-            # So its objects are the batch. Were they left out, that copy would forget of what it has put
-            # here what nothing names: only where they do not hold this attempt's are named.
+            # So its objects are the batch. If they were left out, that copy would remove the record of its
+            # attempt although nothing names its objects. This attempt's objects are named only if those of
+            # the other are damaged or incomplete.
             standing = self._objects_that_hold(sealed, now)
             if standing is None:
                 listing = seal_listing(sealed, attempt.name, objects)
@@ -208,7 +211,7 @@ class ObjectLake(LakeState):
         self._finish(sealed, attempt, objects)
 
     def _objects_that_hold(self, sealed: Manifest, now: Manifest) -> list[StoredObject] | None:
-        """The objects that the listing of a batch names; None where they are not what it is to hold now."""
+        """The objects that the listing of a batch names; None if they do not hold what it should hold now."""
         try:
             objects = self.listing(sealed).objects
         except LakeError:
@@ -217,18 +220,18 @@ class ObjectLake(LakeState):
         with self.shelf.at_hand(objects) as (folder, faults):
             folders = ([folder / one for one in some] for some in (unit.packets, unit.quarantine))
             if faults or batches_faults([now], *folders):
-                self._listings.pop(listing_name(sealed))  # another takes its place
+                self._listings.pop(listing_name(sealed))  # another listing replaces it
                 return None
         return objects
 
     def _list(self, sealed: Manifest, attempt: Attempt, objects: Sequence[StoredObject]) -> bool:
-        """Put the listing of a batch; returns whether there was none."""
+        """Put the listing of a batch; return whether there was none."""
         listing = seal_listing(sealed, attempt.name, objects)
         check_listing(listing, sealed)
         return self.store.put_new(f"{LISTINGS}/{listing_name(sealed)}", encode_listing(listing))
 
     def _finish(self, sealed: Manifest, attempt: Attempt, objects: Sequence[StoredObject]) -> None:
-        """Commit by the manifest."""
+        """Commit by putting the manifest."""
         if not self.store.put_new(f"{MANIFESTS}/{manifest_name(sealed.number)}", encode(sealed)):
             raise self._busy(sealed)
         is_new_day = day_of(sealed.up_to) != day_of(self.chain.end.up_to)
@@ -245,24 +248,24 @@ class ObjectLake(LakeState):
         )
 
     def listing(self, manifest: Manifest) -> Listing:
-        """The objects of a batch. Raises `LakeError` where that cannot be told."""
+        """The objects of a batch. Raises `LakeError` if they cannot be determined."""
         return self._listed([manifest])[0]
 
     def parts(self, day: int) -> list[Part]:
-        """All that counts of a day: its batches, or what was made of them. Raises `LakeError`."""
+        """The parts of a day that count: its batches, or those of its rewritten form. Raises `LakeError`."""
         return self._reached(self.parts_of(day, self.generations.of_day(day)))
 
     def _is_ahead(self, generation: Generation) -> bool:
-        """Whether a copy may have put this generation before the manifests of its day: those with erasures
-        come first."""
+        """Whether a copy may have put this generation before the manifests of its day: a copy puts
+        generations with erasures first."""
         return generation.erasure is not None and self.may_grow(generation.day)
 
     def _reached(self, parts: Iterable[Part]) -> list[Part]:
-        """Those that the chain tells of: a copy lists the others before it puts their manifests."""
+        """The parts that the chain has reached: a copy lists the others before it puts their manifests."""
         return [part for part in parts if part.up_to <= self.reached]
 
     def parts_of(self, day: int, generation: Generation | None) -> list[Part]:
-        """The parts of a day in a generation, those that the chain has not reached included, or as archived.
+        """The parts of a day in a generation, including those that the chain has not reached, or as archived.
 
         Raises `LakeError`.
         """
@@ -279,11 +282,11 @@ class ObjectLake(LakeState):
         return NO_BASE if newest is None else newest.number
 
     def written_anew(self) -> list[int]:
-        """The days whose objects are others than the archive has put."""
+        """The days whose objects are not those that the archive has put."""
         return sorted({one.day for one in self.generations.records})
 
     def units(self, day: int) -> tuple[list[Unit], list[Fault]]:
-        """The batches of a day with their folders and objects, and those that have no good listing."""
+        """The batches of a day with their folders and objects, and a fault for each bad listing."""
         manifests = self.erasures.told(self.chain.of_day(day))
         generation = self.generations.of_day(day)
         if generation is not None:
@@ -320,14 +323,14 @@ class ObjectLake(LakeState):
         self, manifests: Sequence[Manifest], root: str, *, kinds: Collection[str] | None = None,
         damaged: bool = False,
     ) -> list[StoredObject]:  # fmt: skip
-        """The objects with packets or quarantined rows of batches, or of some `kinds` alone. Where a day was
-        written anew, rows of other batches of the same day may be in them.
+        """The objects with packets or quarantined rows of batches, or only those of some `kinds`. If a day
+        was rewritten, they may also hold rows of other batches of that day.
 
-        Raises `LakeError` for a listing that is missing or damaged; with `damaged` it is left out.
+        Raises `LakeError` for a listing that is missing or damaged; with `damaged` it is skipped.
         """
         batches: list[Manifest] = []
         anew: dict[int, list[Manifest]] = {}
-        for manifest in manifests:  # of years there are millions: each is looked at once
+        for manifest in manifests:  # after years there are millions: each is looked at once
             day = day_of(manifest.up_to)
             written = batches if self.generations.of_day(day) is None else anew.setdefault(day, [])
             written.append(manifest)
@@ -346,10 +349,10 @@ class ObjectLake(LakeState):
         return [one for name, one in found.items() if _is_below(root, one) and _is_in(name, folders)]
 
     def objects_of_day(self, day: int, root: str, *, damaged: bool = False) -> list[StoredObject]:
-        """The objects with the packets, or the quarantined rows, of a day; one that was written anew is told
-        by its listing alone, and not by each of its manifests.
+        """The objects with the packets, or the quarantined rows, of a day; those of a rewritten day come from
+        its listing alone, without a look at its manifests.
 
-        Raises `LakeError`; with `damaged`, not for the listing of a batch, which is left out.
+        Raises `LakeError`; with `damaged`, a bad listing of a batch is skipped instead.
         """
         generation = self.generations.of_day(day)
         if generation is None:
@@ -362,9 +365,10 @@ class ObjectLake(LakeState):
         ]
 
     def objects_of_kinds(self, kinds: Collection[str]) -> list[StoredObject]:
-        """The objects with packets of some kinds, of all days, as far as they can be told.
+        """The objects with packets of some kinds, of all days, as far as they can be determined.
 
-        After years most days have none: what lies there says so, and nothing else is read of these days.
+        After years most days have none. The names of a day's objects show this, so nothing else is read of
+        such a day.
         """
         found: list[StoredObject] = []
         folders = [f"/kind={kind}/" for kind in kinds]
@@ -392,9 +396,9 @@ class ObjectLake(LakeState):
 
     @contextlib.contextmanager
     def at_hand(self, manifests: Sequence[Manifest], root: str | None = None) -> Iterator[LakeLayout]:
-        """The files of batches on this machine's disk, those of one `root` or all; gone after the block.
+        """The files of batches on this machine's disk, those of one `root` or all; deleted after the block.
 
-        Raises `LakeError` for what is missing, or is not what was written.
+        Raises `LakeError` if one is missing or differs from what was written.
         """
         objects = [one for name in ROOTS if root in (None, name) for one in self.objects(manifests, name)]
         with self._at_hand(objects, f"{batch_name(manifests[0])}, or one after it,") as layout:
@@ -402,7 +406,7 @@ class ObjectLake(LakeState):
 
     @contextlib.contextmanager
     def quarantine_at_hand(self, day: int) -> Iterator[LakeLayout]:
-        """The files of a day's quarantined rows on this machine's disk; gone after the block.
+        """The files of a day's quarantined rows on this machine's disk; deleted after the block.
 
         Raises `LakeError` as `at_hand` does.
         """
@@ -422,8 +426,9 @@ class ObjectLake(LakeState):
             yield layout
 
     def unexpected(self, days: Sequence[int]) -> tuple[list[Fault], int]:
-        """Objects that no listing names, on these days and on days that the chain does not know; and how
-        many there are that attempts have left, or replaced, which are no fault. An archive may run meanwhile.
+        """Objects that no listing names, on these days and on days that the chain does not have; and the
+        number of those that attempts have left or replaced, which are not faults. An archive may run
+        meanwhile.
         """
         surplus = self._surplus(days)
         if surplus:
@@ -437,8 +442,8 @@ class ObjectLake(LakeState):
         return [], 0
 
     def _known(self, surplus: Collection[str]) -> set[str]:
-        """Those of these objects that attempts have left, that were replaced and wait for their end, or that
-        a copy has listed before their manifests."""
+        """The objects among these that attempts have left, that were replaced and await deletion, or that a
+        copy has listed before their manifests."""
         names = {attempt.name for attempt in attempts(self.store)}
         gone: set[str] = set()
         for rewrite in rewrites(self.store):
@@ -486,7 +491,7 @@ class ObjectLake(LakeState):
         return [self._listings[name] for name in wanted]
 
     def _check_end(self) -> None:
-        """Raise `LakeError` where the chain lacks manifests, or is another lake's."""
+        """Raise `LakeError` if the chain lacks manifests or is that of another lake."""
         last = next(self.chain.backwards(), None)
         lasts = [] if last is None else [last]
         for one in (one for root in ROOTS for one in self.objects(lasts, root)):
@@ -505,13 +510,13 @@ class ObjectLake(LakeState):
                 )
 
     def _check_generations(self, copying: bool) -> None:
-        """Raise `LakeError` where generations are missing, or the manifests of the days that they tell of; a
-        copy puts these afterwards."""
-        # In this order: an attempt is told of before its listing is put, and until it counts.
+        """Raise `LakeError` if generations are missing, or the manifests of their days, which a copy puts
+        after the generations."""
+        # In this order: an attempt has a record before its listing is put, and until it counts.
         listings = set(self.store.keys(DAY_LISTINGS))
         strangers = listings - {rewrite.listing for rewrite in rewrites(self.store)} - self._named_days()
         if strangers:
-            self.generations.load()  # else somebody has made one of them count just now
+            self.generations.load()  # one of them may have begun to count just now
             self.erasures.load()
             strangers -= self._named_days()
         if strangers:
@@ -521,7 +526,7 @@ class ObjectLake(LakeState):
             )
         last = max((one.day for one in self.generations.records), default=-1)
         if self.may_grow(last) and not copying:
-            self.load()  # an archive may have gone on just now
+            self.load()  # an archive may have continued just now
             if self.may_grow(last):
                 raise LakeError(
                     f"{self.place} has a generation of {day_text(last)}, which is made when the day is over, "
@@ -535,7 +540,7 @@ class ObjectLake(LakeState):
         return {f"{DAY_LISTINGS}/{name}" for name in names}
 
     def _beyond(self) -> list[str]:
-        """Listings of batches after the end of the chain that no attempt at work or killed has put."""
+        """Listings of batches after the end of the chain that no running or killed attempt has put."""
         begin = f"{LISTINGS}/{self.chain.end.number:010}"
         known = {f"{LISTINGS}/{attempt.number:010}-" for attempt in attempts(self.store)}
         return [name for name in self.store.keys(LISTINGS, begin) if name[: len(begin) + 1] not in known]

@@ -1,13 +1,14 @@
-"""What becomes of what an interrupted writer left, under its lock. Nothing that readers see is deleted.
+"""Recovery from an interrupted writer, under its lock. Nothing that readers see is deleted.
 
-A killed archive leaves one batch in `_staging`, and perhaps in sight, that begins where the chain ends.
-With its manifest beside it in `_staging` the batch is held against it and, if it is whole, put in place; else
-what is in sight is moved into `_aside`, and the log still has the rows. Whatever else is in sight, and not
-told of by the chain, was left by no crash: the chain is truncated or foreign, or the lake is being copied.
-Then nothing is changed, and nothing is written.
+A killed archive leaves one batch in `_staging`, and perhaps in sight of readers, that begins where the chain
+ends. If its manifest is beside it in `_staging`, the batch is compared with it and, if complete, put in
+place. Otherwise the visible folders are moved into `_aside`; the log still has the rows. No crash leaves any
+other folders in sight that the chain does not name: then the chain is truncated or foreign, or the lake is
+being copied, and nothing is changed or written.
 
-A killed compaction leaves files of a day in `_staging`, and for a moment, on a file system that cannot
-exchange two folders, no day in sight. The old files are brought back, or else kept for whoever reads them.
+A killed compaction leaves files of a day in `_staging` and, on a file system that cannot exchange two
+folders, perhaps no files of the day in sight. Then the old files are brought back; otherwise they are kept
+for readers.
 """
 
 from __future__ import annotations
@@ -29,15 +30,15 @@ from strata_pipeline.lake.rows import digest_of, read_places
 __all__ = ["recover_batches", "recover_days", "retire"]
 
 _STAGED_DAY = re.compile(r"(day=\d{4}-\d\d-\d\d)(\.old)?")
-_DAY_ASIDE = re.compile(r"_(day=\d{4}-\d\d-\d\d)\.aside")  # as an earlier version named it
+_DAY_ASIDE = re.compile(r"_(day=\d{4}-\d\d-\d\d)\.aside")  # the name that an earlier version used
 _DRAFT = re.compile(r"_\d{10}\.jsonl?\.\d+")
 _SHOWN = 3
 
 
 def recover_batches(lake: LakeLayout) -> list[Path]:
-    """Complete or move aside the batch that a killed archive has left; returns what was moved.
+    """Complete or move aside the batch that a killed archive has left; return the paths of what was moved.
 
-    Raises `LakeError` where more is in sight than that, or less than the chain tells of.
+    Raises `LakeError` if more than that is in sight, or less than the chain names.
     """
     staged = [folder for folder in listed(lake.staging) if BATCH.fullmatch(folder.name)]
     spans = {span_of(folder) for folder in staged}
@@ -67,12 +68,12 @@ def recover_batches(lake: LakeLayout) -> list[Path]:
 
 def recover_days(lake: LakeLayout) -> list[Path]:
     """Bring back or retire the files of days that a killed compaction has left, and finish an erasure that
-    is complete; returns what was moved."""
+    is complete; return the paths of what was moved aside."""
     _remove_drafts(lake.erased)
     finish_erasure(lake)
     left = [(path, match) for path in listed(lake.packets) if (match := _DAY_ASIDE.fullmatch(path.name))]
     left += [(path, match) for path in listed(lake.staging) if (match := _STAGED_DAY.fullmatch(path.name))]
-    # Old files come first, to be brought back before new ones are looked at.
+    # Old files first, so that they are brought back before new ones are looked at.
     left.sort(key=lambda one: one[0].name.startswith("day=") and one[1][2] is None)
     moved = []
     for path, match in left:
@@ -90,13 +91,13 @@ def recover_days(lake: LakeLayout) -> list[Path]:
 
 
 def retire(lake: LakeLayout, folder: Path, day: str) -> Path:
-    """Keep files of a day, `day=2026-11-21`, that were replaced, for readers that have begun with them."""
+    """Keep replaced files of a day, `day=2026-11-21`, for readers that have begun to read them."""
     return files.move(folder, lake.retired, f"{day}.{int(time.time())}")
 
 
 def _recover_chain(lake: LakeLayout) -> list[Path]:
-    """Bring back the chain, and the records of erasures, if a killed migration has left none in sight; what
-    it staged is moved aside."""
+    """Bring back the chain and the records of erasures if a killed migration has left none in sight, and move
+    aside what it staged."""
     moved = []
     for name, folder in (("manifests", lake.manifests_folder), ("erased", lake.erased)):
         old, new = lake.staging / f"{name}.old", lake.staging / name
@@ -107,14 +108,14 @@ def _recover_chain(lake: LakeLayout) -> list[Path]:
 
 
 def _remove_drafts(folder: Path) -> None:
-    """Remove what was never given the name of a record: nobody else writes here now."""
+    """Remove drafts that never got the name of a record: no other process writes here now."""
     for draft in listed(folder):
         if _DRAFT.fullmatch(draft.name):
             draft.unlink()
 
 
 def _complete(lake: LakeLayout, span: Span) -> bool:
-    """Put a staged batch in place if it is the chain's next, and whole."""
+    """Put a staged batch in place if it is the next of the chain, and complete; return whether it was."""
     staged = lake.staged_batch(span)
     try:
         manifest = decode((staged / STAGED_MANIFEST).read_bytes(), STAGED_MANIFEST)
@@ -128,7 +129,7 @@ def _complete(lake: LakeLayout, span: Span) -> bool:
 
 
 def _is_whole(lake: LakeLayout, staged: Path, manifest: Manifest) -> bool:
-    """Whether what is staged of a batch and what is in place already are what its manifest tells."""
+    """Whether the rows of a batch, staged and already in place, are what its manifest says."""
     path = batch_path(manifest.span)
     packets, quarantine = (
         [folder for folder in (staged / root.name, root / path) if folder.exists()]

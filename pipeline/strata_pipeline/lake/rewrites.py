@@ -1,16 +1,17 @@
-"""Attempts to write a finished day of a bucket anew, and what may be deleted once one of them counts.
+"""Attempts to rewrite a finished day in a bucket, and what may be deleted once one of them counts.
 
 _attempts/day=2026-11-21-<attempt>.json        put before the attempt's first object
 
 An attempt begins with what counts for its day, the *base*: a generation, or the batches as they were
-archived. It may only put a generation that follows all generations it knows of, and only while the base is
-what counts. So once a later generation of the day is there, or its record says that its own process has
-given it up, it can never commit: what it has left and no listing names is nobody's. And objects that the base
-of a generation names, and the generation does not, are needed by nobody who opens the lake from then on. Both
-proofs take no clock; a grace period comes on top, for whoever has opened the lake before, and for tasks of an
-attempt that was given up. The record of an attempt that counts stays until these are deleted.
+archived. It may put only a generation that follows all generations it knows, and only while the base still
+counts. So once there is a later generation of the day, or the record of the attempt says that its own process
+has given it up, it can never commit: objects that it has left and that no listing names belong to nobody. And
+objects that the base of a generation names but the generation does not are needed by no process that opens
+the lake from then on. Neither proof needs a clock; a grace period is added for processes that opened the lake
+earlier, and for tasks of an attempt that was given up. The record of an attempt that counts stays until these
+objects are deleted.
 
-Listings and generations are never deleted: they are small, and they prove what was.
+Listings and generations are never deleted: they are small, and they prove the history.
 """
 
 from __future__ import annotations
@@ -52,18 +53,19 @@ __all__ = [
 ]
 
 NO_BASE = -1
-"""The base is the batches as they were archived."""
+"""The base of an attempt that begins with the batches as they were archived."""
 ERASED_GRACE = timedelta(hours=1)
 _RECORD = re.compile(r"_attempts/day=(\d{4}-\d\d-\d\d)-([0-9a-f]{32})\.json")
 
 
 class Grace(NamedTuple):
-    """How long objects stay that are needed no more."""
+    """How long objects that are no longer needed stay."""
 
     left: timedelta = timedelta(days=1)
-    """Those that attempts have left, since they began, and those that a compaction has replaced."""
+    """For objects that attempts have left, from the start of the attempt, and for objects that a compaction
+    has replaced."""
     erased: timedelta = ERASED_GRACE
-    """Those that an erasure has replaced: they hold what was erased."""
+    """For objects that an erasure has replaced, which hold what was erased."""
 
 
 DEFAULT_GRACE = Grace()
@@ -75,18 +77,18 @@ class _Record(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Rewrite(NamedTuple):
-    """One attempt to write a day anew."""
+    """One attempt to rewrite a day."""
 
     day: int
     base: int
-    """The number of the generation that it begins with, or `NO_BASE`."""
+    """The number of the generation with which it begins, or `NO_BASE`."""
     name: str
     is_given_up: bool = False
     """Whether its own process has said that it will not commit."""
 
     @classmethod
     def begin(cls, store: ObjectStore, day: int, base: int) -> Rewrite:
-        """A new one, told of in the bucket before it writes anything."""
+        """A new attempt, recorded in the bucket before it writes anything."""
         rewrite = cls(day, base, uuid.uuid4().hex)
         store.put(rewrite.record, msgspec.json.encode(_Record(base)))
         return rewrite
@@ -103,7 +105,7 @@ class Rewrite(NamedTuple):
 
     @property
     def tombstones(self) -> str:
-        """The name of the tombstones of what it erases."""
+        """The name of the file with the tombstones of what it erases."""
         return f"{ERASED}/{self.name}.jsonl"
 
     def written(self, store: ObjectStore) -> list[str]:
@@ -113,7 +115,7 @@ class Rewrite(NamedTuple):
 
 
 class Days(Protocol):
-    """What a lake tells of its days."""
+    """What a lake knows about its days."""
 
     generations: Generations
 
@@ -122,19 +124,19 @@ class Days(Protocol):
 
 
 def rewrites(store: ObjectStore) -> list[Rewrite]:
-    """The attempts that the bucket tells of."""
+    """The attempts of which the bucket has a record."""
     found = []
     for match, told in records(store, _RECORD, _Record):
-        with contextlib.suppress(ValueError):  # no such day: it is none of ours
+        with contextlib.suppress(ValueError):  # no such day: the record is not ours
             found.append(Rewrite(parse_day(match[1]), told.base, match[2], told.over))
     return found
 
 
 def give_up(store: ObjectStore, rewrite: Rewrite) -> None:
-    """Delete what an attempt of this process has put, which must not have committed and never will.
+    """Delete what an attempt of this process has put; it must not have committed, and never will.
 
-    Where one task fails others are still at work, and put objects after this. The record stays for these, and
-    says that the attempt is over.
+    When one task fails, others are still running, and may put objects after this. The record stays because of
+    these objects, and says that the attempt is over.
     """
     store.put(rewrite.record, msgspec.json.encode(_Record(rewrite.base, over=True)))
     store.delete([*rewrite.written(store), rewrite.listing, rewrite.tombstones])
@@ -145,7 +147,7 @@ def _discard(store: ObjectStore, rewrite: Rewrite) -> None:
 
 
 def sweep_days(store: ObjectStore, lake: Days, now: datetime, grace: Grace) -> Left:
-    """Delete what was replaced, and what attempts have left that can commit no more, after the grace."""
+    """Delete replaced objects, and leftovers of attempts that can no longer commit, after the grace."""
     began = {one.name: one.modified_at for one in store.listed(ATTEMPTS)}
     left = Left([], [])
     due: dict[int, int] = {}
@@ -167,14 +169,15 @@ def sweep_days(store: ObjectStore, lake: Days, now: datetime, grace: Grace) -> L
         else:
             left.kept.extend(unnamed)
     for rewrite, generation in counting:
-        # What an erasure has replaced takes with it what was replaced before: that holds the rows as well.
+        # With the objects that an erasure has replaced, those replaced earlier are deleted: they also hold
+        # the erased rows.
         if generation.number <= due.get(rewrite.day, NO_BASE):
             left.deleted.extend(_delete_replaced(store, lake, rewrite, generation))
     return left
 
 
 def replaced(lake: Days, generation: Generation) -> set[str]:
-    """The objects that counted before a generation, and with it no more. Raises `LakeError`."""
+    """The objects that counted before a generation and do not count with it. Raises `LakeError`."""
     before = _names(lake.parts_of(generation.day, lake.generations.before(generation)))
     return before - _names(lake.parts_of(generation.day, generation))
 
@@ -186,9 +189,9 @@ def _delete_replaced(store: ObjectStore, lake: Days, rewrite: Rewrite, generatio
         leavings = set(rewrite.written(store)) - _names(lake.parts_of(rewrite.day, generation))
         gone = (replaced(lake, generation) | leavings) - counting
     except LakeError:
-        return []  # nothing is deleted on a guess; an audit tells of the listing
+        return []  # nothing is deleted on a guess; an audit reports the listing
     if counting - there:
-        return []  # a copy that is not complete, or a damaged lake: the older objects may be all there is
+        return []  # an incomplete copy, or a damaged lake: the older objects may be all there is
     store.delete_all(gone & there)
     store.delete([rewrite.record])
     return sorted(gone & there)

@@ -23,15 +23,15 @@ _NO_PLACES = pa.schema(
 
 
 def read_places(folders: Iterable[Path], span: Span | None = None) -> pa.Table:
-    """`PLACES` of all rows below these folders, or of the rows in a span, in log order, without bodies.
+    """The columns `PLACES` of all rows below these folders, or of the rows in a span, in log order.
 
-    Raises OSError, ValueError and `pa.ArrowException` for a file that has others than rows of a lake.
+    Raises OSError, ValueError and `pa.ArrowException` for a file that does not have rows of a lake.
     """
     within = None
     if span is not None:
         within = (pads.field("sequence") > span.after) & (pads.field("sequence") <= span.up_to)
     tables = [
-        # By a schema: each file is held against it, and a folder may have none.
+        # With a schema, each file is checked against it, and a folder may have no files.
         pads.dataset(folder, schema=_NO_PLACES.schema, format="parquet").to_table(filter=within)
         for folder in folders
     ]
@@ -41,20 +41,20 @@ def read_places(folders: Iterable[Path], span: Span | None = None) -> pa.Table:
 
 
 def places_at(folders: Iterable[Path], sequences: Sequence[int]) -> pa.Table:
-    """The rows of `read_places` that have one of these sequences. Raises as that does."""
+    """The rows of `read_places` that have one of these sequences. Raises what that function raises."""
     rows = read_places(folders)
     return rows.filter(pc.is_in(rows["sequence"], value_set=pa.array(sequences, pa.int64())))
 
 
 def rows_in(rows: _Rows, span: Span) -> _Rows:
-    """The rows whose sequences lie in a span; where a damaged file has none, they lie nowhere."""
+    """The rows whose sequences lie in a span; rows of a damaged file without a sequence lie in none."""
     sequences = rows.column("sequence")
     within = pc.and_(pc.greater(sequences, span.after), pc.less_equal(sequences, span.up_to))
     return rows if pc.all(within, skip_nulls=False).as_py() else rows.filter(within)
 
 
 def cut(rows: pa.Table, spans: Iterable[Span]) -> Iterator[pa.Table]:
-    """Those rows of `read_places` that lie in each of these spans."""
+    """The rows of `read_places` that lie in each of these spans, span by span."""
     sequences = rows["sequence"].to_numpy()
     for span in spans:
         first, end = np.searchsorted(sequences, span, side="right")
@@ -69,10 +69,10 @@ def digest_of(rows: pa.Table) -> str:
 
 
 def received_on(day: int, at: int) -> int:
-    """When a row of a day was received, as far as that can be, whatever somebody has written there.
+    """The time at which a row of a day was received, limited to plausible values if somebody has altered it.
 
-    In a log time never goes back, so a later one would be that of all packets to come; and JSON has no
-    numbers beyond 2⁵³.
+    Time never goes back in a log, so a later time would become that of all packets that follow; and JSON has
+    no exact numbers beyond 2⁵³.
     """
     return max(0, min(at, (day + 1) * DAY_SECONDS - 1))
 
@@ -103,7 +103,7 @@ def _rows_bytes(batch: pa.RecordBatch) -> bytes:
 
 
 def _big_endian(numbers: pa.Array) -> np.ndarray[tuple[int, int], np.dtype[np.uint8]]:
-    # In a damaged file a number may be missing: none of ours is negative, so the digest is another.
+    # In a damaged file a number may be missing. None of ours is negative, so the digest then differs.
     whole = pc.fill_null(numbers, -1)
     raw: np.ndarray[tuple[int], np.dtype[np.int64]] = whole.to_numpy(zero_copy_only=False)
     return raw.astype(">i8").view(np.uint8).reshape(-1, 8)

@@ -1,7 +1,7 @@
-"""The packets of a lake, divided among tasks that read files themselves, without Spark's own reader.
+"""The packets of a lake, divided among tasks that read the files themselves, without Spark's own reader.
 
-A packet takes a row of a file to Python in a microsecond or two here, and in twenty by way of the JVM. Spark
-also passes over a file it cannot read without a word; a task that reads it tells of that.
+Here a row of a file gets into Python in a microsecond or two; by way of the JVM that takes twenty. Also,
+Spark silently skips a file that it cannot read; a task that reads it can report the fault.
 """
 
 from __future__ import annotations
@@ -22,26 +22,26 @@ from strata_pipeline.lake.rows import rows_in
 __all__ = ["Slice", "rows_of", "slices"]
 
 _MOST = 4
-"""Into so many slices a file is divided at the most: each task that has one decodes all of it."""
+"""The most slices into which a file is divided, because each task that has one decodes the whole file."""
 
 
 class Slice(msgspec.Struct, frozen=True):
     """A file of packets, or some of its rows."""
 
     file: bytes
-    """A path, or below the folder to which the object is brought; whoever may write there may choose a name
-    that is no text."""
+    """Its path: absolute, or below the folder to which the object is downloaded. Bytes, because a stranger
+    who can write there may choose a name that is not text."""
     size: int
     objects: tuple[StoredObject, ...] = ()
-    """In a bucket: the object to bring."""
+    """In a bucket: the object to download."""
     number: int = 0
     among: int = 1
-    """Of the portions of the file, each `among`th, from portion `number` on."""
+    """The slice has every `among`th portion of the file, from portion `number` on."""
 
 
 def slices(units: Iterable[Unit], tasks: int) -> list[Slice]:
-    """All files of packets of these units, the largest first; those that would keep one of so many tasks
-    busy for longer than its share are divided. An object that cannot be brought is one of them."""
+    """All files of packets of these units, the largest first; a file larger than the share of one of `tasks`
+    tasks is divided. Objects that cannot be downloaded are included."""
     files = [one for unit in units for one in _files(unit)]
     share = max(1, sum(one.size for one in files) // max(1, tasks))
     found = [part for one in files for part in _divided(one, share)]
@@ -51,7 +51,7 @@ def slices(units: Iterable[Unit], tasks: int) -> list[Slice]:
 def rows_of(one: Slice, folder: Path, columns: Sequence[str], span: Span) -> Iterator[pa.RecordBatch]:
     """The rows of a slice that lie in a span. A column that the file lacks is null.
 
-    `folder` is where the object was brought. Raises OSError, and ValueError for a file that is not Parquet.
+    `folder` is where the object was downloaded. Raises OSError, and ValueError if a file is not Parquet.
     """
     portions = read_rows([folder / os.fsdecode(one.file)], columns, span, absent=True)
     for number, (_, _, rows) in enumerate(portions):
@@ -67,7 +67,7 @@ def _files(unit: Unit) -> Iterator[Slice]:
         return
     for path in parquet_files(unit.packets):
         size = 0
-        with contextlib.suppress(OSError):  # whoever reads it is told what is wrong with it
+        with contextlib.suppress(OSError):  # reading it will report what is wrong
             size = path.stat().st_size
         yield Slice(os.fsencode(path), size)
 

@@ -1,4 +1,4 @@
-"""How a finished day of a bucket becomes another: by one put, of a generation under the next free number."""
+"""Replacing a finished day in a bucket: by one put, of a generation under the next free number."""
 
 from __future__ import annotations
 
@@ -30,20 +30,20 @@ class Erasing(NamedTuple):
     """What a generation erases."""
 
     batches: list[ErasedBatch]
-    """What these batches hold with it."""
+    """What the affected batches hold after it."""
     tombstones: bytes
-    """Their texts, a line for each in order of sequence."""
+    """The texts of the tombstones, a line for each in order of sequence."""
     emptied: int = 0
-    """So many of them are of rows that had been put aside when they were archived."""
+    """How many of them are for rows that were quarantined when they were archived."""
     record: Erasure | None = None
-    """The record, where it is that of the lake that is copied."""
+    """The record of the source lake, if a lake is being copied."""
 
 
 @contextlib.contextmanager
 def attempting(lake: ObjectLake, day: int) -> Iterator[Rewrite]:
-    """A new attempt to write a day anew. What it has put is deleted where the block fails.
+    """A new attempt to rewrite a day. What it has put is deleted if the block fails.
 
-    It must not commit within the block: after a put whose answer is lost nobody may delete.
+    It must not commit within the block: after a put whose response was lost, nothing may be deleted.
     """
     rewrite = Rewrite.begin(lake.store, day, lake.base_of(day))
     try:
@@ -57,11 +57,11 @@ def attempting(lake: ObjectLake, day: int) -> Iterator[Rewrite]:
 def supersede(
     lake: ObjectLake, rewrite: Rewrite, parts: Sequence[Part], written_at: int, erasing: Erasing | None = None
 ) -> Generation:
-    """Make parts, all of a day, what counts of it; returns the generation. Of a day that is being copied,
-    parts after the end of the chain count once their manifests are there.
+    """Make parts, which cover a whole day, what counts for it; return the generation. On a day that is being
+    copied, parts after the end of the chain count once their manifests are there.
 
-    Raises `LakeBusy` where somebody else has written the day anew meanwhile, and `LakeError` where the parts
-    have not as many rows as the manifests tell. Then nothing of the attempt counts, and it is deleted.
+    Raises `LakeBusy` if another process has rewritten the day meanwhile, and `LakeError` if the parts do not
+    have as many rows as the manifests say. Then nothing of the attempt counts, and its objects are deleted.
     """
     manifests = lake.chain.of_day(rewrite.day)
     listing = seal_day_listing(rewrite.day, rewrite.name, parts)
@@ -89,7 +89,7 @@ def supersede(
         if lake.generations.put(generation):
             lake.erasures.load()
             return generation
-        lake.generations.load()  # another day was written anew, or this one
+        lake.generations.load()  # another day was rewritten, or this one
         lake.erasures.load()
     give_up(lake.store, rewrite)
     raise LakeBusy(
@@ -99,7 +99,7 @@ def supersede(
 
 
 def _is_next(lake: ObjectLake, erasing: Erasing | None) -> bool:
-    """Whether a record of another lake, if there is one, still follows those of this lake."""
+    """Whether the record of another lake, if there is one, still follows the records of this lake."""
     record = None if erasing is None else erasing.record
     return record is None or (record.number, record.previous) == (
         len(lake.erasures.records),

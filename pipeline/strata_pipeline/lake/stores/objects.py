@@ -1,10 +1,10 @@
-"""A lake's part of a bucket, through the protocol of S3.
+"""A lake's part of a bucket, through the S3 protocol.
 
-Objects appear as a whole or not at all, and nothing is renamed. `put_new` is what commits: the store refuses
-the second of two who put one name. Where the answer to it was lost, reading the object tells who was first.
+Objects appear as a whole or not at all, and nothing is renamed. Commits use `put_new`: if two writers put the
+same name, the store refuses the second. If the response was lost, reading the object shows who was first.
 
-The connection is made where it is needed: a store travels to executors as its settings. Keys that the
-environment of the job names go with it; without such keys each executor uses what its machine offers.
+The connection is made where it is needed: a store is sent to executors as its settings. Keys in the
+environment of the job are sent with it; without such keys each executor uses what its machine offers.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _SETTINGS = {
 }
 _PLAIN_HTTP = "AWS_ALLOW_HTTP"
 _PATIENCE = timedelta(seconds=60)
-"""For so long a request that fails for a passing reason is sent again."""
+"""How long a request that fails for a temporary reason is retried."""
 _TRANSFER = timedelta(minutes=10)
 _AT_ONCE = 16
 _LOOKS = 5
@@ -52,7 +52,7 @@ _LOOKS = 5
 
 @functools.cache
 def _threads(count: int) -> ThreadPoolExecutor:
-    """Threads that wait for stores. To start some for each question takes longer than most answers."""
+    """Threads that wait for stores. Starting new ones for each call would take longer than most requests."""
     return ThreadPoolExecutor(count, "objects")
 
 
@@ -62,9 +62,9 @@ os.register_at_fork(after_in_child=_threads.cache_clear)
 def several(
     asked: Callable[[_One], _Found], some: Sequence[_One], at_once: int = _AT_ONCE
 ) -> Iterator[_Found]:
-    """What is found by asking for each, in this order, several at a time.
+    """The results of calling `asked` for each, in this order, with several calls at a time.
 
-    When this ends, also by an error, nothing is being asked for any more.
+    When this ends, even with an error, no call is running any more.
     """
     if len(some) == 1:
         yield asked(some[0])
@@ -83,7 +83,7 @@ def several(
 
 @functools.lru_cache(64)
 def _connected(bucket: str, prefix: str, settings: tuple[tuple[str, str], ...], plain_http: bool) -> S3Store:
-    """One for each place in a process: each has a client of its own, which reads all certificates."""
+    """One store for each place in a process: each has its own client, which reads all certificates."""
     return S3Store(
         bucket,
         prefix=prefix or None,
@@ -111,7 +111,7 @@ class ObjectStore:
     bucket: str
     prefix: str
     settings: Mapping[str, str] = field(repr=False)
-    """As `S3Store` names them."""
+    """The settings, under the names that `S3Store` uses."""
     plain_http: bool = False
     _opened: list[S3Store] = field(default_factory=list, repr=False, compare=False)
 
@@ -158,13 +158,13 @@ class ObjectStore:
             return bytes(obstore.get_range(self._store(), name, start=start, end=size))
 
     def get_all(self, names: Iterable[str]) -> Iterator[bytes]:
-        """The bytes of each, in this order, several at a time. Raises `FileNotFoundError`."""
+        """The bytes of each object, in this order, read several at a time. Raises `FileNotFoundError`."""
         left = iter(names)
         while some := list(islice(left, 4 * _AT_ONCE)):
             yield from several(self.get, some)
 
     def exists(self, name: str) -> bool:
-        """Whether there is such an object."""
+        """Whether there is an object with this name."""
         with self._told(name):
             try:
                 obstore.head(self._store(), name)
@@ -173,39 +173,39 @@ class ObjectStore:
             return True
 
     def all_exist(self, names: Iterable[str]) -> Iterator[bool]:
-        """Whether there is an object of each name, in this order, several asked for at a time."""
+        """Whether there is an object with each name, in this order, checked several at a time."""
         return several(self.exists, list(names))
 
     def put(self, name: str, content: bytes) -> None:
-        """Put an object, also in place of another."""
+        """Put an object, replacing any other."""
         with self._told(name):
-            # In one request: parts of an upload that was cut off would stay, unseen and paid for.
+            # In one request: parts of an interrupted upload would stay, invisible but billed.
             obstore.put(self._store(), name, content, use_multipart=False)
 
     def put_new(self, name: str, content: bytes) -> bool:
-        """Put an object where there is none of this name; returns whether it is there with these bytes.
+        """Put an object if there is none with this name; return whether it is there with these bytes.
 
-        No two who put different bytes are both told that theirs are there.
+        Of two calls that put different bytes, at most one returns True.
         """
         for _ in range(_LOOKS):
             try:
                 obstore.put(self._store(), name, content, mode="create", use_multipart=False)
                 return True
             except AlreadyExistsError:
-                pass  # or the answer to a first request was lost, and the same was sent again
+                pass  # or the response to a first request was lost, and the request was sent again
             except (BaseError, OSError) as error:
                 if not self.exists(name):
                     raise self._failed(name, error) from None
-            with contextlib.suppress(FileNotFoundError):  # a rival that was refused as well
+            with contextlib.suppress(FileNotFoundError):  # the store refused a rival too: try again
                 return self.get(name) == content
         raise StoreError(f"{self.url(name)} is neither there nor can it be put: run this again later")
 
     def keys(self, folder: str, after: str = "") -> Iterator[str]:
-        """The names below a folder in order, those after one name only."""
+        """The names below a folder in order, only those after `after` if it is given."""
         return (one.name for one in self.listed(folder, after))
 
     def listed(self, folder: str, after: str = "") -> Iterator[Stored]:
-        """The objects below a folder in order of their names, those after one name only."""
+        """The objects below a folder in order of their names, only those after `after` if it is given."""
         with self._told(folder):
             try:
                 for page in obstore.list(self._store(), folder, offset=after or None):
@@ -215,19 +215,19 @@ class ObjectStore:
                 raise self._failed("", error) from None
 
     def folders(self, folder: str) -> list[str]:
-        """The names of the folders right below a folder."""
+        """The names of the folders directly below a folder."""
         with self._told(folder):
             found = obstore.list_with_delimiter(self._store(), folder)["common_prefixes"]
             return sorted(one.removeprefix(f"{folder}/").rstrip("/") for one in found)
 
     def delete(self, names: Iterable[str]) -> None:
-        """Delete objects one after the other; one that is not there is none."""
+        """Delete objects one after the other; those that do not exist are skipped."""
         for name in names:
             with self._told(name), contextlib.suppress(FileNotFoundError):
                 obstore.delete(self._store(), name)
 
     def delete_all(self, names: Iterable[str]) -> None:
-        """Delete objects, several at a time and in whatever order."""
+        """Delete objects, several at a time and in no particular order."""
         for _ in several(lambda name: self.delete([name]), list(names)):
             pass
 

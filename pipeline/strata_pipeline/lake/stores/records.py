@@ -1,7 +1,7 @@
-"""Small files that are written once and whole: manifests, summaries, records of erasures.
+"""Small files that are written once and as a whole: manifests, summaries, records of erasures.
 
-The same few operations on a disk and in a bucket, so that a chain does not know where it lies. A file that is
-not there, or cannot be read, raises OSError.
+The few operations are the same on a disk and in a bucket, so that a chain need not know where it lies. They
+raise OSError for a file that does not exist or cannot be read.
 """
 
 from __future__ import annotations
@@ -25,32 +25,32 @@ class Records(Protocol):
         """Where a file is, for messages."""
 
     def names(self, folder: str = "") -> list[str]:
-        """The names of what lies here, or in a folder here, in order."""
+        """The names of the files and folders here, or in a folder here, in order."""
 
     def all_exist(self, names: Iterable[str]) -> Iterator[bool]:
-        """Whether there is each, in this order."""
+        """Whether each file exists, in this order."""
 
     def leading(self, names: Iterable[str]) -> list[str]:
-        """Those of these names, in order, up to the first that is not there."""
+        """The names, which are in order, up to the first that does not exist."""
 
     def has_any(self, names: Sequence[str]) -> bool:
-        """Whether one of these names, in order, is there."""
+        """Whether any of these names, which are in order, exists."""
 
     def read(self, name: str) -> bytes:
-        """Its contents."""
+        """The contents of a file."""
 
     def read_all(self, names: Iterable[str]) -> Iterator[bytes]:
-        """The contents of each, in this order, not all in memory at a time."""
+        """The contents of each file, in this order, not all in memory at once."""
 
     def replace(self, name: str, content: bytes) -> None:
-        """Write one, also in place of another."""
+        """Write a file, replacing any other."""
 
     def tidy(self, folder: str) -> None:
         """Remove the drafts that killed writers left in a folder."""
 
 
 class DiskRecords:
-    """Those in a folder on a disk."""
+    """The records in a folder on a disk."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -66,7 +66,7 @@ class DiskRecords:
         return map(self._exists, names)
 
     def leading(self, names: Iterable[str]) -> list[str]:
-        return list(takewhile(self._exists, names))  # not listed: a folder of years has millions
+        return list(takewhile(self._exists, names))  # not listed: after years a folder has millions
 
     def has_any(self, names: Sequence[str]) -> bool:
         return any(map(self._exists, names))
@@ -87,11 +87,11 @@ class DiskRecords:
             left.unlink()
 
     def _exists(self, name: str) -> bool:
-        return os.path.exists(f"{self.folder}/{name}")  # asked of 10,000 names as a lake is opened
+        return os.path.exists(f"{self.folder}/{name}")  # fast: opening a lake checks 10,000 names
 
 
 class ObjectRecords:
-    """Those below a name in a bucket."""
+    """The records below a name in a bucket."""
 
     def __init__(self, store: ObjectStore, folder: str) -> None:
         self._store = store
@@ -130,11 +130,11 @@ class ObjectRecords:
         self._store.put(self._key(name), content)
 
     def tidy(self, folder: str) -> None:
-        return None  # what is put is there as a whole, or not at all
+        return None  # an object is put as a whole or not at all, so there are no drafts
 
     def _names(self, folder: str, first: str = "") -> list[str]:
-        """The names right below a folder, from a name on."""
-        # What is asked for comes after a key: one that the first name begins with is before it.
+        """The names directly below a folder, from `first` on."""
+        # The store lists what comes after a key, and a prefix of the first name comes before it.
         after = f"{folder}/{first[:-1]}" if first else ""
         below = (key.removeprefix(f"{folder}/") for key in self._store.keys(folder, after))
         return [name for name in below if "/" not in name]

@@ -1,4 +1,4 @@
-"""The places of lakes by their names. No I/O."""
+"""Where a lake lies, as the name of its place says. No I/O."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ SCHEME = "s3://"
 
 
 def is_object_place(place: object) -> bool:
-    """Whether a lake's place is one in a bucket."""
+    """Whether the place of a lake is in a bucket."""
     return str(place).startswith(SCHEME)
 
 
 def not_on_a_disk(place: str) -> str:
-    """Why a lake that is elsewhere is refused by what needs folders, and what to do."""
+    """The error text, with advice, for a lake elsewhere where a lake on a disk is needed."""
     if is_object_place(place):
         return (
             f"{place} lies on an object store, and this needs a lake on a disk: strata-pipeline copy brings "

@@ -1,7 +1,7 @@
-"""How a task gets the files of a batch: from a disk that is mounted, or out of a bucket.
+"""How a task gets the files of a batch: from a mounted disk, or from a bucket.
 
-What is brought from a bucket is held against its listing, and lies in a folder of the task's machine for as
-long as the task looks at it. So whatever reads a batch reads files, wherever the lake is.
+Objects downloaded from a bucket are compared with their listing, and lie in a folder on the task's machine
+for as long as the task looks at them. So code that reads a batch always reads files, wherever the lake is.
 """
 
 from __future__ import annotations
@@ -24,19 +24,19 @@ _AT_ONCE = 8
 
 
 class Shelf(Protocol):
-    """Where the files of batches are. It travels to executors."""
+    """Where the files of batches are. It is sent to executors."""
 
     def at_hand(
         self, objects: Sequence[StoredObject]
     ) -> contextlib.AbstractContextManager[tuple[Path, list[Fault]]]:
-        """The folder below which the files of batches lie, and what is wrong with those of `objects`."""
+        """The folder below which the files of batches lie, and the faults of those of `objects`."""
 
     def told(self, fault: Fault, folder: Path) -> Fault:
-        """A fault of files in the folder of `at_hand`, with the names that they have in the lake, as text."""
+        """A fault of files in the folder of `at_hand`, with their names in the lake, as text."""
 
 
 class MountedDisk:
-    """Folders are named in full, and their files are there."""
+    """A mounted disk: folders have absolute paths, and their files are there."""
 
     @contextlib.contextmanager
     def at_hand(self, objects: Sequence[StoredObject]) -> Iterator[tuple[Path, list[Fault]]]:
@@ -48,7 +48,7 @@ class MountedDisk:
 
 
 class Bucket:
-    """Objects are brought for as long as they are looked at."""
+    """A bucket, whose objects are downloaded for as long as they are looked at."""
 
     def __init__(self, store: ObjectStore) -> None:
         self._store = store
@@ -66,7 +66,7 @@ class Bucket:
         return fault._replace(detail=fault.detail.replace(below, f"{self._store.url()}/"), file=file)
 
     def _bring(self, told: StoredObject, folder: Path) -> Fault | None:
-        """Bring an object, as it is; returns what is wrong with it."""
+        """Download an object, as it is; return its fault, if any."""
         path = folder / told.name
         path.parent.mkdir(parents=True, exist_ok=True)
         try:
@@ -78,12 +78,12 @@ class Bucket:
 
 
 def _as_text(name: str) -> str:
-    """A name of a file that is no text (Python has it with surrogates), to be shown."""
+    """The name of a file in a form that can be shown, if it is not text (Python then uses surrogates)."""
     return name.encode(errors="surrogateescape").decode(errors="replace")
 
 
 def fault_of_object(told: StoredObject, content: bytes | None, where: str) -> Fault | None:
-    """What is wrong with the bytes of an object, None for one that is missing; None where nothing is."""
+    """The fault of an object with these bytes (None if it is missing); None if there is no fault."""
     if content is None:
         return Fault("file", "missing", f"{where} is missing", file=where)
     if len(content) != told.size or blake3(content).hexdigest() != told.hash:

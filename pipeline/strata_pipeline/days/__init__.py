@@ -1,1 +1,1 @@
-"""Figures of single days, small enough to keep, from which those of weeks and years are added up."""
+"""Figures of single days, small enough to keep, that are added up for weeks and years."""

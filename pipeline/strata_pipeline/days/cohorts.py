@@ -1,8 +1,9 @@
-"""Who comes, stays and leaves, week by week, from samples of each day's authors. No I/O.
+"""Which authors come, stay and leave, week by week, from samples of each day's authors. No I/O.
 
-Of each day the `SAMPLED` authors with the least hashes are known. An author's hash is always the same, so
+For each day, the `SAMPLED` authors with the least hashes are known. An author's hash is always the same, so
 below the lowest bound of all days every author of every day is known: a fair sample, in which sets can be
-compared. Where no day has more authors than a sample holds, these are all authors, and the numbers exact.
+compared. If no day has more authors than a sample holds, the sample has all authors, and the numbers are
+exact.
 """
 
 from __future__ import annotations
@@ -15,42 +16,44 @@ from itertools import takewhile
 __all__ = ["GAP", "HASHES", "SAMPLED", "Cohort", "Cohorts", "Week", "cohorts_of"]
 
 SAMPLED = 4096
-"""Some 32 KB a day; a number that stands for a thousandth of all authors is known to about half of it."""
+"""This takes about 32 KB a day; a number that is a thousandth of all authors has an error of about half."""
 GAP = "…"
-"""The name of what stands for many weeks in which nobody was active begins so."""
+"""The beginning of the name of an entry that stands for many weeks without active authors."""
 HASHES = 2**63
 """Hashes are below this number."""
 
 
 @dataclass(frozen=True, slots=True)
 class Week:
-    """What authors did in a week, in numbers of authors that are scaled up from the sample."""
+    """The activity of authors in a week, in numbers of authors that are scaled up from the sample."""
 
     name: str
     active: int
     new: int
-    """Not seen before, as far as the days reach."""
+    """Authors not seen before, on the days that are given."""
     returned: int
-    """Seen before, but not in the week before."""
+    """Authors seen before, but not in the week before."""
     lost: int | None
-    """Of the week before, and not in this one; None while this week goes on, and for the first."""
+    """Authors of the week before who are not in this one; None if this week is not over, and for the
+    first."""
 
     @property
     def stayed(self) -> int:
-        """Seen in the week before as well."""
+        """Authors who were also seen in the week before."""
         return self.active - self.new - self.returned
 
 
 @dataclass(frozen=True, slots=True)
 class Cohort:
-    """The authors that were first seen in one week."""
+    """The authors who were first seen in one week."""
 
     week: str
     authors: int
     known: int
-    """So many of them are in the sample."""
+    """How many of them are in the sample."""
     shares: list[float]
-    """Which part of them was there in that week, which is 1, in the one after, and so on; before a `GAP`."""
+    """The shares of them that were active in that week (always 1), in the next one, and so on, up to a
+    `GAP`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,17 +63,18 @@ class Cohorts:
     weeks: list[Week]
     cohorts: list[Cohort]
     share: float
-    """The part of all authors that is in the sample; 1 where the numbers are exact."""
+    """The share of all authors that is in the sample; 1 if the numbers are exact."""
 
 
 def cohorts_of(days: Iterable[tuple[str, bytes]], is_over: bool) -> Cohorts:
-    """Weeks and cohorts of (week, sample) of days in order. `is_over` is whether the last week has ended.
+    """Weeks and cohorts from the (week, sample) of days in order. `is_over` is whether the last week has
+    ended.
 
-    A week without packets counts as one in which nobody was active only if a day of it is given. One place
-    may stand for very many of them (`GAP`): what was there after it was not so many weeks later.
+    A week without packets counts as one without active authors only if a day of it is given. One entry may
+    stand for very many such weeks (`GAP`): positions after it do not give the number of weeks since.
     """
     samples = [(week, struct.unpack(f">{len(sample) // 8}q", sample)) for week, sample in days]
-    # A full sample says nothing about hashes above its greatest.
+    # A full sample says nothing about hashes above its greatest one.
     bound = min([max(hashes) + 1 for _, hashes in samples if len(hashes) >= SAMPLED], default=HASHES)
     active: dict[str, set[int]] = {}
     for week, hashes in samples:
@@ -105,7 +109,7 @@ def _weeks(
         firsts[name] = now - seen
         lost = before - now if place and (is_over or place < len(active) - 1) else None
         parts = (firsts[name], (now & seen) - before, now & before)
-        # Scaled up one by one, for rounding may not make somebody of nobody; together they are who was there.
+        # Scaled up one by one, so that rounding does not make a zero positive; the total is their sum.
         new, returned, stayed = (round(len(part) / share) for part in parts)
         total = new + returned + stayed
         weeks.append(Week(name, total, new, returned, None if lost is None else round(len(lost) / share)))

@@ -16,56 +16,58 @@ __all__ = ["AUTHORS", "DayFigures", "Kind", "calendar", "forget_changed", "keep_
 
 _FORMAT = 2
 AUTHORS = 12
-"""The binary logarithm of the size of a sketch of authors: 4 KiB, and 1.6 % from the truth."""
+"""The binary logarithm of the size of a sketch of authors: 4 KiB, with an error of about 1.6 %."""
 
 
 class Kind(msgspec.Struct, frozen=True):
-    """What packets of one kind there were."""
+    """The number and total size of the packets of one kind."""
 
     packets: int
     size: int
 
 
 class DayFigures(msgspec.Struct, frozen=True, kw_only=True):
-    """The figures of one day of a lake. All add up but `authors`, which `sketch` and `sample` are for."""
+    """The figures of one day of a lake. All can be added up except `authors`; `sketch` and `sample` are for
+    that."""
 
     format: int = _FORMAT
     day: str
     tip: str
-    """The day's mark (`LakeState.mark_of`): another one means that the day has changed."""
+    """The day's mark (`LakeState.mark_of`): a different one means that the day has changed."""
     kinds: dict[str, Kind]
     origins: dict[str, int]
-    """Packets with media by what they claim of their origin, or `not proven`."""
+    """Packets with media by the origin that they claim, or `not proven`."""
     lags: dict[int, int]
-    """Packets by the seconds from the author's timestamp to the receipt, in buckets of `days.lags`."""
+    """Packets by the seconds from the author's timestamp to the receipt, in the buckets of `days.lags`."""
     skews: dict[int, int]
-    """Authors by the least of these seconds in the day. No network makes them less: they tell of clocks."""
+    """Authors by their least number of these seconds in the day. Networks only add to it, so it shows clock
+    errors."""
     authors: int
     sketch: bytes
     """A HyperLogLog sketch of the authors, as Spark's `hll_sketch_agg` makes it."""
     sample: bytes
     """The least hashes of authors (`days.cohorts`) in ascending order, 8 bytes each: all, or `SAMPLED`."""
     quarantined: dict[str, int]
-    """Rows in quarantine by reason."""
+    """Quarantined rows by reason."""
 
     @property
     def packets(self) -> int:
-        """All packets."""
+        """The number of all packets."""
         return sum(kind.packets for kind in self.kinds.values())
 
     @property
     def size(self) -> int:
-        """The bytes of all bodies."""
+        """The size of all bodies, in bytes."""
         return sum(kind.size for kind in self.kinds.values())
 
 
 _DECODER = msgspec.json.Decoder(DayFigures)
 _FILE = re.compile(r"\d{4}-\d\d-\d\d(\.json)?")
-"""A day, by which earlier versions named their drafts, or its file."""
+"""The name of a day's file, or the day alone, which earlier versions used in the names of drafts."""
 
 
 def kept(folder: Path, day: str, tip: str) -> DayFigures | None:
-    """What an earlier report has kept of a day; None unless it is of this very day of the lake."""
+    """The figures of a day that an earlier report has kept; None unless they are of this state of the day."""
     try:
         found = _DECODER.decode((folder / f"{day}.json").read_bytes())
     except (OSError, msgspec.MsgspecError, UnicodeDecodeError):
@@ -74,7 +76,7 @@ def kept(folder: Path, day: str, tip: str) -> DayFigures | None:
 
 
 def keep_days(folder: Path, days: Iterable[DayFigures]) -> None:
-    """Keep days for the next report. Raises `UsageError` where the folder cannot be written."""
+    """Keep days for the next report. Raises `UsageError` if the folder cannot be written."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         for figures in days:
@@ -85,13 +87,13 @@ def keep_days(folder: Path, days: Iterable[DayFigures]) -> None:
 
 
 def forget_changed(folder: Path, mark_of: Callable[[str], str]) -> dict[str, DayFigures]:
-    """What is kept of days whose mark is still the same, by day. What is kept of others is removed: something
-    may have been erased from them, and no later report need ask for them. What killed reports were writing
-    goes as well. Raises `UsageError` as above."""
+    """The kept figures of days whose mark is still the same, by day. Those of other days are removed, because
+    something may have been erased from these and a later report may never look at them. Drafts of killed
+    reports are removed too. Raises `UsageError` as above."""
     current: dict[str, DayFigures] = {}
     try:
         files.remove_drafts(folder, lambda name: _FILE.fullmatch(name) is not None)
-        for file in folder.glob("????-??-??.json"):  # whatever else is there is not ours
+        for file in folder.glob("????-??-??.json"):  # other files are not ours
             figures = kept(folder, file.stem, mark_of(file.stem))
             if figures is None:
                 file.unlink(missing_ok=True)
@@ -103,12 +105,12 @@ def forget_changed(folder: Path, mark_of: Callable[[str], str]) -> dict[str, Day
 
 
 def calendar(first: str, last: str) -> list[str]:
-    """All days from one to another."""
+    """All days from one to another, both included."""
     begin, end = map(datetime.date.fromisoformat, (first, last))
     return [str(begin + datetime.timedelta(n)) for n in range((end - begin).days + 1)]
 
 
 def week_of(day: str) -> str:
-    """The week of a day, as ISO 8601 names it: 2026-W47."""
+    """The ISO 8601 week of a day: 2026-W47."""
     year, week, _ = datetime.date.fromisoformat(day).isocalendar()
     return f"{year}-W{week:02}"

@@ -1,4 +1,4 @@
-"""What days to come may bring, by a straight line through those that were. No I/O."""
+"""A forecast of coming days, by a straight line through past ones. No I/O."""
 
 from __future__ import annotations
 
@@ -9,17 +9,18 @@ from dataclasses import dataclass
 __all__ = ["Forecast", "forecast"]
 
 _FEWEST = 7
-"""Fewer days have no trend."""
+"""The fewest days that have a trend."""
 _USUAL = 1.28
-"""Four of five values lie within so many standard deviations."""
+"""The number of standard deviations within which four of five values lie."""
 
 _SURE = 2.0
-"""A slope counts that is more than so many of its standard deviations."""
+"""The number of its standard deviations that a slope must exceed to count."""
 
 
 @dataclass(frozen=True)
 class Forecast:
-    """The sum of so many days to come, and between which sums it lies in four of five cases."""
+    """The expected sum of a number of coming days, and the bounds between which it lies in four of five
+    cases."""
 
     days: int
     expected: float
@@ -30,8 +31,8 @@ class Forecast:
 def forecast(values: Sequence[float], days: int) -> Forecast | None:
     """The sum of the next `days` values of a daily series; None for fewer than seven values.
 
-    The line rises or falls only where the values say so beyond doubt. The bounds know how the values vary
-    around it, and how little so few values tell of its slope.
+    The line has a slope only if the values show one beyond chance. The bounds take into account how the
+    values vary around the line, and how uncertain a slope from so few values is.
     """
     count = len(values)
     if count < _FEWEST:
@@ -40,11 +41,11 @@ def forecast(values: Sequence[float], days: int) -> Forecast | None:
     spread = sum((place - middle) ** 2 for place in range(count))
     slope = sum((place - middle) * (value - mean) for place, value in enumerate(values)) / spread
     rest = sum((value - mean - slope * (place - middle)) ** 2 for place, value in enumerate(values))
-    if slope**2 * spread <= _SURE**2 * rest / (count - 2):  # chance alone makes such a slope
+    if slope**2 * spread <= _SURE**2 * rest / (count - 2):  # chance alone can make such a slope
         slope, rest = 0.0, sum((value - mean) ** 2 for value in values)
     variance = rest / (count - 2)
     reach = days * (count - 1 + (days + 1) / 2 - middle) if slope else 0.0
-    # No day takes back what others have brought: a line that falls ends at zero.
+    # A day cannot have less than nothing: a falling line ends at zero.
     expected = sum(max(0.0, mean + slope * (place - middle)) for place in range(count, count + days))
     doubt = _USUAL * math.sqrt(variance * (days + days**2 / count + reach**2 / spread))
     return Forecast(days, expected, max(0.0, expected - doubt), expected + doubt)

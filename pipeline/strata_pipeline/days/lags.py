@@ -1,4 +1,4 @@
-"""Counts of seconds in buckets that grow by a tenth: they add up, and tell percentiles to 5 %. No I/O."""
+"""Counts of seconds in buckets that grow by a tenth: they add up, and give percentiles to 5 %. No I/O."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from collections.abc import Iterable, Mapping
 __all__ = ["GROWTH", "added", "percentile", "seconds_of", "share_below"]
 
 GROWTH = 1.1
-"""Bucket n > 0 holds the seconds s with n - 1 < log(1 + s) / log(GROWTH) <= n; bucket -n those of -s."""
+"""Bucket n > 0 holds seconds s with n - 1 < log(1 + s) / log(GROWTH) <= n; bucket -n holds these for -s."""
 
 
 def seconds_of(bucket: int) -> float:
-    """The seconds for which a bucket stands: the middle of the whole numbers that fall into it."""
+    """The seconds that a bucket represents: the middle of the whole numbers that fall into it."""
     if bucket == 0:
         return 0.0
     low, high = (GROWTH**size - 1 for size in (abs(bucket) - 1, abs(bucket)))
@@ -31,7 +31,7 @@ def added(histograms: Iterable[Mapping[int, int]]) -> dict[int, int]:
 
 
 def percentile(histogram: Mapping[int, int], share: float) -> float | None:
-    """The seconds below or at which a share of what was counted lies; None where nothing was counted."""
+    """The seconds at or below which a share of the counted values lies; None if there are none."""
     wanted = share * sum(histogram.values())
     passed = 0
     for bucket in sorted(histogram):
@@ -42,7 +42,7 @@ def percentile(histogram: Mapping[int, int], share: float) -> float | None:
 
 
 def share_below(histogram: Mapping[int, int], seconds: float) -> float | None:
-    """The share of what was counted that lies below so many seconds; None where nothing was counted."""
+    """The share of the counted values below a number of seconds; None if there are none."""
     total = sum(histogram.values())
     if not total:
         return None

@@ -2,7 +2,7 @@
 
     GRANT SELECT, INSERT, UPDATE, DELETE ON abuse TO …
 
-The rows of the pipeline are those whose reason begins with its prefix. All other rows belong to an operator
+The rows of the pipeline are those whose reason begins with its prefix. All other rows belong to the operator
 and are never changed or removed, not even expired ones. So an operator who wants the pipeline to leave an
 author alone writes an expired row with any other reason.
 """
@@ -22,7 +22,7 @@ from strata_pipeline.log.database import connect, translate_errors
 
 __all__ = ["load_abuse"]
 
-# One statement, for all or nothing. JSON, since the driver sends no arrays of text.
+# One statement, for all or nothing. JSON, because the driver cannot send arrays of text.
 _LOAD = """
 INSERT INTO abuse AS old (author_id, verdict, reason, expires_at)
 SELECT author_id, verdict, reason, expires_at
@@ -35,11 +35,11 @@ _REMOVE = "DELETE FROM abuse WHERE starts_with(reason, $1) AND expires_at < $2"
 
 
 def load_abuse(url: str, rows: Sequence[Mapping[str, Any]], now: int) -> None:
-    """Write the rows, and remove older ones of the pipeline that had expired by `now`. Idempotent.
+    """Write the rows, and remove the pipeline's older rows that had expired by `now`. Idempotent.
 
-    Raises `LogUnavailable`, and `LogError` where the role may not write or there is no such table.
+    Raises `LogUnavailable`, and `LogError` if the role may not write or there is no such table.
     """
-    # PostgreSQL's text cannot hold U+0000, and no valid DID has one.
+    # PostgreSQL's text cannot hold U+0000, and no valid DID contains it.
     kept = [dict(row) for row in rows if "\0" not in row["author_id"]]
     with contextlib.closing(connect(url)) as connection, translate_errors(), connection.cursor() as cursor:
         try:

@@ -14,7 +14,7 @@ __all__ = ["BYTEA_STRINGS", "NUMBERS", "arrow_schema", "convert", "select_list"]
 
 NUMBERS = ("sequence", "received_at", "timestamp", "expires_at")
 BYTEA_STRINGS = ("author_id", "content_type")
-"""bytea in the log: keys of strings (`strata.protocol.lake.string_key`)."""
+"""The columns that are bytea in the log: keys of strings (`strata.protocol.lake.string_key`)."""
 
 _BODY_OF_LONG = "body_of_long"
 _TYPES = {
@@ -51,7 +51,7 @@ def select_list(columns: list[str]) -> str:
 
 
 def convert(batch: pa.RecordBatch, wanted: pa.Schema) -> pa.RecordBatch:
-    """A batch of the database in the types of the Spark source."""
+    """A batch from the database, converted to the types of the Spark source."""
     told_by = "body" if "body" in wanted.names else _BODY_OF_LONG
     bodies = batch.column(told_by) if told_by in batch.schema.names else None
     arrays = []
@@ -66,7 +66,7 @@ def convert(batch: pa.RecordBatch, wanted: pa.Schema) -> pa.RecordBatch:
 def _as_text(keys: pa.Array, bodies: pa.Array | None, name: str) -> pa.Array:
     try:
         return keys.cast(pa.string())
-    except pa.ArrowInvalid:  # a string stored as a hash, or a damaged row: the body tells which
+    except pa.ArrowInvalid:  # a string stored as a hash, or a damaged row: the body shows which
         assert bodies is not None
         pairs = zip(keys.to_pylist(), bodies.to_pylist(), strict=True)
         return pa.array([_text(key, body, name) for key, body in pairs], pa.string())

@@ -1,4 +1,4 @@
-"""Filters that Spark pushes down, as SQL and as a span. No I/O.
+"""The filters that Spark pushes down, as SQL and as a span. No I/O.
 
 An accepted filter is applied exactly, and Spark does not check it again. All others go back to Spark.
 """
@@ -38,7 +38,7 @@ class Conditions:
         self.sql: list[str] = []
 
     def take(self, filters: Iterable[Filter]) -> list[Filter]:
-        """Accept the filters that the database can apply; returns the others."""
+        """Accept the filters that the database can apply; return the others."""
         return [item for item in filters if not self._take(item)]
 
     def _take(self, item: Filter) -> bool:

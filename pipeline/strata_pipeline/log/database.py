@@ -1,11 +1,11 @@
-"""Queries on the relay's database over ADBC. All of them only read.
+"""Queries on the relay's database over ADBC, all of which only read.
 
-The driver is loaded with the first connection: it brings pandas along, and Spark plans each read of the log
-in processes of Python most of which connect to nothing.
+The driver is imported with the first connection, because it imports pandas, and Spark plans each read of the
+log in Python processes most of which never connect.
 
     GRANT SELECT ON packets, packet_ids, log_head TO reader
 
-is enough, and for `erase` `tombstones` as well. A replica works too: log_head is replicated together with the
+is sufficient; `erase` also needs `tombstones`. A replica works too: log_head is replicated together with the
 rows below it.
 """
 
@@ -86,7 +86,7 @@ def connect(url: str, application: str = "strata-pipeline") -> adbc.Connection:
 
 
 def log_state(connection: adbc.Connection) -> LogState:
-    """How far the log reaches now. Raises `LogUnavailable`, `LogError`."""
+    """The present extent of the log. Raises `LogUnavailable`, `LogError`."""
     with translate_errors(), connection.cursor() as cursor:
         cursor.execute(_STATE)
         rows = cursor.fetchall()
@@ -105,7 +105,7 @@ def sequence_of(connection: adbc.Connection, packet_id: bytes) -> int | None:
 
 
 def id_at(connection: adbc.Connection, sequence: int) -> bytes | None:
-    """The id of the row at a place of the log, whatever it is; None where the log has no row."""
+    """The id of the row at a place of the log, unchecked; None if the log has no row there."""
     with translate_errors(), connection.cursor() as cursor:
         cursor.execute(f"SELECT packet_id FROM packets WHERE sequence = {literal(sequence)}")
         row = cursor.fetchone()
@@ -113,8 +113,9 @@ def id_at(connection: adbc.Connection, sequence: int) -> bytes | None:
 
 
 def last_of(connection: adbc.Connection, span: Span, rows: int) -> int:
-    """Where the last lies of so many rows of a span, or of all that it has; its end where it has none."""
-    most = min(rows, span.up_to - span.after)  # whoever asks for all may say a number that SQL has not
+    """The sequence of the last of the first `rows` rows of a span, or of all if it has fewer; the end of the
+    span if it has none."""
+    most = min(rows, span.up_to - span.after)  # a caller may ask for all with a number too large for SQL
     first = f"sequence > {span.after} AND sequence <= {span.up_to} ORDER BY sequence LIMIT {most}"
     with translate_errors(), connection.cursor() as cursor:
         cursor.execute(f"SELECT max(sequence) FROM (SELECT sequence FROM packets WHERE {first}) AS r")
@@ -140,7 +141,7 @@ def read_span(
 
 
 def read_tombstones(connection: adbc.Connection, up_to: int) -> list[tuple[int, bytes]]:
-    """The tombstones up to a sequence: places and texts, in order. None where the relay knows no erasing.
+    """The tombstones up to a sequence: places and texts, in order. Empty if the relay has no such table.
 
     Raises `LogUnavailable`, `LogError`.
     """
@@ -153,13 +154,13 @@ def read_tombstones(connection: adbc.Connection, up_to: int) -> list[tuple[int, 
 
 
 def literal(value: int | bytes) -> str:
-    """A value as an SQL literal: a number, or bytes in hex."""
+    """A value as an SQL literal: a number, or a bytea in hex."""
     return str(value) if isinstance(value, int) else f"'\\x{value.hex()}'::bytea"
 
 
 @contextlib.contextmanager
 def translate_errors() -> Iterator[None]:
-    """Turn errors of the driver into errors with advice and without the password."""
+    """Turn the driver's errors into errors with advice and without the password."""
     from adbc_driver_postgresql import dbapi as adbc
 
     try:

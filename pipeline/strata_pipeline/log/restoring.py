@@ -1,14 +1,14 @@
-"""Writing the log again from verified rows: many tasks stage them, one process moves them into the log.
+"""Writing the log again from verified rows: many tasks stage them, and one process moves them into the log.
 
-    restore_staging_…   UNLOGGED, filled by Spark's tasks; a row may be there twice where a task was repeated
+    restore_staging_…   UNLOGGED, filled by Spark's tasks; a row may be there twice if a task was repeated
     packets, packet_ids, log_head    changed by `move` alone: a part of a batch in a transaction,
                                      under the lock of the log
 
-So no lower sequence becomes visible after a higher one, even for a relay that runs meanwhile, and a restore
-that is cut off leaves a log that ends with a whole part.
+So no lower sequence becomes visible after a higher one, even to a relay that runs meanwhile, and an
+interrupted restore leaves a log that ends with a complete part.
 
-A restore makes partitions and staging tables, which only the owner of the relay's tables may do: use the role
-of relayd itself.
+A restore creates partitions and staging tables, which only the owner of the relay's tables may do: use
+relayd's own role.
 """
 
 from __future__ import annotations
@@ -58,9 +58,9 @@ STAGED = pa.schema(
         ("equivalence_key", pa.binary()),
     ]
 )
-"""A staged row: the number of its manifest, then the columns of the log. One without author is empty in the
-log, and has its tombstone as `body` and the time of that as `timestamp`. One with an annotation beside was
-not erased: its id is nobody's."""
+"""A staged row: the number of its manifest, then the columns of the log. A row without an author becomes
+empty in the log; its `body` is its tombstone and its `timestamp` the time of that. If it also has an
+annotation, it was not erased but damaged, and its id is not recorded."""
 
 _LOCK = 0x726573746F7265  # "restore": the advisory lock that keeps two restores apart
 _PATIENCE = "10s"
@@ -70,8 +70,8 @@ _MAX_IDS = 10_000
 
 _SESSION = (
     "SET default_transaction_read_only = off",
-    # A part's ids are looked up one by one, however little is known about the partitions: joining all of
-    # packet_ids with each part would take longer the longer the log is.
+    # Look up a part's ids one by one, even without statistics of the partitions: joining all of packet_ids
+    # with each part would take longer the longer the log is.
     "SET enable_hashjoin = off",
     "SET enable_mergejoin = off",
 )
@@ -169,16 +169,18 @@ class Head:
 
     sequence: int
     removed_to: int
-    """Below this border the log holds only packets that retention spares."""
+    """The border below which the log holds only packets that retention spares."""
 
 
 @contextlib.contextmanager
 def writing(url: str) -> Iterator[adbc.Connection]:
-    """The one connection that may write at a time. Raises `LogUnavailable`, `LogError`."""
+    """A connection for writing, of which there can be only one at a time. Raises `LogUnavailable`,
+    `LogError`."""
     with contextlib.closing(connect(url, "strata-pipeline-restore")) as connection:
         for statement in _SESSION:
             _execute(connection, statement)
-        # Wait for a while: the server notices late that a restore was killed, and holds its lock until then.
+        # Wait for a while: the server is slow to notice that a restore was killed, and keeps its lock until
+        # then.
         _execute(connection, f"SET lock_timeout = '{_PATIENCE}'")
         _execute(connection, f"DO $restore$ BEGIN PERFORM pg_advisory_lock({_LOCK}); END $restore$")
         _execute(connection, "SET lock_timeout = 0")
@@ -187,8 +189,8 @@ def writing(url: str) -> Iterator[adbc.Connection]:
 
 @contextlib.contextmanager
 def staging(connection: adbc.Connection) -> Iterator[tuple[str, bool]]:
-    """The name of a new staging table, dropped at the end, and whether a restore was killed before, whose
-    table goes first."""
+    """The name of a new staging table, which is dropped at the end, and whether an earlier restore was
+    killed; the table that it left is dropped first."""
     table = _PREFIX + secrets.token_hex(8)
     was_killed = bool(_fetch(connection, _LEFT.format(prefix=_PREFIX))[0][0])
     _execute(connection, _MAKE_STAGING.format(prefix=_PREFIX, table=table))
@@ -201,7 +203,7 @@ def staging(connection: adbc.Connection) -> Iterator[tuple[str, bool]]:
 
 
 def write_staged(url: str, table: str, batches: Iterator[pa.RecordBatch]) -> None:
-    """Add rows of `STAGED` to a staging table: one COPY, all of them or none. For tasks."""
+    """Add rows of `STAGED` to a staging table in one COPY, all or none. For tasks."""
     with contextlib.closing(connect(url, "strata-pipeline-restore")) as connection:
         _execute(connection, _SESSION[0])
         with _translated(), connection.cursor() as cursor:
@@ -223,7 +225,7 @@ def stored_rows(connection: adbc.Connection, span: Span) -> int:
 
 
 def ids_at(connection: adbc.Connection, sequences: Sequence[int]) -> dict[int, bytes]:
-    """The ids of the packets at these sequences, as far as there are any."""
+    """The ids of the packets at these sequences, for those that exist."""
     found: dict[int, bytes] = {}
     for start in range(0, len(sequences), _MAX_IDS):
         listed = ", ".join(map(str, sequences[start : start + _MAX_IDS]))
@@ -234,17 +236,17 @@ def ids_at(connection: adbc.Connection, sequences: Sequence[int]) -> dict[int, b
 
 
 def keep_below(connection: adbc.Connection, border: int) -> None:
-    """Make an empty log keep everything below a border in the partition of spared packets."""
+    """Make an empty log keep all rows below a border in the partition of spared packets."""
     _execute(connection, _KEEP_BELOW.format(border=border))
 
 
 def move(connection: adbc.Connection, table: str, batch: int, part: Part, empty: int, head: Head) -> Head:
-    """Move a staged part into the log, which ends at `head`, in one transaction. Returns the new head.
+    """Move a staged part into the log, which ends at `head`, in one transaction; return the new head.
 
-    `empty` rows, of what was erased and of what was damaged, go there beside the part's packets.
+    `empty` is the number of rows for erased and damaged packets that are moved beside the part's packets.
 
-    Raises `LogError`, and changes nothing, if the log ends elsewhere by now or if the staged rows differ from
-    the part.
+    Raises `LogError`, and changes nothing, if the log now ends elsewhere or if the number of staged rows
+    differs from that of the part.
     """
     after, up_to = part.span
     day = part.span.day
@@ -269,9 +271,9 @@ def move(connection: adbc.Connection, table: str, batch: int, part: Part, empty:
 
 
 def begin_epoch(connection: adbc.Connection, now: int) -> int:
-    """Say that the log may have lost its end: what the lake lacked is gone. Returns the epoch.
+    """Record that the log may have lost its end, namely rows that the lake lacked; return the new epoch.
 
-    Places up to the log's end stay good; cursors of places behind it are told of the loss.
+    Places up to the end of the log stay valid; cursors beyond it are answered with a notice of the loss.
     """
     _execute(
         connection,

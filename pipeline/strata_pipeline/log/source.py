@@ -6,16 +6,16 @@
 
 | option | default | |
 |---|---|---|
-| `url` | – | PostgreSQL, a replica will do; SELECT on `packets`, `packet_ids` and `log_head` is enough |
-| `after` | 0 | read behind this sequence; a stream: `earliest`, `latest` or a sequence, where it begins |
+| `url` | – | PostgreSQL (a replica works too); SELECT on `packets`, `packet_ids` and `log_head` is enough |
+| `after` | 0 | read after this sequence; for a stream: `earliest`, `latest` or a sequence, where it begins |
 | `up_to` | the head | read up to this sequence (not for streams) |
 | `partitions` | 2 | the approximate number of equal parts of a read |
-| `max_rows` | 200000 | a stream: the most packets in a batch; 0 for no bound |
+| `max_rows` | 200000 | for a stream: the most packets in a batch; 0 for no bound |
 
-Name the wanted columns by `.schema("sequence long, author_id string")`: only these are read. The database
+Name the wanted columns with `.schema("sequence long, author_id string")`: only these are read. The database
 itself applies comparisons of numbers and equality of ids, authors and types. A read ends at the head of the
 log at the time of planning, and so does a batch of a stream: every row up to that head is committed, and none
-can appear there later (relayd gives sequences under one lock).
+can appear there later (relayd assigns sequences under one lock).
 
 A stream's offset `{"version": 1, "sequence": n}` says that everything up to `n` has been read.
 """
@@ -62,11 +62,11 @@ FORMAT = "relay_log"
 _OFFSET_VERSION = 1
 _LAST = 2**63 - 1
 
-calm_planning()  # whichever part of a read a process plans, it imports this module for it
+calm_planning()  # every process that plans a part of a read imports this module
 
 
 class RelayLog(DataSource):
-    """The data source; `RelayLog.register(spark)` makes its name known."""
+    """The data source; `RelayLog.register(spark)` registers it under its name."""
 
     def __init__(self, options: MutableMapping[str, str]) -> None:
         super().__init__(options)
@@ -79,7 +79,7 @@ class RelayLog(DataSource):
 
     @classmethod
     def register(cls, spark: SparkSession) -> None:
-        """Make `relay_log` known to a session, with filters pushed down."""
+        """Register `relay_log` with a session, with filter pushdown enabled."""
         spark.conf.set("spark.sql.python.filterPushdown.enabled", "true")
         spark.dataSource.register(cls)
 
@@ -88,11 +88,11 @@ class RelayLog(DataSource):
         return schema("log")
 
     def reader(self, schema: StructType) -> DataSourceReader:
-        """For `spark.read`."""
+        """The reader for `spark.read`."""
         return _Reader(self._options, schema)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
-        """For `spark.readStream`."""
+        """The reader for `spark.readStream`."""
         return _StreamReader(self._options, schema)
 
 
@@ -108,7 +108,7 @@ class LogOptions:
 
     @classmethod
     def read(cls, options: MutableMapping[str, str]) -> LogOptions:
-        """Raises `UsageError`."""
+        """The options from Spark's. Raises `UsageError`."""
         known = {"url", "after", "up_to", "partitions", "max_rows", "path"}
         unknown = sorted(name for name in options if name.lower() not in known)
         if unknown:
@@ -139,7 +139,7 @@ class _Part(InputPartition):
 
 
 class _Readable:
-    """Reading a part of the log, for both readers."""
+    """Reads a part of the log; the base of both readers."""
 
     def __init__(self, options: LogOptions, wanted: StructType) -> None:
         self._options = options
@@ -186,7 +186,7 @@ class _StreamReader(_Readable, DataSourceStreamReader, SupportsTriggerAvailableN
         return _offset(self._state().head if self._options.after == "latest" else self._options.start())
 
     def getDefaultReadLimit(self) -> ReadLimit:
-        """`max_rows`."""
+        """The limit that `max_rows` sets."""
         return ReadMaxRows(self._options.max_rows) if self._options.max_rows else ReadAllAvailable()
 
     def prepareForTriggerAvailableNow(self) -> None:
@@ -216,7 +216,7 @@ class _StreamReader(_Readable, DataSourceStreamReader, SupportsTriggerAvailableN
         return self._read(partition)
 
     def stop(self) -> None:
-        """Close the connection kept between batches."""
+        """Close the connection that is kept between batches."""
         if self._connection is not None:
             self._connection.close()
             self._connection = None

@@ -15,17 +15,17 @@ DEFAULT_BATCH_ROWS = 250_000
 
 @dataclass(frozen=True, slots=True)
 class LogState:
-    """The extent of the log in one snapshot of the database."""
+    """The extent of the log in a single snapshot of the database."""
 
     head: int
-    """The last sequence of the last commit: no row can still appear at or below it."""
+    """The last sequence of the last commit: no new row can appear at or below it."""
     removed_to: int
-    """Retention has removed the days below this border, except for the rows it spares."""
+    """The border below which retention has removed the days, except for the rows that it spares."""
     day_ends: Mapping[int, int]
     """The last sequence of each day that has rows."""
 
     def spans(self, after: int, up_to: int | None = None) -> list[Span]:
-        """The log after `after` as a span for each day, in order; up to the head if `up_to` is None."""
+        """The log after `after` as one span for each day, in order; up to the head if `up_to` is None."""
         last = self.head if up_to is None else min(up_to, self.head)
         spans = []
         for day, end in sorted(self.day_ends.items()):
@@ -39,16 +39,16 @@ class LogState:
         return span.after >= self.removed_to and span.up_to <= self.head
 
     def rows_expected(self, span: Span) -> int | None:
-        """The number of rows in a span of one day; None among the removed days."""
+        """The number of rows that a span of one day must have; None on a removed day."""
         return span.ordinals if self.is_whole(Span(first_of_day(span.day), span.up_to)) else None
 
 
 def next_batch(state: LogState, after: int, max_rows: int) -> Span | None:
-    """The next span to archive after `after`: within one day, at most `max_rows`; None at the head.
+    """The next span to archive after `after`: within one day, at most `max_rows` rows; None at the head.
 
-    It begins where the last one ended, even if a day lies between, so that spans follow each other without a
-    gap. Of a day that retention has removed it is all that is left: how far so many rows go there, and
-    whether there is a row at all in a part of it, its sequences do not tell.
+    It begins where the last one ended, even if a day lies in between, so that spans follow each other without
+    a gap. On a day that retention has removed, it covers everything that is left, even if that is more: the
+    sequences there do not show how far `max_rows` rows reach, or whether a part of the day has rows at all.
     """
     for span in state.spans(after):
         low = max(span.after, first_of_day(span.day))
@@ -58,7 +58,7 @@ def next_batch(state: LogState, after: int, max_rows: int) -> Span | None:
 
 
 def advance(state: LogState, after: int, max_rows: int | None) -> int:
-    """The last sequence of the `max_rows` rows after `after`, over as many days as they take."""
+    """The sequence of the last of the `max_rows` rows after `after`, across as many days as needed."""
     left, reached = max_rows, after
     for span in state.spans(after):
         if left is None:
@@ -72,7 +72,7 @@ def advance(state: LogState, after: int, max_rows: int | None) -> int:
 
 
 def share_out(spans: list[Span], partitions: int) -> list[Span]:
-    """Cut spans into about `partitions` of equal length, none across a day."""
+    """Divide spans into about `partitions` spans of equal length, none of which crosses a day."""
     total = sum(span.up_to - span.after for span in spans)
     if not total:
         return []

@@ -1,1 +1,1 @@
-"""Reports as single HTML files. No I/O: figures in, text out."""
+"""Reports as self-contained HTML files. No I/O: figures in, text out."""

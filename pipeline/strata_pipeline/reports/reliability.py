@@ -19,16 +19,16 @@ _PLOTTED = 20
 
 @dataclass(frozen=True)
 class ReliabilityFigures:
-    """What the report shows. Rows have the columns of the dataset of their name; not all rows need be
-    here."""
+    """The figures of the report. Rows have the columns of the dataset of their name, and may be a
+    selection."""
 
     note: LakeNote
     totals: Mapping[str, Any]
-    """`channels`, `messages`, `retransmissions`, `unacknowledged` (a number of messages), `gaps`, `silences`
-    and `unreadable`, how many rows there are, `channel_days` and of these `readable_days`, `days`, and
-    `counted`: so many days were read for it."""
+    """The numbers of `channels`, `messages`, `retransmissions`, `unacknowledged` (messages), `gaps`,
+    `silences` and `unreadable` packets; how many rows there are of `channel_days`, and how many of these are
+    `readable_days`; `days`; and `counted`, the number of days that were read for the report."""
     daily: _Rows
-    """For each day `messages`, `retransmissions` and `unreadable`, oldest first."""
+    """`messages`, `retransmissions` and `unreadable` for each day, oldest first."""
     channel_days: _Rows
     gaps: _Rows
     silences: _Rows

@@ -1,6 +1,7 @@
-"""Series over time that leave no time out: a day on which nothing came is seen as one.
+"""Series over time without omissions: a day without values appears as such.
 
-Where much is missing, as after one packet of a clock that was decades late, one place stands for all of it.
+If a long time is missing, as after one packet from a clock that was decades late, one entry stands for all of
+it.
 """
 
 from __future__ import annotations
@@ -16,11 +17,11 @@ __all__ = ["LONGEST", "by_day", "by_month", "by_number", "by_week"]
 T = TypeVar("T")
 
 LONGEST = 31
-"""So many places in a row may be empty."""
+"""The most empty entries in a row."""
 
 
 def by_day(values: Mapping[str, T], nothing: T) -> list[tuple[str, T]]:
-    """Values by day (2026-11-26), in order, with `nothing` for the days between that have none."""
+    """Values by day (2026-11-26), in order, with `nothing` for days in between that have none."""
     numbers = {datetime.date.fromisoformat(day).toordinal(): value for day, value in values.items()}
     return by_number(numbers, nothing, lambda number: str(datetime.date.fromordinal(number)))
 
@@ -39,7 +40,7 @@ def by_month(values: Mapping[str, T], nothing: T) -> list[tuple[str, T]]:
 
 
 def by_number(values: Mapping[int, T], nothing: T, label: Callable[[int], str]) -> list[tuple[str, T]]:
-    """Values by whole numbers, each under its label."""
+    """The same by whole number, each under its label."""
     points: list[tuple[str, T]] = []
     following: int | None = None
     for number in sorted(values):

@@ -1,4 +1,4 @@
-"""The report site: an index and a page for each question, of figures that are kept by day."""
+"""The report site: an index and a page for each question, from figures that are kept by day."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ __all__ = ["RelayScore", "SiteFigures", "render_site"]
 
 _SHARES = (("1 %", 0.01), ("median", 0.5), ("90 %", 0.9), ("99 %", 0.99))
 _AHEAD = -2.0
-"""Timestamps are whole seconds: less than this before the receipt may be rounding."""
+"""In seconds. Timestamps are whole seconds, so a lag between this and zero may be due to rounding."""
 _SERIES = 5
 _TREND_DAYS = 28
 _HORIZONS = (30, 90, 365)
@@ -60,12 +60,12 @@ class RelayScore:
 
 @dataclass(frozen=True)
 class SiteFigures:
-    """What the pages show; days are in order, and the last may not be over."""
+    """The figures that the pages show; days are in order, and the last may not be over."""
 
     note: LakeNote
     days: Sequence[DayFigures]
     periods: Mapping[str, int]
-    """About how many authors each week (2026-W47) and month (2026-11) had."""
+    """The approximate number of authors of each week (2026-W47) and month (2026-11)."""
     scores: Sequence[RelayScore] = ()
     others: Sequence[tuple[str, str]] = field(default=())
     """Titles and files of other reports in the same folder."""
@@ -168,7 +168,7 @@ def _authors(figures: SiteFigures) -> list[str]:
 
 
 def _cohorts(figures: SiteFigures) -> list[str]:
-    # The last day may not be over; with a Sunday its week may be.
+    # The last day may not be over, and neither may its week.
     found = cohorts_of(_samples(figures.days), is_over=False)
     about = (
         "All authors are counted."
@@ -204,8 +204,9 @@ def _cohorts(figures: SiteFigures) -> list[str]:
 
 
 def _samples(days: Sequence[DayFigures]) -> Iterator[tuple[str, bytes]]:
-    """The samples of all days by their weeks, those of days without packets too. One place stands for many
-    weeks without any, as in other series: one packet of a clock that was decades wrong makes thousands."""
+    """The samples of all days, with their weeks, including days without packets. As in other series, one
+    entry stands for many weeks without packets: one packet from a clock that was decades wrong makes
+    thousands."""
     for before, day in zip([None, *days], days, strict=False):
         if before is not None:
             begin, end = map(datetime.date.fromisoformat, (before.day, day.day))
@@ -238,7 +239,7 @@ def _kinds(figures: SiteFigures) -> list[str]:
 
 
 def _growth(figures: SiteFigures) -> str:
-    # A day without packets has no figures, and counts as none; the last day may not be over.
+    # A day without packets has no figures, and counts as zero bytes; the last day may not be over.
     sizes_by_day = {day.day: float(day.size) for day in figures.days}
     first, last = (datetime.date.fromisoformat(figures.days[place].day) for place in (0, -1))
     since = last - datetime.timedelta(min(_TREND_DAYS, (last - first).days))
@@ -315,7 +316,7 @@ def _stacked(
     show: Callable[[float], str],
     base: float = 1,
 ) -> str:
-    """Columns by day of the largest series; the smaller ones are put together."""
+    """Columns by day of the largest series; the smaller ones are combined."""
     found = [(day.day, values(day)) for day in figures.days]
     sums: dict[str, float] = {}
     for _, told in found:

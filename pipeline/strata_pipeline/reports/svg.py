@@ -1,4 +1,4 @@
-"""Plots as inline SVG. Colours come from the page's style sheet, so they follow its light or dark."""
+"""Plots as inline SVG. Colours come from the page's style sheet, so they follow its light or dark mode."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ def columns(
     show: Callable[[float], str],
     base: float = 1,
 ) -> str:
-    """Stacked columns: for each point its label and a value for each of `names`.
+    """Stacked columns: each point has a label and a value for each of `names`.
 
-    `base` is 1024 for bytes, of which an axis has a round number of KiB, MiB or more.
+    `base` is 1024 for bytes, so that the axis has round numbers of KiB, MiB or larger units.
     """
     highest = max((sum(values) for _, values in points), default=0.0)
     unit = base ** math.floor(math.log(highest, base)) if base > 1 and highest > base else 1.0
@@ -69,7 +69,7 @@ def bars(rows: Sequence[tuple[str, float]], show: Callable[[float], str]) -> str
 
 
 def ranges(rows: Sequence[tuple[str, float, float]], show: Callable[[float], str]) -> str:
-    """A line from a low to a high number of seconds for each row, on a logarithmic axis that has a 0."""
+    """A line from a low to a high number of seconds for each row, on a logarithmic axis with a 0."""
     highest = max((high for _, _, high in rows), default=0.0)
     needed = next((n for n, tick in enumerate(_DURATIONS) if n > 1 and tick >= highest), len(_DURATIONS))
     ticks = _DURATIONS[: needed + 1]
@@ -146,7 +146,7 @@ def triangle(rows: Sequence[tuple[str, Sequence[float]]]) -> str:
         for number, share in enumerate(shares):
             x = _LEFT + number * width
             place_and_size = f'x="{x:.1f}" y="{y}" width="{width - 2:.1f}" height="{_ROW - 2}"'
-            # A cell of nobody is seen too: by its frame.
+            # A cell with a share of 0 is visible by its frame.
             parts.append(
                 f"<g><title>{escaped(f'{label} +{number}: {share:.0%}')}</title>"
                 f'<rect class="grid" {place_and_size} fill="none"/>'
@@ -164,7 +164,7 @@ def _log(seconds: float) -> float:
 
 
 def _below(x: float, label: str) -> str:
-    """A label below the axis, all of it in the picture."""
+    """A label below the axis, placed so that all of it is within the picture."""
     half = len(label) * _LETTER / 2
     return _text(min(max(x, half), _WIDTH - half), _TOP + _HEIGHT + 18, label, "middle")
 
@@ -192,8 +192,8 @@ def _legend(names: Sequence[str]) -> str:
 
 
 def _scale(highest: float) -> tuple[float, float]:
-    """A round number at or above the highest value, and a round step that divides it into five parts at
-    most."""
+    """A round number at or above the highest value, and a round step that divides it into at most five
+    parts."""
     if highest <= 0:
         return 1.0, 1.0
     power = 10.0 ** math.floor(math.log10(highest))

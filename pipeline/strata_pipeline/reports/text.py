@@ -1,4 +1,4 @@
-"""Text for reports, much of it by strangers."""
+"""Text for reports, much of which comes from strangers."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def escaped(text: str) -> str:
 
 
 def visible(text: str) -> str:
-    """A text in which U+FFFD replaces invisible characters, line ends included.
+    """A text in which U+FFFD replaces invisible characters, including line ends.
 
     So it can neither change the direction of the text around it nor steer a terminal.
     """
@@ -35,7 +35,7 @@ def visible(text: str) -> str:
 
 
 def shortened(text: str, characters: int) -> str:
-    """A text of at most so many characters: the beginning and the end, by which DIDs and topics differ."""
+    """A text of at most `characters` characters: the beginning and the end, where DIDs and topics differ."""
     if len(text) <= characters:
         return text
     end = characters // 3
@@ -43,7 +43,7 @@ def shortened(text: str, characters: int) -> str:
 
 
 def count_text(number: float | None) -> str:
-    """12,345; an en dash for what is not known."""
+    """12,345; an en dash for None."""
     return "–" if number is None else f"{number:,.10g}"
 
 
@@ -76,7 +76,7 @@ def size_text(size: float | None) -> str:
 
 
 def hour_text(at: int) -> str:
-    """Unix seconds as 2026-11-21 13:00 UTC; seconds that no calendar has as they are."""
+    """Unix seconds as 2026-11-21 13:00, in UTC; seconds outside the calendar as a number."""
     try:
         return datetime.datetime.fromtimestamp(at, datetime.UTC).strftime("%Y-%m-%d %H:%M")
     except (OverflowError, ValueError, OSError):
@@ -84,5 +84,5 @@ def hour_text(at: int) -> str:
 
 
 def date_text(at: int) -> str:
-    """The day alone."""
+    """The day of Unix seconds alone."""
     return hour_text(at).split(" ")[0]

@@ -24,14 +24,14 @@ class TrafficFigures:
 
     note: LakeNote
     totals: Mapping[str, Any]
-    """`packets`, `size`, `authors`, `near_duplicates`, how many rows there are of the lists below, `days`,
-    and `counted`: so many days were read for it."""
+    """`packets`, `size`, `authors`, `near_duplicates`; the numbers of rows of the lists below; `days`; and
+    `counted`, the number of days that were read for the report."""
     hourly: _Rows
-    """For each hour `hour_at`, `packets` and `near_duplicates`, oldest first."""
+    """`hour_at`, `packets` and `near_duplicates` for each hour, oldest first."""
     authors: _Rows
-    """`author_id`, `packets`, `size`, `near_duplicates`, `peak_packets`: those who send most."""
+    """`author_id`, `packets`, `size`, `near_duplicates` and `peak_packets` of those who send most."""
     types: _Rows
-    """`content_type`, `packets`, `size`: the most frequent."""
+    """`content_type`, `packets` and `size` of the most frequent types."""
     bursts: _Rows
     clusters: _Rows
     abuse: _Rows

@@ -22,17 +22,17 @@ _ABOUT = (
 
 @dataclass(frozen=True)
 class TrustFigures:
-    """The figures of the report. Rows have the columns of their dataset, and are a selection."""
+    """The figures of the report. Rows have the columns of their dataset, and may be a selection."""
 
     note: LakeNote
     counted: int
-    """Days that were read for it; what the others say an earlier run had kept."""
+    """The number of days that were read for the report; an earlier run had kept the results of the others."""
     edges: int
     authors: int
     mutual: int
-    """Pairs with an edge each way."""
+    """The number of pairs with an edge each way."""
     strengths: Mapping[int, int]
-    """Edges by tenths of strength, from 0 to 9."""
+    """The number of edges by tenth of strength, from 0 to 9."""
     trusted: Sequence[Mapping[str, Any]]
     newest: Sequence[Mapping[str, Any]]
 

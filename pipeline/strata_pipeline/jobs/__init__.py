@@ -1,1 +1,1 @@
-"""The jobs: each opens what it needs, and leaves the thinking to transforms."""
+"""The jobs: each opens what it needs, and leaves the logic to transforms."""

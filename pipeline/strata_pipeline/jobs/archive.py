@@ -1,7 +1,7 @@
-"""`strata-pipeline archive`: copy the log to the lake batch by batch, each packet once, whatever is killed.
+"""`strata-pipeline archive`: copy the log to the lake batch by batch, each packet exactly once.
 
-The last manifest of the lake says where to go on. A batch is a part of one day. The number of its rows is
-known before it is read, since a day has no gaps in its sequences.
+The last manifest of the lake says where to continue, also after a kill. A batch is a part of one day. The
+number of its rows is known before it is read, because a day has no gaps in its sequences.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from strata_pipeline.transforms.checking import check_rows
 __all__ = ["Archived", "archive"]
 
 _MIN_PART_ROWS = 10_000
-"""Each part makes a file of each kind: small batches in many parts would make a lake of tiny files."""
+"""Each part writes a file for each kind: small batches in many parts would make a lake of tiny files."""
 
 
 @dataclass(slots=True)
@@ -50,15 +50,16 @@ class Archived:
     reached: int = 0
     """The sequence up to which the lake holds the log."""
     behind: int = 0
-    """Rows of the log that the lake did not hold at the last look."""
+    """The number of rows of the log that the lake did not hold at the last look."""
     tip: str = ""
     """The hash of the last manifest."""
     moved_aside: list[str] = field(default_factory=list)
-    """What an interrupted writer had left in sight of readers, and not whole; it is in `_aside` now."""
+    """The incomplete folders that an interrupted writer had left in sight of readers; they are in `_aside`
+    now."""
     left_behind: list[str] = field(default_factory=list)
-    """In a bucket: objects that interrupted writers have left, and that no manifest names."""
+    """In a bucket: objects that interrupted writers have left and that no manifest names."""
     deleted: list[str] = field(default_factory=list)
-    """In a bucket: such objects that were deleted, since nobody can commit them any more."""
+    """In a bucket: such objects that were deleted, because nobody can commit them any more."""
 
 
 def archive(
@@ -75,11 +76,11 @@ def archive(
 ) -> Archived:
     """Bring the lake up to the head of the log.
 
-    A batch is read in `partitions` parts; by default in one for each core, and none below 10,000 rows. With
-    `delta` the Delta log is brought up to the lake, once a minute and at the end. At the head, `follow` may
-    wait, and returns whether to look again. After each batch, `stopped` returns whether to end there.
-    `progress` is called after each batch and at the head. Raises `PipelineError` and `LakeError`; whatever
-    happened, the next run completes the work.
+    A batch is read in `partitions` parts; by default in one for each core, but none below 10,000 rows. With
+    `delta`, the Delta log is brought up to date once a minute and at the end. At the head, `follow` may wait,
+    and returns whether to look again. After each batch, `stopped` returns whether to end there. `progress` is
+    called after each batch and at the head. Raises `PipelineError` and `LakeError`; the next run completes
+    the work in any case.
     """
     done = Archived()
     cores = parallelism(spark)
@@ -101,7 +102,7 @@ def archive(
                 if not follow():
                     break
                 continue
-            if state.rows_expected(span) is None:  # what retention has spared of a day lies far apart
+            if state.rows_expected(span) is None:  # the rows of a day that retention has spared are sparse
                 span = span._replace(up_to=last_of(connection, span, batch_rows))
             parts = partitions or min(cores, -(-span.ordinals // _MIN_PART_ROWS))
             manifest = _archive_batch(spark, url, lake, span, state, parts)
@@ -146,7 +147,7 @@ def _archive_batch(
         with translate_failures("archiving"):
             draft.write("packets", _packets(counted))
             quarantined = seen.get["quarantined"]
-            if quarantined:  # rare: the batch is read a second time, for these rows alone
+            if quarantined:  # rare, so the batch is read a second time, for these rows alone
                 draft.write("quarantine", checked.where("reason IS NOT NULL").drop("kind"))
         return _commit(lake, span, state, draft, seen.get["rows"], quarantined)
 
@@ -158,7 +159,7 @@ def _packets(checked: DataFrame) -> DataFrame:
 def _commit(
     lake: AnyLake, span: Span, state: LogState, draft: Draft, rows: int, quarantined: int
 ) -> Manifest:
-    """Commit what was really written: the files are read again before the manifest names them."""
+    """Commit what was actually written: the files are read again before the manifest covers them."""
     packets = draft.folder("packets")
     quarantine = draft.folder("quarantine") if quarantined else None
     places = read_places([*_folders(packets), *_folders(quarantine)])
@@ -205,12 +206,12 @@ def _kinds(packets: Path | None) -> dict[str, int]:
 
 
 def _check_same_log(lake: AnyLake, connection: adbc.Connection) -> None:
-    """Refuse to mix two logs in one lake: the last packet tells them apart.
+    """Refuse to mix two logs in one lake: the last packet distinguishes them.
 
     The lake's last row may be a damaged one, with an id that no log knows. The log has it at its place; if
-    the log was mended since, the last sound packet of the lake tells. So it does where the log has the row
-    within the batch and none at its end: in days that retention had removed, earlier versions ended batches
-    between rows.
+    the log was repaired since, the last sound packet of the lake is compared instead. So it is if the log has
+    the row within the batch and none at the batch's end, because on days that retention had removed, earlier
+    versions ended batches between rows.
     """
     last = next(lake.chain.backwards(), None)
     if last is None:
@@ -240,7 +241,7 @@ def _check_same_log(lake: AnyLake, connection: adbc.Connection) -> None:
 
 
 def _last_packet(lake: AnyLake) -> tuple[int, bytes] | None:
-    """The place and id of the last row that was not put aside; None in a lake without such rows."""
+    """The place and id of the last row that was not quarantined; None in a lake without such rows."""
     for manifest in lake.chain.backwards():
         if manifest.packets:
             with lake.at_hand([manifest]) as layout:

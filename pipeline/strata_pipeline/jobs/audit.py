@@ -1,11 +1,11 @@
 """`strata-pipeline audit`: verify the lake against its manifests, its authors and the log.
 
-chain        manifests 0, 1, 2, …, each bound to the previous one
+chain        manifests 0, 1, 2, … exist, each bound to the previous one
 batches      the rows in the files agree with the manifests, by count and digests, and no reader finds others;
              quarantined rows are faulty
-packets      each id recomputed, each signature verified, no packet twice
-erasures     a tombstone of the relay for each row that was taken out since, and nothing left of the row
-log          with a database: the same rows at the same places
+packets      each id is recomputed and each signature verified, and no packet is there twice
+erasures     there is a tombstone of the relay for each row that was erased, and nothing left of the row
+log          with a database: it has the same rows at the same places
 """
 
 from __future__ import annotations
@@ -57,24 +57,24 @@ def audit(
     relays: Collection[str] = (),
     progress: Callable[[str, Audited], None] = lambda step, audited: None,
 ) -> Audited:
-    """Check everything; the result has the faults. `progress` is called as each step begins.
+    """Check everything; return the findings. `progress` is called as each step begins.
 
-    `relays` are the DIDs whose tombstones count. Without any, each tombstone holds that the relay it names
-    has signed, and `Audited.erased_by` tells which these are.
+    `relays` are the DIDs whose tombstones count. Without any, every tombstone holds that is signed by the
+    relay that it names, and `Audited.erased_by` lists these relays.
 
-    With `since`, the hash or the number of a manifest, only the batches after it are read, and folders: that
-    what an earlier audit has found good was not changed since, only a whole audit tells. Raises `LakeError`
-    for a lake without a chain of manifests and for a `since` that is not in it, `UsageError` for one that
-    names no manifest, and `PipelineError` where the audit cannot go on. An archive may run meanwhile: the
-    next audit checks what it adds.
+    With `since`, the hash or the number of a manifest, only the batches after it, and the folders, are read:
+    only a complete audit shows that batches which an earlier audit found good were not changed since. Raises
+    `LakeError` for a lake without a chain of manifests and for a `since` that is not in it, `UsageError` for
+    one that is neither a hash nor a number, and `PipelineError` if the audit cannot continue. An archive may
+    run meanwhile: the next audit checks what it adds.
     """
     lake = open_lake(path)
-    with lake.held():  # from here on nothing is erased: what must be there is counted as it stays
+    with lake.held():  # from here on nothing is erased, so the expected counts do not change
         if since == GENESIS:
-            lake.chain.prove()  # the summaries are to be checked, and not to be believed
+            lake.chain.prove()  # summaries are checked here, and not trusted
             audited, days = _whole(lake), lake.days()
         else:
-            if lake.is_half_copied:  # or was erased from a day that has ended since it was opened
+            if lake.is_half_copied:  # or rows were erased from a day that has ended since it was opened
                 lake.load()
             gained = lake.erasures.told(lake.chain.after(since))
             audited, days = _gained(lake, gained), sorted({manifest.span.day for manifest in gained})
@@ -85,7 +85,7 @@ def audit(
 
 
 def _whole(lake: AnyLake) -> Audited:
-    """What an audit of all batches is about. No list of them: after years there are millions."""
+    """The extent of an audit of all batches, without listing them: after years there are millions."""
     days = lake.days()
     erased = sum(lake.chain.rows_of(day) - lake.rows_of(day) for day in days)
     return Audited(
@@ -98,7 +98,7 @@ def _whole(lake: AnyLake) -> Audited:
 
 
 def _gained(lake: AnyLake, gained: list[Manifest]) -> Audited:
-    """What an audit of these batches is about."""
+    """The extent of an audit of these batches."""
     return Audited(
         batches=len(gained),
         packets=sum(manifest.packets for manifest in gained),
@@ -126,7 +126,7 @@ def _look(
     progress("packets", audited)
     with _damage_told(audited), translate_failures("verifying packets"):
         _verify(spark, lake, days, bootstrap, audited)
-    # An unreadable file is a finding of its batch; the other files are looked at all the same.
+    # An unreadable file is a finding of its batch; the other files are still checked.
     there = None if audited.after == 0 else days
     new = F.col("sequence").between(audited.after + 1, lake.reached)
     packets = Packets(Packets.of(spark, lake, there, damaged=True).frame.where(new))
@@ -141,7 +141,8 @@ def _look(
 def _verify(
     spark: SparkSession, lake: AnyLake, days: list[int], bootstrap: Path | None, audited: Audited
 ) -> None:
-    """Verify all packets that this audit is about. That each was is more than that no fault was found."""
+    """Verify all packets within this audit. It is not enough that no fault is found: the number of verified
+    packets must be right too."""
     verified = 0
     unread: dict[str, None] = {}
     for authors, keys in keys_by_authors(_identities(spark, lake), bootstrap):
@@ -159,7 +160,7 @@ def _verify(
 
 
 def _identities(spark: SparkSession, lake: AnyLake) -> Packets:
-    """The packets that tell of keys, whenever they came; their folders alone are read."""
+    """The packets about keys, from all days; only their folders are read."""
     kinds = sorted({kind_of(name) for name in IDENTITY_TYPES})
     rows = Packets.of_kinds(spark, lake, kinds).frame
     return Packets(rows.where(F.col("sequence") <= lake.reached))
@@ -167,7 +168,7 @@ def _identities(spark: SparkSession, lake: AnyLake) -> Packets:
 
 @contextlib.contextmanager
 def _damage_told(audited: Audited) -> Iterator[None]:
-    """A step that fails because of damage that was found before is one more finding."""
+    """Turn the failure of a step into a finding if damage was found before, which must be the cause."""
     try:
         yield
     except PipelineError as error:
@@ -177,7 +178,7 @@ def _damage_told(audited: Audited) -> Iterator[None]:
 
 
 def _check_batches(spark: SparkSession, lake: AnyLake, days: list[int], audited: Audited) -> None:
-    """Check the batches in tasks; each task holds ids and hashes of some batches at a time in memory."""
+    """Check the batches in tasks, each of which holds ids and hashes of a few batches at a time in memory."""
     shelf: Shelf = lake.shelf
 
     def check(rows: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -199,8 +200,8 @@ _WORK_DDL = (
     "manifests binary, packets array<string>, quarantine array<string>, objects binary, first bigint, "
     "last bigint"
 )
-"""Manifests, folders of packets, folders of quarantined rows, the objects that make them (in a bucket), and
-the sequences among which to look for what is too much: work is a piece of a unit, and never a whole day."""
+"""Manifests, folders of packets, folders of quarantined rows, the objects in these (in a bucket), and the
+range of sequences in which to look for surplus rows. Work is a piece of a unit, and never a whole day."""
 _FAULTS_DDL = (
     "about string, reason string, detail string, sequence bigint, packet_id binary, file string, row bigint"
 )
@@ -218,7 +219,8 @@ _FAULTS = pa.schema(
 
 
 def _portions(lake: AnyLake, days: list[int], after: int) -> Iterator[tuple[list[Unit], list[Fault]]]:
-    """What there is to check, some tens of thousands of batches at a time, and faults found by that."""
+    """The units to check, some tens of thousands of batches at a time, and the faults found in listing
+    them."""
     portion: list[Unit] = []
     faults: list[Fault] = []
     batches = 0
@@ -238,11 +240,11 @@ def _portions(lake: AnyLake, days: list[int], after: int) -> Iterator[tuple[list
 
 
 def _work(unit: Unit, after: int) -> Iterator[_Work]:
-    """The batches of a unit, as tasks are asked to check them."""
+    """The batches of a unit, as work for tasks."""
     folders = [str(one) for one in unit.packets], [str(one) for one in unit.quarantine]
     objects = msgspec.json.encode(unit.objects)
     for manifests, first, last in pieces(unit.manifests):
-        # Of a compacted day, earlier batches lie in the files of new ones.
+        # On a compacted day, earlier batches lie in the files of new ones.
         new = [one for one in manifests if one.up_to > after]
         yield msgspec.json.encode(new), *folders, objects, first, last
 
@@ -271,7 +273,7 @@ def _place(fault: Fault) -> int:
 
 
 def _check_names(lake: AnyLake, days: list[int], audited: Audited) -> None:
-    """What lies where readers look and belongs to no batch, and summaries that do not fit."""
+    """Add files that readers see and that belong to no batch, and summaries that do not fit."""
     found, audited.left_behind = lake.unexpected(days)
     found += [Fault("file", "summary", why, file=path) for path, why in lake.chain.summary_faults()]
     add_faults(found, audited)
@@ -294,7 +296,7 @@ def _compare(
             found = differences(packets, quarantine, log.load())
             rows = _first(found)
             if len(rows) <= LISTED:
-                # Rows that retention has removed, even just now, are rightly in the lake alone.
+                # It is right that rows which retention has removed, even just now, are only in the lake.
                 gone = log_state(connection).removed_to
                 _list([row for row in rows if row.reason != "surplus" or row.sequence > gone], "log", audited)
                 return
@@ -310,7 +312,7 @@ def _compare(
 
 
 def _collect(found: DataFrame, about: About, audited: Audited) -> None:
-    """Count the findings, and keep the first ones."""
+    """Add findings: count all, and keep the first ones."""
     rows = _first(found)
     if len(rows) <= LISTED:
         _list(rows, about, audited)
@@ -320,13 +322,13 @@ def _collect(found: DataFrame, about: About, audited: Audited) -> None:
 
 
 def _first(found: DataFrame) -> list[Row]:
-    """The findings to be listed, and one more where there are more."""
+    """The findings to be listed, and one more if there are more."""
     columns = [column for column in ("sequence", "packet_id", "reason", "detail") if column in found.columns]
     return found.select(*columns).orderBy("sequence").limit(LISTED + 1).collect()
 
 
 def _list(rows: list[Row], about: About, audited: Audited) -> None:
-    """Add findings, and count them: these are all."""
+    """Add findings that are given in full, and count them."""
     counts = Counter(f"{about}: {row.reason}" for row in rows)
     audited.found(counts, [_finding(about, row.asDict()) for row in rows])
 

@@ -1,4 +1,4 @@
-"""What an audit looks for where rows were erased: a tombstone for each row, and nothing left of the row."""
+"""What an audit checks where rows were erased: there is a tombstone for each, and nothing left of the row."""
 
 from __future__ import annotations
 
@@ -25,10 +25,11 @@ __all__ = ["check_erasures"]
 
 
 def check_erasures(lake: AnyLake, relays: Collection[str], audited: Audited) -> None:
-    """Each tombstone holds and has a row of which only the place is left. Those of a day are in memory.
+    """Check that each tombstone is valid and has a row of which only the place is left. Tombstones are read
+    one day at a time.
 
-    Whoever may write to a lake can sign tombstones, as some relay: `relays` are those that count, if any are
-    given.
+    Anyone who can write to a lake can sign tombstones as some relay: `relays` are those that count, if any
+    are given.
     """
     if lake.is_half_copied:
         why = (
@@ -43,7 +44,7 @@ def check_erasures(lake: AnyLake, relays: Collection[str], audited: Audited) -> 
     for day, records in by_day.items():
         found: list[Finding] = []
         left: dict[int, Tombstone] = {}
-        # Those that this audit is about: only a whole one has read all manifests anyway.
+        # The manifests within this audit: only a complete audit has already read all of them.
         gained = lake.chain.of_day(day) if day >= day_of(audited.after) else []
         manifests = [one for one in gained if one.up_to > audited.after]
         held = {one.hash: _Held(one, one.packets, one.quarantined) for one in manifests}
@@ -61,7 +62,7 @@ def check_erasures(lake: AnyLake, relays: Collection[str], audited: Audited) -> 
             for batch in record.batches:
                 if batch.manifest in held:
                     held[batch.manifest].packets = batch.packets
-        # A copy brings a record before the batches that it tells of.
+        # A copy puts a record before the batches that it names.
         left = {sequence: one for sequence, one in left.items() if sequence <= lake.reached}
         try:
             for row in _rows_at(lake, day, sorted(left)) if left else ():
@@ -70,7 +71,7 @@ def check_erasures(lake: AnyLake, relays: Collection[str], audited: Audited) -> 
                 is_empty = not (row["body"] or row["author_id"] or row["annotation"])
                 if is_empty and place == (tombstone.packet_id, tombstone.received_at):
                     del left[row["sequence"]]
-        except LakeError as error:  # of a bucket's day an object or a listing is lost: a finding by itself
+        except LakeError as error:  # the day lacks an object or a listing in a bucket, a finding by itself
             found.append(Finding("erasure", "unchecked", detail=str(error)))
             left = {}
         found += [
@@ -81,7 +82,7 @@ def check_erasures(lake: AnyLake, relays: Collection[str], audited: Audited) -> 
 
 
 def _foreign(stones: Iterable[Tombstone], relays: Collection[str], audited: Audited) -> Iterator[Finding]:
-    """Those of other relays; each is counted under whoever has signed it."""
+    """A finding for each tombstone of another relay; all are counted under the relay that has signed them."""
     for one in stones:
         audited.erased_by[one.relay_id] = audited.erased_by.get(one.relay_id, 0) + 1
         if relays and one.relay_id not in relays:
@@ -90,22 +91,22 @@ def _foreign(stones: Iterable[Tombstone], relays: Collection[str], audited: Audi
 
 @dataclass(slots=True)
 class _Held:
-    """A batch, as it was before a record."""
+    """A batch as it was before a record."""
 
     manifest: Manifest
     packets: int
     aside: int
-    """So many rows had been put aside when they were archived, and no record has emptied them."""
+    """The number of rows that were quarantined when they were archived and that no record has emptied."""
 
 
 def _miscounted(
     record: Erasure, held: Mapping[str, _Held], stones: list[int], before: Container[int]
 ) -> Iterator[Finding]:
-    """Where a record takes more packets, or fewer, than it has tombstones for, or tells of nothing taken: as
-    a whole, and of the batches `held`, with what they had before. `before` has the places of tombstones of
-    earlier records.
+    """Findings where a record removes more or fewer packets than it has tombstones for, or names a batch from
+    which it removes nothing: for the record as a whole, and for the batches in `held`, which are as they were
+    before. `before` has the places of tombstones of earlier records.
 
-    A tombstone stands for a packet, or for a row that was put aside when it was archived and is empty now.
+    A tombstone stands for a packet, or for a row that was quarantined when it was archived and is empty now.
     """
     told = {one.manifest: one.packets for one in record.batches}
     whole = sum(one.packets - told.get(name, one.packets) for name, one in held.items())
@@ -124,7 +125,7 @@ def _miscounted(
             why = f"erasure {record.number} takes {taken} packets out of {batch_name(manifest)}"
             why += f", and has tombstones for {there}"
             yield Finding("erasure", "count", manifest.up_to, detail=why)
-        elif name in told and not there:  # else whoever may write records could change a digest by one
+        elif name in told and not there:  # else anyone who can write records could change a digest with one
             why = (
                 f"erasure {record.number} tells anew what {batch_name(manifest)} holds, and takes nothing out"
             )
@@ -133,7 +134,7 @@ def _miscounted(
 
 
 def _rows_at(lake: AnyLake, day: int, sequences: list[int]) -> Iterator[dict[str, Any]]:
-    """The quarantined rows of a day at these places, the first at each; the files are read once."""
+    """The quarantined rows of a day at these places, the first one at each; the files are read once."""
     columns = ["sequence", "received_at", "packet_id", "author_id", "body", "annotation"]
     wanted = set(sequences)
     with lake.quarantine_at_hand(day) as layout:

@@ -1,4 +1,4 @@
-"""What an audit has found."""
+"""The result of an audit."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from strata_pipeline.lake.faults import About, Fault
 __all__ = ["LISTED", "Audited", "Finding", "add_faults", "from_fault"]
 
 LISTED = 1000
-"""At most this many findings of a kind are listed."""
+"""The most findings of one kind that are listed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,32 +36,32 @@ class Audited:
     packets: int = 0
     quarantined: int = 0
     erased: int = 0
-    """Rows that were erased from the lake since they were archived; they count as quarantined."""
+    """The number of rows that were erased since they were archived; they count as quarantined."""
     erased_by: dict[str, int] = field(default_factory=dict)
-    """How many tombstones of these each relay has signed, by its DID."""
+    """The number of tombstones of these rows that each relay has signed, by its DID."""
     left_behind: int = 0
-    """In a bucket: objects that interrupted writers have left, or that were replaced and not deleted yet; no
-    part of the lake, and no fault."""
+    """In a bucket: the number of objects that interrupted writers have left, or that were replaced and not
+    deleted yet. They are not part of the lake, and not faults."""
     after: int = 0
-    """The sequence behind which this audit has read; 0 for a whole one."""
+    """The sequence after which this audit has read; 0 for a complete audit."""
     reached: int = 0
     tip: str = ""
-    """The hash of the lake's last manifest: where all of it holds, the next audit can begin there."""
+    """The hash of the lake's last manifest: if there is no finding, the next audit can begin there."""
     compared_up_to: int | None = None
     """The sequence up to which lake and log were compared; None without a log."""
     behind: int = 0
-    """Packets that the log had beyond the lake when the audit began."""
+    """The number of packets that the log had beyond the lake when the two were compared."""
     counts: dict[str, int] = field(default_factory=dict)
     """The number of findings by `about: reason`."""
     findings: list[Finding] = field(default_factory=list)
 
     @property
     def holds(self) -> bool:
-        """Whether there is no finding."""
+        """Whether there are no findings."""
         return not self.counts
 
     def found(self, counts: Counter[str], listed: list[Finding]) -> None:
-        """Add findings; of those in `listed` as many as may be listed of their kind."""
+        """Add the counts of findings, and those in `listed` up to the limit of their kind."""
         free = {name: LISTED - self.counts.get(name, 0) for name in counts}
         for name, count in counts.items():
             self.counts[name] = self.counts.get(name, 0) + count
@@ -78,6 +78,6 @@ def add_faults(faults: list[Fault], audited: Audited) -> None:
 
 
 def from_fault(fault: Fault) -> Finding:
-    """A fault as an audit tells it."""
+    """A fault as a finding of an audit."""
     told = None if fault.packet_id is None else f"0x{fault.packet_id.hex()}"
     return Finding(fault.about, fault.reason, fault.sequence, told, fault.detail, fault.file, fault.row)

@@ -2,11 +2,11 @@
 
 An archive that follows the log closely writes small batches. Once a day is over, its batches are rewritten as
 one folder, sorted by kind and sequence, checked against every manifest of the day, and exchanged with the old
-one: a reader finds the old day or the new one, and not both. The manifests stay the same, for they describe
-packets and not files. The old files are kept for a while, for readers that have begun with them.
+folders: a reader finds the old day or the new one, but not both. The manifests stay the same, because they
+describe packets and not files. The old files are kept for a while, for readers that have begun to read them.
 
-In a bucket nothing is exchanged: parts of the day are written as objects of other names, and one put makes
-them what counts (`object_days`).
+In a bucket nothing is exchanged: parts of the day are written as objects with other names, and a single put
+makes these the ones that count (`object_days`).
 """
 
 from __future__ import annotations
@@ -49,12 +49,12 @@ class Compacted:
     files_before: int = 0
     files_after: int = 0
     waiting: int = 0
-    """Days that stay as they were, because jobs read the lake all the time, or because somebody else wrote
-    the day of a bucket anew meanwhile; the next run compacts them."""
+    """Days that stay as they were because jobs read the lake all the time or, in a bucket, because another
+    process rewrote the day meanwhile; the next run compacts them."""
     deleted: int = 0
-    """Folders of files that an earlier run had replaced; in a bucket, objects."""
+    """Folders of files that an earlier run had replaced and this run deleted; in a bucket, objects."""
     sealed: int = 0
-    """Finished days that have got a summary of their manifests."""
+    """Finished days for which this run has written a summary of their manifests."""
 
 
 def compact(
@@ -69,15 +69,15 @@ def compact(
 ) -> Compacted:
     """Compact every finished day of more than one batch. A day is finished when the lake has begun the next.
 
-    `file_bytes` is the approximate size of the bodies in a file. Files that were replaced `grace` seconds ago
-    are deleted. The files of a day change places while no other job of ours reads the lake; when the jobs do
-    not end within `patience` seconds, the day waits for the next run. A Delta log is told of each day; with
-    `delta` there is one afterwards. Raises `LakeError`, `LakeBusy`.
-    Whenever the job is cut off, each day is whole, in its old files or in its new ones.
+    `file_bytes` is the approximate size of the bodies in a file. Files that were replaced at least `grace`
+    seconds ago are deleted. The files of a day change places while no other job of ours reads the lake; if
+    the jobs do not end within `patience` seconds, the day waits for the next run. An existing Delta log is
+    updated with each day; `delta` creates one. Raises `LakeError`, `LakeBusy`. Whenever the job is
+    interrupted, each day is complete, in its old files or in its new ones.
 
-    In a bucket small parts of a day become parts of about `file_bytes`, and nobody waits: who has opened the
-    lake before reads on in the objects that were replaced, for as long as `grace` says. Raises `StoreError`
-    there as well.
+    In a bucket, small parts of a day become parts of about `file_bytes`, without any waiting: a process that
+    opened the lake earlier can read the replaced objects for as long as `grace` says. There this also raises
+    `StoreError`.
     """
     if is_object_place(path):
         return _compact_bucket(spark, str(path), file_bytes, grace, delta, progress)
@@ -136,7 +136,7 @@ def _compact_bucket(
 def _compact_day(
     spark: SparkSession, lake: Lake, day: int, file_bytes: int, patience: float, done: Compacted
 ) -> bool:
-    """Whether the day could be compacted."""
+    """Compact a day; return whether it could be done."""
     staged = staged_day(lake, day)
     with translate_failures(f"compacting {day_text(day)}"):
         packets = Packets.read(spark, lake, [day])

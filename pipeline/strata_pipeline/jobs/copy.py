@@ -1,9 +1,9 @@
-"""`strata-pipeline copy`: a lake from a disk into a bucket, or back, batch by batch. It needs no Spark.
+"""`strata-pipeline copy`: copy a lake from a disk into a bucket, or back, batch by batch. It needs no Spark.
 
-The copy gets the same manifests, so the same tips prove it, and the same records of erasures
-(`copy_erasures`). Each batch is held against its manifest, and what was erased since, before it is committed
-by the way that an archive commits. So a copy that was stopped is a whole lake, shorter than the other, and
-the next run goes on.
+The copy gets the same manifests, so that the same tips prove it, and the same records of erasures
+(`copy_erasures`). Each batch is compared with its manifest and the later erasures before it is committed, in
+the same way as an archive commits. So a copy that was stopped is a complete lake, shorter than the source,
+and the next run continues it.
 """
 
 from __future__ import annotations
@@ -31,16 +31,16 @@ class Copied:
     """The progress of a run."""
 
     batches: int = 0
-    """Batches that this run has copied."""
+    """The number of batches that this run has copied."""
     packets: int = 0
     reached: int = 0
     """The sequence up to which the copy holds the log."""
     left: int = 0
-    """Packets that are not copied yet."""
+    """The number of packets that are not copied yet."""
     tip: str = ""
-    """The hash of the copy's last manifest: the other lake has it too."""
+    """The hash of the copy's last manifest, which the source has too."""
     erasures: int = 0
-    """Records of erasures that this run has brought."""
+    """The number of records of erasures that this run has copied."""
 
 
 def copy_lake(
@@ -50,17 +50,17 @@ def copy_lake(
     patience: float = 600.0,
     progress: Callable[[Copied], None] = lambda done: None,
 ) -> Copied:
-    """Bring the lake at `target`, which need not exist yet, up to the lake at `source`.
+    """Bring the lake at `target`, which need not exist yet, up to date with the lake at `source`.
 
-    A day that was compacted is copied batch by batch, as it was archived. `progress` is called before each
-    batch. What was erased from the source goes from the target first, where jobs read a day on a disk for
-    `patience` seconds at most. Raises `LakeError` where the target is not a beginning of the source, by its
-    manifests and by its erasures, or a batch does not hold, `LakeBusy`, `StoreError`, `UsageError`.
+    A compacted day is copied batch by batch, as it was archived. `progress` is called before each batch. Rows
+    that were erased from the source are erased from the target first; on a disk this waits up to `patience`
+    seconds for jobs that read it. Raises `LakeError` if the target, by its manifests and erasures, is not a
+    beginning of the source or if a batch is damaged, `LakeBusy`, `StoreError`, `UsageError`.
     """
     lake = open_lake(source)
     done = Copied()
     with lake.held(), write_lake(target, copying=True) as copy:
-        if lake.is_half_copied:  # or was erased from a day that has ended since it was opened
+        if lake.is_half_copied:  # or rows were erased from a day that has ended since it was opened
             lake.load()
         _check_beginning(lake, copy)
         check_erasures_begin(lake, copy)
@@ -92,7 +92,7 @@ def _check_beginning(lake: AnyLake, copy: AnyLake) -> None:
 
 
 def _copy(source: Source, manifest: Manifest, now: Manifest, copy: AnyLake) -> None:
-    """Add a batch; `now` tells what the batch holds since rows were erased."""
+    """Add a batch; `now` says what the batch holds after erasures."""
     if isinstance(copy, Lake):
         staged = copy.stage(manifest.span)
         extract(source, now, staged)

@@ -1,10 +1,10 @@
-"""Erasures that a copy brings: the records of the lake that is copied, each in one step with its rows.
+"""Copying erasures: the records of the source lake, each put in one step with its rows.
 
-A record comes before those batches of its day that the copy does not have yet: they are without the erased
-rows, and hold by the record alone. Batches that the copy has are written anew without the rows, and count
-from the moment of the record on, as after `erase` (`lake.erasing`, `lake.superseding`). In a bucket a record
-is a part of a generation of its day, whose listing names the objects of all batches: those that the chain has
-not reached count once their manifests are there.
+A record is put before those batches of its day that the copy does not have yet, because these lack the erased
+rows and are valid only with the record. Batches that the copy has are rewritten without the rows, and count
+from the moment of the record, as after `erase` (`lake.erasing`, `lake.superseding`). In a bucket, a record is
+part of a generation of its day, whose listing names the objects of all batches; those that the chain has not
+reached count once their manifests are there.
 """
 
 from __future__ import annotations
@@ -41,7 +41,8 @@ __all__ = ["bring_erasures", "check_erasures_begin", "listed_ahead"]
 
 
 def check_erasures_begin(lake: AnyLake, copy: AnyLake) -> None:
-    """Raise `LakeError` unless the erasures of a copy are the first of the lake's, and the lake is whole."""
+    """Raise `LakeError` unless the copy's erasures are the first ones of the lake, and the lake is
+    complete."""
     if lake.is_half_copied:
         raise LakeError(
             f"{lake.place} is a copy that is not complete: it tells of erasures from days that it does not "
@@ -57,15 +58,15 @@ def check_erasures_begin(lake: AnyLake, copy: AnyLake) -> None:
 
 
 def bring_erasures(lake: AnyLake, copy: AnyLake, patience: float) -> int:
-    """Bring the records that a copy lacks, with the rows of its batches; returns how many.
+    """Copy the records that a copy lacks, and erase the rows from its batches; return how many records.
 
-    On a disk days change places while no job of ours reads the copy. Raises `LakeBusy` where jobs read it for
-    `patience` seconds, or where another process is at work on its days, and `LakeError` where rows do not
-    hold, `StoreError`; what was brought before stays.
+    On a disk, days change places while no job of ours reads the copy. Raises `LakeBusy` if jobs still read it
+    after `patience` seconds or if another process is working on its days, `LakeError` if rows are damaged,
+    and `StoreError`; records that were already copied stay.
     """
     missing = lake.erasures.records[len(copy.erasures.records) :]
     if missing and isinstance(copy, Lake):
-        with Lake.replace(copy.root) as opened:  # this finishes an erasure that was cut off
+        with Lake.replace(copy.root) as opened:  # this finishes an interrupted erasure
             check_erasures_begin(lake, opened)
             for record in lake.erasures.records[len(opened.erasures.records) :]:
                 _bring_to_disk(lake, opened, record, patience)
@@ -80,9 +81,9 @@ def bring_erasures(lake: AnyLake, copy: AnyLake, patience: float) -> int:
 
 
 def listed_ahead(copy: ObjectLake, manifest: Manifest) -> list[StoredObject] | None:
-    """The objects of a batch that a copy gets next, where an erasure from its day has brought them.
+    """The objects of the next batch of a copy, if an erasure from its day has put them already; else None.
 
-    `manifest` tells what the batch holds now. Raises `LakeError` where they are not those of the batch.
+    `manifest` says what the batch holds now. Raises `LakeError` if the objects are not those of the batch.
     """
     generation = copy.generations.of_day(manifest.span.day)
     if generation is None:
@@ -107,7 +108,7 @@ def _concerned(copy: AnyLake, record: Erasure) -> list[Manifest]:
 
 
 def _gone(lake: AnyLake, copy: AnyLake, record: Erasure) -> pa.Table:
-    """The rows that a record has put aside, as the lake has them, as far as the copy has their batches."""
+    """The empty rows that the lake has for a record's tombstones, for batches that the copy has."""
     stones = lake.erasures.tombstones(record)
     wanted = pa.array([one.sequence for one in stones if one.sequence <= copy.reached], pa.int64())
     with lake.quarantine_at_hand(record.day) as layout:
@@ -135,7 +136,7 @@ def _bring_to_disk(lake: AnyLake, copy: Lake, record: Erasure, patience: float) 
 
 
 def _stage(lake: AnyLake, copy: Lake, record: Erasure, concerned: Sequence[Manifest]) -> None:
-    """Write the files of a day anew, as far as the copy has it."""
+    """Rewrite the files of a day, as far as the copy has it."""
     day, staged = record.day, copy.staged_erasure
     files.remove(staged)
     files.make_folder(staged)
@@ -148,16 +149,16 @@ def _stage(lake: AnyLake, copy: Lake, record: Erasure, concerned: Sequence[Manif
 
 
 def _name_of(record: Erasure) -> str:
-    """What the names of files begin with that a record has changed: no file of an archive has it."""
+    """The beginning of the names of files that a record has changed; an archive never uses it."""
     return f"erased-{record.number:010}"
 
 
 def _bring_to_bucket(lake: AnyLake, copy: ObjectLake, record: Erasure, ahead: dict[int, list[Part]]) -> None:
-    """Bring one record; `ahead` are parts of days that this run has made, after the end of the chain."""
+    """Copy one record; `ahead` are parts of days, after the end of the chain, that this run has made."""
     text = lake.erasures.text_of(record)
     with attempting(copy, record.day) as rewrite:
         parts = _rewritten(lake, copy, rewrite, record)
-        # Objects of an earlier run may hold what the lake has erased since.
+        # Not those of an earlier run, which may hold rows that the lake has erased since.
         if record.day not in ahead:
             ahead[record.day] = _made_ahead(lake, copy, rewrite)
     erasing = Erasing(record.batches, text, record=record)
@@ -165,7 +166,7 @@ def _bring_to_bucket(lake: AnyLake, copy: ObjectLake, record: Erasure, ahead: di
 
 
 def _rewritten(lake: AnyLake, copy: ObjectLake, rewrite: Rewrite, record: Erasure) -> list[Part]:
-    """The parts of a day that the copy has, written anew where a record erases from them."""
+    """The parts of a day that the copy has, rewritten where a record erases from them."""
     manifests = told(copy.erasures.told(copy.chain.of_day(record.day)), [record])
     hashes = {one.hash for one in _concerned(copy, record)}
     if not hashes:

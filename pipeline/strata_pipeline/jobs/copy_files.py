@@ -1,4 +1,4 @@
-"""The files of batches that a copy brings, and of what an erasure leaves of them. It needs no Spark."""
+"""Writing the files of batches for a copy, and what an erasure leaves of them. It needs no Spark."""
 
 from __future__ import annotations
 
@@ -29,22 +29,22 @@ _GATHERED_BYTES: Final = 64 * 2**20
 
 
 class Source(NamedTuple):
-    """The folders of a day's batches, and the sequences that their names tell: a day has thousands, and each
-    batch of it is looked for among them."""
+    """The folders of a day's batches with the spans in their names, parsed once: a day has thousands, and
+    each batch is searched for among them."""
 
     packets: list[tuple[Span, Path]]
     quarantine: list[tuple[Span, Path]]
 
     @classmethod
     def of(cls, layout: LakeLayout, day: int) -> Self:
-        """Those of a day."""
+        """The folders of a day."""
         return cls(*([(span_of(one), one) for one in some] for some in layout.day(day)))
 
 
 def extract(source: Source, manifest: Manifest, folder: Path) -> None:
-    """Make the files of a batch, by root and kind, in a folder.
+    """Write the files of a batch, by root and kind, into a folder.
 
-    `manifest` tells what the batch holds now. Raises `LakeError` unless the files do.
+    `manifest` says what the batch holds now. Raises `LakeError` unless the files hold just that.
     """
     made: dict[str, list[Path]] = {"packets": [], "quarantine": []}
     for root, folders in source._asdict().items():
@@ -69,7 +69,7 @@ def extract(source: Source, manifest: Manifest, folder: Path) -> None:
 
 
 def _too_much(manifest: Manifest, paths: Sequence[Path]) -> str | None:
-    """What files have beside the rows of a batch, all of which are there."""
+    """Why files have more than the rows of a batch, all of which are there; None if they do not."""
     try:
         rows = sum(pq.read_metadata(path).num_rows for path in paths)
     except UNREADABLE as error:
@@ -81,7 +81,7 @@ def _too_much(manifest: Manifest, paths: Sequence[Path]) -> str | None:
 def put_files(
     folder: Path, store: ObjectStore, name_of: Callable[[str, str | None], str]
 ) -> list[StoredObject]:
-    """Put the files below a folder as objects, whose names `name_of` makes of root and kind."""
+    """Put the files below a folder as objects, whose names `name_of` makes from root and kind."""
     objects = []
     for path in parquet_files([folder]):
         root, *below, _ = path.relative_to(folder).parts
@@ -101,11 +101,12 @@ def put_files(
 def write_without(
     old: Folders, gone: pa.Table, spans: Sequence[Span], base: Path, target: Path, name: str
 ) -> Folders:
-    """Make the files of a day, which lie below `base`, below `target` without what some rows held.
+    """Write the files of a day, which lie below `base`, to `target`, without the contents of some rows.
 
-    `gone` are these rows as they are to be put aside, in place of packets and of rows that lie aside already.
-    They come into a file of this `name` for each of the `spans` that has some. A file that changes has a new
-    name, which begins so too: a Delta log takes what has the same name for the same file.
+    `gone` has these rows as they are to be quarantined, in place of packets and of rows that are already
+    quarantined. They are written into a file with this `name` for each of the `spans` that has any. A file
+    that changes gets a new name, which begins with `name` too: a Delta log assumes that a name always means
+    the same file.
     """
     taken: list[pa.Array] = []
     for number, path in enumerate(parquet_files([*old.packets, *old.quarantine])):
@@ -122,7 +123,7 @@ def write_without(
 
 
 def _filter(path: Path, manifest: Manifest, target: Path) -> None:
-    """Copy those rows of a file that belong to a batch."""
+    """Copy the rows of a file that belong to a batch."""
     within = (pads.field("sequence") > manifest.after) & (pads.field("sequence") <= manifest.up_to)
     rows: pa.Table = pads.dataset(path, format="parquet").to_table(filter=within)
     if rows.num_rows:
@@ -131,10 +132,10 @@ def _filter(path: Path, manifest: Manifest, target: Path) -> None:
 
 
 def _write_rest(path: Path, same: Path, other: Path, sequences: pa.ChunkedArray) -> list[pa.Array]:
-    """Write the rows of a file without those of these sequences; returns which of them it had.
+    """Write the rows of a file without those with these sequences; return which of these it had.
 
-    Where it had none, the file is the `same`, else the `other`. Where nothing stays, neither a file nor a
-    folder is made.
+    If it had none, the file becomes `same`, else `other`. If no rows stay, neither a file nor a folder is
+    made.
     """
     found = pq.read_table(path, columns=["sequence"], partitioning=None)["sequence"]
     taken: pa.ChunkedArray = found.filter(pc.is_in(found, value_set=sequences))
@@ -149,7 +150,7 @@ def _write_rest(path: Path, same: Path, other: Path, sequences: pa.ChunkedArray)
 
 
 def _rest(path: Path, sequences: pa.ChunkedArray) -> Iterator[pa.Table]:
-    """The rows of a file without those of these sequences, as many at a time as memory takes easily."""
+    """The rows of a file without those with these sequences, as many at a time as fit easily into memory."""
     gathered: list[pa.RecordBatch] = []
     columns = pq.read_schema(path).names
     for _, _, rows in read_rows([path], columns):
@@ -163,7 +164,7 @@ def _rest(path: Path, sequences: pa.ChunkedArray) -> Iterator[pa.Table]:
 
 
 def _link(path: Path, target: Path) -> None:
-    """Give a file a second name: files of a lake are never written again."""
+    """Give a file a second name, which is safe because files of a lake are never modified; else copy it."""
     target.parent.mkdir(parents=True, exist_ok=True)
     with contextlib.suppress(OSError):
         os.link(path, target)

@@ -1,7 +1,7 @@
-"""Rows of single days, kept beside a job's results, for the next run to read only days that have changed.
+"""Rows of single days, kept beside a job's results so that the next run reads only days that have changed.
 
-<name>/day=2026-11-21/part-….parquet      the rows, which other readers may read as well
-<name>/day=2026-11-21/_kept.json          of which day of the lake they are
+<name>/day=2026-11-21/part-….parquet      the rows, which other readers may read too
+<name>/day=2026-11-21/_kept.json          from which state of the day they were read
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ __all__ = ["DayTables", "bring_up"]
 _NOTE = "_kept.json"
 _D = TypeVar("_D", bound=Dataset)
 _Of = Callable[[list[int]], DataFrame]
-"""The rows of days of a lake, with the column `day`, as 2026-11-21."""
+"""Returns the rows of days of a lake, with the column `day`, as 2026-11-21."""
 
 
 class _Note(msgspec.Struct, frozen=True):
-    """What rows are of."""
+    """From what kept rows were made."""
 
     format: int
     mark: str
@@ -39,7 +39,7 @@ class _Note(msgspec.Struct, frozen=True):
 
 
 class DayTables(Generic[_D]):
-    """The rows of days in `folder`; those of another `format` are as good as not there."""
+    """The rows of days in `folder`; rows of another `format` are ignored."""
 
     def __init__(self, folder: Path, dataset: type[_D], format: int) -> None:
         self._folder = folder
@@ -55,11 +55,11 @@ class DayTables(Generic[_D]):
         return found == _Note(self._format, mark)
 
     def keep(self, rows: DataFrame, days: Mapping[str, str]) -> None:
-        """Keep the rows of these days, each with its mark, in the place of older ones.
+        """Keep the rows of these days, each with its mark, in place of older ones.
 
         `rows` has the columns of the dataset and `day`; each task writes the days that it has. A day without
-        rows is kept as well. A run that is killed has kept some of the days as a whole. Raises `UsageError`
-        where the folder cannot be written.
+        rows is kept too. A run that is killed has kept some of the days, each completely. Raises `UsageError`
+        if the folder cannot be written.
         """
         wanted = schema(self._dataset.schema_name).names
         with writing(self._folder) as draft:
@@ -73,17 +73,17 @@ class DayTables(Generic[_D]):
                 put(folder, self._of(day))
 
     def read(self, spark: SparkSession, days: Iterable[str]) -> _D:
-        """The rows of days that are kept."""
+        """The rows of days, which must all be kept."""
         reader = spark.read.schema(schema(self._dataset.schema_name)).option("basePath", str(self._folder))
         return self._dataset(reader.parquet(*(for_spark(self._of(day)) for day in days)))
 
     def keep_only(self, days: Iterable[str]) -> None:
-        """Remove the rows of all other days. Raises `UsageError` where the folder cannot be written."""
+        """Remove the rows of all other days. Raises `UsageError` if the folder cannot be written."""
         wanted = {self._of(day) for day in days}
         self._remove(folder for folder in self._there() if folder not in wanted)
 
     def forget_changed(self, mark_of: Callable[[str], str]) -> None:
-        """Remove the rows of each day that has another mark now. Raises `UsageError` as above."""
+        """Remove the rows of each day whose mark has changed. Raises `UsageError` as above."""
         there = ((folder.name.removeprefix("day="), folder) for folder in self._there())
         self._remove(folder for day, folder in there if not self.has(day, mark_of(day)))
 
@@ -105,11 +105,10 @@ def bring_up(
     days: list[int],
     progress: Callable[[str], None],
 ) -> list[int]:
-    """Read the days of which not all tables hold the rows, and keep these; returns the days that were
-    read.
+    """Read the days whose rows are not in all tables, and keep the rows; return the days that were read.
 
-    What tables hold of other days of the lake stays, but not of days that have changed: something may have
-    been erased from them, and no later run need ask for them.
+    Rows of other days of the lake stay in the tables, except those of days that have changed: something may
+    have been erased from these, and a later run may never look at them.
     """
     numbers = {day_text(day): day for day in lake.days()}
 

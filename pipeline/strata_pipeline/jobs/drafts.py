@@ -1,4 +1,4 @@
-"""A batch that is being archived: written by tasks, read again here, and committed."""
+"""A batch that is being archived: written by tasks, read back here, and committed."""
 
 from __future__ import annotations
 
@@ -21,24 +21,24 @@ __all__ = ["Draft", "drafting"]
 
 
 class Draft(Protocol):
-    """A batch that no reader sees yet."""
+    """A batch that readers do not see yet."""
 
     def write(self, root: str, rows: DataFrame) -> None:
-        """Write its rows of `packets` or `quarantine`, by `kind` where there is such a column."""
+        """Write its rows of `packets` or `quarantine`, by `kind` if there is such a column."""
 
     def folder(self, root: str) -> Path | None:
-        """The folder on this machine that has what was really written; None where that is nothing.
+        """The folder on this machine with what was actually written; None if that is nothing.
 
-        What is asked for first is asked for after all was written.
+        Call this only after everything was written.
         """
 
     def commit(self, manifest: Manifest) -> Manifest:
-        """Make it a part of the lake; returns the manifest as written. Raises `LakeBusy`."""
+        """Make it a batch of the lake; return the manifest as written. Raises `LakeBusy`."""
 
 
 @contextlib.contextmanager
 def drafting(lake: AnyLake, span: Span) -> Iterator[Draft]:
-    """A new draft; one that was not committed by the end of the block never is."""
+    """A new draft; if it is not committed by the end of the block, it never is."""
     if isinstance(lake, Lake):
         yield _OnDisk(lake, span)
         return

@@ -1,8 +1,8 @@
-"""`strata-pipeline erase`: what a relay has erased from its log goes from the lake as well.
+"""`strata-pipeline erase`: erase from the lake what a relay has erased from its log.
 
-The relay's tombstones say what. The files of each finished day that still holds such packets are written
-anew without them; the rows stay among the quarantined ones, empty, as they are in the log. The manifests
-stay, and a record beside the chain tells what the batches hold since (`lake.erasures`).
+The relay's tombstones name the packets. The files of each finished day that still holds such packets are
+rewritten without them; the rows become quarantined rows, empty, as they are in the log. The manifests stay,
+and a record beside the chain says what the batches hold since then (`lake.erasures`).
 """
 
 from __future__ import annotations
@@ -58,21 +58,21 @@ class ErasedFrom:
     """The progress of a run."""
 
     tombstones: int = 0
-    """How many the relay has of what the lake has reached."""
+    """The number of tombstones that the relay has up to the end of the lake."""
     days: int = 0
-    """Days whose files were written anew."""
+    """Days whose files were rewritten."""
     packets: int = 0
     """Packets that are no longer in the lake."""
     waiting: int = 0
-    """Packets, and rows in quarantine, that stay for now: their day is not over, or jobs read the lake all
-    the time, or somebody else wrote the day of a bucket anew meanwhile."""
+    """Packets and quarantined rows that stay for now, because their day is not over, because jobs read the
+    lake all the time or, in a bucket, because another process rewrote the day meanwhile."""
     deleted: int = 0
-    """In a bucket: objects that this run has deleted, replaced by it or by earlier ones."""
+    """In a bucket: objects that this run has deleted, which it or earlier runs had replaced."""
     aside: int = 0
-    """Rows in quarantine at places of tombstones that have another id or time than the tombstone tells:
-    whether they are what was erased cannot be told, and they stay."""
+    """Quarantined rows at places of tombstones whose id or time differs from that in the tombstone. Whether
+    they are what was erased cannot be determined, so they stay."""
     emptied: int = 0
-    """Rows in quarantine, damaged before they were archived, of which the place alone is left now."""
+    """Quarantined rows, damaged before they were archived, of which only the place is left now."""
     copies: list[str] = field(default_factory=list)
     """Folders in `_aside`, which may hold copies of what was erased; nothing is deleted there."""
 
@@ -86,19 +86,19 @@ def erase(
     grace: int = DEFAULT_GRACE,
     progress: Callable[[ErasedFrom], None] = lambda done: None,
 ) -> ErasedFrom:
-    """Take out of the lake what the relay of this database has erased.
+    """Erase from the lake what the relay of this database has erased.
 
-    Reading the tables `packets`, `log_head` and `tombstones` is enough. The files of a day change places
-    while no other job of ours reads the lake; when the jobs do not end within `patience` seconds, the day
-    waits for the next run, as the day does that is not over. `progress` is called after each day. Old files
-    are deleted at once, those that a compaction has kept of the same days included. Raises `LakeError`,
-    `LakeBusy`, `LogError`, `LogUnavailable`; what stands in the way of one day alone is raised once the other
-    days are done. Whenever the job is cut off, each day holds all of its packets, or none of the erased; the
-    next run, or whoever next writes to the lake, finishes what was complete.
+    Read access to the tables `packets`, `log_head` and `tombstones` is enough. The files of a day change
+    places while no other job of ours reads the lake; if the jobs do not end within `patience` seconds, the
+    day waits for the next run, like the day that is not over. `progress` is called after each day. Old files
+    are deleted at once, including those that a compaction has kept of the same days. Raises `LakeError`,
+    `LakeBusy`, `LogError`, `LogUnavailable`; an error that concerns only one day is raised once the other
+    days are done. Whenever the job is interrupted, each day holds all of its packets, or none of the erased
+    ones; the next run, or the next process that writes to the lake, finishes an erasure that was complete.
 
-    In a bucket nobody waits. Objects that were replaced stay `grace` seconds for whoever has opened the lake
-    before; then the next run, or compact, deletes them, or this run where it is 0. Raises `StoreError`
-    there.
+    In a bucket nothing waits. Replaced objects stay for `grace` seconds, for processes that opened the lake
+    earlier; after that the next run, or compact, deletes them, or this run if `grace` is 0. There this also
+    raises `StoreError`.
     """
     if is_object_place(path):
         return _erase_from_bucket(spark, url, str(path), timedelta(seconds=grace), progress)
@@ -162,22 +162,22 @@ def _erase_from_bucket(
 
 
 class _Refused:
-    """What stands in the way of some days, told once the other days are done: who must erase is not to wait
-    for a file that is damaged elsewhere."""
+    """The errors of some days, raised once the other days are done: an operator who must erase should not
+    have to wait because of a file that is damaged elsewhere."""
 
     def __init__(self) -> None:
         self._errors: list[LakeError | LogError] = []
 
     @contextlib.contextmanager
     def put_off(self) -> Iterator[None]:
-        """Keep the error of a day."""
+        """Collect the error of a day."""
         try:
             yield
         except (LakeError, LogError) as error:
             self._errors.append(error)
 
     def tell(self, done: ErasedFrom) -> None:
-        """Raise the first, if there is one."""
+        """Raise the first error, if there is one."""
         if not self._errors:
             return
         first, others = self._errors[0], len(self._errors) - 1
@@ -190,10 +190,10 @@ class _Refused:
 def _by_day(
     lake: AnyLake, tombstones: Sequence[tuple[int, bytes]], done: ErasedFrom
 ) -> Iterator[tuple[int, list[bytes]]]:
-    """The texts of tombstones, which come with their places and in order, by the days that they lie in.
+    """The texts of tombstones, which are given with their places and in order, by day.
 
-    Those that a record of the lake has are left out: their rows are gone, or the record would not hold. Else
-    each run would read every day again that anything was ever erased from.
+    Tombstones that a record of the lake has are left out: their rows are erased, or the record would not be
+    valid. Otherwise each run would read again every day from which anything was ever erased.
     """
     done.tombstones = len(tombstones)
     records: dict[int, list[Erasure]] = {}
@@ -202,7 +202,7 @@ def _by_day(
     for day, some in groupby(tombstones, lambda one: day_of(one[0])):
         recorded: set[bytes] = set()
         for record in records.get(day, ()):
-            with contextlib.suppress(LakeError):  # one that an audit tells of; then the files are asked
+            with contextlib.suppress(LakeError):  # an audit reports it; here the files are read instead
                 recorded.update(lake.erasures.text_of(record).splitlines())
         if texts := [text for _, text in some if text not in recorded]:
             yield day, texts
@@ -221,17 +221,17 @@ def _read(texts: Sequence[bytes]) -> Found:
 
 
 class _There(NamedTuple):
-    """What there is to erase from a day of a disk."""
+    """What there is to erase from a day on a disk."""
 
     found: Found
     aside: list[int]
-    """The sequences of those that lie in quarantine."""
+    """The sequences of those that are quarantined."""
     others: int
-    """Rows in quarantine that may or may not be what was erased."""
+    """The number of quarantined rows that may or may not be what was erased."""
 
 
 def _still_there(lake: Lake, day: int, asked: Found) -> _There:
-    """Those tombstones whose packets the files of a day hold, or its quarantined rows."""
+    """The tombstones for which the files of a day still hold the packet, or a quarantined row."""
     folders, stones = lake.day(day), [tombstone for tombstone, _ in asked.values()]
     try:
         packets = packets_there(folders.packets, stones)
@@ -248,7 +248,7 @@ def _still_there(lake: Lake, day: int, asked: Found) -> _There:
 def _erase_from_day(
     spark: SparkSession, lake: Lake, day: int, found: Found, aside: Sequence[int], patience: float
 ) -> bool:
-    """Whether it could be done."""
+    """Erase packets from a day; return whether it could be done."""
     manifests = lake.erasures.told(lake.chain.of_day(day))
     if any(one.format == 1 for one in manifests):
         raise LakeError(f"{day_text(day)} has batches of format 1: run strata-pipeline migrate-lake first")
@@ -278,7 +278,7 @@ def _write(
     aside: Sequence[int],
     manifests: Sequence[Manifest],
 ) -> Folders:
-    """Write the day's new files: packets as a compaction does, quarantined rows into one file."""
+    """Write the day's new files: packets as in a compaction, quarantined rows into one file."""
     folder = f"{lake.day_folder(day).name}/batch={span_over(manifests)}"
     packets, quarantine = (
         lake.staged_erasure / root.name / folder for root in (lake.packets, lake.quarantine)

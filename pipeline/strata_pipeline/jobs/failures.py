@@ -1,4 +1,4 @@
-"""Errors of a task, told as what they are and not as a page of Java."""
+"""Errors of tasks, raised as what they are and not as a page of Java."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _OURS = re.compile(r"(?:strata_pipeline\.errors|strata\.protocol\.lake\.manifest
 
 @contextlib.contextmanager
 def translate_failures(doing: str) -> Iterator[None]:
-    """Raise an error of ours that a task has raised as if raised here, any other as `PipelineError`."""
+    """Raise one of our errors from a task as if raised here, and any other as `PipelineError`."""
     try:
         yield
     except (PySparkException, Py4JError) as error:

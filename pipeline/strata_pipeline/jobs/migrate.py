@@ -1,4 +1,4 @@
-"""`strata-pipeline migrate-lake`: audit a lake of format 1, then bind its bodies and annotations as well."""
+"""`strata-pipeline migrate-lake`: audit a lake of format 1, then also bind its bodies and annotations."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Migrated:
     """The result of a migration."""
 
     batches: int
-    """How many batches were of format 1; 0 where nothing was to do."""
+    """The number of batches that had format 1; 0 if there was nothing to do."""
     tip_before: str
     tip: str
 
@@ -34,10 +34,10 @@ def migrate_lake(
     bootstrap: Path | None = None,
     progress: Callable[[str], None] = lambda step: None,
 ) -> Migrated:
-    """Audit a lake, with `url` against its log, and rewrite its manifests in the newest format.
+    """Audit a lake, with `url` also against its log, and rewrite its manifests in the newest format.
 
-    Bodies and annotations count from now on as they are: only an audit against the log can tell whether an
-    annotation was altered before. Raises `LakeError` where the audit finds anything, `LakeBusy` while an
+    From then on, bodies and annotations count as they are: only an audit against the log can show whether an
+    annotation was altered earlier. Raises `LakeError` if the audit finds anything, `LakeBusy` while an
     archive or a compaction runs, and `PipelineError`; then nothing was changed.
     """
     with Lake.replace(path), Lake.write(path) as lake:

@@ -1,7 +1,7 @@
-"""Finished days of a lake in a bucket written anew: compacted, or without what was erased.
+"""Rewriting finished days of a lake in a bucket: compacted, or without what was erased.
 
-Both make parts of a day anew (`parts`), leave its other parts as they are, and commit once for the whole day
-(`lake.superseding`). Who does the work of tasks is passed in.
+Both rewrite parts of a day (`parts`), leave its other parts as they are, and commit once for the whole day
+(`lake.superseding`). The function that runs the tasks is passed in.
 """
 
 from __future__ import annotations
@@ -24,32 +24,33 @@ from strata_pipeline.transforms.emptying import held_aside, read_aside
 __all__ = ["Asked", "Found", "Gone", "Run", "compact_day", "erase_from_day", "still_there"]
 
 Run = Callable[[ObjectLake, Sequence[PartWork]], list[PartDone]]
-"""Does the work of tasks, in whatever order."""
+"""Does the work of tasks, in any order."""
 Found = Mapping[int, tuple[Tombstone, bytes]]
 """Tombstones by sequence, each with its text."""
 
 
 class Gone(NamedTuple):
-    """What an erasure has taken out of a day."""
+    """What an erasure has removed from a day."""
 
     packets: int = 0
     emptied: int = 0
-    """Quarantined rows of which the place alone is left."""
+    """Quarantined rows of which only the place is left."""
 
 
 class Asked(NamedTuple):
     """What there is to erase from a day."""
 
     found: Found
-    """Tombstones whose packets the day may hold, or whose quarantined rows hold something."""
+    """Tombstones whose packets the day may hold, or whose quarantined rows still hold something."""
     others: int
-    """Rows in quarantine at places of tombstones that may or may not be what was erased."""
+    """The number of quarantined rows at places of tombstones that may or may not be what was erased."""
 
 
 def compact_day(lake: ObjectLake, day: int, run: Run, part_bytes: int) -> tuple[int, int] | None:
-    """Join the small parts of a day; returns how many objects became how many, None where none had to.
+    """Join the small parts of a day; return the numbers of objects before and after, or None if nothing had
+    to be joined.
 
-    Raises `LakeBusy` where somebody else was faster, `LakeError` for a damaged day, and as `run` does.
+    Raises `LakeBusy` if another process was faster, `LakeError` for a damaged day, and what `run` raises.
     """
     summary = lake.chain.summary_of(day)
     if summary is not None and summary.batches == 1:
@@ -70,7 +71,8 @@ def compact_day(lake: ObjectLake, day: int, run: Run, part_bytes: int) -> tuple[
 
 
 def still_there(lake: ObjectLake, day: int, found: Found) -> Asked:
-    """Those tombstones of a day whose rows the lake has not erased yet, and did not find erased."""
+    """The tombstones of a day whose rows the lake has not erased yet, and which were not erased when they
+    were archived."""
     records = [record for record in lake.erasures.records if record.day == day]
     gone = {one.sequence for record in records for one in lake.erasures.tombstones(record)}
     left = {sequence: one for sequence, one in found.items() if sequence not in gone}
@@ -87,9 +89,9 @@ def still_there(lake: ObjectLake, day: int, found: Found) -> Asked:
 
 
 def erase_from_day(lake: ObjectLake, day: int, found: Found, run: Run) -> Gone:
-    """Take packets out of a finished day, and out of its quarantine; returns how many were there.
+    """Erase packets from a finished day and from its quarantined rows; return how many were there.
 
-    Raises as `compact_day`, and `LogError` for tombstones of another log.
+    Raises what `compact_day` raises, and `LogError` for tombstones of another log.
     """
     manifests = lake.erasures.told(lake.chain.of_day(day))
     if any(one.format == 1 for one in manifests):
@@ -122,10 +124,10 @@ def _joined(group: Sequence[Part]) -> Part:
 
 
 def _between(sequences: Sequence[int], after: int, up_to: int) -> Sequence[int]:
-    """Those of sequences, in order, that lie in a span."""
+    """The sequences, given in order, that lie in a span."""
     return sequences[bisect_right(sequences, after) : bisect_right(sequences, up_to)]
 
 
 def _with(parts: Iterable[Part], done: Iterable[PartDone]) -> list[Part]:
-    """Parts, with those that were made anew in place of what began where they do."""
+    """The parts, with rewritten ones in place of those that begin at the same sequence."""
     return list(({part.after: part for part in parts} | {one.part.after: one.part for one in done}).values())

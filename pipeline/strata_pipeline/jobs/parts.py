@@ -1,8 +1,8 @@
-"""Parts of a bucket's day written anew, each by one task, as compaction and erasing do it. No Spark.
+"""Rewriting parts of a day in a bucket, each in one task, for compaction and erasing. No Spark.
 
-A task brings the objects of a part, writes the same rows by kind and in order of sequence into few new ones,
-brings those back as well, and holds them against the manifests. With tombstones, rows of packets become empty
-ones in the quarantine. Nothing of it counts before all parts of the day hold.
+A task downloads the objects of a part, writes the same rows by kind and in order of sequence into few new
+objects, downloads these again, and compares them with the manifests. With tombstones, the rows of packets
+become empty quarantined rows. Nothing counts until all parts of the day are verified.
 """
 
 from __future__ import annotations
@@ -44,38 +44,38 @@ from strata_pipeline.transforms.emptying import emptied, erased_batches, held_as
 __all__ = ["PartDone", "PartWork", "groups_of", "packets_there", "rewrite_part"]
 
 _AT_ONCE_BYTES: Final = 4 * OBJECT_BYTES
-"""Files are read whole. A batch that is larger is not compacted, but it can be erased from."""
+"""The most bytes of files that are read together. A larger batch is not compacted, but rows can be erased."""
 
 
 class PartWork(msgspec.Struct, frozen=True):
-    """What a task is given."""
+    """The input of a task."""
 
     attempt: str
     part: Part
-    """The part as it is to be, with the objects that have its rows now."""
+    """The part as it should become, with the objects that have its rows now."""
     manifests: list[Manifest]
-    """Its batches, with what they hold now."""
+    """The manifests of its batches, with what these hold now."""
     tombstones: list[Tombstone] = []
-    """Of packets that may be in it."""
+    """The tombstones of packets that may be in it."""
 
 
 class PartDone(msgspec.Struct, frozen=True):
-    """What a task has done."""
+    """The result of a task."""
 
     part: Part
-    """With the objects that it has put; those that were there, where nothing had to be done."""
+    """The part with the objects that the task has put, or with the old ones if nothing had to be done."""
     batches: list[ErasedBatch] = []
-    """What batches hold now from which rows were erased."""
+    """What the batches from which rows were erased hold now."""
     erased: list[int] = []
     """The sequences of these rows, in order."""
     emptied: int = 0
-    """So many of them had been put aside when they were archived."""
+    """How many of them were quarantined when they were archived."""
 
 
 def groups_of(parts: Sequence[Part], manifests: Sequence[Manifest], part_bytes: int) -> list[list[Part]]:
-    """Parts of a day that become one each: as many as have about so many bytes of bodies.
+    """Groups of parts of a day, each of which is to become one part of about `part_bytes` of bodies.
 
-    Made of what a run has left, these are the same parts again.
+    For the parts that a run has made, each group is a single part again.
     """
     sizes = [sum(one.body_bytes for one in inside) for inside in batches_of(parts, manifests)]
     groups: list[list[Part]] = []
@@ -90,8 +90,8 @@ def groups_of(parts: Sequence[Part], manifests: Sequence[Manifest], part_bytes: 
 
 
 def rewrite_part(store: ObjectStore, work: PartWork) -> PartDone:
-    """Write a part anew. Raises `LakeError` for one that is damaged, `LogError` for tombstones of another
-    log, `StoreError`; what was put counts nowhere yet."""
+    """Rewrite a part. Raises `LakeError` for a damaged part, `LogError` for tombstones of another log,
+    `StoreError`; the objects that it puts do not count yet."""
     shelf = Bucket(store)
     with _brought(shelf, store, work.part.objects) as (old, faults):
         if faults:
@@ -102,7 +102,7 @@ def rewrite_part(store: ObjectStore, work: PartWork) -> PartDone:
         if work.tombstones:
             if not gone:
                 return PartDone(work.part)
-            # What the batches hold afterwards is taken from what they hold now.
+            # What the batches hold afterwards is computed from what they hold now.
             check_day(work.part.span.day, Unit(work.manifests, *old))
         writer = _Writer(store, work.attempt, work.part.span)
         objects = writer.write(old, gone)
@@ -121,7 +121,7 @@ def rewrite_part(store: ObjectStore, work: PartWork) -> PartDone:
 def _brought(
     shelf: Bucket, store: ObjectStore, objects: Sequence[StoredObject]
 ) -> Iterator[tuple[Folders, list[str]]]:
-    """The folders of objects, brought here, and what is wrong with them."""
+    """The folders of downloaded objects, and what is wrong with these."""
     with shelf.at_hand(objects) as (folder, faults):
         try:
             yield Folders.below(folder), [fault.detail for fault in faults]
@@ -130,9 +130,9 @@ def _brought(
 
 
 def packets_there(folders: Sequence[Path], tombstones: Sequence[Tombstone]) -> list[Tombstone]:
-    """Those tombstones, in order of sequence, whose packets lie in these folders.
+    """The tombstones, in order of sequence, whose packets lie in these folders.
 
-    Raises `LogError` where another lies there.
+    Raises `LogError` if another packet has the place of one.
     """
     if not tombstones:
         return []
@@ -156,8 +156,8 @@ def _preview(batches: list[ErasedBatch]) -> Erasure:
 
 
 class _Writer:
-    """Puts the rows of a part. In memory are the rows of one batch and kind, or of one object of it, and what
-    was not put yet."""
+    """Puts the rows of a part. It keeps in memory the rows of one batch and kind, or of one file of these,
+    and the rows that were not put yet."""
 
     def __init__(self, store: ObjectStore, attempt: str, span: Span) -> None:
         self._store = store
@@ -168,7 +168,7 @@ class _Writer:
         self._put: list[StoredObject] = []
 
     def write(self, folders: Folders, gone: Sequence[Tombstone]) -> list[StoredObject]:
-        """Put all rows of folders, in order; those that are gone as empty ones."""
+        """Put all rows of folders, in order, those in `gone` as empty ones; return the objects."""
         sequences = pa.array([one.sequence for one in gone], pa.int64())
         for batch in folders.packets:
             for folder in sorted(batch.iterdir()):
@@ -215,7 +215,7 @@ _QUARANTINE: Final = _columns("quarantine")
 
 
 def _portions(paths: Sequence[Path]) -> list[list[Path]]:
-    """Files of a batch, all at once where they fit into memory. Else each alone: rows need no order."""
+    """The files of a batch, all together if they fit into memory, else one by one: rows need no order."""
     fits = sum(path.stat().st_size for path in paths) <= _AT_ONCE_BYTES
     return [list(paths)] if fits else [[path] for path in paths]
 
@@ -227,7 +227,7 @@ def _rows(paths: Sequence[Path], wanted: pa.Schema) -> pa.Table:
 
 
 def _conformed(rows: pa.Table, wanted: pa.Schema) -> pa.Table:
-    """The columns of a schema; one that is not there is null."""
+    """The columns of a schema; a missing column is null."""
     columns = [
         rows[one.name].cast(one.type) if one.name in rows.schema.names else pa.nulls(rows.num_rows, one.type)
         for one in wanted

@@ -1,6 +1,6 @@
 """`strata-pipeline reliability`: how reliably the messages of channels arrived.
 
-The messages of a day, without what they carry, are kept beside the tables. The next run reads only days that
+The messages of a day, without their contents, are kept beside the tables. The next run reads only days that
 are new or have changed.
 """
 
@@ -43,12 +43,12 @@ def reliability(
     output: str | Path | None = None,
     progress: Callable[[str], None] = lambda step: None,
 ) -> ReliabilityFigures:
-    """The figures of the lake's last `days`, all of them for None.
+    """The figures of the last `days` of a lake; None takes all days.
 
-    With `output`, a folder: the tables `channel_days`, `gaps` and `silences` as Parquet, `reliability.html`,
-    and `reliability_days`, by which the next run into this folder reads no day twice. A message that was sent
-    before these days, and again in them, counts as one of theirs.
-    `progress` is told what begins. Raises `PipelineError` and `LakeError`; the lake is only read.
+    With `output`, write into this folder the tables `channel_days`, `gaps` and `silences` as Parquet,
+    `reliability.html`, and `reliability_days`, with which the next run into this folder reads no day twice. A
+    message that was sent before these days, and again on one of them, counts as one of theirs.
+    `progress` is called as each step begins. Raises `PipelineError` and `LakeError`; the lake is only read.
     """
     lake = open_lake(path)
     window = DayWindow(lake, days)
@@ -75,7 +75,7 @@ def reliability(
 
 
 class _Channels:
-    """The packets of channels by day: read once, and kept where there is a folder for it."""
+    """The packets of channels by day: read once, and kept if there is a folder for them."""
 
     def __init__(
         self, spark: SparkSession, window: DayWindow, folder: Path | None, progress: Callable[[str], None]
@@ -86,10 +86,10 @@ class _Channels:
         kept = None if folder is None else DayTables(folder / "reliability_days", ChannelPackets, _FORMAT)
         self._kept = kept
         self.counted = 0
-        """So many days had to be read."""
+        """The number of days that had to be read."""
 
     def of(self, days: list[int], topics: DataFrame | None = None) -> ChannelPackets:
-        """Those of these days, perhaps of some `content_topic` alone."""
+        """The packets of these days; with `topics`, only those with such a `content_topic`."""
         if self._kept is None:
             self._progress("reading messages")
             self.counted += len(days)
@@ -113,7 +113,7 @@ def _only(rows: DataFrame, topics: DataFrame, column: str) -> DataFrame:
 
 
 def _gaps(window: DayWindow, packets: ChannelPackets, channels: _Channels) -> Gaps:
-    """Messages that no packet carries, neither on these days nor on earlier days of the topic."""
+    """Messages that no packet carries, on these days or on earlier days of the topic."""
     gaps = find_gaps(packets)
     if not window.earlier or gaps.frame.isEmpty():
         return gaps

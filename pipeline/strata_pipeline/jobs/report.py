@@ -44,9 +44,9 @@ class Reported:
 
     tip: str
     days: int
-    """Days that the report shows."""
+    """The number of days that the report shows."""
     counted: int
-    """Of these, days that were read for it; the others an earlier report had kept."""
+    """How many of them were read for it; an earlier report had kept the figures of the others."""
     packets: int
     pages: list[str]
     """The files of the site, the index first."""
@@ -61,7 +61,7 @@ def report(
     scores: str | Path | None = None,
     progress: Callable[[str], None] = lambda step: None,
 ) -> Reported:
-    """Write the site about the last `days` of a lake, None for all, into a folder.
+    """Write the site about the last `days` of a lake into a folder; None takes all days.
 
     `scores` is the folder of `reputation --output`. `progress` is called as each step begins. Raises
     `PipelineError` and `LakeError`; the lake is only read.
@@ -138,7 +138,7 @@ def _scores(folder: Path) -> list[RelayScore]:
     is_there = False
     for at, one in sorted(times, reverse=True):
         scores = pads.dataset(one, format="parquet")
-        if not scores.files:  # a run that was killed has left it
+        if not scores.files:  # left by a run that was killed
             continue
         is_there = True
         rows = scores.to_table(columns=["url", "score", "standing"])

@@ -1,7 +1,8 @@
-"""`strata-pipeline reputation`: how relays did over seven days, as many clients saw them.
+"""`strata-pipeline reputation`: how relays did over seven days, as seen by many clients.
 
-A client's scores are its own and go to nobody (R-340). This is for those who run many clients, and have them
-hand in what `strata relays export` prints. A log is any file of JSON lines below the folder, also compressed:
+A client's scores are its own and are sent to nobody (R-340). This job is for operators who run many clients
+and collect from them what `strata relays export` prints. A log is any file of JSON lines below the folder,
+which may be compressed:
 
     probes/laptop-1/2026-11-21.jsonl
     probes/phone.jsonl.gz
@@ -41,11 +42,11 @@ class Scored:
     """The time of the scores, in Unix seconds."""
     lines: int = 0
     malformed: int = 0
-    """The number of lines that are no observations."""
+    """The number of lines that are not observations."""
     future: int = 0
-    """Observations made after `at`."""
+    """The number of observations made after `at`."""
     old: int = 0
-    """Observations made before the seven days."""
+    """The number of observations made before the seven days."""
     relays: list[dict[str, Any]] = field(default_factory=list)
     """Rows of `RelayScores`, the best first."""
 
@@ -53,12 +54,12 @@ class Scored:
 def reputation(
     spark: SparkSession, probes: str | Path, *, at: float | None = None, output: str | Path | None = None
 ) -> Scored:
-    """Score all relays that the logs below a folder tell of, as of `at`, by default now.
+    """Score all relays in the logs below a folder, as of `at`, by default now.
 
-    With `output`, the scores go to `output/relay_scores` and malformed lines to `output/malformed`, both
-    Parquet, in the place of what was there, which stays where the job fails or is killed. The scores of each
-    time stay in `output/relay_score_history`. Raises `UsageError` where there is no folder, or none can be
-    written, `PipelineError` where it cannot be read.
+    With `output`, the scores are written to `output/relay_scores` and malformed lines to `output/malformed`,
+    both Parquet, and replace earlier ones, which stay if the job fails or is killed. The scores of each run
+    stay in `output/relay_score_history`. Raises `UsageError` if the folder is missing or the output cannot
+    be written, and `PipelineError` if the logs cannot be read.
     """
     is_local = not _HAS_SCHEME(str(probes))
     if is_local and not Path(probes).is_dir():
@@ -66,7 +67,7 @@ def reputation(
     now = time.time() if at is None else at
     seen = Observation()
     with translate_failures("reading probe logs"):
-        # As bytes: a damaged line need not be UTF-8.
+        # As bytes, because a damaged line need not be UTF-8.
         text = (
             spark.read.option("recursiveFileLookup", "true")
             .option("pathGlobFilter", _FILES)
@@ -101,5 +102,5 @@ def _write(output: str | Path, frames: Mapping[str, DataFrame]) -> None:
     if not _HAS_SCHEME(str(output)):
         write_frames(Path(output).absolute(), frames)
         return
-    for name, frame in frames.items():  # of a place that Spark alone reaches nothing can be renamed here
+    for name, frame in frames.items():  # in a place that only Spark reaches, nothing can be renamed here
         frame.write.mode("overwrite").parquet(f"{output}/{name}")

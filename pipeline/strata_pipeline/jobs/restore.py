@@ -1,17 +1,18 @@
-"""`strata-pipeline restore`: a lake back into a relay's database, each packet at the place that it had.
+"""`strata-pipeline restore`: put a lake back into a relay's database, each packet at its old place.
 
-The log grows from its end, a part of a batch in each transaction. So it is always the beginning of the lake,
-and the next run can go on after any interruption. Each batch is checked against its manifest, and each packet
-against its id, before the batch enters the log.
+The log grows at its end, by a part of a batch in each transaction. So it is always the beginning of the lake,
+and the next run can continue after any interruption. Each batch is checked against its manifest, and each
+packet against its id, before the batch enters the log.
 
-What was erased comes back as the relay had left it: an empty row at its place, whose id stays known, with its
-tombstone where the lake has that. Of any other quarantined row, which was damaged in the old log, the place
-alone comes back: an empty row with a mark, whose id is not known. So a day with such rows can still be proven
-to be in the lake, and a relay serves none of them. The abuse table and the relay's secrets are not restored.
-Cursors that the old relay gave out can be judged by the new one only if the rows of `relay_secrets` and
-`log_terms` are copied from a backup before the restore. What was acknowledged after the lake's last batch is
-lost, so a restore that has added packets begins a new epoch of the log: readers that had come further are
-told.
+An erased packet comes back as the relay had left it: an empty row at its place, whose id stays known, with
+its tombstone if the lake has that. Of any other quarantined row, which was damaged in the old log, only the
+place comes back: an empty row with a mark, whose id is not known. So a day with such rows can still be proven
+to be in the lake, and a relay serves none of these rows. The abuse table and the relay's secrets are not
+restored.
+The new relay can validate cursors that the old one gave out only if the rows of `relay_secrets` and
+`log_terms` are copied from a backup before the restore. Packets that were acknowledged after the lake's last
+batch are lost, so a restore that has added rows begins a new epoch of the log: readers that were further
+ahead are notified.
 """
 
 from __future__ import annotations
@@ -54,20 +55,20 @@ class Restored:
     """The progress of a run."""
 
     packets: int = 0
-    """Packets that this run has put into the log."""
+    """The number of packets that this run has put into the log."""
     left_out: int = 0
-    """Quarantined rows of the lake up to the end of the log that are not in it: a restore of an earlier
-    version has left them out."""
+    """The number of quarantined rows of the lake, up to the end of the log, that are not in it: a restore by
+    an earlier version has left them out."""
     reached: int = 0
     """The sequence at which the log ends."""
     left: int = 0
-    """Packets of the lake that are not in the log yet."""
+    """The number of packets of the lake that are not in the log yet."""
     epoch: int = 0
-    """The epoch of the log that has begun with this run; 0 where nothing was restored."""
+    """The epoch of the log that this run has begun; 0 if nothing was restored."""
     erased: int = 0
-    """Empty rows that this run has put there, of packets that were erased."""
+    """The number of empty rows that this run has added for packets that were erased."""
     damaged: int = 0
-    """Empty rows that this run has put there, of rows that were damaged when they were archived."""
+    """The number of empty rows that this run has added for rows that were damaged when archived."""
 
 
 class _Aside(NamedTuple):
@@ -77,13 +78,13 @@ class _Aside(NamedTuple):
     damaged: Sequence[int] = ()
 
     def within(self, span: Span) -> tuple[int, int]:
-        """How many of each lie in a span."""
+        """The number of each that lie in a span."""
         erased, damaged = (bisect_right(one, span.up_to) - bisect_right(one, span.after) for one in self)
         return erased, damaged
 
 
 _Tombstones = Callable[[int], Mapping[int, tuple[Tombstone, bytes]]]
-"""The lake's tombstones of a day, by their places. Raises `LakeError`."""
+"""Returns the lake's tombstones of a day by their places. Raises `LakeError`."""
 
 
 def restore(
@@ -95,12 +96,12 @@ def restore(
     chunk_rows: int = DEFAULT_CHUNK_ROWS,
     progress: Callable[[Restored], None] = lambda done: None,
 ) -> Restored:
-    """Bring a migrated database's log up to the end of a lake, or of the day `until` (days since 1970).
+    """Bring the log of a migrated database up to the end of a lake, or of the day `until` (days since 1970).
 
-    The log must be empty, or end somewhere in the lake and hold what the lake holds up to there; where it
-    holds all of it and more, nothing is done. `progress` is called before each transaction, and at the end.
-    Raises `LakeError` for a damaged lake, naming the batch, `LogError` for a log that is no beginning of it,
-    and `LogUnavailable`. What was restored before stays, and running it again goes on.
+    The log must be empty, or end somewhere in the lake and hold what the lake holds up to there; if it holds
+    all of it and more, nothing is done. `progress` is called before each transaction, and at the end. Raises
+    `LakeError` for a damaged lake, naming the batch, `LogError` for a log that is not a beginning of it, and
+    `LogUnavailable`. What was restored before stays, and running the job again continues.
     """
     lake = open_lake(path)
     manifests = [one for one in lake.manifests if until is None or one.span.day <= until]
@@ -115,7 +116,7 @@ def restore(
         if head.sequence == 0 and border > head.removed_to:
             restoring.keep_below(connection, border)
             head = restoring.read_head(connection)
-        # Those of one day at a time: each signature is checked once, and not with each batch.
+        # Cached for one day at a time, so that each signature is checked once, and not with each batch.
         tombstones = functools.lru_cache(maxsize=1)(functools.partial(_tombstones, lake))
         with restoring.staging(connection) as (table, was_killed):
             left = [one for one in manifests if one.up_to > head.sequence]
@@ -126,7 +127,7 @@ def restore(
                             spark, url, connection, table, lake, tombstones, some, head
                         ):
                             head = _move(connection, table, batch, aside, head, chunk_rows, done, progress)
-            finally:  # a relay may go on from wherever this ends, and from where another was killed
+            finally:  # a relay may continue from wherever this ends, and from where another was killed
                 if done.packets or done.erased or done.damaged or was_killed:
                     done.epoch = restoring.begin_epoch(connection, int(time.time()))
     quarantined = sum(one.quarantined for one in manifests if one.up_to <= done.reached)
@@ -145,16 +146,16 @@ def _staged(
     manifests: list[Manifest],
     head: Head,
 ) -> Iterator[tuple[Batch, _Aside]]:
-    """Stage small batches together. Where one of them is damaged, those before it, one by one.
+    """Stage small batches together or, if one of them is damaged, the ones before it one by one.
 
-    What is given, with the places of its quarantined rows, is in the staging table; it is to be moved before
-    the next is asked for.
+    Each batch that this yields, with the places of its quarantined rows, is in the staging table, and must be
+    moved before the next one is requested.
     """
     try:
         with lake.at_hand(manifests) as layout:
             batch = Batch.read(layout, *manifests)
             _stage(spark, url, table, lake, batch, head)
-            batch.check_contents()  # after the packets: a fault of one of them is told by its place
+            batch.check_contents()  # after the packets, whose faults are reported with their places
             aside = _stage_aside(url, table, tombstones, batch, head)
     except LakeError:
         if len(manifests) == 1:
@@ -184,7 +185,7 @@ def _stage(spark: SparkSession, url: str, table: str, lake: AnyLake, batch: Batc
 
 
 def _stage_aside(url: str, table: str, tombstones: _Tombstones, batch: Batch, head: Head) -> _Aside:
-    """Stage the places of a batch's quarantined rows, with tombstones."""
+    """Stage the places of a batch's quarantined rows, with their tombstones."""
     span = Span(max(batch.span.after, head.sequence), batch.span.up_to)
     try:
         rows = read_aside(batch.aside, span)
@@ -234,12 +235,12 @@ def _move(
 def _check_beginning(
     lake: AnyLake, manifests: list[Manifest], connection: adbc.Connection, head: Head
 ) -> tuple[int, int]:
-    """How many packets of the lake the log holds, and how many other rows of it.
+    """The number of packets of the lake that the log holds, and the number of other rows of the lake.
 
     Raises `LogError` unless the log begins like the lake.
     The check compares the last packet of each batch, the last packet of all, and their number. Rows that the
     lake has quarantined may be in the log (an older backup of the same log, or restored places) or not. Rows
-    that retention has removed from the log since are not missed.
+    that retention has removed from the log since count as held.
     """
     end = min(head.sequence, manifests[-1].up_to)
     kept = [one for one in manifests if one.up_to > head.removed_to and one.after < end]

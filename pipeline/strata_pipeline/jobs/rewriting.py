@@ -1,4 +1,4 @@
-"""A finished day's packets written anew, as compaction and erasing do it, on a disk and in a bucket."""
+"""Rewriting a finished day's packets, for compaction and erasing, on a disk and in a bucket."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from strata_pipeline.schemas import schema
 __all__ = ["FILE_BYTES", "SORTED_BYTES", "rewrite_parts", "stretches", "write_day"]
 
 FILE_BYTES: Final = 256 * 2**20
-"""The approximate size of the bodies in a file, and in a part of a bucket's day."""
+"""The approximate size of the bodies in a file, and in a part of a day in a bucket."""
 SORTED_BYTES: Final = 8 * 2**30
-"""Of bodies so much is sorted at a time. What Spark sorts lies on the disk beside old files and new ones."""
+"""The most bytes of bodies that are sorted at a time: Spark sorts on the disk, beside old and new files."""
 _DONE: Final = pa.schema([("done", pa.binary())])
 
 
@@ -36,7 +36,7 @@ def write_day(
 ) -> None:
     """Write the packets of a day's manifests, by kind and in order of sequence, into a new folder.
 
-    A day of more than `sorted_bytes` is written in stretches of its sequence, one after the other.
+    A day of more than `sorted_bytes` is written in stretches of its sequences, one after the other.
     """
     for stretch in stretches(manifests, sorted_bytes):
         body_bytes = sum(one.body_bytes for one in stretch)
@@ -53,8 +53,8 @@ def write_day(
 
 
 def stretches(manifests: Sequence[Manifest], most: int) -> Iterator[list[Manifest]]:
-    """Consecutive manifests, as evenly divided as whole ones allow, so that each has about `most` bytes of
-    bodies at the most."""
+    """Consecutive manifests, divided as evenly as whole manifests allow into stretches with at most about
+    `most` bytes of bodies each."""
     total = sum(one.body_bytes for one in manifests)
     number = max(1, -(-total // most))
     stretch: list[Manifest] = []
@@ -70,7 +70,7 @@ def stretches(manifests: Sequence[Manifest], most: int) -> Iterator[list[Manifes
 
 
 def rewrite_parts(spark: SparkSession, lake: ObjectLake, works: Sequence[PartWork]) -> list[PartDone]:
-    """Write parts of a bucket's day anew, a task for each."""
+    """Rewrite parts of a day in a bucket, in one task for each."""
     store = lake.store
 
     def run(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

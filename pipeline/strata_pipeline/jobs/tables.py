@@ -37,7 +37,7 @@ _PORTION: Final = 31
 
 
 class DayWindow:
-    """The last days of a lake; a batch that is added while a job runs is not seen.
+    """The last days of a lake; batches that are added while a job runs are not seen.
 
     `days` is a number of calendar days back from the last day of the lake; None takes all. Raises
     `UsageError` for a lake without packets.
@@ -59,14 +59,14 @@ class DayWindow:
         self.note = LakeNote(lake.tip, day_text(self.days[0]), day_text(self.days[-1]), len(self.days))
 
     def packets(self, spark: SparkSession, *kinds: str, days: list[int] | None = None) -> Packets:
-        """The packets of these days, or of others of the lake; all, or of some `kinds` alone."""
+        """The packets of these days, or of other `days` of the lake; all, or only those of some `kinds`."""
         wanted = self.days if days is None else days
         frame = Packets.of(spark, self.lake, wanted, kinds=kinds or None).frame
         return Packets(frame.where(F.col("sequence") <= self.lake.reached))
 
 
 def portions(days: list[int], progress: Callable[[str], None]) -> Iterator[list[int]]:
-    """Days to be read, as many at a time as are then kept: a job that is stopped goes on there."""
+    """The days to be read, in portions that are each kept once read, so that a stopped job can continue."""
     for start in range(0, len(days), _PORTION):
         portion = days[start : start + _PORTION]
         progress(f"reading {day_text(portion[0])} to {day_text(portion[-1])}")
@@ -100,14 +100,14 @@ def check_output(output: str | Path | None, lake: AnyLake) -> Path | None:
 
 
 def write_tables(output: Path, tables: Mapping[str, Dataset]) -> None:
-    """Write datasets, as `write_frames`."""
+    """Write datasets, like `write_frames`."""
     write_frames(output, {name: dataset.frame for name, dataset in tables.items()})
 
 
 def write_frames(output: Path, frames: Mapping[str, DataFrame]) -> None:
-    """Write each frame as Parquet to a folder of its name, in the place of an older one.
+    """Write each frame as Parquet to a folder with its name, replacing any older one.
 
-    All are written before the first is put in place: a job that fails, or is killed, leaves the older ones.
+    All are written before the first is put in place: a job that fails or is killed leaves the older ones.
     Raises `UsageError`.
     """
     with writing(output) as draft:
@@ -119,9 +119,9 @@ def write_frames(output: Path, frames: Mapping[str, DataFrame]) -> None:
 
 @contextlib.contextmanager
 def writing(output: Path) -> Iterator[Path]:
-    """A folder for drafts of folders of `output`, gone after the block. Raises `UsageError`.
+    """A folder for drafts of folders of `output`, removed after the block. Raises `UsageError`.
 
-    What jobs that were killed have left there goes as well.
+    Drafts that killed jobs have left there are removed too.
     """
     draft = output / f"{_DRAFTS}{os.getpid()}"
     with writable(output):
@@ -136,13 +136,13 @@ def writing(output: Path) -> Iterator[Path]:
 
 def _remove_abandoned(output: Path) -> None:
     for folder in output.glob(f"{_DRAFTS}*"):
-        with contextlib.suppress(FileNotFoundError):  # somebody else removes it as well
+        with contextlib.suppress(FileNotFoundError):  # another process removes it too
             if files.is_abandoned(folder):
                 files.remove(folder)
 
 
 def put(draft: Path, target: Path) -> None:
-    """Put a folder in the place of another, or where there is none yet."""
+    """Put a folder in the place of another, which becomes the draft, or where there is none yet."""
     if target.exists():
         files.exchange(target, draft)
     else:
@@ -150,7 +150,7 @@ def put(draft: Path, target: Path) -> None:
 
 
 def write_page(path: Path, text: str) -> None:
-    """Replace a file as a whole; what killed jobs have left of it goes. Raises `UsageError`."""
+    """Replace a file as a whole, and remove drafts of it that killed jobs have left. Raises `UsageError`."""
     with writable(path.parent):
         files.remove_drafts(path.parent, lambda name: name == path.name)
         files.replace(path, text.encode())
@@ -158,7 +158,7 @@ def write_page(path: Path, text: str) -> None:
 
 @contextlib.contextmanager
 def writable(folder: Path) -> Iterator[None]:
-    """Tell the user of what goes wrong with files in this folder. Raises `UsageError`."""
+    """Report errors with files in this folder to the user. Raises `UsageError`."""
     try:
         yield
     except OSError as error:

@@ -1,6 +1,6 @@
 """`strata-pipeline traffic`: how much each author sends, how much at once, and how often the same text.
 
-What is read of a day, its texts and its seconds, is kept beside the tables. The next run reads only days that
+The texts and seconds that are read from a day are kept beside the tables. The next run reads only days that
 are new or have changed.
 """
 
@@ -84,11 +84,11 @@ def traffic(
 ) -> TrafficFigures:
     """The figures of the last `days` of a lake; None takes all days.
 
-    With `output`, a folder: the tables `hours`, `author_hours`, `bursts`, `clusters` and `abuse` as Parquet,
-    and `traffic.html`, and `traffic_days`, by which the next run into this folder reads no day twice. With
-    `load_into`, a relay's database: its abuse table is brought up to date. Verdicts end relative to `now`
-    (Unix seconds; by default the clock's). `progress` is called as each step begins. Raises `PipelineError`
-    and `LakeError`; the lake is only read.
+    With `output`, write into this folder the tables `hours`, `author_hours`, `bursts`, `clusters` and `abuse`
+    as Parquet, `traffic.html`, and `traffic_days`, with which the next run into this folder reads no day
+    twice. With `load_into`, bring the abuse table of this relay's database up to date. Verdicts expire
+    relative to `now` (Unix seconds; by default the clock's). `progress` is called as each step begins. Raises
+    `PipelineError` and `LakeError`; the lake is only read.
     """
     lake = open_lake(path)
     window = DayWindow(lake, days)
@@ -115,7 +115,7 @@ def traffic(
 def _read(
     spark: SparkSession, window: DayWindow, folder: Path | None, progress: Callable[[str], None]
 ) -> tuple[int, Seconds, Texts]:
-    """What the days say, and how many of them were read for it."""
+    """The number of days that had to be read, and the seconds and texts of all days."""
     if folder is None:
         packets = window.packets(spark)
         return len(window.days), seconds_of(packets), read_texts(packets)

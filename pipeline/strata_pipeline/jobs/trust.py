@@ -1,4 +1,4 @@
-"""`strata-pipeline trust`: who trusts whom, by the statements that authors have signed.
+"""`strata-pipeline trust`: who trusts whom, according to the statements that authors have signed.
 
 The newest statements of a day are kept beside the tables. The next run reads only days that are new or have
 changed.
@@ -34,12 +34,12 @@ def trust(
     output: str | Path | None = None,
     progress: Callable[[str], None] = lambda step: None,
 ) -> TrustFigures:
-    """The trust graph as it stands at the lake's end.
+    """The trust graph as it is at the end of the lake.
 
-    With `output`, a folder: the tables `trust_edges` and `trust_authors` as Parquet, `trust.html`, and
-    `trust_days`, by which the next run into this folder reads no day twice. Only the folders of trust
-    statements are read. `progress` is told what begins. Raises `PipelineError` and `LakeError`; the lake is
-    only read.
+    With `output`, write into this folder the tables `trust_edges` and `trust_authors` as Parquet,
+    `trust.html`, and `trust_days`, with which the next run into this folder reads no day twice. Only the
+    folders of trust statements are read. `progress` is called as each step begins. Raises `PipelineError` and
+    `LakeError`; the lake is only read.
     """
     lake = open_lake(path)
     window = DayWindow(lake)
@@ -80,7 +80,7 @@ def trust(
 
 def _read(spark: SparkSession, window: DayWindow, days: list[int]) -> DataFrame:
     statements = statements_by_day(window.packets(spark, *STATEMENTS, days=days))
-    return statements.repartition("day")  # few: a day is one file
+    return statements.repartition("day")  # there are few, so a day is one file
 
 
 _PLACE = ("from_id", "to_id")

@@ -1,7 +1,7 @@
 """Shared parts of all commands: options, errors, exit codes.
 
 0  done, and every check holds
-1  the job cannot go on, or a check found a fault
+1  the job cannot continue, or a check found a fault
 2  usage
 3  the database cannot be reached
 130 and 143 stopped by Ctrl-C, by SIGTERM
@@ -75,9 +75,10 @@ BootstrapFile = Annotated[
 
 
 def named(place: str | None) -> str | None:
-    """A place that has a name; None where the option was left out. Raises `typer.BadParameter`.
+    """A place with a name; None if the option was left out. Raises `typer.BadParameter`.
 
-    An empty one is a variable of a script that was never set, and to the system the folder one is in.
+    An empty name comes from a script's variable that was never set, and the system takes it for the current
+    folder.
     """
     if place == "":
         raise typer.BadParameter("it is empty, and names no place: the folder you are in is .")
@@ -92,7 +93,7 @@ def _on_a_disk(place: str) -> str:
 
 
 def reachable(place: str) -> str:
-    """A place for a lake, whose store is named as it must be. Raises `typer.BadParameter`."""
+    """A place for a lake; if it is in a bucket, it is well-formed. Raises `typer.BadParameter`."""
     named(place)
     if is_object_place(place):
         from strata_pipeline.lake.stores.objects import ObjectStore
@@ -131,7 +132,7 @@ SparkConf = Annotated[
     typer.Option("--conf", metavar="KEY=VALUE", help="A setting of Spark; may repeat."),
 ]
 LONGEST_GRACE = 10**10
-"""Seconds, three hundred years: what Python's own times are still told apart by."""
+"""In seconds, about three hundred years: Python's own times can still differ by this much."""
 Json = Annotated[bool, typer.Option("--json", help="Print JSON lines, for programs.")]
 
 
@@ -139,7 +140,7 @@ def _print_version(asked: bool) -> None:
     if asked:
         try:
             typer.echo(metadata.version("relayd"))
-        except metadata.PackageNotFoundError:  # run from a source tree that was never installed
+        except metadata.PackageNotFoundError:  # running from a source tree that was never installed
             typer.echo("0+unknown")
         raise typer.Exit
 
@@ -171,11 +172,11 @@ def say(text: str, as_json: bool, **members: object) -> None:
 
 
 class _Terminated(KeyboardInterrupt):
-    """SIGTERM, for a job that ends at once."""
+    """SIGTERM, which ends a job at once."""
 
 
 def exit_code(error: BaseException) -> int:
-    """The exit code of the program for what has ended it."""
+    """The exit code of the program for the exception that has ended it."""
     match error:
         case typer.Exit():
             return error.exit_code
@@ -195,7 +196,7 @@ def exit_code(error: BaseException) -> int:
 def failures_told() -> Iterator[None]:
     """End the program with one line on stderr and an exit code, never with a traceback.
 
-    SIGTERM ends it as Ctrl-C does, unless the command has a better use for it.
+    SIGTERM ends it as Ctrl-C does, unless the command sets its own handler.
     """
     with _terminating():
         try:
@@ -205,7 +206,7 @@ def failures_told() -> Iterator[None]:
         except KeyboardInterrupt as error:
             _end("stopped; run it again to go on", exit_code(error))
         except BrokenPipeError:
-            raise  # whoever read our output has gone, and is not told
+            raise  # the reader of our output is gone, so no message is needed
         except OSError as error:
             where = f"{error.filename}: " if error.filename else ""
             _end(f"{where}{error.strerror or error}", 1)
@@ -247,14 +248,14 @@ def main() -> None:
         command = get_command(app)
     try:
         command(prog_name="strata-pipeline")
-    except OSError as error:  # a full disk below stdout: any other has become a sentence already
+    except OSError as error:  # stdout is on a full disk: any other error has become a message already
         forget_stdout()
         print(f"strata-pipeline: {error}", file=sys.stderr)
         sys.exit(1)
     except ModuleNotFoundError as error:
         if (error.name or "").partition(".")[0] in {"strata", "strata_pipeline"}:
             raise
-        # The distribution alone is the client library; the dependencies of the pipeline are an extra.
+        # The plain distribution is the client library; the dependencies of the pipeline are an extra.
         print(
             f"strata-pipeline: {error.name} is not installed; the pipeline needs: "
             "pip install 'relayd[pipeline]' (from a checkout: make pipeline)",

@@ -105,14 +105,14 @@ def archive_command(
 
 
 class Stopping:
-    """Whether a signal has asked to stop. The handler of a signal may come amid `wait`, and amid itself: a
-    lock, as that of an event, would wait there for itself and for good."""
+    """Whether a signal has asked to stop. A signal handler may run in the middle of `wait`, and of itself: a
+    lock, such as that of an event, would then deadlock on itself."""
 
     def __init__(self) -> None:
-        self._asked = queue.SimpleQueue[None]()  # its `put` may interrupt all else
+        self._asked = queue.SimpleQueue[None]()  # its `put` is reentrant
 
     def ask(self, *_: object) -> None:
-        """Take note; for a handler."""
+        """Record a signal; for use as a handler."""
         self._asked.put(None)
 
     def is_asked(self) -> bool:
@@ -120,7 +120,7 @@ class Stopping:
         return not self._asked.empty()
 
     def wait(self, seconds: float) -> bool:
-        """Wait for a signal, for so long at most; returns whether one has come."""
+        """Wait at most `seconds` for a signal; return whether one has come."""
         try:
             self._asked.get(timeout=min(seconds, threading.TIMEOUT_MAX))
         except queue.Empty:
@@ -130,7 +130,7 @@ class Stopping:
 
 
 class _Counting:
-    """Adds to the metrics what a run has done since the last look."""
+    """Adds to the metrics what a run has done since the last update."""
 
     def __init__(self, metrics: JobMetrics) -> None:
         self._metrics = metrics
@@ -138,7 +138,7 @@ class _Counting:
 
     @property
     def batches(self) -> int:
-        """The batches of which the metrics know."""
+        """The number of batches that the metrics include."""
         return self._told.get("batches", 0)
 
     def update(self, done: Archived) -> None:

@@ -1,4 +1,4 @@
-"""Progress on a terminal, with a rate and the time that is left; a log gets nothing."""
+"""Progress on a terminal, with a rate and the remaining time; nothing is written to a log."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class _Counted(ProgressColumn):
 
 @contextmanager
 def rows_shown(name: str, as_json: bool) -> Iterator[Callable[[int, int], None]]:
-    """A function that takes how many packets are done and how many there are in all."""
+    """A function to call with the number of packets that are done and the number of all packets."""
     console = Console(stderr=True)
     if as_json or not console.is_terminal:
         yield lambda done, total: None
@@ -45,7 +45,7 @@ def rows_shown(name: str, as_json: bool) -> Iterator[Callable[[int, int], None]]
 def steps_shown(
     name: str, as_json: bool, spark: SparkSession | None = None
 ) -> Iterator[Callable[[str], None]]:
-    """A function that takes the current step, of which the bar shows how many of Spark's tasks are done."""
+    """A function to call with the current step; the bar shows how many of its Spark tasks are done."""
     console = Console(stderr=True)
     if as_json or not console.is_terminal:
         yield lambda step: None
@@ -72,16 +72,16 @@ def steps_shown(
 
 
 def tasks_under_way(spark: SparkSession) -> tuple[int, int] | None:
-    """How many tasks of the jobs that run now are done, and how many there are; None for no job.
+    """The number of finished tasks of the jobs that run now, and the number of all; None if there is no job.
 
-    None too where nobody tells, as over Spark Connect, or while a session ends.
+    It is also None if this is not known, as over Spark Connect or while a session ends.
     """
     try:
         tracker = spark.sparkContext.statusTracker()
         jobs = [tracker.getJobInfo(job) for job in tracker.getActiveJobsIds()]
         names = {stage for job in jobs if job is not None for stage in job.stageIds}
         stages = [stage for stage in map(tracker.getStageInfo, names) if stage is not None]
-    except Exception:  # nothing that a progress bar does may end a job
+    except Exception:  # a progress bar must never end a job
         return None
     total = sum(stage.numTasks for stage in stages)
     return (sum(stage.numCompletedTasks for stage in stages), total) if total else None

@@ -35,12 +35,13 @@ Output = Annotated[
 
 
 def print_row(event: str, row: Mapping[str, object]) -> None:
-    """A row as a line of JSON."""
+    """Print a row as a line of JSON."""
     print(msgspec.json.encode({"event": event, **row}).decode(), flush=True)
 
 
 def print_table(heads: Sequence[str], rows: Sequence[Sequence[str]], *, wrapped: Container[str]) -> None:
-    """A table on the terminal or in a file; columns in `wrapped` are left-aligned and take the free room."""
+    """Print a table to the terminal or a file; columns in `wrapped` are left-aligned and take the free
+    room."""
     if not rows:
         return
     table = Table(box=None, pad_edge=False)
@@ -50,7 +51,7 @@ def print_table(heads: Sequence[str], rows: Sequence[Sequence[str]], *, wrapped:
         else:
             table.add_column(head, justify="right", no_wrap=True)
     for row in rows:
-        # Strangers chose these: neither markup nor control sequences reach the terminal.
+        # Strangers chose these texts: neither markup nor control sequences may reach the terminal.
         table.add_row(*(escape(visible(cell)) for cell in row))
     console = Console(highlight=False)
     if not console.is_terminal:

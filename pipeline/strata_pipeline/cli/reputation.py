@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 __all__ = ["reputation_command"]
 
 _LAST_SECOND = 2**53
-"""As in the lines of probes."""
+"""The same bound as for the lines of probe logs."""
 _COLUMNS = f"{'state':<12}{'score':>6}  {'latency':>9}  {'uptime':>6}  {'observations':>12}  relay"
 
 
@@ -91,7 +91,7 @@ def _moment(text: str | None) -> float | None:
         moment = datetime.datetime.fromisoformat(text)
     except ValueError:
         raise wrong from None
-    # Times in logs are UTC, and so is a time without a zone.
+    # Times in logs are UTC, and so is a time given without a zone.
     return (moment if moment.tzinfo else moment.replace(tzinfo=datetime.UTC)).timestamp()
 
 

@@ -1,4 +1,4 @@
-"""The file in which an audit keeps where the next one begins."""
+"""The file in which an audit records where the next one begins."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _MOST = 200
 
 
 def read_tip(file: Path) -> str | None:
-    """The tip in a file; None where there is no such file. Raises `UsageError`, `OSError`."""
+    """The tip in a file; None if there is no such file. Raises `UsageError`, `OSError`."""
     try:
         with file.open("rb") as opened:
             text = opened.read(_MOST).decode("ascii", "replace").strip()
@@ -25,7 +25,7 @@ def read_tip(file: Path) -> str | None:
 
 
 def write_tip(file: Path, tip: str) -> None:
-    """Replace the file, durably: a tip that a power cut takes away means a whole audit. Raises `OSError`."""
+    """Replace the file, durably: a tip lost in a power cut would cost a complete audit. Raises `OSError`."""
     draft = file.with_name(f"{file.name}.{os.getpid()}")
     try:
         with draft.open("w", encoding="ascii") as opened:

@@ -1,4 +1,4 @@
-"""What commands that a timer starts tell Prometheus: the options, and a run from beginning to end."""
+"""Metrics of commands that a timer starts: the option, and a run from beginning to end."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ MetricsFile = Annotated[
 
 @contextmanager
 def watched(command: str, lake: str, file: Path | None, listen: str | None = None) -> Iterator[JobMetrics]:
-    """The metrics of a run, and how it ended; errors pass through. Raises `UsageError`."""
+    """The metrics of a run, which also record how it ended; errors pass through. Raises `UsageError`."""
     from strata_pipeline.metrics import JobMetrics, served
 
     metrics = JobMetrics(command, lake, file)

@@ -1,4 +1,4 @@
-"""The authors whom the relay should slow down or block, and for how long."""
+"""The authors that the relay should slow down or block, and for how long."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ __all__ = ["judge"]
 
 
 def judge(hours: AuthorHours, bursts: Bursts, thresholds: Thresholds, now: int) -> Abuse:
-    """One row for each author who gave cause: the harder verdict and its reason. `now` is in Unix seconds.
+    """One row for each author who gave cause: the stricter verdict and its reason. `now` is in Unix seconds.
 
     A verdict runs from the last hour that gave cause for it, so an old lake accuses nobody, and a second run
-    changes nothing. An hour later than `now`, from a clock that jumped, counts as now.
+    changes nothing. An hour later than `now`, from a clock that jumped, counts as `now`.
     """
     bursty = (
         bursts.frame.groupBy("author_id")
@@ -40,7 +40,7 @@ def judge(hours: AuthorHours, bursts: Bursts, thresholds: Thresholds, now: int) 
         F.col("near_duplicates") >= thresholds.copies_share * F.col("texts")
     )
     weight = F.when(F.col("near_duplicates") >= thresholds.block_copies, 3).otherwise(2)
-    # Each weight has its own last hour: one of few copies prolongs no block for many.
+    # Each weight has its own last hour: an hour with few copies does not prolong a block for many.
     copying = (
         hours.frame.where(is_copying)
         .groupBy("author_id", weight.alias("weight"))
@@ -55,7 +55,7 @@ def judge(hours: AuthorHours, bursts: Bursts, thresholds: Thresholds, now: int) 
         )
     )
     ends = F.least(F.col("last_at") + HOUR_SECONDS, F.lit(now)) + thresholds.hours * HOUR_SECONDS
-    # Those that are over go first: a harder one among them would hide one that holds.
+    # Remove expired verdicts first: a stricter one among them would hide one that still holds.
     holding = bursty.unionByName(copying).withColumn("expires_at", ends).where(F.col("expires_at") > now)
     worst = F.max(F.struct("weight", "expires_at", "reason"))
     found = holding.groupBy("author_id").agg(worst.alias("worst"))

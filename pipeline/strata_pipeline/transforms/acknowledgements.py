@@ -1,17 +1,17 @@
-"""The participants who acknowledged a message, and the time: causal histories, followed as receivers do.
+"""Who acknowledged a message, and when: causal histories, followed as receivers follow them.
 
 A history names about two messages, and a participant delivers a message only when it has all messages that
 the message follows. So a packet acknowledges, for its sender, each message in its history and every message
-that these follow (history and descendants in SDS). Filters are not read, because their parameters do not
-travel: a message that was acknowledged by filters alone counts as unacknowledged.
+that these follow (history and descendants in SDS). Bloom filters are not read, because their parameters are
+not sent with them: a message that was acknowledged only by filters counts as unacknowledged.
 
-One task follows the ids of one channel. Each participant visits each message once; where that would be too
-much work, only two distinct participants do. Then the first acknowledgement is known as before, and only the
-list of all who acknowledged is not.
+One task follows the ids of one channel. Each participant visits each message once; if that would be too much
+work, only two distinct participants do. Then the first acknowledgement is still known, but the list of all
+participants who acknowledged is not.
 
-A channel of ten million messages has to fit into the memory of a task. So ids come as hashes of 64 bits, with
-a salt that nobody knows beforehand, some thousand rows at a time, and all that is kept of a message is a few
-numbers in arrays.
+A channel of ten million messages must fit into the memory of a task. So ids arrive as hashes of 64 bits, with
+a salt that nobody can know beforehand, some thousand rows at a time, and all that is kept of a message is a
+few numbers in arrays.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _MAX_PARTICIPANTS = 128
 _SOMEBODY = 2
 _GIVEN_ROWS = 10_000
 _CODES = "qqiqiq"
-"""Of the numbers that come: sequence, received_at, sender, content, length of the history, names in it."""
+"""Type codes of the input: sequence, received_at, sender, content, length of the history, names in it."""
 
 _FIELDS = StructType(
     [schema("channel_messages")[name] for name in ("first_sequence", "acknowledged_at", "acknowledged_by")]
@@ -49,13 +49,13 @@ _RESULT = to_arrow_schema(_FIELDS)
 
 
 class PacketRow(NamedTuple):
-    """The columns of a packet that are followed."""
+    """The columns of a packet that are used here."""
 
     sequence: int
     received_at: int
     sender_id: str
     content_id: str | None
-    """The id of its message if it has content: no other message can be acknowledged."""
+    """The id of its message if it is a content message: no other kind can be acknowledged."""
     history: Sequence[str]
 
 
@@ -70,12 +70,12 @@ class Message:
     """The senders of packets that name it or a message that follows it, in order."""
 
     def others(self) -> list[str]:
-        """The visitors without its sender: those who acknowledged it."""
+        """The visitors other than its sender: those who acknowledged it."""
         return [who for who in self.visitors if who != self.sender_id]
 
 
 def acknowledge(packets: ChannelPackets) -> ChannelMessages:
-    """The content messages in these packets, each with its first acknowledgement and those who gave one."""
+    """The content messages in these packets, each with its first acknowledgement and all who gave one."""
     salt = secrets.randbits(62)
     is_content = F.col("kind") == Kind.CONTENT.value
     readable = packets.frame.where(F.col("kind").isNotNull()).select(
@@ -92,7 +92,7 @@ def acknowledge(packets: ChannelPackets) -> ChannelMessages:
 
 
 def follow_rows(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """What one task does: the packets of one channel, in any order, become its messages."""
+    """The work of one task: turn the packets of one channel, in any order, into its messages."""
     rows, senders = _columns(batches)
     channel = _Channel(rows, len(senders))
     channel.follow()
@@ -114,7 +114,7 @@ def follow_rows(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
 
 
 def follow(rows: Sequence[PacketRow]) -> tuple[list[Message], bool]:
-    """The messages of one channel's packets, which come in log order, and whether all visitors are known."""
+    """The messages in one channel's packets, given in log order, and whether all visitors are known."""
     names = list(dict.fromkeys(name for row in rows for name in (row.content_id, *row.history) if name))
     senders = list(dict.fromkeys(row.sender_id for row in rows))
     codes = {name: code for code, name in enumerate(names)}
@@ -142,24 +142,24 @@ def follow(rows: Sequence[PacketRow]) -> tuple[list[Message], bool]:
 
 
 class _Columns(NamedTuple):
-    """The packets of a channel in log order, in numbers."""
+    """The packets of a channel in log order, as numbers."""
 
     sequences: array[int]
     received: array[int]
     senders: array[int]
     contents: array[int]
-    """The number of the message in each, -1 for none."""
+    """The number of the message in each packet, -1 for none."""
     starts: array[int]
-    """Where the history of each begins in `history`, and the end."""
+    """Where the history of each packet begins in `history`, and the end of the last."""
     history: array[int]
     """Numbers of messages."""
     messages: int
-    """How many numbers there are, also of messages that are only named."""
+    """How many message numbers there are, including those of messages that are only named."""
 
 
 def _columns(batches: Iterator[pa.RecordBatch]) -> tuple[_Columns, list[str]]:
     senders: dict[str, int] = {}
-    # Each grows in one place: thousands of small pieces would leave their memory behind in pieces.
+    # Each grows in one place: thousands of small pieces would fragment the memory.
     parts = [array(code) for code in _CODES]
     there = bytearray()
     for batch in batches:
@@ -186,7 +186,7 @@ def _columns(batches: Iterator[pa.RecordBatch]) -> tuple[_Columns, list[str]]:
     order = np.argsort(sequences, kind="stable")
     starts = np.concatenate([[0], np.cumsum(lengths)])
     after = np.concatenate([[0], np.cumsum(lengths[order])])
-    # Where each name of the sorted histories stands in those that came.
+    # The index in the input of each name in the sorted histories.
     moved = np.arange(len(history)) + np.repeat(starts[:-1][order] - after[:-1], lengths[order])
     columns = _Columns(
         _array(sequences[order]),
@@ -201,8 +201,8 @@ def _columns(batches: Iterator[pa.RecordBatch]) -> tuple[_Columns, list[str]]:
 
 
 def _distinct(numbers: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Each of these once, in order. They are sorted where they are: copies would be the most that the task
-    holds."""
+    """Each of these numbers once, in order. They are sorted in place: a copy would be the largest object of
+    the task."""
     numbers.sort()
     is_new = np.ones(len(numbers), np.bool_)
     np.not_equal(numbers[1:], numbers[:-1], out=is_new[1:])
@@ -215,12 +215,12 @@ def _numbers(column: pa.Array) -> NDArray[np.int64]:
 
 
 def _array(numbers: Sequence[int] | NDArray[np.int64] | NDArray[np.int32], code: str = "q") -> array[int]:
-    """Numbers whose items are plain integers of Python, made one by one."""
+    """An array whose items are plain Python integers, made one by one when they are read."""
     return array(code, np.asarray(numbers, np.dtype(code)).tobytes())
 
 
 class _Channel:
-    """The messages of a channel by number, and who has visited each, in the order of visits."""
+    """The messages of a channel by number, and the visitors of each, in the order of visits."""
 
     def __init__(self, columns: _Columns, senders: int) -> None:
         few = senders <= _MAX_PARTICIPANTS and senders * len(columns.history) <= _MAX_VISITS
@@ -229,7 +229,7 @@ class _Channel:
         self._columns = columns
         ids = columns.messages
         self.rows = array("q", [-1]) * ids
-        """The first packet of each message, -1 for one that is only named so far."""
+        """The row of the first packet of each message, -1 for a message that is only named so far."""
         self._acknowledged = array("q", [-1]) * ids
         self._visits = bytearray(ids)
         self._first, self._last = array("i", [-1]) * ids, array("i", [-1]) * ids
@@ -238,42 +238,42 @@ class _Channel:
         self._low, self._high = array("Q", [0]) * masks, array("Q", [0]) * masks
 
     def follow(self) -> None:
-        """Take all packets."""
+        """Process all packets."""
         contents, senders, received = self._columns.contents, self._columns.senders, self._columns.received
         for row in range(len(contents)):
             message = contents[row]
-            if message >= 0 and self.rows[message] < 0:  # else sent again
+            if message >= 0 and self.rows[message] < 0:  # else it was sent again
                 self.rows[message] = row
-                # A participant who named it earlier had it from elsewhere: that acknowledges it on arrival.
+                # A participant who named it earlier had it from elsewhere, so it is acknowledged on arrival.
                 for who in self.visitors(message):
                     self._mark(message, who, received[row])
                     self._visit(who, row, received[row])
             self._visit(senders[row], row, received[row])
 
     def messages(self) -> Iterator[int]:
-        """Those that a packet carries, in log order."""
+        """The messages that a packet carries, in log order."""
         for row, message in enumerate(self._columns.contents):
             if message >= 0 and self.rows[message] == row:
                 yield message
 
     def sender(self, message: int) -> int:
-        """Whose it is."""
+        """The number of the sender of a message."""
         return self._columns.senders[self.rows[message]]
 
     def acknowledged(self, message: int) -> int | None:
-        """When somebody else had it; None for never."""
+        """When somebody other than its sender first had it; None for never."""
         at = self._acknowledged[message]
         return None if at < 0 else at
 
     def visitors(self, message: int) -> Iterator[int]:
-        """Who has visited it, in order."""
+        """The visitors of a message, in order."""
         entry = self._first[message]
         while entry >= 0:
             yield self._who[entry]
             entry = self._next[entry]
 
     def others(self, message: int) -> list[int]:
-        """The visitors without its sender."""
+        """The visitors of a message other than its sender."""
         sender = self.sender(message)
         return [who for who in self.visitors(message) if who != sender]
 
@@ -282,7 +282,7 @@ class _Channel:
         waiting = list(history[starts[row] : starts[row + 1]])
         while waiting:
             message = waiting.pop()
-            # With two distinct visitors all that it follows has the same two: one is not its sender.
+            # With two distinct visitors, every message that it follows has two too: one is not its sender.
             if self._visits[message] >= self._most or self._has_visited(message, who):
                 continue
             self._add(message, who)

@@ -1,15 +1,15 @@
 """Hours in which an author sent far more in one second than usual.
 
-Each author has a habit of their own. Of each hour in which an author sent anything, take the fullest second.
-The median of these seconds is the habit. Their median distance from the habit, times 1.4826, is how far an
-hour usually strays: the standard deviation of normally distributed hours, which one wild hour does not move.
+Each author has a habit. Take the fullest second of each hour in which an author sent anything. The median of
+these seconds is the habit. Their median distance from the habit, times 1.4826, is how far an hour usually
+strays: the standard deviation of normally distributed hours, which a single wild hour does not change.
 An hour is a burst if its fullest second has more than
 
     median + 6 × max(distance, median / 4)
 
 packets. A quarter of the median covers authors whose hours are all alike. Three bounds keep this sane:
-nothing below `floor` is a burst; everything above `ceiling` is one, whatever the habit; and `floor` alone
-decides about an author with fewer than six hours, whose habit is unknown.
+nothing up to `floor` is a burst; everything above `ceiling` is one, regardless of the habit; and `floor`
+alone decides for an author with fewer than six hours, whose habit is unknown.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _LEAST_STRAY = 0.25
 
 
 def find_bursts(hours: AuthorHours, floor: int = BURST_FLOOR, ceiling: int = BURST_CEILING) -> Bursts:
-    """The hours whose fullest second is above the author's threshold. `floor` and `ceiling` are packets."""
+    """The hours whose fullest second is above the author's threshold. `floor`, `ceiling` are in packets."""
     medians = hours.frame.groupBy("author_id").agg(
         F.percentile("peak_packets", 0.5).alias("median"), F.count(F.lit(1)).alias("hours")
     )

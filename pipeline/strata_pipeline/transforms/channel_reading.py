@@ -1,7 +1,7 @@
-"""The SDS message in each packet of a channel, read by the client's own code.
+"""The SDS message in each packet of a channel, read with the client's own code.
 
-A packet without a readable message stays, with its author, size and time. Encrypted messages, messages in
-another encoding and garbage cannot be told apart here.
+A packet without a readable message is kept, with its author, size and time. Encrypted messages, messages in
+another encoding and garbage cannot be distinguished here.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def _read(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         batch = whole.filter(pa.array(ours, pa.bool_()))
         sequence, topics = batch.column("sequence"), batch.column("content_type")
         columns = {name: batch.column(name) for name in ("received_at", "author_id", "size")}
-        # The day of a sequence, which is also its folder in the lake.
+        # The day in the sequence, which is also its folder in the lake.
         day = pc.shift_right(sequence, _DAY_BITS).cast(pa.int32()).cast(pa.date32())
         columns |= {"sequence": sequence, "day": day, "content_topic": topics}
         found = list(map(message_of, batch.column("body").to_pylist(), topics.to_pylist()))
@@ -54,7 +54,7 @@ def _read(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
 
 
 def message_of(body: bytes, topic: str) -> _Found:
-    """Kind, whether there is a payload, channel, sender, id and history of the message in a packet."""
+    """The kind of the message in a packet, whether it has a payload, its channel, sender, id and history."""
     try:
         packet = Packet.read(body)
         received = read_packet(packet, topic)
@@ -76,7 +76,7 @@ def message_of(body: bytes, topic: str) -> _Found:
 
 
 def _is_usable(message: SdsMessage) -> bool:
-    """Whether a participant would accept it: every needed id is there, and none is too long (C-302)."""
+    """Whether a participant would accept a message: it has every needed id, and none is too long (C-302)."""
     ids = [message.channel_id, message.sender_id, *(entry.message_id for entry in message.causal_history)]
     if message.message_id or message.kind is not Kind.SYNC:
         ids.append(message.message_id)

@@ -1,10 +1,10 @@
-"""Checks of the rows of a log: every packet_id is recomputed, and a faulty row gets a reason.
+"""Checking the rows of a log: every packet_id is recomputed, and a faulty row gets a reason.
 
-The body is the record, and each other column must agree with the body (A-006). The usual row takes three
-steps: decode the members to compare, cut `packet_id` and `signature` out of the bytes, hash the rest. If the
-hash is the id, these are the bytes that the author signed, since nobody can find others with this hash; so
-the canonical form need not be made again. Any other row is parsed in full, to find its fault. Audit verifies
-signatures, and these checks do not.
+The body is authoritative, and each other column must agree with it (A-006). The usual row takes three steps:
+decode the members to compare, cut `packet_id` and `signature` out of the bytes, and hash the rest. If the
+hash is the id, these are the bytes that the author signed, because nobody can find others with this hash; so
+the canonical form need not be made again. Any other row is parsed in full to find its fault. Signatures are
+not verified here, but by an audit.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ CHECKED = pa.schema(
         ("kind", pa.string()),
     ]
 )
-"""A row of the log with its size, its folder, and its fault (null for none)."""
+"""A row of the log with its size, its fault (null for none), and its folder."""
 
 
 def check_rows(log: DataFrame) -> DataFrame:
@@ -65,7 +65,7 @@ def _check(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
 
 
 def check_batch(batch: pa.RecordBatch) -> pa.RecordBatch:
-    """One batch of the log as `CHECKED`."""
+    """One batch of the log, as `CHECKED`."""
     columns = {name: batch.column(name) for name in batch.schema.names}
     bodies = columns["body"].to_pylist()
     types = columns["content_type"].to_pylist()
@@ -126,9 +126,9 @@ def columns_fault(
 
 
 def explain(body: bytes, packet_id: bytes) -> tuple[str, str] | None:
-    """The fault of a body by all the rules of a packet; None for none."""
+    """The fault of a body according to all rules for packets; None for none."""
     try:
-        # A log may hold media without a header: the relay that took them decided that.
+        # A log may hold media without a header: accepting them was the relay's decision.
         packet = Packet.read(body)
     except InvalidPacket as error:
         return error.detail or str(error.code), error.reason

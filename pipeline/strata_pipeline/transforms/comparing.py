@@ -1,4 +1,4 @@
-"""Comparison of lake and log."""
+"""Comparing the lake with the log."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ __all__ = ["differences", "doubled", "fingerprints"]
 
 
 def fingerprints(rows: DataFrame) -> DataFrame:
-    """`sequence`, `packet_id`, and a hash over all columns of the log: what is compared."""
+    """The columns that are compared: `sequence`, `packet_id`, and a hash over all columns of the log."""
     columns: list[Column | str] = [
         "received_at",
         "timestamp",
@@ -29,11 +29,11 @@ def fingerprints(rows: DataFrame) -> DataFrame:
 
 
 def differences(packets: Packets, quarantine: Quarantine, log: DataFrame) -> DataFrame:
-    """`sequence`, `packet_id`, `reason` of each place where lake and log differ.
+    """The `sequence`, `packet_id` and `reason` of each place where lake and log differ.
 
-    missing    the log has it and the lake has not
-    surplus    the lake has it and the log has not
-    altered    both have something there, and not the same
+    missing    the log has a row there and the lake does not
+    surplus    the lake has a row there and the log does not
+    altered    both have a row there, but not the same
     """
     columns = ["sequence", "received_at", "timestamp", "expires_at", "packet_id", "author_id", "content_type",
                "body", "annotation"]  # fmt: skip
@@ -54,7 +54,7 @@ def differences(packets: Packets, quarantine: Quarantine, log: DataFrame) -> Dat
 
 
 def doubled(packets: Packets) -> DataFrame:
-    """`packet_id` and `sequence` (the second place) of packets that the lake holds twice."""
+    """The `packet_id` and `sequence` (the last place) of packets that the lake holds more than once."""
     return (
         packets.frame.groupBy("packet_id")
         .agg(F.count(F.lit(1)).alias("copies"), F.max("sequence").alias("sequence"))

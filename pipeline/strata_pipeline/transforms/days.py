@@ -1,4 +1,4 @@
-"""The figures of whole days, by one reading of their packets."""
+"""The figures of whole days, from a single read of their packets."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from strata_pipeline.lake.kinds import CHANNEL, KINDS, OTHER
 __all__ = ["count_days", "count_periods", "day_name"]
 
 _DAY_OF_SEQUENCE = 32
-"""The bits below the day in a sequence."""
+"""The number of bits below the day in a sequence."""
 
 
 def day_name() -> Column:
-    """The day of a packet's sequence, as 2026-11-21, which is also the name of its folder in the lake."""
+    """The day in a packet's sequence, as 2026-11-21, which is also in the name of its folder in the lake."""
     return F.date_from_unix_date(F.shiftright("sequence", _DAY_OF_SEQUENCE).cast("int")).cast("string")
 
 
 def count_days(packets: Packets, quarantine: Quarantine) -> DataFrame:
-    """Rows (day, what, name, packets, size, sketch): some hundreds for each day.
+    """Rows (day, what, name, packets, size, sketch), a few hundred for each day.
 
     `what` is kind, origin, lag, skew, author, sample or quarantine; `day` counts from 1970-01-01.
     """
@@ -39,7 +39,7 @@ def count_days(packets: Packets, quarantine: Quarantine) -> DataFrame:
         _kind().alias("kind"),
         _origin().alias("origin"),
     )
-    # One exchange by author, and everything else adds up what it has left.
+    # One exchange by author; everything else adds up its results.
     by_author = told.groupBy("day", "author_id", "kind", "origin", _bucket("lag").alias("bucket")).agg(
         F.count(F.lit(1)).alias("packets"), F.sum("size").alias("size"), F.min("lag").alias("least")
     )
@@ -62,7 +62,7 @@ def count_days(packets: Packets, quarantine: Quarantine) -> DataFrame:
 
 
 def count_periods(spark: SparkSession, sketches: list[tuple[str, bytes]]) -> dict[str, int]:
-    """About how many authors each period had, by the sketches of its days."""
+    """The approximate number of authors of each period, from the sketches of its days."""
     if not sketches:
         return {}
     frame = spark.createDataFrame(sketches, "period string, sketch binary")
@@ -76,7 +76,7 @@ def _sums(by_author: DataFrame, what: str, name: str) -> DataFrame:
 
 
 def _sample(authors: DataFrame) -> DataFrame:
-    """The `SAMPLED` least hashes of each day's authors. Each task drops what cannot be among them."""
+    """The `SAMPLED` least hashes of each day's authors. Each task drops hashes that cannot be among them."""
     by_hash = Window.partitionBy("day").orderBy("hash")
     hashed = authors.select("day", F.shiftrightunsigned(F.xxhash64("author_id"), 1).alias("hash"))
     least = hashed.withColumn("place", F.row_number().over(by_hash)).where(F.col("place") <= SAMPLED)
@@ -94,7 +94,7 @@ def _rows(
     size: str | None = None,
     sketch: str | None = None,
 ) -> DataFrame:
-    """The columns that all have; null where there is none."""
+    """The columns that all frames share; a missing one is null."""
     columns = (("name", name, "string"), ("packets", "packets", "long"), ("size", size, "long"),
                ("sketch", sketch, "binary"))  # fmt: skip
     return frame.select(
@@ -108,7 +108,7 @@ def _rows(
 
 
 def _bucket(seconds: str) -> Column:
-    """The bucket of `days.lags`."""
+    """The bucket of a number of seconds, as in `days.lags`."""
     size = F.ceil(F.log1p(F.abs(seconds)) / F.lit(math.log(GROWTH)))
     return F.signum(seconds).cast("long") * size
 
@@ -121,10 +121,10 @@ def _kind() -> Column:
 
 
 def _origin() -> Column:
-    """What a packet with media claims of its origin; null without media."""
+    """The origin that a packet with media claims; null without media."""
     text = F.col("body").cast("string")
     claim = F.get_json_object(text, "$.provenance_header.origin_type")
     known = F.when(claim.isin(*sorted(ORIGIN_TYPES)), claim).when(claim.isNotNull(), "other")
-    # Most packets have no media, and finding that out by the word alone costs much less.
+    # Most packets have no media, and searching for the word costs much less than parsing.
     has_claim = text.contains('"origin_type"')
     return F.when(F.col("annotation").isNotNull(), "not proven").when(has_claim, known)

@@ -1,4 +1,4 @@
-"""What an erasure makes of rows and of batches, on a disk and in a bucket."""
+"""What rows and batches become in an erasure, on a disk and in a bucket."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ EMPTY: Final = {
     "body": (b"", pa.binary()),
     "annotation": (None, pa.binary()),
 }
-"""What a relay leaves of an erased row beside its place."""
+"""The columns of an erased row as a relay leaves them, beside its place."""
 
 DAMAGED: Final = b'{"restored":"damaged"}'
-"""The annotation of a row that is as empty, and that nobody erased: it was damaged before it was archived,
-and a restore has kept its place alone."""
+"""The annotation of a row that is just as empty but was not erased: it was damaged before it was archived,
+and a restore has kept only its place."""
 
 
 _PLACES: Final = (("sequence", pa.int64()), ("received_at", pa.int64()), ("packet_id", pa.binary()))
@@ -49,18 +49,18 @@ _IS_ERASED: Final = functools.reduce(
 
 
 class HeldAside(NamedTuple):
-    """Tombstones at whose places a quarantined row lies that is not empty."""
+    """Tombstones whose places have a quarantined row that is not empty."""
 
     full: list[Tombstone]
-    """It is the erased row: place, time and id are those of the tombstone."""
+    """Those whose row is the erased one: place, time and id are those of the tombstone."""
     others: list[Tombstone]
-    """It has another id or time: whether it is what was erased cannot be told."""
+    """Those whose row has another id or time: whether it is the erased one cannot be determined."""
 
 
 def emptied(places: pa.Table) -> pa.Table:
-    """Rows of `read_places` as an archive puts them aside that finds them erased already.
+    """Rows of `read_places`, emptied as if an archive had found them already erased and quarantined them.
 
-    Their times and ids are what a manifest binds; a tombstone may not be able to tell them.
+    They keep their times and ids, which a manifest binds, and which a tombstone may not be able to express.
     """
     columns = {name: places[name].combine_chunks() for name, _ in _PLACES}
     columns |= {name: pa.array([value] * len(places), type_) for name, (value, type_) in EMPTY.items()}
@@ -69,10 +69,10 @@ def emptied(places: pa.Table) -> pa.Table:
 
 
 def read_aside(folders: Sequence[Path], span: Span | None = None) -> pa.Table:
-    """The places and ids of quarantined rows, or of those in a span, in log order, and by `is_erased` whether
-    a relay had left no more of a row.
+    """The places and ids of quarantined rows, or of those in a span, in log order, with `is_erased`: whether
+    the row is as empty as a relay leaves an erased one.
 
-    `folders` are those of quarantined rows. Raises OSError, ValueError and `pa.ArrowException`.
+    `folders` are folders of quarantined rows. Raises OSError, ValueError and `pa.ArrowException`.
     """
     if not folders:
         return pa.schema([*_PLACES, ("is_erased", pa.bool_())]).empty_table()
@@ -81,7 +81,7 @@ def read_aside(folders: Sequence[Path], span: Span | None = None) -> pa.Table:
         within = (pads.field("sequence") > span.after) & (pads.field("sequence") <= span.up_to)
     columns = {name: pads.field(name) for name, _ in _PLACES} | {"is_erased": _IS_ERASED}
     found = [
-        # By a schema: an older file may lack a column.
+        # With a schema, because an older file may lack a column.
         pads.dataset(folder, schema=_ASIDE, format="parquet").to_table(columns, filter=within)
         for folder in folders
     ]
@@ -91,7 +91,8 @@ def read_aside(folders: Sequence[Path], span: Span | None = None) -> pa.Table:
 
 
 def held_aside(folders: Sequence[Path], tombstones: Sequence[Tombstone]) -> HeldAside:
-    """What quarantined rows in these folders hold of what was erased. Raises as `read_aside`."""
+    """The tombstones for which quarantined rows in these folders hold something. Raises what `read_aside`
+    raises."""
     held = HeldAside([], [])
     if not tombstones:
         return held
@@ -108,8 +109,8 @@ def held_aside(folders: Sequence[Path], tombstones: Sequence[Tombstone]) -> Held
 def erased_batches(
     manifests: Sequence[Manifest], old: Folders, new: Folders, erased: Sequence[int]
 ) -> list[ErasedBatch]:
-    """What the batches hold now from which something was erased. Raises `LakeError` where a row that was to
-    stay has changed."""
+    """What the batches from which something was erased hold now. Raises `LakeError` if a row that was to stay
+    has changed."""
     span = span_over(manifests)
     before, after = Contents.of(*old, span), Contents.of(*new, span)
     spans = [one.span for one in manifests]
@@ -136,7 +137,7 @@ def erased_batches(
 
 
 def _kinds(packets: Sequence[Path], spans: Sequence[Span]) -> list[dict[str, int]]:
-    """How many packets of each kind lie in each of the spans."""
+    """The number of packets of each kind in each of the spans."""
     counts: list[dict[str, int]] = [{} for _ in spans]
     for folder in (kind for batch in packets for kind in listed(batch)):
         for count, rows in zip(counts, cut(read_places([folder]), spans), strict=True):

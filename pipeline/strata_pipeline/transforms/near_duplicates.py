@@ -1,15 +1,16 @@
-"""Texts that are nearly the same, found without comparing all pairs.
+"""Finding texts that are nearly the same, without comparing all pairs.
 
-A text is lowered, its numbers made alike, and cut into shingles of eight bytes; of 32 hash functions the
-least value over all shingles is kept (MinHash). The share of equal values estimates how many shingles two
-texts have in common. Four values at a time make a bucket, so a text is in eight buckets, and texts that share
-nine tenths of their shingles almost surely meet in one of them; texts that share a third hardly ever do.
+A text is converted to lower case, its numbers are made alike, and it is cut into shingles of eight bytes; the
+least value over all shingles is kept for each of 32 hash functions (MinHash). The share of equal values
+estimates how many shingles two texts have in common. Four values at a time make a bucket, so a text is in
+eight buckets, and texts that share nine tenths of their shingles almost surely meet in one of them; texts
+that share a third hardly ever do.
 
-Each text is compared with the *first* of its buckets alone, so the work grows with the texts and not with
-their square. Buckets are shuffled once, some eleven bytes for each that a text is in; a task goes through its
-buckets in order and holds none of them. Of a crowded bucket it tells the first text alone, which goes to
-every task: an author with half the traffic costs no more than others. Signatures are shuffled of those texts
-only that are to be compared, found by a filter of a fixed size.
+Each text is compared only with the *first* text of each of its buckets, so the work grows with the number of
+texts and not with its square. Buckets are shuffled once, at about eleven bytes for each that a text is in; a
+task goes through its buckets in order and holds none of them. For a crowded bucket it reports only the first
+text, which is sent to every task, so that an author with half the traffic costs no more than others.
+Signatures are shuffled only for the texts that are to be compared, which a filter of a fixed size finds.
 """
 
 from __future__ import annotations
@@ -43,11 +44,11 @@ __all__ = [
 ]
 
 MIN_TEXT_BYTES = 32
-"""A shorter text says little: greetings are alike and harm nobody."""
+"""The least size of a text that is compared: greetings are alike and harm nobody."""
 MAX_TEXT_CHARACTERS = 4096
-"""The part of a longer text that is compared."""
+"""The most characters of a text that are compared."""
 SIMILARITY = 0.75
-"""Two texts are nearly the same if they share at least this part of their MinHash values."""
+"""Two texts are nearly the same if they share at least this fraction of their MinHash values."""
 
 _SHINGLE_BYTES = 8
 _HASHES = 32
@@ -77,21 +78,21 @@ _DECODER = msgspec.json.Decoder(_Body)
 
 
 def read_texts(packets: Packets) -> Texts:
-    """The packets with a `text` long enough to compare. What channels carry is no text."""
+    """The packets with a `text` that is long enough to compare. Contents of channels do not count as text."""
     columns = ("sequence", "received_at", "author_id", "content_type", "body")
     return Texts(packets.frame.select(*columns).mapInArrow(_read, schema("texts")))
 
 
 def find_meetings(texts: Texts) -> Meetings:
-    """Which texts meet in a bucket. All buckets are shuffled for this: keep it, and use it twice."""
+    """Which texts meet in a bucket. This shuffles all buckets: keep the result and use it twice."""
     buckets = texts.frame.select("sequence", F.explode(F.expr(_BUCKETS)).alias("bucket"))
     in_order = buckets.repartition("bucket").sortWithinPartitions("bucket", "sequence")
     return Meetings(in_order.mapInArrow(functools.partial(_meet, most=_CROWDED), schema("meetings")))
 
 
 def find_near_duplicates(texts: Texts, meetings: Meetings) -> NearDuplicates:
-    """The packets whose text is nearly that of an earlier one, each with the earliest it was compared
-    with."""
+    """The packets whose text is nearly that of an earlier one, each with the earliest one that it resembles
+    among those that it was compared with."""
     like = _like_crowded(texts, meetings.frame).unionByName(_like_shared(texts, meetings.frame))
     return NearDuplicates(
         like.groupBy("sequence", "received_at", "author_id", "content_type").agg(
@@ -119,13 +120,13 @@ _BUCKETS = (
     f"transform(sequence(0, {_HASHES // _ROWS - 1}), "
     f"i -> xxhash64(i, slice(signature, i * {_ROWS} + 1, {_ROWS})) & {2**44 - 1})"
 )
-"""Of 44 bits: of 10⁹ texts one in two thousand is alone in a bucket and meets another there all the same."""
+"""Buckets have 44 bits: of 10⁹ texts, one in two thousand meets an unrelated one by chance."""
 
 
 def _meet(batches: Iterator[pa.RecordBatch], *, most: int) -> Iterator[pa.RecordBatch]:
-    """Buckets in order, and in each the texts in order, become pairs of a text and the first of its bucket.
+    """Turn buckets in order, each with its texts in order, into pairs of a text and the first of its bucket.
 
-    Of a bucket with more than `most` texts more is told: itself with its first, in a row without a text.
+    For a bucket with more than `most` texts, also report the bucket with its first, in a row without a text.
     """
     bucket = first = -1
     rank = 0  # of the last text in its bucket
@@ -136,7 +137,7 @@ def _meet(batches: Iterator[pa.RecordBatch], *, most: int) -> Iterator[pa.Record
         begins = np.concatenate([[buckets[0] != bucket], buckets[1:] != buckets[:-1]])
         places = np.arange(len(buckets))
         begun = np.maximum.accumulate(np.where(begins, places, -1))
-        goes_on = begun < 0  # the bucket of the batch before
+        goes_on = begun < 0  # continues the last bucket of the batch before
         ranks = np.where(goes_on, rank + 1 + places, places - begun)
         firsts = np.where(goes_on, first, sequences[np.maximum(begun, 0)])
         bucket, first, rank = int(buckets[-1]), int(firsts[-1]), int(ranks[-1])
@@ -155,7 +156,8 @@ def _met(*columns: pa.Array) -> pa.RecordBatch:
 
 
 def _like_crowded(texts: Texts, met: DataFrame) -> DataFrame:
-    """The texts like the first of a crowded bucket, without a shuffle: each task gets all these firsts."""
+    """The texts like the first of a crowded bucket, without a shuffle: each task gets all these first
+    texts."""
     crowded = F.broadcast(met.where("bucket IS NOT NULL").select("first_sequence", "bucket"))
     firsts = _firsts(texts.frame).join(crowded, on="first_sequence", how="inner")
     each = texts.frame.withColumn("bucket", F.explode(F.expr(_BUCKETS)))
@@ -163,7 +165,7 @@ def _like_crowded(texts: Texts, met: DataFrame) -> DataFrame:
 
 
 def _like_shared(texts: Texts, met: DataFrame) -> DataFrame:
-    """The texts like the first of another bucket: pairs are found by two numbers, and compared once."""
+    """The texts like the first of any other bucket: pairs are made distinct by number, and compared once."""
     pairs = met.where("bucket IS NULL").select("sequence", "first_sequence").distinct()
     some = _those_of(texts.frame, pairs)
     return _like_first(
@@ -179,7 +181,7 @@ def _firsts(texts: DataFrame) -> DataFrame:
 
 def _those_of(texts: DataFrame, pairs: DataFrame) -> DataFrame:
     """The texts of these pairs, and a few others. Each task gets a filter of at most 2²⁰ words of 64 bits, in
-    which each text of a pair has set one."""
+    which each text of a pair has set one bit."""
     named = pairs.select(F.explode(F.array("sequence", "first_sequence")).alias("sequence"))
     words = named.groupBy(F.expr(f"{_BIT} div 64").alias("word")).agg(
         F.bit_or(F.expr(f"shiftleft(1L, cast({_BIT} % 64 AS int))")).alias("bits")
@@ -204,7 +206,7 @@ def _like_first(met: DataFrame) -> DataFrame:
 
 
 def normalised(text: str) -> bytes:
-    """A text as it is compared: lower case, any number a 0, any white space one space."""
+    """A text in the form that is compared: lower case, each number a 0, each run of white space one space."""
     return " ".join(_number.sub("0", text[:MAX_TEXT_CHARACTERS].lower()).split()).encode("utf-8", "replace")
 
 
@@ -226,7 +228,7 @@ def _text_of(body: bytes, content_type: str) -> str | None:
     try:
         return _DECODER.decode(body).content.text
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
-        return None  # a text of another type is none
+        return None  # a `text` that is not a string does not count
 
 
 def _read(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

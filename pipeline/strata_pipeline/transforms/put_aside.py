@@ -1,8 +1,8 @@
-"""Quarantined rows looked at again: each must have a fault. No Spark.
+"""Checking quarantined rows again: each must have a fault. No Spark.
 
-An archive puts a row aside for what `checking.fault_of` finds in the columns that the lake keeps. So the same
-question has the same answer later, and a sound row in quarantine is a packet that somebody hides from whoever
-reads `packets/`.
+An archive quarantines a row because of what `checking.fault_of` finds in the columns that the lake keeps. So
+the same check has the same result later, and a sound row in quarantine is a packet that somebody is hiding
+from readers of `packets/`.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ _WHY: Final = "it lies in quarantine, and nothing is wrong with it: a reader of 
 
 
 def sound_rows(folders: Iterable[Path], span: Span) -> list[Fault]:
-    """The quarantined rows of a span that have no fault. Files that cannot be read are passed over: that is a
-    finding of their batch."""
+    """A fault for each quarantined row of a span that is sound. Files that cannot be read are skipped: that
+    is a finding of their batch."""
     faults: list[Fault] = []
     for path in parquet_files(folders):
         with contextlib.suppress(*UNREADABLE):

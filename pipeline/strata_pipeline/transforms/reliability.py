@@ -1,4 +1,4 @@
-"""How reliable channels are, by channel and UTC day."""
+"""The reliability of channels, by channel and UTC day."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from strata_pipeline.datasets.channels import ChannelDays, ChannelMessages, Chan
 __all__ = ["MAX_LISTED_PARTICIPANTS", "channel_days", "find_gaps", "find_silences"]
 
 MAX_LISTED_PARTICIPANTS = 64
-"""A day with more participants lists no silences: the number of pairs grows with the square."""
+"""No silences are listed for a day with more participants: the number of pairs grows with the square."""
 
 _CHANNEL = ["content_topic", "channel_id"]
 _DAY = ["day", *_CHANNEL]
 
 
 def find_gaps(packets: ChannelPackets, earlier: ChannelPackets | None = None) -> Gaps:
-    """The messages that histories name and no packet carries, neither in these packets nor in `earlier`."""
+    """The messages that histories name and that no packet carries, in these packets or in `earlier`."""
     named = _readable(packets).select(
         *_CHANNEL, "sequence", "received_at", "day", "sender_id", F.explode("history").alias("message_id")
     )
-    # By participant first, so that an id named by everybody is counted where its packets are.
-    # Numbers and dates are aggregated by hash; of a struct Spark would have to sort them all.
+    # By participant first, so that an id that everybody names is counted where its packets are. Numbers and
+    # dates are aggregated by hash; for a struct, Spark would have to sort all rows.
     first = [F.min_by(name, "sequence").alias(name) for name in ("received_at", "day")]
     first.append(F.min("sequence").alias("sequence"))
     by_participant = named.groupBy(*_CHANNEL, "message_id", "sender_id").agg(*first)
@@ -44,8 +44,8 @@ def find_gaps(packets: ChannelPackets, earlier: ChannelPackets | None = None) ->
 
 
 def find_silences(packets: ChannelPackets, messages: ChannelMessages) -> Silences:
-    """The pairs in which a participant, there after another's messages of a day, acknowledged none of
-    them."""
+    """The pairs in which a participant sent something after another's messages of a day but acknowledged none
+    of them."""
     there = (
         _readable(packets)
         .groupBy(*_DAY, "sender_id")
@@ -73,8 +73,8 @@ def find_silences(packets: ChannelPackets, messages: ChannelMessages) -> Silence
 def channel_days(
     packets: ChannelPackets, messages: ChannelMessages, gaps: Gaps, silences: Silences
 ) -> ChannelDays:
-    """The figures. A retransmission counts on its own day, all else of a message on the day of its first
-    packet."""
+    """The figures of each channel and day. A retransmission counts on its own day, everything else about a
+    message on the day of its first packet."""
     joined = _counted_packets(packets)
     for counted in (
         _counted_messages(messages),

@@ -1,9 +1,9 @@
-"""One score for each relay from the probe logs of many clients, by the code of the client itself.
+"""One score for each relay from the probe logs of many clients, computed by the client's own code.
 
 The last digit of a score depends on the order in which its numbers are added. So the observations of a relay
-are sorted by time and given, one after the other, to the client's own `pool.reputation`: a client with the
-same observations gets the very same figures. A relay needs a few hundred sums, so memory does not grow with
-the number of clients.
+are sorted by time and passed, one after the other, to the client's own `pool.reputation`: a client with the
+same observations gets exactly the same figures. A relay needs a few hundred sums, so memory use does not grow
+with the number of clients.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from strata_pipeline.schemas import schema
 __all__ = ["FUTURE", "OLD", "read_probes", "relay_scores"]
 
 FUTURE = "future"
-"""The reason of an observation later than the time of the scores: some clock had jumped."""
+"""The reason of an observation later than the time of the scores: some clock was wrong."""
 OLD = "old"
 """The reason of an observation older than seven days."""
 
@@ -59,12 +59,12 @@ _SCORES = pa.schema(
 )
 
 _Count = Annotated[int, msgspec.Meta(ge=0, le=2**31)]
-# Of seconds, or of bytes in a second. Sums of much larger ones are infinite, and a score of them no number.
+# Seconds, or bytes per second. Sums of much larger values are infinite, and their score is not a number.
 _Value = Annotated[float, msgspec.Meta(ge=0, le=2**53)]
 
 
 class _Line(msgspec.Struct, gc=False):
-    """A line; other members are those of a newer client and are ignored."""
+    """A line of a probe log; other members come from a newer client and are ignored."""
 
     url: Annotated[str, msgspec.Meta(min_length=1, max_length=2048)]
     at: Annotated[float, msgspec.Meta(ge=0)]
@@ -78,7 +78,8 @@ _DECODER = msgspec.json.Decoder(_Line)
 
 
 def read_probes(lines: DataFrame, now: float) -> Probes:
-    """Lines of probe logs, columns `line` (binary) and `file`, seen from a time. Empty ones are left out."""
+    """Lines of probe logs (columns `line`, binary, and `file`), judged as of a time. Empty ones are left
+    out."""
 
     def read(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
@@ -90,7 +91,7 @@ def read_probes(lines: DataFrame, now: float) -> Probes:
 
 
 def relay_scores(probes: Probes, now: float) -> RelayScores:
-    """Scores from the probes that count; a repeated probe counts once, for exports overlap."""
+    """Scores from the probes that count. A repeated probe counts once, because exports overlap."""
 
     def score(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         rows = list(_scores(_observations(batches), now))
@@ -126,7 +127,7 @@ def _observations(batches: Iterator[pa.RecordBatch]) -> Iterator[Observation]:
 
 
 def _scores(observations: Iterator[Observation], now: float) -> Iterator[dict[str, Any]]:
-    """The scores of one relay after the other."""
+    """The scores, one relay after the other."""
     reputation, url, count = Reputation(), None, 0
     for observation in observations:
         if url is not None and observation.url != url:

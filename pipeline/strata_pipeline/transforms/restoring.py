@@ -1,7 +1,7 @@
 """Rows of a lake as rows of a relay's log, for a staging table.
 
-The manifest vouches for ids and places. Each body is checked against its id here, and each column against its
-body, for a lake may be years old. Of quarantined rows only the places go into the log.
+The manifest vouches for ids and places. Here each body is checked against its id, and each column against its
+body, because a lake may be years old. Only the places of quarantined rows go into the log.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ _RESULT_DDL = "sequence bigint, reason string, detail string"
 
 
 def stage_packets(packets: Packets, url: str, table: str, batch: int) -> DataFrame:
-    """Write packets of one batch into a staging table as this is computed.
+    """Write packets of one batch into a staging table when the result is computed.
 
-    Gives packets that are not what they must be: sequence, reason, detail. A task that meets one stages no
-    more, and a batch is staged when there is none.
+    The result has the faulty packets: sequence, reason, detail. A task that finds one stages no more, so the
+    batch is staged only if there is none.
     """
 
     def stage(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -44,7 +44,7 @@ def stage_packets(packets: Packets, url: str, table: str, batch: int) -> DataFra
 
 
 def staged_batch(rows: pa.RecordBatch, batch: int) -> pa.RecordBatch:
-    """Rows of the lake as `STAGED`, with the keys by which a relay finds repetitions."""
+    """Rows of the lake, as `STAGED`, with the keys by which a relay finds repetitions."""
     authors, types = (rows.column(name).to_pylist() for name in ("author_id", "content_type"))
     keys = [
         equivalence_key(Packet.read(body.as_py())) if kind in EQUIVALENT_TYPES else None
@@ -62,8 +62,8 @@ def staged_batch(rows: pa.RecordBatch, batch: int) -> pa.RecordBatch:
 
 
 def staged_aside(rows: pa.Table, tombstones: Mapping[int, tuple[Tombstone, bytes]], batch: int) -> pa.Table:
-    """Rows of `read_aside` as `STAGED`, empty: one that was erased with its tombstone where there is one, and
-    any other with the mark of damage.
+    """Rows of `read_aside`, as `STAGED` and empty: an erased row with its tombstone if there is one, and any
+    other with the mark of damage.
 
     Raises `LakeError` for a tombstone of another packet.
     """

@@ -1,6 +1,6 @@
-"""Whether a packet of a lake holds: id, columns, and the signature under a key valid at the time.
+"""Whether a packet of a lake is valid: its id, its columns, and its signature under a key valid at the time.
 
-The identity packets of the lake tell which keys were valid, replayed as a relay replays its log; an author
+The identity packets of the lake, replayed as a relay replays its log, show which keys were valid; an author
 without any has the key in the DID. Keys from a relay's configuration come from the same bootstrap file.
 """
 
@@ -32,32 +32,33 @@ __all__ = ["Authors", "Keys", "identity_packets", "keys_by_authors", "packet_fau
 
 _KEYS_BYTES = 128 * 2**20
 _EVENT_BYTES = 200
-"""What Python takes for an identity packet beside its strings."""
+"""The memory that Python needs for an identity packet beside its strings."""
 _Events = Mapping[str, list[tuple[bytes, int]]]
 
 
 class Authors(NamedTuple):
-    """A share of all authors, by the checksum of their names: Spark and Python know the same one."""
+    """A share of all authors, by a checksum of their names that Spark and Python both have."""
 
     number: int = 0
     among: int = 1
 
     def have(self, author_id: str | None) -> bool:
-        """Whether an author is one of them; nobody (a damaged row) belongs to one share as well."""
+        """Whether an author is in the share; None, from a damaged row, is also in exactly one share."""
         return self.among == 1 or zlib.crc32((author_id or "").encode()) % self.among == self.number
 
     def are(self, column: str) -> Column:
-        """The same of the names in a column."""
+        """The same condition for the names in a column."""
         name = F.coalesce(F.col(column), F.lit("")).cast("binary")
         return F.crc32(name) % self.among == self.number
 
 
 @dataclass
 class Keys:
-    """The keys that may sign for each DID. Sent to executors, which make a chain when it is first needed."""
+    """The keys that may sign for each DID. It is sent to executors, which build each chain when first
+    needed."""
 
     events: _Events
-    """The identity packets of each DID, with the second of their receipt."""
+    """The identity packets of each DID, with the time of their receipt in Unix seconds."""
     bootstrap: Bootstrap = field(default_factory=Bootstrap)
     _chains: dict[str, KeyChain] = field(default_factory=dict)
 
@@ -67,13 +68,13 @@ class Keys:
         return cls(_events_of(identity_packets(packets)), _read_bootstrap(bootstrap))
 
     def plain_key(self, did: str) -> bytes | None:
-        """The key in the DID of an author without identity packets; None for others."""
+        """The key in the DID of an author without other keys; None for other authors."""
         if did in self.events or did in self.bootstrap.keys or did in self.bootstrap.documents:
             return None
         return _key_in(did)
 
     def verify(self, packet: Packet, received_at: int) -> None:
-        """Raise `InvalidPacket` unless the signature counts, received when it was."""
+        """Raise `InvalidPacket` unless the signature counts for this time of receipt."""
         self._chain(packet.author_id).verify(packet, received_at, ingest=False)
 
     def _chain(self, did: str) -> KeyChain:
@@ -96,10 +97,10 @@ class Keys:
 def keys_by_authors(
     identities: Packets, bootstrap: Path | None = None, *, most_bytes: int = _KEYS_BYTES
 ) -> Iterator[tuple[Authors, Keys]]:
-    """A share of the authors at a time, with the keys that may sign for these authors.
+    """The authors, one share at a time, each with the keys that may sign for these authors.
 
-    There are as many shares as it takes for the bodies in `identities` that tell of the keys of one to have
-    at most about `most_bytes`: that much is in memory, here and in each task. Usually there is one. Raises
+    There are as many shares as needed for the packets in `identities` about the keys of one share to have at
+    most about `most_bytes`, which are in memory here and in each task. Usually there is one. Raises
     `UsageError` for a bad bootstrap file.
     """
     told = _read_bootstrap(bootstrap)
@@ -112,7 +113,8 @@ def keys_by_authors(
 
 
 def _events_of(rows: DataFrame) -> _Events:
-    """What identity packets say, in their order: read by all tasks at once, and not part by part."""
+    """The identity packets of each author, in the order of the rows: read by all tasks at once, and not
+    partition by partition."""
     events: dict[str, list[tuple[bytes, int]]] = defaultdict(list)
     for batch in rows.toArrow().to_batches():
         columns = (batch.column(name).to_pylist() for name in ("author_id", "body", "received_at"))
@@ -144,7 +146,7 @@ def packet_fault(
     timestamp: int,
     expires_at: int | None,
 ) -> tuple[str, str] | None:
-    """The fault of a packet, its signature included, as a word and a sentence; None for none."""
+    """The fault of a packet, including that of its signature, as a word and a sentence; None for none."""
     if body is None or packet_id is None or received_at is None:
         return "null", "a row without a body, an id or a time"
     told = read_body(body)
@@ -171,7 +173,7 @@ def _parsed(body: bytes) -> Packet | None:
     try:
         return Packet.read(body)
     except InvalidPacket:
-        return None  # it is told of as the packet it is, and gives nobody a key
+        return None  # it is reported as a packet, and gives nobody a key
 
 
 @functools.lru_cache(maxsize=65_536)

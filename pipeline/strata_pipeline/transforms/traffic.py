@@ -26,15 +26,15 @@ HOUR_SECONDS = 3600
 
 
 def seconds_of(packets: Packets) -> Seconds:
-    """The seconds of authors and types, most of them in one row."""
+    """The seconds of authors and types, most of them in a single row."""
     return Seconds(seconds_by_day(packets))
 
 
 def seconds_by_day(packets: Packets) -> DataFrame:
-    """The same with the column `day`, that of the log.
+    """The same with the column `day`: the day of the log.
 
     The relay's clock can be set back, so a second may be in two days of the log. Nothing is shuffled: each
-    task adds up what it reads, and packets of one second lie side by side.
+    task adds up what it reads, and packets of one second are next to each other.
     """
     columns = packets.frame.select(
         "author_id", "content_type", "received_at", "size", day_name().alias("day")
@@ -54,8 +54,9 @@ def _add_up(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
 
 
 def whole_seconds(seconds: Seconds) -> WholeSeconds:
-    """Each second once. What an author has sent in an hour is in one partition, so that nothing that is
-    counted by author and hour, or more, is shuffled again; an hour has few seconds, however much is sent."""
+    """Each second in one row. All that an author has sent in an hour is in one partition, so that counts by
+    author and hour, or by more columns, need no other shuffle; an hour has few seconds, however much is
+    sent."""
     keys = ["author_id", "content_type", "hour_at", "received_at"]
     together = seconds.frame.withColumn("hour_at", _hour("received_at")).repartition("author_id", "hour_at")
     return WholeSeconds(

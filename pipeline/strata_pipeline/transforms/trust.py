@@ -1,10 +1,10 @@
-"""The trust graph: edges that authors have signed and not revoked (RFC-0001 section 7).
+"""The trust graph: edges that authors have signed and not revoked (RFC-0001, section 7).
 
-The newest TRUST_EDGE of a pair stands in the place of earlier ones, by the order of the log. A
-TRUST_REVOCATION ends it if it came later and names no packets, or names this edge's. An edge whose
-revocation is gone does not bring back the one before it.
+The newest TRUST_EDGE of a pair replaces earlier ones, in the order of the log. A TRUST_REVOCATION ends the
+edge if it came later and names no packets, or if it names the edge's packet. Ending an edge does not bring
+back the one before it.
 
-Of each day only its newest statements need to be kept, for the newest of these are the newest of all.
+Only the newest statements of each day need to be kept, because the newest of these are the newest of all.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ __all__ = ["STATEMENTS", "count_authors", "standing_edges", "statements_by_day"]
 EDGE = "TRUST_EDGE"
 REVOCATION = "TRUST_REVOCATION"
 STATEMENTS = (EDGE, REVOCATION)
-"""The types that are read, and the folders they are in."""
+"""The types that are read, and the names of their folders."""
 _EDGE, _END = "edge", "end"
 _PAIR = ["from_id", "to_id"]
 _KEY = [*_PAIR, "what", "named"]
@@ -32,7 +32,7 @@ _ID = r"\A0x[0-9a-f]{64}\z"
 def statements_by_day(packets: Packets) -> DataFrame:
     """The newest statements of each day, with the column `day`, as 2026-11-21.
 
-    What was signed in the name of another does not count (R-244), nor does an edge to oneself.
+    Statements signed in the name of another author do not count (R-244), nor do edges to oneself.
     """
     content = F.col("body").cast("string")
     told = packets.frame.where(F.col("content_type").isin(*STATEMENTS)).select(
@@ -84,7 +84,7 @@ def _newest(statements: DataFrame, *key: str) -> DataFrame:
 
 
 def standing_edges(statements: TrustStatements) -> TrustEdges:
-    """The edges that stand after all these statements."""
+    """The edges that are in force after all these statements."""
     told = statements.frame
     is_edge = F.col("what") == _EDGE
     ends_all = (F.col("what") == _END) & F.col("named").isNull()
@@ -92,7 +92,7 @@ def standing_edges(statements: TrustStatements) -> TrustEdges:
         F.max_by(F.struct(*_SAID), F.when(is_edge, F.col("sequence"))).alias("e"),
         F.max(F.when(ends_all, F.col("sequence"))).alias("ended_at"),
     )
-    # The id of an edge is known only after it, so a name needs no order.
+    # The id of an edge is known only once it exists, so a revocation by name is always later.
     by_name = told.where(F.col("named").isNotNull()).select(*_PAIR, F.col("named").alias("packet_id"))
     is_there = F.col("e").isNotNull()
     is_ended = F.coalesce(F.col("ended_at") > F.col("e.sequence"), F.lit(False))
@@ -104,7 +104,7 @@ def standing_edges(statements: TrustStatements) -> TrustEdges:
 
 
 def count_authors(edges: TrustEdges) -> TrustAuthors:
-    """A row for each author with an edge to or from it."""
+    """A row for each author with an edge to or from that author."""
     there = edges.frame.select(*_PAIR, "strength")
     back = there.select(
         F.col("from_id").alias("to_id"), F.col("to_id").alias("from_id"), F.lit(1).alias("back")

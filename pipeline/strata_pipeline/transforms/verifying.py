@@ -1,4 +1,4 @@
-"""Every packet of a lake verified, by tasks that read the files themselves (`lake.slices`)."""
+"""Verifying every packet of a lake, in tasks that read the files themselves (`lake.slices`)."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ __all__ = ["Verified", "verify_packets"]
 
 _TASKS_PER_CORE = 3
 _TASK_BYTES = 128 * 2**20
-"""Where there is more, there are more tasks: half a million packets are verified in half a minute."""
+"""With more bytes for each task, there are more tasks: half a million packets take half a minute."""
 _LISTED = 1_000
-"""At most this many faults of a kind does a slice list; it counts all."""
+"""The most faults of one reason that a slice lists; it counts all."""
 _COLUMNS = (
     "sequence",
     "received_at",
@@ -45,19 +45,19 @@ _TOLD = pa.schema([("verified", pa.binary())])
 
 
 class Verified(msgspec.Struct):
-    """What a verification has found."""
+    """The result of a verification."""
 
     packets: int = 0
-    """So many were verified, good or not."""
+    """The number of packets that were checked, valid or not."""
     counts: dict[str, int] = {}
-    """The faults by reason."""
+    """The number of faults by reason."""
     listed: list[Fault] = []
-    """Some of each reason."""
+    """Some faults of each reason."""
     unread: list[str] = []
-    """Why files could not be read, or not to their ends."""
+    """Why files could not be read, or not to the end."""
 
     def add(self, other: Verified) -> None:
-        """Put two together."""
+        """Add the result of another slice."""
         self.packets += other.packets
         for reason, count in other.counts.items():
             self.counts[reason] = self.counts.get(reason, 0) + count
@@ -65,7 +65,7 @@ class Verified(msgspec.Struct):
         self.unread += other.unread
 
     def found(self, fault: Fault) -> None:
-        """Count a fault, and list it as long as there are few."""
+        """Count a fault, and list it if there are few."""
         self.counts[fault.reason] = self.counts.get(fault.reason, 0) + 1
         if self.counts[fault.reason] <= _LISTED:
             self.listed.append(fault)

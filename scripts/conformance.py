@@ -1,7 +1,7 @@
-"""Match the requirement rows with the tests that carry their mark; write docs/conformance.md.
+"""Match the rows of the requirements with the tests that carry their marks; write docs/conformance.md.
 
-Exit code 1: a test names a row that does not exist, or a MUST row of a section that counts as done has
-neither a test nor an exception with its reason.
+The exit code is 1 if a test names a row that does not exist, if a row is an exception but has a test, or if a
+MUST row of a section that counts as done has neither a test nor an exception with its reason.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ DONE_SECTIONS = {
     "channel.md": tuple(range(1, 17)),
     "transport.md": tuple(range(1, 9)),
 }
-"""The sections of each document whose MUST rows all have to be tested."""
+"""The sections of each document in which every MUST row must be tested."""
 
 EXCEPTIONS = {
     "R-019": "an absence: no SHA-256 identifier is made or accepted anywhere, so there is no path to test",
@@ -36,7 +36,7 @@ EXCEPTIONS = {
     "R-331": "a permission to authors; that a relay takes any body of a MESSAGE is tested by R-332",
     "R-409": "a posture of defaults with tests of their own: no addresses in logs (R-330), no `require_auth`",
 }
-"""Rows that no test can carry, and why."""
+"""The rows that no test can cover, and why."""
 
 _ROW = re.compile(
     r"\| (?P<id>[RCT]-\d{3}) \| (?P<level>MUST|SHOULD|MAY) \| (?P<text>.*?) \| (?P<rest>.*) \|$"
@@ -56,7 +56,7 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Section:
-    """A headline of a requirements document and the rows below it."""
+    """A heading of a requirements document, and the rows below it."""
 
     number: int
     title: str
@@ -64,7 +64,7 @@ class Section:
 
 
 def read_sections(path: Path) -> list[Section]:
-    """The sections that hold rows, in order."""
+    """The sections that have rows, in order."""
     sections: list[Section] = []
     for line in path.read_text(encoding="utf-8").splitlines():
         if headline := _SECTION.match(line):
@@ -75,7 +75,7 @@ def read_sections(path: Path) -> list[Section]:
 
 
 def collect_marks() -> dict[str, list[str]]:
-    """Row id → tests, as pytest itself collects them. Exits when the tests cannot be collected."""
+    """Row id → tests, as collected by pytest. Exits if the tests cannot be collected."""
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder) / "rows.json"
         command = [sys.executable, "-m", "pytest", "--collect-only", "-qq", "--req-report", str(report)]
@@ -87,14 +87,14 @@ def collect_marks() -> dict[str, list[str]]:
 
 
 def untested(sections: list[Section], marks: dict[str, list[str]]) -> list[Row]:
-    """MUST rows without a test."""
+    """The MUST rows without a test."""
     return [
         row for section in sections for row in section.rows if row.level == "MUST" and row.id not in marks
     ]
 
 
 def page(documents: dict[str, list[Section]], marks: dict[str, list[str]]) -> str:
-    """docs/conformance.md."""
+    """The text of docs/conformance.md."""
     lines = [
         "# Conformance",
         "",
@@ -112,7 +112,7 @@ def page(documents: dict[str, list[Section]], marks: dict[str, list[str]]) -> st
 
 
 def summary(name: str, sections: list[Section], marks: dict[str, list[str]]) -> str:
-    """How many rows of a document have a test."""
+    """A phrase that says how many rows of a document have a test."""
     rows = [row for section in sections for row in section.rows]
     return f"{sum(row.id in marks for row in rows)} of {len(rows)} rows of {name} tested"
 

@@ -1,7 +1,7 @@
 // Records an exchange between two participants of @waku/sds 0.0.8, for tests/strata/channels/sds/vectors/exchange.json.
 // Usage, in a folder where `npm install @waku/sds@0.0.8` was run, with this file copied there:
 //   node record_sds_exchange.mjs > exchange.json
-// With the argument `live` it is a participant instead: one JSON command a line on stdin, one answer on stdout.
+// With the argument `live` it is a participant instead: one JSON command per line on stdin, one answer on stdout.
 import { createInterface } from "node:readline";
 import { deflateSync } from "node:zlib";
 import { MessageChannel, MessageChannelEvent, Message } from "@waku/sds";

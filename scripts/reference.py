@@ -1,4 +1,4 @@
-"""The reference pages that are made from the code: settings, commands, metrics, messages, errors, decisions.
+"""Make the reference pages from the code: settings, commands, metrics, messages, errors, decisions.
 
 `python scripts/reference.py` writes them; tests/docs/test_reference.py fails when one is out of date.
 """
@@ -73,7 +73,7 @@ one; no note is rewritten.
 
 
 def pages() -> dict[Path, str]:
-    """Every generated file, with the text it should have."""
+    """Every generated file, with the text that it should have."""
     reference = ROOT / "docs" / "reference"
     return {
         reference / "settings.md": manual.settings_page(),
@@ -87,7 +87,7 @@ def pages() -> dict[Path, str]:
 
 
 def commands_page() -> str:
-    """docs/reference/command-lines.md."""
+    """The text of docs/reference/command-lines.md."""
     lines = [_COMMANDS_HEAD]
     for program, app in (
         ("relayd", relayd.cli.app),
@@ -120,13 +120,13 @@ def _command(command: Any, name: str, parent: Any, level: int) -> Iterator[str]:
 
 
 def metrics_page() -> str:
-    """docs/reference/metrics.md."""
+    """The text of docs/reference/metrics.md."""
     tree = ast.parse((ROOT / "relayd" / "metrics.py").read_text(encoding="utf-8"))
     return _METRICS_HEAD + "\n".join([*sorted(filter(None, map(_metric, ast.walk(tree)))), ""])
 
 
 def _metric(node: ast.AST) -> str | None:
-    """The row of a metric, if this is where one is made: `Gauge("relayd_…", "meaning", ["label"], …)`."""
+    """The row of a metric, if the node creates one: `Gauge("relayd_…", "meaning", ["label"], …)`."""
     match node:
         case ast.Call(func=ast.Name(id=maker), args=args):
             name, meaning, *more = [*_strings(args), "", ""]
@@ -134,7 +134,7 @@ def _metric(node: ast.AST) -> str | None:
                 return None
         case _:
             return None
-    # `Counters` take the name of their one label; a gauge's next word says how workers are added up.
+    # `Counters` take the name of their only label; a gauge's next string says how workers are combined.
     labels = more[:1] if maker == "Counters" else []
     labels += itertools.chain(*(_strings(each.elts) for each in args if isinstance(each, ast.List)))
     kind = maker.strip("_").lower()
@@ -147,7 +147,7 @@ def _strings(nodes: list[ast.expr]) -> list[str]:
 
 
 def wire_page() -> str:
-    """docs/reference/wire.md."""
+    """The text of docs/reference/wire.md."""
     lines = [_WIRE_HEAD, "## From client to relay\n"]
     lines += _messages(get_args(wire.ClientMessage))
     lines += ["## From relay to client\n"]
@@ -220,7 +220,7 @@ def _power(number: float) -> str:
 
 
 def errors_page() -> str:
-    """docs/reference/errors.md."""
+    """The text of docs/reference/errors.md."""
     advice = dict(_documented_members(errors.Retry))
     lines = [_ERRORS_HEAD, "## Codes\n"]
     lines += ["An ERROR message carries one of these codes. The last column says what a client may do.\n"]
@@ -240,7 +240,7 @@ def errors_page() -> str:
 
 
 def decisions_page() -> str:
-    """docs/decisions/README.md: the list of the notes."""
+    """The text of docs/decisions/README.md: the list of the notes."""
     notes = sorted(path for path in DECISIONS.glob("[0-9]*.md"))
     titles = [(path.name, path.read_text(encoding="utf-8").partition("\n")[0]) for path in notes]
     return "\n".join([_DECISIONS_HEAD, *(f"- [{title.lstrip('# ')}]({name})" for name, title in titles), ""])
@@ -257,7 +257,7 @@ def _documented_members(kind: type) -> Iterator[tuple[str, str]]:
 
 
 def _docstrings_below(body: list[ast.stmt], wanted: Callable[[str], bool]) -> Iterator[tuple[str, str]]:
-    """Each assigned name with the string that stands below its assignment."""
+    """Each assigned name, with the string below its assignment."""
     for statement, below in itertools.pairwise(body):
         match statement, below:
             case (

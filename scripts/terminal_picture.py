@@ -1,4 +1,4 @@
-"""docs/images/terminal.svg: a shell session with a real relay, as it was printed.
+"""Make docs/images/terminal.svg: a shell session with a real relay, as it was printed.
 
 `python scripts/terminal_picture.py` runs the commands below in an empty folder and draws their output.
 It needs port 7447.
@@ -30,7 +30,7 @@ strata subscribe --no-live | head -2
 strata subscribe --no-live --json | wc -l     # nothing acknowledged was lost
 """
 
-# One shell prints and runs every command. The lines that are not shown make a key, wait, and tidy up.
+# One shell prints and runs every command. The lines that are not shown make a key, wait, and clean up.
 SESSION = """
 set -m
 strata keygen >/dev/null 2>&1
@@ -45,7 +45,7 @@ done 3<<< "$COMMANDS" 2>/dev/null
 
 
 def session() -> str:
-    """What the commands print, each command before its output."""
+    """Run the commands; return the session, with each command before its output."""
     with tempfile.TemporaryDirectory(prefix="strata-") as folder:
         environment = {
             **os.environ,
@@ -61,7 +61,7 @@ def session() -> str:
 
 
 def picture(text: str) -> str:
-    """The session as an SVG that loads nothing from elsewhere."""
+    """The session as a self-contained SVG."""
     console = Console(record=True, width=WIDTH, file=io.StringIO())
     for line in text.splitlines():
         command = line.startswith("$ ")

@@ -1,7 +1,7 @@
-// The ReliableChannel of @waku/sdk 0.0.36 on a stand-in node: one JSON command a line on stdin, one answer on stdout.
+// The ReliableChannel of @waku/sdk 0.0.36 on a fake node: one JSON command per line on stdin, one answer on stdout.
 // Usage, in a folder where `npm install @waku/sdk@0.0.36` was run, with this file copied there:
 //   node waku_channel_peer.mjs
-// Time stands still but for the command `tick`, so that a test on a virtual clock decides what happens when.
+// Time advances only with the command `tick`, so that a test with a virtual clock decides what happens when.
 import { mock } from "node:test";
 import { createInterface } from "node:readline";
 import { createDecoder, createEncoder, ReliableChannel } from "@waku/sdk";
@@ -15,7 +15,7 @@ const settle = async () => {
   for (let i = 0; i < 5; i++) await new Promise((resolve) => settled(resolve));
 };
 
-// A channel that was stopped may still set its sync timer, and the class then raises where nobody catches it.
+// A stopped channel may still set its sync timer, and the class then raises an error that nothing catches.
 process.on("unhandledRejection", (error) => {
   if (!String(error?.message).includes("must be started")) throw error;
 });
@@ -49,7 +49,7 @@ const NAMES = [
 ];
 
 const commands = {
-  // A channel, or another life of it: what the one before knew is gone, as the package keeps it in memory.
+  // Opens a channel, or restarts it: what the previous one knew is lost, because the package keeps it in memory.
   async open(contentTopic, channelId, senderId, options, now) {
     if (channel === undefined) mock.timers.enable({ apis: ["setTimeout", "setInterval", "Date"], now });
     else channel.stop();

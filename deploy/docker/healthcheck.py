@@ -18,8 +18,8 @@ def main() -> None:
         settings = load(Path(config) if config else None, os.environ)
     except ConfigurationError as error:
         sys.exit(str(error))
-    # The relay's own certificate names its public address, not this one, and there is nobody in between:
-    # no proxy either, which the engine may have put into the environment.
+    # The relay's own certificate names its public address, not this one, and nobody is in between. Nor must a
+    # proxy be, which the engine may have put into the environment.
     opener = urllib.request.build_opener(
         urllib.request.ProxyHandler({}),
         urllib.request.HTTPSHandler(context=ssl._create_unverified_context()),

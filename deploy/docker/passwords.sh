@@ -1,7 +1,7 @@
 #!/bin/bash
-# Writes the passwords of docker-compose.yml to files that the services read. What .env gives comes first; what
-# it does not give is made at the first start and kept. A database from before passwords were made has the one
-# that everybody knew, and keeps it: PostgreSQL takes a password only when it makes a database.
+# Writes the passwords of docker-compose.yml to files that the services read. Those in .env take precedence; the
+# others are made at the first start and kept. A database from the time before passwords were made keeps the one
+# that everybody knew: PostgreSQL takes a password only when it creates a database.
 set -Eeuo pipefail
 umask 022
 folder=${PASSWORDS:-/run/passwords}
@@ -10,12 +10,12 @@ data=${PGDATA:-/var/lib/postgresql/data}
 
 made() { od -An -N24 -tx1 /dev/urandom | tr -d ' \n'; }
 
-keep() { # FILE VALUE: at once, so that nobody reads half of it
+keep() { # FILE VALUE: atomically, so that nobody reads half of it
     printf '%s' "$2" > "$1.new"
     mv "$1.new" "$1"
 }
 
-in_url() { # TEXT: as a URL spells it, byte by byte
+in_url() { # TEXT: percent-encoded for a URL, byte by byte
     local LC_ALL=C i each
     for ((i = 0; i < ${#1}; i++)); do
         each=${1:i:1}

@@ -143,7 +143,7 @@ class JobMetrics:
             self.set("strata_lake_free_bytes", told.f_bavail * told.f_frsize)
 
     def _resume(self) -> None:
-        """Take over the values that the last run wrote; a file that cannot be parsed is started anew."""
+        """Take over the values that the last run wrote; a file that cannot be parsed is started over."""
         try:
             text = self._file.read_text(encoding="utf-8") if self._file is not None else ""
             families = list(text_string_to_metric_families(text))

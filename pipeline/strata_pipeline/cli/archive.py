@@ -105,8 +105,8 @@ def archive_command(
 
 
 class Stopping:
-    """Whether a signal has asked to stop. A signal handler may run in the middle of `wait`, and of itself: a
-    lock, such as that of an event, would then deadlock on itself."""
+    """Whether a signal has asked to stop. A signal handler may run in the middle of `wait` or of another run
+    of itself, in which a lock, such as that of an event, would wait for itself for ever."""
 
     def __init__(self) -> None:
         self._asked = queue.SimpleQueue[None]()  # its `put` is reentrant

@@ -129,7 +129,7 @@ def records(
 
 
 def check_refuses(store: ObjectStore) -> str:
-    """Raise `StoreError` for a store that lets two writers put the same name: on it no commit is safe.
+    """Raise `StoreError` for a store that lets two writers put the same name, where no commit would be safe.
 
     Return the name of the object that this has put, for `look_at_clock`.
     """

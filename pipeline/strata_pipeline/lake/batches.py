@@ -111,7 +111,7 @@ class Batch:
 
 
 def leading_days_with_holes(manifests: list[Manifest]) -> int:
-    """The border above the lake's leading days that miss sequences; 0 if its first day is complete.
+    """The border above the lake's leading days with missing sequences; 0 if its first day is complete.
 
     A day has no gaps in its sequences, so a missing row was removed before it was archived: by retention,
     which keeps only the rows that it spares.

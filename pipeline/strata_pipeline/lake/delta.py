@@ -65,7 +65,7 @@ class Published:
 class OpenTable:
     """The table as the last publication left it, for a process that publishes repeatedly: the more files a
     log names, the longer it takes to open. Later commits by others are read on top of it; a log that was made
-    again is opened anew.
+    again is opened from the start.
     """
 
     def __init__(self) -> None:

@@ -84,5 +84,5 @@ def hour_text(at: int) -> str:
 
 
 def date_text(at: int) -> str:
-    """The day of Unix seconds alone."""
+    """The day of Unix seconds, as 2026-11-21."""
     return hour_text(at).split(" ")[0]

@@ -1,1 +1,1 @@
-"""Functions from datasets to datasets, without I/O of their own."""
+"""Functions from datasets to datasets, without reading or writing."""

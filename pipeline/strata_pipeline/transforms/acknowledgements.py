@@ -3,7 +3,7 @@
 A history names about two messages, and a participant delivers a message only when it has all messages that
 the message follows. So a packet acknowledges, for its sender, each message in its history and every message
 that these follow (history and descendants in SDS). Bloom filters are not read, because their parameters are
-not sent with them: a message that was acknowledged only by filters counts as unacknowledged.
+not sent: a message that was acknowledged only by filters counts as unacknowledged.
 
 One task follows the ids of one channel. Each participant visits each message once; if that would be too much
 work, only two distinct participants do. Then the first acknowledgement is still known, but the list of all

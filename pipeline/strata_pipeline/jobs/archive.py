@@ -209,9 +209,9 @@ def _check_same_log(lake: AnyLake, connection: adbc.Connection) -> None:
     """Refuse to mix two logs in one lake: the last packet distinguishes them.
 
     The lake's last row may be a damaged one, with an id that no log knows. The log has it at its place; if
-    the log was repaired since, the last sound packet of the lake is compared instead. So it is if the log has
-    the row within the batch and none at the batch's end, because on days that retention had removed, earlier
-    versions ended batches between rows.
+    the log was repaired since, the last sound packet of the lake is compared instead. The same applies if the
+    log has the row within the batch and none at its end: on days that retention had removed, earlier versions
+    ended batches between rows.
     """
     last = next(lake.chain.backwards(), None)
     if last is None:

@@ -59,7 +59,7 @@ def audit(
 ) -> Audited:
     """Check everything; return the findings. `progress` is called as each step begins.
 
-    `relays` are the DIDs whose tombstones count. Without any, every tombstone holds that is signed by the
+    `relays` are the DIDs whose tombstones count. Without any, every tombstone counts that is signed by the
     relay that it names, and `Audited.erased_by` lists these relays.
 
     With `since`, the hash or the number of a manifest, only the batches after it, and the folders, are read:

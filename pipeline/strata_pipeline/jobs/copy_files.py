@@ -69,7 +69,7 @@ def extract(source: Source, manifest: Manifest, folder: Path) -> None:
 
 
 def _too_much(manifest: Manifest, paths: Sequence[Path]) -> str | None:
-    """Why files have more than the rows of a batch, all of which are there; None if they do not."""
+    """How files exceed the rows of a batch, all of which are there; None if they do not."""
     try:
         rows = sum(pq.read_metadata(path).num_rows for path in paths)
     except UNREADABLE as error:

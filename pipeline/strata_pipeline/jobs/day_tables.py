@@ -31,7 +31,7 @@ _Of = Callable[[list[int]], DataFrame]
 
 
 class _Note(msgspec.Struct, frozen=True):
-    """From what kept rows were made."""
+    """Which state of a day the kept rows are from."""
 
     format: int
     mark: str

@@ -57,7 +57,7 @@ def reputation(
     """Score all relays in the logs below a folder, as of `at`, by default now.
 
     With `output`, the scores are written to `output/relay_scores` and malformed lines to `output/malformed`,
-    both Parquet, and replace earlier ones, which stay if the job fails or is killed. The scores of each run
+    both Parquet, and replace earlier ones, which stay if the job fails or is killed. The scores of each time
     stay in `output/relay_score_history`. Raises `UsageError` if the folder is missing or the output cannot
     be written, and `PipelineError` if the logs cannot be read.
     """

@@ -97,7 +97,7 @@ class ObjectLake(LakeState):
         super().__init__(store.url(), ObjectRecords(store, MANIFESTS), erasures)
 
     def load(self) -> None:
-        # First: then the chain, read afterwards, has all days of these generations, and completely.
+        # First, so that the chain, which is read afterwards, has all days of these generations, complete.
         self.generations.load()
         super().load()
 

@@ -108,7 +108,7 @@ class LogOptions:
 
     @classmethod
     def read(cls, options: MutableMapping[str, str]) -> LogOptions:
-        """The options from Spark's. Raises `UsageError`."""
+        """The options of a read, from the mapping that Spark gives. Raises `UsageError`."""
         known = {"url", "after", "up_to", "partitions", "max_rows", "path"}
         unknown = sorted(name for name in options if name.lower() not in known)
         if unknown:

@@ -168,7 +168,7 @@ def _authors(figures: SiteFigures) -> list[str]:
 
 
 def _cohorts(figures: SiteFigures) -> list[str]:
-    # The last day may not be over, and neither may its week.
+    # The last day may not be over, so its week may not be over either.
     found = cohorts_of(_samples(figures.days), is_over=False)
     about = (
         "All authors are counted."

@@ -1,4 +1,4 @@
-"""A page that needs nothing but itself: no script, no network, light or dark as the reader's system is."""
+"""A self-contained page: no scripts, no network, light or dark like the reader's system."""
 
 from __future__ import annotations
 
@@ -42,10 +42,10 @@ a{color:var(--s0)}nav{display:flex;flex-wrap:wrap;gap:.25rem 1.2rem;margin:.5rem
 
 @dataclass(frozen=True)
 class LakeNote:
-    """Which lake a report speaks of, and how much of it."""
+    """The lake that a report covers, and which days of it."""
 
     tip: str
-    """Hash of the last manifest."""
+    """The hash of the last manifest."""
     first_day: str
     last_day: str
     days: int
@@ -53,7 +53,7 @@ class LakeNote:
 
 @dataclass(frozen=True)
 class Column:
-    """A column of a table. `is_text` columns stand left and may be long."""
+    """A column of a table. `is_text` columns are left-aligned and may be long."""
 
     name: str
     is_text: bool = False
@@ -66,8 +66,8 @@ def page(
     sections: Sequence[str],
     links: Sequence[tuple[str, str]] = (),
 ) -> str:
-    """The whole file. `figures` are names with values that stand in large type above all; `sections` are
-    HTML; `links` are titles and files of pages in the same folder."""
+    """The whole file. `figures` are names with values, shown in large type at the top; `sections` are HTML;
+    `links` are titles and files of pages in the same folder."""
     days = note.first_day if note.first_day == note.last_day else f"{note.first_day} to {note.last_day}"
     told = "".join(f"<div><dt>{escaped(name)}</dt><dd>{escaped(value)}</dd></div>" for name, value in figures)
     beside = "".join(f'<a href="{escaped(file)}">{escaped(name)}</a>' for name, file in links)
@@ -85,17 +85,17 @@ def page(
 
 
 def section(title: str, about: str, *parts: str) -> str:
-    """A heading, a sentence or two, and HTML below."""
+    """A heading, a sentence or two, and HTML below them."""
     return f"<section><h2>{escaped(title)}</h2><p>{escaped(about)}</p>{''.join(parts)}</section>"
 
 
 def plot(svg: str) -> str:
-    """A plot that scrolls where the screen is narrower than it can be read."""
+    """A plot that scrolls if the screen is too narrow for it to be legible."""
     return f'<div class="wide">{svg}</div>'
 
 
 def table(columns: Sequence[Column], rows: Sequence[Sequence[str]], total: int | None = None) -> str:
-    """A table of texts. `total` says how many rows there are, where not all are shown."""
+    """A table of texts. `total` is the number of rows that exist, if not all are given."""
     if not rows:
         return '<p class="dim">None.</p>'
     classes = [' class="text"' if column.is_text else "" for column in columns]

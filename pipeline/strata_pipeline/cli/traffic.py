@@ -41,7 +41,9 @@ def traffic_command(
     ] = False,
     burst_floor: Annotated[
         int,
-        typer.Option(metavar="N", help="This many packets within a second, or fewer, are never a burst.", min=1),
+        typer.Option(
+            metavar="N", help="This many packets within a second or fewer are never a burst.", min=1
+        ),
     ] = BURST_FLOOR,
     burst_ceiling: Annotated[
         int,

@@ -1,5 +1,5 @@
 /**
- * Judging what a program passes, for programs without types: an error names the argument and says what belongs there.
+ * Checking the arguments of a program that has no types: an error names the argument and says what it must be.
  */
 
 // Core: no I/O, no clock, no randomness (held by tests/layout.test.ts).
@@ -11,7 +11,7 @@ const TIMES = ["since", "until", "receivedSince", "receivedUntil", "cursorFallba
 const LISTS = ["authors", "types", "packetIds"];
 const OPTIONS = [...TIMES, ...LISTS, "cursor", "order", "limit", "live", "onLogReset"];
 
-/** Throw `TypeError` for options of a subscription that are none, or that no relay could serve. */
+/** Throw `TypeError` for options of a subscription that do not exist, or that no relay could serve. */
 export function checkSelection(options: object): void {
   for (const [name, value] of Object.entries(options)) {
     if (!OPTIONS.includes(name)) throw new TypeError(`there is no option ${name}; SubscribeOptions has them all`);
@@ -30,18 +30,18 @@ export function checkSelection(options: object): void {
   check("onLogReset", onLogReset, typeof (onLogReset ?? check) === "function", "a function of a LogReset");
 }
 
-/** Throw `TypeError` for what is no packet. */
+/** Throw `TypeError` unless this is a packet. */
 export function checkPacket(packet: unknown): void {
   const { packetId, canonical } = (packet ?? {}) as { packetId?: unknown; canonical?: unknown };
   check("packet", packet, isText(packetId) && isText(canonical), "a Packet, as `build` and `Packet.read` make it");
 }
 
-/** Throw `TypeError` for what is no packet id. */
+/** Throw `TypeError` unless this is a packet id. */
 export function checkPacketId(packetId: unknown): void {
   check("packetId", packetId, isText(packetId) && isContentId(packetId), "a packet id: 0x and 64 hex digits in lower case");
 }
 
-/** Throw `TypeError` for a timeout that is no number of seconds; one that is past is a short one. */
+/** Throw `TypeError` unless this is undefined, null or a number of seconds, which may be negative. */
 export function checkTimeout(timeout: unknown): void {
   check("timeout", timeout, (timeout ?? undefined) === undefined || (typeof timeout === "number" && !Number.isNaN(timeout)), "a number of seconds");
 }

@@ -1,18 +1,17 @@
 /**
- * One relay session's authentication, seen from the client (RFC-0004 §3.7).
+ * The client's side of authenticating one relay session (RFC-0004 §3.7).
  *
  *     unauthenticated ──AUTH──▶ authenticating ──AUTH_OK──▶ authenticated
  *            ▲                        │                          │
  *            ├─── ERROR, silence ─────┘                          │
  *            └─────────────────────── connection lost ───────────┘
  *
- * Only AUTH_OK leads to authenticated (R-293): the absence of an ERROR is no success (R-297), and neither is an
- * answer that comes too late. A challenge is answered once, and only after `checkChallenge`. Authentication is
- * *wanted* from the moment that somebody asks for it, over all further connections; while it is wanted and
- * undecided the machine is *pending*.
+ * Only AUTH_OK leads to authenticated (R-293): neither the absence of an ERROR (R-297) nor an answer that comes too
+ * late is a success. A challenge is answered once, and only after `checkChallenge`. Authentication is *wanted* from the
+ * first request for it on, over all further connections. While it is wanted and undecided, the machine is *pending*.
  *
- * Signing takes a while here, as it is WebCrypto's or a device's: the machine gives the bytes out
- * (`SignatureWanted`) and goes on when the shell brings the signature (`signed`).
+ * Signing is asynchronous, because WebCrypto or a device does it: the machine hands out the bytes (`SignatureWanted`)
+ * and continues when the shell passes in the signature (`signed`).
  */
 
 // Core: no I/O, no clock, no randomness (held by tests/layout.test.ts).
@@ -32,50 +31,50 @@ import { MAX_RETRY_AFTER_SECONDS, type Random, retryDelay } from "./backoff.js";
 import type { Options } from "./options.js";
 import type { Authenticated, Statistics } from "./values.js";
 
-/** Where authentication stands, by the relay's word alone. */
+/** The state of authentication, as confirmed by the relay. */
 export type AuthState = "unauthenticated" | "authenticating" | "authenticated";
 
-/** The shell has to sign these bytes and to call `signed` with the same `request`. */
+/** The shell must sign these bytes and call `signed` with the same `request`. */
 export interface SignatureWanted {
   readonly kind: "signature";
   readonly request: string;
   readonly message: Uint8Array;
 }
 
-const MAX_ATTEMPTS = 3; // AUTHs sent on one connection; a relay closes for good after five failures (R-282)
+const MAX_ATTEMPTS = 3; // AUTHs sent on one connection; after five failures a relay closes, which is final (R-282)
 const CLOCK_ERROR_SECONDS = 5;
 
 interface Challenge {
   readonly message: AuthChallenge;
-  /** Until when, on our clock, there is a point in answering it. */
+  /** Until when, on our clock, it is worth answering. */
   readonly usableUntil: number;
 }
 
-/** What an `Authenticating` is about. */
+/** The identity to authenticate as, and the relay to authenticate to. */
 export interface AuthenticatingOptions {
-  /** The DID to authenticate as; undefined: there is no identity. */
+  /** The DID to authenticate as; undefined if there is no identity. */
   readonly did: string | undefined;
-  /** The DID that the relay must show; undefined holds it to the first one shown. */
+  /** The DID the relay must show; undefined holds it to the first one shown. */
   readonly serverId: string | undefined;
   readonly address: string;
   /** The DIDs of relays met before, each with its address. */
   readonly met: Map<string, string>;
 }
 
-/** Answers challenges for one relay, across connections; appends frames to `outbox`. */
+/** Answers challenges of one relay, across connections; appends frames to `outbox`. */
 export class Authenticating {
   state: AuthState = "unauthenticated";
-  /** Whom the relay takes this session for; undefined unless authenticated. */
+  /** The identity and capabilities the relay has confirmed; undefined unless authenticated. */
   session: Authenticated | undefined;
-  /** Why authentication failed on this connection. */
+  /** Why authentication failed on this connection; undefined if it has not failed. */
   error: StrataError | undefined;
-  /** The DID that the relay is held to. */
+  /** The DID the relay is held to; undefined until one is known. */
   serverId: string | undefined;
   /** When `handleTimer` has work to do. */
   wakeAt = Infinity;
-  /** Whether authentication is under way: asked for, possible, and neither granted nor failed. */
+  /** Whether authentication is under way: wanted, possible, and neither granted nor failed. */
   isPending = false;
-  /** How often it has been granted or has failed; the owner compares. */
+  /** How often it has been granted or has failed; the owner compares this to notice a decision. */
   decisions = 0;
   /** Bytes to sign, for the shell. */
   wanted: SignatureWanted | undefined;
@@ -104,8 +103,9 @@ export class Authenticating {
   }
 
   /**
-   * Somebody needs the session authenticated. Returns whether that is decided yet to come; false means that
-   * asking changes nothing.
+   * Request an authenticated session. Returns whether a decision is still to come. False means that the request changes
+   * nothing: there is no identity, the session is already authenticated, or authentication has failed and there is no
+   * new challenge or no attempt left.
    */
   want(now: number): boolean {
     if (this.who.did === undefined || this.state === "authenticated") return false;
@@ -116,7 +116,7 @@ export class Authenticating {
     return this.isPending;
   }
 
-  /** Why an action that needs `capability` must not be attempted on this session (R-291). */
+  /** Why an action that needs `capability` must not be attempted on this session, or undefined (R-291). */
   obstacle(capability: string): StrataError | undefined {
     if (this.session !== undefined) {
       const granted = this.session.capabilities;
@@ -126,9 +126,9 @@ export class Authenticating {
   }
 
   /**
-   * A new connection, anonymous like every one. What was wanted before is wanted here first.
+   * Note a new connection, anonymous at first; if authentication is wanted, begin it at once.
    *
-   * `claimed` is what the relay's manifest says; it can contradict a pin and never make one.
+   * `claimed` is the DID in the relay's manifest. It can contradict a pin but never creates one.
    */
   connectionMade(claimed: string | undefined, now: number, unixNow: number): void {
     this.connected = true;
@@ -137,7 +137,7 @@ export class Authenticating {
     if (this.isWanted && this.who.did !== undefined) this.begin(now);
   }
 
-  /** Whatever the session was, it is no more. */
+  /** Note the end of the connection, and with it of the session. */
   connectionLost(): void {
     this.state = "unauthenticated";
     this.connected = this.isPending = false;
@@ -148,22 +148,21 @@ export class Authenticating {
     this.wakeAt = Infinity;
   }
 
-  /** Keep a challenge, and answer it if authentication waits for one. */
+  /** Keep a challenge, and answer it if authentication is waiting for one. */
   receiveChallenge(message: AuthChallenge, now: number): void {
     const expires = Math.min(Math.max(message.expires_at, 0), 2 ** 53);
     const left = expires - (now + this.clockOffset);
     if (left < auth.MIN_LIFETIME_SECONDS - CLOCK_ERROR_SECONDS) this.statistics.challengesShort++;
-    // The relay owes us the least lifetime. If there seems to be less our clock may be wrong, and trying costs
-    // one attempt.
+    // If less than the minimum lifetime seems left, our clock may be wrong. Trying costs one attempt.
     const lifetime = Math.min(Math.max(left, auth.MIN_LIFETIME_SECONDS), auth.MAX_LIFETIME_SECONDS);
     this.challenge = { message, usableUntil: now + lifetime };
     if (this.isPending && this.state === "unauthenticated" && this.signing === undefined) this.proceed(now);
   }
 
-  /** The relay's word that the session is authenticated; false if it answers no AUTH of ours. */
+  /** Accept AUTH_OK; false if it does not answer an AUTH of ours. */
   receiveOk(message: AuthOk): boolean {
     if (this.state !== "authenticating" || !this.answers(message.client_msg_id)) return false;
-    if (message.author_id !== this.who.did) return false; // somebody else's session is not ours
+    if (message.author_id !== this.who.did) return false; // another identity's session is not ours
     this.state = "authenticated";
     this.request = undefined;
     this.isPending = false;
@@ -176,8 +175,9 @@ export class Authenticating {
   }
 
   /**
-   * The relay refused AUTH (R-294); false if the ERROR is about something else. A plain relay need not echo
-   * `client_msg_id`: then the two codes that AUTH is answered with are taken for its answer.
+   * Handle a refusal of AUTH (R-294); false if the ERROR is about something else. A plain relay need not echo
+   * `client_msg_id`. Without it, either of the two codes that can answer AUTH counts as the answer while one is
+   * awaited.
    */
   receiveError(message: ErrorMessage, refusal: RequestRefused, now: number): boolean {
     if (this.state !== "authenticating") {
@@ -194,7 +194,7 @@ export class Authenticating {
     return true;
   }
 
-  /** The shell has signed what `request` wanted, or could not; too late an answer is ignored. */
+  /** Note that the shell has signed what `request` wanted, or could not; a late answer is ignored. */
   signed(request: string, outcome: Uint8Array | Error, now: number): void {
     const taken = this.signing;
     if (taken === undefined || request !== this.request) return;
@@ -206,7 +206,7 @@ export class Authenticating {
       return;
     }
     const { challenge, server_id: serverId } = taken.message;
-    this.serverId = serverId; // first use pins (R-298)
+    this.serverId = serverId; // the first use pins the DID (R-298)
     if (!this.who.met.has(serverId)) this.who.met.set(serverId, this.who.address);
     this.outbox.push(
       encode({
@@ -223,7 +223,7 @@ export class Authenticating {
     this.wakeAt = now + this.options.authTimeout;
   }
 
-  /** Give up an attempt that has taken too long; go on after a backoff that is over. */
+  /** Give up an attempt that has taken too long; continue after a backoff. */
   handleTimer(now: number): void {
     if (now < this.wakeAt) return;
     this.wakeAt = Infinity;
@@ -243,7 +243,7 @@ export class Authenticating {
     this.proceed(now);
   }
 
-  /** Answer a challenge if it is time and there is one; else wait for the one or the other. */
+  /** Answer the challenge if that is due and there is one; otherwise wait. */
   private proceed(now: number): void {
     if (now < this.retryAt) this.wakeAt = this.retryAt;
     else if (this.challenge !== undefined && now <= this.challenge.usableUntil) this.answer(this.challenge);
@@ -267,10 +267,10 @@ export class Authenticating {
     this.request = `a${++this.requests}`;
     const message = auth.signingInput(taken.message.challenge, taken.message.server_id);
     this.wanted = { kind: "signature", request: this.request, message };
-    this.wakeAt = Infinity; // a signer may be a device that asks its user; what is too late, the relay says
+    this.wakeAt = Infinity; // a signer may be a device that asks its user; if that takes too long, the relay refuses
   }
 
-  /** Throw `InvalidMessage` where what is known of relays speaks against the DID that this one shows. */
+  /** Throw `InvalidMessage` if the DID that this relay shows contradicts what is known of relays. */
   private checkAcquaintance(shown: string): void {
     if (this.serverId === undefined) {
       const other = this.who.met.get(shown) ?? this.who.address;
@@ -285,7 +285,7 @@ export class Authenticating {
     }
   }
 
-  /** R-294…R-296: back to the start, and a fresh challenge after a backoff where that can help. */
+  /** Return to unauthenticated; if that can help, retry after a backoff, with a fresh challenge (R-294…R-296). */
   private attemptFailed(error: RequestRefused | RequestTimeout, now: number): void {
     this.state = "unauthenticated";
     this.error = error;
@@ -294,7 +294,7 @@ export class Authenticating {
       return;
     }
     const refusal = error instanceof RequestRefused ? error : undefined;
-    if (refusal?.retry === "later") this.challenge ??= this.answered; // the relay has not looked at it yet
+    if (refusal?.retry === "later") this.challenge ??= this.answered; // the relay has not examined it yet
     this.retryAt = now + retryDelay(this.attempts, this.options, refusal?.retryAfter, this.random);
     this.patienceEndsAt = this.retryAt + this.options.authTimeout;
     this.proceed(now);
@@ -312,7 +312,7 @@ export class Authenticating {
   }
 }
 
-/** Whether another AUTH by the same key, over a fresh challenge, may go better than this one did. */
+/** Whether another AUTH with the same key, over a fresh challenge, may succeed. */
 function mayPass(error: RequestRefused | RequestTimeout): boolean {
   if (!(error instanceof RequestRefused)) return true;
   if (error.retryAfter !== undefined) return error.retryAfter <= MAX_RETRY_AFTER_SECONDS;

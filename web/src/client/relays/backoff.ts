@@ -2,7 +2,7 @@
 
 // Core: no I/O, no clock, no randomness (held by tests/layout.test.ts).
 
-/** The longest wait without a deadline of its own; a relay that asks for a longer one has refused. */
+/** The longest wait for requests that have no deadline; a relay that asks for a longer one has refused. */
 export const MAX_RETRY_AFTER_SECONDS = 3600;
 
 const MAX_DOUBLINGS = 32;
@@ -14,17 +14,17 @@ const REFUSED_CAP = 60;
 /** Gives values in [0, 1). */
 export type Random = () => number;
 
-/** Seconds to wait before attempt number `attempt` (from 0): even over [0, min(cap, base·2^attempt)). */
+/** Seconds to wait before attempt number `attempt` (from 0), uniform over [0, min(cap, base·2^attempt)). */
 export function fullJitter(attempt: number, base: number, cap: number, random: Random): number {
   return random() * Math.min(cap, base * 2 ** Math.min(attempt, MAX_DOUBLINGS));
 }
 
-/** Seconds to wait when the peer said when to come back: never less, up to a fifth more. */
+/** Seconds to wait if the peer said how long: never less, and up to a fifth more. */
 export function afterRetryAfter(retryAfter: number, random: Random): number {
   return Math.min(Math.max(retryAfter, 0), FOREVER_SECONDS) * (1 + SPREAD * random());
 }
 
-/** Seconds to wait after a refusal that may pass: at least as long as the relay asked for, and never all at the same moment. */
+/** Seconds to wait before a request is sent again: at least what the relay asked for, if it did, with jitter. */
 export function retryDelay(
   attempt: number,
   { backoffBase, backoffCap }: { readonly backoffBase: number; readonly backoffCap: number },
@@ -36,22 +36,22 @@ export function retryDelay(
 }
 
 /**
- * How often in a row a relay has refused one thing, as for want of a session, and how long to wait before it is asked
- * again: twice as long each time, up to a minute, and no shorter than it wants. A relay closes connections that it has to
- * refuse all the time.
+ * How often in a row a relay has refused a request, for example for lack of a session, and how long to wait before it
+ * is asked again: twice as long each time, up to a minute, and no shorter than it asks for. A relay closes connections
+ * that it must refuse all the time.
  */
 export class Refusals {
   private count = 0;
 
   constructor(private readonly random: Random) {}
 
-  /** Seconds to wait after one more; `retryAfter` is what the relay has asked for, which counts within reason. */
+  /** Seconds to wait after another refusal; `retryAfter` is what the relay asked for, counted up to an hour. */
   another(retryAfter = 0): number {
     const grown = Math.min(REFUSED_CAP, REFUSED_BASE * 2 ** Math.min(this.count++, MAX_DOUBLINGS));
     return afterRetryAfter(Math.max(grown, Math.min(retryAfter, MAX_RETRY_AFTER_SECONDS)), this.random);
   }
 
-  /** The relay has granted it, or would be asked in another session. */
+  /** Start again from the shortest wait: the relay has granted the request, or there is a new session. */
   over(): void {
     this.count = 0;
   }
@@ -72,7 +72,7 @@ export class Backoff {
     return fullJitter(this.attempt++, this.base, this.cap, this.random);
   }
 
-  /** Begin again from the shortest wait, after a connection that was worth having. */
+  /** Start again from the shortest wait, after a successful connection. */
   reset(): void {
     this.attempt = 0;
   }

@@ -5,7 +5,7 @@
  * application's requests. After every step it does the same three things: it sends `dataToSend()`, acts on
  * `changes()`, and arms one timer for `timer`. Times are seconds on one monotonic clock.
  *
- * A relay's bad message never throws out of here: it is counted and dropped.
+ * A bad message from a relay never throws out of the core: it is counted and dropped.
  */
 
 // Core: no I/O, no clock, no randomness (held by tests/layout.test.ts).
@@ -19,7 +19,7 @@ import { type Handle, Publishing, type PublishSettled } from "./publishing.js";
 import { Stream } from "./stream.js";
 import { type Announced, type Authenticated, type Query, Statistics } from "./values.js";
 
-/** Authentication is decided on this connection: by the relay's word, or by what went wrong. */
+/** Authentication on this connection has been decided: the relay's confirmation, or the error. */
 export interface AuthenticationSettled {
   readonly kind: "authenticated";
   readonly outcome: Authenticated | StrataError;
@@ -31,32 +31,32 @@ export interface StreamChanged {
   readonly stream: Stream;
 }
 
-/** What the application is waiting for and has happened. */
+/** Something that the application waits for, and that has happened. */
 export type Change = PublishSettled | StreamChanged | AuthenticationSettled | SignatureWanted | Answered;
 
-/** An operator's request was answered. */
+/** An operator's request has ended: with the answer, or with the error. */
 export interface Answered {
   readonly kind: "answered";
   readonly request: string;
   readonly outcome: Moderated | StrataError;
 }
 
-/** Whom a core speaks for, and what it knows of relays. */
+/** The identity a core authenticates as, and what it knows of relays. */
 export interface CoreOptions {
   readonly options: Options;
   readonly random: Random;
   /** The DID to authenticate as. */
   readonly did?: string | undefined;
-  /** What tells this relay's address from another's. */
+  /** The relay's address, as `addressOf` gives it. */
   readonly address?: string;
   /** The DIDs of relays met before, each with its address. */
   readonly met?: Map<string, string>;
 }
 
-/** Every publish and subscription of one relay, and where each of them stands. */
+/** Every publish and subscription of one relay, and the state of each. */
 export class Core {
   readonly statistics = new Statistics();
-  /** What the relay now connected said about itself; undefined between connections. */
+  /** What the connected relay says about itself; undefined between connections. */
   announced: Announced | undefined;
   private readonly options: Options;
   private readonly random: Random;
@@ -70,8 +70,8 @@ export class Core {
   private news: (AuthenticationSettled | SignatureWanted | Answered)[] = [];
   private decisions = 0;
   private isOpen = false;
-  private clockOffset = 0; // by how much Unix time is ahead
-  // No later than the earliest `wakeAt` of the subscriptions: kept so that a message costs no scan.
+  private clockOffset = 0; // Unix time minus our monotonic time
+  // No later than the earliest `wakeAt` of the subscriptions: kept so that a message needs no scan.
   private streamsWakeAt = Infinity;
   private names = 0;
   private probes = 0;
@@ -102,28 +102,31 @@ export class Core {
     if (this.options.relayId === undefined) this.authenticating.serverId = serverId;
   }
 
-  /** Have the session authenticated; false if there is nothing to be decided. */
+  /**
+   * Authenticate the session, now or on the next connection; ends in `AuthenticationSettled`. False if there is nothing
+   * to decide: `session` and `authenticationError` have the outcome.
+   */
   authenticate(now: number): boolean {
     const undecided = this.authenticating.want(now);
     this.followAuthentication(now);
     return undecided;
   }
 
-  /** The shell has signed what a `SignatureWanted` asked for, or could not. */
+  /** Note that the shell has signed what a `SignatureWanted` asked for, or could not. */
   signed(request: string, outcome: Uint8Array | Error, now: number): void {
     this.authenticating.signed(request, outcome, now);
     this.followAuthentication(now);
   }
 
   /**
-   * Begin to publish a packet given by its canonical text; it ends with one `PublishSettled`. `timeout` is the time that is
-   * left, `given` what there was in all.
+   * Begin to publish a packet given by its canonical text; it ends with one `PublishSettled`. `timeout` is the time
+   * left; `given` is the caller's timeout, if part of it has already passed.
    */
   publish(packetId: string, canonical: string, timeout: number, now: number, given = timeout): Handle {
     return this.publishing.add(packetId, canonical, timeout, now, given);
   }
 
-  /** Forget a publish. If it was sent, the relay may store the packet all the same. */
+  /** Forget a publish. If it was sent, the relay may still store the packet. */
   cancelPublish(handle: Handle): void {
     this.publishing.cancel(handle);
   }
@@ -145,14 +148,14 @@ export class Core {
     return stream;
   }
 
-  /** Close a subscription for good: nothing more is queued and UNSUBSCRIBE goes out. Idempotent. */
+  /** Close a subscription: nothing more is queued, and UNSUBSCRIBE goes out. Idempotent. */
   unsubscribe(stream: Stream): void {
     const before = stream.wireId;
     stream.close();
     this.follow(stream, before);
   }
 
-  /** The consumer has dealt with the event it took: `Stream.taken`. */
+  /** Note that the consumer has dealt with the event it took (`Stream.taken`). */
   taken(stream: Stream, delivered: boolean, now: number): void {
     const before = stream.wireId;
     stream.taken(delivered, now);
@@ -160,8 +163,8 @@ export class Core {
   }
 
   /**
-   * Send a request of another kind (an operator's MODERATE) with a `client_msg_id`; it ends with one `Answered`,
-   * unless the connection is lost, which is an answer too. Returns that id; undefined while not connected.
+   * Send a request of another kind (an operator's MODERATE) with a `client_msg_id`. It ends with one `Answered`, whose
+   * outcome is an error if the connection is lost first. Returns that id; undefined while not connected.
    */
   ask(message: { readonly type: string } & Readonly<Record<string, unknown>>): string | undefined {
     if (!this.isOpen) return undefined;
@@ -171,17 +174,17 @@ export class Core {
     return request;
   }
 
-  /** Nobody waits for this answer any more. */
+  /** Stop waiting for this answer. */
   cancelAsk(request: string): void {
     this.asked.delete(request);
   }
 
-  /** Whether anything waits for the relay, so that its silence is worth a question. */
+  /** Whether anything waits for the relay, so that its silence is worth a probe. */
   get isWaiting(): boolean {
     return this.isOpen && (this.streams.size > 0 || this.publishing.size > 0 || this.asked.size > 0);
   }
 
-  /** Ask the relay something small, if it marks the end of history: any answer shows that it lives. */
+  /** Send a small request, if the relay marks the end of history: any answer shows that it is alive. */
   probe(): boolean {
     if (this.announced?.extensions.has("history_marker") !== true) return false;
     const id = `k${++this.probes}`;
@@ -193,7 +196,10 @@ export class Core {
 
   // What the network brings.
 
-  /** A new connection is there: send what has no answer, go on where each subscription stands. */
+  /**
+   * Note a new connection: send what has no answer, and resume each subscription at its position. `unixNow` is the same
+   * moment as `now`, in Unix seconds.
+   */
   connectionMade(announced: Announced, now: number, unixNow = 0): void {
     this.announced = announced;
     this.clockOffset = unixNow - now;
@@ -203,7 +209,10 @@ export class Core {
     if (!this.authenticating.isPending) this.open(announced, now);
   }
 
-  /** The connection is gone. Nothing is forgotten; what was in flight waits for the next one. */
+  /**
+   * Note the end of the connection. Publishes in flight and subscriptions wait for the next one; operators' requests
+   * end with `error`.
+   */
   connectionLost(error?: StrataError): void {
     if (this.announced === undefined) return;
     this.announced = undefined;
@@ -220,7 +229,7 @@ export class Core {
     this.asked.clear();
   }
 
-  /** One frame of the relay's. */
+  /** Process one frame from the relay. */
   receiveMessage(frame: string, now: number): void {
     let message: ReturnType<typeof decodeRelayMessage>;
     try {
@@ -243,7 +252,7 @@ export class Core {
       case "END_OF_HISTORY": {
         const stream = this.byWireId.get(message.subscription_id);
         if (stream === undefined) {
-          // UNSUBSCRIBE right behind the question would take it back, and a relay says nothing more then.
+          // Only now: an UNSUBSCRIBE sent right after the SUBSCRIBE would cancel it, and the relay would not answer.
           const { subscription_id } = message;
           if (this.probing.delete(subscription_id)) this.outbox.push(encode({ type: "UNSUBSCRIBE", subscription_id }));
           break;
@@ -284,7 +293,7 @@ export class Core {
     }
   }
 
-  /** Nothing further will happen: end every publish and subscription with this error. */
+  /** End every request, publish and subscription with this error, permanently. */
   fail(error: StrataError): void {
     this.connectionLost(error);
     this.news.push({ kind: "authenticated", outcome: error });
@@ -298,12 +307,12 @@ export class Core {
 
   // What comes out.
 
-  /** The text frames to send now, in order. Each is given once. */
+  /** The text frames to send now, in order. Each is returned once. */
   dataToSend(): string[] {
     return this.outbox.splice(0);
   }
 
-  /** What has happened since the last call. */
+  /** What has happened since the last call that the application is waiting for. */
   changes(): Change[] {
     const changes: Change[] = [
       ...this.news,
@@ -321,17 +330,17 @@ export class Core {
     return Math.min(this.streamsWakeAt, this.publishing.wakeAt, this.authenticating.wakeAt);
   }
 
-  /** Whom the relay takes this session for; undefined while it is anonymous. */
+  /** The identity the relay has confirmed for this session; undefined while it is anonymous. */
   get session(): Authenticated | undefined {
     return this.authenticating.session;
   }
 
-  /** Why authentication has failed on this connection, if it has. */
+  /** Why authentication has failed on this connection; undefined if it has not. */
   get authenticationError(): StrataError | undefined {
     return this.authenticating.error;
   }
 
-  /** The DID that the relay is held to (R-298); undefined while it has shown none. */
+  /** The DID the relay is held to (R-298); undefined until one is known. */
   get serverId(): string | undefined {
     return this.authenticating.serverId;
   }
@@ -341,7 +350,7 @@ export class Core {
   private receiveEvent(message: Event, now: number, length: number): void {
     this.statistics.eventsReceived++;
     const wireId = message.subscription_id;
-    // R-174: nobody takes an unsolicited event, nor an event of a subscription that was left.
+    // R-174: unsolicited events, and events of a subscription that was left, are dropped.
     const stream = wireId === undefined ? undefined : this.byWireId.get(wireId);
     if (stream === undefined) {
       this.statistics.eventsUnclaimed++;
@@ -369,7 +378,7 @@ export class Core {
     const stream = wireId === undefined ? undefined : this.byWireId.get(wireId);
     let park = false;
     if (refusal.retry === "authenticate" && (stream !== undefined || this.publishing.awaits(message))) {
-      // Only for a request of ours: a stray ERROR must not make us authenticate.
+      // Only for a request of ours: an unrelated ERROR must not make us authenticate.
       park = this.authenticating.want(now);
       refusal.cause = this.authenticating.error;
       this.takeWanted();
@@ -384,7 +393,7 @@ export class Core {
     this.follow(stream, wireId);
   }
 
-  /** Under its code, for as many codes as there may be; a hostile relay names new ones for ever. */
+  /** Count a refusal under its code. The codes are bounded, because a hostile relay may invent them. */
   private countRefusal(code: string): void {
     const refusals = this.statistics.refusals;
     const isKnown = Object.hasOwn(refusals, code);
@@ -399,7 +408,7 @@ export class Core {
     return true;
   }
 
-  /** R-139: additions are announced on the connection too. Streams already open stay as they are. */
+  /** Note extensions announced on the connection (R-139). Open streams use them from their next SUBSCRIBE on. */
   private learn(extensions: readonly string[] | undefined): void {
     if (extensions === undefined || extensions.length === 0 || this.announced === undefined) return;
     // Bounded: a relay may announce as often as it likes.
@@ -409,11 +418,11 @@ export class Core {
     for (const stream of this.streams) stream.learn(this.announced);
   }
 
-  /** Let requests out on a new connection, now that nothing has to come before them. */
+  /** Send requests on a new connection, now that nothing must come before them. */
   private open(announced: Announced, now: number): void {
     this.isOpen = true;
     const forbidden = this.authenticating.obstacle("subscribe");
-    // Subscriptions first: a program sees the packets it publishes next.
+    // Subscriptions first, so that a program sees the packets it publishes next.
     for (const stream of [...this.streams]) {
       stream.connectionMade(announced, now, this.clockOffset, forbidden);
       this.follow(stream, undefined);
@@ -428,7 +437,7 @@ export class Core {
     this.news.push(wanted);
   }
 
-  /** Act on authentication that has been decided, and say so. */
+  /** If authentication has been decided, act on the outcome and report it. */
   private followAuthentication(now: number): void {
     this.takeWanted();
     const authenticating = this.authenticating;
@@ -451,7 +460,7 @@ export class Core {
     else this.publishing.authorize(now, authenticating.obstacle("publish"));
   }
 
-  /** Keep routes and timer in step with a stream that may have moved. */
+  /** Update routes and timer for a stream that may have changed. */
   private follow(stream: Stream, before: string | undefined): void {
     const wireId = stream.wireId;
     if (wireId !== before) {
@@ -462,7 +471,7 @@ export class Core {
     if (stream.phase === "ended" && this.streams.delete(stream)) this.changed.add(stream);
   }
 
-  /** Late answers to requests of ours are no fault of the relay's. */
+  /** Count an answer as invalid unless it names a request of ours: late answers are not the relay's fault. */
   private blameUnlessOurs(request: string | undefined): void {
     if (request === undefined || !/^[apskm]/.test(request)) this.statistics.messagesInvalid++;
   }
@@ -470,4 +479,4 @@ export class Core {
 
 const MAX_CODES = 256;
 const MAX_EXTENSIONS = 256;
-const LONGEST_NAME = 128; // of an extension or a code; what is longer is none of anybody's
+const LONGEST_NAME = 128; // of an extension or a code; no real one is longer

@@ -1,8 +1,8 @@
 /**
  * What a relay announces in its manifest: one small HTTP GET beside the WebSocket connection (R-139).
  *
- * The manifest establishes no trust: it says which additions may be asked for, and every answer is checked all the
- * same. Any failure means "a plain relay", never an error.
+ * The manifest establishes no trust: it only says which extensions may be used, and every answer is still checked. Any
+ * failure means "no manifest", never an error.
  */
 
 import type { Announced } from "./values.js";

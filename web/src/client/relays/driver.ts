@@ -13,7 +13,7 @@ import { addressOf, type Pins } from "./pins.js";
 import type { Stream } from "./stream.js";
 import type { Announced, Authenticated, Published, Query } from "./values.js";
 
-/** As much of the browser's WebSocket as is used here; Node 22 has it too, and packages give it to older ones. */
+/** The part of the browser's WebSocket that is used here. Node 22 has it too; for older versions there are packages. */
 export interface WebSocketLike {
   onopen: ((event: never) => void) | null;
   onmessage: ((event: never) => void) | null;
@@ -23,7 +23,7 @@ export interface WebSocketLike {
   close(code?: number, reason?: string): void;
 }
 
-/** Makes a WebSocket. */
+/** A WebSocket class. */
 export type WebSocketConstructor = new (url: string) => WebSocketLike;
 
 /** What a driver works with. */
@@ -31,12 +31,12 @@ export interface DriverOptions {
   readonly signer: Signer | undefined;
   readonly pins: Pins | undefined;
   readonly webSocket: WebSocketConstructor | undefined;
-  /** Called when a connection came or went, or authentication was decided. Never throws. */
+  /** Called when a connection is made or lost, and when authentication has been decided. Never throws. */
   readonly changed: () => void;
 }
 
-// RFC 6455 §7.4.1. These say that the two ends disagree about the protocol or that the relay will not have us: the
-// same again would end the same way.
+// RFC 6455 §7.4.1. These mean that the two ends disagree about the protocol or that the relay does not admit us:
+// another attempt would end the same way.
 const FINAL_CLOSE_CODES = [1002, 1003, 1007, 1008, 1009, 1010];
 const GOODBYE_CODES = [1001, 1012, 1013];
 const CHALLENGE_PATIENCE_SECONDS = 1;
@@ -60,7 +60,7 @@ interface Ending {
 /** Keeps one relay connected until `stop`. */
 export class Driver {
   readonly core: Core;
-  /** Why nothing further will happen, once that is so. */
+  /** Why the connection has ended permanently; undefined while it has not. */
   failure: StrataError | undefined;
   private readonly arrivals = new Map<Stream, () => void>();
   private readonly publishes = new Map<string, Waiter<Published>>();
@@ -97,7 +97,7 @@ export class Driver {
     return performance.now() / 1000;
   }
 
-  /** Let the core do something, then do what follows from it. */
+  /** Run `act` on the core, then carry out the results. The only way to call into the core. */
   step<T>(act: (core: Core) => T): T {
     try {
       return act(this.core);
@@ -107,8 +107,8 @@ export class Driver {
   }
 
   /**
-   * Connect. Rejects with `ConnectionFailed`: at once if trying again cannot help, else after `connectTimeout`; and
-   * with what reading the pins rejects with.
+   * Connect. Rejects with `ConnectionFailed` (at once if retrying cannot help, else after `connectTimeout`), and with
+   * whatever loading the pins rejects with.
    */
   async open(): Promise<void> {
     if (this.isOpened) throw new TypeError("a relay connection can be opened once");
@@ -131,7 +131,7 @@ export class Driver {
     }
   }
 
-  /** End every publish and subscription with `reason`, and let go of the socket. Idempotent. */
+  /** End every publish and subscription with `reason`, and close the socket. Idempotent. */
   stop(reason: StrataError): void {
     this.failure ??= reason;
     this.step((core) => core.fail(this.failure as StrataError));
@@ -143,7 +143,7 @@ export class Driver {
     this.more.changed();
   }
 
-  /** Throw why the connection cannot be used any more, if so. */
+  /** Throw the failure, if there is one, or `TypeError` if not open. */
   checkOpen(): void {
     if (this.failure !== undefined) throw this.failure;
     if (!this.isOpened) throw new TypeError("the relay connection is not open: call open() or use connect()");
@@ -151,7 +151,7 @@ export class Driver {
 
   // What a program asks for.
 
-  /** Have the session authenticated. Rejects with why it is not, and `RequestTimeout`. */
+  /** Authenticate the session. Rejects with the error that authentication ended in, or `RequestTimeout`. */
   authenticate(timeout: number): Promise<Authenticated> {
     const { session } = this.core;
     if (session !== undefined) return Promise.resolve(session);
@@ -174,7 +174,10 @@ export class Driver {
     });
   }
 
-  /** Publish a packet while time is `left`, of `timeout` seconds. Rejects with why that failed; aborting forgets the publish. */
+  /**
+   * Publish a packet in the seconds that are `left` of the caller's `timeout`. Rejects with the error if that fails.
+   * Aborting forgets the publish; the relay may still store the packet.
+   */
   publish(packet: Packet, how: { timeout: number; left: number; signal: AbortSignal | undefined }): Promise<Published> {
     const { timeout, left, signal } = how;
     signal?.throwIfAborted();
@@ -225,7 +228,7 @@ export class Driver {
     });
   }
 
-  /** The page or the machine may have slept: look at once whether the relay is still there. */
+  /** Check at once whether the relay is still there: the page or the machine may have slept. */
   readonly wake = (): void => {
     this.wakeUp?.();
     const isRecent = this.now() - this.lastProbeAt < WAKE_PROBE_INTERVAL;
@@ -253,7 +256,7 @@ export class Driver {
         break;
       }
       this.lastProblem = problem;
-      // A relay that says goodbye has not failed: it makes way for another, or for itself anew.
+      // A relay that says goodbye has not failed: it makes way for another one, or restarts.
       const worth = GOODBYE_CODES.includes(ending.code) ? backoffBase : stableAfter;
       if (isMade && this.now() - this.madeAt >= worth) backoff.reset();
       await this.sleep(backoff.nextDelay());
@@ -270,7 +273,7 @@ export class Driver {
     }).then(() => void (this.wakeUp = undefined));
   }
 
-  /** Run one connection until it ends; returns how it ended. */
+  /** Run one connection until it ends; return how it ended. */
   private async serve(opened: () => void): Promise<Ending> {
     const early: string[] = [];
     const timeouts = new Set<Timer>();
@@ -288,7 +291,7 @@ export class Driver {
       this.hangUp = resolve;
       socket.onclose = ({ code, reason }: CloseEvent) => resolve({ code, reason });
     });
-    // In browsers `close` follows at once, and may say more. Node says nothing more where nobody listens.
+    // In browsers `close` follows at once, and may say more. In Node nothing follows if nothing listens there.
     socket.onerror = () => timeouts.add(after(ERROR_SECONDS, () => this.hangUp?.({ code: 1006, reason: "" })));
     socket.onopen = () => ready();
     socket.onmessage = ({ data }: MessageEvent<unknown>) => {
@@ -331,7 +334,7 @@ export class Driver {
       clearInterval(this.pulse);
       discovery.abort();
       socket.onopen = socket.onmessage = socket.onclose = null;
-      socket.onerror = () => undefined; // some WebSockets throw what nobody takes
+      socket.onerror = () => undefined; // some WebSockets throw errors for which there is no handler
       socket.close();
       this.socket = this.hangUp = this.probedAt = undefined;
       this.probeEndsAt = Infinity;
@@ -340,7 +343,7 @@ export class Driver {
     }
   }
 
-  /** Without a manifest, as where another origin's may not be read: what the relay's first challenge announces. */
+  /** What the relay's first challenge announces, if there is no manifest (another origin's may not be readable). */
   private async announcedBy(
     early: readonly string[],
     ended: Promise<Ending>,
@@ -358,7 +361,7 @@ export class Driver {
     return undefined;
   }
 
-  // Liveness. A browser's WebSocket says nothing when its peer is gone without a word, as after sleep.
+  // Liveness. A browser's WebSocket reports nothing when its peer disappears without closing, as after sleep.
 
   private beat(): void {
     const now = this.now();
@@ -422,7 +425,7 @@ export class Driver {
     this.step((core) => core.signed(request, outcome, this.now()));
   }
 
-  /** Write down which relay this is, beside everything else: a store that fails harms no message. */
+  /** Store the relay's pin in the background: a store that fails harms no message. */
   private pin(): void {
     const relayId = this.core.serverId;
     if (this.more.pins === undefined || this.isPinned || relayId === undefined) return;
@@ -438,7 +441,7 @@ export class Driver {
     clearTimeout(this.timer);
     this.timerAt = wakeAt;
     if (wakeAt === Infinity) return;
-    // Early calls are harmless, and nothing waits too long for a timer.
+    // Early calls are harmless, so a wait that is too long for a timer is cut short.
     this.timer = after(Math.min(Math.max(wakeAt - this.now(), 0), DAY_SECONDS), () => {
       this.timerAt = Infinity;
       this.step((core) => core.handleTimer(this.now()));
@@ -487,7 +490,7 @@ function describe({ code, reason }: Ending, url: string): ConnectionFailed {
   return new ConnectionFailed(`no connection to ${shown(url)}: ${why}`);
 }
 
-/** The URL without the user name, password and query that it may carry: fit for logs and errors. */
+/** The URL without the user name, password and query that it may contain, for logs and errors. */
 function shown(url: string): string {
   const { protocol, host, pathname } = new URL(url);
   return `${protocol}//${host}${pathname}`;

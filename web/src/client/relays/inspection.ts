@@ -1,4 +1,4 @@
-/** The checks of every received packet, before a program sees it. */
+/** The checks on every received packet, before a program sees it. */
 
 // Core: no I/O, no clock, no randomness (held by tests/layout.test.ts).
 
@@ -10,18 +10,18 @@ import type { Options } from "./options.js";
 import type { QueuedEvent } from "./stream.js";
 import type { Delivery, Query, Statistics } from "./values.js";
 
-/** A packet whose form and id hold, that was asked for and is new; who signed it is still to be judged. */
+/** A wanted and new packet whose form and id are valid; its signature has not been checked yet. */
 export interface Candidate {
   readonly event: QueuedEvent;
   readonly packet: Packet;
   readonly originType: OriginType | undefined;
 }
 
-/** The relay has to be asked for the author's keys before the packet can be judged. */
+/** The relay must be asked for the author's keys before the packet can be judged. */
 export const KEYS_WANTED = "keys_wanted";
 
 /**
- * Checks the events of one subscription; a packet that fails is dropped and counted, never handed on.
+ * Checks the events of one subscription; a packet that fails is dropped and counted, never delivered.
  *
  * With a `KeyRing` an author's key events are applied first; without one, only the key in the author's DID counts.
  */
@@ -35,7 +35,7 @@ export class Inspector {
     private readonly keys: KeyRing | undefined,
   ) {}
 
-  /** The event's packet, if it is whole, new and wanted: every check but the signature's. */
+  /** The event's packet, if it is intact, new and wanted: every check except the signature. */
   read(event: QueuedEvent): Candidate | undefined {
     let candidate: Candidate;
     try {
@@ -43,13 +43,13 @@ export class Inspector {
     } catch (error) {
       if (!(error instanceof InvalidPacket)) throw error;
       this.count(error);
-      // Malformed by our rules: by the author's hand if the id holds, by the relay's if not.
+      // Malformed by our rules: the author's doing if the id matches, the relay's if not.
       if (error.code === "invalid_schema" && !idHolds(event.packet)) this.statistics.eventsForged++;
       return undefined;
     }
     const { packetId } = candidate.packet;
-    // Before the signature, which costs more than all the rest. The id is recomputed and the one remembered was
-    // verified, so a forged signature cannot hide a packet from us.
+    // Before the signature check, which costs more than all the rest. The id is recomputed and the remembered packet
+    // was verified, so a forged signature cannot hide a packet from us.
     if (this.seen.delete(packetId)) {
       this.seen.add(packetId);
       this.statistics.eventsRepeated++;
@@ -62,7 +62,7 @@ export class Inspector {
     return candidate;
   }
 
-  /** The packet as a delivery, undefined if it must not be handed on, or that keys are wanted first. */
+  /** The packet as a delivery, undefined if it must not be delivered, or `KEYS_WANTED`. */
   async judge(candidate: Candidate): Promise<Delivery | typeof KEYS_WANTED | undefined> {
     const { packet, event, originType } = candidate;
     try {
@@ -80,7 +80,7 @@ export class Inspector {
     return { packet, receivedAt, cursor, live, originType };
   }
 
-  /** `hasAllKeys`: the relay has told, of the packet's author, all keys that it may have judged by. */
+  /** Count a failed packet. `hasAllKeys` says whether the relay has given all keys of the packet's author. */
   private count(error: InvalidPacket, hasAllKeys = false): void {
     const tampered = error.detail === undefined || error.detail === "packet_id_mismatch";
     if (error.code === "packet_expired") this.statistics.eventsExpired++;

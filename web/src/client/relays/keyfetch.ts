@@ -1,4 +1,4 @@
-/** Asking a relay for authors' identity packets: many authors at once, one question at a time. */
+/** Requesting authors' identity packets from a relay: many authors at once, one request at a time. */
 
 import { RequestTimeout, StrataError } from "../protocol/errors.js";
 import type { ReceivedPacket } from "../protocol/keys/entries.js";
@@ -7,7 +7,7 @@ import { after } from "../timers.js";
 import type { KeyRing } from "./keyring.js";
 import type { Announced } from "./values.js";
 
-/** Most authors in one question. */
+/** The most authors in one request. */
 export const MAX_AUTHORS = 500;
 
 const MAX_EVENTS = 2 * MAX_CHAIN_EVENTS;
@@ -26,15 +26,15 @@ interface Wish {
 
 /** What a fetcher needs of the connection. */
 export interface KeySource {
-  /** The identity packets of some authors, unverified, until the relay has no more. */
+  /** Yield the identity packets of some authors, unverified, until the relay has no more. */
   read(authors: readonly string[], signal: AbortSignal): AsyncIterable<ReceivedPacket>;
-  /** What the relay now connected says about itself. */
+  /** What the connected relay says about itself; undefined between connections. */
   announced(): Announced | undefined;
   /** The connection's clock, in seconds. */
   now(): number;
 }
 
-/** Fills a `KeyRing` on demand: at most one question is under way, and who asks meanwhile joins the next. */
+/** Fills a `KeyRing` on demand. At most one request is under way; authors wanted meanwhile go into the next one. */
 export class KeyFetcher {
   private wanted = new Map<string, Wish>();
   private asking = new Map<string, Question>();
@@ -47,8 +47,8 @@ export class KeyFetcher {
   ) {}
 
   /**
-   * Have the ring learn `author`, by a question made no earlier than `since`; `others` are asked for along the
-   * way. Rejects with `RequestTimeout` and what the relay's refusal is.
+   * Have the ring learn `author`, by a request made no earlier than `since`. `others` are requested along with the
+   * author, and not waited for. Rejects with `RequestTimeout`, or the relay's refusal.
    */
   fetch(author: string, others: Iterable<string>, since: number): Promise<void> {
     const answered = this.want(author, since);
@@ -56,7 +56,7 @@ export class KeyFetcher {
     return answered;
   }
 
-  /** Ask again for the authors who are due for it, in the background. */
+  /** Ask again, in the background, for the authors that the ring calls stale. */
   refreshStale(): void {
     for (const author of this.ring.stale) {
       this.ring.stale.delete(author);
@@ -78,7 +78,7 @@ export class KeyFetcher {
 
   private async work(): Promise<void> {
     this.isWorking = true;
-    await Promise.resolve(); // whoever asks in the same step shares the question
+    await Promise.resolve(); // authors wanted in the same step share the request
     while (this.wanted.size > 0) {
       const askedAt = this.source.now();
       const batch = [...this.wanted].slice(0, MAX_AUTHORS);
@@ -138,7 +138,7 @@ function newWish(): Wish {
     reject = failed;
   });
   answered.catch((error: unknown) => {
-    if (!(error instanceof StrataError)) throw error; // a fault of ours must not pass unseen
-  }); // nobody need be waiting for a refresh
+    if (!(error instanceof StrataError)) throw error; // errors in our own code must not go unnoticed
+  }); // nothing may be waiting for a refresh
   return { answered, resolve, reject };
 }

@@ -1,13 +1,13 @@
 /**
  * What a relay connection knows of its authors' keys (R-075, R-336).
  *
- * An author is *known* once the relay has been asked for its identity packets. Most authors have none: their key
- * is in their DID, and remembering that costs one entry. For the others a `KeyChain` says which key could sign in
- * the second in which a relay received a packet.
+ * An author is *known* once the relay has been asked for its identity packets. Most authors have none: their key is in
+ * their DID, and remembering that costs one entry. For the others a `KeyChain` says which key could sign in the second
+ * in which a relay received a packet.
  *
- * The ring need not be told of every change at once. A packet that does not verify may be signed by a key that is
- * younger than what is known here. So a verdict against a packet stands only if the relay was asked after that
- * packet had arrived. A reader cannot notice a revocation by itself, so it asks again from time to time.
+ * The ring need not learn of every change at once. A packet that does not verify may be signed by a key that is newer
+ * than what is known here. So a packet is rejected only if the relay was asked after that packet had arrived. A reader
+ * cannot notice a revocation by itself, so the client asks again from time to time (`Options.keyRefreshInterval`).
  */
 
 // Core: no I/O, no clock, no randomness (held by tests/layout.test.ts).
@@ -20,7 +20,7 @@ import { isIdentityType } from "../protocol/keys/statements.js";
 import { DEFAULT_RULES, type KeyRules } from "../protocol/keys/states.js";
 import { checkExpiry, type Packet } from "../protocol/packets.js";
 
-/** Documents and keys trusted before any packet is read: by configuration or bootstrap. */
+/** Documents and keys trusted before any packet is read: from configuration or a bootstrap file. */
 export interface Anchors {
   readonly documents?: Readonly<Record<string, readonly DidDocument[]>>;
   /** Public keys by DID. */
@@ -29,29 +29,29 @@ export interface Anchors {
 }
 
 interface Author {
-  /** Undefined: nothing but the key in the DID itself. */
+  /** Undefined if there is only the key in the DID itself. */
   chain: KeyChain | undefined;
-  /** The relay told more than a chain may hold: nothing that this author signs resolves. */
+  /** Whether the relay sent more than a chain may hold: then every packet of this author is rejected. */
   readonly isOvergrown: boolean;
-  /** Whether the relay said itself that this was all it had of the author. */
+  /** Whether the relay itself said that this was everything it had of the author. */
   readonly isWhole: boolean;
-  /** When the relay was asked; all that it held then is in the chain. */
+  /** When the relay was asked; the chain includes everything it had then. */
   readonly askedAt: number;
   refreshAt: number;
-  /** What has changed the chain since the relay was asked. */
+  /** The packets that have changed the chain since the relay was asked. */
   readonly heard: Heard[];
 }
 
-/** An identity packet that came on a subscription. */
+/** An identity packet that arrived on a subscription. */
 interface Heard {
   readonly packet: Packet;
   readonly receivedAt: number;
   readonly arrivedAt: number;
 }
 
-/** The key chains of the authors met on one relay, the least recently met forgotten first. */
+/** The key chains of the authors met on one relay; those met least recently are forgotten first. */
 export class KeyRing {
-  /** Authors to ask for again, in the background; whoever does so takes them out. */
+  /** Authors to ask for again, in the background; the caller that does so removes them. */
   readonly stale = new Set<string>();
   private readonly authors = new Map<string, Author>();
 
@@ -67,9 +67,10 @@ export class KeyRing {
   }
 
   /**
-   * The relay was asked at `askedAt` and has answered with this chain, or with too much.
+   * Store the chain of the relay's answer to a request made at `askedAt`. `isOvergrown` means that the answer was too
+   * large. `isWhole` means that the relay marked the end of its answer.
    *
-   * The answer may have been on its way when identity packets came: what they changed stays changed.
+   * The answer may have been on its way when identity packets arrived: their changes are applied again.
    */
   async learn(
     did: string,
@@ -109,21 +110,21 @@ export class KeyRing {
     if (this.authors.size > this.maxAuthors) this.authors.delete(this.authors.keys().next().value as string);
   }
 
-  /** The chain that identity packets amount to; undefined if there is nothing but the DID itself. */
+  /** The chain that identity packets form; undefined if there is nothing but the DID itself. */
   async build(did: string, events: readonly ReceivedPacket[]): Promise<KeyChain | undefined> {
     if (events.length === 0 && !this.names(did)) return undefined;
     return KeyChain.replay(did, events, this.options(did));
   }
 
-  /** What is known of an author's keys, for showing to people; undefined if the relay was not asked. */
+  /** What is known of an author's keys, for display; undefined if the relay was not asked. */
   chain(did: string): KeyChain | undefined {
     const author = this.authors.get(did);
     return author && (author.chain ?? KeyChain.genesis(did, this.options(did)));
   }
 
   /**
-   * Whether the relay has told everything that it had about this author's keys, and said so, and nothing of that was
-   * still waiting here in this second: a relay may let a recovery wait for less.
+   * Whether the relay has given all that it had about this author's keys, and said so, and none of it was still pending
+   * at this second: the relay may let a recovery take effect sooner.
    */
   async hasAllKeys(did: string, at: number): Promise<boolean> {
     const author = this.authors.get(did);
@@ -133,8 +134,9 @@ export class KeyRing {
   /**
    * Check signature, key window and expiry of a packet that the relay received at `receivedAt`.
    *
-   * False says that the relay has to be asked first. An identity packet that passes counts from here on. Rejects
-   * with `InvalidPacket`.
+   * False means that the relay must be asked first: the author is unknown, or the packet did not verify but arrived
+   * after the relay was asked, so a newer key may have signed it. An identity packet that passes takes effect from here
+   * on. Rejects with `InvalidPacket`.
    */
   async verify(packet: Packet, receivedAt: number, arrivedAt: number): Promise<boolean> {
     const author = this.authors.get(packet.authorId);
@@ -142,7 +144,7 @@ export class KeyRing {
     this.authors.delete(packet.authorId);
     this.authors.set(packet.authorId, author);
     if (arrivedAt > author.refreshAt) {
-      // Set anew by the answer. The question may come to nothing, and then this is when it is due again.
+      // The answer sets this anew. If the request fails, this is when it is due again.
       author.refreshAt = arrivedAt + this.refreshInterval;
       this.stale.add(packet.authorId);
     }
@@ -173,7 +175,7 @@ export class KeyRing {
     checkExpiry(packet, receivedAt);
   }
 
-  /** Have a packet count, beside others that are applied meanwhile: each is applied to what the last one left. */
+  /** Apply a packet to the author's chain. If another one was applied meanwhile, apply it again to the new chain. */
   private async apply(one: Heard): Promise<void> {
     const did = one.packet.authorId;
     for (let author = this.authors.get(did); author !== undefined; author = this.authors.get(did)) {
@@ -186,12 +188,12 @@ export class KeyRing {
     }
   }
 
-  /** A chain with one more packet, if that fits. */
+  /** The chain with one more packet, or unchanged if the packet does not fit. */
   private async withOne(did: string, chain: KeyChain | undefined, one: Heard): Promise<KeyChain | undefined> {
     try {
       return await (chain ?? KeyChain.genesis(did, this.options(did))).apply(one.packet, one.receivedAt);
     } catch (error) {
-      // It held when it was received and does not fit what is known since, as after a conflict.
+      // It was valid when received, and does not fit what is known since, as after a conflict.
       if (!(error instanceof InvalidPacket)) throw error;
       return chain;
     }

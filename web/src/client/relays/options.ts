@@ -1,70 +1,82 @@
-/** Everything that a relay connection can be tuned by. */
+/** The options of a relay connection. */
 
 // Core: no I/O, no clock, no randomness (held by tests/layout.test.ts).
 
 /** How a relay connection behaves. All times are seconds, all sizes bytes. */
 export interface Options {
-  /** How long opening may take in all, attempts included, before `ConnectionFailed`. */
+  /** How long opening may take in all, over several attempts, before it rejects with `ConnectionFailed`. */
   readonly connectTimeout: number;
-  /** How long one attempt may take. */
+  /** How long one attempt to connect may take. */
   readonly handshakeTimeout: number;
-  /** How long to wait for what the relay announces; without it the relay counts as a plain one. */
+  /**
+   * How long to wait for the relay's manifest. Without it, the relay's first challenge shows which extensions it has;
+   * otherwise it counts as plain.
+   */
   readonly manifestTimeout: number;
-  /** After this much silence, while something is awaited, the relay is probed. */
+  /** The relay is probed after this much silence while something is awaited. */
   readonly pingInterval: number;
   /** How long a probe may go unanswered before the connection counts as dead. */
   readonly pingTimeout: number;
 
-  /** The first attempt to reconnect follows within this time; each further bound doubles. */
+  /** The longest wait before the first attempt to reconnect; it doubles with each attempt. */
   readonly backoffBase: number;
-  /** No wait between attempts is longer than this. */
+  /** The longest wait between attempts. */
   readonly backoffCap: number;
-  /** A connection that lived this long has earned a fresh start of the backoff. */
+  /** A connection that lasted this long resets the backoff. */
   readonly stableAfter: number;
 
-  /** When to prove the identity: never, once the relay refuses for want of it, or before anything is asked. */
+  /**
+   * When to prove the identity: never, once the relay refuses a request because the session is not authenticated, or on
+   * each connection before any request.
+   */
   readonly authenticate: "never" | "when_needed" | "always";
-  /** What to ask for in AUTH; undefined asks for all that the relay grants. */
+  /** The capabilities to request in AUTH; undefined requests all that the relay grants. */
   readonly capabilities: readonly string[] | undefined;
-  /** How long to wait for a challenge, and for the answer to AUTH. */
+  /** How long to wait for a challenge, and for the answer to AUTH, before the attempt fails. */
   readonly authTimeout: number;
-  /** The DID that the relay must show before a challenge is signed; undefined: the one in `pins`, or the first. */
+  /**
+   * The DID the relay must show before a challenge is signed. If undefined, the relay is held to the DID in `pins`, or
+   * else to the DID it showed first.
+   */
   readonly relayId: string | undefined;
 
-  /** How long a publish may take in all, unless the call says otherwise. */
+  /** How long a publish may take in all, unless the call gives a timeout. */
   readonly publishTimeout: number;
   /** How long to wait for an answer before the identical packet is sent again. */
   readonly ackTimeout: number;
-  /** Most publishes in progress; the next one waits for its turn. */
+  /** The most publishes in progress; the next one waits for its turn. */
   readonly maxInFlight: number;
 
-  /** Most events that one subscription holds for its consumer; then it leaves the relay's feed for a while. */
+  /** The most events one subscription holds for its consumer; when full, it leaves the relay's feed for a while. */
   readonly queueEvents: number;
-  /** Most bytes that it holds. */
+  /** The most bytes one subscription holds for its consumer. */
   readonly queueBytes: number;
-  /** Most packets asked for in one page of history. */
+  /** The most packets requested in one page of history. */
   readonly pageEvents: number;
-  /** After this much silence a plain relay, which marks no end, has sent all its history. */
+  /** After this much silence a plain relay, which does not mark the end of history, counts as having sent all of it. */
   readonly idleTimeout: number;
-  /** After this much silence a relay that does mark the end of history has failed to. */
+  /** After this much silence a relay that does mark the end of history counts as having failed to. */
   readonly historyTimeout: number;
   /** How many of the latest packet ids a subscription remembers in order to drop repeats. */
   readonly dedupPackets: number;
 
-  /** Whether to ask the relay for authors' key events before their packets are judged. */
+  /**
+   * Whether to ask the relay for authors' key events before their packets are judged. If false, only the key in an
+   * author's own DID counts: rotated keys are refused, revoked ones are not.
+   */
   readonly resolveKeys: boolean;
-  /** After this long an author's key events are asked for again, so that revocations are noticed. */
+  /** How long until the relay is asked again for an author's key events, so that revocations are noticed. */
   readonly keyRefreshInterval: number;
-  /** How long the relay may take to tell the keys of authors. */
+  /** How long the relay may take to answer a request for authors' keys. */
   readonly keyTimeout: number;
-  /** How many authors' keys are remembered, the least recently met forgotten first. */
+  /** How many authors' keys are remembered; those met least recently are forgotten first. */
   readonly keyAuthors: number;
 
-  /** Largest message taken from a relay, in UTF-16 units of its text. */
+  /** The largest message accepted from a relay, in UTF-16 code units of its text. */
   readonly maxMessageLength: number;
 }
 
-/** What counts where a program says nothing; as in Python. */
+/** The defaults; the same as in Python. */
 export const DEFAULT_OPTIONS: Options = {
   connectTimeout: 10,
   handshakeTimeout: 10,
@@ -94,7 +106,7 @@ export const DEFAULT_OPTIONS: Options = {
   maxMessageLength: 2 * 1_048_576 + 65_536,
 };
 
-/** The defaults with these in their place. Throws `TypeError` for a value that cannot work. */
+/** The defaults, overridden by the given options. Throws `TypeError` for a value that cannot work. */
 export function withDefaults(given: Partial<Options>): Options {
   const set = Object.fromEntries(Object.entries(given).filter(([, value]) => value !== undefined));
   const options: Options = { ...DEFAULT_OPTIONS, ...set };

@@ -1,15 +1,15 @@
 /**
- * The relays that a client has met before: address and DID, nothing secret (R-298).
+ * The relays a client has met before: address and DID, nothing secret (R-298).
  *
- * Trust on first use: the DID that a relay shows when it is first authenticated to is kept, and from then on no
- * challenge of another relay at that address is signed, and none of that relay at another address. A pin is never
- * replaced here.
+ * Trust on first use: the DID that a relay shows at the first authentication is kept. From then on the client signs
+ * neither a challenge of another relay at that address, nor a challenge of that relay at another address. A pin is
+ * never replaced here.
  */
 
 import { isDid } from "../protocol/ids.js";
 import { IdentityError } from "../protocol/errors.js";
 
-/** Where pins are kept. Calls may reject; then nothing is authenticated. */
+/** A store of pins. If `load` rejects, opening the relay does; if `add` rejects, a warning is logged. */
 export interface Pins {
   /** All pins: DIDs by address. */
   load(): Promise<ReadonlyMap<string, string>>;
@@ -57,7 +57,7 @@ export function parsePins(text: string, place: string): Map<string, string> {
   return new Map(entries as [string, string][]);
 }
 
-/** What tells one relay's address from another's: scheme, host, port and path. */
+/** What identifies a relay's address: scheme, host, port and path. */
 export function addressOf(url: string): string {
   const { protocol, hostname, port, pathname } = new URL(url);
   return `${protocol}//${hostname}:${port || (protocol === "wss:" ? "443" : "80")}${pathname}`;

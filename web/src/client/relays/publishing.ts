@@ -1,17 +1,17 @@
 /**
  * The publishes in progress on one relay connection.
  *
- * A publish ends in exactly one of three ways: the relay acknowledged it, the relay refused it for good, or its
- * time ran out. Silence is never success (R-193). In between it is in one of these places:
+ * A publish ends in exactly one of three ways: the relay acknowledged it, the relay refused it permanently, or its time
+ * ran out. Silence is never success (R-193). Until then it is in one of these states:
  *
  *     waiting ──sent──▶ in flight ──OK / final ERROR──▶ settled
  *        ▲                  │
- *        └── passing ERROR, connection lost, no answer within ackTimeout
+ *        └── temporary ERROR, connection lost, no answer within ackTimeout
  *
- * A publish refused for lack of authentication waits, *parked*, until authentication has been decided. Every
- * sending is the same text, `client_msg_id` included (R-194), so an answer to any of them settles it, and a
- * relay that had stored the first says `duplicate`, which is success. When the relay names a time to come back,
- * every publish waits for it, in the order they were made: the budget belongs to the session.
+ * A publish refused for lack of authentication waits, *parked*, until authentication has been decided. A publish is
+ * always sent as the same text, `client_msg_id` included (R-194). An answer to any of the copies therefore settles it,
+ * and a relay that stored the first copy answers `duplicate`, which is success. When the relay gives a time to retry
+ * after, every publish waits for it, in the order they were made: the budget belongs to the session.
  */
 
 // Core: no I/O, no clock, no randomness (held by tests/layout.test.ts).
@@ -27,7 +27,7 @@ import type { Published, Statistics } from "./values.js";
 /** Names one publish in progress: its `client_msg_id`. */
 export type Handle = string;
 
-/** A publish has ended: with the relay's word, or with the error to throw. */
+/** A publish has ended: with the relay's confirmation, or with the error to throw. */
 export interface PublishSettled {
   readonly kind: "published";
   readonly handle: Handle;
@@ -39,32 +39,32 @@ interface Pending {
   readonly frame: string;
   readonly timeout: number;
   readonly deadline: number;
-  /** In flight: when to stop waiting for the answer. Waiting: not to be sent before this. */
+  /** In flight: when to stop waiting for the answer. Waiting: when it may be sent. */
   dueAt: number;
   inFlight: boolean;
   sent: boolean;
-  /** Refusals that may pass, so far. */
+  /** The temporary refusals so far. */
   attempts: number;
-  /** Waiting: until authentication is decided, whatever `dueAt` says. */
+  /** Waiting: whether it waits until authentication is decided, whatever `dueAt` is. */
   parked: boolean;
-  /** In flight: sent before the session was authenticated, so a refusal may be about that. */
+  /** In flight: whether it was sent before the session was authenticated, so a refusal may be about that. */
   anonymous: boolean;
-  /** The answer to the latest sending, if it was a passing refusal. */
+  /** The answer to the latest copy sent, if it was a temporary refusal. */
   refusal: RequestRefused | undefined;
 }
 
-/** Owns every publish in progress; appends frames to `outbox` and endings to `settled`. */
+/** Owns every publish in progress; appends frames to `outbox` and outcomes to `settled`. */
 export class Publishing {
   settled: PublishSettled[] = [];
-  /** No later than the next moment at which `handleTimer` has work; it may be earlier. */
+  /** When to call `handleTimer`; this may be earlier than it has work to do. */
   wakeAt = Infinity;
-  // In the order they were made, which is the order of sending and sending again.
+  // In the order they were made, which is also the order in which they are sent and sent again.
   private readonly pending = new Map<Handle, Pending>();
   private last = 0;
   private connected = false;
   private forbidden: StrataError | undefined;
   private holdUntil = -Infinity;
-  private heldBy: RequestRefused | undefined; // the refusal that named this time
+  private heldBy: RequestRefused | undefined; // the refusal that set `holdUntil`
 
   constructor(
     private readonly options: Options,
@@ -73,12 +73,12 @@ export class Publishing {
     private readonly outbox: string[],
   ) {}
 
-  /** How many are in progress. */
+  /** How many publishes are in progress. */
   get size(): number {
     return this.pending.size;
   }
 
-  /** Begin to publish a packet given by its canonical text; it is sent once a connection is there. */
+  /** Begin to publish a packet given by its canonical text; it is sent once there is a connection. */
   add(packetId: string, canonical: string, timeout: number, now: number, given = timeout): Handle {
     const handle = `p${++this.last}`;
     const pending: Pending = {
@@ -101,12 +101,15 @@ export class Publishing {
     return handle;
   }
 
-  /** Forget a publish that nobody waits for. The relay may have stored the packet, or may yet. */
+  /** Forget a publish. The relay may have stored the packet, or may still store it. */
   cancel(handle: Handle): void {
     this.pending.delete(handle);
   }
 
-  /** Send, or send again, everything that has no answer. `forbidden`: why this session must not publish. */
+  /**
+   * Send, or send again, everything that has no answer. `forbidden` is why this session must not publish, if so; then
+   * every publish ends with it.
+   */
   connectionMade(now: number, forbidden: StrataError | undefined): void {
     this.connected = true;
     this.forbidden = forbidden;
@@ -114,8 +117,8 @@ export class Publishing {
   }
 
   /**
-   * The session has been authenticated: packets refused for lack of that go out again. It has another budget from now
-   * on.
+   * Note that the session is authenticated: packets refused for lack of that are sent again. The session has a new
+   * budget from now on.
    */
   authorize(now: number, forbidden: StrataError | undefined): void {
     this.forbidden = forbidden;
@@ -131,7 +134,7 @@ export class Publishing {
     this.sendAll(now);
   }
 
-  /** Authentication has failed: the relay's refusals stand, and `error` is their cause. */
+  /** Note that authentication failed: the relay's refusals stand, with `error` as their cause. */
   giveUp(error: StrataError): void {
     for (const [handle, { parked, refusal }] of [...this.pending]) {
       if (!parked || refusal === undefined) continue;
@@ -140,7 +143,7 @@ export class Publishing {
     }
   }
 
-  /** No answer will come to the packets in flight: they wait for the next connection. */
+  /** Make the packets in flight wait for the next connection: no answer to them will come. */
   connectionLost(): void {
     this.connected = false;
     this.forbidden = undefined;
@@ -152,8 +155,8 @@ export class Publishing {
   }
 
   /**
-   * Settle what the OK answers; false if it answers nothing in progress here. An OK for another packet than the
-   * one sent is no answer: to believe it would be to take silence for success.
+   * Settle the publish that the OK answers; false if it answers nothing in progress here. An OK for a packet other than
+   * the one sent is not an answer: accepting it would be taking silence for success.
    */
   receiveOk(message: Ok): boolean {
     const handle = this.find(message.client_msg_id, message.packet_id);
@@ -178,21 +181,21 @@ export class Publishing {
   }
 
   /**
-   * Settle, or put off, what the ERROR answers; false if it answers nothing in progress here. `park` says that
-   * authentication is under way: a packet refused for lack of it waits for the outcome.
+   * Settle, or put off, the publish that the ERROR answers; false if it answers none in progress here. `park` means
+   * that authentication is under way: a packet refused for lack of it waits for the outcome.
    */
   receiveError(message: ErrorMessage, refusal: RequestRefused, now: number, park: boolean): boolean {
     const handle = this.find(message.client_msg_id, undefined);
     const pending = handle === undefined ? undefined : this.pending.get(handle);
     if (handle === undefined || pending === undefined) return false;
-    // A second answer, to a packet sent twice: only the first one counts while the next is awaited.
+    // A second answer to a packet sent twice: only the first one counts.
     if (!pending.inFlight) return true;
     const retry = refusal.retry;
     if (retry === "authenticate" && park) {
       this.putOff(pending, refusal, Infinity);
       pending.parked = true;
     } else if (retry === "authenticate" && pending.anonymous) {
-      // The relay judged it before it knew us; the answers may overtake each other.
+      // The relay judged it before it had authenticated us; answers may overtake each other.
       this.putOff(pending, refusal, now);
       this.sendIfDue(handle, pending, now);
     } else if (retry === "never" || retry === "authenticate") {
@@ -200,7 +203,7 @@ export class Publishing {
     } else {
       const delay = retryDelay(pending.attempts, this.options, refusal.retryAfter, this.random);
       const isInTime = now + delay < pending.deadline;
-      // A relay that asks for a longer wait than anybody has time for has refused this packet alone.
+      // A wait longer than any caller would accept is a refusal of this packet only.
       const isBearable = isInTime || (refusal.retryAfter ?? 0) <= MAX_RETRY_AFTER_SECONDS;
       const isForAll = retry === "later" && isBearable && isAboutTheSession(refusal);
       if (isForAll && now + delay > this.holdUntil) {
@@ -208,7 +211,7 @@ export class Publishing {
         this.heldBy = refusal;
       }
       if (!isInTime) {
-        this.refuse(handle, refusal); // it could not be sent again in time: say why, not merely when
+        this.refuse(handle, refusal); // too late to send it again; a timeout would not say why
         return true;
       }
       pending.attempts++;
@@ -217,7 +220,7 @@ export class Publishing {
     return true;
   }
 
-  /** Expire publishes out of time, send those that are due, and set `wakeAt` anew. */
+  /** Expire publishes that are out of time, send those that are due, and reset `wakeAt`. */
   handleTimer(now: number): void {
     this.wakeAt = Infinity;
     for (const [handle, pending] of [...this.pending]) {
@@ -296,7 +299,7 @@ export class Publishing {
     this.settled.push({ kind: "published", handle, outcome: refusal });
   }
 
-  /** Which publish an answer is for. A plain relay may not echo `client_msg_id` (R-136). */
+  /** The publish that an answer is for. A plain relay may not echo `client_msg_id` (R-136). */
   private find(clientMsgId: string | undefined, packetId: string | undefined): Handle | undefined {
     if (clientMsgId !== undefined) return this.pending.has(clientMsgId) ? clientMsgId : undefined;
     if (packetId === undefined) return undefined;
@@ -310,16 +313,16 @@ export class Publishing {
 }
 
 /**
- * Whether the budget that is used up is that of all publishes, and not of an author or a type alone.
+ * Whether the budget that is used up is that of all publishes, and not only of an author or a type.
  *
- * RFC-0004 has no names for budgets. This project's relay names that of a session, as every limit of one, by a detail
- * that ends so (`publish_limit`), and others otherwise (`trust_budget`).
+ * RFC-0004 has no names for budgets. In this project's relay, the detail for any limit of a session ends in `_limit`
+ * (`publish_limit`), and other details do not (`trust_budget`).
  */
 function isAboutTheSession(refusal: RequestRefused): boolean {
   return refusal.detail === undefined || refusal.detail.endsWith("_limit");
 }
 
-/** What the relay has said of another packet, and what is left of the wait that it asked for. */
+/** The refusal that the relay gave for another packet, with what is left of the wait it asked for. */
 function saidAgain(refusal: RequestRefused, wait: number): RequestRefused {
   const retryAfter = Math.max(1, Math.ceil(wait));
   return new RequestRefused(refusal.code, refusal.reason, { detail: refusal.detail, retryAfter });

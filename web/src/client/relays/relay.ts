@@ -1,4 +1,4 @@
-/** A relay as a program sees it: publish, subscribe, look packets up. */
+/** A relay as a program sees it: publish, subscribe, look up packets. */
 
 import { build } from "../building.js";
 import { memoryOutbox } from "../outbox/memory.js";
@@ -34,40 +34,41 @@ import {
 
 /** How to connect: every `Options` value by name, and these. */
 export interface ConnectOptions extends Partial<Options> {
-  /** Whom to sign and to authenticate as. */
+  /** The identity to sign and authenticate as. */
   readonly identity?: Signer | undefined;
-  /** Where the DIDs of relays met are kept; without it each relay is held to its first DID while connected. */
+  /** Where the DIDs of relays met are kept. Without it, a `Relay` holds its relay to the first DID it shows. */
   readonly pins?: Pins | undefined;
-  /** Documents and keys trusted beforehand. */
+  /** Documents and keys trusted in advance. */
   readonly anchors?: Anchors;
   /** Where packets wait until a relay has them; in memory unless given. */
   readonly outbox?: OutboxStore;
-  /** The WebSocket to use where the program has none of its own. */
+  /** The WebSocket class to use; by default the global one. */
   readonly webSocket?: WebSocketConstructor;
-  /** Called when a connection came or went, or a session was authenticated or not. What it throws is logged. */
+  /** Called when a connection is made or lost, and when authentication has been decided. What it throws is logged. */
   readonly onChange?: () => void;
 }
 
 /**
  * One relay, kept connected until `close`.
  *
- * After a cut it connects again: packets without an answer are published again, and subscriptions go on where they
- * stood. Once the relay refuses for good (an absence is no refusal), every call rejects with `ConnectionFailed`.
+ * After a lost connection it reconnects: packets without an answer are published again, and subscriptions resume where
+ * they stopped. Once the relay refuses permanently (being unreachable is not a refusal), every call rejects with
+ * `ConnectionFailed`.
  */
 export class Relay {
-  /** Packets that wait until the relay has them, over restarts of the program where its store lasts as long. */
+  /** Packets that wait until the relay has them; they survive restarts of the program if the outbox's store does. */
   readonly outbox: Outbox;
   private readonly driver: Driver;
   private readonly options: Options;
   private readonly identity: Signer | undefined;
   private readonly keys: KeyFetcher;
   private inFlight = 0;
-  /** How many sessions there have been, anonymous ones among them, when the outbox was last woken. */
+  /** How many sessions there had been, including anonymous ones, when the outbox was last woken. */
   private sessions = 0;
   private readonly turns: (() => void)[] = [];
 
   /**
-   * Does nothing yet: `open` connects. Throws `ConnectionFailed` for what is no ws or wss URL, and `TypeError` for
+   * Does not connect; `open` does. Throws `ConnectionFailed` if `url` is not a ws or wss URL, and `TypeError` for
    * options that cannot work.
    */
   constructor(
@@ -84,14 +85,14 @@ export class Relay {
     const changed = () => {
       const { connections, authentications } = this.driver.core.statistics;
       if (this.isConnected && this.sessions !== connections + authentications) {
-        this.sessions = connections + authentications; // one that could not be authenticated is no other session
+        this.sessions = connections + authentications; // a failed authentication does not make a new session
         this.outbox.wake();
       }
       if (this.failure !== undefined) void this.outbox.stop(this.failure); // another tab may have a connection
       try {
         onChange?.();
       } catch (error) {
-        console.error("a handler of the relay connection failed", error); // and harms none of the connection
+        console.error("a handler of the relay connection failed", error); // the connection is not affected
       }
     };
     this.driver = new Driver(url, this.options, { signer: identity, pins, webSocket, changed });
@@ -106,16 +107,16 @@ export class Relay {
   }
 
   /**
-   * Connect, and authenticate with `authenticate: "always"`.
+   * Connect, and authenticate if `authenticate: "always"`.
    *
-   * Requests made before are answered once there is a connection. Rejects with `ConnectionFailed`, at once if trying
-   * again cannot help, else after `connectTimeout` (which may be `Infinity`), and with what `authenticate` rejects
-   * with; the relay is closed then.
+   * Requests made meanwhile are sent once there is a connection. Rejects with `ConnectionFailed` (at once if retrying
+   * cannot help, else after `connectTimeout`, which may be `Infinity`), and with whatever `authenticate` rejects with;
+   * the relay is then closed.
    */
   async open(): Promise<this> {
     try {
       const opened = this.driver.open();
-      opened.catch(() => undefined); // nobody waits for it where the outbox cannot be used
+      opened.catch(() => undefined); // nothing awaits it if starting the outbox throws
       this.outbox.start();
       await opened;
       if (this.options.authenticate === "always") await this.authenticate();
@@ -126,14 +127,14 @@ export class Relay {
     return this;
   }
 
-  /** Close the connection: publishes and subscriptions still waiting reject with `Closed`. Idempotent. */
+  /** Close the connection. Publishes and subscriptions still waiting reject with `Closed`. Idempotent. */
   async close(): Promise<void> {
     const closed = new Closed("the relay connection was closed");
     this.driver.stop(closed);
     await this.outbox.stop(closed);
   }
 
-  /** Closes, at the end of an `await using` block. */
+  /** Close, at the end of an `await using` block. */
   [Symbol.asyncDispose](): Promise<void> {
     return this.close();
   }
@@ -141,9 +142,10 @@ export class Relay {
   /**
    * Prove the identity to the relay; resolves once the relay has said AUTH_OK.
    *
-   * Seldom needed: `authenticate: "when_needed"` does it where a relay demands it. From now on it is done on every
-   * new connection before anything else is sent. Rejects with `RequestRefused`, `RequestTimeout`, `InvalidMessage` if
-   * it is not the relay expected or its challenge must not be signed, `TypeError` without an identity.
+   * Seldom needed: by default (`Options.authenticate`) the client authenticates when a relay requires it. After this
+   * call, every new connection authenticates before it sends anything else. Rejects with `RequestRefused`,
+   * `RequestTimeout`, `InvalidMessage` if it is not the expected relay or its challenge must not be signed,
+   * `IdentityError` if the identity cannot sign, `TypeError` without an identity or with `authenticate: "never"`.
    */
   async authenticate(options: { timeout?: number } = {}): Promise<Authenticated> {
     this.driver.checkOpen();
@@ -154,12 +156,13 @@ export class Relay {
   }
 
   /**
-   * Hand a packet to the relay; resolves once the relay has stored it durably, and only then.
+   * Publish a packet; resolves only once the relay has stored it durably.
    *
-   * It is sent as often as it takes, over as many connections as it takes, within the timeout. Rejects with
-   * `RequestRefused` if the relay refuses it for good or cannot take it in time, `MissingCapability`,
-   * `RequestTimeout`, `InvalidPacket` if it is larger than the relay says it takes, `Closed`, `ConnectionFailed`.
-   * After a timeout the packet may be stored or not; publishing it again is safe, for a relay keeps it once.
+   * The packet is sent as many times, and over as many connections, as necessary within the timeout. Rejects with
+   * `RequestRefused` if the relay refuses permanently or cannot take the packet in time, `MissingCapability`,
+   * `RequestTimeout`, `InvalidPacket` if the packet is larger than the relay says it accepts, `Closed`,
+   * `ConnectionFailed`. After a timeout the packet may or may not be stored. Publishing the same packet again is safe,
+   * because a relay stores it once.
    */
   async publish(packet: Packet, options: PublishOptions = {}): Promise<Published> {
     this.driver.checkOpen();
@@ -184,10 +187,10 @@ export class Relay {
   }
 
   /**
-   * Sign `content` as of now, and `publish` it; resolves on OK only.
+   * Sign `content` with the relay's identity and the current time, and `publish` it.
    *
-   * Rejects with what `publish` and `build` reject with, and `TypeError` without an identity. A retry after a timeout
-   * makes another packet; to repeat the same one, build it, or add it to the outbox.
+   * Rejects with what `publish` and `build` reject with, and `TypeError` without an identity. Another call after a
+   * timeout makes a new packet; to retry the same packet, build it and use `publish`, or add it to the outbox.
    */
   async post(
     content: Readonly<Record<string, unknown>>,
@@ -198,9 +201,9 @@ export class Relay {
   }
 
   /**
-   * Stored packets that match, and with `live` (the default) the new ones after them.
+   * Read stored packets that match and then, with `live` (the default), new ones.
    *
-   * The request goes out at once. Throws `TypeError` for options that no relay could serve, `Closed`,
+   * The request is sent at once. Throws `TypeError` for options that no relay could serve, `Closed`,
    * `ConnectionFailed`.
    */
   subscribe(options: SubscribeOptions = {}): Subscription {
@@ -208,16 +211,17 @@ export class Relay {
     return new Subscription(this.driver, new Query(options), this.options, this.keys, options.onLogReset);
   }
 
-  /** Stored packets that match, at most `limit`, read page by page; ends when there are no more. */
+  /** Read stored packets that match, at most `limit`, page by page; ends when there are no more. */
   fetch(options: FetchOptions = {}): Subscription {
     return this.subscribe({ ...options, live: false });
   }
 
   /**
-   * The packet with this id, or undefined if the relay does not have it.
+   * Return the packet with this id, or undefined if the relay does not have it.
    *
-   * A relay without the `packet_ids` addition is read through until the packet turns up: narrow that by `authors`,
-   * `since` and `until`. Rejects with `RequestTimeout`, and what iterating a subscription rejects with.
+   * If the relay lacks the `packet_ids` extension, its history is read until the packet is found: pass `authors`,
+   * `since` and `until` to narrow the search. Rejects with `RequestTimeout`, and what iterating a subscription rejects
+   * with.
    */
   async get(
     packetId: string,
@@ -242,9 +246,9 @@ export class Relay {
   }
 
   /**
-   * What the relay tells of an author's keys, as a chain that says which key could sign when.
+   * Ask the relay for an author's keys: a chain that says which key could sign when.
    *
-   * Rejects with `RequestTimeout` and what the relay's refusal is.
+   * Rejects with `RequestTimeout`, or the relay's refusal.
    */
   async keyChain(did: string): Promise<KeyChain> {
     this.driver.checkOpen();
@@ -258,7 +262,7 @@ export class Relay {
    * Send an operator's request, such as MODERATE (an extension of this project's relay), and wait for its answer.
    *
    * Rejects with `RequestRefused`, `RequestTimeout`, and `ConnectionFailed` if the connection is lost before the
-   * answer: whether it took effect is unknown then.
+   * answer; whether the request took effect is then unknown.
    */
   async ask(
     message: { readonly type: string } & Readonly<Record<string, unknown>>,
@@ -268,33 +272,33 @@ export class Relay {
     return this.driver.ask(message, options.timeout ?? this.options.ackTimeout);
   }
 
-  /** What has happened since opening, as a copy that stays as it is. */
+  /** Counts since opening, as a copy that does not change. */
   get statistics(): Statistics {
     const current = this.driver.core.statistics;
     return { ...current, refusals: { ...current.refusals } };
   }
 
-  /** Whether there is a connection at this moment. */
+  /** Whether there is a connection now. */
   get isConnected(): boolean {
     return this.announced !== undefined;
   }
 
-  /** Why nothing further will happen, once that is so. */
+  /** Why the connection has ended permanently; undefined while it has not. */
   get failure(): Closed | ConnectionFailed | undefined {
     return this.driver.failure;
   }
 
-  /** What the relay now connected says about itself; undefined between connections. */
+  /** What the connected relay says about itself; undefined between connections. */
   get announced(): Announced | undefined {
     return this.driver.core.announced;
   }
 
-  /** Whom the relay takes this connection for; undefined while it is anonymous. */
+  /** The identity and capabilities the relay grants this connection; undefined while it is anonymous. */
   get session(): Authenticated | undefined {
     return this.driver.core.session;
   }
 
-  /** The relay's DID, as it is expected or was first shown; undefined while neither is so. */
+  /** The relay's DID, as expected or as first shown; undefined until either is known. */
   get relayId(): string | undefined {
     return this.driver.core.serverId;
   }
@@ -326,7 +330,7 @@ export class Relay {
     });
   }
 
-  /** Every identity packet that the relay has of these authors, whoever signed it. */
+  /** Yield every identity packet the relay has of these authors, with signatures unchecked. */
   private async *identityPackets(authors: readonly string[], signal: AbortSignal): AsyncGenerator<ReceivedPacket> {
     this.driver.checkOpen(); // it may have been closed since the keys were wanted
     this.driver.core.statistics.keyFetches++;
@@ -344,7 +348,7 @@ export class Relay {
             const { packet } = restore(item.packet, item.annotations);
             if (query.matches(packet, item.receivedAt)) yield { packet, receivedAt: item.receivedAt };
           } catch (error) {
-            if (!(error instanceof InvalidPacket)) throw error; // a packet that is none proves nothing about keys
+            if (!(error instanceof InvalidPacket)) throw error; // an invalid packet proves nothing about keys
           }
         } else if (stream.phase === "ended") {
           if (stream.error !== undefined) throw stream.error;
@@ -362,7 +366,7 @@ export class Relay {
 /**
  * Connect to a relay.
  *
- * Rejects with `ConnectionFailed`: at once if trying again cannot help, else after `connectTimeout` seconds; with
+ * Rejects with `ConnectionFailed` (at once if retrying cannot help, else after `connectTimeout` seconds), and with
  * `TypeError` for options that cannot work.
  */
 export async function connect(url: string, options: ConnectOptions = {}): Promise<Relay> {

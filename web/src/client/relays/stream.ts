@@ -1,29 +1,29 @@
 /**
  * One subscription across any number of connections.
  *
- * The consumer is promised every matching packet once and in the relay's order. Three things carry that:
+ * The consumer is promised every matching packet once and in the relay's order. This rests on three things:
  *
- * *The position* is the last cursor queued. Whatever cuts the stream, reading goes on strictly after it (R-154).
- * Events are queued in the order in which the relay sends them, so nothing up to it is missing.
+ * *The position.* `position` is the last cursor queued. Whatever interrupts the stream, reading resumes strictly after
+ * it (R-154). Events are queued in the order the relay sends them, so nothing up to it is missing.
  *
- * *The wire id.* Every SUBSCRIBE uses a fresh `subscription_id`. What still arrives for an old one is of a stream
- * that was left, and is ignored: it will come again after the position.
+ * *The wire id.* Every SUBSCRIBE uses a fresh `subscription_id`. Events that still arrive for an old one belong to a
+ * stream that was left, and are ignored: they will come again after the position.
  *
- * *The window.* Ids handed on are remembered (`Inspector`), so where a stream must overlap, repeats are dropped.
+ * *The window.* Delivered ids are remembered (`Inspector`), so where streams must overlap, repeats are dropped.
  *
  *     waiting ──SUBSCRIBE──▶ history ──▶ live          waiting: not on the wire, because there is no connection,
  *        ▲                      │   ◀──    │                    the queue has no room, or the relay said later.
  *        └──────────────────────┴──────────┘           ended:   nothing more will be queued.
  *
- * History is read in pages, each after the last one's cursor, each asked for when the queue has room for it. Then
- * `gapless` gives one live stream in which every event has its cursor. When the queue is full the stream is left
- * with UNSUBSCRIBE, and taken up again from the position, by pages, once the consumer has made room: the relay's
- * store is the buffer. A browser cannot stop reading its socket, so a relay that never gives a cursor has no such
- * buffer: its subscription ends with an error when several times the usual number of events wait.
+ * History is read in pages. Each page starts after the cursor of the last one, and is requested when the queue has
+ * room for it. Then `gapless` gives one live stream in which every event has its cursor. When the queue is full, the
+ * stream is left with UNSUBSCRIBE, and resumed from the position, by pages, once the consumer has made room: the
+ * relay's store is the buffer. A browser cannot stop reading its socket, so a relay that never gives a cursor leaves
+ * no such buffer: its subscription ends with an error when four times the usual number of events wait.
  *
  * A plain relay does not mark the end of history: only an empty page, ended by silence, proves that history is
- * done, and that last subscription then stays, live since it was made. Its live events need not carry cursors;
- * after half a window of those the subscription is made anew from the position.
+ * complete. That last subscription then stays open, and has been live since it was made. Its live events need not
+ * carry cursors; after half a window of those, the subscription is made anew from the position.
  */
 
 // Core: no I/O, no clock, no randomness (held by tests/layout.test.ts).
@@ -39,7 +39,7 @@ const EVENT_OVERHEAD_BYTES = 256;
 const MAX_RESETS = 3;
 const UNBUFFERED_ROOM = 4;
 
-/** Where a subscription stands with the relay. */
+/** The state of a subscription with the relay. */
 export type Phase = "waiting" | "history" | "live" | "ended";
 
 const MOVES: Readonly<Record<Phase, readonly Phase[]>> = {
@@ -49,25 +49,25 @@ const MOVES: Readonly<Record<Phase, readonly Phase[]>> = {
   ended: [],
 };
 
-/** An event as it arrived: nothing in it has been checked. */
+/** An event as it arrived: its contents are unchecked. */
 export interface QueuedEvent {
   readonly kind: "event";
   /** The packet's JSON text. */
   readonly packet: string;
-  /** As far as it could be asked for: a relay may send any integer. */
+  /** Clamped to safe integers: a relay may send any integer. */
   readonly receivedAt: number;
   readonly cursor: string | undefined;
   readonly live: boolean | undefined;
   readonly annotations: JsonObject | undefined;
-  /** When it came in, on the connection's clock. */
+  /** When it arrived, on the connection's clock. */
   readonly arrivedAt: number;
-  /** How much came: cursor and annotations may be larger than the packet. */
+  /** The length of the whole message: cursor and annotations may be larger than the packet. */
   readonly length: number;
-  /** The relay was asked to apply the bounds on the time of receipt. */
+  /** Whether the relay was asked to apply the bounds on the time of receipt. */
   readonly byReceipt: boolean;
 }
 
-/** Word of a reset, between two events. */
+/** Notice of a reset, at its place between two events. */
 export interface QueuedReset {
   readonly kind: "reset";
   readonly reset: LogReset;
@@ -86,14 +86,14 @@ export class Stream {
   private parked: RequestRefused | undefined;
   private anonymous = false;
   private queue: (QueuedEvent | QueuedReset)[] = [];
-  private first = 0; // where the queue begins: taking from the front of an array costs its length
+  private first = 0; // where the queue begins: removing the first element of an array takes time linear in its length
   private queuedBytes = 0;
   private resets = 0;
   private delivered = 0;
   private attempt = 0;
   private position: string | undefined;
   private askedPosition: string | undefined;
-  private landmark: string | undefined; // where a page has led before
+  private landmark: string | undefined; // a position that an earlier page led to
   private pages = 0;
   private since: number | undefined;
   private newestReceivedAt: number | undefined;
@@ -123,12 +123,12 @@ export class Stream {
 
   // What the application does.
 
-  /** How many events wait for the consumer. */
+  /** How many events and resets wait for the consumer. */
   get queued(): number {
     return this.queue.length - this.first;
   }
 
-  /** The next queued event, or word of a reset. The caller must call `taken`. */
+  /** Take the next queued event or notice of a reset, if any. The caller must then call `taken`. */
   take(): QueuedEvent | QueuedReset | undefined {
     const item = this.queue[this.first];
     if (item === undefined) return undefined;
@@ -146,7 +146,7 @@ export class Stream {
     return this.queue.slice(this.first).filter((item) => item.kind === "event");
   }
 
-  /** The event last taken was handed on, or dropped. Goes on reading where room was wanting. */
+  /** Note that the event last taken was delivered, or dropped; resume reading if that awaited room. */
   taken(delivered: boolean, now: number): void {
     if (delivered) this.delivered++;
     if (this.delivered === this.query.limit) {
@@ -170,8 +170,8 @@ export class Stream {
   // What the connection brings.
 
   /**
-   * A relay is there: go on after the position. `clockOffset` is by how much Unix time is ahead of `now`,
-   * `forbidden` says why this session must not subscribe.
+   * Note a new connection: resume after the position. `clockOffset` is Unix time minus `now`. `forbidden` is why this
+   * session must not subscribe, if so; then the subscription ends with it.
    */
   connectionMade(
     announced: Announced,
@@ -186,7 +186,7 @@ export class Stream {
     this.subscribeIfPossible(now);
   }
 
-  /** The session has been authenticated: ask again, if the relay had wanted that. */
+  /** Note that the session is authenticated: subscribe again, if that was refused for lack of it. */
   authorize(now: number, forbidden: StrataError | undefined): void {
     this.forbidden = forbidden;
     this.anonymous = this.wireId !== undefined;
@@ -194,19 +194,19 @@ export class Stream {
     this.subscribeIfPossible(now);
   }
 
-  /** Authentication has failed: the relay's refusal stands, and `error` is its cause. */
+  /** Note that authentication failed: the relay's refusal stands, with `error` as its cause. */
   giveUp(error: StrataError): void {
     if (this.parked === undefined) return;
     this.parked.cause = error;
     this.close(this.parked);
   }
 
-  /** The relay has announced more; the next SUBSCRIBE makes use of it. */
+  /** Note that the relay has announced more extensions; the next SUBSCRIBE uses them. */
   learn(announced: Announced): void {
     this.announced = announced;
   }
 
-  /** The stream broke off. What is queued stays; the rest will be read after the position. */
+  /** Note a lost connection. Queued events stay; the rest will be read after the position. */
   connectionLost(): void {
     this.announced = this.forbidden = this.parked = undefined;
     this.behind = true;
@@ -216,29 +216,29 @@ export class Stream {
   }
 
   /**
-   * Queue an event that came for `wireId`, or leave the stream where it does not belong; `length` is that of the whole
-   * message.
+   * Queue an event for `wireId`, or leave the stream if the event belongs to a later page. `length` is the length of
+   * the whole message.
    */
   receiveEvent(message: Event, now: number, length: number): void {
     this.refusals = this.resets = 0;
     const cursor = message.cursor;
     if (this.phase === "live" && cursor !== undefined && !this.gapless && !this.marked) {
-      // A plain relay's live event with a cursor, or its history after a long silence: nothing tells them
-      // apart, and to take it for history costs one empty page.
+      // A plain relay's live event with a cursor, or its history after a long silence: they cannot be
+      // distinguished, and treating it as history costs one empty page.
       this.caughtUp = false;
       this.move("history");
     }
     if (!this.gapless && this.phase === "history") {
       if (cursor === undefined && !this.marked) {
         // Historical events carry a cursor (R-153), so this one is live and the page is over. Only an empty
-        // page says that nothing is left between the position and here.
+        // page shows that nothing is left between the position and this event.
         if (this.pageEvents > 0 || !this.query.live) {
           this.endPage(now);
           return;
         }
         this.catchUp();
       } else if (this.pageEvents === this.pageLimit) {
-        // More than was asked for: live, or a relay without limits. The next page has it in order.
+        // More than requested: live, or a relay that ignores limits. The next page has it in order.
         this.endPage(now);
         return;
       }
@@ -265,7 +265,7 @@ export class Stream {
     }
   }
 
-  /** The relay has sent the history asked for; `complete` says whether that was all of it. */
+  /** Note the end of the requested history; `message.complete` says whether that was all of it. */
   receiveEndOfHistory(message: EndOfHistory, now: number): void {
     this.refusals = this.resets = 0;
     if (this.phase !== "history") return;
@@ -279,7 +279,10 @@ export class Stream {
     else this.finishHistory();
   }
 
-  /** The relay refused the SUBSCRIBE: start elsewhere, try later, or end with the refusal. */
+  /**
+   * Handle a refused SUBSCRIBE: start elsewhere, try later, or end with the refusal. `park` means that authentication
+   * is under way: a SUBSCRIBE refused for lack of it waits for the outcome.
+   */
   receiveError(refusal: RequestRefused, now: number, park: boolean): void {
     this.wireId = undefined;
     let delay = 0;
@@ -297,7 +300,7 @@ export class Stream {
     this.subscribeIfPossible(now);
   }
 
-  /** Judge a silence that has lasted long enough, or try again when that is due. */
+  /** Act on a silence that has lasted long enough, or try again when that is due. */
   handleTimer(now: number): void {
     if (now < this.wakeAt) return;
     this.wakeAt = Infinity;
@@ -328,7 +331,7 @@ export class Stream {
     }
     this.marked = announced.extensions.has("history_marker");
     this.byReceipt = announced.extensions.has("received_range");
-    // A gapless stream sends history faster than it can be left, and events sent in vain come twice. So if the
+    // A gapless stream sends history faster than it can be left, and discarded events must be sent again. So if the
     // relay marks the end of history, pages come first.
     this.gapless = this.canBeGapless && !(this.behind && this.marked);
     const limit = this.gapless ? undefined : this.nextPageLimit(announced);
@@ -372,9 +375,9 @@ export class Stream {
     this.subscribeIfPossible(now);
   }
 
-  /** A plain relay's page is over; history may not be. */
+  /** Note that a plain relay's page is over; there may be more history. */
   private endPage(now: number): void {
-    // If it gave events and no new position it does not page, so this is all there is.
+    // If it gave events but no new position, it does not page, so this is all there is.
     if (this.hasMoved()) this.resubscribe(now);
     else this.finishHistory();
   }
@@ -390,16 +393,16 @@ export class Stream {
     this.move("live");
   }
 
-  /** How long silence may last in this phase before it means something. */
+  /** Set how long silence may last in this phase before it means something. */
   private watch(now: number): void {
     const { historyTimeout, idleTimeout } = this.options;
-    // In a gapless stream silence means that there is nothing; the probe judges the connection.
+    // In a gapless stream, silence means that there is nothing to send; the probe checks the connection.
     this.wakeAt = this.gapless ? Infinity : now + (this.marked ? historyTimeout : idleTimeout);
   }
 
   /**
-   * Whether the page has led to a new position: a relay that leads back, or nowhere, would be asked for ever. One landmark
-   * is enough for any circle, where it is another one after twice as many pages each time.
+   * Whether the page has led to a new position: a relay that leads back, or nowhere, would be asked forever. One
+   * landmark detects a circle of any length, because it is replaced after 1, 2, 4, 8… pages.
    */
   private hasMoved(): boolean {
     if (this.position === this.askedPosition || this.position === this.landmark) return false;
@@ -408,7 +411,7 @@ export class Stream {
     return true;
   }
 
-  /** Go on from the last place that is good; false where there is none. */
+  /** Continue from the last place that is good; false if there is none. */
   private turnBack(refusal: RequestRefused): boolean {
     this.landmark = undefined;
     this.pages = 0;
@@ -426,8 +429,8 @@ export class Stream {
   }
 
   /**
-   * R-339: the relay knows the cursor no more, so start at a time no later than any packet missed. False where
-   * there is nothing to fall back to.
+   * R-339: the relay no longer knows the cursor, so start at a time no later than any packet missed. False if there is
+   * nothing to fall back to.
    */
   private fallBack(): boolean {
     const newest = this.newestReceivedAt;
@@ -456,7 +459,7 @@ export class Stream {
       byReceipt: this.byReceipt,
     });
     this.queuedBytes += length + EVENT_OVERHEAD_BYTES;
-    // Where a relay's clock is ahead, what it receives once that is set right must not be passed over.
+    // If a relay's clock is ahead, what it receives after the clock is corrected must not be skipped.
     const byNow = Math.min(receivedAt, Math.trunc(now + this.clockOffset));
     this.newestReceivedAt = Math.max(this.newestReceivedAt ?? 0, byNow);
     if (message.cursor === undefined) this.withoutCursor++;
@@ -474,7 +477,7 @@ export class Stream {
     return this.queued + events <= queueEvents && this.queuedBytes <= Math.floor(queueBytes / 2);
   }
 
-  /** How many packets to ask for: none while those queued may already reach the query's limit. */
+  /** How many packets to request: none while those queued may already reach the query's limit. */
   private nextPageLimit(announced: Announced): number {
     let limit = this.options.pageEvents;
     if (this.query.limit !== undefined && this.query.isServedBy(announced)) {
@@ -487,9 +490,9 @@ export class Stream {
 
   private isFinal(refusal: RequestRefused): boolean {
     if (refusal.retry === "never" || refusal.retry === "authenticate") return true;
-    // Better told now than waited for in silence.
+    // Better to report the refusal now than to wait in silence.
     if (refusal.retryAfter !== undefined && refusal.retryAfter > MAX_RETRY_AFTER_SECONDS) return true;
-    // Coming back frees no place among our own.
+    // Our own subscriptions use up the limit, so trying again later does not help.
     return refusal.detail === "too_many_subscriptions" || refusal.detail === "too_many_filter_bytes";
   }
 }

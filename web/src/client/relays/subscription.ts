@@ -1,4 +1,4 @@
-/** A subscription as a program sees it: verified packets, in the relay's order, each once. */
+/** A subscription as a program sees it: an asynchronous iterator of verified packets. */
 
 import { after } from "../timers.js";
 import type { Driver } from "./driver.js";
@@ -8,18 +8,19 @@ import type { Options } from "./options.js";
 import type { Stream } from "./stream.js";
 import type { Delivery, LogReset, Query } from "./values.js";
 
-/** Milliseconds of checking after which others get a turn: a page must not freeze. */
+/** Milliseconds of checking before other tasks get their turn: a page must not freeze. */
 const TURN_MS = 8;
 
 /**
- * An open subscription: iterate it with `for await`. It survives cuts of the connection without gap or repeat.
+ * Verified packets, each once and in the relay's order, across any number of reconnects: iterate it with `for await`.
  *
- * Leaving the loop closes it, with UNSUBSCRIBE. Nothing is lost by a slow loop: what does not fit waits in the relay.
+ * Leaving the loop closes the subscription, with UNSUBSCRIBE. A slow loop loses nothing: packets for which the queue
+ * has no room wait in the relay's store.
  */
 export class Subscription implements AsyncIterableIterator<Delivery> {
   private readonly stream: Stream;
   private readonly inspector: Inspector;
-  private candidate: Candidate | undefined; // taken, and not judged before its author's keys are here
+  private candidate: Candidate | undefined; // taken, but not judged before its author's keys have arrived
   private isReceiving = false;
   private isClosed = false;
   private arrived: () => void = () => undefined;
@@ -29,7 +30,7 @@ export class Subscription implements AsyncIterableIterator<Delivery> {
   /** @internal Made by `Relay.subscribe`. */
   constructor(
     private readonly driver: Driver,
-    /** What the subscription is for. */
+    /** The query that the subscription was made for. */
     readonly query: Query,
     options: Options,
     private readonly keys: KeyFetcher,
@@ -45,11 +46,12 @@ export class Subscription implements AsyncIterableIterator<Delivery> {
   }
 
   /**
-   * The next packet.
+   * Return the next packet.
    *
-   * Rejects with `RequestRefused` if the relay refuses the subscription for good, `MissingCapability`,
-   * `RequestTimeout` if promised history or an author's keys do not come, `ConnectionFailed`, `Closed`; each only
-   * after the packets that had arrived were handed on. An error of the keys loses nothing: the next call goes on.
+   * Rejects with `RequestRefused` if the relay refuses the subscription permanently, `MissingCapability` if it does not
+   * let the authenticated session subscribe, `RequestTimeout` if promised history or an author's keys do not arrive,
+   * `ConnectionFailed`, and `Closed`. An error that ends the subscription is thrown only after the packets that had
+   * arrived were delivered. A failure to fetch keys loses no packet: the next call continues.
    */
   async next(): Promise<IteratorResult<Delivery, undefined>> {
     if (this.isReceiving) throw new TypeError("another call is already receiving from this subscription");
@@ -62,7 +64,7 @@ export class Subscription implements AsyncIterableIterator<Delivery> {
     }
   }
 
-  /** End at once: iteration stops and what has arrived is dropped. Idempotent. */
+  /** End at once: iteration stops and packets that have arrived are dropped. Idempotent. */
   close(): void {
     this.isClosed = true;
     this.end();
@@ -70,12 +72,12 @@ export class Subscription implements AsyncIterableIterator<Delivery> {
     this.closed();
   }
 
-  /** Ask the relay for nothing more; what has arrived can still be taken, then iteration stops. */
+  /** Request nothing more; packets that have arrived can still be taken, and then iteration stops. */
   end(): void {
     this.driver.step((core) => core.unsubscribe(this.stream));
   }
 
-  /** What leaving a `for await` loop calls. */
+  /** Close the subscription; called when a `for await` loop is left. */
   return(): Promise<IteratorResult<Delivery, undefined>> {
     this.close();
     return Promise.resolve({ done: true, value: undefined });
@@ -91,7 +93,7 @@ export class Subscription implements AsyncIterableIterator<Delivery> {
         const verdict = await this.inspector.judge(candidate);
         if (verdict === KEYS_WANTED) {
           await new Promise<void>((resolve, reject) => {
-            this.closed = resolve; // keys may take long, and then nobody waits for them
+            this.closed = resolve; // keys may take long: closing must not wait for them
             this.fetchKeys(candidate).then(resolve, reject);
           });
         } else if (!this.isClosed) {
@@ -101,7 +103,7 @@ export class Subscription implements AsyncIterableIterator<Delivery> {
         }
       } else if (this.stream.phase === "ended") {
         const error = this.stream.error;
-        this.stream.error = undefined; // told once
+        this.stream.error = undefined; // thrown once
         if (error !== undefined) throw error;
         return undefined;
       } else {

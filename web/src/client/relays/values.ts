@@ -1,4 +1,4 @@
-/** What a relay connection takes and gives: plain values. */
+/** The values that a relay connection takes and returns: plain data. */
 
 // Core: no I/O, no clock, no randomness (held by tests/layout.test.ts).
 
@@ -7,67 +7,67 @@ import { DEFAULT_MAX_PACKET_AGE_SECONDS, MAX_FUTURE_SECONDS, type Packet } from 
 import type { Filters } from "../protocol/wire.js";
 import { checkSelection } from "./arguments.js";
 
-/** How much older than its arrival a packet's timestamp may be, with both clocks' error. */
+/** How much older than its arrival a packet's timestamp may be, with the error of both clocks. */
 export const RESUME_MARGIN_SECONDS = DEFAULT_MAX_PACKET_AGE_SECONDS + MAX_FUTURE_SECONDS;
 
-/** The relay's word that a packet is durably stored. */
+/** The relay's confirmation that a packet is durably stored. */
 export interface Published {
   readonly packetId: string;
   /** When the relay first saw the packet, in Unix seconds; undefined if it did not say. */
   readonly receivedAt: number | undefined;
-  /** The relay had the packet already: a success like any other. */
+  /** The relay already had the packet: a success like any other. */
   readonly duplicate: boolean;
   /** Stored, but without effect yet. */
   readonly queued: boolean;
-  /** The origin that the relay credits the packet with, if it found the claim unproven. */
+  /** The origin the relay credits the packet with, if it found the claim unproven. */
   readonly downgradedTo: string | undefined;
 }
 
-/** One verified packet, as a subscription hands it on. */
+/** One verified packet, as a subscription delivers it. */
 export interface Delivery {
-  /** As its author signed it. */
+  /** The packet as its author signed it. */
   readonly packet: Packet;
   /** When the relay first saw the packet, in Unix seconds: the time to judge age and keys by. */
   readonly receivedAt: number;
-  /** The position after this packet, to go on from later; undefined where the relay gave none. */
+  /** The position after this packet, to resume from later; undefined if the relay gave none. */
   readonly cursor: string | undefined;
-  /** Whether the packet came in after the subscription had caught up; undefined if the relay does not say. */
+  /** Whether the packet arrived after the subscription had caught up; undefined if the relay does not say. */
   readonly live: boolean | undefined;
-  /** The origin that its media may be credited with; undefined if the packet claims none. */
+  /** The origin its media may be credited with; undefined if the packet claims none. */
   readonly originType: OriginType | undefined;
 }
 
 /**
- * The relay's log has lost its end: an older copy was put in its place. The relay has no longer all that it had
- * acknowledged. Reading goes on behind the last good place.
+ * Notice that the relay's log has lost its end: it was replaced by an older copy. The relay no longer has everything
+ * that it acknowledged. Reading continues after the last good place.
  */
 export interface LogReset {
-  /** The cursor that is good no more: where the subscription stood. */
+  /** The cursor that is no longer valid: the position of this subscription. */
   readonly lost: string;
-  /** The last good place, where the relay knows it. */
+  /** The last good place, after which reading continues; undefined if the relay does not know it. */
   readonly cursor: string | undefined;
-  /** Otherwise reading goes on with packets of this time, in Unix seconds. */
+  /** If `cursor` is undefined, reading continues with packets of this time on, in Unix seconds. */
   readonly since: number | undefined;
 }
 
-/** What a relay says about itself when a connection is made. */
+/** What a relay says about itself on a connection. */
 export interface Announced {
   readonly extensions: ReadonlySet<string>;
   readonly maxPacketBytes?: number | undefined;
-  /** The DID in the relay's manifest. It proves nothing: AUTH is held to the pin. */
+  /** The DID in the relay's manifest. It proves nothing: AUTH is checked against the pin. */
   readonly relayId?: string | undefined;
 }
 
-/** Whom the relay takes a session for, by its own word. */
+/** The identity that the relay has confirmed for a session. */
 export interface Authenticated {
   readonly authorId: string;
-  /** What the session may do, and nothing else; undefined where the relay enforces no capabilities. */
+  /** All that the session may do; undefined if the relay does not enforce capabilities. */
   readonly capabilities: ReadonlySet<string> | undefined;
 }
 
 /**
- * Which packets to read. Values inside one filter are alternatives, filters combine with AND, and an absent or
- * empty one restricts nothing. Times are Unix seconds and inclusive.
+ * Which packets to read. The values of one filter are alternatives, filters combine with AND, and an absent or empty
+ * filter restricts nothing. Times are Unix seconds and inclusive.
  */
 export interface PacketSelection {
   /** DIDs of authors, or one. */
@@ -78,18 +78,18 @@ export interface PacketSelection {
   readonly packetIds?: readonly string[] | string;
   /** The earliest timestamp of a packet. */
   readonly since?: number | undefined;
-  /** The latest timestamp; only for reading that ends. */
+  /** The latest timestamp of a packet; only for queries that end. */
   readonly until?: number | undefined;
   /**
-   * The earliest time at which the relay received a packet. One that it got from another relay counts by when it
-   * came here, and shows when that one had it (`Delivery.receivedAt`), which may be earlier.
+   * The earliest time at which the relay received a packet. For a packet from another relay, this is when it came to
+   * this relay. Its `Delivery.receivedAt` is when the other relay had it, which may be earlier.
    */
   readonly receivedSince?: number | undefined;
-  /** The latest such time. */
+  /** The latest time at which the relay received a packet. */
   readonly receivedUntil?: number | undefined;
-  /** By time of receipt; `desc` only for reading that ends. */
+  /** By time of receipt: `asc`, or `desc` for queries that end. */
   readonly order?: "asc" | "desc" | undefined;
-  /** The most packets to hand on in all; only for reading that ends. */
+  /** The most packets to deliver in all; only for queries that end. */
   readonly limit?: number | undefined;
 }
 
@@ -97,19 +97,19 @@ export interface PacketSelection {
 export interface FetchOptions extends PacketSelection {
   /** Start strictly after this position (`Delivery.cursor`), rather than at the oldest packet. */
   readonly cursor?: string | null | undefined;
-  /** The `since` to use if the relay does not know `cursor` any more. */
+  /** The `since` to use if the relay no longer knows `cursor`. */
   readonly cursorFallbackSince?: number | undefined;
-  /** Called when the relay's log has lost its end; what it throws, iterating throws. Else a warning is logged. */
+  /** Called when the relay's log has lost its end; what it throws, iteration throws. By default a warning is logged. */
   readonly onLogReset?: (reset: LogReset) => void;
 }
 
-/** Which packets to read, from where, and whether to go on. */
+/** Which packets to read, from where, and whether to continue with new ones. */
 export interface SubscribeOptions extends FetchOptions {
-  /** Whether to go on with new packets once the stored ones are read; true unless given. */
+  /** Whether to continue with new packets after the stored ones; true by default. */
   readonly live?: boolean;
 }
 
-/** Which packets a subscription is for, where it starts and where it ends. */
+/** Which packets a subscription reads, where it starts and where it ends. */
 export class Query {
   readonly authors: readonly string[];
   readonly types: readonly string[];
@@ -140,12 +140,12 @@ export class Query {
     this.limit = options.limit;
     this.live = options.live ?? true;
     if (this.live && (this.limit !== undefined || this.until !== undefined || this.order !== "asc")) {
-      // A live packet missed during a cut comes back as history, which `until` binds: that would lose packets.
+      // A live packet missed while disconnected is read as history, which `until` bounds: packets would be lost.
       throw new TypeError("limit, until and descending order are for queries that end: pass live: false");
     }
   }
 
-  /** The filters as sent. Additive ones go only to relays that announced them. */
+  /** The filters to send. Those of extensions go only to relays that announced them. */
   filters(
     announced: Announced,
     place: { cursor: string | undefined; since: number | undefined; limit: number | undefined },
@@ -157,7 +157,7 @@ export class Query {
     if (this.types.length > 0) filters.types = this.types;
     let since = place.since;
     if (this.receivedSince !== undefined && !byReceipt) {
-      // Such a relay has taken nothing older by then: without a bound it would send all that it has.
+      // A packet received since then is no older than this. Without a bound, such a relay would send all that it has.
       since = Math.max(since ?? 0, this.receivedSince - RESUME_MARGIN_SECONDS);
     }
     if (since !== undefined) filters.since = since;
@@ -171,7 +171,7 @@ export class Query {
     return filters;
   }
 
-  /** Whether the relay applies every filter itself, so that all it sends is wanted. */
+  /** Whether the relay applies every filter itself, so that everything it sends is wanted. */
   isServedBy(announced: Announced): boolean {
     const byReceipt = this.receivedSince === undefined && this.receivedUntil === undefined;
     return (
@@ -181,10 +181,11 @@ export class Query {
   }
 
   /**
-   * Whether the packet was asked for.
+   * Whether the packet matches the query.
    *
-   * With `byReceipt` the relay was asked to apply `receivedSince`. It goes by when the packet came to it;
-   * `receivedAt` is when the first relay of a federation had it, which may be earlier.
+   * `byReceipt` means that the relay was asked to apply `receivedSince`, so it is not checked here: the relay applies
+   * it to the time at which the packet came to that relay. `receivedAt` is when the first relay of a federation had
+   * the packet, which may be earlier.
    */
   matches(packet: Packet, receivedAt: number, byReceipt = false): boolean {
     return (
@@ -199,54 +200,54 @@ export class Query {
   }
 }
 
-/** What has happened on one relay connection since it was opened. Every number only grows. */
+/** Counts of what has happened on one relay connection since it was opened. They only grow. */
 export class Statistics {
   connections = 0;
   connectionsLost = 0;
-  /** Attempts that did not become a connection. */
+  /** Attempts to connect that failed. */
   connectionsFailed = 0;
   authentications = 0;
   authenticationsRefused = 0;
   authenticationsTimedOut = 0;
-  /** Challenges not signed: malformed, or of another relay than expected. */
+  /** Challenges not signed, because they were malformed or from a relay other than expected. */
   challengesRefused = 0;
-  /** Challenges with less time left than the minute that a relay owes. */
+  /** Challenges that left less time than the minute that a relay must give. */
   challengesShort = 0;
   publishes = 0;
   publishesAcknowledged = 0;
-  /** Acknowledged with `duplicate`: the relay had the packet before. */
+  /** Publishes acknowledged with `duplicate`: the relay already had the packet. */
   publishesDuplicate = 0;
   publishesRefused = 0;
   publishesTimedOut = 0;
-  /** Packets sent again for want of an answer, after a passing refusal, or on a new connection. */
+  /** Packets sent again after no answer, after a temporary refusal, or on a new connection. */
   publishesRepeated = 0;
   eventsReceived = 0;
   eventsDelivered = 0;
-  /** Packets that a subscription had handed on before, dropped. */
+  /** Packets dropped because the subscription had already delivered them. */
   eventsRepeated = 0;
-  /** Packets whose schema or key failed, dropped. */
+  /** Packets dropped because their schema or key check failed. */
   eventsInvalid = 0;
-  /** Packets that are not what their author signed, dropped. */
+  /** Packets dropped because they are not what their author signed. */
   eventsTampered = 0;
-  /** Tampered and invalid packets that the relay alone can account for. */
+  /** Those tampered and invalid packets that only the relay can be responsible for. */
   eventsForged = 0;
-  /** Packets received after their own `expires_at`, dropped. */
+  /** Packets dropped because the relay received them after their own `expires_at`. */
   eventsExpired = 0;
-  /** Packets outside the filter, dropped. */
+  /** Packets dropped because they are outside the filter. */
   eventsUnasked = 0;
   /** Events of no open subscription. */
   eventsUnclaimed = 0;
-  /** Messages that RFC-0004 does not know, and answers to no request. */
+  /** Messages that RFC-0004 does not define, and answers to no request. */
   messagesInvalid = 0;
-  /** Times that the relay was asked for authors' key events. */
+  /** Times the relay was asked for authors' key events. */
   keyFetches = 0;
-  /** Times that the relay's log had lost the place where a subscription stood. */
+  /** Times the relay's log had lost the position of a subscription (`LogReset`). */
   logResets = 0;
-  /** Cursors that a relay knew no more: reading went on from a time. */
+  /** Cursors that a relay no longer knew, so that reading continued from a time. */
   cursorFallbacks = 0;
-  /** Times that a subscription left the relay's feed because its consumer was slower. */
+  /** Times a subscription left the relay's feed because its consumer was slower. */
   subscriptionsDeferred = 0;
-  /** ERRORs by code. */
+  /** ERRORs by code; `other` counts overlong codes, and all new codes after the first 256. */
   refusals: Record<string, number> = {};
 }
 
@@ -254,10 +255,10 @@ function asList(values: readonly string[] | string | null | undefined): readonly
   return values === undefined || values === null ? [] : typeof values === "string" ? [values] : [...new Set(values)];
 }
 
-/** What one publish may be given. */
+/** Options of one publish. */
 export interface PublishOptions {
-  /** Seconds in all; default `publishTimeout`. */
+  /** How long the publish may take in all, in seconds; by default `Options.publishTimeout`. */
   readonly timeout?: number | undefined;
-  /** Aborting forgets the publish; the relay may store the packet all the same. */
+  /** Aborting forgets the publish; the relay may still store the packet. */
   readonly signal?: AbortSignal | undefined;
 }

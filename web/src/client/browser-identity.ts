@@ -1,4 +1,4 @@
-/** An identity that the browser keeps: its key is in IndexedDB and cannot be read out. */
+/** An identity that the browser keeps: its key is in IndexedDB and cannot be exported. */
 
 import { Database } from "./indexeddb.js";
 import { IdentityError } from "./protocol/errors.js";
@@ -7,11 +7,11 @@ import { Identity } from "./protocol/ids.js";
 const STORE = "keys";
 
 /**
- * The identity that this browser keeps under this name for the page's origin; made by the first call.
+ * The identity that this browser keeps under this name for the page's origin; the first call makes it.
  *
- * The private key is one of WebCrypto's that gives nothing out: pages of this origin can sign with it, and nobody can
- * copy it, nor move it to another browser. Whoever serves the page can use it. Rejects with `IdentityError` where the
- * browser has no WebCrypto, as on plain http, or keeps nothing.
+ * The private key is a WebCrypto key that cannot be exported: pages of this origin can sign with it, but nobody can
+ * copy it or move it to another browser. Anyone who serves the page can use it. Rejects with `IdentityError` if the
+ * browser has no WebCrypto (as on plain http), has no Ed25519, or cannot store the key.
  */
 export async function browserIdentity(name = "default"): Promise<Identity> {
   if (globalThis.crypto?.subtle === undefined) {
@@ -24,7 +24,7 @@ export async function browserIdentity(name = "default"): Promise<Identity> {
   try {
     const kept = await database.within([STORE], { mode: "readwrite", durability: "strict", failed }, (store) => {
       const found = store(STORE).get(name) as IDBRequest<CryptoKeyPair | undefined>;
-      // Looked up and made in one transaction: two tabs get one key.
+      // Looked up and stored in one transaction, so that two tabs get the same key.
       found.onsuccess = () => {
         if (found.result === undefined) store(STORE).add(made.keyPair, name);
       };

@@ -1,4 +1,4 @@
-/** What needs a clock: packets as of now, and verdicts in one word. */
+/** Building packets with the current time, and verifying packets. */
 
 import type { KeyChain } from "./protocol/keys/chain.js";
 import { type ErrorCode, InvalidPacket } from "./protocol/errors.js";
@@ -6,11 +6,11 @@ import type { Signer } from "./protocol/ids.js";
 import { buildAt, type BuildOptions, type Packet } from "./protocol/packets.js";
 
 /**
- * Make and sign a packet, as of now unless told otherwise.
+ * Make and sign a packet, by default with the current time.
  *
- * Rejects with `InvalidPacket` for what a relay would refuse, `TypeError` for options that contradict each other, and
- * what the signer rejects with. Keep the packet, and send the same one again: another signature of the same content
- * may be another packet.
+ * Rejects with `InvalidPacket` for a packet that a relay would refuse, `TypeError` for options that cannot work, and
+ * what the signer rejects with. To retry, send the same packet again: the same content signed again may be another
+ * packet.
  */
 export function build(
   identity: Signer,
@@ -20,17 +20,17 @@ export function build(
   return buildAt(identity, content, { ...options, timestamp: options.timestamp ?? Math.floor(Date.now() / 1000) });
 }
 
-/** By which keys, and as of when, a packet is judged. */
+/** The keys and the time by which a packet is judged. */
 export interface VerifyOptions {
-  /** What is known of its author's keys; without it the key in the author's DID counts alone. */
+  /** The author's keys; without it, only the key in the author's DID counts. */
   readonly keys?: KeyChain | undefined;
-  /** When a relay received the packet, in Unix seconds; without it the packet's own timestamp counts. */
+  /** When a relay received the packet, in Unix seconds; without it, the packet's own timestamp counts. */
   readonly receivedAt?: number | undefined;
 }
 
 /**
- * Check that the packet's author signed it, with a key that could sign when a relay received it, and that it had not
- * expired then.
+ * Check that the packet's author signed it with a key that could sign when a relay received the packet, and that the
+ * packet had not expired then.
  *
  * Rejects with `InvalidPacket`, whose `code` and `detail` say why.
  */
@@ -46,7 +46,7 @@ export async function verify(packet: Packet, options: VerifyOptions = {}): Promi
   }
 }
 
-/** The same in one word: `"valid"`, or the code of the refusal. */
+/** Verify a packet and return the verdict in one word: `"valid"`, or the code of the refusal. */
 export async function verdict(packet: Packet, options: VerifyOptions = {}): Promise<"valid" | ErrorCode> {
   try {
     await verify(packet, options);

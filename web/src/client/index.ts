@@ -1,8 +1,8 @@
 /**
  * A client for Strata relays, in browsers and in Node.
  *
- * `connect` opens a `Relay`, which posts, subscribes and authenticates; `Packet`, `build` and `verify` work without any
- * relay. What only Node has is in `strata-client/node`.
+ * `connect` opens a `Relay`, which posts, subscribes and authenticates. `Packet`, `build` and `verify` work without a
+ * relay. `strata-client/node` has the parts that only work in Node.
  *
  * @packageDocumentation
  */

@@ -1,13 +1,13 @@
-/** A database of the browser's, as those use it who keep it for long. */
+/** Long-lived use of an IndexedDB database. */
 
-/** Gives the stores of a transaction by their names. */
+/** Returns a store of a transaction by its name. */
 export type Stores = (name: string) => IDBObjectStore;
 
 /**
  * One IndexedDB database, opened when it is needed.
  *
- * A browser may close a connection at any time, and may fail to open one: the next transaction opens another one, so
- * no failure outlasts its cause.
+ * A browser may close a connection at any time, or fail to open one. The next transaction opens another connection, so
+ * that a failure does not outlast its cause.
  */
 export class Database {
   private opened: Promise<IDBDatabase> | undefined;
@@ -19,8 +19,8 @@ export class Database {
   ) {}
 
   /**
-   * What `act` returns, once all that it asks for is durable: all or nothing. `act` must ask at once, or in the handlers
-   * of its requests. Rejects with what `failed` makes of the reason.
+   * Run `act` in a transaction; resolves with its result once all of its changes are durable (all or none). `act` must
+   * make its requests at once, or in the handlers of its requests. Rejects with the error that `failed` returns.
    */
   async within<T>(
     names: readonly string[],
@@ -33,7 +33,7 @@ export class Database {
     try {
       transaction = (await opened).transaction([...names], mode, more);
     } catch (error) {
-      if (this.opened === opened) this.opened = undefined; // it may be closed though nothing has said so
+      if (this.opened === opened) this.opened = undefined; // it may have been closed without an event
       throw failed(text(error));
     }
     return new Promise((resolve, reject) => {
@@ -49,7 +49,7 @@ export class Database {
     });
   }
 
-  /** Let go of the connection; the next transaction opens another one. */
+  /** Close the connection; the next transaction opens another one. */
   close(): void {
     void this.opened?.then((database) => database.close()).catch(() => undefined);
     this.opened = undefined;
@@ -67,7 +67,7 @@ export class Database {
         };
         database.onclose = gone;
         database.onversionchange = () => {
-          database.close(); // somebody deletes the site's data
+          database.close(); // the site's data is being deleted
           gone();
         };
         resolve(database);

@@ -1,5 +1,5 @@
 /**
- * What only Node has: an outbox and pins in files.
+ * The parts that only work in Node: an outbox and pins in files.
  *
  * @packageDocumentation
  */
@@ -13,9 +13,9 @@ import { addressOf, parsePins, type Pins } from "./relays/pins.js";
 export { fileOutbox } from "./outbox/file.js";
 
 /**
- * Pins in a JSON file, of the form that Python's `pins=FILE` reads and writes: both may share one.
+ * Pins in a JSON file, in the form that Python's `pins=FILE` reads and writes: both may share a file.
  *
- * It is replaced as a whole, never half-written. `load` rejects with `IdentityError` for a file that is no pin file.
+ * The file is replaced as a whole, never half-written. `load` rejects with `IdentityError` if it is not a pin file.
  */
 export function filePins(path: string): Pins {
   const load = async () => {

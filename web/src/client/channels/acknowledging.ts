@@ -1,4 +1,7 @@
-/** When to say what was received. Each sync, and each message, says it all: one is enough for many, and often another's. */
+/**
+ * When to acknowledge. Each sync and each message names what its sender has received, so one is enough to acknowledge
+ * many messages, and often another participant's makes ours unnecessary.
+ */
 
 // Core: no I/O, no clock, no randomness (held by tests/layout.test.ts).
 
@@ -16,19 +19,19 @@ export class Acknowledging {
     private readonly random: () => number,
   ) {}
 
-  /** A message was received that its sender does not know to be received. */
+  /** Note that a message was received, and that its sender does not know this yet. */
   owe(message: Message, now: number): void {
     if (this.owed.size === 0) this.syncAt = Math.min(this.syncAt, now + this.within * (0.25 + 0.75 * this.random()));
     this.owed.add(message.messageId);
   }
 
-  /** Somebody says what they have: that need not be acknowledged by us too, and an idle room has been heard of. */
+  /** Note that another participant has acknowledged: we need not do the same, and the next idle sync can wait. */
   heard(message: Message, now: number): void {
     for (const { messageId } of message.causalHistory) this.owed.delete(messageId);
     if (this.owed.size === 0) this.putOff(now);
   }
 
-  /** We have said what we have. */
+  /** Note that we have acknowledged everything. */
   said(now: number): void {
     this.owed.clear();
     this.putOff(now);

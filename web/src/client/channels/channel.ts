@@ -1,9 +1,9 @@
 /**
  * A reliable channel: `@waku/sds` over a relay.
  *
- * The package decides what a message names, what is acknowledged, what is missing, and who repairs what. It has no
- * transport, no clock, no store, and it hands messages on before those that they follow where several are missing.
- * Those four are here: packets over a relay, the waits, what survives a reload, and the order.
+ * The package decides which messages a message names, which are acknowledged, which are missing, and who repairs them.
+ * It has no transport, no clock and no store, and if several messages are missing it delivers messages before those
+ * that they follow. This module adds packets over a relay, the waits, what survives a reload, and the order.
  */
 
 import {
@@ -36,16 +36,16 @@ import { type ChannelMessage, type ChannelOptions, type ChannelRelay, type Chann
 const MAX_KEPT_BYTES = 64 << 20;
 const MAX_HELD_BACK = 1_000;
 const SYNC_EXPIRES_SECONDS = 3_600;
-const NAMED = 10; // messages that each message names, of which one is enough to find the others
+const NAMED = 10; // how many messages each message names; one of them is enough to find the others
 
-/** An open channel; `openChannel` makes it. */
+/** One participant's part in an open channel, made by `openChannel`. */
 export class ReliableChannel {
-  /** This participant's name. */
+  /** This participant's sender id. */
   readonly sender: string;
   private readonly sds: MessageChannel;
   private readonly history: History;
   private readonly entries = new Map<string, Entry>();
-  private readonly first = new Map<string, Packet>(); // of own messages that no relay has yet
+  private readonly first = new Map<string, Packet>(); // packets of own messages that no relay has yet
   private readonly forgotten: Forgotten;
   private readonly reassembly = new Reassembly();
   private readonly search: Search;
@@ -90,13 +90,13 @@ export class ReliableChannel {
     this.sds.addEventListener(MessageChannelEvent.OutMessageAcknowledged, ({ detail }) => this.stateOf(detail, "acknowledged"));
   }
 
-  /** What was said, in the order that all participants share. */
+  /** The messages of the channel, in the order that all participants share. */
   get messages(): readonly ChannelMessage[] {
     const released = [...this.entries.values()].filter((each) => each.isReleased && each.payload !== undefined);
     return released.sort(inOrder).map(asMessage);
   }
 
-  /** How the channel stands. */
+  /** Counts that describe the state of the channel. */
   get status(): ChannelStatus {
     const all = [...this.entries.values()];
     const count = (state: MessageState) => all.filter((each) => each.state === state).length;
@@ -111,11 +111,11 @@ export class ReliableChannel {
   }
 
   /**
-   * Say something; resolves with the message's id when it is in the store. From then on it is sent until a relay has
-   * it, and again until somebody acknowledges it, after a reload too.
+   * Give a message to the channel; resolves with its id once it is stored. From then on it is sent until a relay has
+   * it, and sent again until another participant acknowledges it, even after a reload.
    *
-   * Rejects with `RangeError` for an empty payload or one over `MAX_PAYLOAD_BYTES`, `Closed`, and what the store or
-   * the signer rejects with; then nothing was said.
+   * Rejects with `RangeError` for an empty payload or one over `MAX_PAYLOAD_BYTES`, `Closed`, and what the store or the
+   * signer rejects with; nothing is sent then.
    */
   async send(payload: Uint8Array): Promise<string> {
     if (payload.length === 0 || payload.length > MAX_PAYLOAD_BYTES) {
@@ -139,13 +139,13 @@ export class ReliableChannel {
       });
       await this.sds.processTasks();
       if (typeof outcome !== "string") throw outcome as Error;
-      this.acknowledging.said(clock()); // by the message
+      this.acknowledging.said(clock()); // the message acknowledges, as a sync would
       this.releaseAll();
       return outcome;
     });
   }
 
-  /** Stop: what is not out yet stays in the store. Idempotent. */
+  /** Close the channel. Messages that are not out yet stay in the store. Idempotent. */
   async close(): Promise<void> {
     if (this.closing.signal.aborted) return;
     this.closing.abort();
@@ -158,7 +158,7 @@ export class ReliableChannel {
     }
   }
 
-  /** @internal Take up what the store has, and begin. */
+  /** @internal Restore the stored messages, and begin. */
   async start(messages: readonly StoredMessage[]): Promise<void> {
     for (const each of messages) await this.restore(each);
     await this.settleDown();
@@ -166,7 +166,7 @@ export class ReliableChannel {
     this.acknowledging.said(clock());
     void this.read();
     for (const entry of this.entries.values()) if (entry.state === "sending") void this.deliver(entry);
-    // Short enough for every wait that can be set.
+    // Short enough for every wait that can be configured.
     const everyMs = Math.min(1000, 250 * this.options.acknowledgeWithin);
     this.timer = setInterval(() => {
       if (this.isTicking) return;
@@ -178,7 +178,7 @@ export class ReliableChannel {
   // Own messages.
 
   private async keepOwn(message: ContentMessage): Promise<Entry> {
-    // The package keeps no time over a reload and takes the clock's, which may have been put back meanwhile.
+    // The package does not keep its Lamport time over a reload but takes the clock's, which may have been set back.
     const last = lastOwnTime(this.entries.values());
     if (message.lamportTimestamp <= last) message.lamportTimestamp = last + 1n;
     const wire = message.encode();
@@ -199,7 +199,7 @@ export class ReliableChannel {
     return entry;
   }
 
-  /** Publish an own message until the relay has it, or refuses it for good. */
+  /** Publish an own message until the relay has it, or refuses it permanently. */
   private async deliver(entry: Entry): Promise<void> {
     const attempts = new Attempts();
     while (!this.closing.signal.aborted) {
@@ -214,7 +214,7 @@ export class ReliableChannel {
       } catch (error) {
         if (error instanceof Closed || error instanceof ConnectionFailed || this.closing.signal.aborted) return;
         const isFinal = isIrrecoverable(error);
-        if (isFinal || isOfWrongTime(error)) this.first.delete(entry.id); // the next packet has a time of its own
+        if (isFinal || isOfWrongTime(error)) this.first.delete(entry.id); // the next packet gets a new timestamp
         if (isFinal) return this.stateOf(entry.id, "failed");
         await pause(attempts.retryIn(error), this.closing.signal);
       }
@@ -251,13 +251,13 @@ export class ReliableChannel {
             await this.take(delivery, true);
             await this.settleDown();
           }).catch((error: unknown) => {
-            this.places = before; // it was not kept: read it again
+            this.places = before; // the message was not stored: read it again
             throw error;
           });
         }
       } catch (error) {
         if (error instanceof Closed || error instanceof ConnectionFailed) return;
-        // The places are of another log than the relay has now: what is here already is known by its id.
+        // The places belong to a log that the relay no longer has. Messages that are here are known by their ids.
         if (error instanceof RequestRefused && error.code === "invalid_cursor") this.places = [];
         console.warn("the channel cannot be read", error);
         failure = error;
@@ -266,7 +266,7 @@ export class ReliableChannel {
     }
   }
 
-  /** Take a packet; whether it brought a message that was not here. */
+  /** Take a packet; true if it brought a message that was not here. */
   private async take({ packet, cursor }: Delivery, moves: boolean): Promise<boolean> {
     if (moves && cursor !== undefined) {
       this.places = withPlace(this.places, cursor);
@@ -287,17 +287,17 @@ export class ReliableChannel {
     }
     const known = this.entries.get(message.messageId);
     if (known !== undefined || this.forgotten.has(message)) {
-      if (known === undefined) this.history.settle(message.messageId); // nothing waits for it
+      if (known === undefined) this.history.settle(message.messageId); // so that nothing waits for it
       if (message.senderId === this.sender) return false;
       this.counts.repeated++;
-      // Its sender has heard no acknowledgement: say it again.
+      // Its sender has not heard an acknowledgement: acknowledge again.
       if (known?.isReleased === true) this.acknowledging.owe(message, now);
       return false;
     }
     if (this.status.heldBack >= MAX_HELD_BACK && !this.search.wants(message.messageId)) return this.refuse();
     if (envelope.original !== undefined && !(await this.isGenuine(envelope.original))) return this.refuse();
     const isOwn = message.senderId === this.sender;
-    if (isOwn && envelope.author !== this.options.identity.did) return this.refuse(); // somebody else in our name
+    if (isOwn && envelope.author !== this.options.identity.did) return this.refuse(); // another author used our name
     const entry = makeEntry(message, {
       id: message.messageId,
       wire: envelope.wire,
@@ -322,7 +322,7 @@ export class ReliableChannel {
       await verify(original, { keys: await this.relay.keyChain(original.authorId) });
       return true;
     } catch {
-      return false; // whoever lacks the message asks again
+      return false; // participants that lack the message will request it again
     }
   }
 
@@ -331,7 +331,7 @@ export class ReliableChannel {
     return false;
   }
 
-  /** Read the relay's history for what is missing. */
+  /** Read the relay's history for missing messages. */
   private async look(query: FetchOptions): Promise<void> {
     let wait = 0;
     try {
@@ -350,7 +350,7 @@ export class ReliableChannel {
     this.search.ended(clock(), wait);
   }
 
-  /** Give a message of the store to the package. */
+  /** Pass a stored message to the package. */
   private async restore(kept: StoredMessage): Promise<void> {
     const message = decodeMessage(kept.wire);
     if (message === undefined || !isContentMessage(message)) return;
@@ -368,7 +368,7 @@ export class ReliableChannel {
       if (entry.state === "acknowledged") {
         this.history.push(message);
       } else {
-        // The package makes a message of the content; it is to be the one that was made before.
+        // The package makes a message from the content; it must equal the one that was made before.
         const { causalHistory, lamportTimestamp, bloomFilter } = message;
         this.sds.pushOutgoingMessage(message.content, async (made) => {
           Object.assign(made, { causalHistory, lamportTimestamp, bloomFilter, repairRequest: [] });
@@ -379,7 +379,7 @@ export class ReliableChannel {
     await this.sds.processTasks();
   }
 
-  /** Have the package look again at what waits, and hand on what need not wait. */
+  /** Have the package look again at the messages that wait, and release those that need not wait. */
   private async settleDown(): Promise<void> {
     await this.sds.processTasks();
     this.search.note(this.sds.sweepIncomingBuffer(), clock());
@@ -387,7 +387,7 @@ export class ReliableChannel {
     this.telling.changed();
   }
 
-  /** Hand on what waits for nothing, each after those that it follows. */
+  /** Release the messages that wait for nothing, each after those that it follows. */
   private releaseAll(): void {
     let waiting = [...this.entries.values()].filter((each) => each.isDelivered && !each.isReleased);
     waiting.sort(inOrder);
@@ -410,7 +410,7 @@ export class ReliableChannel {
     if (entry.payload !== undefined) this.telling.message(asMessage(entry));
   }
 
-  /** Forget the oldest, once there are too many or they are too large. */
+  /** Forget the oldest messages, once there are too many or they are too large. */
   private prune(): void {
     const { maxMessages } = this.options;
     if (this.entries.size <= 1.1 * maxMessages && this.bytes <= MAX_KEPT_BYTES) return;
@@ -430,9 +430,9 @@ export class ReliableChannel {
   private async tick(): Promise<void> {
     if (this.closing.signal.aborted) return;
     const now = clock();
-    const seconds = Math.min(60, (now - this.lastTick) / 1000); // a machine that slept has not looked
+    const seconds = Math.min(60, (now - this.lastTick) / 1000); // a machine that slept did not search meanwhile
     this.lastTick = now;
-    // Waiting counts while one can look.
+    // Only time in which the channel could search counts.
     const gone = this.relay.announced === undefined ? [] : this.search.givenUp(seconds);
     for (const id of gone) this.history.settle(id);
     if (gone.length > 0) await this.options.store.giveUp(gone);
@@ -453,7 +453,7 @@ export class ReliableChannel {
     await this.savePlaces();
   }
 
-  /** Say again what somebody else has said and a third lacks: their packet where it can be had, for its signature. */
+  /** Send a message again that another participant lacks: if possible in its author's packet, for the signature. */
   private async repair(message: Message): Promise<boolean> {
     void (async () => {
       const entry = this.entries.get(message.messageId);
@@ -472,7 +472,7 @@ export class ReliableChannel {
 
   // Small things.
 
-  /** Publish what may be lost: who needs it asks again. */
+  /** Publish a packet that may be lost: a participant that needs it asks again. */
   private async publish(content: JsonObject, expiresAt?: number): Promise<void> {
     try {
       const packet = await build(this.options.identity, content, expiresAt === undefined ? {} : { expiresAt });
@@ -502,7 +502,7 @@ export class ReliableChannel {
     await this.options.store.setPlaces(this.places);
   }
 
-  /** A change that is made again after a reload if it is lost: a state, a forgotten message. */
+  /** Store a change that may be lost, because it is made again after a reload: a state, a forgotten message. */
   private keep(change: Promise<void>): void {
     change.catch((error: unknown) => console.warn("the channel's store cannot be written", error));
   }

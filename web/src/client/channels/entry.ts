@@ -1,4 +1,4 @@
-/** A message as an open channel has it. */
+/** A message in an open channel. */
 
 // Core: no I/O, no clock, no randomness (held by tests/layout.test.ts).
 
@@ -8,16 +8,16 @@ import { compare } from "./history.js";
 import type { StoredMessage } from "./store.js";
 import type { ChannelMessage } from "./values.js";
 
-/** What is kept of a message, and what is known of it until the page is left. */
+/** What the store keeps of a message, and what is known of it only while the channel is open. */
 export interface Entry extends StoredMessage {
   readonly message: ContentMessage;
-  /** What was said; undefined before the release, and for a segment that completes nothing. */
+  /** The payload; undefined before the release, and for a segment that does not complete a payload. */
   payload: Uint8Array | undefined;
-  /** The package has handed it on. */
+  /** Whether the package has delivered the message. */
   isDelivered: boolean;
-  /** The channel has, after all that it follows. */
+  /** Whether the channel has released the message, after all messages that it follows. */
   isReleased: boolean;
-  /** Of an own message: how often it was sent again, and when it is due next. */
+  /** For an own message: how often it was sent again, and when that is due next. */
   attempts: number;
   resendAt: number;
 }
@@ -39,7 +39,7 @@ export function asMessage({ id, author, sentAt, isOwn, state, message, payload }
   return { id, author, sentAt, isOwn, state, follows, sender, lamport, payload: payload ?? new Uint8Array() };
 }
 
-/** For sorting by the order that all participants share. */
+/** Compare two entries by the order that all participants share. */
 export function inOrder(one: Entry, other: Entry): number {
   return compare(
     { lamport: one.message.lamportTimestamp, id: one.id },
@@ -54,7 +54,7 @@ export function lastOwnTime(entries: Iterable<Entry>): bigint {
   return last;
 }
 
-/** What to forget of these where it is too much: the oldest, a tenth at least, and nothing that no relay has yet. */
+/** The entries to forget if there are too many: the oldest released ones, at least a tenth, and none being sent. */
 export function beyond(entries: Iterable<Entry>, mostMessages: number, mostBytes: number): Entry[] {
   const known = [...entries].filter((each) => each.state !== "sending");
   const bytes = known.reduce((sum, { wire }) => sum + wire.length, 0);

@@ -1,10 +1,11 @@
 /**
- * An SDS message as the content of a packet, as Python's channels write it:
+ * An SDS message as the content of a packet, as the Python library's channels write it:
  *
  *     { type: <content topic>, profile: "reliable-channel/1", payload: <base64> }
  *
- * `again: true` where the signer repeats what another participant has said, or in place of the payload `original`:
- * the packet of that participant, whose signature proves who said it. `ephemeral: true` where nobody keeps it.
+ * `again: true` means that the signer repeats another participant's message. In place of the payload there may be
+ * `original`: that participant's packet, whose signature proves who sent it. `ephemeral: true` means that nobody keeps
+ * the message.
  */
 
 // Core: no I/O, no clock, no randomness (held by tests/layout.test.ts).
@@ -19,9 +20,9 @@ import { encode } from "../protocol/canonical.js";
 const MAX_MESSAGE_BYTES = 1 << 20;
 const MAX_ENTRIES = 1_000;
 const FAR_AHEAD_MS = 86_400_000;
-const FILTER_BYTES = 18_752; // of 10 000 ids, of which one in a thousand is taken for another
+const FILTER_BYTES = 18_752; // for 10 000 ids, with one false positive in a thousand
 
-/** Tells packets of channels from others of the same type. */
+/** The value that distinguishes packets of channels from others of the same type. */
 export const PROFILE = "reliable-channel/1";
 
 /** The content of a packet for an SDS message. */
@@ -31,7 +32,7 @@ export function messageContent(topic: string, wire: Uint8Array, again = false): 
   return { type: topic, profile: PROFILE, payload: btoa(text), ...(again ? { again: true } : {}) };
 }
 
-/** The content of a packet that brings another participant's packet again. */
+/** The content of a packet that repeats another participant's packet. */
 export function repairContent(original: Packet): JsonObject {
   return { type: original.contentType, profile: PROFILE, original: original.value };
 }
@@ -39,14 +40,14 @@ export function repairContent(original: Packet): JsonObject {
 /** An SDS message, and what the packet around it proves. */
 export interface Envelope {
   readonly wire: Uint8Array;
-  /** Who signed it, and when by their clock; undefined where somebody repeats it without proof. */
+  /** The DID that signed it, and when by its clock; undefined if another participant repeats it without proof. */
   readonly author: string | undefined;
   readonly sentAt: number | undefined;
-  /** The packet that somebody embeds, and whose signature is still to be judged. */
+  /** The embedded packet, if any; its signature has not been checked yet. */
   readonly original: Packet | undefined;
 }
 
-/** The message in a verified packet; undefined if it has none of this topic. */
+/** The message in a verified packet; undefined if the packet has none of this topic. */
 export function readEnvelope(packet: Packet, topic: string): Envelope | undefined {
   if (!isMessage(packet, topic)) return undefined;
   const { content } = packet;
@@ -57,7 +58,7 @@ export function readEnvelope(packet: Packet, topic: string): Envelope | undefine
     const isWhole = isMessage(original, topic) && !Object.hasOwn(original.content, "original");
     return isWhole ? unwrap(original, original) : undefined;
   } catch {
-    return undefined; // no packet
+    return undefined; // not a packet
   }
 }
 
@@ -75,9 +76,10 @@ function unwrap(carrier: Packet, original: Packet | undefined): Envelope | undef
 }
 
 /**
- * The SDS message in these bytes; undefined for bytes that are none, and for one that takes too much work or room.
+ * The SDS message in these bytes; undefined if there is none, or if it would take too much work or memory.
  *
- * One that is dated a day ahead of `now` (Unix milliseconds) is refused too: the package would set its own clock by it.
+ * A message dated more than a day ahead of `now` (Unix milliseconds) is refused too: the package would set its own
+ * Lamport clock by it.
  */
 export function readMessage(wire: Uint8Array, now: number): ContentMessage | SyncMessage | EphemeralMessage | undefined {
   if (wire.length > MAX_MESSAGE_BYTES) return undefined;
@@ -86,16 +88,16 @@ export function readMessage(wire: Uint8Array, now: number): ContentMessage | Syn
   return Math.max(message.causalHistory.length, message.repairRequest.length) > MAX_ENTRIES ? undefined : message;
 }
 
-/** When a message was sent, by its signer's clock; undefined for a time that is a day ahead of `now` (Unix milliseconds). */
+/** When a message was sent, by its signer's clock; undefined if more than a day ahead of `now` (Unix milliseconds). */
 export function timeOfSending(sentAt: number | undefined, now: number): number | undefined {
   return sentAt !== undefined && 1000 * sentAt <= now + FAR_AHEAD_MS ? sentAt : undefined;
 }
 
 /**
- * The SDS message in these bytes, as the package can take it; undefined for bytes that are none.
+ * The SDS message in these bytes, in a form that the package accepts; undefined if there is none.
  *
- * A filter of another size was made with other parameters and says nothing here. The package reads it as one of its own,
- * and drops the message where the filter is shorter.
+ * A filter of another size was made with other parameters and is meaningless here, so it is removed. The package would
+ * read it as one of its own, and drop the message if the filter is shorter.
  */
 export function decodeMessage(wire: Uint8Array): ContentMessage | SyncMessage | EphemeralMessage | undefined {
   const message = Message.decode(wire);

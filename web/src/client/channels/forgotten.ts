@@ -1,27 +1,27 @@
-/** What a channel has handed over and keeps no more. */
+/** Messages that a channel has handed over and no longer keeps. */
 
 // Core: no I/O, no clock, no randomness (held by tests/layout.test.ts).
 
 import type { ContentMessage } from "@waku/sds";
 
-/** Most ids kept of messages that are kept no more. */
+/** The most ids kept of messages that are no longer kept. */
 export const MAX_FORGOTTEN = 20_000;
 
 const RUN = 256;
 
-/** What is known of messages whose ids are kept no more, or will not be: Lamport times, which are milliseconds. */
+/** What is known of messages whose ids are no longer kept, or will not be: Lamport times, which are milliseconds. */
 export interface Horizon {
-  /** A message that is not later may have been handed over, and its id forgotten. */
+  /** A message of this time or earlier may have been handed over and its id forgotten. */
   readonly past: number;
-  /** Of the ids that are kept, the oldest first: how many, and the latest time among them. */
+  /** Runs of the ids that are kept, the oldest first: how many ids, and the latest time among them. */
   readonly runs: readonly (readonly [count: number, latest: number])[];
 }
 
 /**
- * The ids of messages that were handed over, the latest of them.
+ * The ids of the latest messages that were handed over and are no longer kept.
  *
- * An id that is forgotten too leaves its message's Lamport time as a horizon, as in Python: what is from before that may
- * have been handed over already.
+ * When an id is forgotten too, its message's Lamport time remains as a horizon, as in Python: a message from before the
+ * horizon may have been handed over already.
  */
 export class Forgotten {
   private readonly ids: Set<string>;
@@ -32,22 +32,25 @@ export class Forgotten {
     this.ids = new Set(forgotten);
     this.past = horizon?.past ?? -1;
     this.runs = (horizon?.runs ?? []).map(([count, latest]) => [count, latest]);
-    // The store trims one by one; and one of an earlier version has not noted times.
+    // The store trims ids one by one, and a store of an earlier version has no times.
     const unknown = this.ids.size - this.runs.reduce((sum, [count]) => sum + count, 0);
     if (unknown > 0) this.runs.unshift([unknown, -1]);
   }
 
-  /** What a store keeps beside the ids. */
+  /** The horizon, which a store keeps with the ids. */
   get horizon(): Horizon {
     return { past: this.past, runs: this.runs.map(([count, latest]) => [count, latest]) };
   }
 
-  /** Whether the message was handed over, as far as can be told. */
+  /** Whether the message was handed over, as far as is known. */
   has({ messageId, lamportTimestamp }: ContentMessage): boolean {
     return this.ids.has(messageId) || lamportTimestamp <= this.past;
   }
 
-  /** These were handed over. A time after `now` (Unix milliseconds) sets no horizon: it would shut out what is to come. */
+  /**
+   * Add messages that were handed over. A time after `now` (Unix milliseconds) sets no horizon, because that would
+   * exclude future messages.
+   */
   add(messages: readonly ContentMessage[], now: number): void {
     for (const { messageId, lamportTimestamp } of messages) {
       if (this.ids.has(messageId)) continue;

@@ -1,10 +1,10 @@
-/** What a participant has handed on, as `@waku/sds` asks for it. */
+/** The log of a participant, in the form that `@waku/sds` expects. */
 
 // Core: no I/O, no clock, no randomness (held by tests/layout.test.ts).
 
 import type { ContentMessage } from "@waku/sds";
 
-/** Whether one message comes before another in the order that all participants share. */
+/** Compare two messages by the order that all participants share; negative if the first one comes first. */
 export function compare(
   one: { readonly lamport: bigint; readonly id: string },
   other: { readonly lamport: bigint; readonly id: string },
@@ -16,9 +16,9 @@ export function compare(
 /**
  * The log of one participant, bounded, in the shared order.
  *
- * Besides it does what the package leaves out. A message that nobody waits for any more (`settle`) counts as had: the
- * package itself would drop those that follow it. And `slice`, of which the package makes the history that a message
- * names, shows released messages only: a message that is still held back is not acknowledged.
+ * It also does what the package leaves out. A message that nothing waits for any more (`settle`) counts as present;
+ * otherwise the package would drop the messages that follow it. And `slice`, from which the package makes the history
+ * that a message names, returns only released messages: a message that is still held back is not acknowledged.
  */
 export class History {
   private items: ContentMessage[] = [];
@@ -64,25 +64,25 @@ export class History {
     return this.items.filter(({ messageId }) => this.released.has(messageId)).slice(start, end);
   }
 
-  /** The message was handed to the program. */
+  /** Note that the message was released to the program. */
   release(id: string): void {
     this.released.add(id);
   }
 
-  /** No relay will have the message: nobody is told that it was there, for they would wait for it. */
+  /** Remove a message that no relay will have: others must not learn that it exists, because they would wait for it. */
   withdraw(id: string): void {
     this.released.delete(id);
     this.settle(id);
   }
 
-  /** Whether nothing has to wait for this message: it was released, forgotten, withdrawn, or given up. */
+  /** Whether nothing needs to wait for this message: it was released, forgotten, withdrawn, or given up. */
   isSettled(id: string): boolean {
     return this.released.has(id) || this.settled.has(id);
   }
 
   /** Let nothing wait for this message any more. */
   settle(id: string): void {
-    this.settled.set(id, { messageId: id } as ContentMessage); // the package looks at the id alone
+    this.settled.set(id, { messageId: id } as ContentMessage); // the package looks only at the id
     if (this.settled.size > 20 * this.limit) this.settled.delete(this.settled.keys().next().value as string);
   }
 }

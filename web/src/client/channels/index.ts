@@ -1,7 +1,7 @@
 /**
- * Reliable channels over a relay: every message, once, after those that it follows, and acknowledged.
+ * Reliable channels over a relay: every message arrives once, in causal order, and is acknowledged.
  *
- * It needs `@waku/sds` beside this package (`npm install @waku/sds@0.0.8`).
+ * Channels need `@waku/sds` in addition to this package (`npm install @waku/sds@0.0.8`).
  *
  * @packageDocumentation
  */

@@ -5,10 +5,10 @@ import { memoryChannelStore } from "./store.js";
 import type { ChannelOptions, ChannelRelay } from "./values.js";
 
 /**
- * Open a channel over a relay, and read what was said.
+ * Open a channel over a relay, and begin to read it.
  *
- * Resolves once what the store has is back in `messages`; with a store that another page uses it waits for that page,
- * until `signal` aborts. Rejects with what the store rejects with, and `RangeError` for options that cannot work.
+ * Resolves once the stored messages are back in `messages`. If another page uses the store, waits for that page until
+ * `signal` aborts. Rejects with what the store rejects with, and `RangeError` for options that cannot work.
  */
 export async function openChannel(
   relay: ChannelRelay,

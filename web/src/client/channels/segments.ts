@@ -1,8 +1,8 @@
 /**
- * A payload as channels put it into SDS messages: `SegmentMessageProto`, as the Python library writes it.
+ * The form in which SDS messages carry a payload: `SegmentMessageProto`, as the Python library writes it.
  *
- * The fields that are written are 1 to 4, and 1001, the request id. The request id makes every sending a text of its
- * own: `@waku/sds` names a message by the hash of its bytes, and would take a second "yes" for the first one.
+ * The fields written are 1 to 4, and 1001, the request id. The request id makes the bytes of every message unique:
+ * `@waku/sds` names a message by the hash of its bytes, and would take a second "yes" for the first one.
  */
 
 // Core: no I/O, no clock, no randomness (held by tests/layout.test.ts).
@@ -11,7 +11,7 @@ import { keccak_256 } from "@noble/hashes/sha3.js";
 
 import { type Bytes, concat, equal, hex, utf8 } from "../protocol/bytes.js";
 
-/** Most segments of one message that is read. */
+/** The most segments that a message may have in order to be read. */
 export const MAX_SEGMENTS = 256;
 
 const HASH_BYTES = 32;
@@ -28,11 +28,11 @@ export interface Segment {
   readonly count: number;
   readonly payload: Uint8Array;
   readonly requestId: string;
-  /** Parity helps to recover lost segments, and is not read here: SDS brings the lost ones. */
+  /** Whether this is parity, which serves to recover lost segments. It is not read here: SDS recovers them. */
   readonly isParity: boolean;
 }
 
-/** The bytes of a payload in one segment. */
+/** Encode a payload as a single segment. */
 export function encodeSegment(payload: Uint8Array, requestId: string): Bytes {
   const name = utf8(requestId);
   return concat(
@@ -44,7 +44,7 @@ export function encodeSegment(payload: Uint8Array, requestId: string): Bytes {
   );
 }
 
-/** The segment in these bytes; undefined if they are none. */
+/** Decode a segment; undefined if the bytes are not one. */
 export function decodeSegment(bytes: Uint8Array): Segment | undefined {
   const texts = new Map<number, Uint8Array>();
   const numbers = new Map<number, number>();
@@ -88,12 +88,12 @@ interface Partial {
   bytes: number;
 }
 
-/** Puts payloads together. What is begun and not ended is bounded; the oldest is given up. */
+/** Reassembles payloads. The incomplete ones are bounded; beyond that the oldest are given up. */
 export class Reassembly {
   private readonly partial = new Map<string, Partial>();
   private bytes = 0;
 
-  /** What a message of this sender brings: a payload that it completes, or one that came without a segment. */
+  /** Take a message of this sender. Returns the payload that it completes, or its content if that is not a segment. */
   take(sender: string, content: Uint8Array): Uint8Array | undefined {
     const segment = decodeSegment(content);
     if (segment === undefined) return content; // as js-waku sends

@@ -1,13 +1,16 @@
-/** What a participant keeps over a reload: its name, its messages in the order of their arrival, and its place. */
+/** What a participant keeps over a reload: its name, its messages in order of arrival, and its places in the log. */
 
 import { Database, type Stores } from "../indexeddb.js";
 import { OutboxError } from "../protocol/errors.js";
 import { type Horizon, MAX_FORGOTTEN } from "./forgotten.js";
 
-/** Where a message stands. Own messages: `sending` until a relay has it, `acknowledged` once another participant has. */
+/**
+ * The state of a message. An own message is `sending` until a relay has it, and `acknowledged` once another participant
+ * has it.
+ */
 export type MessageState = "received" | "sending" | "sent" | "acknowledged" | "failed";
 
-/** A message as it is kept. */
+/** A message as it is stored. */
 export interface StoredMessage {
   readonly id: string;
   /** The SDS message as it travels. */
@@ -15,48 +18,48 @@ export interface StoredMessage {
   readonly isOwn: boolean;
   readonly author: string | undefined;
   readonly sentAt: number | undefined;
-  /** The bytes of the packet's id, by which others find it. */
+  /** The bytes of the packet's id, by which other participants find it. */
   readonly hint: Uint8Array | undefined;
   state: MessageState;
 }
 
-/** All that is kept of a channel. */
+/** Everything that is stored of a channel. */
 export interface Kept {
-  /** The name of this participant among its person's; made at the first opening. */
+  /** The name of the device, which follows the `#` of the sender id; made when the store is first opened. */
   readonly device: string;
-  /** Cursors at which the reading of the relay stood, the newest last. */
+  /** Cursors that reading has reached in the relay's log, the newest last. */
   readonly places: readonly string[];
   readonly messages: readonly StoredMessage[];
-  /** The ids of messages that are kept no more, and must not be handed over again. */
+  /** The ids of messages that are no longer stored, and must not be handed over again. */
   readonly forgotten: readonly string[];
-  /** What `forget` was last given beside the ids. */
+  /** The horizon that `forget` was last given. */
   readonly horizon?: Horizon | undefined;
-  /** The ids of messages that nothing waits for any more; one that comes late is handed over all the same. */
+  /** The ids of messages that nothing waits for any more; one that arrives later is still handed over. */
   readonly givenUp: readonly string[];
 }
 
-/** Keeps one participant of one channel. Every promise resolves when its change is durable. */
+/** Stores one participant's part in one channel. Every promise resolves when its change is durable. */
 export interface ChannelStore {
-  /** Wait until nobody else uses the store, and read it. */
+  /** Wait until nothing else uses the store, and read it. */
   open(signal: AbortSignal): Promise<Kept>;
-  /** Keep a message behind all others, if it is not there yet, and with it the places, if given: both or neither. */
+  /** Append a message, unless it is stored already, and replace the places, if given. Stores both or neither. */
   add(message: StoredMessage, places?: readonly string[]): Promise<void>;
   setState(id: string, state: MessageState): Promise<void>;
   setPlaces(places: readonly string[]): Promise<void>;
-  /** Keep the ids of these messages and nothing else, and the horizon with them. */
+  /** Remove these messages; keep only their ids, and the horizon. */
   forget(ids: readonly string[], horizon: Horizon): Promise<void>;
-  /** Remember that nothing waits for these messages any more. */
+  /** Note that nothing waits for these messages any more. */
   giveUp(ids: readonly string[]): Promise<void>;
-  /** Let others use the store. */
+  /** Release the store, so that another page can open it. */
   close(): void;
 }
 
-/** A name for a device: 16 random hex digits. */
+/** Make a name for a device: 16 random hex digits. */
 function makeDevice(): string {
   return Array.from(crypto.getRandomValues(new Uint8Array(8)), (byte) => byte.toString(16).padStart(2, "0")).join("");
 }
 
-/** A store for as long as the program runs; it can be opened again after it was closed. */
+/** Make a store in memory, which lasts as long as the program; it can be opened again after it was closed. */
 export function memoryChannelStore(): ChannelStore {
   const device = makeDevice();
   const messages = new Map<string, StoredMessage>();
@@ -102,9 +105,9 @@ const FORGOTTEN = "forgotten";
 const REST = "rest";
 
 /**
- * Keep a channel in the IndexedDB database `strata-channel-<name>`: it survives reloads and restarts of the browser.
+ * Store a channel in the IndexedDB database `strata-channel-<name>`: it survives reloads and restarts of the browser.
  *
- * One page at a time uses it (`navigator.locks`): `open` waits until the others are closed. Use one name for each
+ * One page at a time uses it (`navigator.locks`): `open` waits until the others have closed it. Use one name for each
  * channel of each identity.
  */
 export function indexedDbChannelStore(name: string): ChannelStore {
@@ -119,12 +122,12 @@ export function indexedDbChannelStore(name: string): ChannelStore {
 
   function transact<T>(act: (store: Stores, transaction: IDBTransaction) => T, isOwn: boolean): Promise<T> {
     const failed = (reason: string) => new OutboxError(`the channel's store cannot be used: ${reason}`);
-    // What a relay has can be read again, with the place that is written beside it.
+    // What a relay has can be read again, because the places are written in the same transaction.
     const durability = isOwn ? "strict" : "relaxed";
     return database.within([MESSAGES, FORGOTTEN, REST], { mode: "readwrite", durability, failed }, act);
   }
 
-  /** Change an open store, unless it is another one by now: a browser may have deleted the site's data. */
+  /** Change an open store, unless the browser has deleted the site's data, so that it is now another store. */
   async function within(act: (store: Stores) => void, isOwn = false): Promise<void> {
     if (device === undefined) throw new OutboxError("the channel's store is not open");
     let isOther = false;

@@ -1,4 +1,4 @@
-/** What a channel takes and gives: plain values. */
+/** The values that a channel takes and returns: plain data. */
 
 import type { Signer } from "../protocol/ids.js";
 import type { Relay } from "../relays/relay.js";
@@ -16,64 +16,64 @@ export interface Reading extends AsyncIterable<Delivery> {
   close(): void;
 }
 
-/** What a channel is told at its opening. Times are seconds. */
+/** The options of a channel. Times are seconds. */
 export interface ChannelOptions {
   /** The channel's name, the same for all participants. */
   readonly id: string;
-  /** The content topic, the same for all participants, and of no other channel. */
+  /** The content topic, the same for all participants and used by no other channel. */
   readonly topic: string;
-  /** Who signs. The participant's own name is this DID and a device, which the store keeps. */
+  /** The identity that signs. The sender id is its DID, `#`, and the name of a device, which the store keeps. */
   readonly identity: Signer;
-  /** What survives a reload; memory unless given. */
+  /** Where the channel's state is stored; by default in memory, which does not survive a reload. */
   readonly store?: ChannelStore;
   /**
-   * Called with each message, own ones too, once and never before those that it follows. Not for restored ones. What a
-   * handler throws is logged.
+   * Called once with each message, including own ones, and never before those that it follows; not called for restored
+   * messages. What the handler throws is logged.
    */
   readonly onMessage?: (message: ChannelMessage) => void;
-  /** Called when `messages`, a state or `status` may have changed, and not while the channel opens. */
+  /** Called when `messages`, a state or `status` may have changed, but not while the channel is opening. */
   readonly onChange?: () => void;
-  /** After how long an own message that nobody has acknowledged is sent again; doubled each time, up to 16 times that. */
+  /** How long until an unacknowledged own message is sent again; the wait doubles each time, up to 16 times this. */
   readonly resendAfter?: number;
-  /** The longest wait before what was received is acknowledged. */
+  /** The longest wait before received messages are acknowledged. */
   readonly acknowledgeWithin?: number;
-  /** About how often somebody in an idle room says what there is. */
+  /** About how often a participant of an idle channel sends a sync. */
   readonly syncEvery?: number;
-  /** How long a missing message is looked for, while there is a connection. */
+  /** How long a missing message is searched for; only time with a connection counts. */
   readonly giveUpAfter?: number;
-  /** Most messages kept; the oldest are forgotten, but for their ids. Those that no relay has yet are kept besides. */
+  /** The most messages kept; of the oldest only the ids are kept. Messages that no relay has yet do not count. */
   readonly maxMessages?: number;
 }
 
 /** A message of the channel. */
 export interface ChannelMessage {
-  /** The id that all participants have for it. */
+  /** The message's id, the same for all participants. */
   readonly id: string;
-  /** What was said. */
+  /** The bytes that were sent. */
   readonly payload: Uint8Array;
-  /** The DID that signed it; undefined where somebody repeated it without proof. */
+  /** The DID that signed it; undefined if another participant repeated it without proof. */
   readonly author: string | undefined;
-  /** The participant's name, which only the signature proves. */
+  /** The sender id, which only the signature (`author`) proves. */
   readonly sender: string;
   readonly isOwn: boolean;
-  /** By the author's clock, in Unix seconds; undefined as `author` is, and where that is far ahead of ours. */
+  /** When it was sent, in Unix seconds by the author's clock; undefined if `author` is, or if far ahead of ours. */
   readonly sentAt: number | undefined;
   readonly lamport: bigint;
-  /** The ids of messages that its sender had handed on before. */
+  /** The ids of messages that the sender had before. */
   readonly follows: readonly string[];
   readonly state: MessageState;
 }
 
-/** How the channel stands. */
+/** Counts that describe the state of a channel. */
 export interface ChannelStatus {
-  /** Messages that are known to exist and are not here. */
+  /** Messages that are known to exist but are not here. */
   readonly missing: number;
-  /** Messages that are here and wait for those. */
+  /** Messages that are here and wait for missing ones. */
   readonly heldBack: number;
-  /** Own messages that no relay has yet, and those that nobody has acknowledged. */
+  /** Own messages that no relay has yet, and own messages that no other participant has acknowledged. */
   readonly sending: number;
   readonly unacknowledged: number;
-  /** Messages that were given up, received again after that, refused as malformed, and own ones sent again. */
+  /** Messages given up, received again, refused (malformed, forged, or too many held back), and own ones sent again. */
   readonly lost: number;
   readonly repeated: number;
   readonly refused: number;
@@ -82,5 +82,5 @@ export interface ChannelStatus {
   readonly repaired: number;
 }
 
-/** The largest payload: a packet has to hold it in base64, with a filter of 18 KB and a history beside it. */
+/** The largest payload: a packet must hold it in base64, together with a filter of 18 KB and a history. */
 export const MAX_PAYLOAD_BYTES = 65_536;

@@ -8,37 +8,37 @@ import type { Reading } from "./values.js";
 
 const RETRY_SECONDS = 2;
 
-/** Milliseconds by which waits are measured: the clock on the wall may be put back. */
+/** The steady clock by which waits are measured, in milliseconds: the wall clock may be set back. */
 export const clock = (): number => performance.now();
 
-/** The pauses between attempts at one thing: they grow for as long as the relay refuses it, and not while it is away. */
+/** The pauses between attempts at one request: they grow while the relay refuses, but not while it is unreachable. */
 export class Attempts {
   private readonly refusals = new Refusals(Math.random);
 
-  /** After how many seconds to try again what came to this error: no sooner than the relay has asked for, within reason. */
+  /** Seconds to wait after this error: no fewer than the relay asked for, within reason. */
   retryIn(error: unknown): number {
     if (error instanceof RequestRefused) return this.refusals.another(error.retryAfter);
     return error instanceof MissingCapability ? this.refusals.another() : RETRY_SECONDS;
   }
 
-  /** The relay has granted it. */
+  /** Note that the relay has granted the request. */
   granted(): void {
     this.refusals.over();
   }
 }
 
-/** Whether the relay refuses a packet for its time: our clock is wrong, or the relay's, or the packet has waited long. */
+/** Whether the relay refused a packet for its timestamp: a clock is wrong, here or there, or the packet waited long. */
 export function isOfWrongTime(error: unknown): boolean {
   return error instanceof RequestRefused && ["timestamp_in_future", "timestamp_too_old"].includes(error.code);
 }
 
-/** Whether the relay will not have a message, however often it is asked, and though each packet has its own time (C-292). */
+/** Whether the relay refuses a message permanently, even in a new packet with a new timestamp (C-292). */
 export function isIrrecoverable(error: unknown): boolean {
   if (error instanceof InvalidPacket || error instanceof MissingCapability) return true;
   return error instanceof RequestRefused && ["never", "authenticate"].includes(error.retry) && !isOfWrongTime(error);
 }
 
-/** Wait so many seconds, or until `signal` aborts. */
+/** Wait for `seconds`, or until `signal` aborts. */
 export function pause(seconds: number, signal: AbortSignal): Promise<void> {
   return new Promise((resolve) => {
     const done = () => {
@@ -52,7 +52,7 @@ export function pause(seconds: number, signal: AbortSignal): Promise<void> {
   });
 }
 
-/** What a subscription brings until `signal` aborts. */
+/** Yield what a subscription delivers until `signal` aborts. */
 export async function* until(signal: AbortSignal, found: Reading): AsyncGenerator<Delivery> {
   const close = () => found.close();
   signal.addEventListener("abort", close, { once: true });

@@ -1,4 +1,4 @@
-/** An outbox in a folder, for Node: durable over kills of the program. */
+/** An outbox in a folder, for Node: it survives a killed program. */
 
 import { randomBytes } from "node:crypto";
 import { type FileHandle, mkdir, open, readdir, readFile, rename, rm, stat, unlink } from "node:fs/promises";
@@ -16,12 +16,13 @@ const POLL_MS = 1_000;
 /**
  * Keep packets in a folder, one file each. The folder is made if it is missing.
  *
- * A file is written under another name, flushed to the disk and renamed, so that a kill leaves a whole packet or none.
- * What it leaves of the other name goes with the next program. `list` rejects with `OutboxError` for a file that a disk
- * has damaged, once: it is renamed then, and the others are sent.
- * Several programs may share the folder: each sends what waits, which is harmless, for a relay keeps a packet once.
- * `add` shows this program a packet only once its name is flushed too, and takes the file away again where that fails;
- * another program may have sent it by then.
+ * A file is written under a temporary name, flushed to the disk and renamed, so that a killed program leaves a whole
+ * packet or none. A later program removes temporary files that are an hour old. `list` rejects once with `OutboxError`
+ * for a file that is damaged; the file is then renamed, and the others are sent.
+ *
+ * Several programs may share the folder: each sends the waiting packets, which is harmless, because a relay stores a
+ * packet once. This program lists a packet only once its name is flushed too. If that fails, `add` removes the file
+ * again; another program may have sent it by then.
  */
 export function fileOutbox(folder: string): OutboxStore {
   let last = 0;
@@ -52,7 +53,7 @@ export function fileOutbox(folder: string): OutboxStore {
       await rm(temporary, { force: true });
       throw new OutboxError(`the outbox cannot be written: ${String(error)}`);
     }
-    known.set(name, entry); // whether or not the flush proves it durable, the file says this now
+    known.set(name, entry); // the file has this content now, even if the flush fails
     try {
       await flushed(folder, "r"); // the name itself
     } catch (error) {
@@ -75,7 +76,7 @@ export function fileOutbox(folder: string): OutboxStore {
     }
   }
 
-  /** What is no packet is said once, and does not keep the others from being sent. */
+  /** Read a file. One that is not a packet is reported once and renamed, so that the others can be sent. */
   async function readOrPutAside(name: string): Promise<StoredEntry | undefined> {
     const path = join(folder, name);
     try {
@@ -89,7 +90,7 @@ export function fileOutbox(folder: string): OutboxStore {
 
   return {
     add(entry) {
-      // Whoever adds the same packet meanwhile is told the same: it may not stay.
+      // Callers that add the same packet meanwhile get the same outcome: the packet may be removed again.
       let added = adding.get(entry.packetId);
       if (added === undefined) {
         added = add(entry).finally(() => adding.delete(entry.packetId));
@@ -127,7 +128,7 @@ export function fileOutbox(folder: string): OutboxStore {
       let seen = new Set<string>();
       const poll = async () => {
         const present = await names();
-        // By name: as many may have gone as have come.
+        // Compared by name: as many may have been removed as were added.
         if (present.some((name) => !seen.has(name))) heard({ kind: "added" });
         seen = new Set(present);
       };
@@ -148,7 +149,7 @@ async function flushed(path: string, flags: string, act?: (file: FileHandle) => 
   }
 }
 
-/** Remove a draft, unless another program may be writing it just now. */
+/** Remove a temporary file, unless another program may still be writing it. */
 async function removeAbandoned(path: string): Promise<void> {
   try {
     if (Date.now() - (await stat(path)).mtimeMs > ABANDONED_MS) await rm(path);

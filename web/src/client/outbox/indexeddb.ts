@@ -1,4 +1,4 @@
-/** An outbox in the browser's IndexedDB: durable over reloads and restarts, shared by the tabs of an origin. */
+/** An outbox in the browser's IndexedDB: it survives reloads and restarts, and the tabs of an origin share it. */
 
 import { Database } from "../indexeddb.js";
 import { OutboxError } from "../protocol/errors.js";
@@ -9,8 +9,8 @@ const STORE = "packets";
 /**
  * Keep packets in the IndexedDB database `strata-outbox-<name>`.
  *
- * All tabs of an origin that use the name share it. One of them sends at a time (`navigator.locks`); where a page has
- * no locks, as on plain http, each sends, which is harmless: a relay keeps a packet once. Use one name for each
+ * All tabs of an origin that use the same name share it. One of them sends at a time (`navigator.locks`). If a page has
+ * no locks, as on plain http, each tab sends, which is harmless: a relay stores a packet once. Use one name for each
  * relay.
  */
 export function indexedDbOutbox(name: string): OutboxStore {
@@ -21,7 +21,7 @@ export function indexedDbOutbox(name: string): OutboxStore {
   const failed = (reason: string) => new OutboxError(`the outbox cannot be used: ${reason}`);
   let watching: BroadcastChannel | undefined;
 
-  /** Tell the other tabs, and not whoever watches here: word of what it has done itself would come late. */
+  /** Notify the other tabs, but not the watcher in this tab, which would learn late of what it did itself. */
   function announce(news: OutboxNews): void {
     if (typeof BroadcastChannel === "undefined") return;
     const channel = watching ?? new BroadcastChannel(full);

@@ -2,7 +2,7 @@
 
 import type { OutboxStore, StoredEntry } from "./store.js";
 
-/** Keep packets in memory: they survive cuts of the connection, and no restart. */
+/** Keep packets in memory: they survive a lost connection, but not a restart. */
 export function memoryOutbox(): OutboxStore {
   const entries = new Map<string, StoredEntry>();
   return {

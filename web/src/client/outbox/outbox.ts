@@ -1,10 +1,11 @@
 /**
  * Packets that wait until a relay has them.
  *
- * `add` resolves when the packet is durable in its store; from then on it is sent, over reconnects and restarts of the
- * program, until the relay acknowledges it or refuses it for good. What is kept is the canonical text, and the same
- * text is sent every time: a packet is never signed again. That is safe, for a relay keeps a packet once and says
- * `duplicate` to the second. Of several tabs that share a store one sends at a time, where the browser has locks.
+ * `add` resolves when the packet is durable in its store. From then on it is sent, over reconnects and restarts of the
+ * program, until the relay acknowledges it or refuses it permanently. The store has the canonical text, and the same
+ * text is sent every time: a packet is never signed again. Sending it again is safe, because a relay stores a packet
+ * once and answers `duplicate` to further copies. If several tabs share a store, one of them sends at a time, provided
+ * that the browser has locks.
  */
 
 import { InvalidPacket, MissingCapability, OutboxError, RequestRefused, type StrataError } from "../protocol/errors.js";
@@ -14,13 +15,13 @@ import type { Published, PublishOptions } from "../relays/values.js";
 import { after } from "../timers.js";
 import type { OutboxNews, OutboxStore, Refusal, StoredEntry } from "./store.js";
 
-/** Where a packet of the outbox stands. */
+/** A packet of the outbox, and its state. */
 export interface OutboxEntry {
   readonly packet: Packet;
-  /** `refused`: a relay will not have it, and `refusal` says why; the program decides what becomes of it. */
+  /** `refused`: the relay has refused it permanently, and `refusal` says why; the program decides what to do. */
   readonly state: "waiting" | "refused";
   readonly refusal: Refusal | undefined;
-  /** Older than relays take. It is sent all the same, as a relay may have it; it is never signed again. */
+  /** Whether it is older than relays accept. It is still sent, as a relay may have it; it is never signed again. */
   readonly isStale: boolean;
 }
 
@@ -28,9 +29,9 @@ export interface OutboxEntry {
 export interface Queued {
   readonly packetId: string;
   /**
-   * The relay's word on it, whichever tab has sent it. Rejects with what the relay's final refusal is, `Closed` or
-   * `ConnectionFailed` when the relay connection ends for good first (the packet waits in the store then), and
-   * `OutboxError` when the packet was removed, or another program that shares a folder has dealt with it. May be ignored.
+   * The relay's confirmation, whichever tab sent the packet. Rejects with the relay's final refusal, with `Closed` or
+   * `ConnectionFailed` if the relay connection ends permanently first (the packet then waits in the store), and with
+   * `OutboxError` if the packet was removed, or another program that shares a folder has sent it. May be ignored.
    */
   readonly sent: Promise<Published>;
 }
@@ -38,28 +39,28 @@ export interface Queued {
 /** Sends a packet within a timeout. */
 export type Send = (packet: Packet, options: PublishOptions) => Promise<Published>;
 
-/** Most packets that an outbox holds, refused ones among them. */
+/** The most packets that an outbox holds, including refused ones. */
 export const MAX_OUTBOX_PACKETS = 1_000;
 
 const AT_ONCE = 16;
 const ATTEMPT_SECONDS = 60;
 const RETRY_SECONDS = 2;
-/** How long word of what another tab has done may be on its way. */
+/** How long a notice of what another tab has done may take to arrive. */
 const NEWS_SECONDS = 1;
 
 interface Promised {
   readonly promise: Promise<Published>;
   /** Whether the store has said that the packet is durable. */
   isStored: boolean;
-  /** Since when it is in the store no more, and nobody has said why. */
+  /** Since when the packet has been missing from the store without a notice why. */
   missingSince: number | undefined;
   resolve(published: Published): void;
   reject(error: unknown): void;
 }
 
 /**
- * What a sending came to. The packet has left the queue (`settled`), waits for a time of its own (`quiet`), with all
- * others for a session that may publish (`unwelcome`), or for the next look (`left`).
+ * The outcome of sending a packet. The packet has left the queue (`settled`), waits for a time that the relay gave
+ * (`quiet`), waits with all others for a session that may publish (`unwelcome`), or waits for the next round (`left`).
  */
 type Sending = "settled" | "quiet" | "unwelcome" | "left";
 
@@ -69,12 +70,12 @@ export class Outbox {
   private readonly stopping = new AbortController();
   private draining: Promise<void> | undefined;
   private stopWatching: (() => void) | undefined;
-  /** Wakes whoever sends, where it is this tab that does. */
+  /** Wakes the sending loop; undefined while this tab does not send. */
   private bell: (() => void) | undefined;
   private hasRung = false;
-  /** When a relay wants to hear of a packet again, where it has asked for quiet (R-338). */
+  /** The times before which the relay does not want to receive a packet again (R-338). */
   private readonly quietUntil = new Map<string, number>();
-  /** That this session was one that may not publish, and until when nothing is sent for that. */
+  /** Refusals because this session may not publish, and until when nothing is sent because of them. */
   private readonly unwelcome = new Refusals(Math.random);
   private heldUntil: number | undefined;
 
@@ -93,7 +94,7 @@ export class Outbox {
     const { signal } = this.stopping;
     signal.throwIfAborted();
     if ((await this.store.count()) >= MAX_OUTBOX_PACKETS) throw new OutboxError(`${MAX_OUTBOX_PACKETS} packets wait already`);
-    // Before it is stored: it may be sent, and settled, before the store has said so.
+    // Before it is stored: it may be sent, and settled, before `store.add` resolves.
     const { packetId, canonical } = packet;
     const promised = this.promise(packetId);
     try {
@@ -109,7 +110,7 @@ export class Outbox {
     return { packetId, sent: promised.promise };
   }
 
-  /** Where another tab sends, it says once that a packet was refused: perhaps before it was added here. */
+  /** Look for a refusal in the store: a tab that sends reports it once, perhaps before the packet was added here. */
   private async lookFor(packetId: string): Promise<void> {
     while (this.bell === undefined && this.awaited.has(packetId)) {
       try {
@@ -122,7 +123,7 @@ export class Outbox {
     }
   }
 
-  /** The packets that wait, and those that were refused, in the order they were added. */
+  /** The packets that wait and those that were refused, in the order they were added. */
   async list(): Promise<readonly OutboxEntry[]> {
     const oldest = Date.now() / 1000 - DEFAULT_MAX_PACKET_AGE_SECONDS;
     return (await this.store.list()).map(({ canonical, refusal }) => {
@@ -132,13 +133,13 @@ export class Outbox {
     });
   }
 
-  /** Forget a packet, refused or waiting. The relay may have it, or may yet get it if it is on its way. */
+  /** Forget a packet, refused or waiting. The relay may have it, or may still receive it if it is on its way. */
   async remove(packetId: string): Promise<void> {
     await this.store.remove(packetId);
     this.settle(packetId)?.reject(new OutboxError("the packet was removed"));
   }
 
-  /** Look for work: a connection came, or a session that has another budget. */
+  /** Send again at once: there is a new connection, or a session with a new budget. */
   wake(): void {
     this.quietUntil.clear();
     this.unwelcome.over();
@@ -151,14 +152,14 @@ export class Outbox {
     this.bell?.();
   }
 
-  /** @internal Begin to send what waits. */
+  /** @internal Begin to send waiting packets. */
   start(): void {
     if (this.draining !== undefined || this.stopping.signal.aborted) return;
     this.stopWatching = this.store.watch((news) => this.hear(news));
     this.draining = this.store.exclusively(() => this.drain(), this.stopping.signal).catch(this.warn);
   }
 
-  /** @internal Send no more, for this reason; what waits stays in the store. Idempotent. */
+  /** @internal Stop sending, for this reason; waiting packets stay in the store. Idempotent. */
   async stop(reason: StrataError): Promise<void> {
     this.stopping.abort(reason);
     this.stopWatching?.();
@@ -168,17 +169,17 @@ export class Outbox {
     this.awaited.clear();
   }
 
-  /** A packet was refused, if it was: whoever waits for it is told. */
+  /** Report the refusal of a packet, if there is one, to the caller that waits for it. */
   private heed(packetId: string, refusal: Refusal | undefined): void {
     if (refusal !== undefined) this.settle(packetId)?.reject(new RequestRefused(refusal.code, refusal.reason));
   }
 
   private async drain(): Promise<void> {
-    this.bell = () => undefined; // from now on: nobody takes the work from a tab that lives
+    this.bell = () => undefined; // from now on this tab sends, as long as it lives
     const { signal } = this.stopping;
     while (!signal.aborted) {
       this.hasRung = false;
-      let isSomeLeft = true; // a store that fails now may be read later, as when a browser has closed a database
+      let isSomeLeft = true; // a store that fails now may work later, for example if the browser closed the database
       try {
         isSomeLeft = await this.sendAll();
       } catch (error) {
@@ -188,12 +189,12 @@ export class Outbox {
     }
   }
 
-  /** When something that waits for a time may be sent. */
+  /** The earliest time at which a packet that waits for a time may be sent. */
   private nextAt(): number {
     return Math.min(this.heldUntil ?? Infinity, ...this.quietUntil.values());
   }
 
-  /** Send what waits, each packet once; whether some are left that wait for no time. */
+  /** Send each waiting packet once; true if some are left that do not wait for a time. */
   private async sendAll(): Promise<boolean> {
     const durable = [...this.awaited].filter(([, { isStored }]) => isStored);
     const entries = await this.store.list();
@@ -203,18 +204,18 @@ export class Outbox {
       const entry = found.get(packetId);
       if (entry !== undefined) {
         promised.missingSince = undefined;
-        this.heed(packetId, entry.refusal); // before it was added
+        this.heed(packetId, entry.refusal); // it may have been refused before it was added here
       } else if (now() - (promised.missingSince ??= now()) >= NEWS_SECONDS) {
         this.settle(packetId)?.reject(new OutboxError("another program has sent the packet, or removed it"));
       } else {
-        isSomeLeft = true; // another tab says what it has done only once it is done
+        isSomeLeft = true; // another tab reports what it has done only after the store has changed
       }
     }
     if (this.heldUntil !== undefined && now() >= this.heldUntil) this.heldUntil = undefined;
     for (const [name, until] of this.quietUntil) if (now() >= until) this.quietUntil.delete(name);
     const waiting = entries.filter((entry) => entry.refusal === undefined && !this.quietUntil.has(entry.packetId));
     for (let at = 0; at < waiting.length && this.heldUntil === undefined && !this.stopping.signal.aborted; at += AT_ONCE) {
-      // Handed over in their order, which is the order of sending.
+      // Passed on in their order, which is the order of sending.
       const outcomes = await Promise.all(waiting.slice(at, at + AT_ONCE).map((entry) => this.sendOne(entry)));
       isSomeLeft ||= outcomes.includes("left");
       if (outcomes.includes("unwelcome")) this.heldUntil = now() + this.unwelcome.another();
@@ -245,7 +246,7 @@ export class Outbox {
     try {
       await this.store.refuse(packetId, { code, reason });
     } catch (problem) {
-      this.warn(problem); // the relay refuses it again
+      this.warn(problem); // the relay will refuse it again
       return "left";
     }
     this.settle(packetId)?.reject(error);
@@ -256,7 +257,7 @@ export class Outbox {
     if (!this.stopping.signal.aborted) console.warn("the outbox cannot be used", error);
   };
 
-  /** Another tab has done something. */
+  /** Handle a notice of what another tab has done. */
   private hear(news: OutboxNews): void {
     if (news.kind === "added") this.ring();
     else if (news.kind === "sent") this.settle(news.published.packetId)?.resolve(news.published);
@@ -264,14 +265,14 @@ export class Outbox {
     else this.heed(news.packetId, news.refusal);
   }
 
-  /** Whoever waits for the packet, no longer waited for by the time this returns. */
+  /** Remove and return the promise for a packet, if there is one. */
   private settle(packetId: string): Promised | undefined {
     const promised = this.awaited.get(packetId);
     this.awaited.delete(packetId);
     return promised;
   }
 
-  /** Wait for something to do, or for a while. */
+  /** Wait until there is something to do, but no longer than `seconds`. */
   private async pause(seconds: number): Promise<void> {
     if (this.hasRung) return;
     await new Promise<void>((resolve) => {
@@ -304,12 +305,12 @@ function now(): number {
   return performance.now() / 1000;
 }
 
-/** Whether the same packet will be refused again: not for want of a session, nor for a limit that passes. */
+/** Whether the same packet would always be refused, not only for lack of a session or for a temporary limit. */
 function isForGood(refusal: RequestRefused): boolean {
   return refusal.retry === "never";
 }
 
-/** Whether this session may not publish, be it this packet or another: asking again and again changes nothing. */
+/** Whether this session may not publish any packet, so that asking again at once changes nothing. */
 function isForWantOfSession(error: unknown): boolean {
   return error instanceof MissingCapability || (error instanceof RequestRefused && error.retry === "authenticate");
 }

@@ -1,8 +1,8 @@
-/** What an outbox asks of the place where it keeps its packets. */
+/** The interface between an outbox and the store of its packets. */
 
 import type { Published } from "../relays/values.js";
 
-/** Why a relay does not take a packet. */
+/** Why a relay refused a packet. */
 export interface Refusal {
   readonly code: string;
   readonly reason: string;
@@ -12,13 +12,13 @@ export interface Refusal {
 export interface StoredEntry {
   readonly packetId: string;
   readonly canonical: string;
-  /** Set once a relay has refused the packet for good: it is kept for the program to look at. */
+  /** Set once a relay has refused the packet permanently; the packet is kept for the program to inspect. */
   readonly refusal?: Refusal | undefined;
 }
 
 /** Where an outbox keeps its packets. */
 export interface OutboxStore {
-  /** Keep a packet behind all others; resolves when it is durable. One that is there already changes nothing. */
+  /** Append a packet; resolves when it is durable. A packet that is stored already changes nothing. */
   add(entry: StoredEntry): Promise<void>;
   /** How many packets there are. */
   count(): Promise<number>;
@@ -26,11 +26,11 @@ export interface OutboxStore {
   list(): Promise<readonly StoredEntry[]>;
   /** Note the refusal of a packet. */
   refuse(packetId: string, refusal: Refusal): Promise<void>;
-  /** Forget a packet; `published` is the relay's word on it, for others who wait for that. */
+  /** Forget a packet; `published` is the relay's confirmation, for other users of the store that wait for it. */
   remove(packetId: string, published?: Published): Promise<void>;
-  /** Run `drain` while no other user of the store does so; until `signal` aborts. */
+  /** Run `drain` while no other user of the store does; waits for its turn until `signal` aborts. */
   exclusively(drain: () => Promise<void>, signal: AbortSignal): Promise<void>;
-  /** Have `heard` called with what other users of the store do, as far as that can be told; returns how to stop that. */
+  /** Call `heard` with what other users of the store do, as far as it is known; returns a function that stops this. */
   watch(heard: (news: OutboxNews) => void): () => void;
 }
 

@@ -1,10 +1,10 @@
 /**
  * The bytes that AUTH signs, and the checks before a client signs them (RFC-0004 §3.7).
  *
- * The relay sends a challenge and its own DID; the client signs both, one after the other. Nothing separates
- * them, so a hostile relay could pass on another relay's challenge. `checkChallenge` keeps a signature
- * worthless anywhere else: the challenge has no `:` and a DID begins with `did:`, so there is one way to split
- * what is signed, and the relay named in it is the one this client meant to talk to (A-071).
+ * The relay sends a challenge and its own DID; the client answers with a signature over both. No separator is between
+ * the two, so a hostile relay could forward another relay's challenge, or move the border between the two parts.
+ * `checkChallenge` makes a signature useless anywhere else (A-071): the challenge has no `:` and a DID begins with
+ * `did:`, so the signed text can be split in only one way, and it names the relay that this client meant to talk to.
  */
 
 // Core: no I/O, no clock, no randomness (held by tests/layout.test.ts).
@@ -14,18 +14,18 @@ import { InvalidMessage } from "./errors.js";
 import { isDid } from "./ids.js";
 import type { AuthChallenge } from "./wire.js";
 
-/** Fewest random bytes in a challenge. */
+/** The least number of random bytes in a challenge. */
 export const MIN_CHALLENGE_BYTES = 32;
 
-/** A challenge can be answered for at least this long. */
+/** The least time for which a challenge can be answered. */
 export const MIN_LIFETIME_SECONDS = 60;
 
-/** A longer lifetime is not used. */
+/** The longest lifetime that is used. */
 export const MAX_LIFETIME_SECONDS = 600;
 
 const MAX_CHALLENGE_CHARACTERS = 1024;
 
-/** The bytes that an AUTH signature covers: the challenge's text as received, then the relay's DID (R-275). */
+/** The bytes that an AUTH signature covers: the text of the challenge as received, then the relay's DID (R-275). */
 export function signingInput(challenge: string, serverId: string): Uint8Array {
   return utf8(challenge + serverId);
 }
@@ -33,8 +33,8 @@ export function signingInput(challenge: string, serverId: string): Uint8Array {
 /**
  * Throw `InvalidMessage` for a challenge that must not be signed (R-298).
  *
- * `expectedServerId` is the DID that this relay is known by; undefined means that nothing is known yet. The
- * error's `detail` is `challenge_malformed`, `server_id_malformed` or `server_id_unexpected`.
+ * `expectedServerId` is the known DID of this relay; undefined means that no DID is known yet. The error's `detail` is
+ * `challenge_malformed`, `server_id_malformed` or `server_id_unexpected`.
  */
 export function checkChallenge(challenge: AuthChallenge, expectedServerId: string | undefined): void {
   const { challenge: text, server_id: serverId } = challenge;
@@ -48,7 +48,7 @@ export function checkChallenge(challenge: AuthChallenge, expectedServerId: strin
   }
 }
 
-/** A refusal to sign. */
+/** The error for a challenge that must not be signed, for the caller to throw. */
 export function unfit(reason: string, detail: string): InvalidMessage {
   return new InvalidMessage(reason, { code: "unauthenticated", detail });
 }

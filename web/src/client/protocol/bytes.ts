@@ -1,14 +1,14 @@
-/** Bytes and the texts that stand for them. */
+/** Bytes and their text encodings. */
 
 // Core: no I/O, no clock, no randomness (held by tests/layout.test.ts).
 
-/** Bytes over a buffer of their own, as WebCrypto wants them. */
+/** Bytes over an unshared buffer, as WebCrypto requires. */
 export type Bytes = Uint8Array<ArrayBuffer>;
 
 const ENCODER = new TextEncoder();
 const HEX = Array.from({ length: 256 }, (_, byte) => byte.toString(16).padStart(2, "0"));
 
-/** The UTF-8 bytes of well-formed text. */
+/** The UTF-8 bytes of text that must be well-formed. */
 export function utf8(text: string): Bytes {
   return ENCODER.encode(text);
 }
@@ -20,7 +20,7 @@ export function hex(bytes: Uint8Array): string {
   return text;
 }
 
-/** The bytes that hex digits of either case stand for; undefined for other text or another size. */
+/** Decode hex digits of either case; undefined for other text, or bytes of another size. */
 export function fromHex(text: string, size?: number): Bytes | undefined {
   if (text.length % 2 !== 0 || !/^[0-9a-fA-F]*$/.test(text)) return undefined;
   if (size !== undefined && text.length !== 2 * size) return undefined;
@@ -29,7 +29,7 @@ export function fromHex(text: string, size?: number): Bytes | undefined {
   return bytes;
 }
 
-/** One after the other. */
+/** The parts, joined. */
 export function concat(...parts: Uint8Array[]): Bytes {
   const whole = new Uint8Array(parts.reduce((sum, part) => sum + part.length, 0));
   let at = 0;
@@ -45,7 +45,7 @@ export function equal(one: Uint8Array, other: Uint8Array): boolean {
   return one.length === other.length && one.every((byte, at) => byte === other[at]);
 }
 
-/** How many bytes standard, padded base64 stands for; undefined for any other text. */
+/** How many bytes standard, padded base64 encodes; undefined for any other text. */
 export function base64Length(text: string): number | undefined {
   if (text.length % 4 !== 0 || !/^[A-Za-z0-9+/]*={0,2}$/.test(text)) return undefined;
   return (text.length / 4) * 3 - (text.endsWith("==") ? 2 : text.endsWith("=") ? 1 : 0);

@@ -1,18 +1,18 @@
 /**
- * Canonical JSON (RFC 8785): the one text of a value that is hashed, signed, stored and sent (R-009, R-010).
+ * Canonical JSON (RFC 8785): the text of a value that is hashed, signed, stored and sent (R-009, R-010).
  *
- * Input without a single canonical form is refused (R-011, R-012), and so is a number whose canonical text
- * would be an integer beyond ±(2**53 − 1): a reader would have to refuse that text (A-003).
+ * Input that has no single canonical form is refused (R-011, R-012). So is a number whose canonical text would be an
+ * integer beyond ±(2**53 − 1): a canonical form must not be refused when it is read back (A-003).
  */
 
 // Core: no I/O, no clock, no randomness (held by tests/layout.test.ts).
 
 import { type Json, parseStrictly, refuse, requireNumber } from "./json.js";
 
-/** Objects and arrays that may be nested in one another (R-321). */
+/** How deeply objects and arrays may be nested (R-321). */
 export const MAX_DEPTH = 64;
 
-/** Nesting that readers of admitted packets allow for: as deep as a relay can be told to admit. */
+/** The nesting that readers of admitted packets allow: the deepest that a relay can be configured to admit. */
 export const DEEPEST = 512;
 
 const LONE_SURROGATE = /[\ud800-\udfff]/u;
@@ -35,10 +35,10 @@ export function parse(raw: string | Uint8Array, options: { maxDepth?: number } =
   try {
     const value = JSON.parse(source) as Json;
     const text = write(value, maxDepth);
-    // What comes out as it went in has lost nothing on the way: no member, no digit.
+    // If the output equals the input, nothing was lost: no member, no digit.
     if (text === source) return { value, text };
   } catch {
-    // The strict parser finds the same fault, and names it.
+    // The strict parser will find the same fault, and name it.
   }
   const value = parseStrictly(source);
   return { value, text: write(value, maxDepth) };
@@ -52,7 +52,7 @@ export function canonicalize(raw: string | Uint8Array, options: { maxDepth?: num
 /**
  * The canonical text of a value made of plain objects, arrays, strings, numbers, booleans and null.
  *
- * Throws `InvalidPacket` as `parse` does, with detail `not_json` for what JSON cannot express: undefined, a
+ * Throws `InvalidPacket` as `parse` does, with detail `not_json` for a value that JSON cannot express: undefined, a
  * date, a bigint, an instance of a class.
  */
 export function encode(value: unknown, options: { maxDepth?: number } = {}): string {
@@ -60,8 +60,8 @@ export function encode(value: unknown, options: { maxDepth?: number } = {}): str
 }
 
 /**
- * The canonical text of an object without some of its members, and with others in their place. The object
- * itself is not copied, for copies lose members named `__proto__`.
+ * The canonical text of an object without some of its members, and with others added or replaced. The object itself is
+ * not copied, because copies lose members named `__proto__`.
  */
 export function encodeWith(
   members: object,
@@ -93,7 +93,7 @@ function write(value: unknown, depth: number): string {
       return quoted(value);
     case "number":
       requireNumber(value);
-      return String(value); // ECMAScript's own text is RFC 8785's; that of -0 is 0
+      return String(value); // the text of RFC 8785 is that of ECMAScript; for -0 it is 0
     case "boolean":
       return value ? "true" : "false";
     case "object":
@@ -111,7 +111,7 @@ function writeParts(value: object, depth: number): string {
     return `${text}]`;
   }
   const prototype: unknown = Object.getPrototypeOf(value);
-  // A plain object of another realm, such as a frame, has another Object.prototype, which has none itself.
+  // A plain object from another realm, such as a frame, has another Object.prototype, whose own prototype is null.
   if (prototype !== null && Object.getPrototypeOf(prototype) !== null) {
     refuse("the value has no form in JSON", "not_json");
   }
@@ -125,10 +125,10 @@ function writeParts(value: object, depth: number): string {
 
 function quoted(text: string): string {
   if (LONE_SURROGATE.test(text)) refuse("a string holds a lone surrogate", "lone_surrogate");
-  return JSON.stringify(text); // writes every other character as RFC 8785 does
+  return JSON.stringify(text); // it writes every other character as RFC 8785 does
 }
 
-/** By UTF-16 code units (RFC 8785 §3.2.3), which is how strings compare here. */
+/** Compare by UTF-16 code units (RFC 8785 §3.2.3), as `<` does. */
 function byUnits(one: string, other: string): number {
   return one < other ? -1 : one > other ? 1 : 0;
 }

@@ -1,9 +1,9 @@
 /**
  * DID Documents: which keys a DID begins with, what each may do, and who may recover it (RFC-0001 §3.2–§3.3).
  *
- * A document is its canonical text, and its name is the hash of that (R-052). It carries no signature: what
- * makes it count is where it came from, which `KeyChain` decides. Here it is only read and checked against
- * itself.
+ * A document is its canonical text, and its name is the hash of that text (R-052). It carries no signature: whether it
+ * counts depends on where it came from, which `KeyChain` decides. This module only reads a document and checks that it
+ * is consistent.
  */
 
 // Core: no I/O, no clock, no randomness (held by tests/layout.test.ts).
@@ -25,10 +25,10 @@ import {
 import { isObject, type Json, type JsonObject, member, refuse } from "./json.js";
 import * as members from "./members.js";
 
-/** The longest document that is read, in bytes of its canonical form. */
+/** The longest document accepted, in bytes of its canonical form. */
 export const MAX_DOCUMENT_BYTES = 65_536;
 
-/** Signing methods, and as many recovery methods, that one document may list. */
+/** How many signing methods, and how many recovery methods, one document may list. */
 export const MAX_METHODS = 16;
 
 const METHOD_TYPE = "Ed25519VerificationKey2020";
@@ -36,13 +36,13 @@ const MULTIHASH = new Uint8Array([0x1e, 0x20]);
 const MAX_KEY_ID_CHARACTERS = MAX_DID_CHARACTERS + 128;
 const CUSTODIES = ["hardware", "wrapped", "software", "unknown"] as const;
 
-/** Where the holder of a key says it is kept. */
+/** Where a private key is kept, according to its holder. */
 export type Custody = (typeof CUSTODIES)[number];
 
-/** A public key as 64 hex digits: the form in which keys are compared and listed. */
+/** A public key as 64 lowercase hex digits: the form in which keys are compared and listed. */
 export type KeyHex = string;
 
-/** One key of a document. Times are Unix seconds; undefined is an open end. */
+/** One key of a document. Times are Unix seconds; undefined means no end. */
 export interface VerificationMethod {
   readonly keyId: string;
   readonly publicKey: KeyHex;
@@ -54,11 +54,11 @@ export interface VerificationMethod {
   readonly custody: Custody;
 }
 
-/** How many recovery keys must agree, and which; one that makes no sense is kept as it is (R-085). */
+/** How many recovery keys must agree, and which. A policy that makes no sense is kept as it is (R-085). */
 export interface RecoveryPolicy {
-  /** Distinct eligible keys that must approve; undefined if the document gave no integer. */
+  /** How many distinct eligible keys must approve; undefined if the document does not have an integer here. */
   readonly threshold: number | undefined;
-  /** The eligible keys; empty: every recovery key of the document. */
+  /** The eligible keys; if empty, every recovery key of the document. */
   readonly keyIds: readonly string[];
 }
 
@@ -74,9 +74,9 @@ export class DidDocument {
     /** The hash of the document that this one succeeds; undefined for the first. */
     readonly prevHash: string | undefined,
     readonly methods: readonly VerificationMethod[],
-    /** Ids of the keys that may answer AUTH; undefined: every signing key. */
+    /** The ids of the keys that may answer AUTH; undefined means every signing key. */
     readonly authentication: readonly string[] | undefined,
-    /** Ids of the keys that may sign packets; undefined: every signing key. */
+    /** The ids of the keys that may sign packets; undefined means every signing key. */
     readonly assertion: readonly string[] | undefined,
     readonly recoveryPolicy: RecoveryPolicy | undefined,
   ) {}
@@ -92,7 +92,7 @@ export class DidDocument {
     return DidDocument.read(value ?? null, canonical.encode(value ?? null, { maxDepth: canonical.DEEPEST }));
   }
 
-  /** The method with this key. */
+  /** The method with this key, or undefined. */
   methodOf(publicKey: KeyHex): VerificationMethod | undefined {
     return this.methods.find((method) => method.publicKey === publicKey);
   }
@@ -153,7 +153,7 @@ export function keyMultibase(publicKey: Uint8Array): string {
   return didFromPublicKey(publicKey).slice("did:strata:".length);
 }
 
-/** Refuse an id that is not of this DID, or that spells another key than the one it names (R-060). */
+/** Refuse an id that does not belong to this DID, or that spells a different key than `publicKey` (R-060). */
 export function checkKeyId(did: string, keyId: string, publicKey: KeyHex | undefined): void {
   const prefix = `${did}#`;
   if (!keyId.startsWith(prefix) || keyId.length <= prefix.length || [...keyId].length > MAX_KEY_ID_CHARACTERS) {
@@ -180,7 +180,7 @@ function multibaseKey(text: string): KeyHex | undefined {
   }
 }
 
-/** As `publicKeyFromMethod`, for members of an object that is refused with `invalid_schema` if they fail. */
+/** Do as `publicKeyFromMethod`, but refuse with `invalid_schema` instead of `IdentityError`. */
 export function readKey(asHex: string | undefined, asMultibase: string | undefined): KeyHex {
   try {
     return hex(publicKeyFromMethod(asHex, asMultibase));
@@ -198,7 +198,7 @@ function readMethods(did: string, listed: Json | undefined): VerificationMethod[
     refuse(`a document lists more than ${MAX_METHODS} methods of a kind`);
   }
   if (new Set(methods.map((method) => method.keyId)).size < methods.length) refuse("two methods have one id");
-  // One key in two roles would leave open what a signature by it may do.
+  // If one key had two roles, it would be unclear what its signatures may do.
   if (new Set(methods.map((method) => method.publicKey)).size < methods.length) refuse("two methods have one key");
   return methods;
 }

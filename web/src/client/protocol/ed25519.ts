@@ -1,10 +1,10 @@
 /**
- * Ed25519 with one set of verdicts everywhere (RFC 8032, R-025).
+ * Ed25519 with the same verdicts everywhere (RFC 8032, R-025).
  *
- * Libraries differ on keys and signatures at the edge of the curve. Ours is strict: a scalar S beyond the group
- * order, a key or R of small order, and a key that is not in its one canonical encoding all fail, and R is
- * compared byte for byte. The same verdicts come from two sources: WebCrypto behind a filter, and, where there
- * is no WebCrypto or it takes what it must not, JavaScript.
+ * Libraries differ on keys and signatures at the edge of the curve. The check here is strict: a scalar S beyond the
+ * group order, a key or R of small order, and a key that is not in its canonical encoding all fail, and R is compared
+ * byte for byte. Two sources give the same verdicts: WebCrypto behind a filter, and JavaScript if there is no WebCrypto
+ * or it accepts signatures that it must not.
  */
 
 import { type Bytes, concat, equal, fromHex, hex } from "./bytes.js";
@@ -35,9 +35,9 @@ const MAX_KEYS = 256;
 export type Source = "webcrypto" | "javascript";
 
 /**
- * Whether `signature` is the signature of `message` under `publicKey`. Wrong lengths are false. Never rejects.
+ * Whether `signature` is the signature of `message` under `publicKey`; false for wrong lengths. Never rejects.
  *
- * `source` picks one of the two sources; without it WebCrypto is used where it can be.
+ * `source` chooses one of the two sources; by default WebCrypto is used if possible.
  */
 export async function verify(
   publicKey: Uint8Array,
@@ -56,7 +56,7 @@ export async function publicKeyOf(seed: Uint8Array): Promise<Bytes> {
   return new Uint8Array(await noble.ed.getPublicKey(seed));
 }
 
-/** A function that signs with a seed: by WebCrypto, which keeps the key to itself, or in JavaScript. */
+/** A function that signs with a seed: by WebCrypto, which does not reveal the key, or in JavaScript. */
 export async function signerOf(seed: Uint8Array): Promise<(message: Uint8Array) => Promise<Bytes>> {
   if ((await sourceHere()) === "webcrypto") return signWith(await importSeed(seed));
   const kept = new Uint8Array(seed);
@@ -64,17 +64,17 @@ export async function signerOf(seed: Uint8Array): Promise<(message: Uint8Array) 
   return async (message) => new Uint8Array(ed.sign(message, kept));
 }
 
-/** A function that signs with WebCrypto's private key. */
+/** A function that signs with a private key of WebCrypto. */
 export function signWith(key: CryptoKey): (message: Uint8Array) => Promise<Bytes> {
   return async (message) => new Uint8Array(await crypto.subtle.sign("Ed25519", key, message as Bytes));
 }
 
-/** WebCrypto's private key of a seed; it cannot be taken out again. Rejects where there is no WebCrypto. */
+/** Import a seed into WebCrypto as a private key that cannot be exported. Rejects if there is no WebCrypto. */
 export async function importSeed(seed: Uint8Array): Promise<CryptoKey> {
   return crypto.subtle.importKey("pkcs8", concat(PKCS8_PREFIX, seed), "Ed25519", false, ["sign"]);
 }
 
-/** Where signatures are checked here: found out once. */
+/** The source used here; determined once. */
 export async function sourceHere(): Promise<Source> {
   found ??= findSource();
   return found;
@@ -82,7 +82,7 @@ export async function sourceHere(): Promise<Source> {
 
 let found: Promise<Source> | undefined;
 
-/** Two signatures by a key of mixed order: one that RFC 8032 takes, one that holds only times the cofactor. */
+/** Two signatures by a key of mixed order: a good one, and one that verifies only if multiplied by the cofactor. */
 const PROBES = {
   key: "b502ff3d92e31d8190b4aa4ea0414005167fad089c4de9dac8a2fc850fed4f58",
   good: ["737472617461203230", "ef4f62f8479733ad879cfaced3c89a9c39dd4fc795ef2efa1c3eafe4d729a081",
@@ -91,7 +91,7 @@ const PROBES = {
     "9f290828b7059aad13776799cb49b414a055efdac32c02ec954c01d2f47d7a0a"],
 } as const;
 
-/** WebCrypto, if it has Ed25519 and refuses a signature that is good only when multiplied by the cofactor. */
+/** WebCrypto, if it has Ed25519 and refuses a signature that verifies only if multiplied by the cofactor. */
 async function findSource(): Promise<Source> {
   if (globalThis.crypto?.subtle === undefined) return "javascript";
   try {
@@ -144,7 +144,7 @@ async function verifyByWebCrypto(
   try {
     return await crypto.subtle.verify("Ed25519", await key, signature as Bytes, message as Bytes);
   } catch {
-    return false; // a key that is no point of the curve
+    return false; // the key is not a point of the curve
   }
 }
 

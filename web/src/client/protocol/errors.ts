@@ -1,9 +1,9 @@
 /**
- * The errors of the library, named as in Python's tree, and every wire code with what may be done about it.
+ * The errors of the library, named as in Python's tree, and the table of wire codes.
  *
  *     StrataError
- *     ├── IdentityError        a DID, key or seed that is not what it claims to be
- *     ├── InvalidInput         our own checks refused something:
+ *     ├── IdentityError        a DID, key or seed is not what it claims to be
+ *     ├── InvalidInput         this side's own checks refused something:
  *     │   ├── InvalidPacket    a packet: schema, canonical form, id, signature, time
  *     │   └── InvalidMessage   a wire message: not JSON, wrong shape, unknown type
  *     ├── RequestRefused       the relay answered ERROR
@@ -16,10 +16,10 @@
 
 // Core: no I/O, no clock, no randomness (held by tests/layout.test.ts).
 
-/** What a client may do with a request that failed. */
+/** What a client may do after a request has failed. */
 export type Retry = "never" | "again" | "later" | "authenticate";
 
-/** Every code an ERROR may carry, and the advice that goes with it (RFC-0004 §3.5 and later additions). */
+/** Every code that an ERROR may carry, and the advice to a client (RFC-0004 §3.5 and later additions). */
 export const ERROR_CODES = {
   invalid_signature: "never",
   invalid_schema: "never",
@@ -49,7 +49,7 @@ export type ErrorCode = keyof typeof ERROR_CODES;
 /**
  * What to do after an ERROR with this code.
  *
- * An unknown code is a permanent failure of that request, unless the relay said when to come back.
+ * An unknown code means that the request has failed permanently, unless the relay sent `retry_after`.
  */
 export function retryAdvice(code: string, retryAfter?: number): Retry {
   if (retryAfter !== undefined) return "later";
@@ -59,7 +59,7 @@ export function retryAdvice(code: string, retryAfter?: number): Retry {
 /** The root of every error that this library throws on purpose. */
 export class StrataError extends Error {
   override get name(): string {
-    return "StrataError"; // a literal in every class: bundlers shorten the names of classes
+    return "StrataError"; // a literal in every class, because bundlers shorten the names of classes
   }
 }
 
@@ -71,10 +71,10 @@ export class IdentityError extends StrataError {
 }
 
 /**
- * Something that our own checks refused.
+ * Input that the checks on this side refused.
  *
- * `code` is the wire code a relay answers with, `detail` the machine-readable sub-code and `reason` a sentence
- * for people. None of them quotes what was refused.
+ * `code` is the wire code that a relay answers with, `detail` the machine-readable sub-code and `reason` a sentence for
+ * people. None of them quotes the input.
  */
 export class InvalidInput extends StrataError {
   constructor(
@@ -92,7 +92,7 @@ export class InvalidInput extends StrataError {
 
 /** A packet that is not valid: its schema, canonical form, id, signature or time. */
 export class InvalidPacket extends InvalidInput {
-  /** The limit, in bytes, when the packet was too large. */
+  /** The limit in bytes, if the packet was too large. */
   readonly maxBytes: number | undefined;
 
   constructor(code: ErrorCode, reason: string, detail?: string, maxBytes?: number) {
@@ -119,13 +119,13 @@ export class InvalidMessage extends InvalidInput {
 /**
  * The relay answered a request with ERROR.
  *
- * `code` is text, for the list of codes is open; `retry` says what may be done about it. `cursor` comes with
- * `invalid_cursor` where the relay knows the last place that is still good. `cause` says why authentication
- * did not help, where that was tried.
+ * `code` is text, because the list of codes is open; `retry` says what the client may do next. `cursor` comes with
+ * `invalid_cursor` if the relay knows the last place that is still good. `cause` says why authentication did not help,
+ * if it was tried.
  */
 export class RequestRefused extends StrataError {
   readonly detail: string | undefined;
-  /** Seconds after which the relay wants to be asked again. */
+  /** The seconds after which the request may be sent again. */
   readonly retryAfter: number | undefined;
   readonly maxBytes: number | undefined;
   readonly cursor: string | undefined;
@@ -158,11 +158,11 @@ export class RequestRefused extends StrataError {
   }
 }
 
-/** No answer came in time. The request may or may not have taken effect; publishing again is safe. */
+/** No answer arrived in time. The request may or may not have taken effect; publishing again is safe. */
 export class RequestTimeout extends StrataError {
   constructor(
     readonly request: string,
-    /** How long was waited, in seconds. */
+    /** How long the caller waited, in seconds. */
     readonly timeout: number,
   ) {
     super(`no answer to ${request} within ${timeout} s; its outcome is unknown`);
@@ -173,11 +173,11 @@ export class RequestTimeout extends StrataError {
   }
 }
 
-/** The session was authenticated without a capability that the request takes, so it was not sent. */
+/** The session was authenticated without a capability that the request needs, so it was not sent. */
 export class MissingCapability extends StrataError {
   constructor(
     readonly capability: string,
-    /** What the relay did grant. */
+    /** The capabilities that the relay granted. */
     readonly granted: ReadonlySet<string>,
   ) {
     const list = [...granted].sort().join(", ") || "nothing";
@@ -189,7 +189,7 @@ export class MissingCapability extends StrataError {
   }
 }
 
-/** No connection to the relay could be made, or it ended in a way that trying again cannot mend. */
+/** No connection to the relay could be made, or it ended in a way that a retry cannot fix. */
 export class ConnectionFailed extends StrataError {
   override get name(): string {
     return "ConnectionFailed";

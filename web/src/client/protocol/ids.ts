@@ -1,8 +1,8 @@
 /**
  * Identities: `did:strata` names, the Ed25519 keys behind them, and signers (RFC-0001 §3–§4).
  *
- * A self-certifying DID is its own public key: `did:strata:z` + base58btc(`ed 01` ‖ 32-byte key) (R-045). The
- * same without `ed 01` is read and never written (R-046). Every other DID is a name whose key must be learnt
+ * A self-certifying DID contains its own public key: `did:strata:z` + base58btc(`ed 01` ‖ 32-byte key) (R-045). The
+ * form without the `ed 01` is read but never written (R-046). Every other DID is a name whose key must come from
  * elsewhere (R-047).
  */
 
@@ -10,7 +10,7 @@ import { type Bytes, concat, equal, fromHex } from "./bytes.js";
 import * as ed25519 from "./ed25519.js";
 import { IdentityError } from "./errors.js";
 
-/** The longest DID that is read. */
+/** The longest DID accepted. */
 export const MAX_DID_CHARACTERS = 1024;
 
 const MULTICODEC = new Uint8Array([0xed, 0x01]);
@@ -19,30 +19,30 @@ const LONGEST_SELF_CERTIFYING = SELF_CERTIFYING.length + 47; // 34 bytes take at
 const DID = /^did:[a-z0-9]+:(?:[A-Za-z0-9._:-]|%[0-9A-Fa-f]{2})*(?<!:)$/;
 const ALPHABET = "123456789ABCDEFGHJKLMNPQRSTUVWXYZabcdefghijkmnopqrstuvwxyz";
 
-/** Whatever can sign in the name of a DID: a key in memory, in WebCrypto, in an extension, in hardware. */
+/** An object that can sign for a DID: a key in memory, in WebCrypto, in an extension or in hardware. */
 export interface Signer {
-  /** The DID that the signatures speak for. */
+  /** The DID that the signatures are made for. */
   readonly did: string;
-  /** The 64-byte Ed25519 signature of the message itself, without prefix or prehash. */
+  /** The 64-byte Ed25519 signature of the message itself, without a prefix or a prehash. */
   sign(message: Uint8Array): Promise<Uint8Array> | Uint8Array;
 }
 
 /**
- * An Ed25519 key pair and the DID that it speaks for. Where there is WebCrypto, the private key is held there
- * and cannot be read back.
+ * An Ed25519 key pair and the DID that it signs for. If there is WebCrypto, it holds the private key, which cannot be
+ * read back.
  */
 export class Identity implements Signer {
   private constructor(
-    /** The DID that signatures speak for; unless told otherwise the self-certifying one of this key. */
+    /** The DID that the signatures are made for; by default the self-certifying DID of this key. */
     readonly did: string,
     /** The 32-byte public key. */
     readonly publicKey: Uint8Array,
     private readonly signing: (message: Uint8Array) => Promise<Uint8Array>,
-    /** WebCrypto's key pair, which IndexedDB can keep; undefined for an identity made from a seed. */
+    /** WebCrypto's key pair, which IndexedDB can store; undefined for an identity made from a seed. */
     readonly keyPair?: CryptoKeyPair,
   ) {}
 
-  /** A new identity from the system's random source. */
+  /** Generate an identity from the system's random source. */
   static async generate(): Promise<Identity> {
     if ((await ed25519.sourceHere()) === "webcrypto") {
       const pair = (await crypto.subtle.generateKey("Ed25519", false, ["sign", "verify"])) as CryptoKeyPair;
@@ -60,16 +60,16 @@ export class Identity implements Signer {
     return new Identity(didFromPublicKey(publicKey), publicKey, await ed25519.signerOf(seed));
   }
 
-  /** The identity of a key pair of WebCrypto's, such as one that was kept in IndexedDB. */
+  /** The identity of a WebCrypto key pair, such as one that was stored in IndexedDB. */
   static async fromKeyPair(pair: CryptoKeyPair): Promise<Identity> {
     const publicKey = new Uint8Array(await crypto.subtle.exportKey("raw", pair.publicKey));
     return new Identity(didFromPublicKey(publicKey), publicKey, ed25519.signWith(pair.privateKey), pair);
   }
 
   /**
-   * The identity in the text of a key file that `strata identity` wrote.
+   * Read the text of a key file that `strata identity` wrote.
    *
-   * Rejects with `IdentityError` if it is no such file. No error quotes the file.
+   * Rejects with `IdentityError` if the text is not a key file. No error quotes the file.
    */
   static async fromKeyFile(text: string): Promise<Identity> {
     let members: { did?: unknown; seed?: unknown; key?: unknown };
@@ -88,13 +88,13 @@ export class Identity implements Signer {
     return identity.did === members.did ? identity : identity.speakingFor(members.did);
   }
 
-  /** The same key signing in the name of another DID, which has to have made it one of its keys. */
+  /** The same key, signing for another DID, which must have made it one of its keys. */
   speakingFor(did: string): Identity {
     if (!isDid(did)) throw new IdentityError("the text is not a DID");
     return new Identity(did, this.publicKey, this.signing, this.keyPair);
   }
 
-  /** The 64-byte signature of `message` itself. */
+  /** The 64-byte signature of `message` itself, without a prefix or a prehash. */
   sign(message: Uint8Array): Promise<Uint8Array> {
     return this.signing(message);
   }
@@ -109,9 +109,9 @@ export function didFromPublicKey(publicKey: Uint8Array): string {
 }
 
 /**
- * The key that a self-certifying DID carries in itself; undefined for any other DID.
+ * The key that a self-certifying DID contains; undefined for any other DID.
  *
- * Throws `IdentityError` for text that is no DID.
+ * Throws `IdentityError` if `did` is not a DID.
  */
 export function publicKeyFromDid(did: string): Bytes | undefined {
   if (!isDid(did)) throw new IdentityError("the text is not a DID");
@@ -123,9 +123,9 @@ export function publicKeyFromDid(did: string): Bytes | undefined {
 }
 
 /**
- * The key of a verification method, from either of its spellings; given both, they must agree (R-026).
+ * The key of a verification method, from either of its two spellings, which must agree (R-026).
  *
- * Throws `IdentityError` when neither is given, one is malformed, or they differ.
+ * Throws `IdentityError` if neither is given, one is malformed, or they differ.
  */
 export function publicKeyFromMethod(asHex: string | undefined, asMultibase: string | undefined): Bytes {
   let key: Bytes | undefined;
@@ -146,12 +146,12 @@ export function publicKeyFromMethod(asHex: string | undefined, asMultibase: stri
   return spelled;
 }
 
-/** Whether the text has the form of a DID, of whatever method. */
+/** Whether the text has the form of a DID of any method. */
 export function isDid(text: string): boolean {
   return text.length <= MAX_DID_CHARACTERS && DID.test(text);
 }
 
-/** Base58 in Bitcoin's alphabet, without multibase prefix; each leading zero byte is a leading `1`. */
+/** Base58 in Bitcoin's alphabet, without a multibase prefix; each leading zero byte is a leading `1`. */
 export function base58Encode(data: Uint8Array): string {
   let number = 0n;
   for (const byte of data) number = number * 256n + BigInt(byte);
@@ -162,9 +162,9 @@ export function base58Encode(data: Uint8Array): string {
 }
 
 /**
- * The bytes that `base58Encode` wrote; undefined for a foreign character.
+ * The bytes that `base58Encode` encoded; undefined if a character is outside the alphabet.
  *
- * Takes time quadratic in the length: bound the text before.
+ * The time is quadratic in the length: callers must bound the text.
  */
 export function base58Decode(text: string): Bytes | undefined {
   let number = 0n;

@@ -1,23 +1,23 @@
 /**
- * JSON read strictly: what readers are known to treat differently is refused, and named.
+ * A strict JSON parser: it refuses what different readers are known to treat differently, and names the fault.
  *
- * `JSON.parse` keeps the last of two members of one name and rounds long integers without a word. Text that
- * people paste, or that a peer sends, goes through here instead.
+ * `JSON.parse` silently keeps the last of two members with the same name, and silently rounds long integers. Text that
+ * people paste, or that a peer sends, is parsed here instead.
  */
 
 // Core: no I/O, no clock, no randomness (held by tests/layout.test.ts).
 
 import { InvalidPacket } from "./errors.js";
 
-/** A value of JSON. */
+/** A JSON value. */
 export type Json = null | boolean | number | string | readonly Json[] | JsonObject;
 
-/** An object of JSON. Read members by `member`: a name may be `__proto__`, or one that objects inherit. */
+/** A JSON object. Use `member` to read it: a name may be `__proto__`, or one that objects inherit. */
 export interface JsonObject {
   readonly [name: string]: Json;
 }
 
-/** The largest integer that every reader keeps exactly (R-012). */
+/** The largest integer that every JSON reader represents exactly (R-012). */
 export const MAX_SAFE_INTEGER = Number.MAX_SAFE_INTEGER;
 
 const DEEPEST_TEXT = 900;
@@ -35,22 +35,22 @@ const ESCAPES: Record<string, string> = {
   t: "\t",
 };
 
-/** Whether the value is an object, and no array. */
+/** Whether the value is an object, and not an array. */
 export function isObject(value: unknown): value is JsonObject {
   return typeof value === "object" && value !== null && !Array.isArray(value);
 }
 
-/** The member of this name, and nothing that objects inherit; undefined also for null (A-004). */
+/** The object's own member of this name; undefined also for null (A-004). */
 export function member(members: JsonObject, name: string): Exclude<Json, null> | undefined {
   return Object.hasOwn(members, name) ? (members[name] ?? undefined) : undefined;
 }
 
-/** An `InvalidPacket` with `invalid_schema`, thrown. */
+/** Throw `InvalidPacket` with `invalid_schema`. */
 export function refuse(reason: string, detail?: string): never {
   throw new InvalidPacket("invalid_schema", reason, detail);
 }
 
-/** Refuse an integer that doubles do not keep (R-012). */
+/** Refuse an integer that a double does not represent exactly (R-012). */
 export function refuseInteger(): never {
   refuse("an integer is beyond 2**53 - 1", "integer_out_of_range");
 }
@@ -186,10 +186,10 @@ class Reader {
   }
 }
 
-/** Refuse a number that JSON cannot keep: outside double range, or an integer that readers may change. */
+/** Refuse a number that does not survive JSON: outside double range, or an integer that readers may change. */
 export function requireNumber(number: number): void {
   if (!Number.isFinite(number)) refuse("a number is outside double range", "number_out_of_range");
-  // From 1e21 on ECMAScript writes an exponent, so that the text is no integer.
+  // From 1e21 on ECMAScript writes a number with an exponent, so that its text is not an integer.
   if (Math.abs(number) > MAX_SAFE_INTEGER && Math.abs(number) < 1e21) refuseInteger();
 }
 

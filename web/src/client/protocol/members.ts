@@ -1,10 +1,10 @@
-/** Members of a JSON object that must have a certain form; a refusal names the member and never quotes it. */
+/** Members of a JSON object that must have a certain form. A refusal names the member and never quotes its value. */
 
 // Core: no I/O, no clock, no randomness (held by tests/layout.test.ts).
 
 import { type JsonObject, member, refuse } from "./json.js";
 
-/** A string that must be there. */
+/** A required string. */
 export function text(members: JsonObject, name: string): string {
   return optionalText(members, name) ?? refuse(`${name} is missing`);
 }
@@ -16,7 +16,7 @@ export function optionalText(members: JsonObject, name: string): string | undefi
   return value;
 }
 
-/** An integer from 0 up that must be there. */
+/** A required integer from 0 up. */
 export function integer(members: JsonObject, name: string): number {
   return optionalInteger(members, name) ?? refuse(`${name} is missing`);
 }

@@ -1,9 +1,9 @@
 /**
  * Packets: parsed, checked and built (RFC-0002 §3–§4).
  *
- * A packet is its canonical text. `Packet` is a view of it whose existence says: the schema holds, the form is
- * canonical, and `packetId` is the BLAKE3 hash of the rest. It does not say that the signature is the
- * author's, nor that the packet is fresh: `verify` and `checkFreshness` do.
+ * A packet is its canonical text. A `Packet` is a view of it, and exists only if the schema holds, the form is
+ * canonical, and `packetId` is the BLAKE3 hash of the rest. It does not prove that the signature is the author's, which
+ * `verify` checks, nor that the packet is fresh, which `checkFreshness` does.
  */
 
 // Core: no I/O, no clock, no randomness (held by tests/layout.test.ts).
@@ -17,36 +17,36 @@ import { InvalidPacket } from "./errors.js";
 import { isDid, publicKeyFromDid, type Signer } from "./ids.js";
 import { isObject, type Json, type JsonObject, member, refuse } from "./json.js";
 
-/** The packet version that this library knows (R-017). */
+/** The packet version that this library supports (R-017). */
 export const VERSION = 1;
 
-/** Canonical size of the largest packet built, and the relay's default limit. */
+/** The canonical size of the largest packet built, and the relay's default limit. */
 export const DEFAULT_MAX_PACKET_BYTES = 262_144;
 
-/** How far in the past a packet's timestamp may lie when it is published. */
+/** How far in the past a packet's timestamp may be when the packet is published. */
 export const DEFAULT_MAX_PACKET_AGE_SECONDS = 86_400;
 
-/** How far in the future it may lie. */
+/** How far in the future the timestamp may be. */
 export const MAX_FUTURE_SECONDS = 300;
 
-/** What a packet says about media of unknown origin (R-034). */
+/** The provenance header of a packet with media of unknown origin (R-034). */
 export const MINIMAL_PROVENANCE_HEADER: JsonObject = {
   origin_type: "UNKNOWN",
   genesis_media_hash: null,
   edit_history: [],
 };
 
-/** What `Packet.parse` allows; the defaults are a relay's. */
+/** What `Packet.parse` allows; the defaults are those of a relay. */
 export interface ParseOptions {
-  /** The largest canonical form, in bytes; no limit unless given. */
+  /** The largest canonical form, in bytes; by default without limit. */
   readonly maxBytes?: number | undefined;
   /** The deepest nesting. */
   readonly maxDepth?: number;
-  /** Whether media without a provenance header is refused (R-033). A reader takes its origin for unknown. */
+  /** Whether media without a provenance header is refused (R-033). A reader treats its origin as unknown. */
   readonly mediaNeedsHeader?: boolean;
 }
 
-/** What a new packet holds besides its content. What is undefined is left out. */
+/** The members of a new packet besides its content, and limits. Undefined members are left out. */
 export interface BuildOptions {
   /** Unix seconds. */
   readonly timestamp: number;
@@ -57,7 +57,7 @@ export interface BuildOptions {
   /** Further top-level members. */
   readonly extra?: Readonly<Record<string, unknown>> | undefined;
   readonly maxBytes?: number;
-  /** Whether a header may claim an origin without a `client_attestation`: relays serve it as unknown. */
+  /** Whether a header may claim an origin without a `client_attestation`; relays serve it as unknown origin. */
   readonly allowUnattested?: boolean;
 }
 
@@ -70,9 +70,9 @@ export class Packet {
   private constructor(
     /** The whole packet in canonical form, as it is stored and sent (R-016). */
     readonly canonical: string,
-    /** Its size in the sense of every limit: the UTF-8 bytes of the canonical form. */
+    /** The size that every limit refers to: the length of the canonical form in UTF-8. */
     readonly sizeBytes: number,
-    /** What is hashed and signed: the canonical form without `packet_id` and `signature`. */
+    /** The canonical form without `packet_id` and `signature`, as it is hashed and signed. */
     readonly signedText: string,
     readonly packetId: string,
     readonly timestamp: number,
@@ -80,18 +80,18 @@ export class Packet {
     readonly contentType: string,
     readonly expiresAt: number | undefined,
     readonly nonce: string | undefined,
-    /** As received, in either case. */
+    /** As received, in either letter case. */
     readonly signature: string,
-    /** The decoded packet. Read it only: the text above would not follow a change. */
+    /** The decoded packet. Do not modify it: the text above would not change with it. */
     readonly value: JsonObject,
   ) {}
 
   /**
    * Check a packet given as JSON text or UTF-8 bytes.
    *
-   * Throws `InvalidPacket`: `invalid_schema` for schema and canonical form (the detail names what has no
-   * canonical form), `packet_too_large`, `invalid_signature` with detail `packet_id_mismatch` if the id does
-   * not recompute.
+   * Throws `InvalidPacket`: `invalid_schema` for schema and canonical form (the detail names what has no canonical
+   * form), `packet_too_large`, `invalid_signature` with detail `packet_id_mismatch` if the id is not the hash of the
+   * packet.
    */
   static parse(raw: string | Uint8Array, options: ParseOptions = {}): Packet {
     const maxDepth = options.maxDepth ?? canonical.MAX_DEPTH;
@@ -146,16 +146,16 @@ export class Packet {
   }
 
   /**
-   * Read a packet that some relay has taken: stored, sent or archived.
+   * Read a packet that some relay has accepted: a stored, sent or archived one.
    *
-   * Relays differ in what they take, so a reader allows for the deepest nesting that one may be told to take,
-   * and for media without a header. Throws `InvalidPacket` as `parse` does.
+   * Relays differ in what they accept, so every reader allows the deepest nesting that a relay can be configured to
+   * accept, and media without a header. Throws `InvalidPacket` as `parse` does.
    */
   static read(raw: string | Uint8Array, options: { maxBytes?: number } = {}): Packet {
     return Packet.parse(raw, { ...options, maxDepth: canonical.DEEPEST, mediaNeedsHeader: false });
   }
 
-  /** The payload; `content.type` is `contentType`. */
+  /** The content; `content.type` is `contentType`. */
   get content(): JsonObject {
     return this.value["content"] as JsonObject;
   }
@@ -176,10 +176,10 @@ export class Packet {
   }
 
   /**
-   * Check the signature by the key in the author's own DID and, if `now` is given, the expiry.
+   * Check the signature with the key in the author's own DID and, if `now` is given, the expiry.
    *
-   * Rejects with `InvalidPacket`: `invalid_signature` (detail `unresolved_key` if the DID carries no key),
-   * `packet_expired`. An author may have other keys: `KeyChain.verify` knows them.
+   * Rejects with `InvalidPacket`: `invalid_signature` (detail `unresolved_key` if the DID contains no key),
+   * `packet_expired`. An author may have other keys, which `KeyChain.verify` takes into account.
    */
   async verify(now?: number): Promise<void> {
     if (now !== undefined) checkExpiry(this, now);
@@ -192,12 +192,12 @@ export class Packet {
     }
   }
 
-  /** For logs: neither payload nor signature. */
+  /** A text for logs, without payload and signature. */
   toString(): string {
     return `Packet(${this.packetId}, ${this.contentType}, ${this.sizeBytes} bytes)`;
   }
 
-  /** The decoded packet, for `JSON.stringify`; what it writes need not be in canonical form. */
+  /** The decoded packet, for `JSON.stringify`, whose output need not be in canonical form. */
   toJSON(): JsonObject {
     return this.value;
   }
@@ -206,9 +206,9 @@ export class Packet {
 /**
  * Make and sign a packet.
  *
- * Media without a header get the minimal one (R-034). Rejects with `InvalidPacket` for what a relay would
- * refuse, `TypeError` if `extra` names a member written here or the header claims an origin without a
- * `client_attestation`, and what the signer rejects with.
+ * Media without a header get the minimal one (R-034). Rejects with `InvalidPacket` for a packet that a relay would
+ * refuse, `TypeError` if `extra` names a member that is written here or the header claims an origin without a
+ * `client_attestation` (unless `allowUnattested`), and what the signer rejects with.
  */
 export async function buildAt(
   identity: Signer,
@@ -264,17 +264,20 @@ export function checkExpiry(packet: Packet, now: number): void {
   }
 }
 
-/** `0x` and the lowercase hex BLAKE3-256 of `data`: the form of every id and media hash (R-018). */
+/** `0x` and the BLAKE3-256 of `data` in lowercase hex: the form of every id and media hash (R-018). */
 export function byteHash(data: Uint8Array): string {
   return `0x${hex(blake3(data))}`;
 }
 
-/** Whether a value is text of that form. */
+/** Whether a value is text of the form of an id or media hash. */
 export function isContentId(value: unknown): value is string {
   return typeof value === "string" && CONTENT_ID.test(value);
 }
 
-/** Whether what claims to be a packet has the id of its bytes; true also where that cannot be told. */
+/**
+ * Whether the id in a possibly malformed packet is the hash of its bytes. Also true if that cannot be determined: for
+ * text without a canonical form, and for a packet with a provenance header, which a relay may have downgraded.
+ */
 export function idHolds(raw: string): boolean {
   try {
     const { value } = canonical.parse(raw);
@@ -340,7 +343,7 @@ function isText(value: unknown): value is string {
   return typeof value === "string";
 }
 
-/** An optional member, where null equals absence (R-032, A-004). */
+/** An optional member; null means the same as absence (R-032, A-004). */
 function optional<T extends Json>(
   members: JsonObject,
   name: string,

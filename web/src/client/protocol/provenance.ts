@@ -1,9 +1,9 @@
 /**
- * Packets whose origin a relay found unproven: how a reader gets back what the author signed (A-077).
+ * Packets whose origin a relay found unproven, and how a reader restores what the author signed (A-077).
  *
- * A relay may serve a packet with another `origin_type`, so that its id and signature no longer hold. The
- * annotation beside it carries the signed header, from which a reader rebuilds the packet. Nothing there is
- * believed: the rebuilt packet has the id that it was sent under, or is refused.
+ * A relay may serve a packet with another `origin_type`, which makes its id and signature fail. The annotation in the
+ * same message carries the signed header, from which a reader rebuilds the packet. The annotation is not trusted: the
+ * rebuilt packet must have the id under which it was sent, or it is refused.
  */
 
 // Core: no I/O, no clock, no randomness (held by tests/layout.test.ts).
@@ -13,13 +13,13 @@ import { InvalidPacket } from "./errors.js";
 import { isObject, type Json, type JsonObject, member } from "./json.js";
 import { Packet } from "./packets.js";
 
-/** What a provenance header may claim, weakest claim first. */
+/** The origins that a provenance header may claim, the weakest claim first. */
 export const ORIGIN_TYPES = ["UNKNOWN", "SOFTWARE", "AI_MODEL", "HARDWARE_SECURE_ENCLAVE"] as const;
 
 /** An origin that media may be credited with. */
 export type OriginType = (typeof ORIGIN_TYPES)[number];
 
-/** A packet as its author signed it, and the origin that a reader may credit it with. */
+/** A packet as its author signed it, and the origin it may be credited with. */
 export interface Restored {
   readonly packet: Packet;
   /** The lowest of the signed claim, the served header and the annotation; undefined without a header. */
@@ -27,11 +27,11 @@ export interface Restored {
 }
 
 /**
- * The packet as its author signed it.
+ * Restore the packet as its author signed it.
  *
- * `raw` and `annotations` are those of one EVENT. Throws `InvalidPacket` as `Packet.parse` does;
- * `packet_id_mismatch` says that no rebuilding helped, so that the packet was tampered with. The signature is
- * not checked here.
+ * `raw` and `annotations` are those of one EVENT. Throws `InvalidPacket` as `Packet.parse` does. The detail
+ * `packet_id_mismatch` means that rebuilding did not help, so the packet was tampered with. The signature is not
+ * checked here.
  */
 export function restore(
   raw: string | Uint8Array,
@@ -57,7 +57,7 @@ function rebuild(
 ): Restored {
   const value = canonical.parse(raw, { maxDepth: canonical.DEEPEST }).value as JsonObject;
   const served = headerOf(value);
-  if (served === undefined) throw mismatch; // a relay leaves the header in place
+  if (served === undefined) throw mismatch; // a relay that downgrades a packet leaves the header in place
   const original = member(finding, "original_provenance_header");
   const claimed = member(served, "origin_type");
   const depth = { maxDepth: canonical.DEEPEST - 1 };

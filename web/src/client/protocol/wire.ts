@@ -1,8 +1,8 @@
 /**
- * The messages of RFC-0004 §3 that a client sends and takes, with the names of the wire.
+ * The messages of RFC-0004 §3 that a client sends and receives, with their names on the wire.
  *
- * Unknown members are ignored (R-004) and `null` means the same as absence (A-004). The packet inside an EVENT
- * stays the text that arrived: decoding a message neither reads nor checks it.
+ * Unknown members are ignored (R-004); `null` means the same as absence (A-004). A packet inside an EVENT remains the
+ * text that arrived: decoding a message neither reads nor checks the packet.
  */
 
 // Core: no I/O, no clock, no randomness (held by tests/layout.test.ts).
@@ -59,7 +59,7 @@ export interface ErrorMessage {
   readonly cursor?: string;
 }
 
-/** What the relay wants signed. */
+/** The challenge that the relay wants signed. */
 export interface AuthChallenge {
   readonly type: "AUTH_CHALLENGE";
   readonly challenge: string;
@@ -68,7 +68,7 @@ export interface AuthChallenge {
   readonly extensions?: readonly string[];
 }
 
-/** The session now speaks for `author_id`, with exactly these capabilities. */
+/** The session is authenticated as `author_id`, with exactly these capabilities. */
 export interface AuthOk {
   readonly type: "AUTH_OK";
   readonly author_id: string;
@@ -77,7 +77,7 @@ export interface AuthOk {
   readonly extensions?: readonly string[];
 }
 
-/** History has been sent; `complete` is false when `limit` cut it short. */
+/** All history has been sent, or, if `complete` is false, as much as `limit` allows. */
 export interface EndOfHistory {
   readonly type: "END_OF_HISTORY";
   readonly subscription_id: string;
@@ -98,7 +98,7 @@ export interface Moderated {
   readonly silent?: number;
 }
 
-/** Whatever a relay sends. */
+/** Any message that a relay sends. */
 export type RelayMessage = Event | Ok | ErrorMessage | AuthChallenge | AuthOk | EndOfHistory | Moderated;
 
 type Kind = "text" | "integer" | "number" | "boolean" | "object" | "texts" | "objects" | "raw";
@@ -126,7 +126,7 @@ const SHAPES: Readonly<Record<string, Shape>> = {
     client_msg_id: "text?",
     subscription_id: "text?",
     detail: "text?",
-    retry_after: "number?", // RFC-0004 §6.1 does not say that it is whole (A-068)
+    retry_after: "number?", // RFC-0004 §6.1 does not require an integer (A-068)
     max_bytes: "integer?",
     cursor: "text?",
   },
@@ -144,12 +144,12 @@ const SHAPES: Readonly<Record<string, Shape>> = {
   },
 };
 
-/** The frame that publishes a packet given by its canonical text, which is not written anew. */
+/** The frame that publishes a packet given by its canonical text, which is not encoded again. */
 export function publishFrame(canonical: string, clientMsgId: string): string {
   return `{"type":"PUBLISH","packet":${canonical},"client_msg_id":${JSON.stringify(clientMsgId)}}`;
 }
 
-/** The frame of any other message; members that are undefined are left out. */
+/** Encode any other message as a frame; undefined members are left out. */
 export function encode(message: { readonly type: string } & Readonly<Record<string, unknown>>): string {
   return JSON.stringify(message);
 }
@@ -157,8 +157,8 @@ export function encode(message: { readonly type: string } & Readonly<Record<stri
 /**
  * Decode one text frame that a relay sent.
  *
- * Throws `InvalidMessage`: `detail` is `malformed_json` for what is no JSON object, `unknown_type` for a
- * missing or foreign type, undefined for a message of wrong shape.
+ * Throws `InvalidMessage`: `detail` is `malformed_json` if the frame is not a JSON object, `unknown_type` if the type
+ * is missing or unknown, undefined if the message has the wrong shape.
  */
 export function decodeRelayMessage(frame: string): RelayMessage {
   const places = findMembers(frame);
@@ -203,7 +203,7 @@ function isOf(kind: Kind, value: unknown): boolean {
   }
 }
 
-/** Where the value of each member of a frame stands: first and past the last character. */
+/** Where the value of each member of a frame is: the start, and the end, exclusive. */
 type Places = Map<string, readonly [number, number]>;
 
 function slice(frame: string, places: Places, name: string): string | undefined {
@@ -224,7 +224,7 @@ function read(frame: string, places: Places, name: string): unknown {
 const SPACE = /[ \t\n\r]*/y;
 const SCALAR = /[^,{}[\]" \t\n\r]+/y;
 
-/** The members of the one object that a frame must be; values are skipped over, not looked at. */
+/** Find the members of the one object that a frame must be; values are skipped, not checked. */
 function findMembers(frame: string): Places {
   const places: Places = new Map();
   let at = skip(SPACE, frame, 0);
@@ -291,7 +291,7 @@ function skipValue(frame: string, start: number): number {
   return at;
 }
 
-/** Past the quote that ends the string which begins at `at`; -1 if none does. */
+/** The position after the string that begins at `at`; -1 if the string does not end. */
 function endOfString(frame: string, at: number): number {
   for (let from = at + 1; ; ) {
     const quote = frame.indexOf('"', from);

@@ -1,10 +1,10 @@
 /**
- * Which keys speak for a DID, and when: a function of its identity packets and of time (RFC-0001 §5).
+ * Which keys may sign for a DID, and when: a function of its identity packets and of time (RFC-0001 §5).
  *
- * All that is known of a DID at a moment follows from its identity packets, each with the second in which a
- * relay received it, and from that moment; neither from the order in which they were handed over nor from when
- * anybody looked. `strata.protocol.keys` in Python states the rules in full, and shared vectors hold both to
- * the same verdicts.
+ * The state of a DID at a moment depends only on that moment and on its identity packets, each with the second in which
+ * a relay received it. It does not depend on the order in which the packets were passed in, nor on when the state was
+ * queried. `strata.protocol.keys` in Python states the rules in full. A packet that they accept is valid, or *holds*.
+ * Shared test vectors ensure that both libraries give the same verdicts.
  */
 
 // Core: no I/O, no clock, no randomness (held by tests/layout.test.ts).
@@ -30,28 +30,28 @@ import {
   type Use,
 } from "./states.js";
 
-/** What is known of a DID beforehand, and the rules by which its keys are judged. */
+/** What is known of a DID in advance, and the rules by which its keys are judged. */
 export interface ChainOptions {
-  /** Documents that are trusted, by configuration or bootstrap. */
+  /** Trusted documents, from configuration or bootstrap. */
   readonly documents?: readonly DidDocument[];
-  /** A key that is trusted where no document is. */
+  /** A trusted key, used if there is no trusted document. */
   readonly staticKey?: Uint8Array | undefined;
   readonly rules?: KeyRules;
 }
 
-/** Why packets do not hold, by packet id. */
+/** Why packets are not valid, by packet id. */
 type Refusals = Map<string, InvalidPacket>;
 
-/** The state after the packets that were received by some second. */
+/** A second, and the state after the packets that were received by then. */
 type Mark = readonly [second: number, ledger: KeyLedger];
 
 /**
- * Everything known about the keys of one DID, as an immutable value. Made by `genesis` and `replay`; `apply`
- * makes the next one.
+ * Everything known about the keys of one DID, as an immutable value. `genesis` and `replay` make a chain; `apply` makes
+ * the next one.
  */
 export class KeyChain {
   private readonly cache = new Map<string, readonly KeyHex[]>();
-  /** Past states: one for every so many packets, and at the end the last one asked for. */
+  /** Past states: one for every 64 packets, and at the end the last one requested. */
   private past: readonly Mark[] = [];
 
   private constructor(
@@ -63,10 +63,10 @@ export class KeyChain {
   ) {}
 
   /**
-   * What is known of a DID before any packet of its own (R-056).
+   * The chain of a DID before any packet of its own (R-056).
    *
-   * With neither documents nor a key, a self-certifying DID has its own key; any other has none, and nothing
-   * it signs counts. Throws `InvalidPacket` for another DID's document and `IdentityError` for no DID.
+   * With neither documents nor a key, a self-certifying DID has its own key; any other DID has none, and none of its
+   * signatures count. Throws `InvalidPacket` for another DID's document and `IdentityError` if `did` is not a DID.
    */
   static genesis(did: string, options: ChainOptions = {}): KeyChain {
     const ledger = KeyLedger.begin(did, options.documents ?? [], options.staticKey, options.rules ?? DEFAULT_RULES);
@@ -74,29 +74,29 @@ export class KeyChain {
   }
 
   /**
-   * The chain of packets that were received before (R-074), in any order, and repeated. A packet that does not
-   * hold is kept out: a relay may have been sent it, a reader handed it, by anyone.
+   * The chain of packets that were received earlier (R-074). They may be in any order, and repeated. A packet that is
+   * not valid is left out, since anyone may have sent it to the relay or reader.
    */
   static async replay(did: string, events: Iterable<ReceivedPacket>, options: ChainOptions = {}): Promise<KeyChain> {
     return (await KeyChain.genesis(did, options).replayed(readEntries(did, events)))[0];
   }
 
-  /** Whose chain it is. */
+  /** The DID that the chain belongs to. */
   get did(): string {
     return this.beginning.did;
   }
 
-  /** The rules by which it judges. */
+  /** The rules by which keys are judged. */
   get rules(): KeyRules {
     return this.beginning.rules;
   }
 
-  /** The packets that hold, in the order in which they count. */
+  /** The valid packets, in the order in which they count. */
   get events(): readonly ReceivedPacket[] {
     return this.held.map(({ packet, receivedAt }) => ({ packet, receivedAt }));
   }
 
-  /** The documents known, each the successor of the one before; rivals last. */
+  /** The known documents, each the successor of the previous one; rivals come last. */
   get documents(): readonly DidDocument[] {
     return this.ledger.documents;
   }
@@ -106,7 +106,7 @@ export class KeyChain {
     return this.ledger.head;
   }
 
-  /** Why no key resolves any more (R-054), for people. */
+  /** Why no key resolves any more (R-054), as text for people; undefined without a conflict. */
   get conflict(): string | undefined {
     return this.ledger.conflict;
   }
@@ -117,10 +117,10 @@ export class KeyChain {
   }
 
   /**
-   * The chain with one more identity packet, which may be older than the last one. One with the id of a packet
-   * in the chain changes nothing.
+   * The chain with one more identity packet, which may be older than the last one. A packet with the id of one in the
+   * chain changes nothing.
    *
-   * Rejects with `InvalidPacket` if it does not hold, or with `policy_rejected` if there is no room for it.
+   * Rejects with `InvalidPacket` if the packet is not valid, or with `policy_rejected` if there is no room for it.
    */
   async apply(packet: Packet, receivedAt: number): Promise<KeyChain> {
     this.requireAuthor(packet);
@@ -130,7 +130,7 @@ export class KeyChain {
       const next = await this.admit(entry);
       return new KeyChain(this.beginning, this.ledger, next, [...this.held, entry], [entry]);
     }
-    // What holds must hold in either order: by that of arrival, a revoked key signs nothing more.
+    // The packet must be valid in both orders. By the order of arrival, a key that was revoked can sign nothing more.
     if (receivedAt === this.last) await this.admit(entry);
     const all = new Set([...this.held, ...this.second, entry]);
     const [chain, refusals] = await this.replayed(all, receivedAt);
@@ -139,7 +139,7 @@ export class KeyChain {
     return chain;
   }
 
-  /** The public keys, in hex, that may sign at `at`, newest first (R-066); none in a conflict. */
+  /** The public keys, in hex, that may sign at `at`, newest first (R-066); empty in a conflict. */
   candidates(at: number, use: Use = "packet"): Promise<readonly KeyHex[]> {
     return this.keysAt(at, use, true);
   }
@@ -147,8 +147,8 @@ export class KeyChain {
   /**
    * Check that the packet's signature counts, if a relay received it at `at`.
    *
-   * With `ingest: false` a reader asks it of a packet received in the past: only what was known then counts.
-   * For an identity packet this is the whole of what `apply` would check.
+   * `ingest: false` is for a reader of a packet received in the past: only what was known then counts. For an identity
+   * packet, this makes all the checks of `apply`.
    *
    * Rejects with `InvalidPacket`: `invalid_signature` (details `unresolved_key`, `document_conflict`,
    * `recovery_key_not_allowed`, `key_use_not_allowed`, …), `key_expired`, `key_revoked`, `key_not_yet_valid`,
@@ -165,19 +165,19 @@ export class KeyChain {
   /**
    * Check an AUTH signature over `message`, made at `at`.
    *
-   * Rejects with `InvalidPacket`, always with `invalid_signature`; the detail says more (R-277, R-281).
+   * Rejects with `InvalidPacket`, always with `invalid_signature`; the detail gives the reason (R-277, R-281).
    */
   async verifyAuth(message: Uint8Array, signature: Uint8Array, at: number): Promise<void> {
     const signedBy: SignedBy = (key) => ed25519.verify(fromHex(key) as Uint8Array, message, signature);
     await this.judge(signedBy, at, "auth", true);
   }
 
-  /** Whether this event, or where none is named any, waits for approvals or for its delay to pass (R-084…R-088). */
+  /** Whether this event (without an id: any event) is waiting for approvals or for its delay to pass (R-084…R-088). */
   async isPending(packetId: string | undefined, at: number): Promise<boolean> {
     return (await this.stateAt(at, true)).isPending(packetId);
   }
 
-  /** Every key of the chain as it stands at `at`, in order of introduction; for people. */
+  /** The state of every key of the chain at `at`, in order of introduction; for people. */
   async keys(at: number): Promise<readonly KeyState[]> {
     return [...(await this.stateAt(at, true)).keys.values()];
   }
@@ -201,10 +201,9 @@ export class KeyChain {
   }
 
   /**
-   * A chain with the same beginning and these packets, and why some of them do not hold.
+   * A chain with the same beginning and these packets, and why some of them are not valid.
    *
-   * Those received before `since` are known to hold; if that is all but the last second, they are not looked
-   * at again.
+   * Those received before `since` are known to be valid; if `since` is the last second, they are not checked again.
    */
   private async replayed(entries: Iterable<Entry>, since = 0): Promise<[KeyChain, Refusals]> {
     let before = this.beginning;
@@ -231,9 +230,9 @@ export class KeyChain {
     return [new KeyChain(this.beginning, before, ledger, held, second), refusals];
   }
 
-  /** The state that counts at `at`. A reader does not know later packets yet. */
+  /** The state that counts at `at`. For a reader, later packets are not known yet. */
   private async stateAt(at: number, ingest: boolean): Promise<KeyLedger> {
-    const moment = Math.max(at, ingest ? this.last : at); // what has been applied counts, even if a clock went back
+    const moment = Math.max(at, ingest ? this.last : at); // applied packets count, even if a clock was set back
     let ledger = moment < this.last ? await this.pastState(at) : this.ledger;
     if (ledger.nextDueAt <= moment) {
       ledger = ledger.copy();
@@ -245,8 +244,8 @@ export class KeyChain {
   /**
    * The state after the packets that were received by `at`.
    *
-   * It goes on from the latest one that is known: whoever reads a history asks for one moment after the other,
-   * and all of a long chain for each of them is too much.
+   * It is computed from the latest state in the cache: a reader of history asks for one moment after another, and
+   * replaying a long chain for each of them would be too expensive.
    */
   private async pastState(at: number): Promise<KeyLedger> {
     const marks = this.past.slice(0, -1);
@@ -288,8 +287,8 @@ export class KeyChain {
   }
 
   /**
-   * Whether a key could sign at any moment of a second in which packets of the chain were received. Such a
-   * second is not one moment: what a reader asks about may have come before, between or after them.
+   * Whether the signature is by a key that could sign at any moment of a second in which packets of the chain were
+   * received. Such a second is not one moment: the packet in question may have come before, between or after them.
    */
   private async signedWithin(signedBy: SignedBy, at: number, use: Use): Promise<boolean> {
     const within = this.held.filter((entry) => entry.receivedAt === at);
@@ -316,7 +315,7 @@ export class KeyChain {
   }
 }
 
-/** So many answers are remembered, and a past state for every so many packets. */
+/** The number of cached answers, and of packets between two past states that are kept. */
 const REMEMBERED = 64;
 
 function validKeys(state: KeyLedger, at: number, use: Use, rules: KeyRules): readonly KeyHex[] {
@@ -327,10 +326,10 @@ function validKeys(state: KeyLedger, at: number, use: Use, rules: KeyRules): rea
 }
 
 /**
- * The state after the packets of one second, those that hold in their order, and why others do not.
+ * The state after the packets of one second, the valid ones in their order, and why others are not valid.
  *
- * R-074: the smallest packet id that holds is next, but a document goes before events. One that does not hold
- * yet may hold after another, so each time all that wait are looked at again.
+ * R-074: the next is the valid packet with the smallest id, but documents come before events. A packet that is not
+ * valid yet may be valid after another, so after each packet all the waiting ones are tried again.
  */
 async function receiveSecond(
   before: KeyLedger,

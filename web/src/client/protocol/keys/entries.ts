@@ -1,4 +1,4 @@
-/** Packets on their way into a chain: read once, tried once against each key, put in order of time. */
+/** Packets to be added to a chain: read once, tried once with each key, and sorted by time. */
 
 // Core: no I/O, no clock, no randomness (held by tests/layout.test.ts).
 
@@ -15,7 +15,7 @@ export interface ReceivedPacket {
   readonly receivedAt: number;
 }
 
-/** A packet, its statement, its time of receipt, and the keys that its signature was tried against. */
+/** A packet, its statement, its time of receipt, and the keys with which its signature was tried. */
 export class Entry {
   readonly statement: Statement;
   private readonly tried = new Map<KeyHex, Promise<boolean>>();
@@ -44,10 +44,10 @@ export class Entry {
 }
 
 /**
- * The packets that are whole and by this author, each once, with the earliest time it was received.
+ * The well-formed packets by this author, each once, with the earliest time at which it was received.
  *
- * A packet's id does not cover its signature: a copy of one with another signature is another one here, or
- * whoever sends a spoilt copy could keep the genuine one out.
+ * A packet's id does not cover its signature, so a copy with another signature counts as a different packet here:
+ * otherwise a forged copy could keep the genuine packet out.
  */
 export function readEntries(did: string, events: Iterable<ReceivedPacket>): Entry[] {
   const entries = new Map<string, Entry>();
@@ -63,7 +63,7 @@ export function readEntries(did: string, events: Iterable<ReceivedPacket>): Entr
   return [...entries.values()];
 }
 
-/** The packets by the second in which they were received, earliest second first. */
+/** The packets grouped by the second in which they were received, the earliest second first. */
 export function inSeconds(entries: Iterable<Entry>): Entry[][] {
   const seconds = new Map<number, Entry[]>();
   for (const entry of [...entries].sort((one, other) => one.receivedAt - other.receivedAt)) {

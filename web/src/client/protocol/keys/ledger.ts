@@ -1,8 +1,9 @@
 /**
- * The running state of a chain: keys, documents and pending recovery, moved on packet by packet.
+ * The running state of a chain: keys, documents and pending recovery, updated packet by packet.
  *
- * A chain copies its ledger before moving it on, and never shares a ledger that moves. `receive` judges a
- * packet completely before it changes anything, so a refused packet leaves only this trace: time has passed.
+ * A chain copies its ledger before updating it, and never shares a ledger that is being updated. `receive` judges a
+ * packet completely before it changes anything, so a refused packet has only one effect: the state advances to its
+ * time.
  */
 
 // Core: no I/O, no clock, no randomness (held by tests/layout.test.ts).
@@ -18,19 +19,19 @@ import { earlier, underDocument } from "./roles.js";
 import type { KeyEvent, RecoveryApproval } from "./statements.js";
 import { explain, isOver, type KeyRules, type KeyState, may, newestFirst, newKey, refused, standing } from "./states.js";
 
-/** Identity packets of one DID that hold. Past that, a key can still be revoked, once. */
+/** The most valid identity packets of one DID. Beyond that, each key can still be revoked, once. */
 export const MAX_CHAIN_EVENTS = 1024;
 
 const MAX_CHAIN_EVENTS_A_SECOND = 32;
 const EFFECTIVE = ["ADD", "ROTATE", "REVOKE"];
 
-/** Everything known about one DID once some packets have been received. */
+/** Everything known about one DID after some packets have been received. */
 export class KeyLedger {
   /** By public key, in order of introduction. */
   keys = new Map<KeyHex, KeyState>();
-  /** Each succeeds the one before; in a conflict the last ones are rivals. */
+  /** Each succeeds the previous one; in a conflict the last ones are rivals. */
   documents: readonly DidDocument[] = [];
-  /** Why no key resolves any more (R-054). */
+  /** Why no key resolves any more (R-054), or undefined. */
   conflict: string | undefined;
   private superseded: ReadonlySet<string> = new Set(); // hashes of documents that have a successor
   private pending = new Map<string, PendingEvent>(); // by packet id
@@ -44,7 +45,7 @@ export class KeyLedger {
     readonly rules: KeyRules,
   ) {}
 
-  /** What is known beforehand: documents, else a configured key, else the DID's own (R-056, R-060). */
+  /** The initial state: from documents, else a configured key, else the DID's own key (R-056, R-060). */
   static begin(
     did: string,
     documents: Iterable<DidDocument>,
@@ -60,7 +61,7 @@ export class KeyLedger {
     return ledger;
   }
 
-  /** An equal ledger that moves on by itself. */
+  /** An equal ledger that can be updated independently. */
   copy(): KeyLedger {
     const twin = new KeyLedger(this.did, this.rules);
     twin.keys = new Map(this.keys);
@@ -75,17 +76,17 @@ export class KeyLedger {
     return twin;
   }
 
-  /** The newest document, if one is known and it is clear which. */
+  /** The newest document; undefined if no document is known or there is a conflict. */
   get head(): DidDocument | undefined {
     return this.conflict === undefined ? this.documents.at(-1) : undefined;
   }
 
-  /** When the next pending event has waited long enough; never, if there is none. */
+  /** When the next pending event becomes due; infinity if there is none. */
   get nextDueAt(): number {
     return Math.min(...[...this.pending.values()].map((one) => one.dueAt));
   }
 
-  /** Whether this event is yet to take effect; without one, whether any is. */
+  /** Whether this event has not yet taken effect; without an id, whether there is any such event. */
   isPending(packetId?: string): boolean {
     return packetId ? this.pending.has(packetId) : this.pending.size > 0;
   }
@@ -98,9 +99,9 @@ export class KeyLedger {
   }
 
   /**
-   * Move on by one packet, received no earlier than the last one.
+   * Apply one packet, received no earlier than the last one.
    *
-   * Rejects with `InvalidPacket` if it does not hold; nothing but time has moved then.
+   * Rejects with `InvalidPacket` if the packet is not valid; then the state has only advanced to its time.
    */
   async receive(entry: Entry): Promise<void> {
     const at = entry.receivedAt;
@@ -128,9 +129,9 @@ export class KeyLedger {
   }
 
   /**
-   * Let pending events take effect that are due by then and have their approvals.
+   * Apply the pending events that are due by `until` and have their approvals.
    *
-   * Each is judged as of the moment it fell due, or of the last packet, whichever is later.
+   * Each is judged as of the moment it became due, or of the last packet, whichever is later.
    */
   settle(until: number): void {
     const due = [...this.pending.values()].filter((pending) => pending.dueAt <= until);
@@ -147,7 +148,7 @@ export class KeyLedger {
     }
   }
 
-  // Who may speak
+  // Signers
 
   private requireRoom(entry: Entry): void {
     const inSecond = entry.receivedAt === this.at ? this.countInSecond : 0;
@@ -155,13 +156,16 @@ export class KeyLedger {
     const statement = entry.statement;
     if (statement.kind === "event" && statement.event === "REVOKE") {
       const key = this.named(statement.keyId);
-      // Whoever has stolen a key must not be able to fill the chain so that it stays.
+      // A thief must not be able to fill the chain so that the stolen key cannot be revoked.
       if (key !== undefined && key.revokedAt === undefined) return;
     }
     throw policyRefusal("the DID has too many identity packets", "too_many_key_events");
   }
 
-  /** The key that signed, valid in that second and allowed to sign such a packet (R-062, R-068). */
+  /**
+   * The key that signed, if it is valid in that second and may sign such a packet (R-062, R-068). Rejects with
+   * `InvalidPacket` otherwise.
+   */
   private async signer(entry: Entry): Promise<KeyState> {
     const at = entry.receivedAt;
     const skew = this.rules.clockSkewSeconds;
@@ -176,7 +180,7 @@ export class KeyLedger {
 
   // KEY_EVENT
 
-  /** An event by a signing key: it takes effect at once, and overrides pending events (R-086). */
+  /** Apply an event by a signing key: it takes effect at once, and overrides pending events (R-086). */
   private decide(packetId: string, event: KeyEvent, signer: KeyState, at: number): void {
     requireBegun(signer, at);
     const overridden = this.overriddenBy(event);
@@ -189,7 +193,7 @@ export class KeyLedger {
     if (!isVeto) this.takeEffect(event, packetId);
   }
 
-  /** An event by a recovery key: it waits for its delay and its approvals (R-084, R-086). */
+  /** Keep an event by a recovery key, to wait for its delay and its approvals (R-084, R-086). */
   private propose(packetId: string, event: KeyEvent, signer: KeyState, at: number): void {
     requireBegun(signer, at);
     this.requirePolicy(at);
@@ -204,11 +208,11 @@ export class KeyLedger {
     });
   }
 
-  /** A pending event takes effect, unless the id or key it names has been taken since. */
+  /** Apply a pending event, unless the id or key that it introduces has been used in the meantime. */
   private fulfil(pending: PendingEvent, at: number): void {
     try {
       this.checkNames(pending.event);
-      // Twice the room: whoever has stolen a key must not be able to fill what recovery needs.
+      // Twice the room: a thief must not be able to fill the room that recovery needs.
       this.requireKeyRoom(pending.event, 2 * MAX_METHODS, at);
     } catch (error) {
       if (!(error instanceof InvalidPacket)) throw error;
@@ -218,7 +222,7 @@ export class KeyLedger {
     this.takeEffect(pending.event, pending.packetId);
   }
 
-  /** Refuse an event that names keys it cannot name (R-071). No key and no id is given out twice. */
+  /** Refuse an event that names keys which it cannot name (R-071). No key and no id is used twice. */
   private checkNames(event: KeyEvent): void {
     if (event.event === "REVOKE" && this.named(event.keyId) === undefined) {
       refuse("key_id names no key of this DID", "unknown_key");
@@ -243,14 +247,14 @@ export class KeyLedger {
   private takeEffect(event: KeyEvent, packetId: string): void {
     const revoked = event.event === "REVOKE" ? this.named(event.keyId) : undefined;
     if (revoked !== undefined) {
-      const revokedAt = earlier(revoked.revokedAt, event.revokedAt); // never taken back
+      const revokedAt = earlier(revoked.revokedAt, event.revokedAt); // never undone
       this.keys.set(revoked.publicKey, { ...revoked, revokedAt });
     }
     if (event.publicKey === undefined || event.validFrom === undefined) return;
     let role = { authentication: true, assertion: true };
     const old = event.replaces === undefined ? undefined : this.named(event.replaces);
     if (old !== undefined) {
-      // The new key steps into the part of the old one.
+      // The new key takes over the role of the old one.
       if (!old.recovery) role = { authentication: old.authentication, assertion: old.assertion };
       this.keys.set(old.publicKey, { ...old, validUntil: earlier(old.validUntil, event.validFrom) }); // R-072
     }
@@ -260,7 +264,7 @@ export class KeyLedger {
 
   // Recovery
 
-  /** R-081. By itself an approval changes no key (R-083). */
+  /** Apply an approval (R-081). By itself it changes no key (R-083). */
   private approve(approval: RecoveryApproval, signer: KeyState, at: number): void {
     if (!signer.recovery) throw refused("an approval is signed by a recovery key", "recovery_key_required");
     this.requirePolicy(at);
@@ -272,7 +276,7 @@ export class KeyLedger {
     }
     const pending = this.pending.get(approval.targetEvent);
     if (pending !== undefined) {
-      const approvedBy = new Set([...pending.approvedBy, signer.publicKey]); // twice changes nothing (R-082)
+      const approvedBy = new Set([...pending.approvedBy, signer.publicKey]); // a second one changes nothing (R-082)
       this.pending.set(pending.packetId, { ...pending, approvedBy });
     }
   }
@@ -287,14 +291,14 @@ export class KeyLedger {
     }
   }
 
-  /** The pending events that name a key which this event names too (A-030). */
+  /** The pending events that name a key which this event also names (A-030). */
   private overriddenBy(event: KeyEvent): PendingEvent[] {
     if (!EFFECTIVE.includes(event.event)) return [];
     const named = this.names(event);
     return [...this.pending.values()].filter((one) => [...this.names(one.event)].some((name) => named.has(name)));
   }
 
-  /** The keys that an event names: by id, and by public key where that is known. */
+  /** The keys that an event names: by id, and by public key if that is known. */
   private names(event: KeyEvent): Set<string> {
     const names = new Set<string>();
     for (const keyId of [event.keyId, event.replaces]) {
@@ -318,14 +322,14 @@ export class KeyLedger {
 
   // Documents
 
-  /** Take over configured documents; their links say which is first, not the order they come in. */
+  /** Take over configured documents, in the order of their links, which is not that of the argument. */
   private beginWith(documents: Iterable<DidDocument>): void {
     const waiting = new Map([...documents].map((document) => [document.hash, document]));
     if ([...waiting.values()].some((document) => document.did !== this.did)) {
       refuse("a configured document is another DID's");
     }
     while (waiting.size > 0) {
-      // One whose predecessor is not among them begins the chain: the program vouches for it.
+      // A document whose predecessor is not among them begins the chain: the program vouches for it.
       const head = this.head;
       const following = [...waiting.values()].filter(({ prevHash }) =>
         head === undefined ? prevHash === undefined || !waiting.has(prevHash) : prevHash === head.hash,
@@ -341,10 +345,10 @@ export class KeyLedger {
     }
   }
 
-  /** A published document: the first one, or a successor of the head (R-053). */
+  /** Apply a published document: the first one, or a successor of the head (R-053). */
   private publish(packetId: string, document: DidDocument, at: number): void {
     const head = this.head;
-    if (head !== undefined && document.hash === head.hash) return; // said again
+    if (head !== undefined && document.hash === head.hash) return; // published again
     const isRival = document.prevHash !== undefined && this.superseded.has(document.prevHash);
     const isKnown = this.documents.some((known) => known.canonical === document.canonical);
     if (isKnown || !(isRival || document.prevHash === head?.hash)) {
@@ -359,13 +363,13 @@ export class KeyLedger {
     const after = underDocument(this.keys, document, packetId);
     const skew = this.rules.clockSkewSeconds;
     if (![...after.values()].some((key) => may(key, "packet") && !isOver(key, at, skew))) {
-      // Accepted, it would silence the DID for good: nothing could correct it.
+      // If accepted, it would permanently prevent the DID from signing: nothing could correct it.
       refuse("the document leaves no key that may sign", "document_without_keys");
     }
     this.becomeHead(document, packetId);
   }
 
-  /** A successor lists keys of the chain under their ids: only KEY_EVENTs introduce keys (A-021). */
+  /** Refuse a successor that lists a key unknown to the chain or under another id: only KEY_EVENTs add keys (A-021). */
   private checkMethods(document: DidDocument): void {
     for (const method of document.methods) {
       if (this.keys.get(method.publicKey)?.keyId !== method.keyId) {
@@ -381,13 +385,13 @@ export class KeyLedger {
   }
 }
 
-/** What any signature meets once a DID's documents are in conflict, to be thrown (R-054). */
+/** The error for any signature while the documents of a DID conflict, for the caller to throw (R-054). */
 export function conflictRefusal(): InvalidPacket {
   return refused("the author's documents are in conflict", "document_conflict");
 }
 
 function requireBegun(signer: KeyState, at: number): void {
-  // R-070: a chain begins with a key whose window has begun; here the skew gives nothing.
+  // R-070: a chain begins with a key whose window has begun; the clock skew does not count here.
   if (signer.introducedBy === undefined && at < signer.validFrom) {
     throw new InvalidPacket("key_not_yet_valid", "the signing key is not valid yet");
   }

@@ -1,4 +1,4 @@
-/** Recovery: pending events, and whose approval they need (RFC-0001 §5.3; …R-088). */
+/** Recovery: pending events, and the keys whose approval they need (RFC-0001 §5.3; …R-088). */
 
 // Core: no I/O, no clock, no randomness (held by tests/layout.test.ts).
 
@@ -11,31 +11,31 @@ export interface PendingEvent {
   readonly packetId: string;
   readonly event: KeyEvent;
   readonly signer: KeyHex;
-  /** When it has waited long enough; approvals never bring this forward. */
+  /** When its delay ends; approvals never make this earlier. */
   readonly dueAt: number;
-  /** The recovery keys that agree, the signer from the start. */
+  /** The recovery keys that have approved it, including its signer from the start. */
   readonly approvedBy: ReadonlySet<KeyHex>;
 }
 
-/** Whose approvals count at one moment. */
+/** The keys whose approvals count at one moment. */
 export interface Electorate {
   /** The declared recovery keys that are not revoked. */
   readonly unrevoked: ReadonlySet<KeyHex>;
-  /** Those of them that the policy names; without names all of them. */
+  /** Those of them that the policy names, or all of them if it names none. */
   readonly eligible: ReadonlySet<KeyHex>;
-  /** How many of these must agree, without a policy one; undefined if that cannot be met. */
+  /** How many of these must approve; 1 without a policy, undefined if the policy cannot be met. */
   readonly needed: number | undefined;
 }
 
-/** Whether enough keys agree at that moment; those revoked by then no longer do. */
+/** Whether enough keys approve at that moment; those revoked by then no longer count. */
 export function isApproved(pending: PendingEvent, electorate: Electorate): boolean {
   const { unrevoked, eligible, needed } = electorate;
-  // The signer stands for the event, whatever its part in the policy.
+  // The signer must not be revoked, whether or not the policy names it.
   if (needed === undefined || pending.approvedBy.size < needed || !unrevoked.has(pending.signer)) return false;
   return [...pending.approvedBy].filter((key) => eligible.has(key)).length >= needed;
 }
 
-/** The electorates of one state, moment by moment: what the policy says of its keys is read once for them all. */
+/** A function from a moment to its electorate, for one state; the policy is applied to the keys only once. */
 export function electorates(
   keys: Iterable<KeyState>,
   policy: RecoveryPolicy | undefined,

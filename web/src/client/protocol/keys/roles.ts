@@ -1,4 +1,4 @@
-/** What a document makes of the keys of a DID: their parts, and windows that only shrink (R-061, R-065). */
+/** The effect of a document on the keys of a DID: their roles, and windows that only shrink (R-061, R-065). */
 
 // Core: no I/O, no clock, no randomness (held by tests/layout.test.ts).
 
@@ -10,10 +10,10 @@ import type { KeyState } from "./states.js";
 export type Keys = ReadonlyMap<KeyHex, KeyState>;
 
 /**
- * The keys once `document` has become the newest.
+ * The keys after `document` has become the newest.
  *
- * `introducedBy` is the packet that brought it; undefined says that the program vouches for the document: it
- * then says all there is to say about its keys, save that a revocation is never taken back.
+ * `introducedBy` is the packet that published it. Undefined means that the program vouches for the document: it then
+ * determines everything about its keys, except that a revocation is never undone.
  */
 export function underDocument(
   keys: Keys,
@@ -39,7 +39,7 @@ export function underDocument(
   return after;
 }
 
-/** The earlier of two ends, where undefined is open. */
+/** The earlier of two ends; undefined means no end. */
 export function earlier(one: number | undefined, other: number | undefined): number | undefined {
   return one === undefined ? other : other === undefined ? one : Math.min(one, other);
 }
@@ -53,14 +53,14 @@ function introduced(
   return { ...method, authentication, assertion: document.mayAssert(method), introducedBy };
 }
 
-/** A key that a new head does not list: not the DID's any more, but kept to explain old signatures. */
+/** A key that a new head does not list. It no longer belongs to the DID, but is kept to explain old signatures. */
 function unlisted(key: KeyState, did: string, given: ReadonlySet<string>): KeyState {
   const spelled = () => methodId(did, keyMultibase(fromHex(key.publicKey) as Uint8Array));
   const keyId = given.has(key.keyId) ? spelled() : key.keyId;
   return { ...key, keyId, authentication: false, assertion: false, recovery: false };
 }
 
-/** A known key as a new head lists it: its part is the document's, its window only shrinks. */
+/** A known key that a new head lists: its role is the document's, and its window only shrinks. */
 function merged(key: KeyState, method: VerificationMethod, document: DidDocument): KeyState {
   return {
     ...introduced(method, document, key.introducedBy),

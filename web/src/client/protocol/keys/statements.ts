@@ -1,4 +1,4 @@
-/** What identity packets say: their contents read, checked field by field, and written (R-071, R-081). */
+/** The contents of identity packets: reading them, checking each field, and writing them (R-071, R-081). */
 
 // Core: no I/O, no clock, no randomness (held by tests/layout.test.ts).
 
@@ -13,7 +13,7 @@ export const IDENTITY_TYPES: readonly string[] = ["DID_DOCUMENT", "KEY_EVENT", "
 /** A KEY_EVENT. Members that its `event` does not use are undefined. */
 export interface KeyEvent {
   readonly kind: "event";
-  /** `ADD`, `ROTATE`, `REVOKE`, or a word without effect. */
+  /** `ADD`, `ROTATE`, `REVOKE`, or another word, which has no effect. */
   readonly event: string;
   readonly keyId: string;
   readonly publicKey?: KeyHex | undefined;
@@ -23,7 +23,7 @@ export interface KeyEvent {
   readonly replaces?: string | undefined;
 }
 
-/** A RECOVERY_APPROVAL: its signer agrees to the event with this packet id. */
+/** A RECOVERY_APPROVAL: its signer approves the event with this packet id. */
 export interface RecoveryApproval {
   readonly kind: "approval";
   readonly targetEvent: string;
@@ -35,16 +35,16 @@ export interface PublishedDocument {
   readonly document: DidDocument;
 }
 
-/** What an identity packet says. */
+/** The content of an identity packet. */
 export type Statement = KeyEvent | RecoveryApproval | PublishedDocument;
 
-/** Whether a packet of this type belongs into a chain. */
+/** Whether packets of this type belong in a chain. */
 export function isIdentityType(contentType: string): boolean {
   return IDENTITY_TYPES.includes(contentType);
 }
 
 /**
- * What an identity packet says.
+ * Read the statement of an identity packet.
  *
  * Throws `InvalidPacket` (`invalid_schema`) if a member is missing or malformed, and `TypeError` for a packet
  * of another type.
@@ -81,12 +81,12 @@ export function addContent(key: NewKey): Record<string, unknown> {
   return introduction("ADD", key, {});
 }
 
-/** The content of a KEY_EVENT that puts a key in the place of another, which ends at `validFrom`. */
+/** The content of a KEY_EVENT that replaces a key by another; the old key ends at `validFrom`. */
 export function rotateContent(key: NewKey & { readonly replaces: string }): Record<string, unknown> {
   return introduction("ROTATE", key, { replaces: key.replaces });
 }
 
-/** The content of a KEY_EVENT that ends a key for good. */
+/** The content of a KEY_EVENT that revokes a key permanently. */
 export function revokeContent(key: {
   readonly keyId: string;
   readonly revokedAt: number;

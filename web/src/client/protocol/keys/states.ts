@@ -5,19 +5,19 @@
 import type { Custody, KeyHex } from "../documents.js";
 import { type ErrorCode, InvalidPacket } from "../errors.js";
 
-/** Seconds that clocks may differ by (R-064). */
+/** By how many seconds clocks may differ (R-064). */
 export const DEFAULT_CLOCK_SKEW_SECONDS = 300;
 
-/** Keys that may not sign but are tried, newest first, to say why a signature does not count (R-067). */
+/** How many keys that may not sign are tried, newest first, to explain why a signature fails (R-067). */
 export const MAX_DEAD_KEYS_TRIED = 16;
 
 /** What a signature is for. */
 export type Use = "packet" | "auth";
 
-/** What the window of a key says of a moment. */
+/** The status of a key at a moment, by its window. */
 export type KeyStanding = "valid" | "not_yet_valid" | "expired" | "revoked";
 
-/** Whether the signature in question verifies under this public key. */
+/** Whether the signature in question verifies under a public key. */
 export type SignedBy = (publicKey: KeyHex) => Promise<boolean>;
 
 /** The settings that key validity depends on. */
@@ -26,13 +26,13 @@ export interface KeyRules {
   readonly recoveryDelaySeconds: number;
 }
 
-/** What counts unless a program says otherwise. */
+/** The default rules. */
 export const DEFAULT_RULES: KeyRules = {
   clockSkewSeconds: DEFAULT_CLOCK_SKEW_SECONDS,
   recoveryDelaySeconds: 86_400,
 };
 
-/** One key of a chain. Times are Unix seconds; undefined is an open end. */
+/** One key of a chain. Times are Unix seconds; undefined means no end. */
 export interface KeyState {
   readonly keyId: string;
   /** The public key in hex. */
@@ -46,11 +46,11 @@ export interface KeyState {
   readonly authentication: boolean;
   /** Whether the key may sign packets. */
   readonly assertion: boolean;
-  /** The id of the packet that introduced it; undefined: known beforehand. */
+  /** The id of the packet that introduced it; undefined for a key known in advance. */
   readonly introducedBy: string | undefined;
 }
 
-/** A key that signs everything, from `validFrom` on. */
+/** A key that may sign everything from `validFrom` on, unless `more` says otherwise. */
 export function newKey(keyId: string, publicKey: KeyHex, validFrom: number, more: Partial<KeyState> = {}): KeyState {
   return {
     keyId,
@@ -67,7 +67,7 @@ export function newKey(keyId: string, publicKey: KeyHex, validFrom: number, more
   };
 }
 
-/** What the window says of `at`: both ends count in (R-062); a revocation has no skew (R-076). */
+/** The key's status at `at`: both ends are inclusive (R-062); a revocation has no skew (R-076). */
 export function standing(key: KeyState, at: number, skew: number): KeyStanding {
   if (key.revokedAt !== undefined && at > key.revokedAt) return "revoked";
   if (key.validUntil !== undefined && at > key.validUntil + skew) return "expired";
@@ -79,17 +79,17 @@ export function isOver(key: KeyState, at: number, skew: number): boolean {
   return ["revoked", "expired"].includes(standing(key, at, skew));
 }
 
-/** Whether the key has the part that `use` asks for, whatever its window says (R-061, R-080). */
+/** Whether the key has the role that `use` requires, regardless of its window (R-061, R-080). */
 export function may(key: KeyState, use: Use): boolean {
   return !key.recovery && (use === "packet" ? key.assertion : key.authentication);
 }
 
-/** The keys, given in order of introduction, in the order in which they are tried (R-066). */
+/** The keys in the order in which they are tried, from keys in order of introduction (R-066). */
 export function newestFirst(keys: Iterable<KeyState>): KeyState[] {
   return [...keys].reverse().sort((one, other) => other.validFrom - one.validFrom);
 }
 
-/** Why a signature that no valid key has made does not count (R-067, R-080, A-025). */
+/** The error that explains why a signature by no valid key does not count (R-067, R-080, A-025). */
 export async function explain(
   keys: Iterable<KeyState>,
   at: number,
@@ -105,7 +105,7 @@ export async function explain(
   return refused("the signature is not the author's");
 }
 
-/** An `invalid_signature`, to be thrown. */
+/** An `invalid_signature` for the caller to throw. */
 export function refused(reason: string, detail?: string): InvalidPacket {
   return new InvalidPacket("invalid_signature", reason, detail);
 }

@@ -1,7 +1,7 @@
-// Builds the console into relayd/console/, which is committed: who installs relayd needs no Node.
+// Builds the console into relayd/console/, which is committed, so that installing relayd does not need Node.
 //
-// The names of the files hold hashes of their contents, which are made here: esbuild's own depend on the folder
-// that it runs in. The same sources give the same bytes on every machine.
+// The names of the files contain hashes of their contents. They are computed here, because esbuild's own hashes depend
+// on the folder in which it runs. The same sources give the same bytes on every machine.
 
 import { createHash } from "node:crypto";
 import { mkdirSync, readFileSync, rmSync, writeFileSync } from "node:fs";
@@ -17,7 +17,7 @@ const OTHERS = ["build.mjs", "index.html", "icon.svg"].map((name) => `src/consol
 
 const sha256 = (bytes) => createHash("sha256").update(bytes).digest("hex");
 
-/** What the build was made from: our files by their hashes, other packages by their versions. */
+/** What the build was made from: our files with their hashes, other packages with their versions. */
 function sources(inputs) {
   const lock = JSON.parse(readFileSync(join(WEB, "package-lock.json"), "utf8")).packages;
   const files = {};
@@ -30,7 +30,7 @@ function sources(inputs) {
   return { files, packages };
 }
 
-/** What esbuild makes of the sources, by name; what one file calls another is not settled yet. */
+/** The output of esbuild, by name; the names by which files refer to each other are not final yet. */
 async function bundled() {
   const { metafile, outputFiles } = await build({
     absWorkingDir: WEB,
@@ -55,10 +55,10 @@ async function bundled() {
   return { made, inputs: Object.keys(metafile.inputs) };
 }
 
-/** How a file speaks of another: the page and the worker's name by a mark, modules by their path. */
+/** Whether a file refers to another: by a mark (in the page, and for the worker's name), or by a module's path. */
 const mentions = (text, name) => text.includes(`@${name}@`) || text.includes(`"./${name}"`);
 
-/** Give each file its name, those first that speak of no other. */
+/** Give each file its name, beginning with those that refer to no other. */
 function named(made) {
   const names = new Map();
   const done = new Map();

@@ -1,4 +1,4 @@
-// Whose key counts, and when: the author's key chain, judged as a relay judges it.
+// Which keys count, and when: the author's key chain, judged as a relay judges it.
 
 import { InvalidInput } from "../client/protocol/errors.js";
 import { fromHex } from "../client/protocol/bytes.js";
@@ -9,19 +9,19 @@ import type { Packet } from "../client/protocol/packets.js";
 import { restore } from "../client/protocol/provenance.js";
 import type { Given, KeyHistory, Known, Rules } from "./state/checking.js";
 
-/** The packet as its author signed it. Throws `InvalidInput` where what the relay gave comes to none. */
+/** The packet as its author signed it. Throws `InvalidInput` if it cannot be restored from what the relay served. */
 export function asSigned({ text, relay_annotations }: Given): Packet {
   return restore(text, relay_annotations as JsonObject | undefined).packet;
 }
 
 export interface Chain {
-  /** In one sentence, why the key counts. */
+  /** A sentence that says why the key counts. */
   readonly words: string;
   judge(packet: Packet, receivedAt: number): Promise<{ verdict: string; key: string | null }>;
   history(at: number): Promise<KeyHistory>;
 }
 
-/** The chain of these identity packets, as the relay gave them. */
+/** The chain of these identity packets, as the relay served them. */
 export async function chainOf(did: string, events: Known, rules?: Rules): Promise<Chain> {
   if (events === null) return OVERGROWN;
   const received = events.flatMap((given) => {
@@ -102,7 +102,7 @@ async function historyOf(chain: KeyChain, at: number, refused: number): Promise<
     keys: keys.map((key) => ({
       keyId: key.keyId,
       publicKey: `0x${key.publicKey}`,
-      // While documents are rivals no key signs, whatever its own time is (R-054).
+      // In a conflict of documents no key resolves, regardless of its window (R-054).
       standing: chain.conflict === undefined ? standing(key, at, chain.rules.clockSkewSeconds) : "in_conflict",
       validFrom: key.validFrom,
       validUntil: key.validUntil ?? 0,

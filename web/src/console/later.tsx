@@ -1,8 +1,8 @@
-// What the first packets need not wait for: the pages in scripts of their own, and the outbox. It is fetched once the
-// relay has shown what it shows, or one of these pages is opened.
+// The parts that the first packets need not wait for: the pages in separate scripts, and the outbox. They are fetched
+// once the relay has sent the first packets or refused them, or when one of these pages is opened.
 //
-// It does not wait to be opened, because a page that is opened while the relay is away should be there, and what
-// was published here may still wait to be sent.
+// They do not wait to be opened, because a page that is opened while the relay is unreachable should work, and packets
+// published here may still be waiting to be sent.
 
 import { effect, signal } from "@preact/signals";
 import type { JSX } from "preact";
@@ -37,7 +37,7 @@ async function ask(): Promise<void> {
   }
 }
 
-/** Fetch it when the first packets are there, or the relay shows none, and again with each connection until it has come. */
+/** Fetch them once the first packets have arrived or were refused; retry with each connection until that succeeds. */
 export function fetchLater(): void {
   effect(() => {
     const isServed = ready.value || wantsAuth.value || refused.value !== null;
@@ -45,7 +45,7 @@ export function fetchLater(): void {
   });
 }
 
-/** A page that may have to be fetched first; its name is its title. */
+/** A page that may need to be fetched first; its name is its title. */
 export function later(name: keyof Seldom): () => JSX.Element {
   return () => {
     useEffect(() => void ask(), []);

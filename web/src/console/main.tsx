@@ -1,4 +1,4 @@
-// The console's frame: where one is, how the connection does, and the page asked for.
+// The console's frame: the menu, the state of the connection, and the current page.
 
 import { type JSX, render } from "preact";
 import { useEffect, useRef } from "preact/hooks";
@@ -22,7 +22,7 @@ import { shortDid, shown } from "./text.js";
 interface Page {
   readonly title: string;
   readonly view: () => JSX.Element;
-  /** Whether it is named in the menu. */
+  /** Whether the menu lists it. */
   readonly listed: boolean;
 }
 
@@ -45,7 +45,7 @@ function Frame(): JSX.Element {
   const isFirst = useRef(true);
   useEffect(() => {
     document.title = `${title} · Strata relay`;
-    // Whoever listens rather than looks hears of the new page; at the start the page is announced anyway.
+    // Focus makes screen readers announce the new page; the first page is announced anyway.
     if (!isFirst.current) main.current?.focus();
     isFirst.current = false;
   }, [page, subject]);
@@ -86,7 +86,7 @@ function Frame(): JSX.Element {
   );
 }
 
-/** Space, /, j and k work wherever nothing is being typed, unless they are switched off. */
+/** Space, /, j and k work unless something is being typed, or the shortcuts are switched off. */
 function keys(event: KeyboardEvent): void {
   if (event.defaultPrevented || event.ctrlKey || event.metaKey || event.altKey) return;
   if (event.key.length === 1 && !singleKeys.value) return;

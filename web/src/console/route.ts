@@ -1,4 +1,4 @@
-// Where the console is: `#/packet/0x…`, `#/search?q=…`. Nothing of it reaches the relay.
+// The console's current page: `#/packet/0x…`, `#/search?q=…`. None of it reaches the relay.
 
 import { signal } from "@preact/signals";
 

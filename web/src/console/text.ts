@@ -1,26 +1,26 @@
-// How texts from packets are shown. Whoever wrote a packet chose every character of it.
+// Showing text from packets, in which the author may have put any character.
 
-// Characters that move, hide or turn round what stands beside them, or look like none: controls, joiners, directions,
-// fillers, selectors but that of a picture. Two types that differ by one of them would look alike.
+// Characters that move, hide or reverse their neighbours, or are invisible: controls, joiners, directions, fillers, and
+// selectors except that of an emoji. Two types that differ by one of them would look alike.
 const HIDDEN = /(?![\t\n]|(?<=\p{ExtPict})\ufe0f)[\p{Cc}\p{Cs}\p{DI}\u2028\u2029\u2800\ufff9-\ufffb]/gu;
 
-/** The text with every character visible that would otherwise change how others look. */
+/** The text, with every such character made visible. */
 export function shown(text: string): string {
   return text.replace(HIDDEN, (c) => `⟨U+${(c.codePointAt(0) ?? 0).toString(16).toUpperCase().padStart(4, "0")}⟩`);
 }
 
-/** The beginning of a text, at most so long: it ends in no half of a character. */
+/** The beginning of a text, at most `length` long; it never ends with half a surrogate pair. */
 export function start(text: string, length: number): string {
   return text.slice(0, length).replace(/[\ud800-\udbff]$/, "");
 }
 
-/** One line of it, at most so long. */
+/** The text in one line, at most `length` long. */
 export function line(text: string, length = 160): string {
   const cut = text.length > length ? `${start(text, length)}…` : text;
   return shown(cut.replace(/\s+/g, " "));
 }
 
-/** The end of a DID: every one of a method begins alike. */
+/** A short form of a DID, mostly its end: all DIDs of a method begin alike. */
 export function shortDid(did: string): string {
   const tail = did.slice(did.lastIndexOf(":") + 1);
   return shown(tail.length > 14 ? `${tail.slice(0, 4)}…${tail.slice(-6)}` : tail);
@@ -37,18 +37,18 @@ const COUNT = new Intl.NumberFormat("en");
 
 const isTime = (seconds: number): boolean => Number.isFinite(seconds) && Math.abs(seconds) < 8.64e12;
 
-/** The time of day, here. */
+/** The local time of day. */
 export function clock(seconds: number): string {
   return isTime(seconds) ? CLOCK.format(seconds * 1000) : "—";
 }
 
-/** The time of a list's row: without the day where that is today. */
+/** The time for a row of a list; without the day if that is today. */
 export function when(seconds: number): string {
   const isToday = new Date(seconds * 1000).toDateString() === new Date().toDateString();
   return isToday || !isTime(seconds) ? clock(seconds) : BRIEF.format(seconds * 1000);
 }
 
-/** Day and time, here. */
+/** The local day and time. */
 export function moment(seconds: number): string {
   return isTime(seconds) ? `${DAY.format(seconds * 1000)}, ${CLOCK.format(seconds * 1000)}` : "—";
 }
@@ -63,7 +63,7 @@ export function bytes(size: number): string {
   return `${(size / 1_000_000).toFixed(1)} MB`;
 }
 
-/** A length of time in words that fit a line. */
+/** A length of time, as a short text. */
 export function span(seconds: number): string {
   const rounded = Math.round(seconds);
   if (rounded < 90) return `${rounded} s`;

@@ -1,4 +1,4 @@
-// Checks packets away from the page, so that reading never waits for it.
+// Checks packets in a worker, so that the page never waits for it.
 
 import { InvalidInput } from "../client/protocol/errors.js";
 import { DEEPEST, parse } from "../client/protocol/canonical.js";
@@ -6,13 +6,13 @@ import type { Packet } from "../client/protocol/packets.js";
 import { asSigned, type Chain, chainOf } from "./chains.js";
 import type { Answer, Ask, Given, Step } from "./state/checking.js";
 
-/** What this worker takes for a signature; the shared vectors ask for it in the very script that relays serve. */
+/** This worker's signature check, exported so that tests can run the shared vectors on the script that relays serve. */
 export { verify } from "../client/protocol/ed25519.js";
 
 const MOST_AUTHORS = 2000;
 const chains = new Map<string, Chain>();
 
-/** Take the packet apart in the order of relay.md §11 and say how far it got. */
+/** Check the packet in the order of relay.md §11, and report how far it got. */
 async function examine(given: Given): Promise<Omit<Answer, "number">> {
   const steps: Step[] = [];
   let packet: Packet;
@@ -38,7 +38,7 @@ async function examine(given: Given): Promise<Omit<Answer, "number">> {
   // The key in the DID alone proves nothing: it may have been revoked since.
   if (!chain) return {};
   const { verdict, key } = await chain.judge(packet, received_at);
-  const holds = key !== null; // a packet that no key has signed is never valid, and any other is
+  const holds = key !== null; // a packet is valid exactly if a key has signed it
   steps.push(
     { name: "signature", holds, words: holds ? `Ed25519 by the key ${key}.` : "No key of the author that counted at that time has signed this packet." },
     { name: "key", holds, words: holds ? chain.words : verdict.replaceAll("_", " ") },

@@ -1,4 +1,4 @@
-// Identity: what a DID's keys were and are, worked out here from its signed events.
+// Identity: what a DID's keys were and are, computed here from its signed events.
 
 import type { JSX } from "preact";
 import { useState } from "preact/hooks";
@@ -112,7 +112,7 @@ function Whole({ did, known: { history, rows } }: { did: string; known: Known })
   );
 }
 
-/** Whether its time is over but for what clocks may differ by. */
+/** Whether the key's window has ended, but for the clock skew. */
 function isEnding({ standing, validUntil }: KeyWindow): boolean {
   return standing === "valid" && validUntil > 0 && validUntil < relayNow();
 }

@@ -1,4 +1,4 @@
-// Live: what the relay takes, as it takes it.
+// Live: the packets that the relay accepts, as it accepts them.
 
 import type { JSX } from "preact";
 import { useState } from "preact/hooks";
@@ -68,7 +68,7 @@ export function Live(): JSX.Element {
   );
 }
 
-/** What is announced changes no more often than anybody can listen to. */
+/** The counters of the list. The announced text changes seldom enough for screen readers. */
 function Counters({ found }: { found: number | null }): JSX.Element {
   const { packets, done, bad } = tally.value;
   return (

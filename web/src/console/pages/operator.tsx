@@ -1,4 +1,4 @@
-// Operator: who is connected, what this relay does not serve, who decided so, and the way back.
+// Operator: who is connected, what this relay does not serve, who decided so, and how to undo it.
 
 import type { JSX } from "preact";
 import { useEffect, useState } from "preact/hooks";

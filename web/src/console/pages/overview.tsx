@@ -1,4 +1,4 @@
-// Overview: how the relay does, by its own figures.
+// Overview: the state of the relay, by its own figures.
 
 import type { JSX } from "preact";
 import { useEffect } from "preact/hooks";
@@ -81,7 +81,7 @@ function Tile({ name, value, note = "" }: { name: string; value: string; note?: 
   );
 }
 
-/** What the relay says of itself in its manifest. */
+/** What the relay says about itself in its manifest. */
 function Described(): JSX.Element | null {
   const said = manifest.value;
   if (said === null) return null;

@@ -52,7 +52,7 @@ function Whole({ event }: { event: Event }): JSX.Element {
     let isOver = false;
     examine(row).then(
       (got) => isOver || setAnswer(got),
-      () => undefined, // of which `unable` tells
+      () => undefined, // `unable` says why
     );
     return () => void (isOver = true);
   }, [event, unable.value]);
@@ -145,7 +145,7 @@ function Steps({ answer }: { answer: Answer | null }): JSX.Element {
   );
 }
 
-/** A long text, the first part of it until more is asked for: a large packet must not stop the page. */
+/** A long text, of which only the first part is shown at first: a large packet must not freeze the page. */
 function Long({ text, label }: { text: string; label: string }): JSX.Element {
   const [isWhole, show] = useState(false);
   const isCut = !isWhole && text.length > SHOWN_AT_FIRST;

@@ -1,4 +1,4 @@
-// Publish: an identity, a packet, its exact bytes, and what became of it.
+// Publish: an identity, a packet, its exact bytes, and its outcome.
 
 import type { JSX } from "preact";
 import { useEffect, useState } from "preact/hooks";
@@ -30,7 +30,7 @@ function draft(): Draft {
   }
 }
 
-/** The content that was written; throws what is wrong with it, in words. */
+/** The content that was written. Throws an error that says what is wrong with it. */
 function contentOf({ type, text, isJson }: Draft): JsonObject {
   if (type.trim() === "") throw new Error("A packet needs a type.");
   if (!isJson) {
@@ -70,7 +70,7 @@ export function Publish(): JSX.Element {
     if (ready === null) return;
     try {
       await put(ready);
-      write((now) => (now === written ? { ...now, text: "" } : now)); // and not what was written meanwhile
+      write((now) => (now === written ? { ...now, text: "" } : now)); // unless it was changed meanwhile
     } catch (error) {
       setWrong(error instanceof Error ? error.message : String(error));
     }

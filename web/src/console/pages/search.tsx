@@ -1,4 +1,4 @@
-// Search: one box, and the stored packets that it finds, newest first.
+// Search: a search box, and the stored packets that match, newest first.
 
 import type { JSX } from "preact";
 import { useEffect, useRef, useState } from "preact/hooks";
@@ -30,7 +30,7 @@ export function Search(): JSX.Element {
   const understood = understand(query);
 
   const read = async (before: Found, cursor: string | null): Promise<void> => {
-    asked.current.abort(); // nobody waits for it any more
+    asked.current.abort(); // its result is no longer needed
     const { signal: over } = (asked.current = new AbortController());
     setFound({ ...before, busy: true, failed: null });
     try {
@@ -51,7 +51,7 @@ export function Search(): JSX.Element {
 
   useEffect(() => {
     setText(query);
-    if (understood.packet !== null) location.replace(to("packet", understood.packet)); // there is a way back
+    if (understood.packet !== null) location.replace(to("packet", understood.packet)); // so that going back works
     else void read(NOTHING, null);
     return () => asked.current.abort();
   }, [query]);

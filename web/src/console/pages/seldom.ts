@@ -1,4 +1,4 @@
-// The pages that few visits open: one script, fetched when the page has shown what most visits are for.
+// The pages that few visits open, in one script that is fetched after the first packets are shown.
 
 export { Overview } from "./overview.js";
 export { Topics } from "./topics.js";

@@ -1,4 +1,4 @@
-// Operator: who is connected, in every process of the relay, and the way to end a session.
+// Operator: who is connected, in every process of the relay, and how to end a session.
 
 import type { JSX } from "preact";
 import { useEffect, useState } from "preact/hooks";
@@ -27,16 +27,16 @@ interface Roll {
   readonly silent: number;
 }
 
-/** Tells the page what failed; whether nothing did. */
+/** Runs an action and shows the page what failed; resolves to whether it succeeded. */
 type Attempt = (act: () => Promise<unknown>) => Promise<boolean>;
 
 const PAGE = 50;
-/** What the relay keeps in memory for a session and is worth a word. */
+/** The bytes that the relay holds in memory for a session from which on they are shown. */
 const NOTABLE = 10_000;
 const LOOKS = 8;
 const BETWEEN = 400;
 
-/** Sessions of a DID or of a network, or all; those behind `before` are added to it. */
+/** Read sessions of a DID or of a network, or all; the page after `before` is added to it. */
 async function ask(subject: string, before?: Roll): Promise<Roll> {
   const of = subject === "" ? {} : { kind: subject.startsWith("did:") ? "author" : "network", subject };
   const { book, answer } = await turn<Session>({ action: "sessions", limit: PAGE, ...of }, before?.book);

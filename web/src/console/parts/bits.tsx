@@ -7,7 +7,7 @@ import { to } from "../route.js";
 import type { Verdict } from "../state/rows.js";
 import { moment, shortDid, shortId, shown } from "../text.js";
 
-/** Have something asked for while `inputs` are as they are, and waited for no longer: `over` aborts then. */
+/** Call `ask` whenever `inputs` change; `over` aborts when they change again, or the component goes. */
 export function useWhile(ask: (over: AbortSignal) => void, inputs: readonly unknown[]): void {
   useEffect(() => {
     const over = new AbortController();
@@ -42,7 +42,7 @@ const VERDICTS: Record<string, [mark: string, word: string, tone: string]> = {
   valid: ["✓", "id, signature and key hold", "good"],
 };
 
-/** A verdict in a mark and a word: never by colour alone. */
+/** A verdict as a mark and a word, never by colour alone. */
 export function Badge({ verdict, long = false }: { verdict: Verdict; long?: boolean }): JSX.Element {
   const [mark, word, tone] = VERDICTS[verdict] ?? ["✗", verdict.replaceAll("_", " "), "bad"];
   const short = verdict === "valid" && !long ? "checked" : word;
@@ -62,7 +62,7 @@ export function Note({ tone = "quiet", title, children }: { tone?: string; title
   );
 }
 
-/** A part of the console that did not come. */
+/** A note that a part of the console could not be fetched. */
 export function Unfetched({ title }: { title: string }): JSX.Element {
   return (
     <Note tone="warn" title={title}>
@@ -76,7 +76,7 @@ export function Unfetched({ title }: { title: string }): JSX.Element {
   );
 }
 
-/** A text with a button that copies it; where copying is not allowed, the text can be marked. */
+/** A text with a button that copies it; if copying is not allowed, the text can be selected. */
 export function Copy({ text, label }: { text: string; label: string }): JSX.Element {
   const [said, say] = useState("");
   const copy = async (): Promise<void> => {

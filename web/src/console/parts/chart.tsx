@@ -1,4 +1,4 @@
-// A line over the last ten minutes, and the same figures as a table for whoever does not look at lines.
+// A line over the last ten minutes, and the same figures as a table for people who do not use charts.
 
 import type { JSX } from "preact";
 
@@ -85,7 +85,7 @@ export function Chart({ title, lines, points, format }: Props): JSX.Element {
   );
 }
 
-/** A line that is broken where nothing was measured. */
+/** The path of a line, which is interrupted where nothing was measured. */
 function path(points: readonly Point[], figure: Figure, until: number, span: number, top: number): string {
   let text = "";
   let before = 0;

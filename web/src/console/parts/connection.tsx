@@ -1,4 +1,4 @@
-// How the connection does, in words: in the corner always, and above the page where something is amiss.
+// The state of the connection, in words: always in the corner, and above the page if something is wrong.
 
 import type { JSX } from "preact";
 import { useEffect, useState } from "preact/hooks";
@@ -20,7 +20,7 @@ export function ConnectionState(): JSX.Element {
   );
 }
 
-/** Have what says how long ago something was, or how long it takes, said anew each second. */
+/** Render the component again each second, for texts about elapsed or remaining time. */
 function useSeconds(isRunning: boolean): void {
   const [, tick] = useState(0);
   useEffect(() => {

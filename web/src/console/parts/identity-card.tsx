@@ -1,4 +1,4 @@
-// Which identity this browser signs with, where its key is, and what the relay thinks of it.
+// The identity that this browser signs with, where its key is, and what the relay grants it.
 
 import type { JSX } from "preact";
 import { useState } from "preact/hooks";
@@ -105,7 +105,7 @@ function Import({ done, fail }: { done: () => void; fail: (words: string) => voi
   );
 }
 
-/** What the relay was told, and grants. */
+/** The state of authentication, and what the relay grants. */
 function Standing(): JSX.Element | null {
   const changed = changedRelay.value;
   if (changed !== null) {

@@ -1,4 +1,4 @@
-// Packets as lines, of which only those in view are drawn.
+// A list of packets, of which only the rows in view are drawn.
 
 import type { JSX } from "preact";
 import { useEffect, useLayoutEffect, useRef, useState } from "preact/hooks";
@@ -15,7 +15,7 @@ const CARD = 92;
 const SPARE = 8;
 const NARROW = matchMedia("(max-width: 860px)");
 
-/** How high a row is: the sheet of styles says the same. */
+/** The height of a row; the style sheet has the same. */
 function useRowHeight(): number {
   const [height, set] = useState(NARROW.matches ? CARD : LINE);
   useEffect(() => {
@@ -27,9 +27,9 @@ function useRowHeight(): number {
 }
 
 /**
- * Which element shows which row. A row keeps its own; where none of the rows stays, as in a flood, the new ones take
- * over all elements in their order, for to change one costs a fraction of making one. None is moved, nor taken from
- * a row that has the focus.
+ * Which element shows which row. A row keeps its element. If none of the rows stays, as in a flood, the new rows take
+ * over all elements in order, because changing an element costs a fraction of making one. An element is never moved,
+ * nor taken from a row that has the focus.
  */
 function useElements(seen: readonly Row[]): Map<string, number> {
   const held = useRef(new Map<string, number>());
@@ -41,7 +41,7 @@ function useElements(seen: readonly Row[]): Map<string, number> {
   return held.current;
 }
 
-/** New rows come at the top; whoever has scrolled down keeps the rows that are being read. */
+/** A list in which new rows appear at the top; if it is scrolled down, the rows in view stay in view. */
 export function PacketList({ rows, label }: { rows: readonly Row[]; label: string }): JSX.Element {
   const box = useRef<HTMLDivElement>(null);
   const height = useRowHeight();
@@ -61,7 +61,7 @@ export function PacketList({ rows, label }: { rows: readonly Row[]; label: strin
   useLayoutEffect(() => {
     const at = box.current;
     const anchor = before.current[0];
-    // As the last scroll left it: to ask the box itself would have it laid out in the middle of drawing.
+    // `view` is the position after the last scroll: reading it from the box would force a layout during drawing.
     if (at !== null && anchor !== undefined && view.top > 0 && before.current !== rows) {
       const added = rows.indexOf(anchor);
       if (added > 0) at.scrollTop += added * height;

@@ -1,4 +1,4 @@
-// The way to a ruling on what is looked at; for operators alone.
+// A link to make a ruling on the author or packet shown; only for operators.
 
 import type { JSX } from "preact";
 

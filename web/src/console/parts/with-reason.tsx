@@ -1,13 +1,13 @@
-// A button for what is not done lightly: it asks for the reason first, which is the confirmation too.
+// A button for a serious action: it asks for the reason first, which also serves as confirmation.
 
 import type { JSX } from "preact";
 import { useLayoutEffect, useRef, useState } from "preact/hooks";
 
 interface Props {
-  /** What stands on the button, and what it is called where many stand below each other. */
+  /** The button's text, and its accessible name, which distinguishes it from others in a list. */
   readonly word: string;
   readonly name: string;
-  /** The field's label, and what stands on the button that does it. */
+  /** The field's label, and the text of the button that does it. */
   readonly question: string;
   readonly doing: string;
   readonly isHarmful?: boolean;

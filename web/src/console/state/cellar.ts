@@ -1,4 +1,4 @@
-// What this browser keeps: IndexedDB, one small store for each kind of thing.
+// The page's IndexedDB database: one small store for each kind of object.
 
 import { Database } from "../../client/indexeddb.js";
 
@@ -16,12 +16,12 @@ async function run<T>(shelf: Shelf, mode: IDBTransactionMode, act: (store: IDBOb
   return asked.result;
 }
 
-/** Everything of one kind. */
+/** All objects of one kind. */
 export function all<T>(shelf: Shelf): Promise<T[]> {
   return run(shelf, "readonly", (store) => store.getAll() as IDBRequest<T[]>);
 }
 
-/** Keep a thing; resolves when it is on the disk. */
+/** Store an object; resolves when it is on the disk. */
 export async function keep<T>(shelf: Shelf, thing: T): Promise<void> {
   await run(shelf, "readwrite", (store) => store.put(thing));
 }

@@ -1,7 +1,7 @@
-// Verdicts for the packets on view: made in a worker, asked for here.
+// Verdicts for the packets in view: a worker computes them, this module requests them.
 //
-// A packet counts as checked only when the relay was asked for its author's key events: a key that is in the
-// author's DID may have been revoked since.
+// A packet counts as checked only if the relay was asked for its author's key events: the key in the author's DID may
+// have been revoked since.
 
 import { signal } from "@preact/signals";
 
@@ -15,10 +15,10 @@ export interface Step {
   readonly words: string;
 }
 
-/** A packet as the relay gave it: its annotations say what it has put into the place of an origin that it found unproven. */
+/** A packet as the relay served it. Its annotations restore an origin that the relay found unproven and replaced. */
 export type Given = Pick<Event, "text" | "received_at" | "relay_annotations">;
 
-/** What the relay has of an author's keys; null where that is more than any reader of this project judges by. */
+/** The relay's packets about an author's keys; null if there are more than any reader of this project accepts. */
 export type Known = readonly Given[] | null;
 
 export interface Rules {
@@ -30,7 +30,7 @@ export type Ask =
   | { readonly kind: "packet"; readonly number: number; readonly given: Given }
   | { readonly kind: "keys"; readonly number: number; readonly did: string; readonly events: Known; readonly at: number; readonly rules: Rules };
 
-/** A key as it stands at a time. */
+/** The state of a key at a time. */
 export interface KeyWindow {
   readonly keyId: string;
   readonly publicKey: string;
@@ -41,30 +41,30 @@ export interface KeyWindow {
   readonly recovery: boolean;
 }
 
-/** What the identity packets of an author come to. */
+/** What the identity packets of an author amount to. */
 export interface KeyHistory {
   readonly conflict: string | null;
   readonly document: string | null;
   readonly keys: readonly KeyWindow[];
-  /** Those that hold, in the order in which they count. */
+  /** The valid packets, in the order in which they count. */
   readonly events: readonly { readonly id: string; readonly type: string; readonly receivedAt: number; readonly pending: boolean; readonly words: string }[];
-  /** How many were served and do not hold. */
+  /** How many packets were served that are not valid. */
   readonly refused: number;
 }
 
 export interface Answer {
   readonly number: number;
-  /** Of a packet: undefined where the worker does not have its author's keys any more, though it was given them. */
+  /** For a packet; undefined if the worker no longer has the author's keys, although they were passed to it. */
   readonly verdict?: string;
   readonly steps?: readonly Step[];
-  /** The packet as its author signed it, where the relay serves it with another origin. */
+  /** The packet as its author signed it, if the relay serves it with another origin. */
   readonly signed?: string | undefined;
   readonly history?: KeyHistory;
 }
 
 export const IDENTITY_TYPES = ["KEY_EVENT", "RECOVERY_APPROVAL", "DID_DOCUMENT"];
 export const checked = signal(0);
-/** The script that checks could not be fetched, or has failed: nothing is checked before there is another connection. */
+/** Whether the checking script could not be fetched, or has failed: nothing is checked until the next connection. */
 export const unable = signal(false);
 
 const AT_ONCE = 48;
@@ -72,12 +72,12 @@ const AUTHORS_AT_ONCE = 50;
 const MOST_AUTHORS = 2000;
 const MOST_WAITING = 200;
 const PAGE = 100;
-/** Identity packets of an author, twice what a key chain may hold. */
+/** The most identity packets read of an author: twice what a key chain may hold. */
 const MOST_EVENTS = 2048;
-/** And their bytes. A stranger may publish so much that a browser could not hold it; the clients draw the line here too. */
+/** The most bytes of them. A stranger could publish more than a browser can hold; the clients have the same limit. */
 const MOST_BYTES = 8 * 2 ** 20;
 const SOON = 150;
-/** Between two questions about keys, so that a page that is full of new authors keeps within a relay's limits. */
+/** The pause between two requests for keys, so that a page full of new authors stays within a relay's limits. */
 const PAUSE = 1500;
 
 let worker: Worker | null = null;
@@ -85,10 +85,10 @@ let numbers = 0;
 const asked = new Map<number, { resolve(answer: Answer): void; reject(error: Error): void }>();
 /** Authors whose keys the worker has, and the second in which the relay was asked for them. */
 const known = new Map<string, number>();
-/** Authors who have published something about keys since the relay was last asked: its answer may lack that. */
+/** Authors who have published something about keys since the relay was last asked: its answer may not include that. */
 const outdated = new Set<string>();
 let askedRelayAt = 0;
-/** One question at a time: the answer to an earlier one must not come behind that to a later one. */
+/** Only one request at a time: the answer to an earlier one must not arrive after that to a later one. */
 let isAsking = false;
 const wanted = new Map<string, ((error?: Error) => void)[]>();
 let timer: ReturnType<typeof setTimeout> | undefined;
@@ -104,7 +104,7 @@ const rules = {
     return url;
   },
 };
-/** Made once: a page may make no second one of this name. */
+/** Made once: a page may not make a second policy of this name. */
 let policy: { createScriptURL(url: string): string } | undefined;
 
 function start(): Worker {
@@ -120,7 +120,7 @@ function start(): Worker {
 
 const failure = (): Error => new Error("the script that checks packets could not be fetched, or has failed");
 
-/** Nobody waits for what does not come; and the next worker knows no keys, so their authors are asked for again. */
+/** Stop the worker and fail all requests. The next worker has no keys, so all authors are asked for again. */
 function giveUp(): void {
   worker?.terminate();
   worker = null;
@@ -151,26 +151,26 @@ export async function ask(question: Unnumbered): Promise<Answer> {
   return new Promise((resolve, reject) => asked.set(number, { resolve, reject }));
 }
 
-/** Have the keys of this author asked for, once; resolves when the worker knows them, and rejects where there is none. */
+/** Request the keys of this author, once; resolves when the worker has them, and rejects if there is no worker. */
 export async function keysOf(did: string): Promise<void> {
   if (known.has(did)) return;
   if (unable.peek()) throw failure();
   await new Promise<void>((resolve, reject) => {
     const others = wanted.get(did) ?? [];
     wanted.set(did, [...others, (error) => (error === undefined ? resolve() : reject(error))]);
-    if (isAsking) return; // they have their turn behind this one
-    // The clock may have been put back since.
+    if (isAsking) return; // the author's turn comes after the current request
+    // The clock may have been set back since.
     timer ??= setTimeout(() => void askRelay(), Math.max(SOON, Math.min(PAUSE, askedRelayAt + PAUSE - Date.now())));
   });
 }
 
-/** The author has published something about keys: they are asked for again when they are next needed. */
+/** Note that the author has published something about keys: they are requested again when they are next needed. */
 export function forgetKeys(did: string): void {
   known.delete(did);
   if (wanted.has(did)) outdated.add(did);
 }
 
-/** Packets may have been passed over in which any author has published something about keys. */
+/** Note that packets may have been skipped in which any author has published something about keys. */
 export function forgetAllKeys(): void {
   known.clear();
   for (const did of wanted.keys()) outdated.add(did);
@@ -198,13 +198,13 @@ async function askRelay(): Promise<void> {
       wanted.delete(did);
     }
   } catch {
-    // Asked again with the next packets, or in a while.
+    // The keys are requested again with the next packets, or after a pause.
   }
   isAsking = false;
   if (wanted.size > 0) timer ??= setTimeout(() => void askRelay(), PAUSE);
 }
 
-/** Let the worker know what the relay has of this author's keys. */
+/** Pass the relay's packets about this author's keys to the worker. */
 async function learn(did: string, events: Known): Promise<KeyHistory | undefined> {
   const said = manifest.peek();
   const rules = {
@@ -215,14 +215,17 @@ async function learn(did: string, events: Known): Promise<KeyHistory | undefined
   return history;
 }
 
-/** What the relay has of an author's keys, for people. It may be older than what packets are judged by, which is asked for again. */
+/**
+ * The history of an author's keys, for people. The relay's answer may be older than the one by which packets are
+ * judged, which is therefore requested again.
+ */
 export async function historyOf(did: string, over?: AbortSignal): Promise<KeyHistory | undefined> {
   const events = await identityPackets([did], over);
   forgetKeys(did);
   return learn(did, events.get(did) as Known);
 }
 
-/** The packets that decide about these authors' keys, oldest first. */
+/** The packets that determine these authors' keys, oldest first. */
 export async function identityPackets(authors: readonly string[], over?: AbortSignal): Promise<Map<string, Known>> {
   const found = new Map<string, Known>(authors.map((did) => [did, []]));
   const sizes = new Map<string, number>();
@@ -240,17 +243,17 @@ export async function identityPackets(authors: readonly string[], over?: AbortSi
     cursor = part.cursor;
     if (part.complete) return found;
     left -= Math.max(part.events.length, 1);
-    // What would be left out may be a revocation.
+    // The packets left out might include a revocation.
     if (left < 0 || cursor === null || places.has(cursor)) throw new Error("the relay comes to no end about keys");
     places.add(cursor);
   }
 }
 
 /**
- * Have one packet checked. A packet that does not verify may be signed by a key that is younger than what is known
- * here, so the verdict against it stands only if the relay was asked after it had received the packet.
+ * Check one packet. A packet that does not verify may be signed by a key that is newer than what is known here, so it
+ * is rejected only if the relay was asked after it had received the packet.
  *
- * Rejects where nothing can be checked (`unable`).
+ * Rejects if nothing can be checked (`unable`).
  */
 export async function examine({ event, author }: PacketRow): Promise<Answer> {
   const { text, received_at, relay_annotations } = event;
@@ -264,14 +267,14 @@ export async function examine({ event, author }: PacketRow): Promise<Answer> {
   return ask(question);
 }
 
-/** Check the rows in view that are not checked yet, a few at a time: of the view of now, the rest has its turn in a while. */
+/** Check the rows in view that are not checked yet, a few at a time; the rest follow unless the view changes first. */
 export function check(rows: readonly Row[]): void {
   clearTimeout(rest);
   const left = checkSome(rows);
   if (left.length > 0) rest = setTimeout(check, PAUSE, left);
 }
 
-/** Check as many of these rows as there is room for now; those that are left. */
+/** Check as many of these rows as there is room for now; return the rest. */
 export function checkSome(rows: readonly Row[]): readonly Row[] {
   if (unable.peek()) return [];
   const room = Math.max(wanted.size, asked.size) > MOST_WAITING ? 0 : AT_ONCE;
@@ -286,6 +289,6 @@ async function checkOne(row: PacketRow): Promise<void> {
     row.verdict.value = (await examine(row)).verdict ?? "not_checked";
     checked.value += 1;
   } catch {
-    row.verdict.value = "unchecked"; // of which `unable` tells
+    row.verdict.value = "unchecked"; // `unable` says why
   }
 }

@@ -1,6 +1,6 @@
-// The identities of this browser. Their private keys are WebCrypto's: kept in IndexedDB, and never readable.
+// The identities of this browser. Their private keys are WebCrypto keys, stored in IndexedDB and never exportable.
 //
-// Whoever serves this page can still use a key that is here, for what the page signs is up to the page.
+// Anyone who serves this page can still use a key that is here, because the page decides what it signs.
 
 import { signal } from "@preact/signals";
 
@@ -20,10 +20,10 @@ let news: BroadcastChannel | undefined;
 
 export const identities = signal<readonly Identity[]>([]);
 export const chosen = signal<Identity | null>(null);
-/** Whether keys outlive the page here. */
+/** Whether keys outlive the page in this browser. */
 export const keepsKeys = globalThis.isSecureContext && "indexedDB" in globalThis && isOpen();
 
-/** Have the identities that this browser keeps, and those that other tabs make or delete from now on. */
+/** Load the identities that this browser keeps, and follow what other tabs make or delete from now on. */
 export async function loadKeys(): Promise<void> {
   if (!keepsKeys) return;
   news = new BroadcastChannel("strata-identities");
@@ -33,7 +33,7 @@ export async function loadKeys(): Promise<void> {
 
 async function read(wanted: string | null | undefined): Promise<void> {
   const found = await all<Kept>("identities").catch(() => undefined);
-  if (found === undefined) return; // whoever makes one is told why it cannot be kept
+  if (found === undefined) return; // making an identity will report why it cannot be kept
   found.sort((a, b) => a.madeAt - b.madeAt);
   const known = identities.peek();
   identities.value = await Promise.all(
@@ -42,7 +42,7 @@ async function read(wanted: string | null | undefined): Promise<void> {
   chosen.value = identities.value.find(({ did }) => did === wanted) ?? null;
 }
 
-/** Tell other tabs that identities were made or deleted here: a key that is deleted must sign nowhere. */
+/** Notify other tabs that identities were made or deleted here: a deleted key must sign nowhere. */
 export function tellTabs(): void {
   news?.postMessage(null);
 }

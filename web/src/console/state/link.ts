@@ -1,7 +1,7 @@
-// The one WebSocket of the page: it stays connected, and its subscriptions go on where they stood.
+// The page's only WebSocket: it stays connected, and its subscriptions resume where they stopped.
 //
-// A gapless subscription is asked for again by the cursor of the last event that its page has taken, so a relay
-// that is killed and comes back costs a moment and no packet.
+// A gapless subscription is requested again with the cursor of the last event that its page has taken, so no packet is
+// lost if a relay is killed and comes back.
 
 import { batch, signal } from "@preact/signals";
 
@@ -9,7 +9,7 @@ import { Refusals } from "../../client/relays/backoff.js";
 import { type Message, openingUrl, readMessage } from "./messages.js";
 import { manifest } from "./relay.js";
 
-/** What the connection is doing. `draining`: the relay said that it goes away. */
+/** The state of the connection. `draining`: the relay said that it is going away. */
 export type Phase = "connecting" | "online" | "offline" | "draining";
 
 export interface Filters {
@@ -26,7 +26,7 @@ export interface Filters {
 }
 
 export interface Event {
-  /** The packet as the relay sent it, and decoded. */
+  /** The packet as the relay sent it; `packet` is the same, decoded. */
   readonly text: string;
   readonly packet: Readonly<Record<string, unknown>>;
   readonly received_at: number;
@@ -43,10 +43,10 @@ export interface Refusal {
 
 export interface Taker {
   event(event: Event): void;
-  /** All stored packets that were asked for have come. */
+  /** All stored packets that were requested have arrived. */
   end?(complete: boolean, cursor: string | null): void;
   refused?(refusal: Refusal): void;
-  /** The connection was lost: what has come comes again, but for what goes on by cursor. */
+  /** The connection was lost, and all events will come again. Not called if the subscription resumes by cursor. */
   again?(): void;
 }
 
@@ -66,7 +66,7 @@ interface Open {
   filters: Filters;
   readonly gapless: boolean;
   readonly taker: Taker;
-  /** That it was refused since anything came for it, and when it is asked for again. */
+  /** The refusals since the last message for this subscription. */
   readonly refusals: Refusals;
   due?: ReturnType<typeof setTimeout>;
 }
@@ -78,35 +78,35 @@ interface Asked {
 
 const SHORTEST_PAUSE = 500;
 const LONGEST_PAUSE = 15_000;
-/** A connection that lived this long has earned a fresh start of the pauses. */
+/** A connection that lasted this long resets the pauses. */
 const STABLE = 10_000;
-/** How long a relay may take for the first word; browsers wait for minutes, and nobody else has a turn meanwhile. */
+/** How long an attempt to connect may take; browsers wait for minutes, during which there is no other attempt. */
 const HANDSHAKE = 10_000;
 const GOODBYES = [1001, 1012];
 const ANSWER_TIMEOUT = 15_000;
-/** How long a relay may be silent before it is asked something, and how long that answer may take. */
+/** How long a relay may be silent before it is probed, and how long the answer may take. */
 const SILENCE = 30_000;
 const PATIENCE = 15_000;
 const BEAT = 20_000;
 
 export const phase = signal<Phase>("connecting");
-/** When the relay was last heard, in milliseconds; 0 for never. */
+/** When the relay was last heard, in Unix milliseconds; 0 for never. */
 export const heardAt = signal(0);
-/** Until when the relay wants to hear no SUBSCRIBE, in milliseconds. */
+/** Until when the relay accepts no SUBSCRIBE, in Unix milliseconds. */
 export const limitedUntil = signal(0);
-/** Why the relay does not send what is read on and on; it is asked again. */
+/** Why the relay refuses the live feed; it is requested again. */
 export const refused = signal<Pick<Refusal, "code" | "reason"> | null>(null);
-/** The relay wants this session to authenticate before it reads. */
+/** Whether the relay requires this session to authenticate before it reads. */
 export const wantsAuth = signal(false);
-/** What the relay last sent to be signed. */
+/** The relay's latest challenge. */
 export const challenge = signal<Message | null>(null);
-/** How often there was a connection; pages that must begin anew look at it. */
+/** How many connections there have been; pages that must start again on a new one watch it. */
 export const connections = signal(0);
 
 let socket: WebSocket | null = null;
 let pause = SHORTEST_PAUSE;
 let openedAt = NaN;
-/** When the next attempt begins, or the one that is made has taken too long. */
+/** The timer that begins the next attempt to connect, or ends one that takes too long. */
 let retry: ReturnType<typeof setTimeout> | undefined;
 let numbers = 0;
 let challengedAt: { at: number; expiresAt: number } | null = null;
@@ -115,13 +115,13 @@ const requests = new Map<string, Asked>();
 const waiting = new Set<string>();
 
 /**
- * The second that it is by the relay's clock, which is the one that packets are dated by. A challenge says it: it
- * expires its lifetime after it was made. Until there was one, the browser's clock has to do.
+ * The current time by the relay's clock, which dates packets, in Unix seconds. It follows from a challenge, which
+ * expires one lifetime after it was made. Until there is a challenge, the browser's clock is used.
  */
 export function relayNow(): number {
   const lifetime = Math.min(manifest.peek()?.auth.challenge_lifetime_seconds ?? 0, 600);
   if (challengedAt === null || lifetime === 0) return Math.floor(Date.now() / 1000);
-  // By the clock that nobody sets: the relay's has not jumped with the one on the wall.
+  // By a steady clock: if the browser's wall clock was set, the relay's clock did not jump with it.
   return Math.floor(challengedAt.expiresAt - lifetime + performance.now() / 1000 - challengedAt.at);
 }
 
@@ -135,10 +135,11 @@ export function begin(): void {
   setInterval(listen, BEAT);
 }
 
-/** A browser says nothing when its relay is gone without a word: after a silence, ask; without an answer, connect anew. */
+/** Probe a silent relay, and reconnect if it does not answer: a browser does not report a peer that has disappeared. */
 function listen(): void {
   const last = heardAt.value;
-  // A clock that was set is no silence, but worth a question. Who may not read awaits nothing.
+  // If the clock was set, there may have been no silence, but a probe is harmless. A session that may not read is
+  // waiting for nothing.
   if (phase.value !== "online" || wantsAuth.value || Math.abs(Date.now() - last) < SILENCE) return;
   const over = new AbortController();
   page({ types: ["-"], limit: 1 }, over.signal).catch(() => undefined);
@@ -148,14 +149,14 @@ function listen(): void {
   }, PATIENCE);
 }
 
-/** Try now rather than later. */
+/** Try to connect now rather than later. */
 export function hurry(): void {
   if (socket !== null && socket.readyState <= WebSocket.OPEN) return;
   pause = SHORTEST_PAUSE;
   open();
 }
 
-/** Begin anew on another connection: a session speaks for one identity. */
+/** Start again on a new connection: a session has only one identity. */
 export function reconnect(): void {
   socket?.close();
   socket = null;
@@ -243,7 +244,7 @@ function received(text: string): void {
   }
 }
 
-/** A cursor says where to go on; the times of receipt that the first request began with say nothing more. */
+/** The filters to resume with: without `received_since`, because the cursor says where to continue. */
 function onward({ filters }: Open): Filters {
   const { received_since: _, ...rest } = filters;
   return rest;
@@ -258,7 +259,7 @@ function settle(message: Message): void {
   else asked.resolve(message);
 }
 
-/** The relay sends it: whatever it said against that is over. */
+/** Note that the relay serves this subscription: earlier refusals no longer count. */
 function granted(subscription: Open): void {
   if (subscription.gapless) refused.value = null;
   subscription.refusals.over();
@@ -271,7 +272,8 @@ function refusedSubscription(subscription: Open, error: Message): void {
     wantsAuth.value = true;
     return;
   }
-  // For what goes on nobody else would ask again, whatever the code is; only its taker knows another place to begin.
+  // Nothing else would request a gapless subscription again, whatever the code is. But after `invalid_cursor`, only its
+  // taker knows where to start again.
   if (isLimit || (subscription.gapless && error.code !== "invalid_cursor")) {
     const wait = 1000 * subscription.refusals.another(error.retry_after);
     if (isLimit) limitedUntil.value = Date.now() + wait;
@@ -302,7 +304,7 @@ function ask({ id, filters, gapless, due }: Open): void {
   send({ type: "SUBSCRIBE", subscription_id: id, filters, history_marker: true, ...(gapless && { gapless }) });
 }
 
-/** The session has authenticated: ask again for what it was refused. */
+/** Note that the session is authenticated: request again what was refused. */
 export function authenticated(): void {
   wantsAuth.value = false;
   for (const id of [...waiting]) {
@@ -311,7 +313,7 @@ export function authenticated(): void {
   }
 }
 
-/** Ask for packets; the returned function ends it. */
+/** Open a subscription; the returned function ends it. */
 export function subscribe(filters: Filters, taker: Taker, { gapless = false } = {}): () => void {
   const subscription: Open = { id: `console-${++numbers}`, filters, gapless, taker, refusals: new Refusals(Math.random) };
   subscriptions.set(subscription.id, subscription);
@@ -324,7 +326,7 @@ export function subscribe(filters: Filters, taker: Taker, { gapless = false } = 
   };
 }
 
-/** Send a message that has one answer. Throws `RequestFailed` for ERROR, a lost connection, and silence. */
+/** Send a message that has one answer. Rejects with `RequestFailed` for ERROR, a lost connection, and silence. */
 export function request(message: object | ((id: string) => string)): Promise<Message> {
   const id = `console-${++numbers}`;
   return new Promise((resolve, reject) => {
@@ -337,7 +339,7 @@ export function request(message: object | ((id: string) => string)): Promise<Mes
   });
 }
 
-/** Stored packets, one page of them, newest first unless asked otherwise. Nobody waits for them once `over` has aborted. */
+/** Read one page of stored packets, by default newest first. Rejects once `over` has aborted. */
 export function page(filters: Filters, over?: AbortSignal): Promise<{ events: Event[]; complete: boolean; cursor: string | null }> {
   const events: Event[] = [];
   return new Promise((resolve, reject) => {
@@ -357,7 +359,7 @@ export function page(filters: Filters, over?: AbortSignal): Promise<{ events: Ev
   });
 }
 
-/** The packet with this id, and none that a relay may give in its place. */
+/** The packet with this id; undefined if the relay does not have it, or sends another one in its place. */
 export async function packetById(id: string, over?: AbortSignal): Promise<Event | undefined> {
   const { events } = await page({ packet_ids: [id], limit: 1 }, over);
   return events.find(({ packet }) => packet["packet_id"] === id);

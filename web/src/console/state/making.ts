@@ -1,4 +1,4 @@
-// Identities that are made here, taken over, or deleted: what few visits do.
+// Making, importing and deleting identities, which few visits do.
 
 import { fromHex } from "../../client/protocol/bytes.js";
 import { importSeed, publicKeyOf } from "../../client/protocol/ed25519.js";
@@ -19,7 +19,7 @@ export async function make(): Promise<void> {
   await add(await Identity.generate());
 }
 
-/** Take over the key in a key file. Rejects with `IdentityError` for other text. */
+/** Import the key in a key file. Rejects with `IdentityError` for other text. */
 export async function take(text: string): Promise<void> {
   const identity = await Identity.fromKeyFile(text);
   if (!keepsKeys) return add(identity);
@@ -30,7 +30,7 @@ export async function take(text: string): Promise<void> {
   await add(named(await Identity.fromKeyPair(pair), identity.did));
 }
 
-/** Delete a key. It cannot be brought back. */
+/** Delete a key. It cannot be restored. */
 export async function forget(identity: Identity): Promise<void> {
   if (keepsKeys) {
     await drop("identities", identity.did);

@@ -1,4 +1,4 @@
-// The relay's messages as text, and where its WebSocket is.
+// Decoding the relay's messages, and the URL of its WebSocket.
 
 export interface Message {
   readonly type: string;
@@ -33,8 +33,8 @@ const PACKET = ',"packet":';
 const BEHIND = ',"received_at":';
 
 /**
- * Decode one frame; null for what is no message. An EVENT gets the `text` of its packet, and its packet is what that text
- * says: what is shown is what is checked.
+ * Decode one frame; null if it is not a message. An EVENT gets the `text` of its packet, which says the same as its
+ * `packet`: the packet shown is the packet checked.
  */
 export function readMessage(frame: string): Message | null {
   const event = asEvent(frame);
@@ -47,8 +47,8 @@ export function readMessage(frame: string): Message | null {
 }
 
 /**
- * An EVENT as relayd writes it. Its packet's own bytes are cut out of it: id and signature are over these and no others.
- * Undefined for any other frame, such as one with something like a packet elsewhere.
+ * Decode an EVENT in the form that relayd writes, and cut out the packet's own bytes, which its id and signature cover.
+ * Undefined for any other frame, such as one in which something like a packet is elsewhere.
  */
 function asEvent(frame: string): Message | undefined {
   const start = frame.indexOf(PACKET) + PACKET.length;
@@ -61,7 +61,7 @@ function asEvent(frame: string): Message | undefined {
   return packet && { ...rest, packet, text };
 }
 
-/** An object of JSON, whose members are still to be looked at. */
+/** Decode a JSON object; its members are unchecked. */
 function parsed<T extends object>(text: string): T | undefined {
   try {
     const value = JSON.parse(text) as T | null;
@@ -75,7 +75,7 @@ function setting(name: string): string {
   return document.querySelector<HTMLMetaElement>(`meta[name="strata-${name}"]`)?.content ?? "";
 }
 
-/** The relay's public URL where this page came by that name, else the path beside the page. */
+/** The relay's public URL if this page was loaded from its host, else the URL relative to the page. */
 export function openingUrl(): string {
   const here = new URL(setting("socket"), new URL(".", location.href));
   here.protocol = location.protocol === "https:" ? "wss:" : "ws:";

@@ -1,4 +1,4 @@
-// The relay's own figures: /metrics, read every few seconds while somebody looks, and ten minutes of it kept.
+// The relay's own figures: /metrics, read every few seconds while the page is visible; ten minutes of it are kept.
 
 import { signal } from "@preact/signals";
 
@@ -6,11 +6,11 @@ const INTERVAL = 2000;
 const PATIENCE = 10_000;
 const KEPT = 300;
 
-/** One reading: every sample by its name and labels, as Prometheus writes them. */
+/** One reading: every sample by its name and labels, in the Prometheus text format. */
 export type Reading = ReadonlyMap<string, number>;
 
 export interface Point {
-  /** In milliseconds. */
+  /** In Unix milliseconds. */
   readonly at: number;
   readonly values: Readonly<Record<Figure, number>>;
 }
@@ -33,7 +33,7 @@ export function parse(text: string): Reading {
   return found;
 }
 
-/** All samples of this name together; those whose labels have the text, where one is given. */
+/** The sum of all samples of this name, or of those whose labels contain `label`. */
 export function sum(reading: Reading, name: string, label = ""): number {
   let total = 0;
   for (const [sample, value] of reading) {
@@ -42,7 +42,7 @@ export function sum(reading: Reading, name: string, label = ""): number {
   return total;
 }
 
-/** The time that a share of what was measured between two readings took at most, by the histogram's steps. */
+/** The time within which this share of what was measured between two readings stayed, by the histogram's buckets. */
 export function quantile(share: number, name: string, now: Reading, before: Reading): number {
   const steps: [number, number][] = [];
   for (const [sample, value] of now) {
@@ -82,7 +82,7 @@ async function read(): Promise<void> {
 
 function point(at: number, now: Reading, before: { at: number; reading: Reading }): Point {
   const seconds = (at - before.at) / 1000;
-  // A counter that has gone back is that of a relay that was started again.
+  // A counter that has decreased belongs to a relay that was restarted.
   const rate = (name: string, label = ""): number => Math.max(0, (sum(now, name, label) - sum(before.reading, name, label)) / seconds);
   const all = rate("relayd_publishes_total");
   const accepted = rate("relayd_publishes_total", '"accepted"');
@@ -102,7 +102,7 @@ function point(at: number, now: Reading, before: { at: number; reading: Reading 
   };
 }
 
-/** Read while the page is looked at; the returned function ends it. */
+/** Read while the page is visible; the returned function ends it. */
 export function watch(): () => void {
   let timer: ReturnType<typeof setInterval> | undefined;
   const settle = (): void => {

@@ -1,5 +1,5 @@
-// The client library's outbox, over this page's connection: packets that were signed here wait in the browser, as
-// the very bytes that were signed, until the relay has said OK.
+// The client library's outbox, over this page's connection: packets that were signed here wait in the browser, exactly
+// as they were signed, until the relay has said OK.
 
 import { effect, signal } from "@preact/signals";
 
@@ -21,7 +21,7 @@ export interface Item {
   readonly note: string;
 }
 
-/** Newest first; those stored are forgotten with the page. */
+/** Newest first; stored ones are forgotten when the page is closed. */
 export const items = signal<readonly Item[]>([]);
 
 const MOST_STORED = 20;
@@ -30,17 +30,17 @@ let timer: ReturnType<typeof setTimeout> | undefined;
 const stored: Item[] = [];
 const outbox = new Outbox(keepsKeys ? indexedDbOutbox("console") : memoryOutbox(), send);
 
-/** Send what waits from before, and whatever is put in. */
+/** Send packets that wait from earlier visits, and those that are put in. */
 export function beginOutbox(): void {
   outbox.start();
   effect(() => {
-    const [isOnline] = [phase.value === "online", speaksFor.value, chosen.value]; // each of them may be what was wanting
+    const [isOnline] = [phase.value === "online", speaksFor.value, chosen.value]; // any of them may have been missing
     if (isOnline) outbox.wake();
   });
   void look();
 }
 
-/** Show what there is; as it was, where the browser cannot say. Never rejects. */
+/** Update `items`; they stay as they are if the browser's store cannot be read. Never rejects. */
 async function look(): Promise<void> {
   const waiting = (await outbox.list().catch(() => undefined))?.map(({ packet, state, refusal, isStale }): Item => {
     const stale = isStale ? "More than a day old: relays refuse it unless they already have it. It is never signed again. " : "";
@@ -48,7 +48,7 @@ async function look(): Promise<void> {
     return { id: packet.packetId, type: packet.contentType, state, note: stale + why };
   });
   if (waiting) items.value = [...waiting.reverse(), ...stored];
-  // Another tab may be the one that sends.
+  // Another tab may be sending.
   clearTimeout(timer);
   if (waiting?.length !== 0) timer = setTimeout(() => void look(), INTERVAL);
 }
@@ -56,7 +56,7 @@ async function look(): Promise<void> {
 /** Keep a signed packet and send it. Rejects if it cannot be kept; then it was not sent either. */
 export async function put(packet: Packet): Promise<void> {
   const { sent } = await outbox.add(packet);
-  // Another tab may be the one that sends: what it heard from the relay is told here too.
+  // Another tab may be sending: the relay's answer is reported here too.
   sent.then((published) => remember(packet, published)).then(look, look);
   await look();
 }
@@ -77,7 +77,7 @@ export async function discard(id: string): Promise<void> {
 async function send(packet: Packet): Promise<Published> {
   try {
     const ok = await request((id) => publishFrame(packet.canonical, id));
-    // To believe another packet's would be to take silence for success.
+    // Accepting an OK for another packet would be taking silence for success.
     if (ok.type !== "OK" || ok.packet_id !== packet.packetId) throw new RequestFailed("other", "no answer");
     const [duplicate, queued] = [ok.duplicate === true, ok.status === "QUEUED"];
     const published = { packetId: packet.packetId, receivedAt: ok.received_at, duplicate, queued, downgradedTo: undefined };
@@ -85,7 +85,7 @@ async function send(packet: Packet): Promise<Published> {
     setTimeout(() => void look());
     return published;
   } catch (error) {
-    // Without an answer it is sent again.
+    // If there was no answer, the outbox sends the packet again.
     if (!(error instanceof RequestFailed) || ["lost", "timeout", "offline", "other"].includes(error.code)) throw error;
     if (error.code === "unauthenticated") await authenticate();
     setTimeout(() => void look());

@@ -1,21 +1,21 @@
-// Long answers to an operator, read page by page as somebody turns them.
+// Long answers to an operator, read page by page on demand.
 
 import { request, RequestFailed } from "./link.js";
 import type { Message } from "./messages.js";
 
-/** What was read, and where it goes on. */
+/** The entries read so far, and where the next page begins. */
 export interface Book<T> {
   readonly entries: readonly T[];
   readonly next: string | undefined;
-  /** Every place where it went on. */
+  /** Every place where a page began. */
   readonly places: readonly string[];
 }
 
 export const EMPTY: Book<never> = { entries: [], next: undefined, places: [] };
 
 /**
- * The book with one page more, and the answer that brought it. Throws what `request` does, and `RequestFailed` where a relay's
- * pages lead back, or nowhere: one could turn them for ever.
+ * Read one more page; returns the extended book and the relay's answer. Rejects with what `request` rejects with, and
+ * with `RequestFailed` if a relay's pages lead back or nowhere, because they would never end.
  */
 export async function turn<T>(question: object, before: Book<T> = EMPTY): Promise<{ book: Book<T>; answer: Message }> {
   const after = before.next === undefined ? {} : { after: before.next };

@@ -1,4 +1,4 @@
-// What the relay says of itself: its manifest.
+// What the relay says about itself: its manifest.
 
 import { signal } from "@preact/signals";
 
@@ -21,12 +21,12 @@ export interface Manifest {
 
 export const manifest = signal<Manifest | null>(null);
 
-/** Ask for it; what was known stays where there is no answer. */
+/** Fetch the manifest; without an answer the last one stays. */
 export async function refreshManifest(): Promise<void> {
   try {
     const answer = await fetch(".well-known/strata-relay.json");
     if (answer.ok) manifest.value = (await answer.json()) as Manifest;
   } catch {
-    // The state of the connection tells of it.
+    // The state of the connection shows it.
   }
 }

@@ -1,11 +1,11 @@
-// A packet as a line of a list.
+// A packet as a row of a list.
 
 import { type Signal, signal } from "@preact/signals";
 
 import { start } from "../text.js";
 import type { Event } from "./link.js";
 
-/** What is known of id, signature and key: a verdict is "valid" or why it is not. */
+/** The verdict on id, signature and key: "valid", or why it is not. */
 export type Verdict = "unchecked" | "checking" | "valid" | (string & {});
 
 export interface PacketRow {
@@ -19,7 +19,7 @@ export interface PacketRow {
   readonly verdict: Signal<Verdict>;
 }
 
-/** A stretch of the log that was passed over here, on purpose or because it could not be kept. */
+/** A stretch of the log that was skipped here, on purpose or because it could not be kept. */
 export interface GapRow {
   readonly kind: "gap";
   readonly id: string;
@@ -49,7 +49,7 @@ export function rowOf(event: Event): PacketRow {
   };
 }
 
-/** A few words of the content: its text where there is one, else its other members. */
+/** A few words of the content: its text if there is one, else its other members. */
 export function preview(event: Event, length = 200): string {
   const content = event.packet["content"];
   if (typeof content !== "object" || content === null) return "";
@@ -71,7 +71,7 @@ export function preview(event: Event, length = 200): string {
   return parts.join(", ");
 }
 
-/** Whether a line has all the words: of its author, type, id or preview, in any case. */
+/** Whether a row contains all the words, in its author, type, id or preview, in any letter case. */
 export function matches(row: PacketRow, words: readonly string[]): boolean {
   if (words.length === 0) return true;
   const all = `${row.author}\n${row.type}\n${row.id}\n${preview(row.event, 500)}`.toLowerCase();

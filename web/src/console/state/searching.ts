@@ -1,14 +1,14 @@
-// What people write into the search box, read as a filter.
+// Reading the text of the search box as a filter.
 
 import type { Filters } from "./link.js";
 
 export interface Understood {
   readonly filters: Filters;
-  /** What was understood, in words, one for each part. */
+  /** What was understood, one description for each part. */
   readonly parts: readonly string[];
-  /** What was not. */
+  /** The words that were not understood. */
   readonly unknown: readonly string[];
-  /** One packet, and nothing else. */
+  /** The packet id, if the text is one and nothing else. */
   readonly packet: string | null;
 }
 
@@ -19,7 +19,7 @@ const RECEIVED = /^received:(\d{1,12})\.\.(\d{1,12})$/;
 const TYPE = /^type:|^[A-Za-z0-9_./-]{1,120}$/;
 const MOST_PARTS = 50;
 
-/** The first second of a day here, or the one after its last; null for a day that no calendar has. */
+/** The first second of a local day, or of the day `after` days later; null for a date that does not exist. */
 function midnight(day: string, after = 0): number | null {
   const [year = 0, month = 1, date = 1] = day.split("-").map(Number);
   const that = new Date(year, month - 1, date);
@@ -27,7 +27,7 @@ function midnight(day: string, after = 0): number | null {
   return Math.floor(new Date(year, month - 1, date + after).getTime() / 1000);
 }
 
-/** A type as a word of the box, whatever is in it: types are texts. */
+/** A type as a word for the search box; a type may be any text. */
 export function quotedType(type: string): string {
   return `type:${type.replace(/[\s%]/g, encodeURIComponent)}`;
 }
@@ -36,7 +36,7 @@ function unquoted(type: string): string {
   try {
     return decodeURIComponent(type);
   } catch {
-    return type; // as somebody types it
+    return type; // as a person typed it
   }
 }
 

@@ -1,4 +1,4 @@
-// Who this page speaks for on its connection: AUTH, and the relay's name that it was given to.
+// The identity that this page has authenticated as on its connection, and the relay DID that it expects.
 
 import { effect, signal } from "@preact/signals";
 
@@ -11,37 +11,37 @@ import { chosen, identities } from "./keys.js";
 import { authenticated, challenge, connections, reconnect, request, RequestFailed, wantsAuth } from "./link.js";
 
 const PIN = "strata-relay-id";
-/** Failures on one connection after which nobody but a person tries again; a relay closes for good after five (R-282). */
+/** Failures on one connection after which only a person may retry; after five a relay closes permanently (R-282). */
 const MOST_FAILURES = 3;
 
 export const speaksFor = signal<string | null>(null);
 export const capabilities = signal<readonly string[]>([]);
-/** Why the last attempt failed, in words; empty after one that did not. */
+/** Why the last attempt failed, in words; empty if it succeeded. */
 export const authFailed = signal("");
-/** The name that this relay had, and the one that it shows now: nothing is signed for it. */
+/** The DID that this relay had, and the one that it shows now, for which nothing is signed. */
 export const changedRelay = signal<{ known: string; shown: string } | null>(null);
 
 let wanted = false;
 let trying: Promise<boolean> | null = null;
-/** Whose authentication has failed on this connection, and how often. */
+/** The identity whose authentication has failed on this connection, and how often. */
 let failures = { did: "", count: 0 };
 
 function pin(): string | undefined {
   return kept(PIN) ?? undefined;
 }
 
-/** Believe the relay's new name from now on: somebody has decided so. */
+/** Accept the relay's new DID from now on; called when a person has decided so. */
 export function acceptRelay(): void {
   keepText(PIN, null);
   changedRelay.value = null;
 }
 
 /**
- * Prove the chosen identity, now and after each reconnect. Resolves to whether the relay took it. Nothing is tried that has
- * failed several times, unless `byHand` says that somebody asks for it.
+ * Prove the chosen identity, now and after each reconnect. Resolves to whether the relay accepted it. After several
+ * failures nothing is tried, unless `byHand` says that a person asked for it.
  */
 export function authenticate(byHand = false): Promise<boolean> {
-  // A challenge can be answered once, and more than one may want the session authenticated.
+  // A challenge can be answered only once, and several callers may want the session authenticated.
   return (trying ??= attempt(byHand).finally(() => (trying = null)));
 }
 
@@ -53,8 +53,8 @@ async function attempt(byHand: boolean): Promise<boolean> {
   wanted = true;
   const spoken = speaksFor.value;
   if (spoken !== null) {
-    if (spoken !== identity.did) reconnect(); // and then as the one that is chosen now
-    return spoken === identity.did; // no challenge follows success: what is refused all the same is refused to this identity
+    if (spoken !== identity.did) reconnect(); // and then authenticate as the identity chosen now
+    return spoken === identity.did; // no challenge follows a success; a further refusal concerns this identity
   }
   try {
     const asked = await nextChallenge();
@@ -91,7 +91,7 @@ function fail(error: unknown): void {
   authFailed.value = (error instanceof Error ? error.message : String(error)) + detail;
 }
 
-/** The challenge of this connection; a relay that sends none for ten seconds asks nobody to authenticate. */
+/** The challenge of this connection. Rejects if the relay sends none within ten seconds: it requires no AUTH. */
 function nextChallenge(): Promise<AuthChallenge> {
   return new Promise((resolve, reject) => {
     const stop = effect(() => {
@@ -104,7 +104,7 @@ function nextChallenge(): Promise<AuthChallenge> {
   });
 }
 
-/** Authenticate where the relay asks for it, and again on each new connection; and speak for nobody whose key was deleted. */
+/** Authenticate if the relay requires it, and again on each new connection; end the session of a deleted identity. */
 export function keepAuthenticated(): void {
   effect(() => {
     const isGone = identities.value.every(({ did }) => did !== speaksFor.peek());

@@ -1,4 +1,4 @@
-// Whether single keys do something. Who speaks to the browser, or slips, types them unawares (WCAG 2.1.4).
+// Whether single keys are shortcuts. People who use speech input, or who slip, type them by accident (WCAG 2.1.4).
 
 import { signal } from "@preact/signals";
 
@@ -8,7 +8,7 @@ const OFF = "strata-single-keys-off";
 
 export const singleKeys = signal(kept(OFF) === null);
 
-/** Switch them on or off, here and at the next visit. */
+/** Switch the shortcuts on or off, for this visit and later ones. */
 export function switchSingleKeys(): void {
   singleKeys.value = !singleKeys.value;
   keepText(OFF, singleKeys.value ? null : "");

@@ -1,7 +1,7 @@
-// The live tail: the last packets before the page was opened, and every one since.
+// The live tail: the latest packets before the page was opened, and every one since.
 //
-// Packets come as they come and are shown a few times a second, so that ten thousand in a second cost no more
-// drawing than ten. What is kept has a bound in rows and in bytes. Nothing is left out without a row that says so.
+// The list is drawn only a few times a second, so that ten thousand packets a second cost no more drawing than ten. It
+// is bounded in rows and in characters. Nothing is skipped without a row that says so.
 
 import { batch, computed, effect, signal } from "@preact/signals";
 
@@ -17,7 +17,7 @@ const TALLY_INTERVAL = 400;
 const ANNOUNCE_INTERVAL = 10_000;
 const BEHIND_SECONDS = 5;
 const AGAIN = 5000;
-/** How many of the newest are checked each time, whether they are in view or not. */
+/** How many of the newest packets are checked each time, even if they are not in view. */
 const SAMPLE = 6;
 
 /** Newest first. */
@@ -25,17 +25,17 @@ export const rows = signal<readonly Row[]>([]);
 export const received = signal(0);
 export const skipped = signal(0);
 export const paused = signal(false);
-/** Packets that came while the list was paused. */
+/** How many packets arrived while the list was paused. */
 export const held = signal(0);
-/** How old the newest packet was when it came, in seconds, where that is more than a moment. */
+/** How old the newest packet was when it was shown, in seconds. */
 export const behind = signal(0);
 export const isBehind = computed(() => behind.value > BEHIND_SECONDS);
-/** What has come before the page was opened is there. */
+/** Whether the packets from before the page was opened have arrived. */
 export const ready = signal(false);
 
-/** Of the packets in the list: how many there are, were checked, and do not hold. */
+/** How many packets the list has, how many of them were checked, and how many of those are not valid. */
 export const tally = signal({ packets: 0, done: 0, bad: 0 });
-/** How many were received, as it is said to whoever listens. */
+/** How many packets were received, for screen readers: updated seldom. */
 export const announced = signal(0);
 
 let close: (() => void) | null = null;
@@ -46,10 +46,10 @@ let lost = { count: 0, from: 0, to: 0 };
 let timer: ReturnType<typeof setTimeout> | undefined;
 let gaps = 0;
 let lastAt = 0;
-/** Ids of the second that the tail begins with: its packets come once more. */
+/** The ids of packets received in the second with which the tail begins: they arrive twice. */
 let overlap = new Set<string>();
 
-/** Begin, once; the tail goes on while other pages are open. */
+/** Begin, once; the tail continues while other pages are open. */
 export function follow(): void {
   if (close !== null) return;
   lately(() => [rows.value, checked.value], TALLY_INTERVAL, count);
@@ -59,7 +59,7 @@ export function follow(): void {
   });
 }
 
-/** Run `act` a while after something that `seen` looks at has changed, and not before that. */
+/** Run `act` within `interval` after a signal that `seen` reads has changed, at most once per interval. */
 function lately(seen: () => unknown, interval: number, act: () => void): void {
   let due: ReturnType<typeof setTimeout> | undefined;
   effect(() => {
@@ -96,19 +96,19 @@ async function start(): Promise<void> {
   } catch (error) {
     if (over.aborted) return;
     if (error instanceof RequestFailed) refused.value = error;
-    // The next connection begins anew, or this one in a while.
+    // Start again after a pause, unless a new connection has done so.
     setTimeout(() => over.aborted || start(), AGAIN);
   }
 }
 
 function tailFrom(filters: Filters): void {
   close?.();
-  forgetAllKeys(); // what their authors have published since they were asked for may lie before this place
+  forgetAllKeys(); // the tail may skip what authors have published about their keys since the relay was asked
   close = subscribe(
     filters,
     {
       event: take,
-      // Its cursor is one that the relay does not know: anything else is asked for again as it was.
+      // The relay does not know the cursor; after any other refusal `link` requests the subscription again unchanged.
       refused: ({ detail, cursor }) => {
         addGap({ from: lastAt, to: relayNow(), packets: null, why: detail === "log_reset" ? "the relay's log was put back to an older copy" : "the relay no longer knows this place" });
         if (cursor === undefined) jump();
@@ -131,7 +131,7 @@ function take(event: Event): void {
   if (isFull && paused.peek()) {
     lost = { count: lost.count + 1, from: lost.from || row.receivedAt, to: row.receivedAt };
   } else {
-    if (isFull) show(); // browsers make the timers of a page in the background wait
+    if (isFull) show(); // browsers delay the timers of a page in the background
     arrived.push(row);
     arrivedCharacters += row.size;
   }
@@ -186,7 +186,7 @@ export function pause(stop = !paused.value): void {
   if (!stop) show();
 }
 
-/** Leave out what has not come yet, and go on with what is published from now on. */
+/** Skip what has not arrived yet, and continue with what is published from now on. */
 export function jump(): void {
   close?.();
   reading.abort();
@@ -198,7 +198,7 @@ export function jump(): void {
     behind.value = 0;
     addGap({ from, to: now, packets: null, why: "jumped to now" });
   });
-  // What is here of that second comes once more.
+  // The packets of this second that are already here will arrive again.
   overlap = new Set(rows.peek().flatMap((row) => (row.kind === "packet" && row.receivedAt >= now ? [row.id] : [])));
   tailFrom({ received_since: now });
 }

@@ -1,4 +1,4 @@
-// Prove an identity, to one relay and no other: the DID that a relay shows first is pinned.
+// Prove an identity to one relay only: the DID that a relay shows first is pinned.
 import { connect, Identity } from "strata-client";
 import { filePins } from "strata-client/node";
 

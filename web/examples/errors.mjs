@@ -1,4 +1,4 @@
-// What a relay refuses, and what may be done about it.
+// Handle a relay's refusal, and a relay that cannot be reached.
 import { build, connect, ConnectionFailed, Identity, RequestRefused } from "strata-client";
 
 const relay = await connect(process.env.RELAY ?? "ws://127.0.0.1:7447/strata");

@@ -1,4 +1,4 @@
-// Look one packet up by its id, and read a conversation: a post and the answers to it.
+// Look up a packet by its id, and read a conversation: a post and the answers to it.
 import { connect, Identity } from "strata-client";
 
 const me = await Identity.generate();

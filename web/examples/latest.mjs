@@ -1,4 +1,4 @@
-// Read the latest packets of a relay, newest first; each is verified before it is handed on.
+// Read the latest packets of a relay, newest first; each is verified before it is delivered.
 import { connect, Identity } from "strata-client";
 
 const relay = await connect(process.env.RELAY ?? "ws://127.0.0.1:7447/strata", { identity: await Identity.generate() });

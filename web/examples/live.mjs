@@ -1,4 +1,4 @@
-// Follow an author: what is stored, then what comes. Leaving the loop ends the subscription.
+// Follow an author: first stored packets, then new ones. Leaving the loop ends the subscription.
 import { connect, Identity } from "strata-client";
 
 const me = await Identity.generate();

@@ -1,4 +1,4 @@
-// Publish a packet. `post` resolves when the relay has stored it, and not before.
+// Publish a packet. `post` resolves only once the relay has stored it.
 import { connect, Identity } from "strata-client";
 
 const relay = await connect(process.env.RELAY ?? "ws://127.0.0.1:7447/strata", { identity: await Identity.generate() });

@@ -1,4 +1,4 @@
-// Go on where the last run stopped: keep the cursor after the packet is dealt with, and give it back.
+// Resume where the last run stopped: save the cursor after each packet has been processed, and pass it to the next run.
 import { readFile, writeFile } from "node:fs/promises";
 import { connect, Identity } from "strata-client";
 

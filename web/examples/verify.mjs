@@ -1,4 +1,4 @@
-// Judge a packet that somebody pasted, without any relay. `verify` rejects with a code; `verdict` names it.
+// Verify a pasted packet without a relay. `verify` rejects with an error that has a code; `verdict` returns the code.
 import { build, Identity, InvalidPacket, Packet, verdict, verify } from "strata-client";
 
 const genuine = await build(await Identity.generate(), { type: "POST", text: "as I wrote it" });

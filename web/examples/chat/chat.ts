@@ -1,5 +1,5 @@
-// A chat over a relay: a reliable channel in the browser. What was said survives reloads, cuts and lost packets.
-// ?relay=wss://…&room=lobby, and to try it: &loss=0.2&seed=7 loses packets, &pace=0.1 waits a tenth of the time.
+// A chat over a relay: a reliable channel in the browser. Messages survive reloads, lost connections and lost packets.
+// ?relay=wss://…&room=lobby. For tests, &loss=0.2&seed=7 loses packets, and &pace=0.1 divides all waits by ten.
 import { browserIdentity, Identity, Relay } from "strata-client";
 import { type ChannelMessage, indexedDbChannelStore, memoryChannelStore, openChannel, type ReliableChannel } from "strata-client/channels";
 
@@ -19,7 +19,7 @@ const parameters = new URLSearchParams(location.search);
 const find = <T extends HTMLElement>(id: string): T => document.getElementById(id) as T;
 const [list, scroll, text] = [find("messages"), find("scroll"), find<HTMLTextAreaElement>("text")];
 
-// Who reads at the end stays there, whatever comes and however the page is resized; who reads further up does too.
+// A reader at the end stays at the end when messages arrive or the page is resized; a reader further up stays there.
 let isAtEnd = true;
 scroll.addEventListener("scroll", () => (isAtEnd = scroll.scrollHeight - scroll.scrollTop - scroll.clientHeight < 40));
 new ResizeObserver(() => {
@@ -50,7 +50,7 @@ async function open(address: string, room: string): Promise<void> {
   let relay: Relay | undefined;
   let channel: ReliableChannel | undefined;
   let isPlanned = false;
-  // At most once a frame, however much comes.
+  // At most once a frame, however many messages arrive.
   const changed = () => {
     if (isPlanned) return;
     isPlanned = true;
@@ -66,7 +66,7 @@ async function open(address: string, room: string): Promise<void> {
   const isKept = globalThis.crypto?.subtle !== undefined && globalThis.isSecureContext;
   const me = isKept ? await browserIdentity("chat") : await Identity.generate();
   relay = new Relay(address, { identity: me, connectTimeout: Infinity, backoffCap: 10 * Math.min(1, pace), onChange: changed });
-  relay.open().catch(changed); // not awaited: what is kept is shown without a relay, and what is written waits
+  relay.open().catch(changed); // not awaited: kept messages are shown without a relay, and new ones wait
   const share = Number(parameters.get("loss") ?? 0);
   const waiting = setTimeout(() => (find("link").textContent = "This room is open in another tab: close it there to go on here"), 1500);
   channel = await openChannel(share > 0 ? lossy(relay, share, Number(parameters.get("seed") ?? 1), losses) : relay, {
@@ -81,7 +81,7 @@ async function open(address: string, room: string): Promise<void> {
     syncEvery: 30 * pace,
   });
   clearTimeout(waiting);
-  Object.assign(globalThis, { chat: { channel, relay, losses, handed } }); // to look at, in the browser's console
+  Object.assign(globalThis, { chat: { channel, relay, losses, handed } }); // for inspection in the browser's console
 
   const say = async () => {
     const words = text.value.trim();
@@ -148,7 +148,7 @@ function show(relay: Relay, channel: ReliableChannel | undefined, about: About):
   });
 }
 
-/** One row for each message, by its id: a late one goes to its place. */
+/** Show one row for each message, by its id; a late message is inserted at its place. */
 function showMessages(messages: readonly ChannelMessage[], me: string): void {
   let before: ChannelMessage | undefined;
   messages.forEach((message, at) => {

@@ -1,8 +1,8 @@
-// A relay that loses packets on the way, for trying what channels do about it: the same seed loses the same ones.
+// A relay that loses packets, to try how channels recover from that. The same seed loses the same packets.
 import type { Delivery, Published } from "strata-client";
 import type { ChannelRelay, Reading } from "strata-client/channels";
 
-/** What was lost, in each direction. */
+/** How many packets were lost in each direction. */
 export interface Losses {
   out: number;
   in: number;
@@ -28,13 +28,13 @@ export function lossy(relay: ChannelRelay, share: number, seed: number, losses: 
     fetch: (options) => reading(relay.fetch(options)),
     async publish(packet, options): Promise<Published> {
       if (!isLost()) return relay.publish(packet, options);
-      losses.out++; // and the sender believes that it arrived
+      losses.out++; // the sender believes that the packet arrived
       return { packetId: packet.packetId, receivedAt: undefined, duplicate: false, queued: false, downgradedTo: undefined };
     },
   };
 }
 
-/** Mulberry32. */
+/** Random draws that are true with this probability (Mulberry32). */
 function generator(seed: number, share: number): () => boolean {
   let state = seed >>> 0;
   return () => {

@@ -300,7 +300,7 @@ export class Outbox {
   }
 }
 
-/** Seconds on a clock that never goes back. */
+/** Seconds on a monotonic clock. */
 function now(): number {
   return performance.now() / 1000;
 }

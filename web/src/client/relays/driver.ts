@@ -26,7 +26,7 @@ export interface WebSocketLike {
 /** A WebSocket class. */
 export type WebSocketConstructor = new (url: string) => WebSocketLike;
 
-/** What a driver works with. */
+/** What a `Driver` needs besides URL and options. */
 export interface DriverOptions {
   readonly signer: Signer | undefined;
   readonly pins: Pins | undefined;
@@ -92,7 +92,7 @@ export class Driver {
     this.core = new Core({ options, random, did: more.signer?.did, address: addressOf(url), met: this.met });
   }
 
-  /** Seconds on a clock that never goes back. */
+  /** Seconds on a monotonic clock. */
   now(): number {
     return performance.now() / 1000;
   }
@@ -199,7 +199,7 @@ export class Driver {
     });
   }
 
-  /** Send a request of another kind. Rejects with `RequestRefused`, `RequestTimeout`, `ConnectionFailed`. */
+  /** Send an operator's request. Rejects with `RequestRefused`, `RequestTimeout`, `ConnectionFailed`. */
   ask(message: { readonly type: string } & Readonly<Record<string, unknown>>, timeout: number): Promise<Moderated> {
     return new Promise((resolve, reject) => {
       const request = this.step((core) => core.ask(message));

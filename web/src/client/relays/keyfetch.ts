@@ -119,7 +119,7 @@ export class KeyFetcher {
     }
     if (late.signal.aborted) throw new RequestTimeout("the question for authors' keys", this.timeout);
     const isMarked = announced?.extensions.has("history_marker") ?? false;
-    const isWhole = isMarked && this.source.announced() === announced; // over one connection
+    const isWhole = isMarked && this.source.announced() === announced; // all over one connection
     for (const [author, found] of events) {
       if ((sizes.get(author) ?? 0) > MAX_BYTES || found.length > MAX_EVENTS) {
         await this.ring.learn(author, undefined, askedAt, { isOvergrown: true });

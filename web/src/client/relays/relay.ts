@@ -32,7 +32,7 @@ import {
   type SubscribeOptions,
 } from "./values.js";
 
-/** How to connect: every `Options` value by name, and these. */
+/** The options of `connect`: every member of `Options`, and these. */
 export interface ConnectOptions extends Partial<Options> {
   /** The identity to sign and authenticate as. */
   readonly identity?: Signer | undefined;
@@ -40,7 +40,7 @@ export interface ConnectOptions extends Partial<Options> {
   readonly pins?: Pins | undefined;
   /** Documents and keys trusted in advance. */
   readonly anchors?: Anchors;
-  /** Where packets wait until a relay has them; in memory unless given. */
+  /** Where packets wait until a relay has them; by default in memory. */
   readonly outbox?: OutboxStore;
   /** The WebSocket class to use; by default the global one. */
   readonly webSocket?: WebSocketConstructor;
@@ -88,7 +88,7 @@ export class Relay {
         this.sessions = connections + authentications; // a failed authentication does not make a new session
         this.outbox.wake();
       }
-      if (this.failure !== undefined) void this.outbox.stop(this.failure); // another tab may have a connection
+      if (this.failure !== undefined) void this.outbox.stop(this.failure); // so that another tab can send
       try {
         onChange?.();
       } catch (error) {
@@ -187,7 +187,7 @@ export class Relay {
   }
 
   /**
-   * Sign `content` with the relay's identity and the current time, and `publish` it.
+   * Sign `content` with the connection's identity and the current time, and `publish` it.
    *
    * Rejects with what `publish` and `build` reject with, and `TypeError` without an identity. Another call after a
    * timeout makes a new packet; to retry the same packet, build it and use `publish`, or add it to the outbox.

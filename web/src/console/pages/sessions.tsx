@@ -31,7 +31,7 @@ interface Roll {
 type Attempt = (act: () => Promise<unknown>) => Promise<boolean>;
 
 const PAGE = 50;
-/** The bytes that the relay holds in memory for a session from which on they are shown. */
+/** From how many bytes on the page shows what the relay holds in memory for a session. */
 const NOTABLE = 10_000;
 const LOOKS = 8;
 const BETWEEN = 400;

@@ -99,7 +99,7 @@ function nextChallenge(): Promise<AuthChallenge> {
     });
     setTimeout(() => {
       stop();
-      reject(new Error("the relay has sent nothing to sign")); // unless it has
+      reject(new Error("the relay has sent nothing to sign")); // has no effect if it has sent a challenge
     }, 10_000);
   });
 }

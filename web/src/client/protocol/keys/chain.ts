@@ -59,7 +59,7 @@ export class KeyChain {
     private readonly before: KeyLedger, // the state before the last second
     private readonly ledger: KeyLedger, // the state after it
     private readonly held: readonly Entry[],
-    private readonly second: readonly Entry[], // all accepted in the last second, held or not
+    private readonly second: readonly Entry[], // all packets of the last second, valid or not
   ) {}
 
   /**

@@ -191,6 +191,39 @@ test("a second adding that fails leaves the first one's promise", async (context
   assert.equal((await first.sent).packetId, packets[0]?.packetId);
 });
 
+test("of two additions of a packet at once, one that fails leaves the other's promise", async (context) => {
+  const inner = memoryOutbox();
+  let calls = 0;
+  let fail!: () => void;
+  const failing = new Promise<void>((_, reject) => (fail = () => reject(new Error("EIO"))));
+  const store: OutboxStore = {
+    ...inner,
+    add: async (entry) => {
+      if (calls++ === 0) return failing;
+      fail(); // and the second is stored once the first has failed
+      await failing.catch(() => undefined);
+      await new Promise((resolve) => setImmediate(resolve));
+      return inner.add(entry);
+    },
+  };
+  const outbox = new Outbox(store, async ({ packetId }) => published(packetId));
+  const first = assert.rejects(outbox.add(packets[0] as never), { message: "EIO" });
+  const second = await outbox.add(packets[0] as never);
+  await first;
+  outbox.start();
+  context.after(() => outbox.stop(CLOSED));
+  assert.equal((await second.sent).packetId, packets[0]?.packetId);
+});
+
+test("a full outbox takes a packet that it has", async () => {
+  const inner = memoryOutbox();
+  await inner.add(entries[0] as never);
+  const outbox = new Outbox({ ...inner, count: async () => MAX_OUTBOX_PACKETS }, async ({ packetId }) => published(packetId));
+  await assert.rejects(outbox.add(packets[1] as never), { name: "OutboxError" });
+  assert.equal((await outbox.add(packets[0] as never)).packetId, packets[0]?.packetId);
+  await outbox.stop(CLOSED);
+});
+
 test("of two programs that share a folder, the other one's work is noticed", async (context) => {
   const place = await folder();
   let isUp = false;

@@ -52,6 +52,8 @@ interface Promised {
   readonly promise: Promise<Published>;
   /** Whether the store has said that the packet is durable. */
   isStored: boolean;
+  /** How many calls of `add` for the packet are in progress. */
+  adding: number;
   /** Since when the packet has been missing from the store without a notice why. */
   missingSince: number | undefined;
   resolve(published: Published): void;
@@ -93,21 +95,30 @@ export class Outbox {
   async add(packet: Packet): Promise<Queued> {
     const { signal } = this.stopping;
     signal.throwIfAborted();
-    if ((await this.store.count()) >= MAX_OUTBOX_PACKETS) throw new OutboxError(`${MAX_OUTBOX_PACKETS} packets wait already`);
-    // Before it is stored: it may be sent, and settled, before `store.add` resolves.
     const { packetId, canonical } = packet;
+    if (await this.hasNoRoomFor(packetId)) throw new OutboxError(`${MAX_OUTBOX_PACKETS} packets wait already`);
+    // Before it is stored: it may be sent, and settled, before `store.add` resolves.
     const promised = this.promise(packetId);
+    promised.adding++;
     try {
       await this.store.add({ packetId, canonical });
     } catch (error) {
-      if (!promised.isStored) this.awaited.delete(packetId);
+      if (!promised.isStored && promised.adding === 1) this.awaited.delete(packetId);
       throw error;
+    } finally {
+      promised.adding--;
     }
     promised.isStored = true;
     if (signal.aborted) promised.reject(signal.reason);
     this.ring();
     void this.lookFor(packetId);
     return { packetId, sent: promised.promise };
+  }
+
+  /** Whether the outbox is full of other packets. */
+  private async hasNoRoomFor(packetId: string): Promise<boolean> {
+    if ((await this.store.count()) < MAX_OUTBOX_PACKETS) return false;
+    return !(await this.store.list()).some((entry) => entry.packetId === packetId);
   }
 
   /** Look for a refusal in the store: a tab that sends reports it once, perhaps before the packet was added here. */
@@ -294,7 +305,7 @@ export class Outbox {
       reject = failed;
     });
     promise.catch(() => undefined); // it may be ignored
-    const promised = { promise, isStored: false, missingSince: undefined, resolve, reject };
+    const promised = { promise, isStored: false, adding: 0, missingSince: undefined, resolve, reject };
     this.awaited.set(packetId, promised);
     return promised;
   }

@@ -37,7 +37,7 @@ def test_the_signature_of_the_specification():
     }
     signature = bytes.fromhex(answer.signature[2:])
     assert ids.verify(me.public_key, (CHALLENGE + RELAY).encode(), signature)
-    # R-276: the decoded reading is a relay's affair; this client never sends it.
+    # R-276: only a relay may accept the decoded form; this client never sends it.
     assert not ids.verify(me.public_key, base64.b64decode(CHALLENGE) + RELAY.encode(), signature)
 
 
@@ -98,7 +98,7 @@ def test_only_the_relay_expected_is_signed_for():
 @pytest.mark.req("R-298")
 @given(st.binary(min_size=32, max_size=64), st.text(max_size=80), st.text(max_size=80))
 def test_what_is_signed_for_one_relay_can_be_read_in_one_way_only(random, other_challenge, other_id):
-    """A-071: no second challenge and relay make the same text, so a signature cannot be moved."""
+    """A-071: no other challenge and relay give the same text, so a signature cannot be reused for them."""
     ours = challenge(base64.b64encode(random).decode())
     theirs = challenge(other_challenge, other_id)
     text = auth.signing_input(ours.challenge, ours.server_id)

@@ -1,4 +1,4 @@
-"""The canonical form: RFC 8785's samples, what is refused, and both ways against an independent reading."""
+"""The canonical form: RFC 8785's samples, what is refused, and a comparison with an independent reader."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_numbers_of_rfc_8785_appendix_b(sample: dict[str, Any]) -> None:
         with pytest.raises(InvalidPacket, match="number_out_of_range"):
             canonical.encode(number)
     elif expected.lstrip("-").isdecimal() and abs(int(expected)) > MAX:
-        # The text is right and is refused for what it is: an integer that double conversion may change.
+        # The text is correct, but refused because it is an integer that conversion to a double may change.
         assert rfc8785.dumps(number).decode() == expected
         with pytest.raises(InvalidPacket, match="integer_out_of_range"):
             canonical.encode(number)
@@ -93,7 +93,7 @@ def test_every_character_has_the_text_of_rfc_8785() -> None:
 
 
 def spellings(character: str) -> list[int]:
-    """How many bytes each way takes to write a character inside a JSON string."""
+    """The length in bytes of each way to write a character inside a JSON string."""
     found = [len("\\u0000") * len(character.encode("utf-16-be")) // 2]
     if character in SHORT_ESCAPES:
         found.append(len(SHORT_ESCAPES[character]))
@@ -104,7 +104,7 @@ def spellings(character: str) -> list[int]:
 
 @pytest.mark.req("R-009", "R-011")
 def test_no_spelling_of_a_character_is_shorter_than_the_one_the_fast_path_writes() -> None:
-    # One half of the proof that equal length means nothing was dropped; the numbers are the other half.
+    # Half of the proof that equal length means nothing was dropped; numbers are the other half.
     for code in range(sys.maxunicode + 1):
         if not 0xD800 <= code < 0xE000:
             written = msgspec.json.encode(chr(code))[1:-1]
@@ -166,7 +166,7 @@ def test_input_without_one_canonical_form_is_refused(raw: bytes, detail: str) ->
 @pytest.mark.parametrize("filler", ["5e-3", "1e-5", "1E1", "1e15", "-0", "1.0", "0e9"])
 def test_a_dropped_member_cannot_hide_behind_numbers_that_grow(filler: str) -> None:
     # msgspec keeps the last of two members. A number whose canonical text is longer than its spelling
-    # would win back the lost length, if length were what is compared.
+    # would make up for the lost length, if only lengths were compared.
     for count in range(1, 40):
         numbers = ",".join([filler] * count)
         assert refusal(f'[{{"a":1,"a":2}},{numbers}]'.encode()) == "duplicate_member"
@@ -183,7 +183,7 @@ def test_a_dropped_member_cannot_hide_behind_numbers_that_grow(filler: str) -> N
         "9" * 400,
         "9" * 5000,
         "-" + "9" * 200_000,
-        # Their canonical text is such a literal, which the next reader would have to refuse.
+        # Their canonical text is an integer literal that the next reader would have to refuse.
         "9007199254740992.0",
         "9007199254740993.0",
         "1e16",
@@ -241,7 +241,7 @@ def test_nesting_is_bounded() -> None:
         assert canonical.canonicalize(inside) == inside
         assert refusal(opening * 65 + b"1" + closing * 65) == "too_deep"
         assert refusal(opening * 3 + b"1" + closing * 3, max_depth=2) == "too_deep"
-        # Duplicate and float, so that the strict parser is the one to notice.
+        # A duplicate and a float, so that the strict parser detects the depth.
         assert refusal(opening * 65 + b"1.50" + closing * 65) == "too_deep"
         for deep in (1_000, 100_000):
             assert refusal(opening * deep + b"1" + closing * deep) == "too_deep"
@@ -288,11 +288,11 @@ def test_values_are_counted_before_anything_is_decoded() -> None:
         ("0", 1),
     ):
         raw = text.encode()
-        canonical.require_few_values(raw, values + 1)  # an empty container counts as if it held something
+        canonical.require_few_values(raw, values + 1)  # an empty container counts as if it held a value
         with pytest.raises(InvalidPacket, match="too_many_values"):
             canonical.require_few_values(raw, values - 1)
         assert canonical.most_values(raw) >= values
-    # What is no JSON is looked through once as well, not once for each quote.
+    # Malformed JSON is also scanned once, not once per quote.
     for raw in (b'"' + b'\\"' * 200_000, b'","' * 100_000, b'"' * 300_001, b"\\" * 300_000 + b","):
         canonical.require_few_values(raw + b"," * 40_000, 10**6)
         canonical.require_few_values(raw, 400_000)
@@ -353,11 +353,11 @@ def test_tuples_and_string_enums_are_written_as_what_they_are() -> None:
     )
 
 
-# --- Both ways, against an independent reading --------------------------------------------------------------
+# --- Both ways, against an independent reader ---------------------------------------------------------------
 
 
 def independent_reading(raw: bytes) -> bytes | None:
-    """RFC 8785 with the restrictions of R-011 and R-012, slowly; None where there is no canonical form."""
+    """An independent, slow reader of RFC 8785 with R-011 and R-012; None where there is no canonical form."""
 
     def members(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         names = [name for name, _ in pairs]
@@ -371,7 +371,7 @@ def independent_reading(raw: bytes) -> bytes | None:
     try:
         value = json.loads(raw.decode("utf-8"), object_pairs_hook=members, parse_constant=constant)
         text = rfc8785.dumps(value)
-        # What is read back must be the same again: here fail floats whose text is too large an integer.
+        # The canonical text must read back unchanged; floats whose text is too large an integer fail here.
         return text if rfc8785.dumps(json.loads(text)) == text else None
     except (ValueError, RecursionError):
         return None

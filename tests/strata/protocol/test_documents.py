@@ -1,4 +1,4 @@
-"""DID Documents: read, checked against themselves, hashed and written."""
+"""DID Documents: reading, consistency checks, hashing and writing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which packets repeat another: the keys alone; the log that acts on them is tested with the store."""
+"""Which packets are repeats of another: only the keys; the log that uses them is tested with the store."""
 
 import sys
 from types import FrameType
@@ -77,7 +77,7 @@ def test_a_document_is_known_by_its_canonical_form():
     ],
 )
 def test_a_key_is_made_without_a_step_for_each_value(content):
-    """The event loop makes it, of packets with tens of thousands of them."""
+    """The event loop computes keys, also of packets with tens of thousands of values."""
     packet = packets.build(A, content, timestamp=1000)
     calls = 0
 

@@ -15,7 +15,7 @@ import strata
 from strata.protocol import errors
 from strata.protocol.errors import ErrorCode, Retry, retry_advice
 
-# relay.md §12, written out: a code that goes missing or changes its spelling breaks every peer.
+# relay.md §12, written out: a code that is missing or spelled differently breaks every peer.
 RFC_0004 = {
     "invalid_signature",
     "invalid_schema",
@@ -70,10 +70,10 @@ def test_every_class_of_the_module_is_public_and_a_strata_error() -> None:
 
 
 class Drawn(NamedTuple):
-    """One class of the drawing, or one that is there."""
+    """One class in the drawing, or one that exists."""
 
     home: str
-    """The module or package that the drawing names above the class."""
+    """The module or package that the drawing gives above the class."""
     name: str
     bases: tuple[str, ...]
 
@@ -83,7 +83,7 @@ _HOME = re.compile(r"    │   (?P<home>strata[.\w]+)$")
 
 
 def drawn_classes() -> list[Drawn]:
-    """What the docstring draws: a root stands alone, children stand four columns to the right."""
+    """The classes that the docstring draws: a root stands alone, children are indented by four columns."""
     classes: list[Drawn] = []
     above: list[str] = []
     home = ""
@@ -101,7 +101,7 @@ def drawn_classes() -> list[Drawn]:
 
 
 def classes_of_the_library() -> list[type[BaseException]]:
-    """Every exception class that a module of `strata` defines, its own helpers aside."""
+    """Every exception class that a module of `strata` defines, except private ones and `StrataError`."""
     found: list[type[BaseException]] = []
     for info in pkgutil.walk_packages(strata.__path__, "strata."):
         if info.name.endswith("__main__"):
@@ -115,7 +115,7 @@ def classes_of_the_library() -> list[type[BaseException]]:
 
 
 def test_the_drawing_names_every_error_with_its_bases_and_its_home() -> None:
-    """So it is complete; and a class renamed, moved or put under another one changes one line there."""
+    """The drawing is complete, and renaming, moving or rebasing a class changes one line of it."""
     drawn = drawn_classes()
     assert len(set(drawn)) == len(drawn)
     homes = sorted({one.home for one in drawn}, key=len)
@@ -167,7 +167,7 @@ def test_errors_speak_in_sentences(error: Exception, sentence: str) -> None:
 
 @pytest.mark.parametrize(("error", "sentence"), EXAMPLES, ids=lambda value: type(value).__name__)
 def test_errors_survive_a_process_border(error: Exception, sentence: str) -> None:
-    # Workers and Spark tasks hand their errors over pickled.
+    # Workers and Spark tasks pass their errors on pickled.
     for again in (pickle.loads(pickle.dumps(error)), copy.copy(error)):
         assert type(again) is type(error)
         assert str(again) == sentence

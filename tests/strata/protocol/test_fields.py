@@ -1,4 +1,4 @@
-"""Single members of decoded JSON: what counts as what."""
+"""Single members of decoded JSON: which values are accepted as what."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_hex_of_a_known_size_in_either_case() -> None:
     ):
         assert fields.hex_bytes(value, 2) is None
     for count in (4, 6):
-        assert fields.hex_bytes("0x" + "ab " * count, 6) is None  # blanks are no digits
+        assert fields.hex_bytes("0x" + "ab " * count, 6) is None  # blanks are not digits
 
 
 @pytest.mark.req("R-020")

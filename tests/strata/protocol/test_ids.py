@@ -1,4 +1,4 @@
-"""Identities: DIDs in both directions, key files, and pinned verdicts on signatures at the curve's edge."""
+"""Identities: DIDs in both directions, key files, and pinned verdicts on edge-case Ed25519 signatures."""
 
 from __future__ import annotations
 
@@ -162,7 +162,7 @@ def test_base58_gives_the_bytes_back(data: bytes) -> None:
 
 @given(st.text("123456789ABCDEFGHJKLMNPQRSTUVWXYZabcdefghijkmnopqrstuvwxyz", max_size=64))
 def test_base58_has_one_text_for_each_value(text: str) -> None:
-    # Else two DIDs of one form could name one key.
+    # Otherwise two DIDs of one form could name the same key.
     assert ids.base58_encode(ids.base58_decode(text)) == text
 
 
@@ -184,7 +184,7 @@ def test_pinned_verdicts(vector: dict[str, Any]) -> None:
 
 @pytest.mark.req("R-025")
 def test_only_honest_signatures_and_one_tolerated_key_are_pinned_as_valid() -> None:
-    # A key of mixed order belongs to whoever made it and forges nothing; RFC 8032 admits it.
+    # A key of mixed order belongs to the one who made it and forges nothing; RFC 8032 allows it.
     assert [vector["name"] for vector in VECTORS["ed25519"] if vector["valid"]] == [
         "an honest signature",
         "an honest signature of the empty message",
@@ -343,7 +343,7 @@ def test_a_method_s_key_is_read_from_either_spelling_and_both_must_agree():
     assert ids.public_key_from_method(text, None) == one.public_key
     assert ids.public_key_from_method(text.upper().replace("0X", "0x"), multibase) == one.public_key
     assert ids.public_key_from_method(None, multibase) == one.public_key
-    bare = "z" + ids.base58_encode(one.public_key)  # a DID may be spelled so (A-018), a method may not
+    bare = "z" + ids.base58_encode(one.public_key)  # a DID may be spelled this way (A-018), a method may not
     for hexadecimal, base58 in [
         (None, None),
         ("0x" + other.public_key.hex(), multibase),
@@ -357,7 +357,7 @@ def test_a_method_s_key_is_read_from_either_spelling_and_both_must_agree():
 
 
 def test_a_key_speaks_for_another_did_and_its_file_says_so(tmp_path: Path) -> None:
-    """Rotation gives a DID new keys, so that the key of a file is not always the one in the DID."""
+    """Rotation gives a DID new keys, so the key in a file is not always the key in the DID."""
     first, second = (ids.Identity.from_seed(bytes([n]) * 32) for n in (1, 2))
     rotated = second.speaking_for(first.did)
     assert (rotated.did, rotated.public_key, rotated.seed) == (first.did, second.public_key, second.seed)

@@ -1,4 +1,4 @@
-"""Ctrl-C while a program is still being loaded."""
+"""Ctrl-C while a program is still loading."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_afterwards_ctrl_c_means_what_it_meant():
     try:
         cases: list[tuple[Any, signal.Handlers]] = [
             (signal.default_int_handler, signal.SIG_DFL),
-            (signal.SIG_IGN, signal.SIG_IGN),  # a job in the background of a script
+            (signal.SIG_IGN, signal.SIG_IGN),  # a background job of a script
         ]
         for handler, meanwhile in cases:
             signal.signal(signal.SIGINT, handler)

@@ -1,7 +1,8 @@
-"""Two sets are compared: any two, in frames of any size, and against other makes of the protocol.
+"""Set reconciliation: any two sets, frames of any size, and other implementations of the protocol.
 
 The tests against nostr-tools run where `web/` has its packages (`make test` installs them). Those against
-hoytech/negentropy, which no registry has, run where `STRATA_NEGENTROPY` names a folder with `Negentropy.js`.
+hoytech/negentropy, which is in no registry, run where `STRATA_NEGENTROPY` names a folder with
+`Negentropy.js`.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ def item(n: int, *, per_second: int = 7) -> Item:
 def compared(
     ours: set[Item], theirs: set[Item], *, max_frame_bytes: int = 0, shift: int = 0
 ) -> tuple[set[bytes], set[bytes], int, int]:
-    """What the initiator has and needs, the rounds, and the bytes of all messages."""
+    """What the initiator has and needs, the number of rounds, and the bytes of all messages."""
     limits = {"max_frame_bytes": max_frame_bytes, "shift": shift}
     one, other = Reconciler(ItemSet(ours), **limits), Reconciler(ItemSet(theirs), **limits)
     message: bytes | None = one.initiate()
@@ -138,7 +139,7 @@ def test_what_is_no_set_is_refused(items):
         Reconciler(ItemSet([]), max_frame_bytes=100)
 
 
-# Other makes.
+# Other implementations.
 
 _PEER = r"""
 const file = process.argv[2], make = process.argv[3];
@@ -172,7 +173,7 @@ function made(items, limit) {
 
 
 class OtherMake:
-    """A process that runs another make of the protocol, asked line by line."""
+    """A process that runs another implementation, queried line by line."""
 
     def __init__(self, file: Path, make: str, script: Path) -> None:
         script.write_text(_PEER)
@@ -233,7 +234,7 @@ def test_against_another_make(make, file, limit, tmp_path):
             only_ours = {each.hex() for _, each in set(ours) - set(theirs)}
             only_theirs = {each.hex() for _, each in set(theirs) - set(ours)}
             reconciler = Reconciler(ItemSet(ours), max_frame_bytes=limit)
-            # We begin, where the other make can answer: nostr-tools only begins.
+            # We initiate where the other implementation can respond: nostr-tools only initiates.
             if make == "hoytech":
                 other.ask(items=items, limit=limit)
                 message: bytes | None = reconciler.initiate()
@@ -249,7 +250,7 @@ def test_against_another_make(make, file, limit, tmp_path):
                     need |= {each.hex() for each in result.need}
                     message = result.message
                 assert (have, need) == (only_ours, only_theirs)
-            # The other begins.
+            # The other implementation initiates.
             other.ask(items=items, limit=limit)
             first = str(other.ask(initiate=True)["message"])
             assert bytes.fromhex(first) == Reconciler(ItemSet(theirs)).initiate()
@@ -267,7 +268,7 @@ def test_against_another_make(make, file, limit, tmp_path):
 
 def test_ids_whose_sums_agree_hide_a_difference_from_one_choice_of_borders_alone():
     ours = [(n, (1000 + n).to_bytes(32, "little")) for n in range(512)]
-    theirs = list(ours)  # two ids of one sixteenth are others, and their sum is the same
+    theirs = list(ours)  # two ids in one sixteenth differ, but the sums are equal
     for place, number in ((70, 2**200 + 1070), (90, 1090 - 2**200 + 2**256)):
         theirs[place] = (place, number.to_bytes(32, "little"))
 

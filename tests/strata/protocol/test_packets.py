@@ -28,7 +28,7 @@ Json = dict[str, Any]
 
 
 def sealed(value: Json, signer: ids.Identity = AUTHOR) -> bytes:
-    """The canonical bytes of a packet with id and signature of its own, whatever its schema."""
+    """The canonical bytes of a packet with a matching id and signature, whatever its schema."""
     body = {name: member for name, member in value.items() if name not in ("packet_id", "signature")}
     signed = canonical.encode(body)
     proof = {"packet_id": packets.byte_hash(signed), "signature": f"0x{signer.sign(signed).hex()}"}
@@ -36,7 +36,7 @@ def sealed(value: Json, signer: ids.Identity = AUTHOR) -> bytes:
 
 
 def valid(**changes: Any) -> Json:
-    """The members of a valid packet, changed; a member of `content` is named `content__member`."""
+    """The members of a valid packet with these changes; `content__member` names a member of `content`."""
     value: Json = {"version": 1, "timestamp": NOW, "author_id": AUTHOR.did, "content": {"type": "POST"}}
     for path, member in changes.items():
         *parents, name = path.split("__")
@@ -132,7 +132,7 @@ def test_the_members_of_a_packet() -> None:
 
 @pytest.mark.req("R-022", "R-005")
 def test_signed_bytes_are_everything_but_id_and_signature() -> None:
-    # Members of the same names further down stay in.
+    # Nested members with these names are kept.
     inner = {"packet_id": HASH, "signature": "0x00", "type": "POST"}
     packet = built(inner, extra={"zzz": {"packet_id": 1}, "aaa": [1.5, 1e-9]})
     value = json.loads(packet.canonical)
@@ -189,7 +189,7 @@ def test_a_packet_cannot_be_changed() -> None:
 @pytest.mark.parametrize("wrong", [ABSENT, None, True, "x", 1.5, [], {}, -1.5])
 def test_required_members(name: str, wrong: Any) -> None:
     if name == "content__type" and wrong == "x":
-        wrong = 7  # for any string is a content type
+        wrong = 7  # any string is a content type
     error = refusal(sealed(valid(**{name: wrong})))
     assert error.code is ErrorCode.INVALID_SCHEMA
     assert name.rpartition("__")[2] in error.reason
@@ -742,7 +742,7 @@ def test_no_byte_of_a_packet_can_change_unnoticed(at: int, difference: int) -> N
         packet.verify()
     except InvalidPacket:
         return
-    # What is left are other spellings of the same: the case of a hex digit in the signature.
+    # Only other spellings of the same packet remain: the case of a hex digit in the signature.
     assert packet.signed_bytes == TARGET.signed_bytes
     assert packet.packet_id == TARGET.packet_id
     assert packet.signature_bytes == TARGET.signature_bytes
@@ -790,7 +790,7 @@ def test_a_reader_takes_media_without_a_header_for_one_of_unknown_origin():
     with pytest.raises(InvalidPacket):
         Packet.parse(raw)
     Packet.parse(raw, media_needs_header=False).verify()
-    for max_bytes in (None, 10_000):  # the small are remembered, where no size is asked for
+    for max_bytes in (None, 10_000):  # without a size limit, small packets are cached
         Packet.read(raw, max_bytes=max_bytes).verify()
 
 

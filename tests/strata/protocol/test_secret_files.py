@@ -12,7 +12,7 @@ from strata.protocol.secret_files import read_secret, write_secret
 
 @pytest.mark.skipif(sys.platform == "win32", reason="a folder cannot be flushed there")
 def test_the_name_of_a_secret_is_durable_too(tmp_path, monkeypatch):
-    """A relay learns of a key next: a power cut must not leave it with a key that nobody has."""
+    """Next, a relay learns of the key: a power cut must not leave it with a key that nobody holds."""
     synced = []
     fsync = os.fsync
 

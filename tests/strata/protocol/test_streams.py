@@ -1,4 +1,4 @@
-"""The standard streams, in processes of their own."""
+"""The standard streams, each case in a separate process."""
 
 import os
 import subprocess

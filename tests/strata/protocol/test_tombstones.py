@@ -1,4 +1,4 @@
-"""A tombstone is believed by its signature, and says nothing of what was erased."""
+"""A tombstone is trusted because of its signature, and reveals nothing about the erased packet."""
 
 from __future__ import annotations
 

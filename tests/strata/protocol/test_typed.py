@@ -1,4 +1,4 @@
-"""The checks by content type: each row of relay.md §14 broken once, and nothing beyond the rows."""
+"""The checks by content type: each row of relay.md §14 broken once, and nothing beyond these rows."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def packet(kind: str, content: Json, author: Identity = AUTHOR) -> Packet:
 
 
 def refusal(kind: str, keys: Any = KEYS, base: Json | None = None, **changes: Any) -> tuple[Any, Any] | None:
-    """The code and detail for the sound content of a type with these changes; None if it passes."""
+    """The code and detail for a type's valid content with these changes; None if it passes."""
     try:
         check_content(packet(kind, (SOUND[kind] if base is None else base) | changes), keys)
     except InvalidPacket as error:
@@ -154,7 +154,7 @@ def test_an_edge_signature_covers_the_packet_without_itself() -> None:
     no_signatures: tuple[object, ...] = (wrong, "0x", "", 5, {})
     for broken in no_signatures:
         assert refusal("TRUST_EDGE", edge_signature=broken) == schema("edge_signature")
-    # Any live key of the author will do; without one, only the form can be judged.
+    # Any live key of the author is enough; without one, only the form can be checked.
     assert refusal("TRUST_EDGE", keys=(OTHER.public_key, *KEYS), edge_signature=right) is None
     assert refusal("TRUST_EDGE", keys=(), edge_signature=wrong) is None
 
@@ -208,7 +208,7 @@ def test_metrics_are_an_object(metrics: Any) -> None:
 
 
 def attested(**changes: Any) -> tuple[Any, Any] | None:
-    """The refusal of a well signed attestation with these changes."""
+    """The refusal of a correctly signed attestation with these changes; None if it passes."""
     members = {name: value for name, value in (V6 | changes).items() if value is not DROP}
     return refusal("ATTESTATION", attestation=signed(members))
 
@@ -369,7 +369,7 @@ def test_the_other_members_of_a_descriptor_are_not_judged() -> None:
     assert refusal("RELAY_DESCRIPTOR", policy="odd", operator=5, services=None, http_base_url=[]) is None
 
 
-# --- And no more ----------------------------------------------------------------------------------------
+# --- Nothing else ---------------------------------------------------------------------------------------
 
 
 @pytest.mark.req("R-038", "R-039", "R-258", "R-259", "R-264", "R-265")

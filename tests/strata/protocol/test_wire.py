@@ -216,7 +216,7 @@ def test_a_refused_frame_is_not_decoded(member: str, item: str) -> None:
         _, peak = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
-    # Decoded, 50 000 values are 400 KB and as much again for what is in them. Only a packet's bytes are kept.
+    # Decoded, 50 000 values take 400 KB, plus as much for their contents. Only a packet's bytes are kept.
     assert peak < (500_000 if member == "packet" else 100_000)
 
 
@@ -372,7 +372,7 @@ def test_reasons_quote_nothing_that_was_sent() -> None:
     assert "$.filters.order" in refusal(json.dumps(order)).reason
 
 
-# --- Whatever arrives ---------------------------------------------------------------------------------------
+# --- Arbitrary input ----------------------------------------------------------------------------------------
 
 fragment = st.recursive(
     st.none()

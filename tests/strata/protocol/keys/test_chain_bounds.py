@@ -1,4 +1,4 @@
-"""What one author can make others keep, and what a stranger can make them compute."""
+"""How much one author can make others store, and how much a stranger can make them compute."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from tests.support.alice import (
 
 
 def freeze(n: int) -> Packet:
-    """The cheapest event there is: it does nothing."""
+    """Return the cheapest event: it has no effect."""
     return sign(0, {"type": "KEY_EVENT", "event": "FREEZE", "key_id": method_id(ALICE), "n": n})
 
 
@@ -51,7 +51,7 @@ def test_a_key_can_be_revoked_even_then(full):
     after = full.apply(revoke(0, 0, revoked_at=T), T + DAY)
     assert refused(after, post(0), T + DAY) == ("key_revoked", None)
     later = full.apply(revoke(0, 0, revoked_at=T + 2 * DAY), T + DAY)
-    # But once: a key cannot be revoked over and over.
+    # But only once: a key cannot be revoked repeatedly.
     assert refused(later, revoke(0, 0, revoked_at=T), T + DAY + 1) == (
         "policy_rejected",
         "too_many_key_events",

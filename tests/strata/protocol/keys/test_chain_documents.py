@@ -55,7 +55,7 @@ def test_a_first_document_says_from_when_its_keys_count():
 @pytest.mark.req("R-068")
 def test_a_document_is_signed_by_a_live_key_with_the_right_to_assert():
     assert refused(chain(), publish(7, GENESIS), T) == ("invalid_signature", None)
-    # Listing a key does not let it sign the list.
+    # A key may not sign the document that first lists it.
     assert refused(chain(), publish(1, GENESIS), T) == ("invalid_signature", None)
     assert refused(chain((revoke(0, 0), T)), publish(0, GENESIS), T + 1) == ("key_revoked", None)
     made = chain(documents=[document(method(0), method(1), assertion=[key_id(0)])])
@@ -133,7 +133,7 @@ def test_a_key_becomes_a_recovery_key_by_event_and_then_document():
     assert refused(made, rotate(11, 0, 2), T + 3) == (
         "invalid_signature",
         "key_use_not_allowed",
-    )  # not listed now
+    )  # no longer listed
     recover = rotate(12, 0, 2)
     assert made.apply(recover, T + 3).is_pending(recover.packet_id, T + 3)
 
@@ -190,7 +190,7 @@ def test_two_successors_of_one_document_and_no_key_resolves(same_second):
     with pytest.raises(InvalidPacket) as refusal:
         made.verify_auth(b"c", key(0).sign(b"c"), T + 3)
     assert refusal.value.detail == "document_conflict"
-    made.verify(post(0), T, ingest=False)  # before there was one
+    made.verify(post(0), T, ingest=False)  # before the conflict
 
 
 @pytest.mark.req("R-054")
@@ -206,7 +206,7 @@ def test_configured_documents_that_fork_resolve_no_key():
 @pytest.mark.req("R-054")
 def test_a_published_document_can_conflict_with_a_configured_one():
     one, two = (succeed(GENESIS, method(0), created_at=T + n) for n in (1, 2))
-    made = chain((publish(0, two), T), documents=[one])  # whose predecessor the operator did not give
+    made = chain((publish(0, two), T), documents=[one])  # the operator did not configure its predecessor
     assert made.conflict
 
 
@@ -239,7 +239,7 @@ def test_no_recovery_keys_are_left_over_by_a_document_without_them():
 
 @pytest.mark.req("R-074")
 def test_a_key_added_in_the_second_of_a_document_is_not_silenced_by_it():
-    """Whichever of the two has the smaller id, and whichever came first."""
+    """It does not matter which of the two has the smaller id or came first."""
     for number in range(8):
         published = sign(0, {**document_content(document(method(0))), "note": number})
         for events in permutations([(published, T), (add(0, 1), T)]):

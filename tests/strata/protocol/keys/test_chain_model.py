@@ -1,7 +1,7 @@
-"""Chains against a second, slow reading of the rules that shares no code with the first.
+"""Chains against a second, slow implementation of the rules that shares no code with the first.
 
-The model knows numbered keys instead of public keys, and who signed a packet instead of signatures. It
-remembers nothing but what was accepted, and goes through the history second by second for each question.
+The model has numbered keys instead of public keys, and records who signed a packet instead of signatures. It
+stores only what was accepted, and replays the history second by second for each question.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ SIGNING, RECOVERY = range(5), (11, 12, 13)
 
 @dataclass(frozen=True)
 class Said:
-    """What an identity packet says."""
+    """The content of an identity packet."""
 
     kind: str
     by: int
@@ -72,7 +72,7 @@ def packet_of(said: Said) -> Packet:
     return sign(said.by, {"type": "KEY_EVENT", "event": said.kind, "key_id": key_id(said.key)})
 
 
-# name: predecessor, keys that may sign, keys that are listed without a part, recovery keys, threshold
+# name: predecessor, keys that may sign, keys that are listed without a role, recovery keys, threshold
 SHAPES: dict[str, tuple[str | None, set[int], set[int], set[int], int | None]] = {
     "first": (None, {0}, set(), {11, 12, 13}, 2),
     "another first": (None, {0, 1}, set(), {11}, None),
@@ -97,7 +97,7 @@ def known_key(begins: int, until: int | None = None, *, signs: bool = True) -> d
 
 
 class Moment:
-    """The state of things at one moment of the model."""
+    """The model's state at one moment."""
 
     def __init__(self) -> None:
         self.keys = {0: known_key(0)}
@@ -185,7 +185,7 @@ class Moment:
                 self.approvable.discard(said)
 
     def take(self, said: Said, at: int) -> bool:
-        """Whether it holds; if so it counts from here on."""
+        """Return whether the packet holds; if so, apply it."""
         if self.conflict or said.by not in self.keys or not self.stands(said.by, at):
             return False
         signer = self.keys[said.by]
@@ -255,7 +255,7 @@ class Moment:
 
 
 class Model:
-    """A relay or reader with all the time in the world."""
+    """A relay or reader that does not care how long it takes."""
 
     def __init__(self) -> None:
         self.accepted: list[tuple[Said, int]] = []

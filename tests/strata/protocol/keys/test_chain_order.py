@@ -1,4 +1,4 @@
-"""A chain depends on what was received when, and on nothing else."""
+"""A chain depends only on what was received and when."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ RECEIVED = st.lists(
 
 
 def one_by_one(received: list[tuple[Packet, int]]) -> tuple[KeyChain, list[tuple[Packet, int]]]:
-    """What a relay does: apply each as it comes, refuse what does not hold. Also what it accepted."""
+    """Do what a relay does: apply each in turn, refuse what does not hold. Also return what was accepted."""
     made, accepted = KeyChain.genesis(ALICE, documents=[DOCUMENT], rules=RULES), []
     for packet, received_at in received:
         try:
@@ -144,10 +144,10 @@ def test_within_a_second_the_smallest_id_comes_first():
     one, other = sorted((add(0, 1, valid_from=T - n) for n in (1, 2)), key=lambda packet: packet.packet_id)
     made = KeyChain.replay(ALICE, [(other, T), (one, T)], rules=RULES)
     assert made.events == ((one, T),)
-    # The larger one came first and was accepted; the smaller one takes its place.
+    # The packet with the larger id came first and was accepted; the one with the smaller id replaces it.
     assert chain((other, T)).events == ((other, T),)
     with pytest.raises(InvalidPacket):
-        chain((other, T)).apply(one, T)  # after the other, by arrival, it names a key that is known
+        chain((other, T)).apply(one, T)  # applied after the other, it names a known key
 
 
 @pytest.mark.req("R-074", "R-076")

@@ -1,4 +1,4 @@
-"""Key windows, events and verdicts: one author, no recovery, one packet after another."""
+"""Key windows, events and verdicts: one author, no recovery, packets in sequence."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ NAMED = "did:strata:relay_1"
 
 
 def freeze(n: int) -> Packet:
-    """An event without effect."""
+    """Return an event without effect."""
     return sign(0, {"type": "KEY_EVENT", "event": "FREEZE", "key_id": key_id(0), "n": n})
 
 
@@ -192,7 +192,7 @@ def test_a_key_may_revoke_itself_once():
 @pytest.mark.req("R-070")
 def test_the_chain_begins_with_a_key_whose_window_has_begun():
     made = chain(documents=[document(method(0, valid_from=T + 10))])
-    made.verify(post(0), T)  # a packet has the skew
+    made.verify(post(0), T)  # packets are allowed the skew
     assert refused(made, add(0, 1), T + 9) == ("key_not_yet_valid", None)
     made.apply(add(0, 1), T + 10)
 
@@ -229,7 +229,7 @@ MALFORMED = {
 @pytest.mark.parametrize("change", MALFORMED.values(), ids=MALFORMED)
 def test_a_malformed_event_is_refused(change):
     content = add(0, 1).content | change
-    # Without a detail: for what it says, and not for a key that it names.
+    # Without a detail: the content is refused, not a key that it names.
     assert refused(chain(), sign(0, content), T) == ("invalid_schema", None)
 
 
@@ -311,9 +311,9 @@ def test_a_revocation_is_never_taken_back():
 def test_what_was_received_before_a_revocation_was_known_stays_valid_for_a_reader():
     made = chain((add(0, 1), T), (revoke(0, 1, revoked_at=T - DAY), T + 100))
     made.verify(post(1), T + 99, ingest=False)
-    made.verify(post(1), T + 100, ingest=False)  # which came first in that second, nobody knows
+    made.verify(post(1), T + 100, ingest=False)  # which came first within that second is unknown
     assert refused(made, post(1), T + 101, ingest=False) == ("key_revoked", None)
-    assert refused(made, post(1), T + 99) == ("key_revoked", None)  # a relay goes by all it knows
+    assert refused(made, post(1), T + 99) == ("key_revoked", None)  # a relay judges by all it knows
 
 
 @pytest.mark.req("R-076", "R-077")
@@ -403,7 +403,7 @@ def test_a_key_that_authenticated_once_is_asked_about_by_itself():
 
 
 def test_the_past_is_the_same_in_whatever_order_it_is_asked_for():
-    """States on the way are kept; each must be that of its moment."""
+    """Intermediate states are cached; each must be that of its moment."""
     events = [(add(0, n + 1, valid_from=T), T + 2 * n) for n in range(12)]
     events += [(freeze(n), T + 30 + n // 3) for n in range(90)]
     events += [(revoke(0, n + 1, revoked_at=T), T + 90 + 2 * n) for n in range(12)]
@@ -434,4 +434,4 @@ def test_a_history_is_read_without_a_chain_for_each_moment(order):
             made.verify(packet, T + 2 * n + 1, ingest=False)
     finally:
         sys.setprofile(None)
-    assert judged < 3000  # it was 12,500
+    assert judged < 3000  # it was 12,500 once

@@ -1,4 +1,4 @@
-"""Recovery keys: what they may sign, what they wait for, and who can stop them."""
+"""Recovery keys: what they may sign, how long they wait, and who can stop them."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def test_two_of_three_recover_after_the_delay():
     made = chain((RECOVER, T), documents=TWO_OF_THREE)
     assert made.is_pending(RECOVER.packet_id, T)
     made = made.apply(approve(12, RECOVER), T + 5)
-    # The threshold is met; the delay goes on all the same.
+    # The threshold is met; the delay applies all the same.
     assert made.is_pending(RECOVER.packet_id, T + DAY - 1)
     assert alive(made, T + DAY - 1) == {0}
     # No further message is needed.
@@ -89,7 +89,7 @@ def test_the_delay_alone_is_not_enough():
     assert made.is_pending(RECOVER.packet_id, T + 100 * DAY)
     made = made.apply(approve(13, RECOVER), T + 100 * DAY)
     assert alive(made, T + 100 * DAY) == {1}
-    # For a reader it took effect then and not before.
+    # For a reader, it took effect then and not earlier.
     assert refused(made, post(1), T + 100 * DAY - 1, ingest=False) == ("invalid_signature", None)
     made.verify(post(1), T + 100 * DAY, ingest=False)
 
@@ -196,7 +196,7 @@ OVERRIDES = {
 def test_a_live_key_overrides_what_is_pending(event):
     made = chain((RECOVER, T), (approve(12, RECOVER), T + 1), (event, T + DAY - 1), documents=TWO_OF_THREE)
     assert not made.is_pending(RECOVER.packet_id, T + DAY - 1)
-    others = () if event is OVERRIDES["a veto"] else ((event, T + DAY - 1),)  # alone it names no key
+    others = () if event is OVERRIDES["a veto"] else ((event, T + DAY - 1),)  # a veto alone names no key
     assert made.keys(T + 2 * DAY) == chain(*others, documents=TWO_OF_THREE).keys(T + 2 * DAY)
     assert refused(made, approve(13, RECOVER), T + DAY) == ("invalid_schema", "unknown_target")
 
@@ -277,7 +277,7 @@ def test_two_keys_with_one_public_key_are_no_document():
 
 
 def test_events_that_wait_for_ever_cost_no_more_than_others():
-    """Whoever asks for a chain hears of each event; to judge all of them for each one froze a relay."""
+    """A reader of a chain gets each event; judging all pending events again for each once froze a relay."""
     events = [(revoke(11, 0, revoked_at=T + n), T + n) for n in range(60)]
     made = KeyChain.replay(ALICE, events, documents=TWO_OF_THREE, rules=RULES)
     at = T + 2 * DAY
@@ -298,7 +298,7 @@ def test_events_that_wait_for_ever_cost_no_more_than_others():
 
 
 def test_what_is_pending_follows_the_time_however_it_is_asked():
-    """The last answer is kept, and must not be given where it does not hold."""
+    """The last answer is cached, and must not be returned for a time at which it does not hold."""
     events = [(rotate(11, 0, 1, valid_from=T), T), (revoke(12, 0, revoked_at=T), T + 10)]
     made = KeyChain.replay(ALICE, events, documents=[with_recovery(threshold=1)], rules=RULES)
     first, second = (packet.packet_id for packet, _ in events)

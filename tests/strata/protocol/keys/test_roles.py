@@ -1,4 +1,4 @@
-"""What a newer document makes of known keys: their parts are the document's, their windows only shrink."""
+"""What a newer document does to known keys: it sets their roles; their windows can only shrink."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.support.alice import ALICE, T, document, key, key_id, method
 
 
 def listing(*methods: VerificationMethod, **members: Any) -> DidDocument:
-    """A document with the DID's own key and these."""
+    """A document with the DID's own key and these methods."""
     return document(method(0), *methods, **members)
 
 

@@ -1,4 +1,4 @@
-"""Records of erasures: sealed, chained, and never of other rows than the manifests they tell of."""
+"""Records of erasures: sealed, chained, and only about rows of the manifests that they cover."""
 
 from __future__ import annotations
 

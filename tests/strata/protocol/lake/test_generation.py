@@ -1,4 +1,4 @@
-"""Generations of days: bound to each other and to their listings, and never names that lead elsewhere."""
+"""Generations of days: bound to each other and to their listings, with names that lead nowhere else."""
 
 from __future__ import annotations
 
@@ -141,7 +141,7 @@ def test_a_copy_lists_a_day_before_its_manifests():
         some = MANIFESTS[:number]
         if not some or ends[number - 1] in (4, 6):
             check_day_listing(LISTING, made, some, ahead=True)
-        else:  # the chain ends amid a part
+        else:  # the chain ends in the middle of a part
             with pytest.raises(LakeError, match="its parts are not the batches of 2024-10-04"):
                 check_day_listing(LISTING, made, some, ahead=True)
         if number < len(MANIFESTS):

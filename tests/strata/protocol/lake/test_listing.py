@@ -1,4 +1,4 @@
-"""Listings of the objects of a batch: bound to a manifest, and to names that lead nowhere else."""
+"""Listings of the objects of a batch: bound to a manifest and to names that lead nowhere else."""
 
 from __future__ import annotations
 

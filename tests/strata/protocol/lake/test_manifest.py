@@ -1,4 +1,4 @@
-"""The chain of manifests: what it accepts, and that no change of it goes unseen."""
+"""The chain of manifests: what it accepts, and that every change to it is noticed."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def test_another_version_says_which_program_to_use():
             decode(json.dumps(told).encode(), "0000000000.json")
 
 
-# As the first release wrote it.
+# As written by the first release.
 FORMAT_1 = b"""{
   "format": 1, "number": 0, "after": 0, "up_to": 85899345920010, "packets": 10, "quarantined": 0,
   "rows": "abababababababababababababababababababababababababababababababab", "body_bytes": 1000,
@@ -230,7 +230,7 @@ def test_every_column_of_a_quarantined_row_counts():
         for value in (None, 2, "", "x", b"y"):
             if value != row[name]:
                 hashes.add(others_hash(row | {name: value}))
-    # "" of a string and of bytes are the same bytes; all else differs.
+    # The empty string and empty bytes are encoded alike; all other values differ.
     assert len(hashes) > 4 * len(OTHERS)
 
 

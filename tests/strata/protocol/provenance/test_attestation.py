@@ -1,4 +1,4 @@
-"""Client attestation as it is made: vector V5, the builder, the nonce for a platform."""
+"""Making client attestations: vector V5, the builder, the nonce for a platform."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def test_every_member_that_the_builder_takes_is_covered() -> None:
     assert packet.nonce == "once"
     assert packet.value["x_more"] == [1]
     assert header_of(packet)["issuer_chain"]
-    # SOFTWARE, for the origin is the argument's and not the header's.
+    # SOFTWARE, because the origin is taken from the argument, not from the header.
     assert verdict(packet) is None
 
 
@@ -107,7 +107,7 @@ def test_the_platform_vouches_for_packet_and_first_medium() -> None:
     expected = hashlib.sha256(preimage(packet.value) + HELLO.encode()).digest()
     assert asked == [expected]
     assert platform_nonce(packet.value) == expected
-    assert verdict(packet) is None  # and its failure costs nothing at the relay
+    assert verdict(packet) is None  # and its failure has no consequence at the relay
 
 
 @pytest.mark.req("R-233")

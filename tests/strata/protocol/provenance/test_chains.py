@@ -1,4 +1,4 @@
-"""Issuer chains in both forms, each with everything that can be wrong with a link."""
+"""Issuer chains in both forms, with every possible fault of a link."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ DEVICE_ID = "did:device:camera-1"
 
 
 def fault(chain: Any, roots: Any = ROOTS, now: int = NOW, skew: int = 0) -> str | None:
-    """The detail of the refusal, which is always for the chain; None if the chain holds."""
+    """The detail of the refusal, whose code is always INVALID_ISSUER_CHAIN; None if the chain holds."""
     try:
         follow_chain(chain, roots, now=now, clock_skew_seconds=skew)
     except InvalidPacket as error:
@@ -54,7 +54,7 @@ def fault(chain: Any, roots: Any = ROOTS, now: int = NOW, skew: int = 0) -> str 
 
 
 def restated(entry: dict[str, str], **changes: Any) -> dict[str, str]:
-    """The entry around a statement with other members and the old signature."""
+    """The entry with other members in its statement and the old signature."""
     members, _ = canonical.parse(fields.base64url(entry["certificate"], 4096) or b"")
     assert isinstance(members, dict)
     body = canonical.encode(
@@ -128,7 +128,7 @@ def test_windows_are_judged_now_and_widened_by_the_skew() -> None:
 @pytest.mark.req("R-220")
 @pytest.mark.parametrize("until", ["soon", str(NOW + YEAR), True, 1.5, [], {}])
 def test_an_end_that_is_no_time_is_no_open_end(until: Any) -> None:
-    """Signed by the root all the same: what cannot be read must not hold for ever."""
+    """The root signed it all the same, but an unreadable end must not mean that the statement never ends."""
     assert fault([link(ROOT, DEVICE, valid_until=until)]) == "malformed_statement"
     assert fault([link(ROOT, DEVICE, valid_until=None)], now=NOW + 100 * YEAR) is None  # type: ignore[arg-type]
 
@@ -190,7 +190,7 @@ _ISSUERS = [Identity(bytes([150 + n]) * 32) for n in range(MAX_CHAIN_LENGTH)]
 @pytest.mark.req("R-220")
 @given(st.lists(st.none() | st.integers(0, MAX_CHAIN_LENGTH), min_size=1, max_size=MAX_CHAIN_LENGTH))
 def test_no_chain_holds_in_which_somebody_issues_who_was_not_told_to(lengths: list[int | None]) -> None:
-    """Link n of the chain speaks of subject n, and lets it issue as `lengths[n]` says."""
+    """Link n of the chain is about subject n, and lets it issue as `lengths[n]` says."""
     names = [*_ISSUERS[: len(lengths)], ROOT]
     chain = [
         link(above, subject, **({} if length is None else {"path_length": length}))
@@ -296,7 +296,7 @@ def test_a_certificate_for_somebody_else_does_not_resolve_the_device() -> None:
     with pytest.raises(InvalidPacket) as caught:
         verdict(attested(header), trust)
     assert (caught.value.code, caught.value.detail) == (ErrorCode.INVALID_PROVENANCE, "unresolved_device")
-    # But where the DID itself has that key, nothing needs to name it.
+    # If the DID itself has that key, nothing else must name it.
     private = ed25519.Ed25519PrivateKey.from_private_bytes(DEVICE.seed)
     own = Authority.make("another", X_MAKER, ca=False, key=private)
     header = hardware_header(issuer_chain=x509_chain(DEVICE.did, own, X_MAKER))

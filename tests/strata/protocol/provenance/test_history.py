@@ -1,4 +1,4 @@
-"""A reader's levels: edit histories, media bytes, apps that their platform vouches for."""
+"""A reader's levels: edit histories, media bytes, apps that their platform attests."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ SIGNED = "0x" + "ab" * 64
 
 
 def edits(*results: str, signed: bool = True, genesis: str = GENESIS) -> list[dict[str, Any]]:
-    """A sound history that ends at the last result."""
+    """A valid history that ends with the last result."""
     history: list[dict[str, Any]] = []
     for result in results:
         edit = {
@@ -83,7 +83,7 @@ def test_a_history_without_a_genesis_holds_nothing() -> None:
     orphan = post(header(HARDWARE, [], genesis_media_hash=None))
     assert level_of(orphan, HARDWARE) == Level.UNKNOWN
     assert not history_holds({"edit_history": SOUND}, HELLO)
-    # An edit that names nothing before it is not bound to the nothing at the beginning.
+    # An edit without a previous hash is not bound to a missing genesis hash.
     first = {"action": "CROP", "timestamp": NOW, "resulting_media_hash": HELLO}
     for beginning in ({}, {"genesis_media_hash": None}):
         for edit in (first, first | {"prev_edit_hash": None}):
@@ -151,7 +151,7 @@ def test_each_medium_is_judged_for_itself() -> None:
 
 
 class Platform:
-    """A verifier that knows its nonce and its app, and says so in the payload."""
+    """A verifier that requires a nonce, and an app of the claim as the payload."""
 
     def __init__(self, kind: str) -> None:
         self.format = kind

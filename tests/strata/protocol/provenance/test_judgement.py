@@ -1,4 +1,4 @@
-"""The relay's verdict: who is refused, who is downgraded, whose claim stands."""
+"""The relay's verdict: which packets are refused, which are downgraded, and which claims stand."""
 
 from __future__ import annotations
 
@@ -185,12 +185,12 @@ def test_a_manifest_replaces_the_key_in_the_client_id() -> None:
     by_new, by_old = (attested(software_header(), client=Signing(key)) for key in (new, old))
     assert reason(by_new, manifest=manifest) is None
     assert reason(by_old, manifest=manifest) == "client_signature_invalid"
-    assert reason(by_old, manifest=manifest, now=NOW - 1) is None  # the skew of 300 s after its end
+    assert reason(by_old, manifest=manifest, now=NOW - 1) is None  # within the skew of 300 s after its end
     assert (
         reason(by_new, manifest=manifest, now=NOW - 801) == "client_signature_invalid"
     )  # and before its start
     assert reason(attested(software_header()), manifest=manifest) == "client_signature_invalid"
-    assert reason(by_new) == "client_signature_invalid"  # without a manifest: the DID's own key
+    assert reason(by_new) == "client_signature_invalid"  # without a manifest, the DID's own key counts
 
 
 @pytest.mark.req("R-232")
@@ -206,7 +206,7 @@ def test_a_manifest_without_a_live_key_resolves_nothing() -> None:
 @pytest.mark.req("R-214", "R-218", "R-220")
 def test_a_model_with_its_chain_stands() -> None:
     assert verdict(attested(model_header())) is None
-    # The last link may carry the signature, and an issuer above the model may have made it.
+    # The signature may be in the last link, and an issuer above the model may have made it.
     header = without(model_header(), "issuer_signature")
     chain = chain_to_root(MODEL)
     for signer in (MODEL, MAKER, ROOT):
@@ -230,7 +230,7 @@ def test_a_model_with_its_chain_stands() -> None:
     ],
 )
 def test_a_model_without_its_proof_is_refused(changes: Any, code: str, detail: str) -> None:
-    """With a client attestation and without one: the proof of the claim comes first (A-081)."""
+    """With or without a client attestation: the proof of the claim comes first (A-081)."""
     header = model_header(**changes)
     assert refusal(attested(header)) == (code, detail)
     assert refusal(post(header)) == (code, detail)
@@ -314,7 +314,7 @@ def test_the_signed_claim_is_these_bytes() -> None:
         claim_bytes(without(header, "device_id"))
         == text.replace('"device_id":"did:device:camera-1",', "").encode()
     )
-    # Null and absence are signed as what they are (A-004).
+    # Null and an absent member are signed differently (A-004).
     no_hash = text.replace('"0xea8f163db38682925e4491c5e58d4bb3506ef8c14eb78a86e908c5624a67200f"', "null")
     assert claim_bytes(header | {"genesis_media_hash": None}) == no_hash.encode()
     assert AUTHOR.sign(claim_bytes(header)).hex() == (
@@ -327,7 +327,7 @@ def test_the_signed_claim_is_these_bytes() -> None:
 
 
 class Expecting:
-    """A verifier that takes one payload and remembers what it was told."""
+    """A verifier that accepts one payload and records its arguments."""
 
     format = "test-evidence"
 
@@ -381,7 +381,7 @@ def test_a_stated_nonce_is_the_one_of_the_claim() -> None:
         assert refusal(attested(header), trust) == (ErrorCode.INVALID_ATTESTATION, "nonce_mismatch")
 
 
-# --- What the relay must know beforehand --------------------------------------------------------------------
+# --- What the relay must know in advance --------------------------------------------------------------------
 
 
 def test_the_dids_that_are_asked_for_are_announced() -> None:
@@ -402,7 +402,7 @@ def test_the_dids_that_are_asked_for_are_announced() -> None:
         assert needed_dids(plain) == ()
 
 
-# --- Whatever a peer may send -------------------------------------------------------------------------------
+# --- Arbitrary input from a peer ----------------------------------------------------------------------------
 
 json_values = st.recursive(
     st.none() | st.booleans() | st.integers(-(2**53) + 1, 2**53 - 1) | st.text(max_size=8),
@@ -427,7 +427,7 @@ def test_a_hostile_header_is_refused_in_the_proper_way_or_downgraded(
     try:
         packet = post(header)
     except InvalidPacket:
-        return  # the schema of every packet
+        return  # refused by the schema that applies to every packet
     needed_dids(packet)
     try:
         found = verdict(packet)

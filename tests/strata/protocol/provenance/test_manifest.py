@@ -1,4 +1,4 @@
-"""CLIENT_MANIFEST: its shape, its keys in their windows, the newest one."""
+"""CLIENT_MANIFEST: its shape, its keys within their windows, the newest manifest."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What importing provenance costs, and what happens where the extra is not installed."""
+"""What importing provenance costs, and what happens when the extra is not installed."""
 
 from __future__ import annotations
 

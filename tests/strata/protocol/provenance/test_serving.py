@@ -1,4 +1,4 @@
-"""A downgraded packet on the wire, and its way back to what was signed."""
+"""A downgraded packet on the wire, and how the signed packet is restored."""
 
 from __future__ import annotations
 
@@ -142,14 +142,14 @@ def test_a_tampered_packet_stays_tampered() -> None:
         tampered = json.loads(form.packet) | change
         for given_annotations in (annotations, None):
             if "provenance_header" in change and given_annotations:
-                continue  # the annotation puts the signed header back, whatever was served
+                continue  # the annotation restores the signed header, whatever was served
             with pytest.raises(InvalidPacket) as caught:
                 restore(json.dumps(tampered).encode(), given_annotations)
             assert caught.value.detail == "packet_id_mismatch"
 
 
 def test_a_served_claim_is_never_raised_by_rebuilding() -> None:
-    """Whoever serves SOFTWARE as HARDWARE, and whoever annotates more than was signed, gains nothing."""
+    """Serving SOFTWARE as HARDWARE, or annotating more than was signed, gains nothing."""
     packet = post(software_header())
     raised = json.loads(packet.canonical)
     raised["provenance_header"]["origin_type"] = "HARDWARE_SECURE_ENCLAVE"

@@ -1,4 +1,4 @@
-"""apple-app-attest over attestations of our own authority."""
+"""apple-app-attest with attestations of our own authority."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def evidence(
     fmt: str = "apple-appattest",
     **data: Any,
 ) -> bytes:
-    """What DCAppAttestService would hand out, with one thing or another wrong."""
+    """What DCAppAttestService would return, with faults on request."""
     point = Authority.make("unused", key=KEY).point
     auth_data = authenticator_data(key_id or hashlib.sha256(point).digest(), **data)
     stamp = hashlib.sha256(auth_data + nonce).digest() if extension is None else extension

@@ -1,4 +1,4 @@
-"""c2pa over manifests of our own making."""
+"""c2pa with manifests that we make."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def actions(source: str = CAPTURE, action: str = "c2pa.created") -> bytes:
 
 
 def reference(label: str, assertion: bytes, algorithm: str | None = None) -> dict[str, Any]:
-    """How a claim lists an assertion: the hash covers what is inside the superbox."""
+    """Reference an assertion as a claim does: the hash covers the contents of the superbox."""
     digest = hashlib.new(algorithm or "sha256", assertion[8:]).digest()
     entry = {"url": f"self#jumbf=c2pa.assertions/{label}", "hash": digest}
     return entry | ({"alg": algorithm} if algorithm else {})
@@ -62,7 +62,7 @@ def reference(label: str, assertion: bytes, algorithm: str | None = None) -> dic
 
 @dataclasses.dataclass
 class Manifest:
-    """A manifest to be taken apart and put together wrongly."""
+    """A manifest whose parts can be replaced by wrong ones."""
 
     source: str = CAPTURE
     signer: Authority = dataclasses.field(default_factory=lambda: Authority.make("signer", CA, ca=False))

@@ -1,4 +1,4 @@
-"""play-integrity over tokens of our own key."""
+"""play-integrity with tokens signed by our own key."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def test_the_signature_is_by_a_configured_key_and_its_own_algorithm() -> None:
     assert fault(token(OTHER)) == "token_signature"
     assert fault(token(), keys=[]) == "token_signature"
     assert fault(jwt.PyJWS().encode(b"{}", "", "none").encode()) == "token_signature"
-    # A public key as the secret of a MAC: the oldest trick with tokens.
+    # A public key as the secret of a MAC: the classic attack on tokens.
     head, body, _ = jwt.PyJWS().encode(b"{}", bytes(32), "HS256").split(".")
     mac = hmac.digest(der(KEY), f"{head}.{body}".encode(), "sha256")
     assert fault(f"{head}.{body}.{fields.unpadded_base64url(mac)}".encode()) == "token_signature"

@@ -1,4 +1,4 @@
-"""What a program gave may meet a cancelling of its own: it has failed then, and who waits for it goes on."""
+"""A user's function may meet a cancelled future: the function has then failed, and its caller goes on."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from strata.channels.awaiting import answer_of
 
 
 def gone() -> asyncio.Future[bytes]:
-    """What somebody else has cancelled."""
+    """A future that somebody else has cancelled."""
     future: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
     future.cancel()
     return future

@@ -1,4 +1,4 @@
-"""Nodes from one configuration: sizes, limits, listings. What a node does stands in `messaging`."""
+"""Nodes from one configuration: sizes, limits, listings. What a node does is tested in `messaging`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The way of a message: how many files are called from `send` to the peer's iterator."""
+"""The path of a message: how many files are called from `send` to the peer's iterator."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ MOST_OF_ALL = 61
 async def test_a_message_crosses_few_files() -> None:
     """From `send` to the peer's iterator, packets included; the relay itself is in memory.
 
-    The shell are the files that may wait. The others are core: each decides about one thing.
+    The shell consists of the files that may wait. The others are core: each decides one thing.
     """
     log, called = Log(), set[str]()
 

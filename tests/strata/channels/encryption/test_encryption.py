@@ -1,4 +1,4 @@
-"""Hooks of users behind one face, and the group key that is shipped."""
+"""Users' hooks behind one interface, and the group key hook that is included."""
 
 from __future__ import annotations
 
@@ -128,7 +128,7 @@ def test_the_layout_of_a_group_key_message() -> None:
         message[33:], b"strata group-key 1\x00room\x00" + header, bytes(range(24)), KEY.secret
     )
     assert opened == b"hello"
-    # Recorded once: whoever changes the format, the key id or the associated data breaks every peer.
+    # Recorded once: a change of the format, the key id or the associated data breaks every peer.
     assert message.hex() == (
         "0156b9e2c1d09c32d3" + bytes(range(24)).hex() + "f6a76313ffb374f742373744d98a21fa709c4f8621"
     )
@@ -244,7 +244,7 @@ def test_half_a_key_file_does_not_stay(tmp_path: Path, monkeypatch: pytest.Monke
     [
         lambda members: members.pop("key"),
         lambda members: members.update(key="0x" + "ab" * 31),
-        lambda members: members.update(key="0x" + "ab" * 32),  # another key than the id says
+        lambda members: members.update(key="0x" + "ab" * 32),  # another key than the id names
         lambda members: members.update(key=members["key"][2:]),
         lambda members: members.update(key=5),
         lambda members: members.update(kind="something else"),

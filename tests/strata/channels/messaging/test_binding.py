@@ -1,4 +1,4 @@
-"""A transport message as a packet, and back: shape, limits, and what is refused."""
+"""A transport message as a packet and back: shape, limits, and what is refused."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def test_an_ephemeral_message_is_read_back_as_one():
     assert message is not None and message.message.ephemeral
 
 
-# What is no message.
+# What is not a message.
 
 
 @pytest.mark.req("C-284")
@@ -221,7 +221,7 @@ def test_an_embedded_original_that_was_touched_proves_nothing(change):
 
 
 class InAnothersName:
-    """Signs with its own key what it says another has written."""
+    """Signs with its own key, but claims another author."""
 
     did = ALICE.did
 

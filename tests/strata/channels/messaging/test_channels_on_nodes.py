@@ -37,7 +37,7 @@ from tests.support.made_relays import (
 
 
 class Talker:
-    """A participant, its relays, and what it was told."""
+    """A participant, its relays, and the events it got."""
 
     def __init__(self, log: Log, identity: Identity, name: str | None = None, **options: Any) -> None:
         self.relays = MadeRelays(log)
@@ -80,13 +80,13 @@ def contents(packets: list[Packet]) -> list[SdsMessage]:
 
 
 class Only:
-    """A node of which nothing can be reached but what `MessagingNode` names."""
+    """A node that allows access only to what `MessagingNode` names."""
 
     def __init__(self, node: RelayNode) -> None:
         self._node = node
 
     def __getattr__(self, name: str) -> Any:
-        if name == "receipts":  # which the interface leaves to the node
+        if name == "receipts":  # optional according to the interface
             raise AttributeError(name)
         assert name in vars(MessagingNode), f"a channel asked its node for {name}"
         return getattr(self._node, name)
@@ -137,7 +137,7 @@ async def test_what_was_sent_while_a_node_was_down_arrives_after_it_starts():
         for number in range(3):
             await alice.channel.send(b"%d" % number)
         await until(lambda: len(alice.told("message-sent")) == 3)
-    await asyncio.sleep(3 * 86_400)  # further than a new subscription looks back
+    await asyncio.sleep(3 * 86_400)  # longer than a new subscription looks back
     async with Talker(log, BOB, "bob") as bob:
         await until(lambda: bob.taken == [b"0", b"1", b"2"])
 
@@ -283,7 +283,7 @@ async def test_a_message_sent_while_the_relay_is_away_for_a_moment_waits_for_no_
         await asyncio.sleep(10.1)
         alice.relays.connect(0)
         await alice.channel.send(b"hello")
-        await asyncio.sleep(0.05)  # the node looks at its relays four times a second, and sees nothing of it
+        await asyncio.sleep(0.05)  # the node checks its relays four times a second, and does not notice this
         alice.relays.connect(1)
         await until(lambda: bob.taken == [b"hello"], timeout=5)
 
@@ -325,7 +325,7 @@ async def test_what_is_sent_again_after_two_days_is_a_new_packet_of_today_around
         assert bob.taken == [b"anybody?"]
 
 
-# Who says it.
+# Who sends it.
 
 
 @pytest.mark.req("C-287")
@@ -336,7 +336,7 @@ async def test_a_message_in_the_name_of_another_is_dropped_and_counted_where_sen
         Talker(log, ALICE, ALICE.did, sender_binding="did") as alice,
         Talker(log, BOB, sender_binding="did") as bob,
         Talker(log, MALLORY, ALICE.did) as mallory,  # her own signature, Alice's name
-        Talker(log, CAROL, "carol") as carol,  # binds nobody
+        Talker(log, CAROL, "carol") as carol,  # does not bind senders
     ):
         assert alice.channel.sender_id == ALICE.did
         await mallory.channel.send(b"I am Alice")
@@ -361,7 +361,7 @@ async def test_a_sender_that_is_no_did_is_heard_whoever_signs():
 
 @asynccontextmanager
 async def one_who_missed_it(log: Log, binding: str, **options: Any):
-    """Alice has said it and gone; Bob has it; Carol has not, and no relay of hers."""
+    """Alice has sent a message and left; Bob has it; Carol and her relays do not."""
     options |= {"sender_binding": binding, "repair_t_min_ms": 2_000, "repair_t_max_ms": 8_000}
     async with Talker(log, BOB, **options) as bob, Talker(log, CAROL, **options) as carol:
         carol.relays.hides = lambda packet: packet.author_id == ALICE.did
@@ -432,7 +432,7 @@ async def test_a_forged_repair_is_dropped_where_senders_are_bound():
         assert bob.channel.log() == []
 
 
-# Where hearing begins.
+# Where live reading begins.
 
 
 @pytest.mark.parametrize("reads", [True, False])

@@ -24,7 +24,7 @@ from tests.support.made_relays import ALICE, BOB, CAROL, MALLORY, TOPIC, Log, Ma
 
 
 class Device:
-    """A device of somebody, and what it was told."""
+    """A person's device, and the events it got."""
 
     def __init__(
         self,
@@ -128,7 +128,7 @@ async def test_two_identities_on_one_store_have_two_names_and_keep_them(binding:
 
 
 class Slow(MemoryPersistence):
-    """A store whose loads and changes other tasks can come between."""
+    """A store that lets other tasks run during its loads and changes."""
 
     async def load(self, participant: ParticipantKey) -> StoredState:
         await asyncio.sleep(0.1)
@@ -238,7 +238,7 @@ async def test_where_devices_count_an_acknowledgement_says_which_one_it_was() ->
 @pytest.mark.req("C-136")
 @virtual
 async def test_a_device_of_the_sender_s_own_spares_no_other_person_the_acknowledgement() -> None:
-    """The laptop names the message at once; the people still have to say that they have it."""
+    """The laptop names the message at once; the other people must still report that they have it."""
     log = Log()
     async with (
         Device(log, ALICE, sender_binding="did", acknowledged_by_people=True) as phone,
@@ -257,7 +257,7 @@ async def test_a_device_of_the_sender_s_own_spares_no_other_person_the_acknowled
 
 
 async def missed_and_repaired(binding: str, genuine: Callable[[Packet], bool]) -> tuple[Device, list[Any]]:
-    """The phone has said something that Carol missed, and the laptop repairs it. What Carol then heard."""
+    """The phone has sent something that Carol missed, and the laptop repairs it. Return what Carol heard."""
     log = Log()
 
     async def is_genuine(packet: Packet) -> bool:

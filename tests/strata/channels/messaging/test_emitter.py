@@ -1,4 +1,4 @@
-"""Handlers by event name: order, failures, and handlers that come and go."""
+"""Handlers by event name: order, failures, and handlers that are added and removed."""
 
 from __future__ import annotations
 

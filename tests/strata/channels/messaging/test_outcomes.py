@@ -1,4 +1,4 @@
-"""What becomes of a message, as a value: the event that names its request id."""
+"""The outcome of a message, as a value: the event that names its request id."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.support.made_relays import virtual
 
 
 class Talking:
-    """As much of a node as tells what becomes of messages."""
+    """The part of a node that reports the outcomes of messages."""
 
     def __init__(self) -> None:
         self.message_events = EventEmitter(MESSAGE_EVENTS)

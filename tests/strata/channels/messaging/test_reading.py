@@ -1,4 +1,4 @@
-"""Reading a store from new to old alone in either order, and the places that a reading goes on from."""
+"""Reading a store that only goes from newest to oldest, in either order, and the places to continue from."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ PAGE = 100
 
 
 class OldNode:
-    """A node of an earlier make: it tells what it has from new to old. Its messages are dated in seconds."""
+    """An older kind of node: it reads from newest to oldest, with dates in whole seconds."""
 
     def __init__(self, dates: Sequence[int | None], size: int = 1) -> None:
         self.log = [
@@ -33,7 +33,7 @@ class OldNode:
         self.walks.append(since_ms)
         found = [
             event
-            for event in self.log  # each came late in its second
+            for event in self.log  # each came late within its second
             if event.message.timestamp is None or 1000 * event.message.timestamp + 900 >= since_ms
         ]
         for end in range(len(found), 0, -PAGE):

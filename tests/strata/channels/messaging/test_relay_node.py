@@ -1,4 +1,4 @@
-"""The messaging node over relays: what it sends, tells and reads, under a virtual clock."""
+"""The messaging node over relays: what it sends, reports and reads, on a virtual clock."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ HEALTH = {"topic_health": ContentTopicHealthChange.name, "connection_status": Co
 def node_over(
     relays: MadeRelays, identity: Identity = ALICE, *, off_by: list[float] | None = None
 ) -> RelayNode:
-    """`off_by` holds by how many seconds its clock is wrong."""
+    """`off_by` holds the error of its clock, in seconds."""
     return RelayNode(relays, identity=identity, wall=lambda: wall() + (off_by[0] if off_by else 0.0))
 
 
@@ -105,7 +105,7 @@ async def test_a_message_is_propagated_and_sent_and_both_name_it_and_its_packet(
 @virtual
 async def test_it_is_propagated_with_the_first_ok_and_sent_once_enough_relays_have_said_so():
     relays = MadeRelays(Log(), connected=2, wanted=2)
-    relays.answers = [5.0]  # from the first OK to the last that was asked for
+    relays.answers = [5.0]  # from the first OK to the last that is needed
     async with node_over(relays) as node:
         told = Told(node)
         await node.send(envelope())
@@ -529,7 +529,7 @@ async def test_a_handler_that_hears_of_a_sent_message_may_close_its_node():
     done: list[ConnectionStatus] = []
 
     async def close(_: NodeMessagePropagated) -> None:
-        await asyncio.sleep(1)  # meanwhile the message has its answer
+        await asyncio.sleep(1)  # meanwhile the message gets its outcome
         await node.close()
         done.append(node._status)
 
@@ -663,7 +663,7 @@ async def test_a_subscription_that_failed_goes_on_behind_what_it_handed_on() -> 
 
 
 class Placed(MadeRelays):
-    """A pool of one relay, that goes on from any place."""
+    """A pool of one relay that can continue from any place."""
 
     async def heads(self) -> dict[str, Position]:
         return {"ws://made": Position(str(len(self.log.packets)), START)}
@@ -674,7 +674,7 @@ class Placed(MadeRelays):
 
 
 class PlacedStream:
-    """Gives what comes after its positions, all of it as what was there before."""
+    """Delivers what comes after its positions, all of it as not live."""
 
     def __init__(self, relays: Placed, positions: dict[str, Position]) -> None:
         self._relays = relays
@@ -720,7 +720,7 @@ async def test_over_a_pool_too_it_goes_on_where_it_stood_and_no_reading_is_trust
         log.store(packed(b"3"))
         await until(lambda: b"3" in payloads(told))
         assert payloads(told) == [b"0", b"1", b"2", b"3"]
-        # Another reader of the pool may not come upon it.
+        # Another read of the pool may not find these.
         assert not any(event.stored or event.live for event in told.of(NodeMessageReceived))
 
 
@@ -798,7 +798,7 @@ async def test_a_reading_goes_on_at_its_place_and_before_it_where_the_relay_has_
 
 
 class PooledRelays(MadeRelays):
-    """A pool of two relays with other packets each, of which the first one gives no cursors."""
+    """A pool of two relays with different packets, the first of which gives no cursors."""
 
     def __init__(self, plain: Log, marked: Log) -> None:
         super().__init__(plain)
@@ -810,7 +810,7 @@ class PooledRelays(MadeRelays):
 
 
 class Merged:
-    """What a pool gives of a query from new to old."""
+    """What a pool returns for a query from newest to oldest."""
 
     def __init__(self, logs: dict[str, Log], query: dict[str, Any]) -> None:
         self.positions = dict(query.get("positions") or {})

@@ -1,4 +1,4 @@
-"""Changes reach the store in order and once it works again, whatever failed in between."""
+"""Changes reach the store in order and as soon as it works again, whatever failed in between."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ ALICE = ParticipantKey("room", "alice")
 
 
 class Pauses:
-    """Stands for the clock: records how long the writer wanted to wait, and lets it go on at once."""
+    """Replaces the clock: records how long the writer wanted to wait, and returns at once."""
 
     def __init__(self) -> None:
         self.asked: list[float] = []
@@ -78,7 +78,7 @@ async def test_a_store_that_is_out_of_order_for_days_is_written_once_it_works(
     store: FaultyPersistence,
 ) -> None:
     pauses, faults = Pauses(), list[Exception]()
-    store.fail_before = [StorageFull("full") for _ in range(1_100)]  # nine hours and more
+    store.fail_before = [StorageFull("full") for _ in range(1_100)]  # more than nine hours
     async with ChangeWriter(store, ALICE, sleep=pauses, on_fault=faults.append) as writer:
         writer.submit([Put("log", "a", b"1")])
         await writer.written()
@@ -111,7 +111,7 @@ async def test_order_is_kept_and_submissions_stay_whole(store: FaultyPersistence
         change for changes in submissions for change in changes
     ]
     assert all(len(batch) % 300 == 0 for _, batch in store.applied)
-    assert 1 < len(store.applied) < 10  # batched, but not without bound
+    assert 1 < len(store.applied) < 10  # in batches, but of bounded size
 
 
 async def test_written_waits_for_what_was_submitted_before_it(store: FaultyPersistence) -> None:
@@ -231,7 +231,7 @@ async def test_an_error_that_a_custom_store_should_not_raise_is_retried_too() ->
 
 
 class Cut(MemoryPersistence):
-    """A store of which something is cancelled the first time, as a pool of connections that ends."""
+    """A store whose first write is cancelled from within, as by a closing connection pool."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -272,7 +272,7 @@ async def test_closing_writes_what_a_cancelled_task_has_left(turns: int) -> None
     waiting = asyncio.ensure_future(writer.written())
     for _ in range(turns):
         await asyncio.sleep(0)
-    task.cancel()  # as by a program that ends and cancels all of its tasks
+    task.cancel()  # as a program does that ends and cancels all its tasks
     with pytest.raises(PersistenceClosed):
         await waiting
     await writer.close()
@@ -290,7 +290,7 @@ async def test_closing_tries_once_more_also_where_the_task_was_cancelled_between
     writer.submit([Put("log", "a", b"1")])
     (task,) = asyncio.all_tasks() - before
     await pause.begun.wait()
-    task.cancel()  # as by a program that ends and cancels all of its tasks
+    task.cancel()  # as a program does that ends and cancels all its tasks
     await asyncio.wait([task])
     if works_again:
         await writer.close()
@@ -306,7 +306,7 @@ async def test_however_much_a_step_has_made_nothing_of_it_counts_as_stored_befor
     steps = Steps(writer)
     names = [f"m{number}" for number in range(2_000)]
     steps.store([Put("log", "m", b"")], names)
-    steps.written()  # as another step's
+    steps.written()  # called for another step
     assert not any(map(steps.is_stored, names))
     await writer.written()
     steps.written()

@@ -1,4 +1,4 @@
-"""A writer killed at any point: what was confirmed is there, and nothing is half there (C-255, C-257)."""
+"""A writer killed at any point: what it confirmed is stored, and nothing is stored in part (C-255, C-257)."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from tests.support.short_lives import ShortLife, short_lives
 
 ALICE = ParticipantKey("room", "alice")
 
-# Batch n puts parts n.0 … n.4, removes those of batch n-3, and lifts the clock to n. It prints what is
-# confirmed, and starts the next batches without waiting, so that the kill finds some under way.
+# Batch n puts parts n.0 … n.4, removes those of batch n-3, and raises the clock to n. The writer prints
+# what is confirmed and starts the next batches without waiting, so the kill interrupts some of them.
 WRITER = """
 import asyncio
 from strata.channels.persistence import ParticipantKey, Put, Raise, Remove, SqlitePersistence
@@ -40,7 +40,7 @@ def main(path, first):
 
 
 def run_and_kill(start: Callable[..., ShortLife], path: Path, first: int, confirmations: int) -> int:
-    """Start a writer, kill it after it confirmed so many batches, and return the last batch confirmed."""
+    """Start a writer, kill it after this many confirmed batches, and return the last batch confirmed."""
     writer = start(str(path), first)
     confirmed = [int(writer.line()) for _ in range(confirmations)]
     confirmed += map(int, writer.kill())
@@ -49,7 +49,7 @@ def run_and_kill(start: Callable[..., ShortLife], path: Path, first: int, confir
 
 
 def assert_whole(state: StoredState, confirmed: int) -> int:
-    """The state is that after some batch at or after the last one confirmed; returns which."""
+    """Check that the state is that after the last confirmed batch or a later one, and return that batch."""
     last = state.counters["lamport"]
     assert last >= confirmed
     expected = {f"{n}.{part}" for n in range(last - 2, last + 1) for part in range(5) if n >= 0}
@@ -66,7 +66,7 @@ async def test_kill_at_any_point(tmp_path: Path) -> None:
     with short_lives(WRITER) as start:
         for _ in range(20):
             confirmed = run_and_kill(start, path, last + 1, moments.randrange(1, 60))
-            # Opened at once: the lock of a killed process is gone with it.
+            # Opened at once: a killed process holds no lock.
             store = await SqlitePersistence.open(path)
             last = assert_whole(await store.load(ALICE), confirmed)
             await store.close()

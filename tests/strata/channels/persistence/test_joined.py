@@ -1,4 +1,4 @@
-"""SDS and reassembly over one store: restarts at any step change nothing of what comes out (C-211, C-257)."""
+"""SDS and reassembly over one store: restarts at any step do not change the result (C-211, C-257)."""
 
 from __future__ import annotations
 
@@ -43,8 +43,8 @@ class Receiver:
         return cls(store, ChannelState.read(await store.load(ALICE)), now)
 
     def step(self, data: bytes, now: int) -> tuple[list[Change], list[bytes]]:
-        """What one message changes, and what it makes whole; nothing is written or handed over yet."""
-        # What was due at the start is done first: a restored participant looks at once what can be delivered.
+        """Return what a message changes and the payloads it completes; nothing is written or delivered yet."""
+        # Timers due at the start first: a restored participant checks at once what can be delivered.
         self.sds.handle_timer(now)
         self.sds.receive(data, now)
         for event in self.sds.events():
@@ -68,7 +68,7 @@ async def test_restarts_lose_and_repeat_nothing(seed: int, tmp_path: Path) -> No
             message = bob.wrap(encode_segment(segment), now, now * 1_000_000)
             bob.dispatched(message.message_id, now, None)
             wire.append(message.encode())
-    # Reordered, and everything twice.
+    # Reordered, and each message twice.
     arriving = wire + source.sample(wire, len(wire))
     for _ in range(3):
         place = source.randrange(len(arriving) - 5)
@@ -78,12 +78,12 @@ async def test_restarts_lose_and_repeat_nothing(seed: int, tmp_path: Path) -> No
     alice = await Receiver.open(store, START)
     received: list[bytes] = []
     lamport = 0
-    arriving.append(wire[0])  # known by then: whatever it brings was due before
+    arriving.append(wire[0])  # already known: all that it can release was due before
     for number, data in enumerate(arriving):
         changes, payloads = alice.step(data, START + number)
         fate = source.random()
         if fate < 0.15:
-            # The process ends before the step is written: nobody heard of it, and the sender sends it again.
+            # The process ends before the step is written: it was not reported, so the sender sends it again.
             arriving.append(data)
         else:
             await store.apply(ALICE, changes)

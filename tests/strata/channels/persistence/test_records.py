@@ -1,4 +1,4 @@
-"""Records come back as the structs they were; foreign and damaged ones are told apart."""
+"""Records are read back as the structs they were; foreign and damaged records are distinguished."""
 
 from __future__ import annotations
 

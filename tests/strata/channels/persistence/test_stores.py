@@ -1,4 +1,4 @@
-"""Both stores pass the shipped suite, and SQLite keeps its further promises."""
+"""Both stores pass the shipped suite, and SQLite keeps its additional promises."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def name(check: Check) -> str:
 
 
 class DictPersistence:
-    """A backend as a user would write one, to show that the interface is all it takes."""
+    """A backend as a user would write it, to show that the interface is enough."""
 
     def __init__(self, states: dict[ParticipantKey, StoredState]) -> None:
         self._states = states
@@ -129,7 +129,7 @@ changes = st.one_of(
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(batches=st.lists(st.lists(changes, max_size=6), max_size=6))
 def test_sqlite_agrees_with_the_definition(batches: list[list[Change]], tmp_path: Path) -> None:
-    """Any batches lead to the state that `StoredState.apply` defines, batches repeated or not."""
+    """Any batches, repeated or not, lead to the state that `StoredState.apply` defines."""
 
     async def run() -> None:
         store = await SqlitePersistence.open(tmp_path / "definition.db")
@@ -162,7 +162,7 @@ async def test_calls_that_pile_up_are_committed_together_and_in_order(tmp_path: 
 async def test_close_finishes_what_was_asked(tmp_path: Path) -> None:
     store = await SqlitePersistence.open(tmp_path / "channels.db")
     calls = [asyncio.ensure_future(store.apply(ALICE, [Put("log", str(i), b"x")])) for i in range(600)]
-    await asyncio.sleep(0)  # the calls are made
+    await asyncio.sleep(0)  # now the calls have been made
     await store.close()
     await asyncio.gather(*calls)
     async with await SqlitePersistence.open(tmp_path / "channels.db") as again:

@@ -1,4 +1,4 @@
-"""The budgets hold whatever is offered, and nothing that was queued is lost."""
+"""The budgets hold for any load, and nothing that was queued is lost."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def limiter(**settings: object) -> RateLimiter:
 
 
 def drain(limit: RateLimiter, now: int) -> list[str]:
-    """Ids of all that may go now, each dispatched."""
+    """Dispatch all that may leave now, and return the ids."""
     found = []
     while (transmission := limit.take(now)) is not None:
         limit.sent(transmission)
@@ -136,7 +136,7 @@ def test_a_limit_that_a_relay_told_is_kept_in_every_window() -> None:
     assert limit.get_timer() == START + 1000
     assert drain(limit, START + 999) == []
     assert drain(limit, START + 1000) == ["3", "4", "5"]
-    limit.learn_limit(100, 1000)  # a laxer one changes nothing
+    limit.learn_limit(100, 1000)  # a looser limit changes nothing
     limit.learn_limit(0, 1000)
     assert drain(limit, START + 1500) == []
     assert drain(limit, START + 2000) == ["6", "7"]
@@ -323,7 +323,7 @@ def test_background_counts_against_the_hard_limit_only() -> None:
     limit.offer("room", ["b"])
     for number in range(3):
         limit.offer_again("room", f"sync{number}", Priority.BACKGROUND)
-    # b waits for its epoch; two syncs fit under the limit of the transport, the third does not.
+    # b waits for the next epoch; two syncs fit under the limit of the transport, the third does not.
     assert drain(limit, START) == ["a", "sync0", "sync1"]
     assert drain(limit, START + EPOCH) == ["b", "sync2"]
 
@@ -409,7 +409,7 @@ def test_an_epoch_that_the_clock_comes_back_to_has_no_second_budget(restarts: bo
 def test_random_traffic_keeps_the_limits_and_loses_nothing(
     seed: int, messages: int, segments: int, each: bool
 ) -> None:
-    """Per epoch no more than the limits; everything offered leaves once, chunks of a lane in order."""
+    """No epoch exceeds the limits; everything offered leaves once; the chunks of a lane leave in order."""
     source = random.Random(seed)
     limit = limiter(
         messages_per_epoch=messages,
@@ -437,7 +437,7 @@ def test_random_traffic_keeps_the_limits_and_loses_nothing(
             limit.sent(transmission)
         now += source.randrange(1, 2 * EPOCH)
     assert left == offered
-    # With a budget of one the threshold is reached by the first transmission of each epoch.
+    # With a budget of one, the first transmission of each epoch reaches the threshold.
     assert again == 0
     assert max(opened.values(), default=0) <= messages
     assert max(used.values(), default=0) <= segments

@@ -1,4 +1,4 @@
-"""Whoever was away, and whoever joins: all that the relays have, in order, and no silence about the rest."""
+"""Being away and joining: all that the relays have, in order, and a report about the rest."""
 
 from __future__ import annotations
 
@@ -45,17 +45,17 @@ N = TypeVar("N", bound="PagingNode")
 
 @dataclass
 class PagingNode(ScriptedNode):
-    """A node over one relay with a log, which is read in either order and from any place on."""
+    """A node over one relay with a log that can be read in either order and from any place."""
 
     log: list[NodeMessageReceived] = field(default_factory=list)
     fails_after: int | None = None
-    """The relay goes away after so many pages."""
+    """The relay is cut off after this many pages."""
     relay_ahead: float = 0.0
-    """How far the relay's clock is ahead."""
+    """How many seconds the relay's clock is ahead."""
     tells_time: bool = False
-    """Whether the relay tells what its clock shows, and when it got each message."""
+    """Whether the relay reports its clock, and when it received each message."""
     reads: int = 0
-    """Messages that were read, by whatever question."""
+    """Messages that were read, by any query."""
     pages_read: int = 0
     finds_by_hash: bool = True
 
@@ -97,7 +97,7 @@ class PagingNode(ScriptedNode):
             yield page.messages
 
     def keep(self, message: SdsMessage | bytes, *, at: float = 0.0) -> NodeMessageReceived:
-        """The relay takes a message that was sent so many seconds after the start."""
+        """The relay stores a message that was sent this many seconds after the start."""
         payload = message if isinstance(message, bytes) else message.encode()
         event = NodeMessageReceived(
             self.hash_of(payload),
@@ -112,7 +112,7 @@ class PagingNode(ScriptedNode):
         return START + 100 + elapsed() + self.relay_ahead if self.tells_time else None
 
     def expire(self, count: int) -> None:
-        """The relay has the oldest messages no more."""
+        """The relay loses its oldest messages."""
         for event in self.log[:count]:
             del self.stored[event.message_hash]
         self.log = self.log[count:]
@@ -126,7 +126,7 @@ def talk(
     every: float = 1.0,
     after: Sequence[SdsMessage] = (),
 ) -> list[SdsMessage]:
-    """Messages of three people who each name the last two, all kept by the relay."""
+    """Make messages of three people who each name the last two; the relay keeps all of them."""
     made: list[tuple[SdsMessage, bytes]] = []
     for n in range(first, first + count):
         follows = [HistoryEntry(each.message_id, hint, each.sender_id) for each, hint in made[-2:]]
@@ -141,19 +141,19 @@ def payloads(messages: Sequence[SdsMessage]) -> list[bytes]:
 
 
 async def synced(channel: ReliableChannel) -> SyncStatus:
-    """Wait until the channel says that it is."""
+    """Wait until the channel reports that it is synced."""
     while not (status := channel.sync_status()).is_synced:  # noqa: ASYNC110 -- time is simulated
         await asyncio.sleep(0.05)
     return status
 
 
 def at(node: N, seconds: float) -> N:
-    """A participant's clock so many seconds after the start."""
+    """Set the clock of a node to this many seconds after the start."""
     node.clock_offset = seconds
     return node
 
 
-# However much it is.
+# Any amount.
 
 
 @virtually
@@ -258,7 +258,7 @@ async def test_a_wanted_message_finds_room_where_others_find_none() -> None:
         chain = [said(0)]
         for n in range(1, 5):
             chain.append(said(n, follows=chain[-1:]))
-        # Newest first: each is wanted by the one before, and waits itself.
+        # Newest first: each message names the next one to arrive, and waits for it.
         for message in reversed(chain):
             await node.deliver(message)
         assert told.payloads == [f"bob {n}".encode() for n in range(5)]
@@ -289,12 +289,12 @@ async def test_large_messages_span_pages_and_the_end_of_a_life() -> None:
         assert told.payloads == [big]
 
 
-# What is heard while it is read.
+# What is heard during the reading.
 
 
 @dataclass
 class GatedNode(PagingNode):
-    """A relay that answers no reading before it is allowed to."""
+    """A relay that answers no read until its gate opens."""
 
     gate: asyncio.Event = field(default_factory=asyncio.Event)
 
@@ -307,7 +307,7 @@ class GatedNode(PagingNode):
 
 
 def crossed(node: PagingNode, known: Sequence[SdsMessage]) -> list[SdsMessage]:
-    """Two messages of one sender, who heard two others in between: the second names these alone."""
+    """Two messages of one sender, who heard two other messages in between: the second names only these."""
     first = said(20, follows=known[-1:], lamport=START_MS + 20_000)
     second = said(21, follows=known[-2:], lamport=START_MS + 21_000)
     for message in (first, second):
@@ -316,7 +316,7 @@ def crossed(node: PagingNode, known: Sequence[SdsMessage]) -> list[SdsMessage]:
 
 
 async def first_life(store: MemoryPersistence) -> tuple[GatedNode, list[SdsMessage]]:
-    """A relay that answers nothing more, and what a participant has read from it."""
+    """A relay whose gate has closed, and the messages that a participant has read from it."""
     node = at(GatedNode(), 100)
     node.gate.set()
     messages = talk(node, 5)
@@ -348,7 +348,7 @@ async def test_what_is_heard_while_the_store_is_read_waits_for_what_its_sender_s
 @virtually
 async def test_it_waits_too_for_what_the_node_leaves_to_another_reading(settling: bool) -> None:
     node, known = await first_life(store := MemoryPersistence())
-    if settling:  # the first reading is over, and waits for what names a message that no store has
+    if settling:  # the first reading is over, and waits for a message that names one that no store has
         node.keep(said(10, sender="e", follows=[said(9, sender="e")], lamport=START_MS - 900_000), at=10)
         node.gate.set()
     async with opened(node, persistence=store) as (channel, told):
@@ -457,7 +457,7 @@ async def test_a_flood_that_is_heard_while_the_store_is_read_takes_little_room_a
         assert told.payloads == payloads(news)
 
 
-# How it is told.
+# How it is reported.
 
 
 @virtually
@@ -495,7 +495,7 @@ async def test_while_no_relay_can_be_reached_a_channel_does_not_say_that_it_is_s
         assert not channel.sync_status().is_synced
 
 
-# What no relay has any more.
+# What no relay has any longer.
 
 
 @pytest.mark.parametrize("known", [0, 40])
@@ -568,7 +568,7 @@ async def test_what_may_be_on_its_way_is_a_gap_once_it_is_old(retention: int | N
 @pytest.mark.parametrize("ahead", [1_200, -1_200, 90_000])
 @virtually
 async def test_a_wrong_clock_changes_nothing_about_what_is_gone(ahead: float, relay_ahead: float) -> None:
-    """Neither the reader's, nor the relay's: it dates the messages too."""
+    """Neither the reader's clock nor the relay's, which dates the messages too."""
     node = PagingNode(tells_time=True, relay_ahead=relay_ahead)
     messages = talk(node, 60)
     node.expire(30)
@@ -576,7 +576,7 @@ async def test_a_wrong_clock_changes_nothing_about_what_is_gone(ahead: float, re
         await asyncio.sleep(500)
         assert told.payloads == [] and told.of(HistoryGap) == []
         assert not channel.sync_status().is_synced
-        await asyncio.sleep(60)  # the first message that is there was said 600 s ago
+        await asyncio.sleep(60)  # the oldest stored message was sent 600 s ago
         assert told.payloads == payloads(messages[30:])
         (gap,) = told.of(HistoryGap)
         assert set(gap.message_ids) == {messages[28].message_id, messages[29].message_id}
@@ -584,7 +584,7 @@ async def test_a_wrong_clock_changes_nothing_about_what_is_gone(ahead: float, re
 
 @virtually
 async def test_a_message_from_so_long_ago_that_it_may_have_been_delivered_is_told_once() -> None:
-    """What was said in a long partition comes behind more messages than ids are remembered."""
+    """Messages from a long partition arrive after more messages than the number of ids remembered."""
     node = at(PagingNode(), 1_000)
     async with opened(node, max_known_ids=20, max_history=10) as (channel, told):
         await synced(channel)
@@ -622,7 +622,7 @@ async def test_what_had_no_room_and_expired_before_it_was_read_again_is_told() -
     async with opened(node, max_waiting=10) as (channel, told):
         await asyncio.sleep(100)
         assert told.payloads == [] and channel.statistics.sds.refused_full > 0
-        node.expire(40)  # while what follows the beginning waits, nearly all the rest goes as well
+        node.expire(40)  # while the successors of the beginning wait, nearly all other messages expire too
         await asyncio.sleep(1_500)
         had = {
             each.message_id
@@ -655,7 +655,7 @@ async def test_a_relay_that_comes_back_is_asked_before_anything_is_called_gone(h
         assert told.of(HistoryGap) == []
         for event in away:
             node.stored[event.message_hash] = event
-        node.log += away  # where its reading stands, they are new
+        node.log += away  # they are new at the place that the reading has reached
         await node.set_status(ConnectionStatus.CONNECTED)
         await asyncio.sleep(30)
         assert told.of(HistoryGap) == [] and told.of(IrretrievableMessage) == []
@@ -709,7 +709,7 @@ async def test_what_was_missing_already_is_looked_at_again_when_a_message_waits_
 @virtually
 async def test_many_who_talked_at_the_edge_of_a_gap_make_one_gap() -> None:
     node = at(PagingNode(), 1_000)
-    # Five at a time who have not heard of one another: each names two of the five before.
+    # Rounds of five who have not heard of one another: each names two of the previous five.
     rounds: list[list[tuple[SdsMessage, bytes]]] = []
     for turn in range(12):
         last = rounds[-1] if rounds else []
@@ -720,7 +720,7 @@ async def test_many_who_talked_at_the_edge_of_a_gap_make_one_gap() -> None:
             message = said(turn, sender="bcdef"[person], follows=follows, lamport=START_MS + turn * 1000)
             now.append((message, node.keep(message, at=turn).message_hash))
         rounds.append(now)
-    node.expire(32)  # in the midst of a round
+    node.expire(32)  # in the middle of a round
     async with opened(node) as (channel, told):
         await asyncio.sleep(2)
         assert len(told.payloads) == 28 and channel.sync_status().is_synced
@@ -765,7 +765,7 @@ async def test_how_long_others_wait_for_a_message_is_apart_from_how_long_it_is_l
         assert [each.message_id for each in told.of(IrretrievableMessage)] == ["bob-0"]
 
 
-# What nobody has ever sent.
+# What was never sent.
 
 
 @virtually
@@ -875,7 +875,7 @@ async def test_what_the_node_leaves_to_a_reading_that_has_come_to_its_end_is_rea
     messages = talk(node, 30)
     node.expire(10)
     async with opened(node) as (channel, told):
-        # The reading has come to its end, and waits for what it takes for gone.
+        # The reading has come to the end, and waits before it takes messages for lost.
         await asyncio.sleep(0.5)
         assert channel.sync_status().syncing is not None and node.reads == 20
         late = said(99, sender="e", lamport=START_MS + 9_000_000)
@@ -896,7 +896,7 @@ async def test_who_joins_now_hears_what_is_said_and_waits_for_nothing_from_befor
     async with opened(node, join="now", persistence=store) as (channel, told):
         await synced(channel)
         now = [said(0, sender="live", follows=before[-2:], lamport=START_MS + 1_000_000)]
-        # Somebody who was away for long, and names what only he has seen last.
+        # Somebody who was away for a long time names what only he saw last.
         now.append(said(1, sender="late", follows=[before[0], before[1]], lamport=START_MS + 1_000_001))
         for message in now:
             await node.deliver(node.keep(message, at=1_000))
@@ -918,7 +918,7 @@ async def test_who_joins_now_takes_what_was_said_before_its_node_began_to_hear()
     node = at(PagingNode(), 100)
     before = talk(node, 100)
     since = talk(node, 2 * PAGE + 5, first=100, every=1.0, after=before)
-    # Nobody tells the channel of these: the node heard from behind them on.
+    # The channel does not hear of these: the node heard only what came after them.
     async with opened(node, join="now") as (channel, told):
         await synced(channel)
         assert told.payloads == payloads(since)
@@ -928,7 +928,7 @@ async def test_who_joins_now_takes_what_was_said_before_its_node_began_to_hear()
 @virtually
 async def test_a_newcomer_counts_a_slow_clock_against_nobody_who_speaks_after_it_joined() -> None:
     node = at(PagingNode(tells_time=True), 0)
-    node.relay_ahead = -100.0  # it tells our own time
+    node.relay_ahead = -100.0  # it shows the same time as our clock
     async with opened(node, join="now") as (channel, told):
         await synced(channel)
         await node.disconnect()
@@ -974,7 +974,7 @@ def under(*keys: GroupKey) -> GroupKeyEncryption:
 
 
 def sealed_talk(node: PagingNode, count: int, key: GroupKey, *, first: int = 0) -> list[SdsMessage]:
-    """As `talk`, under a key."""
+    """As `talk`, encrypted with a key."""
     plain, hook = PagingNode(), under(key)
     messages = talk(plain, count, first=first)
     for event in plain.log:

@@ -1,4 +1,4 @@
-"""Whatever strangers send, the channel works on and nobody else is harmed (C-074, C-302)."""
+"""Whatever strangers send, the channel keeps working and no other participant is harmed (C-074, C-302)."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ _numbers = itertools.count(900_000)
 
 
 async def sing(node: ScriptedNode, channel: ReliableChannel, told: Told) -> None:
-    """Proof that a channel works: one message comes in, one goes out and is acknowledged."""
+    """Check that a channel works: one message comes in, one goes out and is acknowledged."""
     n = next(_numbers)
     before = len(told.payloads)
     await node.deliver(said(n, f"canary {n}".encode(), sender="canary"))
@@ -66,7 +66,7 @@ async def sing(node: ScriptedNode, channel: ReliableChannel, told: Told) -> None
 
 @asynccontextmanager
 async def unharmed(**options: Any) -> AsyncIterator[tuple[ScriptedNode, ReliableChannel, Told]]:
-    """A channel that works before, and has to work after."""
+    """A channel that works before, and must work afterwards."""
     node = ScriptedNode()
     async with opened(node, **{"retrieve_frequency_ms": 0, **options}) as (channel, told):
         await sing(node, channel, told)
@@ -93,7 +93,7 @@ async def test_garbage_and_every_truncation_of_a_message_are_dropped() -> None:
         for seed in range(200):
             await node.message_events.emit(node.packed(random.Random(seed).randbytes(seed)))
         await settle()
-        # A truncation is no message of ours, unless it ends between two fields and holds less.
+        # A truncated message is refused, unless it ends between two fields and then holds less.
         assert b"the whole message" not in told.payloads[before:]
 
 
@@ -149,7 +149,7 @@ async def test_a_filter_of_all_ones_is_no_acknowledgement_by_itself() -> None:
         outstanding = len(channel.sync_status().outstanding)
         await node.deliver(replace_filter(said(1), b"\xff" * 18_752))
         assert len(channel.sync_status().outstanding) == outstanding
-        # The same message again is no second witness.
+        # The same message again is not a second witness.
         await node.deliver(replace_filter(said(1), b"\xff" * 18_752))
         assert len(channel.sync_status().outstanding) == outstanding
 
@@ -312,7 +312,7 @@ async def test_a_segment_that_lies_makes_no_message(fields: dict[str, Any]) -> N
         before = len(told.payloads)
         await node.deliver(lying(1, message_hash(b"y"), **fields))
         assert told.payloads[before:] == []
-        # What follows it is not held back by it.
+        # It does not hold back the message that follows it.
         await node.deliver(said(2, follows=[lying(1, bytes(32))]))
         assert told.payloads[before:] == [b"bob 2"]
         assert channel.sync_status().missing == ()
@@ -421,7 +421,7 @@ async def test_with_sender_binding_a_forged_sender_is_dropped_and_acknowledges_n
         await node.deliver(SdsMessage(did, "e", "room", content=segments(b"forged")[0]), author=mallory)
         assert channel.statistics.senders_forged == 4
         assert channel.sync_status().outstanding == outstanding and told.payloads[before:] == []
-        # The genuine one has the same id and is not shut out by the forged one.
+        # The genuine message has the same id, and the forged one does not shut it out.
         await node.deliver(said(1, b"genuine", sender=did), author=did)
         assert told.payloads[before:] == [b"genuine"]
 
@@ -476,7 +476,7 @@ async def test_a_store_without_end_is_not_read_for_ever() -> None:
     async with opened(node, **options) as (_, told):
         await node.deliver(said(2, follows=[HistoryEntry("bob-1", None, "bob")]))
         await asyncio.sleep(30)
-        assert node.taken <= 80  # forty pages for each of two questions at most
+        assert node.taken <= 80  # forty pages for each of two queries at most
         await node.deliver(said(1))
         assert told.payloads == [b"bob 1", b"bob 2"]
 
@@ -540,7 +540,7 @@ async def test_a_full_disk_harms_nothing_that_was_stored(tmp_path: Path) -> None
         await channel.close()
     delivering.cancel()
     await store.close()
-    # With room again it goes on where it stood; what did not fit comes again from whoever has it.
+    # With room again, it continues where it was; peers send again what did not fit.
     store = InPlace(lambda: SqlitePersistence.open(path))
     again = ScriptedNode()
     async with opened(again, persistence=store) as (channel, told):
@@ -553,7 +553,7 @@ async def test_a_full_disk_harms_nothing_that_was_stored(tmp_path: Path) -> None
     await store.close()
 
 
-# Everything at once.
+# Everything together.
 
 entries = st.builds(
     HistoryEntry,

@@ -1,4 +1,4 @@
-"""Channel time: it follows the wall clock through sleep and steps, and nothing else suffers for it.
+"""Channel time: it follows the wall clock through sleep and steps without affecting anything else.
 
 `clock_offset` sets the wall clock of a node while the loop's clock runs on: a step, or the sleep of a laptop.
 """
@@ -43,11 +43,11 @@ from tests.support.scripted_node import (
 
 HOUR, DAY, YEAR = 3600.0, 86_400.0, 365 * 86_400.0
 NOTICED = 6.0
-"""Seconds after which a channel has looked at the clock."""
+"""Seconds after which a channel has certainly looked at the clock."""
 
 
 async def set_clock(node: ScriptedNode, by: float) -> None:
-    """The clock is set by so many seconds, or the machine slept for them; the channel notices."""
+    """Set the clock by this many seconds, as a step or a sleep would, and wait until the channel notices."""
     node.clock_offset += by
     await asyncio.sleep(NOTICED)
 
@@ -80,7 +80,7 @@ def test_it_jumps_only_when_it_is_looked_at_and_is_then_within_a_second_of_the_w
     for passes, step, looks in history:
         steady += passes
         offset += step
-        # Between two looks time passes as it does, to the rounding of a millisecond.
+        # Between two looks time advances as it passes, up to the rounding of a millisecond.
         assert abs(clock.now_ms() - said_ms - 1000 * passes) <= 2
         said_ms = clock.now_ms()
         if looks:
@@ -152,7 +152,7 @@ async def test_a_step_makes_nothing_fail_and_keeps_every_wait(by: float) -> None
         node.sent.clear()
         await set_clock(node, by)
         assert told.of(IrretrievableMessage) == [] and told.of(ReliableMessageDeliveryError) == []
-        # 60 s after it was sent, whatever the clock says.
+        # 60 s after it was sent, independent of the clock.
         contents = [at for at in told.at(SendingMessage)]
         assert contents == [0.0]
         await asyncio.sleep(30)
@@ -225,14 +225,14 @@ async def test_the_same_word_at_the_same_moment_again_is_another_message() -> No
 
     for _ in range(3):
         await say(store)
-        node.clock_offset = -elapsed()  # the machine starts at that very moment again
+        node.clock_offset = -elapsed()  # the machine boots at the very same moment again
     assert len({message_id for message_id, _ in seen}) == len(seen)
     lamports = [lamport for _, lamport in dict(seen).items()]
     assert lamports == sorted(set(lamports))
 
 
 def test_a_program_without_a_store_makes_other_ids_in_its_next_life() -> None:
-    """Its device has no clock that survives: it boots at the same moment each time."""
+    """Its device has no clock that survives a restart: it boots at the same moment each time."""
     made = set()
     for life in range(100):
         engine = ChannelEngine(
@@ -285,9 +285,9 @@ async def test_what_is_with_the_transport_when_the_time_is_set_is_not_made_anoth
 
 @virtually
 async def test_what_was_written_at_the_right_time_keeps_its_id_when_the_device_boots_at_a_wrong_one() -> None:
-    """Nobody knows whether it went out before: with another id it could arrive twice."""
+    """It may have been sent before: with another id it could arrive twice."""
     node, store = ScriptedNode(), MemoryPersistence()
-    node.answer = lambda sent: None  # it is sent, and the program ends before it hears so
+    node.answer = lambda sent: None  # it is sent, and the program ends before it gets the outcome
     async with opened(node, persistence=store) as (channel, _):
         await channel.send(b"perhaps")
         await settle()

@@ -1,4 +1,4 @@
-"""Two programs under one sender id: each notices, nobody else suffers, and no false alarm is raised."""
+"""Two programs with one sender id: each notices, no one else suffers, and no false alarm is raised."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from tests.support.channel_world import Recorder, World, until, virtually
 
 
 def conflicts(channel: ReliableChannel) -> list[SenderIdConflict]:
-    """What the channel tells of conflicts from now on."""
+    """Collect the conflicts that the channel reports from now on."""
     told: list[SenderIdConflict] = []
     channel.message_events.on(SenderIdConflict.name, told.append)
     return told
 
 
 async def twins(world: World, *names: str) -> list[ReliableChannel]:
-    """Channels on nodes of their own, all under the sender id `alice`."""
+    """Open channels on separate nodes, all with the sender id `alice`."""
     return [await world.open(name, sender="alice") for name in names]
 
 
@@ -88,7 +88,7 @@ async def test_clocks_that_differ_by_hours_hide_no_twin(offset: float) -> None:
 @virtually
 async def test_a_program_that_has_forgotten_everything_takes_itself_for_nobody_else() -> None:
     world = World()
-    world.node("eve", clock_offset=3_600)  # hers moves everybody's Lamport time an hour ahead
+    world.node("eve", clock_offset=3_600)  # her clock moves everybody's Lamport time an hour ahead
     eve = await world.open("eve")
     await eve.send(b"from the future")
     for life in range(3):
@@ -133,9 +133,9 @@ def shared(
     [
         (shared(1_001, 1_000_500), True),
         (shared(999, 1_000_500), False),  # sent before the start
-        (shared(1_001, 999_999), False),  # made before the start, repeated after it
-        (shared(1_200, 1_200_000), False),  # from a clock ahead
-        (shared(None, 1_000_500), False),  # nobody knows when
+        (shared(1_001, 999_999), False),  # created before the start, repeated after it
+        (shared(1_200, 1_200_000), False),  # from a clock that is ahead
+        (shared(None, 1_000_500), False),  # sent at an unknown time
         (shared(None, 5, follows=True), True),
         (shared(500, 5, follows=True), True),
     ],

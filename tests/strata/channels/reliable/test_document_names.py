@@ -1,4 +1,4 @@
-"""Every name of the three documents exists: types, fields, options, functions, in the spelling of each."""
+"""Every name in the three documents exists, in its spelling: types, fields, options, functions."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ TYPES: dict[str, str] = {
     "MessageEvents": "",
     "RequestId": "",
 }
-"""Each type, and its fields as its document spells them."""
+"""Each type, with its fields as its document spells them."""
 
 IN_OPTIONS = {"retry_interval_ms", "max_retry_attempts"}
 """Older names: accepted as options, and read under the newer name."""

@@ -1,4 +1,4 @@
-"""Sent once, to whoever listens now (channel.md §9)."""
+"""Sent once, to those who listen now (channel.md §9)."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ async def test_an_envelope_without_a_channel_travels_bare() -> None:
     async with opened(node, encryption=Reversing(), segment_size_bytes=4) as (channel, told):
         request_id = await ReliableClient(node).send(envelope(b"for whoever hears it"))
         await asyncio.sleep(600)
-        (sent,) = node.sent  # not segmented, and never again
+        (sent,) = node.sent  # not segmented, and never repeated
         assert sent.payload == b"for whoever hears it"  # no SDS, no hook
         assert sent.envelope.ephemeral and sent.request_id == request_id
         assert channel.log() == [] and channel.sync_status().is_synced and told.events == []
@@ -99,7 +99,7 @@ async def test_both_ways_into_a_channel_send_an_sds_ephemeral_message_under_its_
 async def test_an_ephemeral_message_has_the_bytes_of_the_document() -> None:
     node = ScriptedNode()
     channel = make_channel(node, "room-1", TOPIC, "alice", options={"send_request_id": False})
-    async with channel:  # at the very second of the vector
+    async with channel:  # at the exact second of the vector
         await channel.send_ephemeral(b"hello relay")
     assert node.sent[0].payload == W5
 
@@ -192,7 +192,7 @@ async def test_near_the_limit_an_ephemeral_message_is_dropped_at_once(
             (request_id, reason, used)
         ]
         assert channel.sync_status().queued == 0
-        await asyncio.sleep(1200)  # two epochs on it does not come after all
+        await asyncio.sleep(1200)  # two epochs later, it is still dropped
         assert len(node.sent) == used
 
 
@@ -216,7 +216,7 @@ async def test_outside_channels_too_the_limit_drops_ephemeral_messages() -> None
 async def test_an_ephemeral_message_is_received_at_once_and_leaves_no_trace() -> None:
     node = ScriptedNode()
     async with opened(node, retrieve_frequency_ms=0) as (channel, told):
-        # Something else waits for its dependency; the ephemeral message does not.
+        # Another message waits for its dependency; the ephemeral message does not.
         held = said(2, follows=[HistoryEntry("bob-1", None, "bob")])
         await node.deliver(held)
         await node.deliver(ephemeral(3, b"typing"))
@@ -229,7 +229,7 @@ async def test_an_ephemeral_message_is_received_at_once_and_leaves_no_trace() ->
         await settle()
         sent = node.sent[0].sds
         assert sent.causal_history == ()
-        assert sent.bloom_filter == filter_of(held)  # nothing acknowledges the ephemeral one
+        assert sent.bloom_filter == filter_of(held)  # the ephemeral one is not acknowledged
 
 
 @pytest.mark.req("C-183")
@@ -281,7 +281,7 @@ async def test_an_ephemeral_message_from_two_relays_is_delivered_once() -> None:
         await node.deliver(message, message)
         assert told.payloads == [b"once"]
         assert channel.statistics.ephemerals_repeated == 1
-        # Equal words said again are another message.
+        # Equal contents in a new message are not a repetition.
         await node.deliver(ephemeral(2, b"once"))
         assert told.payloads == [b"once", b"once"]
 
@@ -316,7 +316,7 @@ async def test_ephemeral_messages_make_room_and_are_the_only_ones_that_do() -> N
         await node.deliver(said(1))
         for n in range(2):
             await node.deliver(ephemeral(n, f"fleeting {n}".encode()))
-        # Full: an ephemeral message more waits with the reader, and takes the place of an older one.
+        # Full: another ephemeral message waits with the reader, and replaces an older one.
         flood = asyncio.create_task(node.deliver(ephemeral(3, b"newest"), said(2)))
         await settle()
         assert channel.sync_status().inbox == 3

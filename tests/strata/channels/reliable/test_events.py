@@ -1,4 +1,4 @@
-"""What a channel tells, when, and with what in it (channel.md §3)."""
+"""What a channel reports, when, and with which fields (channel.md §3)."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ FROM_OTHERS = {"reliable:message:received", "message-received", "irretrievable-m
 
 
 def lamport(node: Node) -> int:
-    """A Lamport time a little ahead of everything so far."""
+    """Return a Lamport time slightly later than all before."""
     lamport.last = max(int(node.wall() * 1000), lamport.last) + 1  # type: ignore[attr-defined]
     return lamport.last  # type: ignore[attr-defined, no-any-return]
 
@@ -93,12 +93,12 @@ lamport.last = 0  # type: ignore[attr-defined]
 
 
 def acknowledge(node: Node, *message_ids: str) -> None:
-    """Bob's sync names these SDS messages."""
+    """Let Bob send a sync that names these SDS messages."""
     node.hear(sync_message("bob", lamport(node), names=message_ids))
 
 
 def ids_of(node: Node) -> list[str]:
-    """The SDS ids of what was sent with content, in order, each once."""
+    """The SDS ids of the content messages sent, in order, each once."""
     return list(dict.fromkeys(each.message.message_id for each in node.contents if each.message))
 
 
@@ -107,14 +107,14 @@ def chunks(recorder: Recorder, kind: type[Any]) -> list[int]:
 
 
 async def lone(world: World, **options: Any) -> tuple[ReliableChannel, Recorder, Node]:
-    """Alice, whose node says that it sends and reaches nobody."""
+    """Open Alice's channel on a node that reports success but reaches nobody."""
     node = world.node("alice")
     node.answer = lambda _: SWALLOW
     alice = await world.open("alice", **{"segment_size_bytes": 10, "sync_min_interval_ms": 0, **options})
     return alice, Recorder(alice), node
 
 
-# What they carry.
+# Their fields.
 
 
 @pytest.mark.req("C-037")
@@ -357,7 +357,7 @@ async def test_each_further_acknowledgement_lists_all_so_far_and_none_comes_twic
 
 
 class Hook:
-    """A hook whose nth encryption fails."""
+    """A hook that fails at its nth encryption."""
 
     def __init__(self, *failing: int) -> None:
         self.failing = failing
@@ -374,7 +374,7 @@ class Hook:
 
 
 class BrokenCodec:
-    """Encodes nothing."""
+    """Cannot encode anything."""
 
     content_topic = "/broken/1/room/proto"
 
@@ -601,7 +601,7 @@ async def test_a_message_that_nobody_acknowledges_fails_once_in_delivery() -> No
     alice, told, node = await lone(world)
     request_id = await alice.send(FIVE)
     await until(lambda: told.count(MessageSent) == 5)
-    for _ in range(20):  # one of five is with somebody, and does not save the message
+    for _ in range(20):  # a peer has one of the five, which does not save the message
         acknowledge(node, ids_of(node)[0])
     await asyncio.sleep(2 * HOUR)
     assert Counter(each.segment.index for each in node.contents) == {0: 1, 1: 6, 2: 6, 3: 6, 4: 6}

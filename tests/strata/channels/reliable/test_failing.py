@@ -1,4 +1,4 @@
-"""A task that ends with an error closes its channel, and everyone who waits on the channel gets the error."""
+"""A task that ends with an error closes its channel, and everyone waiting on the channel gets the error."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def session_of(channel: ReliableChannel) -> ChannelSession:
     return session
 
 
-# Ways to break a session. Each takes effect with the next thing that happens.
+# Ways to break a session. Each takes effect at the next event.
 
 
 def timers(session: ChannelSession) -> None:
@@ -105,7 +105,7 @@ WAYS: list[Callable[[ChannelSession], None]] = [
 
 
 class Plain:
-    """A hook that does nothing, in a task of its own."""
+    """A hook that changes nothing, but is a coroutine."""
 
     async def encrypt(self, content: bytes, /) -> bytes:
         return content
@@ -171,7 +171,7 @@ async def test_an_error_in_any_task_closes_the_channel_and_everyone_gets_it(
     with pytest.raises(ChannelFailed):
         await alice.close()
     assert "room: the channel is closed, because" in caplog.text
-    # It is this channel's error, and no other's.
+    # Only this channel fails.
     told = Recorder(other)
     await other.send(b"still here")
     await other.drain()

@@ -1,4 +1,4 @@
-"""The functions of a channel: making, opening, sending, starting, stopping, closing (channel.md §1)."""
+"""The functions of a channel: creating, opening, sending, starting, stopping, closing (channel.md §1)."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ HELLO_RELAY = "8b21b2b925bbac93c5c8e100229d278e1042c002b56d23934ee712f4427be8c4"
 
 
 class Mirror:
-    """A hook that anyone can undo, and nobody can read by accident."""
+    """A hook that anyone can undo, but whose output nobody can read by accident."""
 
     overhead = 1
 
@@ -77,7 +77,7 @@ class Mirror:
 
 
 class Quotes:
-    """An encoder and decoder in one, with a topic of its own."""
+    """An encoder and decoder in one, with its own topic."""
 
     overhead = 2
     content_topic = "/quoted/1/room/proto"
@@ -93,7 +93,7 @@ def payloads(recorder: Recorder) -> list[bytes]:
     return [event.payload for event in recorder.of(MessageReceived)]
 
 
-# Making channels.
+# Creating channels.
 
 
 @pytest.mark.req("C-001")
@@ -117,7 +117,7 @@ async def test_creating_sets_up_all_four_parts_and_subscribes_the_topic() -> Non
     assert first == world.node("alice").sendings  # encryption
     chunks = [SdsMessage.decode(Mirror().decrypt(each.envelope.payload)) for each in first]
     assert len({each.message_id for each in chunks if each and each.kind is Kind.CONTENT}) == 3
-    assert world.now < 30  # and yet the second one waits for the next epoch
+    assert world.now < 30  # so far, the second one waits for the next epoch
     await asyncio.sleep(90)
     assert payloads(heard) == [b"one, cut into three pieces", b"two, an epoch later"]
     await until(lambda: not alice.sync_status().outstanding)  # SDS
@@ -399,7 +399,7 @@ async def test_a_store_that_fails_at_opening_says_so_and_leaves_nothing() -> Non
 @pytest.mark.req("C-011")
 @virtually
 async def test_what_fails_later_arrives_as_an_event() -> None:
-    # A background task that raised would fail this test: the virtual loop reports what nobody looked at.
+    # A background task that raises would fail this test: the virtual loop reports unhandled exceptions.
     class Mute(Mirror):
         def encrypt(self, content: bytes) -> bytes:
             raise OSError("no key")
@@ -612,7 +612,7 @@ async def test_closing_leaves_no_task_no_subscription_and_no_handler() -> None:
         assert not any(map(emitter.count, emitter.names))
     assert ReliableClient(node).channels == ()
     assert not alice.is_started()
-    assert all([event.name in CHANNEL_EVENTS async for event in events])  # and then it ends
+    assert all([event.name in CHANNEL_EVENTS async for event in events])  # and then the iterator ends
     assert [message async for message in alice] == []
     with pytest.raises(ChannelNotOpen):
         await close_channel(alice)
@@ -840,11 +840,11 @@ async def test_starting_begins_to_listen_to_sync_and_to_retrieve() -> None:
     await asyncio.sleep(600)
     assert heard.events == [] and world.node("bob").sendings == []
     assert await bob.start()
-    await until(lambda: payloads(heard) == [b"long before"], within=10)  # retrieved
-    await until(lambda: told.count(ReliableMessageDelivered), within=60)  # by a sync
+    await until(lambda: payloads(heard) == [b"long before"], within=10)  # retrieved from the store
+    await until(lambda: told.count(ReliableMessageDelivered), within=60)  # acknowledged by a sync
     assert {each.kind for each in world.node("bob").sendings} == {Kind.SYNC}
     await alice.send(b"now")
-    await until(lambda: payloads(heard) == [b"long before", b"now"], within=5)  # listening
+    await until(lambda: payloads(heard) == [b"long before", b"now"], within=5)  # it listens
 
 
 @pytest.mark.req("C-023")
@@ -864,7 +864,7 @@ async def test_a_stopped_channel_does_nothing_until_it_is_started() -> None:
         "strata-events room",
         "strata-timers room",
         "strata-store-queries room",
-    }  # the last two: Bob's
+    }  # the last two are Bob's
     sent = len(world.node("alice").sendings)
     told, heard = Recorder(alice), Recorder(bob)
     await bob.send(b"while you were away")
@@ -1001,7 +1001,7 @@ async def test_handlers_come_and_go_by_the_names_of_the_documents(caplog: Any) -
         "irretrievable-message",
         "history-gap",
         "ephemeral-message-dropped",
-        "inbox-full",  # an addition: no document has it
+        "inbox-full",  # an addition that is in no document
     }
     world = World()
     alice, bob = await world.pair()

@@ -1,4 +1,4 @@
-"""How messages and events reach the program: by iterating, by handlers, over crashes and closings."""
+"""How messages and events reach the program: by iteration, by handlers, across crashes and closing."""
 
 from __future__ import annotations
 
@@ -48,12 +48,12 @@ MODES = pytest.mark.parametrize("mode", ["once", "again"])
 
 
 def disk_store(disk: Disk, *, seconds: float) -> SimStore:
-    """A store whose every call takes so long."""
+    """A store whose every call takes this long."""
     return SimStore(disk, Faults(disk_delay=(seconds, seconds)), random.Random(1), Counter())
 
 
 async def snapshot(store: MemoryPersistence) -> MemoryPersistence:
-    """What a process that died at this moment would leave behind."""
+    """A copy of the store as a process that died now would leave it."""
     copy = MemoryPersistence()
     for participant in await store.participants():
         state = await store.load(participant)
@@ -66,7 +66,7 @@ async def snapshot(store: MemoryPersistence) -> MemoryPersistence:
 
 
 async def waiting_in(store: MemoryPersistence) -> list[bytes]:
-    """What the next life on this store is handed over, beginning with the first."""
+    """The payloads that the next life on this store is handed, in order."""
     world = World()
     channel = await world.open("bob", persistence=await snapshot(store), query_on_connect=False)
     found = []
@@ -78,7 +78,7 @@ async def waiting_in(store: MemoryPersistence) -> list[bytes]:
 
 
 async def filled(world: World, count: int, **options: Any) -> tuple[ReliableChannel, list[bytes]]:
-    """Bob, with so many messages of Alice that his program has not taken."""
+    """Open Bob's channel with `count` messages from Alice that his program has not taken."""
     bob = await world.open("bob", **options)
     alice = await world.open("alice")
     sent = [b"message %d" % number for number in range(count)]
@@ -138,7 +138,7 @@ async def test_handlers_too_get_a_message_once_or_again(mode: Any) -> None:
     await until(lambda: len(left) == 3)
     assert seen == sent
     for number, waiting in enumerate(left):
-        # Once: the one at work is gone. Again: it is there, and nothing that was done with before it.
+        # "once": the message being handled is gone. "again": it is there, but none that was finished before.
         assert (sent[number] in waiting) is (mode == "again")
         if mode == "again":
             assert waiting == sent[number:]
@@ -175,7 +175,7 @@ async def test_cancelling_an_iterator_loses_nothing_and_repeats_nothing(mode: An
         await asyncio.sleep(0.05)
 
     if handler:
-        receiving = asyncio.create_task(anext(bob))  # who iterates takes: the handler looks on
+        receiving = asyncio.create_task(anext(bob))  # the iterator takes it: the handler only looks on
         bob.message_events.on(MessageReceived.name, looks_on)
         got.append((await receiving).payload)
     cancelled = 0
@@ -201,7 +201,7 @@ async def test_cancelling_an_iterator_keeps_a_message_from_no_handler(mode: Any)
         heard.append("slow")
         await asyncio.sleep(1)
 
-    receiving = asyncio.create_task(anext(bob))  # who iterates takes: handlers look on
+    receiving = asyncio.create_task(anext(bob))  # the iterator takes it: handlers only look on
     await asyncio.sleep(0)
     bob.message_events.on(MessageReceived.name, slow)
     bob.message_events.on(MessageReceived.name, lambda _: heard.append("second"))
@@ -226,7 +226,7 @@ async def test_a_message_that_a_cancelled_iterator_was_about_to_get_outlives_clo
         async with asyncio.timeout(0.1):
             await anext(bob)
             if mode == "again":
-                await asyncio.sleep(1)  # it was handed over at once, and is worked on
+                await asyncio.sleep(1)  # it was handed over at once, and is being handled
     await bob.close()
     bob = await world.open("bob", persistence=disk_store(disk, seconds=0.0), hand_over=mode)
     assert await take(bob, 3) == sent
@@ -462,7 +462,7 @@ async def test_what_a_handler_raised_on_that_has_gone_since_is_for_the_next_one(
     bob, sent = await filled(World(), 2, persistence=store, hand_over="at_least_once")
     raised: list[bytes] = []
     heard: list[bytes] = []
-    bob.events()  # which looks on, and works on nothing
+    bob.events()  # it only looks on, and handles nothing
 
     def broken(event: MessageReceived) -> None:
         if event.payload == sent[0]:
@@ -751,7 +751,7 @@ async def test_closing_amid_handlers_loses_nothing_and_repeats_nothing_that_was_
     first_life = list(done)
     rest = await waiting_in(store)
     if mode == "again":
-        # Which was at work when it ended is handed over again, as it was asked for: no other.
+        # The message being handled when the channel ended is handed over again, as chosen; no other is.
         assert rest[:1] in ([sent[1]], [sent[2]], [])
         rest = [payload for payload in rest if payload != sent[1]]
     assert first_life + rest == sent
@@ -986,13 +986,13 @@ async def test_a_full_inbox_stops_the_reading_until_there_is_room(limit: Any) ->
     sent = [b"number %03d" % number for number in range(12)]
     for payload in sent:
         await alice.send(payload)
-        await asyncio.sleep(0.1)  # in order: what waits for others comes all at once
+        await asyncio.sleep(0.1)  # in order: messages that wait for others are delivered together
     await until(lambda: bob.sync_status().inbox == 3)
     await asyncio.sleep(60)
     assert bob.sync_status().inbox == 3
     read = bob.statistics.sds.received
     await asyncio.sleep(60)
-    assert bob.statistics.sds.received == read  # it reads no further
+    assert bob.statistics.sds.received == read  # it receives no more
     got = await take(bob, 12)
     assert got == sent
     await until(lambda: not alice.sync_status().outstanding, within=3600)
@@ -1029,7 +1029,7 @@ async def test_ephemeral_messages_make_room_for_each_other_and_are_counted() -> 
     assert await take(bob, 3) == [b"kept", b"0", b"1"]
 
 
-# Looking.
+# Status.
 
 
 @virtually

@@ -1,4 +1,4 @@
-"""A channel's past, backwards and page by page, with nobody else there (`ReliableChannel.history`)."""
+"""A channel's past, backwards and page by page, without any peer online (`ReliableChannel.history`)."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ QUIETLY: dict[str, Any] = {"join": "now", "retrieve_frequency_ms": 0}
 
 
 async def walk(channel: ReliableChannel, limit: int) -> list[PastMessages]:
-    """Every page, the newest first."""
+    """All pages, the newest first."""
     pages = [await channel.history(limit=limit)]
     while pages[-1].more:
         pages.append(await channel.history(before=pages[-1].before, limit=limit))
@@ -103,7 +103,7 @@ async def test_the_past_is_that_of_the_members_whoever_the_node_reads() -> None:
 
 
 class Swapping(PagingNode):
-    """A node over relays that got some messages in another order: it gives one order, and then the other."""
+    """A node over relays that stored some messages in another order: it alternates between both orders."""
 
     async def read(self, topic: str, **options: Any) -> AsyncGenerator[HistoryPage, None]:
         turned = len(self.queries) % 2
@@ -165,7 +165,7 @@ async def test_large_messages_and_those_that_were_sent_again_are_there_once(limi
         if n == 40:
             node.keep(said(999, sender="carol", lamport=START_MS + 405), at=1)
     node.keep(sync(1, follows=last), at=2)
-    node.keep(said(0), at=9)  # again
+    node.keep(said(0), at=9)  # the same message again
     node.keep(last[0], at=10)
     async with opened(node, **QUIETLY) as (channel, _):
         pages = await walk(channel, limit)
@@ -177,7 +177,7 @@ async def test_large_messages_and_those_that_were_sent_again_are_there_once(limi
 async def test_payloads_without_segments_are_there_where_the_channel_takes_them(segmentation: str) -> None:
     node = at(PagingNode(), 1_000)
     (looks_like_one,) = segments(b"spoilt")
-    contents = [b"hello", b"hello", looks_like_one[:-1] + b"?"]  # twice, and a segment of another hash
+    contents = [b"hello", b"hello", looks_like_one[:-1] + b"?"]  # one twice, and a segment with another hash
     for n, content in enumerate(contents):
         node.keep(said(n, content=content), at=n)
     if segmentation == "auto":

@@ -1,4 +1,4 @@
-"""The encryption hook of a channel, and an encoder and decoder of one's own (channel.md §12)."""
+"""The encryption hook of a channel, and a user's encoder and decoder (channel.md §12)."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ MARK = b"\xfe\xfe"
 
 
 class Marking:
-    """A hook whose work is seen: it marks what it encrypts, and takes nothing without the mark."""
+    """A hook whose work is visible: it marks what it encrypts, and refuses input without the mark."""
 
     def encrypt(self, content: bytes) -> bytes:
         return MARK + content[::-1]
@@ -49,7 +49,7 @@ class Marking:
 
 
 class AsyncMarking:
-    """The same, taking its time."""
+    """The same, asynchronous and slow."""
 
     async def encrypt(self, content: bytes) -> bytes:
         await asyncio.sleep(0.5)
@@ -183,7 +183,7 @@ async def test_what_the_hook_adds_counts_when_sizes_are_checked() -> None:
 
 
 class Unable(Marking):
-    """Cannot encrypt what holds a certain word."""
+    """Cannot encrypt content with a certain word."""
 
     def __init__(self, failure: Callable[[], Any]) -> None:
         self.failure = failure
@@ -199,7 +199,7 @@ def raises() -> None:
 
 
 async def is_cut() -> None:
-    """Waits for something that is cancelled, as for the task of a key server's connection."""
+    """Wait for something that is cancelled, as a key server's connection task might be."""
     gone = asyncio.get_running_loop().create_future()
     gone.cancel()
     await gone
@@ -223,7 +223,7 @@ async def test_what_cannot_be_encrypted_fails_for_good_and_harms_nothing_else(
         assert good in {event.request_id for event in told.of(MessageSent)}
         messages = [inside(sent.payload) for sent in node.sent]
         assert not any(b"unlucky" in (message.content or b"") for message in messages)
-        # Nobody waits for what never left.
+        # No message depends on one that was never sent.
         left = {message.message_id for message in messages}
         assert all(entry.message_id in left for each in messages for entry in each.causal_history)
 

@@ -1,4 +1,4 @@
-"""What the channels of a node share belongs to the node, for as long as it has channels."""
+"""What the channels of a node share belongs to the node as long as it has channels."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.support.scripted_node import TOPIC, ScriptedNode, Sent, opened, settl
 
 
 class Wrapped:
-    """A node that passes everything on to another, as one that loses messages would."""
+    """A node that forwards everything to another, as one that simulates losses would."""
 
     def __init__(self, node: ScriptedNode) -> None:
         self._node = node
@@ -88,7 +88,7 @@ async def test_a_node_that_answers_late_is_waited_for_and_then_asked_again() -> 
 
 
 class SlowToSubscribe(ScriptedNode):
-    """Takes a second to subscribe; the first time it fails then."""
+    """Takes a second to subscribe; the first attempt then fails."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -1,4 +1,4 @@
-"""What a channel does of itself, its program being idle, and what the channel makes of what SDS tells."""
+"""What a channel does by itself while its program is idle, and what it makes of SDS events."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ async def test_an_idle_program_still_retransmits_syncs_asks_and_gives_up() -> No
     node, told = world.nodes["alice"], Recorder(alice)
     await alice.send(b"nobody is there")
     node.hear(content_message("eve", "theirs", b"one that follows", 1, follows=("gone",)))
-    # From here on the program does nothing at all.
+    # From here on the program does nothing.
     await until(lambda: "irretrievable-message" in told.names)
     assert len(node.contents) >= 3  # the outgoing sweep
     assert any(each.kind is Kind.SYNC for each in node.sendings)
@@ -46,7 +46,7 @@ async def test_an_idle_program_still_retransmits_syncs_asks_and_gives_up() -> No
 
 @pytest.mark.req("C-140")
 def test_each_sds_event_becomes_the_channels_own() -> None:
-    """SDS is replaced by a list of events; the channel's are read off."""
+    """SDS is replaced by a list of events, and the channel's events are read."""
     engine = ChannelEngine(
         "room",
         "alice",

@@ -1,4 +1,4 @@
-"""What waits to be taken, own messages until they are done with, and how large things may be."""
+"""What waits to be taken, own messages until they are finished, and how large things may be."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def test_full_is_by_number_or_by_bytes_and_drops_no_message(messages: int, size:
         put(box, message(n))
         full.append(box.is_full)
     assert full == [False, True]
-    put(box, message(3))  # what had been received already is kept
+    put(box, message(3))  # what was already received is kept
     assert payloads(box) == [b"1", b"2", b"3"]
 
 
@@ -112,7 +112,7 @@ def test_a_restored_inbox_goes_on_where_the_other_ended() -> None:
     box.take(first)
     state, again = restored(box.changes_to_store())
     assert [received.message for received in again] == [message(2), message(3)]
-    # Positions rise over lives, so that order holds.
+    # Positions continue to rise in later lives, so the order is kept.
     put(again, message(4))
     _, third = restored(again.changes_to_store(), state)
     assert payloads(third) == [b"2", b"3", b"4"]
@@ -257,7 +257,7 @@ def test_restored_requests_know_what_was_told() -> None:
     again = Requests(stored=stored_chunks(requests.changes_to_store(), state))
     (request,) = again
     assert request.message_id == (bytes(31) + b"\x01").hex() and request.acknowledged == (1,)
-    again.sent("a")  # a retransmission: all was said to be sent before
+    again.sent("a")  # a retransmission: it was all reported as sent before
     assert tell(again) == ["message-sent"]
     again.acknowledged("a")
     assert tell(again) == ["message-acknowledged", "reliable:message:delivered"]
@@ -268,7 +268,7 @@ def test_restored_requests_know_what_was_told() -> None:
 
 
 def worst_message(segment_bytes: int, channel: str, sender: str, config: SdsConfig) -> bytes:
-    """The longest SDS message there can be around a full segment."""
+    """The longest possible SDS message around a full segment."""
     entry = HistoryEntry("f" * 64, bytes(32), "s" * 256)
     segment = Segment(
         entire_message_hash=bytes(32),
@@ -338,7 +338,7 @@ async def test_a_segment_size_that_cannot_fit_is_refused_with_the_largest_that_d
         await channel.open()
     fits = refusal.value.largest
     assert refusal.value.segment_size_bytes == 102_401 and str(fits) in str(refusal.value)
-    async with opened(node) as (fitted, _):  # the default is what nobody chose
+    async with opened(node) as (fitted, _):  # by default, the segment size adapts
         assert fitted.config.segmentation is not None
         assert fitted.config.segmentation.segment_size_bytes == fits
     tiny = ScriptedNode(largest=20_000)

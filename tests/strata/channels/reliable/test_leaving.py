@@ -1,4 +1,4 @@
-"""Leaving a channel: what was sent is out, or the program is told."""
+"""Leaving a channel: what was sent has left, or the program is told so."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def mend(world: World, name: str = "alice") -> None:
     world.network.mend(name, world.network.relays[0])
 
 
-# What was sent is out.
+# What was sent has left.
 
 
 @pytest.mark.parametrize(
@@ -110,7 +110,7 @@ async def test_several_channels_of_a_node_are_drained_by_closing_the_node() -> N
     await close_channels(world.node("alice"))
     assert sorted(out(world.node("alice"))) == [b"room 0", b"room 1", b"room 2"]
     for room in rooms:
-        await room.close()  # it is closed: a program that does it too does nothing wrong
+        await room.close()  # it is closed already: closing it once more is not an error
         with pytest.raises(ChannelNotOpen):
             await room.close()
     assert own_tasks() == set()
@@ -142,7 +142,7 @@ async def test_while_a_channel_leaves_it_takes_no_further_message() -> None:
     await alice.close()
 
 
-# What cannot go out is told.
+# What cannot leave is reported.
 
 
 @pytest.mark.parametrize("purge", [False, True])
@@ -329,7 +329,7 @@ async def test_a_store_that_fails_for_good_ends_the_wait() -> None:
         await alice.close()
 
 
-# Exceptions and cancelling.
+# Exceptions and cancellation.
 
 
 @virtually
@@ -428,7 +428,7 @@ async def test_what_a_slow_store_has_yet_to_write_is_awaited_where_the_closing_w
     store.seconds = 1.0
     sending = [asyncio.create_task(alice.send(b"one"))]
     await asyncio.sleep(0.5)
-    sending.append(asyncio.create_task(alice.send(b"two")))  # waits for the first to be stored
+    sending.append(asyncio.create_task(alice.send(b"two")))  # waits until the first is stored
     await asyncio.sleep(0)
     cut_off(world)
     closing = asyncio.create_task(alice.close(purge=purge, timeout=0))
@@ -458,7 +458,7 @@ async def test_cancelling_the_closing_wherever_it_waits_leaves_nothing_open(
     world = World()
     alice = await world.open("alice")
     node = world.node("alice")
-    if slow == "handler":  # of the events that are told while the channel closes
+    if slow == "handler":  # for the events reported while the channel closes
         for name in (SendingMessage.name, MessageSent.name):
             alice.message_events.on(name, lambda _: asyncio.sleep(3))
     else:

@@ -1,4 +1,4 @@
-"""Every option: its default, its names, what it refuses, what it does (channel.md §2)."""
+"""Every option: its default, its names, the values it refuses, its effect (channel.md §2)."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ FREE = [
     "query_window_ms",
     "max_inbox_messages",
 ]
-"""Options for which every whole number from 1 on will do."""
+"""Options that accept every whole number from 1 on."""
 
 NUMBERS = st.integers(1, 10**6)
 
@@ -285,7 +285,7 @@ async def test_a_store_has_one_home_whatever_it_is_called() -> None:
         configure(None, options={"sds.persistence": store, "segmentation.persistence": MemoryPersistence()})
 
 
-# Whose settings hold.
+# Which settings apply.
 
 
 @pytest.mark.req("C-031")
@@ -464,7 +464,7 @@ async def test_what_is_no_hook_is_refused_at_creation(hook: Any) -> None:
         await World().open("alice", encryption=hook)
 
 
-# What some of them do.
+# The effect of some of them.
 
 
 @pytest.mark.req("C-034")
@@ -486,7 +486,7 @@ async def test_with_no_sync_interval_no_sync_is_ever_sent() -> None:
 
 
 class _LimitedRelays:
-    """Relays that tell how large a packet they take, and are never asked for more."""
+    """Relays that report how large a packet they take, and get no other calls."""
 
     is_connected = True
     seats = (1, 1)
@@ -503,7 +503,7 @@ async def test_a_segment_of_250_kib_is_refused_on_a_relay_that_takes_256() -> No
         await create_reliable_channel(*arguments, options=options)
     largest = caught.value.largest
     assert caught.value.segment_size_bytes == 250 * 1024
-    assert 150_000 < largest < 256 * 1024 * 3 // 4  # base64 takes a quarter of the packet
+    assert 150_000 < largest < 256 * 1024 * 3 // 4  # base64 takes up a quarter of the packet
     assert len(asyncio.all_tasks()) == before
     with pytest.raises(SegmentDoesNotFit):
         await create_reliable_channel(*arguments, options=options | {"segment_size_bytes": largest + 1})
@@ -522,7 +522,7 @@ async def test_the_preset_of_2025_opens_on_a_relay_with_segments_that_fit() -> N
     fitted = channel.config.segmentation.segment_size_bytes
     assert 90_000 < fitted < 102_400
     await channel.close()
-    with pytest.raises(SegmentDoesNotFit) as caught:  # this size was chosen
+    with pytest.raises(SegmentDoesNotFit) as caught:  # this size was set explicitly
         await create_reliable_channel(
             *arguments, profile="2025", segment_size_bytes=fitted + 1, auto_start=False
         )
@@ -644,7 +644,7 @@ def test_the_keywords_are_the_settings_of_the_configuration_and_its_sections() -
         del expected[name]
     for kind in SECTIONS.values():
         hints = get_type_hints(kind)
-        hints.pop("persistence", None)  # of SdsConfig: the channel's own, which the document has there
+        hints.pop("persistence", None)  # SdsConfig's own; in the document the name is a channel option
         assert not expected.keys() & hints.keys(), "a flat name has one meaning"
         expected |= hints
     own = {"config", "profile", "encoder", "decoder", "rng"}

@@ -1,6 +1,6 @@
-"""Rooms that channels of other makes share: their messages are payloads without segments.
+"""Rooms shared with channels of other implementations, whose messages are payloads without segments.
 
-The messages are those of js-waku's ReliableChannel, recorded; tests/system/test_channels_waku.py is the live
+The messages were recorded from js-waku's ReliableChannel; tests/system/test_channels_waku.py has the live
 conversation.
 """
 
@@ -131,7 +131,7 @@ async def test_two_of_ours_keep_segments_and_parity_for_what_is_large() -> None:
 
 
 class SilentListener:
-    """A participant of js-waku that sends syncs alone: each reception puts the next one off."""
+    """A participant of js-waku that sends only syncs: each reception postpones the next one."""
 
     def __init__(self, config: SdsConfig, chance: random.Random) -> None:
         self._filter = BloomFilter(BloomParameters(config.bloom_filter_size, config.bloom_filter_error_rate))
@@ -154,7 +154,7 @@ class SilentListener:
 
 
 def told_beside_a_silent_listener(config: SdsConfig, seed: int) -> Counter[type]:
-    """The events of a participant that says sixty things, three a second, to nobody but such a listener."""
+    """Count the events of a participant that sends sixty messages, three a second, to such a listener."""
     chance = random.Random(seed)
     alice = Participant("room", "alice", config, now_ms=START_MS, random=chance.random, receipts=True)
     listener = SilentListener(config, chance)

@@ -1,4 +1,4 @@
-"""A channel's lane of the rate limiter: what waits, of what kind, and what becomes of it."""
+"""A channel's lane of the rate limiter: what waits, of which kind, and what happens to it."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def taken(limiter: RateLimiter) -> Transmission:
 
 def test_a_sync_and_a_repair_are_told_from_chunks_by_their_type_alone():
     limiter, outbox = made()
-    outbox.queue(["sync:1", "repair:x"])  # ids that look like something else
+    outbox.queue(["sync:1", "repair:x"])  # chunk ids that look like other kinds
     outbox.queue_sync(b"sync")
     outbox.queue_repair("x", b"repair")
     kinds = [outbox.background(taken(limiter)) for _ in range(4)]

@@ -36,7 +36,7 @@ from tests.support.scripted_node import (
 )
 
 EPOCH: dict[str, Any] = {"epoch_size_ms": 100_000, "acknowledgement_timeout_ms": 100_000_000}
-"""An epoch begins with the test, and nothing is sent again."""
+"""The test starts at the beginning of an epoch, and nothing is retransmitted."""
 
 
 def texts(node: ScriptedNode) -> list[bytes]:
@@ -51,7 +51,7 @@ async def test_what_exceeds_the_limit_waits_for_the_next_epoch() -> None:
         for n in range(11):
             await channel.send(f"{n}".encode())
         await asyncio.sleep(99)
-        # To the last unit, and no further; the eleventh is queued and not lost.
+        # Up to the limit exactly; the eleventh is queued and not lost.
         assert texts(node) == [f"{n}".encode() for n in range(10)]
         assert channel.sync_status().queued == 1
         await asyncio.sleep(2)
@@ -83,7 +83,7 @@ async def test_a_limit_that_the_transport_declares_is_kept_by_default() -> None:
     assert len(times) == 9
     for at in times:
         assert sum(at <= other < at + 10 for other in times) <= 3
-    assert times[-1] < 25  # and no slower than need be
+    assert times[-1] < 25  # and no more slowly than necessary
 
 
 @pytest.mark.req("C-223")
@@ -262,7 +262,7 @@ async def test_first_transmissions_precede_retransmissions_precede_syncs() -> No
     async with opened(node, **options) as (channel, _):
         for n in range(4):  # uses up the epoch
             await channel.send(f"{n}".encode())
-        await node.deliver(said(1))  # to be acknowledged by a sync
+        await node.deliver(said(1))  # which a sync must acknowledge
         await asyncio.sleep(90)
         assert len(node.sent) == 4
         for n in range(4, 6):
@@ -275,7 +275,7 @@ async def test_first_transmissions_precede_retransmissions_precede_syncs() -> No
         for i, sent in enumerate(node.sent)
     ]
     second_epoch = [kind for kind, sent in zip(kinds, node.sent, strict=True) if 100 <= sent.at < 200]
-    # The sync yields, though it had waited longest; it counts against the hard limit like everything.
+    # The sync yields, although it has waited longest; it counts against the hard limit like everything else.
     assert second_epoch == ["first", "first", "again", "again"]
     fourth_epoch = [kind for kind, sent in zip(kinds, node.sent, strict=True) if sent.at >= 300]
     assert "sync" in fourth_epoch and "sync" not in kinds[: -len(fourth_epoch)]
@@ -321,7 +321,7 @@ async def test_rate_limited_pauses_everything_and_costs_no_attempt() -> None:
         await asyncio.sleep(10)
         await channel.send(b"two")
         await asyncio.sleep(60)
-    # Nothing in the pause; then each goes out as often as if nothing had been.
+    # Nothing is sent during the pause; then each is sent as often as without it.
     assert node.times() == [0.0, 30.0, 30.0, 35.0, 35.0]
     assert texts(node) == [b"one", b"one", b"two", b"one", b"two"]
     assert told.at(ReliableMessageSendError) == [40.0, 40.0]
@@ -394,7 +394,7 @@ async def test_the_count_of_the_epoch_survives_a_restart() -> None:
 
 
 class SlowToCount(MemoryPersistence):
-    """A store that takes its time to write what was sent in an epoch."""
+    """A store that takes 5 s to write how much was sent in an epoch."""
 
     async def apply(self, participant: ParticipantKey, changes: Sequence[Change]) -> None:
         if not participant.channel_id:
@@ -457,7 +457,7 @@ async def test_every_transmission_carries_its_proof() -> None:
         await channel.send(b"a0a1a2")
         await asyncio.sleep(8)
     assert len(node.sent) == 6
-    # Each for the very bytes it goes with, a retransmission again.
+    # Each proof is for exactly the bytes that it is sent with; a retransmission gets a new one.
     assert [sent.payload for sent in node.sent] == made
     assert [sent.envelope.meta for sent in node.sent] == [b"proof %d" % (n + 1) for n in range(6)]
 
@@ -486,7 +486,7 @@ async def test_a_proof_is_kept_for_what_has_to_wait_though_others_overtake_it() 
 @pytest.mark.parametrize("is_cut", [False, True])
 @virtually
 async def test_a_proof_that_cannot_be_made_fails_that_message_alone(is_cut: bool) -> None:
-    """Nor can it where something that its maker waits for was cancelled."""
+    """The same holds if something that the proof provider awaits was cancelled."""
     node = ScriptedNode()
 
     async def prove(message: bytes) -> bytes:

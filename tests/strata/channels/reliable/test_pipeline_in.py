@@ -21,7 +21,7 @@ from tests.support.scripted_node import START_MS, ScriptedNode, chunks, opened, 
 
 
 class Xor:
-    """A hook with a key of one byte; with another key nothing sensible comes out."""
+    """A hook with a one-byte key; with another key it fails."""
 
     def __init__(self, key: int, trace: list[str] | None = None) -> None:
         self.key = key
@@ -44,7 +44,7 @@ async def test_each_chunk_is_decrypted_then_ordered_then_joined_then_told() -> N
     async with opened(node, encryption=hook) as (channel, told):
         first, second = chunks(1, b"abcdefgh", 4, chained=True)
         await node.deliver(hook.encrypt(second.encode()))
-        # Decrypted, and held by SDS: neither logged nor told.
+        # Decrypted and held by SDS: neither logged nor reported.
         assert hook.trace == ["decrypt"] and channel.log() == [] and told.events == []
         await node.deliver(hook.encrypt(first.encode()))
         assert hook.trace == ["decrypt"] * 2
@@ -81,7 +81,7 @@ async def test_what_does_not_decrypt_is_counted_and_changes_nothing() -> None:
     async with opened(node, encryption=mine) as (channel, told):
         await channel.send(b"mine")
         await settle()
-        # It would acknowledge, and reveal a gap, if it were read.
+        # If it were read, it would acknowledge a message and reveal a gap.
         own = HistoryEntry(channel.log()[0], None, "alice")
         unread = said(1, follows=[own, HistoryEntry("unknown", None, "bob")])
         before = len(told.events)
@@ -141,7 +141,7 @@ async def test_a_chunk_acknowledges_reveals_gaps_and_waits_for_what_it_follows()
         first, second = said(1), said(2, follows=[said(1), node.sent[0]])
         await node.deliver(second)
         status = channel.sync_status()
-        assert status.outstanding == ()  # acknowledged, though the message itself has to wait
+        assert status.outstanding == ()  # acknowledged, although the message itself must wait
         assert [each.message_id for each in status.missing] == ["bob-1"]
         assert told.payloads == []
         await node.deliver(first)
@@ -164,7 +164,7 @@ async def test_a_gap_is_asked_for_and_given_up_in_the_end() -> None:
         (lost,) = told.of(IrretrievableMessage)
         assert (lost.message_id, lost.retrieval_hint, lost.sender_id) == ("bob-1", bytes(32), "bob")
         assert lost.channel_id == "room" and abs(lost.first_missing_at - START_MS) < 100
-        # Whoever waited for it waits no longer.
+        # The message that waited for it waits no longer.
         assert told.payloads == [b"bob 2"] and channel.sync_status().missing == ()
 
 
@@ -195,7 +195,7 @@ async def test_a_partial_message_is_dropped_after_its_timeout_and_told() -> None
         assert channel.sync_status().partial_messages == 0
         (lost,) = told.of(IrretrievableMessage)
         assert lost.message_id == channel.get_message_id(b"abcdefgh") and lost.sender_id == "bob"
-        # All of it was acknowledged when it came, so the rest still makes it whole.
+        # All its segments were acknowledged when they came, so the rest still completes it.
         await node.deliver(parts[1])
         assert told.payloads == [b"abcdefgh"]
 
@@ -213,7 +213,7 @@ async def test_partial_messages_are_bounded_in_number_and_bytes(options: dict[st
             await node.deliver(chunks(10 * n, f"{n}234WXYZ".encode(), 4)[0])
         assert channel.sync_status().partial_messages == kept
         assert len(told.of(IrretrievableMessage)) == 5 - kept
-        # The newest ones were kept.
+        # The newest were kept.
         await node.deliver(chunks(40, b"4234WXYZ", 4)[1])
         assert told.payloads == [b"4234WXYZ"]
 
@@ -238,7 +238,7 @@ async def test_what_is_due_is_done_in_rounds_and_none_of_it_is_lost() -> None:
         if seen[sent.sds.message_id]:
             rounds.add(round(sent.at, 1))
         seen[sent.sds.message_id] += 1
-    # Something was due every 300 ms, and was done together, no two rounds closer than told.
+    # They came due every 300 ms, and were sent together in rounds at least the configured time apart.
     assert len(rounds) >= 3
     assert all(later - earlier >= 4.9 for earlier, later in itertools.pairwise(sorted(rounds)))
     assert len(seen) == 10 and set(seen.values()) == {3}
@@ -298,7 +298,7 @@ async def test_a_channel_whose_queue_is_full_hinders_no_other() -> None:
         await node.deliver(said(1, channel="hall"), topic=elsewhere)
         assert told.payloads == [b"bob 1"]
         assert [event.chunk_info.chunk_index for event in told.of(SendingMessage)] == [0]
-        # Nothing of the one is in the other.
+        # Neither has messages of the other.
         assert len(full.log()) == 4 and len(free.log()) == 2
         assert free.sync_status().missing == () and len(free.sync_status().outstanding) == 1
 
@@ -317,7 +317,7 @@ async def test_a_channel_whose_inbox_nobody_empties_hinders_no_other() -> None:
         assert full.sync_status().inbox == 2 and not flood.done()
         await node.deliver(said(1, channel="hall"), topic=elsewhere)
         assert told.payloads == [b"bob 1"]
-        # It reads on where it stopped as soon as somebody takes.
+        # It continues as soon as somebody takes a message.
         taken = [(await anext(full)).payload for _ in range(5)]
         await flood
         assert taken == [f"bob {n}".encode() for n in range(5)]
@@ -345,7 +345,7 @@ async def test_a_reply_is_never_told_before_what_it_answers() -> None:
         question = said(1, b"question", sender="bob")
         answer = said(2, b"answer", sender="carol", follows=[question])
         thanks = said(3, b"thanks", sender="bob", follows=[question, answer])
-        # A smaller Lamport time does not make it go first.
+        # A smaller Lamport time does not move it to the front.
         hasty = said(4, b"hasty", sender="dave", follows=[thanks], lamport=1)
         await node.deliver(hasty, thanks, answer)
         assert told.payloads == []

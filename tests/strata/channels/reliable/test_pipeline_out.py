@@ -23,11 +23,11 @@ from strata.channels.segmentation.messages import message_hash
 from tests.support.scripted_node import TOPIC, Refusal, ScriptedNode, Sent, Told, opened, settle, virtually
 
 REFUSED = 600
-"""Enough that a cost which grows with the queue shows."""
+"""Large enough to expose a cost that grows with the queue."""
 
 
 class Reversing:
-    """A hook that can be seen at work: it turns bytes round."""
+    """A hook whose work is visible: it reverses bytes."""
 
     def __init__(self, trace: list[tuple[str, bytes]]) -> None:
         self.trace = trace
@@ -63,7 +63,7 @@ async def test_each_chunk_is_segmented_registered_encrypted_and_then_sent() -> N
             logged.append(("encrypt", channel.log()))
             return plain_encrypt(content)
 
-        # The channel looks its hook up once, so the probe goes where the hook already reports.
+        # The channel binds its hook's functions once, so the probe replaces the bound function.
         channel._hook._encrypt = encrypt  # type: ignore[union-attr]
         await channel.send(b"abcdefghij")
         await settle()
@@ -71,12 +71,12 @@ async def test_each_chunk_is_segmented_registered_encrypted_and_then_sent() -> N
     dispatched = [data for step, data in trace if step == "dispatch"]
     inside = [SdsMessage.decode(data) for data in encrypted]
     ids = [message.message_id for message in inside if message is not None]
-    # What the hook gets is a whole SDS message around one segment.
+    # The hook gets a whole SDS message around one segment.
     parts = [decode_segment(message.content) for message in inside if message and message.content]
     assert [part.payload for part in parts] == [b"abcd", b"efgh", b"ij"]
-    # SDS had registered each one before it was encrypted.
+    # SDS registered each message before it was encrypted.
     assert all(set(ids) <= set(log) for _, log in logged)
-    # What is sent is what the hook made, one transport message each, and only after it was made.
+    # The output of the hook is what is sent: one transport message each, and only after it was made.
     assert dispatched == [data[::-1] for data in encrypted]
     for data in encrypted:
         assert trace.index(("encrypt", data)) < trace.index(("dispatch", data[::-1]))
@@ -126,7 +126,7 @@ async def test_every_chunk_is_one_sds_message_in_one_transport_message() -> None
         await settle()
     assert len(node.sent) == 5
     assert len({sent.sds.message_id for sent in node.sent}) == 5
-    # The transport message holds that SDS message and nothing besides.
+    # The transport message contains that SDS message and nothing else.
     assert all(sent.sds.encode() == sent.payload for sent in node.sent)
     assert [sent.segment.data_segment_index for sent in node.sent] == [0, 1, 2, 3, 4]
 
@@ -176,7 +176,7 @@ async def test_the_timer_of_a_chunk_starts_when_the_transport_has_it() -> None:
     async with opened(node, acknowledgement_timeout_ms=5_000, max_retransmissions=1) as (channel, _):
         await channel.send(b"slow")
         await asyncio.sleep(60)
-    # Accepted after 20 s, and sent again 5 s after that: not while it was under way.
+    # Accepted after 20 s and retransmitted 5 s after that: not while it was under way.
     assert node.times() == [0.0, 25.0]
 
 
@@ -194,7 +194,7 @@ async def test_no_time_runs_for_a_chunk_that_waits_an_epoch() -> None:
         await channel.send(b"one")
         await channel.send(b"two")
         await asyncio.sleep(200)
-    # An epoch begins with the test.
+    # The test starts at the beginning of an epoch.
     assert node.times() == [0.0, 100.0]
     assert told.at(ReliableMessageSendError) == [5.0, 105.0]
 
@@ -291,7 +291,7 @@ async def test_a_chunk_that_the_transport_never_takes_harms_no_other_message() -
         assert not dead & set(channel.log())
     payloads = [sent.segment.payload for sent in node.sent]
     assert payloads[-2:] == [b"C0", b"C1"]
-    # What comes after does not name what will never come.
+    # Later messages do not name those that will never be sent.
     last = node.sent[-1].sds
     assert not dead & {entry.message_id for entry in last.causal_history}
 

@@ -1,4 +1,4 @@
-"""What a received message says of itself: who, when, and where it stands among all the others."""
+"""What a received message says about itself: who, when, and its place among all the others."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ async def test_all_participants_can_sort_by_one_order_received_messages_and_thei
 
 
 def _placed(recorder: Recorder) -> dict[str, tuple[int, str]]:
-    """The place of each message that one participant knows of, by request."""
+    """The order of each message that one participant knows of, by request id."""
     received = {each.request_id: each.order for each in recorder.of(MessageReceived)}
     own = {each.request_id: each.order for each in recorder.of(ReliableMessageSent)}
     return {name: order for name, order in (received | own).items() if order is not None}
@@ -165,11 +165,11 @@ def test_the_time_of_sending_is_the_earlier_of_two_and_never_nonsense(
     assert date_of_sending(lamport, transmitted_at, NOW) == sent_at
 
 
-# Over restarts, and from earlier versions.
+# Across restarts, and from earlier versions.
 
 
 def hear(node: Node, payload: bytes, author: str, sent_at: int) -> None:
-    """Have a message of this author arrive at one node alone."""
+    """Let a message of this author arrive at one node only."""
     message = ReceivedEnvelope(content_topic=TOPIC, payload=payload, author=author, timestamp=sent_at)
     node.arrives(NodeMessageReceived(node.network.hash_of(payload), message))
 
@@ -200,7 +200,7 @@ async def test_who_sent_it_and_when_outlives_a_wait_for_dependencies_and_in_the_
 
 
 def stored_as(kind: str, key: str, values: list[Any]) -> Put:
-    """A record as a version wrote it that knew so many of its fields."""
+    """A record as written by a version that had only these fields."""
     return Put(kind, key, msgspec.msgpack.encode(values))
 
 

@@ -1,4 +1,4 @@
-"""Sent again until somebody has it, or until it is enough (channel.md §6)."""
+"""Retransmission until somebody has the message or the attempts are used up (channel.md §6)."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from tests.support.scripted_node import (
 
 
 def per_payload(node: ScriptedNode) -> dict[bytes, list[float]]:
-    """When each payload was sent."""
+    """The times at which each payload was sent."""
     found: dict[bytes, list[float]] = {}
     for sent in node.sent:
         found.setdefault(sent.segment.payload, []).append(round(sent.at, 1))
@@ -52,7 +52,7 @@ async def test_in_silence_a_chunk_goes_out_again_at_a_fixed_pace_and_then_fails(
         assert node.times() == [0.0, 4.0, 8.0, 12.0]
         assert told.of(ReliableMessageDeliveryError) == []
         await asyncio.sleep(100)
-        # After the last attempt's own timeout, and never again.
+        # After the timeout of the last attempt, and never again.
         assert len(node.sent) == 4
         assert told.at(ReliableMessageDeliveryError) == told.at(ReliableMessageSendError) == [16.0]
         (error,) = told.of(ReliableMessageSendError)
@@ -125,7 +125,7 @@ async def test_a_possibly_acknowledged_chunk_waits_longer_and_goes_last() -> Non
         await asyncio.sleep(0.8)
         await channel.send(b"unseen")
         await asyncio.sleep(30)
-    # The round after the one of second 7.5 finds both due: the one at 8.0, the other only at 8.3.
+    # The round after that of second 7.5 finds both due: one since 8.0, the other since 8.3.
     times = per_payload(node)
     assert times[b"seen in a filter"] == [0.0, 8.5] and times[b"unseen"] == [4.3, 8.5]
     assert [sent.segment.payload for sent in node.sent[-2:]] == [b"unseen", b"seen in a filter"]
@@ -143,7 +143,7 @@ async def test_offline_no_attempt_is_made_and_none_counted() -> None:
         assert node.times() == [0.0] and told.of(ReliableMessageSendError) == []
         await node.reconnect()
         await asyncio.sleep(30)
-    # Two seconds of the first timeout had passed, the other two come after the minute.
+    # Two seconds of the first timeout had passed; the other two follow the minute offline.
     assert node.times() == [0.0, 64.0, 68.0]
     assert told.at(ReliableMessageSendError) == [72.0]
 
@@ -188,7 +188,7 @@ async def test_a_retransmission_is_the_same_sds_message_in_a_new_transport_messa
     async with opened(node, acknowledgement_timeout_ms=4_000, max_retransmissions=2) as (channel, told):
         await node.deliver(said(1))
         await channel.send(b"same")
-        # Another message meanwhile changes history, filter and Lamport time of what is wrapped later.
+        # Another message in between changes history, filter and Lamport time of what is wrapped later.
         await asyncio.sleep(1)
         await node.deliver(said(2))
         await channel.send(b"other")
@@ -196,7 +196,7 @@ async def test_a_retransmission_is_the_same_sds_message_in_a_new_transport_messa
     same = [sent for sent in node.sent if sent.segment.payload == b"same"]
     assert len(same) == 3 and len({sent.payload for sent in same}) == 1
     assert len({sent.message_hash for sent in same}) == 3
-    # Its events name it as the same chunk of the same request.
+    # Its events name the same chunk of the same request.
     assert len(told.of(MessageSent)) == 6
 
 
@@ -250,7 +250,7 @@ def test_one_acknowledgement_ends_retransmission_and_the_others_close_their_own_
     async def scenario(run: Simulation) -> None:
         first, _, third = run.participants
         lossy = third.name
-        # The third hears nothing at all while the first speaks.
+        # The third hears nothing at all while the first sends.
         for relay in run.network.relays:
             run.network.cut(lossy, relay)
         for n in range(5):

@@ -1,4 +1,4 @@
-"""What was missed: asked for by hint, by window, and on connecting (channel.md §8)."""
+"""Retrieving missed messages: by hint, by window, and on connecting (channel.md §8)."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Reversing:
 
 
 def chain(node: ScriptedNode, length: int) -> list[SdsMessage]:
-    """Messages that each follow the one before, all in the store, each naming the other's hash."""
+    """Store messages that each follow the previous one and hint at its hash."""
     made: list[SdsMessage] = []
     hint: bytes | None = None
     for n in range(length):
@@ -98,7 +98,7 @@ async def test_the_store_is_asked_again_at_the_given_frequency() -> None:
         await node.deliver(said(2, follows=[HistoryEntry("bob-1", bytes(32), "bob")]))
         await asyncio.sleep(30)
         asked = sorted([at for at, _ in node.fetches] + [query.at for query in node.queries])
-        # Soon after the gap is found and seven seconds later, then more rarely while nothing ever comes.
+        # Soon after the gap is found, seven seconds later, then less often while nothing is found.
         assert [round(at) for at in asked] == [0, 7, 21]
 
 
@@ -111,7 +111,7 @@ async def test_gaps_that_come_one_after_the_other_are_asked_for_together() -> No
             await node.deliver(said(10 + n, follows=[HistoryEntry(f"bob-{n}", bytes([n]) * 32, "bob")]))
             await asyncio.sleep(1)
         await asyncio.sleep(5)
-        # The first alone, then none sooner than a frequency later; by then all the others are known.
+        # The first alone; the next query comes one retrieval interval later, and covers all the others.
         assert [round(at) for at, _ in node.fetches] == [0]
         assert [round(query.at) for query in node.queries] == [7]
 
@@ -137,7 +137,7 @@ async def test_without_a_hint_the_topic_is_read_through() -> None:
         await asyncio.sleep(1)
         assert node.fetches == []
         (query,) = node.queries
-        # It ends as soon as nothing is missing any more.
+        # It ends as soon as nothing is missing.
         assert query.pages == 2
         assert set(told.payloads) == {b"carol 9", b"bob 1", b"bob 2"}
 
@@ -182,7 +182,7 @@ async def test_what_is_retrieved_goes_the_way_of_everything() -> None:
         await asyncio.sleep(1)
         assert channel.log() == ["bob-1"] and told.payloads == [b"bob 1"]
         assert channel.statistics.sds.undecodable >= 1
-        # Again the same from the store: once is enough.
+        # The same message again, as from the store: it is delivered once.
         await node.deliver(first)
         assert told.payloads == [b"bob 1"]
 
@@ -215,7 +215,7 @@ async def test_a_gap_of_a_hundred_messages_is_chased_to_its_end() -> None:
         await asyncio.sleep(30)
         assert told.payloads == [f"bob {n}".encode() for n in range(102)]
         assert channel.sync_status().missing == ()
-        # Within bounds: not a question for each of them.
+        # Bounded: not one query for each of them.
         assert len(node.fetches) + len(node.queries) <= 10
 
 
@@ -227,7 +227,7 @@ async def test_hints_alone_close_a_gap_too_when_each_answer_brings_something() -
         messages = chain(node, 5)
         await node.deliver(messages[0])
         await node.deliver(messages[4])
-        await asyncio.sleep(1)  # far less than the ten seconds between fruitless questions
+        await asyncio.sleep(1)  # far less than the ten seconds between fruitless queries
         assert told.payloads == [f"bob {n}".encode() for n in range(5)]
         assert [len(hashes) for _, hashes in node.fetches] == [1, 1, 1] and node.queries == []
 
@@ -394,7 +394,7 @@ async def test_the_window_begins_at_the_last_success_and_is_capped() -> None:
         if expected_ms is None:
             assert abs(since - (now_ms - 30 * DAY_MS)) < 60_000
         else:
-            # From the last success on, and some minutes of grace for others' clocks.
+            # From the last success on, minus some minutes of grace for others' clocks.
             assert expected_ms - 15 * 60_000 <= since <= expected_ms + 10_000
 
 
@@ -444,12 +444,12 @@ async def test_a_store_that_falls_silent_is_left_after_a_while() -> None:
     async with opened(node) as (channel, told):
         await asyncio.sleep(61)
         assert channel.statistics.retrievals_failed == 1
-        # What arrives is received all the while.
+        # Messages that arrive are received in the meantime.
         await node.deliver(said(1))
         assert told.payloads == [b"bob 1"]
 
 
-# The schedule of retrieval alone.
+# Only the schedule of retrieval.
 
 HINTED = [HistoryEntry("m1", bytes(32), "bob"), HistoryEntry("m2", bytes(31) + b"\x01", "bob")]
 BARE = [HistoryEntry("m3", None, "bob")]
@@ -494,7 +494,7 @@ def test_as_long_as_answers_bring_something_the_next_question_follows_at_once() 
         plans.append(schedule.take(now, HINTED))
         schedule.finished(now, brought=1, still_missing=True)
         assert schedule.at == now
-    # After four by hint the topic is read through once, then hints again.
+    # After four queries by hint the topic is read through once, then hints are used again.
     assert [type(plan) for plan in plans] == [ByHash] * 4 + [ByWindow, ByHash]
 
 
@@ -576,7 +576,7 @@ def test_whatever_happens_a_gap_is_asked_for_again_within_bounds(steps: list[tup
         assert schedule.at == math.inf or schedule.at >= 0
 
 
-# Catching up alone.
+# Only catching up.
 
 
 def catching(threshold: int = 300_000, mark: QueryMark | None = None, enabled: bool = True) -> CatchingUp:
@@ -604,7 +604,7 @@ def test_the_first_connection_is_always_asked() -> None:
         (QueryMark(START_MS - 5 * DAY_MS, START_MS - DAY_MS), START_MS - DAY_MS - 600_000),
         (QueryMark(START_MS - 60 * DAY_MS, START_MS - 61 * DAY_MS), START_MS - 30 * DAY_MS),
         (QueryMark(START_MS + 300_000, 0), START_MS - 600_000),  # the clock was set back
-        # It was wrong when that was stored, and nobody knows for how long: the whole window.
+        # It was wrong when this was stored, for an unknown time: the whole window.
         (QueryMark(START_MS + DAY_MS, 0), START_MS - 30 * DAY_MS),
     ],
 )
@@ -626,7 +626,7 @@ def test_the_mark_is_stored_after_a_query_at_times_while_receiving_and_at_the_en
     upto.changes_to_store()
     for n in range(100):
         upto.received(START_MS + 2 + n)
-    assert len(marks([*upto.changes_to_store()])) <= 1  # not for each message
+    assert len(marks([*upto.changes_to_store()])) <= 1  # not one for each message
     upto.stopped()
     assert marks([*upto.changes_to_store()]) == [QueryMark(START_MS, START_MS + 101)]
     upto.stopped()

@@ -1,4 +1,4 @@
-"""Over restarts, crashes and failing disks: nothing told is lost, nothing is told twice (channel.md §13)."""
+"""Restarts, crashes and failing disks: nothing reported is lost or reported twice (channel.md §13)."""
 
 from __future__ import annotations
 
@@ -60,10 +60,10 @@ Opener = Callable[[], Persistence]
 
 
 class Disk:
-    """A durable store that is opened again and again."""
+    """A durable store that is opened repeatedly."""
 
     def __init__(self, path: Path | None) -> None:
-        """`path` None: a store of somebody else's making, else SQLite."""
+        """SQLite at `path`; if None, a store that a user wrote."""
         self.path = path
         self._held: dict[ParticipantKey, StoredState] = {}
 
@@ -74,7 +74,7 @@ class Disk:
         return InPlace(lambda: SqlitePersistence.open(path, synchronous="NORMAL"))
 
     def another(self, name: str) -> Disk:
-        """An empty one of the same kind."""
+        """An empty store of the same kind."""
         return Disk(None if self.path is None else self.path.with_name(name))
 
 
@@ -95,7 +95,7 @@ async def living(open_disk: Opener, node: ScriptedNode, **options: Any) -> Async
 
 
 def later(seconds: float) -> ScriptedNode:
-    """The node of a later life."""
+    """The node of a later life, whose clock is ahead by this many seconds."""
     node = ScriptedNode()
     node.clock_offset = seconds
     return node
@@ -117,7 +117,7 @@ async def test_unacknowledged_chunks_are_sent_again_after_a_restart(disk: Disk) 
     again = later(60)
     async with living(disk, again, **options) as (channel, told):
         await settle()
-        # What is overdue goes at once: the same messages, under the same request.
+        # What is overdue is sent at once: the same messages, with the same request id.
         assert [sent.payload for sent in again.sent] == [node.sent[0].payload, node.sent[2].payload]
         assert [sent.request_id for sent in again.sent] == [f"{request_id}:1", f"{request_id}:3"]
         await again.deliver(sync(2, follows=[again.sent[0], again.sent[1]]))
@@ -142,7 +142,7 @@ async def test_what_was_given_up_long_ago_is_still_so_after_a_restart(
             await channel.send(payload)
         await asyncio.sleep(10)
         assert [each.undelivered for each in channel.sync_status().outstanding] == [True, True, True]
-    # Else it would be outstanding for ever: only so many that were given up are kept.
+    # Otherwise they would be outstanding for ever: only a limited number of abandoned messages is kept.
     monkeypatch.setattr("strata.channels.reliable.requests._MAX_UNDELIVERED", 2)
     async with living(disk, later(60), **options) as (channel, _):
         assert [each.undelivered for each in channel.sync_status().outstanding] == [True, True]
@@ -161,7 +161,7 @@ async def test_attempts_made_before_a_restart_count(disk: Disk) -> None:
     async with living(disk, again, **options) as (channel, told):
         await asyncio.sleep(60)
         assert len(again.sent) == 1 and len(told.of(ReliableMessageDeliveryError)) == 1
-    # The error was told; a late acknowledgement still counts, also in the next life.
+    # The error was reported; a late acknowledgement still counts, even in a later life.
     third = later(120)
     async with living(disk, third, **options) as (channel, told):
         await asyncio.sleep(60)
@@ -250,7 +250,7 @@ async def test_hints_are_known_after_a_restart(disk: Disk) -> None:
 @virtually
 async def test_filter_and_lamport_time_go_on_after_a_restart(disk: Disk) -> None:
     node = ScriptedNode()
-    ahead = said(1, lamport=1_760_000_000_000 + 3_600_000)  # an hour ahead: the clock follows
+    ahead = said(1, lamport=1_760_000_000_000 + 3_600_000)  # an hour ahead: the Lamport clock follows
     async with living(disk, node) as (_, told):
         await node.deliver(ahead)
         assert told.payloads == [b"bob 1"]
@@ -330,7 +330,7 @@ async def test_channels_and_senders_share_a_store_and_nothing_in_it(disk: Disk) 
 
 @dataclass
 class Program:
-    """What alice's program knows for itself, over all its lives."""
+    """What alice's program itself knows, over all its lives."""
 
     lives: int = 0
     tried: int = 0
@@ -345,7 +345,7 @@ class Outcome:
     heard: list[bytes]
     """What bob received."""
     writes: int
-    """How many writes alice's first life made."""
+    """The number of writes in alice's first life."""
     crashed: bool
     in_step: bool
 
@@ -356,10 +356,10 @@ TALK: dict[str, Any] = {**QUIET, "segment_size_bytes": 16, "sync_min_interval_ms
 
 
 async def live(program: Program, node: SimNode, store: Persistence, hand_over: str) -> bool:
-    """A life of alice's program; whether it ended with nothing left to do."""
+    """One life of alice's program; return whether it ended with nothing left to do."""
     options: dict[str, Any] = {**TALK, "hand_over": hand_over, "persistence": store}
     program.lives += 1
-    # No two lives roll the same dice: their requests would have the same ids.
+    # Each life has another random seed: otherwise their requests would have the same ids.
     rng = random.Random(100 + program.lives)
     channel = make_channel(node, "room", TOPIC, "alice", rng=rng, options=options)
 
@@ -377,7 +377,7 @@ async def live(program: Program, node: SimNode, store: Persistence, hand_over: s
     taking = asyncio.create_task(take())
     while program.tried < len(PLAN):
         payload = PLAN[program.tried]
-        program.tried += 1  # whether it was accepted is not known when the program dies here
+        program.tried += 1  # if the program dies here, it does not know whether it was accepted
         await channel.send(payload)
         program.accepted.append(payload)
         await asyncio.sleep(2)
@@ -452,13 +452,13 @@ def test_a_crash_at_any_write_loses_nothing_that_was_promised_and_repeats_nothin
         outcome = run(crash_at)
         program, where = outcome.program, f"crash at write {crash_at} of {whole.writes}"
         assert outcome.crashed and outcome.in_step, where
-        # Accepted means that bob gets it; nothing reaches him twice.
+        # Accepted means that bob gets it; he receives nothing twice.
         assert max(Counter(outcome.heard).values()) == 1, where
         assert set(program.accepted) <= set(outcome.heard), where
         received = Counter(program.received)
         if hand_over == "once":
             assert max(received.values()) == 1, where
-            # The one that was being handed over may be gone with the program, and no other.
+            # Only the one that was being handed over may be lost with the program.
             assert len(set(BOBS) - set(received)) <= int(written), where
         else:
             assert set(received) == set(BOBS), where
@@ -538,7 +538,7 @@ async def test_a_failing_store_is_seen_and_tried_again_and_nothing_leaves_meanwh
         assert not sending.done() and node.sent == [] and told.events == []
         broken = channel.health.store
         assert isinstance(broken.error, StorageFull) and broken.failures > 2
-        # A further message is refused: nothing more is promised now.
+        # A further message is refused: nothing more can be promised now.
         with pytest.raises(StorageFull):
             await channel.send(b"too much")
         assert len(told.of(SendingMessageIrrecoverableError)) == 1
@@ -586,7 +586,7 @@ async def test_nothing_is_told_before_it_is_stored(hand_over: str) -> None:
         await asyncio.sleep(9)
         await node.deliver(said(1), sync(2, follows=[node.sent[0]]))
         await asyncio.sleep(5)
-        # The transport has it, and somebody; a crash would have it all told again in the next life.
+        # The transport and a peer have it; if reported now, a crash would make the next life report it again.
         assert told.names == ["sending-message"]
         store.error = None
         await asyncio.sleep(31)
@@ -604,7 +604,7 @@ async def test_nothing_is_acknowledged_to_others_before_it_is_stored() -> None:
         message = said(1)
         await node.deliver(message)
         await asyncio.sleep(60)
-        # Were the program to die now, the message would be gone: nobody may think that it is here.
+        # If the program died now, the message would be lost: no peer may think that it is here.
         early = [sent.sds for sent in node.sent]
         store.error = None
         await asyncio.sleep(60)
@@ -696,7 +696,7 @@ async def test_a_second_user_of_a_store_is_turned_away(tmp_path: Path) -> None:
     assert out.strip() == b"in use"
     with pytest.raises(StoreInUse):
         await SqlitePersistence.open(path)
-    # The first one is not disturbed.
+    # The first is not disturbed.
     node = ScriptedNode()
     channel = make_channel(node, "room", TOPIC, "alice", options={"persistence": store})
     async with channel:

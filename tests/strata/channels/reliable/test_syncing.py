@@ -1,4 +1,4 @@
-"""`syncing` and `synced`: what is received, missing and lost, told as it changes and no more than that."""
+"""`syncing` and `synced`: what is received, missing and lost, reported when it changes and not otherwise."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.support.channel_world import World, content_message, until, virtually
 
 
 def news(channel: ReliableChannel) -> list[Syncing | Synced]:
-    """What the channel tells of its standing from now on."""
+    """Collect the sync events of the channel from now on."""
     told: list[Syncing | Synced] = []
     for name in (Syncing.name, Synced.name):
         channel.message_events.on(name, told.append)

@@ -1,4 +1,4 @@
-"""What a node has and has not answered is bounded, and leaves when it is answered or given up."""
+"""What a node has not answered yet is bounded, and is removed when it is answered or given up."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Promises that are made in words: what a channel does not do, and what others see of it."""
+"""Promises made in words: what a channel does not do, and what others can see of it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ DOCS = Path(__file__).parents[4] / "docs"
 
 
 def guides() -> str:
-    """Everything written for users about channels, in one line of small letters."""
+    """Everything written for users about channels, as one line in lower case."""
     pages = [page for page in DOCS.rglob("*.md") if "requirements" not in page.parts]
     about = [page.read_text() for page in pages if re.search(r"reliable channel", page.read_text(), re.I)]
     return " ".join(" ".join(about).lower().split())

@@ -1,4 +1,4 @@
-"""The benchmark runs, and its drawing is well-formed; its figures mean nothing here."""
+"""The benchmark runs and its plot is well-formed; its figures mean nothing here."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The filter, byte for byte that of the JavaScript package."""
+"""The filter, byte for byte as in the JavaScript package."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a program that drives SDS by itself asks of a participant: why, now, and what waits."""
+"""What a program that drives SDS itself needs: why a message is refused, a sync now, and what waits."""
 
 from __future__ import annotations
 

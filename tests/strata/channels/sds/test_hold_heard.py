@@ -1,4 +1,4 @@
-"""What is heard while a store is read waits for its turn, so that each sender's messages stay in order."""
+"""Messages heard while a store is read wait for their turn, so that each sender's messages stay in order."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def join(name: str, state: SdsState | None = None) -> Participant:
 
 
 def conversation(seed: int, count: int) -> list[SdsMessage]:
-    """Messages in the order in which a store gets them, of senders who hear one another late."""
+    """Messages in the order in which a store gets them; their senders hear one another late."""
     chance = random.Random(seed)
     senders = {name: join(name) for name in SENDERS}
     heard = dict.fromkeys(SENDERS, 0)
@@ -42,7 +42,7 @@ def delivered(participant: Participant) -> list[str]:
 
 
 def assert_causal(order: list[str], said: list[SdsMessage]) -> None:
-    """Each once, each sender's messages as it sent them, and nothing before what it names."""
+    """Check that each is delivered once, in its sender's order, and after the messages that it names."""
     place = {message_id: at for at, message_id in enumerate(order)}
     assert len(place) == len(order) == len(said)
     last: dict[str, int] = {}
@@ -64,8 +64,9 @@ def assert_causal(order: list[str], said: list[SdsMessage]) -> None:
 def test_whoever_hears_while_it_reads_gets_every_senders_messages_in_order(
     seed: int, count: int, joins: int, restarts: bool
 ) -> None:
-    """The reader has read to some place when it ends. In its next life it hears everything from some later
-    message on, and reads the rest beside it, as the two happen to come."""
+    """The reader had read to some place when it ended. In its next life it hears everything from some later
+    message on, and reads the rest at the same time, in any interleaving.
+    """
     chance = random.Random(seed)
     said = conversation(seed, count)
     read_to = min(joins, count)
@@ -93,7 +94,7 @@ def test_whoever_hears_while_it_reads_gets_every_senders_messages_in_order(
 
 
 def test_without_holding_a_message_overtakes_an_earlier_one_of_its_sender() -> None:
-    """Why it is there: a history of two entries can leave out all that its sender said before."""
+    """The reason for holding: a history of two entries can omit all that its sender said before."""
     anna, bert = join("anna"), join("bert")
     one = anna.wrap(b"one", T + 1, 1)
     crossing = [bert.wrap(text, T + 2 + n, 2 + n) for n, text in enumerate((b"two", b"three"))]
@@ -104,7 +105,7 @@ def test_without_holding_a_message_overtakes_an_earlier_one_of_its_sender() -> N
     bert.receive(two.encode(), T + 7)
     bert.receive(one.encode(), T + 8, stored=True)
     assert delivered(bert) == [two.message_id, one.message_id]
-    # With it, the same comes in order, whether the store is read to this place or says first that it ends.
+    # With holding, they arrive in order, whether the store is read to this place or first says that it ends.
     for reads in (True, False):
         bert = join("bert")
         for text, at in ((b"two", 2), (b"three", 3)):

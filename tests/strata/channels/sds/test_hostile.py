@@ -1,4 +1,4 @@
-"""What strangers may send, and what it may cost."""
+"""What strangers may send, and how much it may cost."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ def test_what_is_held_is_bounded_in_bytes_and_twice_that_for_what_others_wait_fo
     assert [each.message_id for each in bob.waiting()] == ["m0", "m1", "m3", "wanted"]
     bob.receive(forged("gap", lamport=T - 1), T)
     assert sorted(delivered(bob)) == ["gap", "m0", "m1", "m3", "wanted"]
-    # What was let go has made room for as much again.
+    # Releasing them has made room for as much again.
     for number in range(5, 8):
         bob.receive(forged(f"m{number}", "hole", content=big), T)
     assert len(bob.waiting()) == 2
@@ -186,7 +186,7 @@ def test_bytes_kept_are_bounded_and_unacknowledged_messages_outlive_the_log() ->
     bob.dispatched(own.message_id, T)
     source = random.Random(1)
     for number in range(100):
-        noise = source.randbytes(18_752)  # a filter that nothing compresses
+        noise = source.randbytes(18_752)  # an incompressible filter
         data = SdsMessage("mallory", str(number), "room", T, (), noise, content=b"x").encode()
         bob.receive(data, T)
     assert bob._history.archive.size_bytes < 250_000

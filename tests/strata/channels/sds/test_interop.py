@@ -1,6 +1,6 @@
-"""With the JavaScript package: an exchange it recorded, and a live one where it can be had.
+"""With the JavaScript package: a recorded exchange, and a live one where the package is available.
 
-The live one is with the package of `web/`, or of the folder that `STRATA_SDS_PEER` names.
+The live exchange uses the package of `web/`, or of the folder that `STRATA_SDS_PEER` names.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def time_of(step: dict[str, Any]) -> int:
 
 
 class LivePeer:
-    """A participant of the package in a process of its own."""
+    """A participant of the package, in a separate process."""
 
     def __init__(self, process: subprocess.Popen[str]) -> None:
         self._process = process
@@ -127,7 +127,7 @@ def test_both_sides_understand_each_other_live(peer: LivePeer) -> None:
     assert isinstance(acknowledged, Acknowledged)
     assert isinstance(delivered, Delivered) and delivered.content == b"hello from there"
 
-    # Ours acknowledges theirs; a lost one is held for, and delivered after, it comes.
+    # Ours acknowledges theirs; what follows a lost message is held, and delivered once that message arrives.
     lost, second = say("lost at first"), say("waits for it")
     assert peer.receive(second.encode())
     names = [event for event, _ in peer("events")]
@@ -135,7 +135,7 @@ def test_both_sides_understand_each_other_live(peer: LivePeer) -> None:
     assert peer.receive(lost.encode())
     assert [name for name, _ in peer("events")].count("sds:in:message-delivered") == 2
 
-    # Theirs lists two of our five: the others are acknowledged because those follow them.
+    # Theirs lists two of our five messages: the others are acknowledged because these two follow them.
     chunks = [say(f"chunk {number}") for number in range(5)]
     for message in chunks:
         assert peer.receive(message.encode())
@@ -145,7 +145,7 @@ def test_both_sides_understand_each_other_live(peer: LivePeer) -> None:
     }
     assert ours.outgoing() == {}
 
-    # Their filter alone is a possible acknowledgement, and our sync is one that they take.
+    # Their filter alone is a possible acknowledgement, and they accept our sync.
     theirs = peer.send("the last word")
     ours.receive(theirs, now())
     ours.handle_timer(now() + 2_600)

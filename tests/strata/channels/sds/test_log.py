@@ -109,7 +109,7 @@ def test_bodies_are_restored_byte_for_byte_in_any_order() -> None:
 
 @pytest.mark.parametrize("senders", [3, 65, 300])
 def test_a_message_costs_the_same_however_many_speak(senders: int) -> None:
-    """Above 64 senders nearly every message began a keyframe of 18 KB."""
+    """With more than 64 senders, nearly every message used to start a keyframe of 18 KB."""
     archive, count = Archive(), 600
     received = BloomFilter(BloomParameters(10_000, 0.001))
     for number in range(1_000):
@@ -143,7 +143,7 @@ def test_the_first_to_leave_is_the_first_that_is_still_there() -> None:
 
 
 def test_what_leaves_before_its_turn_leaves_nothing_behind() -> None:
-    """A program whose messages are all refused withdraws each, in a log that is never full."""
+    """A program whose messages are all refused withdraws each of them, in a log that is never full."""
     log, known = MessageLog(), KnownIds(100_000)
     for number in range(3_000):
         log.add(entry(number, number))

@@ -31,7 +31,7 @@ def test_idle_traffic_does_not_grow_with_the_number_of_people(people: int, minut
 @pytest.mark.req("C-133", "C-136")
 @pytest.mark.parametrize("people", [2, 10, 100, 1_000])
 def test_a_few_acknowledge_for_all(people: int) -> None:
-    """With up to 0.3 s from one to the other, where the time of grace is 2.5 s."""
+    """Up to 0.3 s from one participant to another, with a grace period of 2.5 s."""
     counts = [acknowledging(people, seed) for seed in range(20)]
     assert sum(counts) / len(counts) < 6
     assert max(counts) < 20
@@ -66,7 +66,7 @@ def test_a_newcomer_and_a_lone_participant_sync() -> None:
 
 
 def test_whoever_syncs_alone_gives_way_to_the_others() -> None:
-    """Somebody who has begun anew knows nobody, and would be first for ever."""
+    """A participant that has started anew knows nobody, and would otherwise always be first."""
     newcomer, old = Pace(30_000, lambda: 0.5), Pace(30_000, lambda: 0.5)
     for number in range(20):
         old.heard(str(number), 0, 0)
@@ -82,7 +82,7 @@ def test_copies_and_what_a_store_has_do_not_look_like_a_crowd() -> None:
     bob = Participant("room", "bob", now_ms=T, random=lambda: 0.5, receipts=True)
     bob.receive(SdsMessage("alice", "hello", "room", T, content=b"x", receipts=b"").encode(), T)
     for number in range(300):
-        # Four copies of each of the syncs of an hour, read at once.
+        # Four copies of each sync of the last hour, read at once.
         lamport = T - 12_000 * (number // 4)
         bob.receive(SdsMessage("alice", "s", "room", lamport, receipts=b"").encode(), T + number)
     assert bob.get_timer() <= T + 30_300

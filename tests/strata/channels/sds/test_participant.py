@@ -64,7 +64,7 @@ def stranger(
     asks: tuple[HistoryEntry, ...] = (),
     sender: str = "mallory",
 ) -> bytes:
-    """A message made by hand; `has` are the ids in its filter."""
+    """A message built by hand; `has` are the ids in its filter."""
     bloom_filter = BloomFilter(PARAMETERS)
     for each in has:
         bloom_filter.insert(each)
@@ -79,7 +79,7 @@ def of(kind: type[E], events: Sequence[SdsEvent]) -> list[E]:
 
 
 def run_until(participant: Participant, end: int) -> list[SdsEvent]:
-    """Follow the timer up to a moment, sending nothing; retransmissions count as dispatched."""
+    """Run the timer up to `end`, sending nothing; retransmissions count as dispatched."""
     events: list[SdsEvent] = []
     while (at := participant.get_timer()) <= end:
         now = math.ceil(at)
@@ -131,7 +131,7 @@ def test_the_history_names_the_last_two_with_hint_and_sender() -> None:
     )
     plain = join("bob", replace(QUIET, enable_repair=False))
     plain.receive(stranger("m1"), T)
-    # Others may repair, whatever this participant does.
+    # Others may repair, even if this participant does not.
     assert plain.wrap(b"x", T, 1).causal_history == (HistoryEntry("m1", None, "mallory"),)
 
 
@@ -349,7 +349,7 @@ def test_what_no_named_message_follows_or_the_filter_lacks_is_not_inferred() -> 
     alice = join("alice")
     one, two, three = (say(alice, text).message_id for text in "123")
     alice.receive(stranger("m", two, has=(one, three)), T)
-    # `one` is followed by `two` and in the filter; `three` is not followed; of `two` there is no doubt.
+    # `one` is followed by `two` and in the filter; `three` is not followed; `two` is named, so it is certain.
     events = alice.events()
     assert {event.message_id for event in of(Acknowledged, events)} == {one, two}
     assert of(PossiblyAcknowledged, events) == [PossiblyAcknowledged(three, 1)]
@@ -385,7 +385,7 @@ def test_a_filter_of_another_size_is_ignored() -> None:
     ("ids", "believed"), [(10_000, True), (14_000, True), (16_000, False), (30_000, False)]
 )
 def test_a_filter_that_was_never_rolled_over_acknowledges_nothing(ids: int, believed: bool) -> None:
-    """Of 30 000 ids it would have every fourth message that nobody has received."""
+    """With 30 000 ids, it would contain every fourth message that was never received."""
     alice = join("alice")
     held = say(alice, "held").message_id
     lost = [say(alice, f"lost {number}").message_id for number in range(50)]
@@ -541,7 +541,7 @@ def test_a_time_from_the_far_future_freezes_nothing() -> None:
 
 
 def sync_times(chance: float, act: str) -> int:
-    """When the sync comes, in ms after something happened at T + 1000."""
+    """How many ms after an event at T + 10 000 the sync comes."""
     bob = join("bob", SdsConfig(), chance=1.0)
     bob.receive(stranger("m1"), T)
     for event in run_until(bob, T + 10_000):
@@ -599,7 +599,7 @@ def test_a_sync_carries_history_and_filter_and_advances_the_time() -> None:
 
 
 def test_a_sync_names_what_a_peer_was_seen_to_lack() -> None:
-    """Decision 0014: m1 is named by nobody, so without this a peer that missed it would never know."""
+    """Decision 0014: no message names m1, so without this a peer that missed it would never know."""
     bob = join("bob", SdsConfig())
     for number in (1, 2, 3):
         bob.receive(stranger(f"m{number}", lamport=T + number), T)
@@ -655,7 +655,7 @@ def test_what_is_missing_is_asked_for_in_its_time() -> None:
             assert SdsMessage.decode(event.data).repair_request == ()  # type: ignore[union-attr]
     while not seen:
         now = math.ceil(bob.get_timer())
-        # Others sync all the time, which puts off one's own, but not the request.
+        # Others sync all the time, which delays one's own sync, but not the request.
         bob.receive(stranger("s", lamport=now, content=None, sender="carol"), now)
         for event in run_until(bob, now):
             if isinstance(event, SendSync):
@@ -727,7 +727,7 @@ def test_unacknowledged_messages_that_left_the_log_survive_a_restart() -> None:
 
 
 def reborn(name: str, *lives: Participant, config: SdsConfig = QUIET, now: int = T) -> Participant:
-    """The next life of a participant, from what all its lives have stored."""
+    """The next life of a participant, from what all its previous lives have stored."""
     state = SdsState(change for life in lives for change in life.changes())
     return Participant("room", name, config, now_ms=now, random=lambda: 0.5, state=state)
 
@@ -811,7 +811,7 @@ def test_own_messages_are_numbered_on_after_a_restart() -> None:
     again = Participant("room", "alice", QUIET, now_ms=T, random=lambda: 0.5, state=state)
     second = say(again, "second")
     state.apply(again.changes())
-    # Whoever names the first has not received the second, though a crowded filter seems to have it.
+    # A peer that names only the first has not received the second, though a crowded filter seems to have it.
     last = Participant("room", "alice", QUIET, now_ms=T, random=lambda: 0.5, state=state)
     last.receive(stranger("m", first.message_id, has=(first.message_id, second.message_id)), T)
     assert last.outgoing() == {second.message_id: OutgoingState.POSSIBLY_ACKNOWLEDGED}
@@ -847,7 +847,7 @@ def test_the_sweep_delivers_what_has_become_complete_unnoticed() -> None:
     bob.receive(stranger("m2", "m1"), T)
     state = SdsState(bob.changes())
     bob.receive(stranger("m1"), T)
-    # A state in which m1 was logged, and m2 not yet released.
+    # A state in which m1 was logged and m2 not yet released.
     state.apply(change for change in bob.changes() if change.key == "m1")
     again = Participant("room", "bob", QUIET, now_ms=T, random=lambda: 0.5, state=state)
     assert [event.message_id for event in of(Delivered, run_until(again, T + 5_000))] == ["m2"]

@@ -46,7 +46,7 @@ def say(sender: Participant, text: str, now: int = T) -> SdsMessage:
 
 
 def next_sync(participant: Participant, *, within: int = 120_000, now: int = T) -> SdsMessage:
-    """The next sync that a participant sends by itself."""
+    """The next sync that a participant sends on its own."""
     while (at := math.ceil(participant.get_timer())) <= now + within:
         participant.handle_timer(at)
         for event in participant.events():
@@ -108,7 +108,7 @@ def test_whoever_does_not_list_reads_everything_and_gets_filters_from_its_first_
         assert answer.receipts is not None
     old.receive(answer.encode(), T + HOUR)
     assert old.outgoing() == {}
-    # Nothing from it for an hour: it has left, or has learned to list.
+    # Not heard from for an hour: it has left, or has learned to list.
     assert say(new, "later", T + HOUR + 1).bloom_filter is None
 
 
@@ -123,7 +123,7 @@ def test_a_message_that_is_sent_again_is_listed_again() -> None:
     alice, bob = join("alice"), join("bob")
     data = say(alice, "one").encode()
     bob.receive(data, T, b"first packet")
-    next_sync(bob)  # which alice never hears
+    next_sync(bob)  # alice never gets it
     bob.receive(data, T + 5_000, b"first packet")
     assert bob.get_timer() > T + 8_000, "a copy of the same packet asks for nothing"
     bob.receive(data, T + 5_000, b"second packet")
@@ -162,7 +162,7 @@ def test_a_list_shows_what_a_peer_lacks_as_a_filter_does() -> None:
     for number, text in enumerate(("m1", "m2", "m3")):
         data = stranger(text, T + number)
         bob.receive(data, T)
-        if text != "m1":  # which nobody names, for a history has two entries
+        if text != "m1":  # no message names m1, because a history has two entries
             carol.receive(data, T)
     now = T + 20_000
     next_sync(bob, now=now)
@@ -191,20 +191,20 @@ def stranger(message_id: str, lamport: int = T, receipts: bytes | None = b"") ->
 
 @pytest.mark.req("C-302")
 def test_whoever_lacks_what_others_list_says_so_however_many_there_are() -> None:
-    """In a crowd each one seldom syncs; and what nobody names, nobody knows to be missing."""
+    """In a crowd each participant seldom syncs, and a message that is never named is not missed."""
     alice, bob = join("alice"), join("bob")
     third = SdsMessage("mallory", "m1", "room", T, content=b"x", receipts=b"")
     others = [SdsMessage(f"p{n}", f"p{n}", "room", T + n, content=b"x", receipts=b"") for n in range(100)]
     for each in (third, *others):
         alice.receive(each.encode(), T + 100)
-        if each is not third:  # which nobody names, for all were said at once
+        if each is not third:  # no message names it, because all were sent at once
             bob.receive(each.encode(), T + 100)
 
     def listing(lamport: int, *messages: SdsMessage) -> bytes:
         listed = write_receipts([each.message_id for each in (*others, *messages)])
         return SdsMessage("p0", f"sync {lamport}", "room", lamport, receipts=listed).encode()
 
-    next_sync(bob)  # the messages of the others are acknowledged
+    next_sync(bob)  # acknowledges the messages of the others
     bob.receive(listing(T + 20_000, third), T + 20_000)
     bob.receive(listing(T + 25_000, third), T + 25_000)
     assert bob.get_timer() > T + 60_000, "it may be on its way"
@@ -231,7 +231,7 @@ def test_nobody_speaks_for_what_all_lack_nor_again_and_again_for_one_receipt() -
 
     for n in range(10):
         sync(T + 20_000 * (n + 1), b"forged")
-        sync(T + 20_000 * (n + 1) + 100, b"")  # somebody else lacks it too, and has said so
+        sync(T + 20_000 * (n + 1) + 100, b"")  # another participant lacks it too, and has said so
     assert bob.get_timer() > T + 260_000
     spoken = 0
     for n in range(12):
@@ -265,7 +265,7 @@ def test_a_message_that_never_went_out_is_in_no_list() -> None:
 def test_a_list_is_a_field_that_others_skip() -> None:
     message = SdsMessage("a", "m", "room", T, (HistoryEntry("h"),), None, (), b"x")
     listing = SdsMessage("a", "m", "room", T, (HistoryEntry("h"),), None, (), b"x", b"\x01" * 6)
-    # Field 1001 of type bytes, after every field of the document.
+    # Field 1001 of type bytes, after all fields of the document.
     assert listing.encode() == message.encode() + b"\xca\x3e\x06" + b"\x01" * 6
     assert SdsMessage.decode(listing.encode()) == listing
 
@@ -289,7 +289,7 @@ def wire_bytes(message: SdsMessage, author: Identity) -> int:
 
 
 def test_a_message_of_a_hundred_bytes_in_a_room_of_ten_takes_two_kilobytes() -> None:
-    """A thousand messages have been said; with the filter it would be 26 KB."""
+    """A thousand messages have been sent; with the filter the message would take 26 KB."""
     author = Identity.generate()
     alice, *others = [join(f"{number:032x}") for number in range(10)]
     for number in range(100):

@@ -1,6 +1,6 @@
-"""Many participants on bad networks, from seeds: one log for all, each message once, true errors.
+"""Many participants on bad networks, from seeds: one log for all, each message once, correct errors.
 
-`STRATA_SDS_RUNS` sets how many runs each scenario has.
+`STRATA_SDS_RUNS` sets the number of runs of each scenario.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ HOUR = 3_600_000
 
 
 def settle(network: Network) -> None:
-    """Give it an hour, and more if a long chain of losses is still being repaired, link by link."""
+    """Run for an hour, and longer if a long chain of losses is still being repaired, link by link."""
     for _ in range(6):
         network.run(HOUR)
         if len(set(map(tuple, network.logs().values()))) == 1:
@@ -26,7 +26,7 @@ def settle(network: Network) -> None:
 
 
 def check(network: Network) -> None:
-    """What must hold at the end of every run that was given time to settle."""
+    """Check what must hold at the end of every run that had time to settle."""
     sent = {message_id for peer in network.peers.values() for message_id in peer.sent}
     logs = network.logs()
     assert len(set(map(tuple, logs.values()))) == 1
@@ -34,7 +34,7 @@ def check(network: Network) -> None:
     for peer in network.peers.values():
         assert sorted(peer.delivered) == sorted(sent - set(peer.sent))
         assert len(set(peer.acknowledged)) == len(peer.acknowledged)
-        # An error comes once, and never after the acknowledgement; with everybody there it is mended later.
+        # An error comes once, and never after the acknowledgement; when everybody is back, it is repaired.
         assert len(set(peer.failed)) == len(peer.failed)
         assert set(peer.acknowledged) | set(peer.failed) >= set(peer.sent)
 
@@ -111,7 +111,7 @@ def test_some_or_all_list_what_they_received(seed: int, listing: str) -> None:
 
 @pytest.mark.req("C-141", "C-296")
 def test_a_busy_room_loses_no_message_that_nobody_names() -> None:
-    """Fifty say three things at once, and nobody can ask a store."""
+    """Fifty participants send three messages at once, and none of them can query a store."""
     names = [f"p{number}" for number in range(50)]
     config = SdsConfig(lost_message_timeout_ms=0)
     network = Network(5, names, loss=0.05, delay_ms=300, config=config, receipts=names)

@@ -1,4 +1,4 @@
-"""The Reed–Solomon code behind the `parity` extra: which one it is, and that it is pinned."""
+"""The Reed–Solomon code of the `parity` extra: which one it is, and that it is pinned."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def test_shards_are_multiples_of_64_bytes(longest: int, shard: int) -> None:
 @needs_codec
 @pytest.mark.req("C-213")
 def test_the_parity_of_fixed_shards() -> None:
-    """Recorded once: another code, or another field, would no longer understand what peers have stored."""
+    """Recorded once: another code or another field could not read the parity that peers have stored."""
     shards = [hashlib.sha512(bytes([index])).digest() for index in range(5)]
     coded = require_codec().encode(shards, 2)
     assert [len(shard) for shard in coded] == [64, 64]
@@ -28,7 +28,7 @@ def test_the_parity_of_fixed_shards() -> None:
         hashlib.sha256(b"".join(coded)).hexdigest()
         == "6e518cf5b701caad7993bde06f3d85c22907768a67fd9d9d0945b7ddcd7ac11b"
     )
-    # With one data shard the code is a copy, in Leopard as in any other code of its kind.
+    # With one data shard the code is a copy, in Leopard as in any other code of this kind.
     assert require_codec().encode(shards[:1], 1) == shards[:1]
 
 

@@ -1,4 +1,4 @@
-"""Payloads without segments, as channels of other makes send them."""
+"""Payloads without segments, as channels of other implementations send them."""
 
 from __future__ import annotations
 

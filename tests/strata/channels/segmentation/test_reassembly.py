@@ -1,4 +1,4 @@
-"""Segments in any order, from anybody, with any losses: each message comes out once, or is accounted for."""
+"""Segments in any order, from anybody, with any losses: each message comes out once or is accounted for."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ needs_codec = pytest.mark.skipif(load_codec() is None, reason="the parity extra 
 
 
 class Wire:
-    """Gives every segment an SDS message id, as sending it in a message of its own does."""
+    """Gives every segment an SDS message id, as if each were sent in a separate message."""
 
     def __init__(self, reassembler: Reassembler) -> None:
         self.reassembler = reassembler
@@ -128,7 +128,7 @@ def test_equal_payloads_are_delivered_as_often_as_they_were_sent(wire: Wire) -> 
 @pytest.mark.req("C-050", "C-207")
 def test_requests_are_not_mixed(wire: Wire) -> None:
     one, two = cut(request_id="1"), cut(request_id="2")
-    # The first three are a whole payload by their indices, and of two requests.
+    # By their indices the first three form a whole payload, but they belong to two requests.
     assert wire.send([one[0], two[1], two[2]]) == []
     events = wire.send([two[0], one[1], one[2]])
     assert [event.request_id for event in events] == ["2", "1"]
@@ -146,7 +146,7 @@ def test_senders_are_apart(wire: Wire) -> None:
 @pytest.mark.req("C-207")
 @given(data=st.data())
 def test_any_interleaving_delivers_each_message_once(data: st.DataObject) -> None:
-    """Messages of several senders, equal ones among them, their segments shuffled together."""
+    """The segments of messages of several senders, some with equal contents, are shuffled together."""
     sends = data.draw(
         st.lists(
             st.tuples(st.sampled_from("ab"), st.sampled_from([b"ok", PAYLOAD, b"12345678", b"zz" * 9])),
@@ -268,7 +268,7 @@ def test_bad_bytes_are_counted_and_harm_nobody(wire: Wire) -> None:
     )
 )
 def test_any_segments_keep_the_books(claims: list[tuple[str, int, int, int, bool, int]]) -> None:
-    """Segments that lie about everything: never an exception, and nothing is counted that is not held."""
+    """Segments with false claims of every kind: no exception, and the statistics count only what is held."""
     config = dataclasses.replace(CONFIG, max_partial_messages=4, max_partial_messages_per_sender=3)
     reassembler = Reassembler(config)
     for number, (sender, index, count, parity, is_parity, which) in enumerate(claims):
@@ -347,7 +347,7 @@ def with_parity(payload: bytes, rate: float = 0.5, size: int = 64) -> list[Segme
 def test_as_many_segments_as_parity_may_be_lost(
     payload: bytes, size: int, rate: float, told: bool, order: random.Random
 ) -> None:
-    """Any segments but the parity count are enough, with `original_length` and without."""
+    """Any `data_segment_count` of the segments are enough, with and without `original_length`."""
     segments = with_parity(payload, rate, size)
     if not told:
         segments = [dataclasses.replace(segment, original_length=None) for segment in segments]
@@ -355,7 +355,7 @@ def test_as_many_segments_as_parity_may_be_lost(
     wire = Wire(Reassembler(CONFIG))
     count = segments[0].data_segment_count
     assert payloads(wire.send(segments[:count])) == [payload]
-    # The rest comes late, and begins nothing.
+    # The other segments come late, and start no new message.
     assert wire.send(segments[count:]) == []
     assert wire.reassembler.statistics.partial_messages == 0
 
@@ -368,7 +368,7 @@ def test_late_segments_belong_to_the_message_they_are_of() -> None:
     assert len(segments) == 6
     assert payloads(wire.send(segments[1:5])) == [bytes(range(200))]
     assert wire.reassembler.statistics.recovered_by_parity == 1
-    # Sent again: the late one of the first sending is not counted for the second.
+    # A second sending: a late segment of the first sending does not count towards it.
     assert payloads(wire.send([segments[0], segments[5]])) == []
     assert payloads(wire.send(segments)) == [bytes(range(200))]
     assert wire.reassembler.statistics.dropped[DropReason.LATE] == 4
@@ -404,7 +404,7 @@ def test_finished_messages_are_forgotten_in_time() -> None:
 @needs_codec
 @pytest.mark.req("C-204", "C-213")
 def test_foreign_parity_fails_and_the_data_still_arrives() -> None:
-    """Parity of another code gives nonsense, which the hash shows; the data segments are not given up."""
+    """Parity of another code gives garbage, which the hash reveals; the data segments are kept."""
     payload = bytes(range(200))
     segments = [
         dataclasses.replace(s, payload=bytes(b ^ 0x55 for b in s.payload)) if s.is_parity else s
@@ -468,7 +468,7 @@ def test_without_the_library_parity_is_validated_counted_and_left_unused(
 
 
 def test_what_was_given_up_is_taken_up_again_when_the_rest_comes():
-    """SDS has acknowledged the first segments: a sender that comes back an hour later loses nothing."""
+    """SDS has acknowledged the first segments: if the sender returns an hour later, nothing is lost."""
     options = SegmentationConfig(segment_size_bytes=4, reassembly_timeout_ms=1000)
     contents = {
         f"m{number}": encode_segment(segment)
@@ -519,7 +519,7 @@ def test_whatever_became_of_a_message_its_sender_and_its_hash_are_forgotten(wire
     assert len(reassembler.events_received()) == 3
     assert (reassembler.statistics.reassembled, reassembler.statistics.partial_messages) == (3, 0)
     assert not (reassembler._instances or reassembler._by_message or reassembler._senders)
-    # What was given up does not catch what is sent anew.
+    # An abandoned message does not absorb the segments of a new sending.
     assert payloads(wire.send(cut(b"lost %5d" % 0), sender="lost 0", now=2000)) == [b"lost     0"]
     assert wire.reassembler.statistics.partial_bytes == 0
 
@@ -546,7 +546,7 @@ def test_what_was_given_up_is_taken_up_again_in_the_same_run_and_no_segment_coun
 
 
 class Logged:
-    """A reassembler, the log behind it, and what it stores."""
+    """A reassembler, the log behind it, and its store."""
 
     def __init__(self, **settings: object) -> None:
         self.contents: dict[str, bytes] = {}
@@ -618,7 +618,7 @@ def test_a_sending_in_other_pieces_does_not_make_one_forgotten_that_was_given_up
     logged.receive(two[0], 1100)
     if restarts:
         logged.restart(1100)
-    logged.wait(2100)  # it is given up too
+    logged.wait(2100)  # this one is given up too
     if restarts:
         logged.restart(2100)
     logged.receive(c, 2200)
@@ -661,7 +661,7 @@ def test_an_equal_message_that_comes_whole_costs_the_one_that_was_given_up_nothi
 @pytest.mark.req("C-207", "C-209", "C-211")
 @given(data=st.data())
 def test_each_sending_arrives_however_long_its_segments_take(data: st.DataObject) -> None:
-    """Equal payloads in any order, given up again and again, and with restarts in between."""
+    """Equal payloads in any order, given up repeatedly, and with restarts in between."""
     sendings = data.draw(st.integers(1, 4))
     logged, now = Logged(), 0
     for segment in data.draw(st.permutations(cut() * sendings)):
@@ -735,7 +735,7 @@ def test_records_of_what_was_given_up_before_and_after_a_restart_stay_apart() ->
         wire.reassembler.handle_timer(1000)
         state.apply(wire.reassembler.changes_to_store())
         assert len(ChannelState.read(state).segments_given_up) == number + 1
-    # The log has forgotten what it held of them: the rest comes to nothing, and harms nobody.
+    # The log no longer has their first segments: the rest comes to nothing, and harms no other message.
     wire.reassembler.events_received()
     assert wire.send(cut(b"the first!")[1:]) == []
     assert wire.reassembler.statistics.partial_bytes == 6

@@ -1,4 +1,4 @@
-"""Bytes of segments: the vectors, and every rule that refuses one."""
+"""Segments as bytes: the vectors, and every rule by which one is refused."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Payloads are cut as the documents say."""
+"""Payloads are split as the documents specify."""
 
 from __future__ import annotations
 

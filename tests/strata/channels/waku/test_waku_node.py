@@ -1,4 +1,4 @@
-"""The messaging node over a Waku node's REST interface, against fixed exchanges and a small nwaku."""
+"""The messaging node over a Waku node's REST interface, against fixed exchanges and a small fake nwaku."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ START = 1_760_000_000.0
 
 
 class Told:
-    """Every event of a node, in order."""
+    """All events of a node, in order."""
 
     def __init__(self, node: WakuNode) -> None:
         self.events: list[Any] = []
@@ -121,7 +121,7 @@ def test_an_answer_of_an_older_node_is_read_too() -> None:
 
 @pytest.mark.parametrize("in_hex", [True, False])
 def test_bytes_whose_base64_looks_like_hex_are_read_as_what_they_are(in_hex: bool) -> None:
-    payload = digest = b"\xd3\x1b" + bytes(range(30))  # as of a hook that begins with a random nonce
+    payload = digest = b"\xd3\x1b" + bytes(range(30))  # as of a hook whose output begins with a random nonce
     text = base64.b64encode(payload).decode()
     assert text.startswith("0x")
     message = {"payload": text, "meta": text, "contentTopic": TOPIC, "timestamp": 1}
@@ -299,7 +299,7 @@ async def test_messages_are_fetched_and_forgotten_topics_subscribed_again() -> N
         port = int(rest.url.rpartition(":")[2])
         await rest.stop()
         await until(lambda: node.connection_status is ConnectionStatus.DISCONNECTED)
-        await rest.start(port)  # it remembers no subscription
+        await rest.start(port)  # it has forgotten all subscriptions
         await until(lambda: node.connection_status is not ConnectionStatus.DISCONNECTED)
         await until(lambda: sum(path.endswith("subscriptions") for _, path, _ in rest.requests) == 2)
         await until(lambda: node._topics[TOPIC] is TopicHealth.SUFFICIENTLY_HEALTHY)
@@ -417,13 +417,13 @@ async def test_a_channel_runs_over_waku_through_lost_answers_and_a_flood() -> No
     )
     requests = [await alice.send(b"hello")]
     await until(lambda: taken[1] == [b"hello"])
-    rests[1].lose_answers = 3  # and what they carried
+    rests[1].lose_answers = 3  # together with their contents
     said = [b"hello"]
     for number in range(10):
         said.append(b"number %d" % number)
         requests.append(await alice.send(said[-1]))
     await until(lambda: len(taken[1]) == len(said))
-    rests[1].deaf = True  # more than its cache holds while nobody asks
+    rests[1].deaf = True  # more than its cache holds without being read
     for number in range(10, 20):
         said.append(b"number %d" % number)
         requests.append(await alice.send(said[-1]))

@@ -33,7 +33,7 @@ def fake_relay() -> type[FakeRelay]:
 
 @pytest.fixture(params=[ALL_EXTENSIONS, ()], ids=["extended", "plain"])
 async def fake(request: pytest.FixtureRequest) -> AsyncIterator[FakeRelay]:
-    """A running relay, with all our additions and as RFC-0004 alone has it."""
+    """A running relay, with all our additions or with RFC-0004 alone."""
     async with FakeRelay(NaiveRelay(request.param)) as relay:
         yield relay
 

@@ -36,7 +36,7 @@ def test_these_modules_are_offered_whole(module):
     "path", sorted((ROOT / "client/strata").rglob("__init__.py")), ids=lambda path: path.parent.name
 )
 def test_a_type_checker_sees_every_name_and_no_other(path):
-    """A module's `__getattr__` makes each misspelt name one of any type: `strata.conect(…)` would pass."""
+    """A module-level `__getattr__` would give each misspelt name any type: `strata.conect(…)` would pass."""
     tree = ast.parse(path.read_text())
     assert "__getattr__" not in {node.name for node in tree.body if isinstance(node, ast.FunctionDef)}
 
@@ -65,7 +65,7 @@ OPTIONS_OF_CHANNELS = {"Pool.channel(options)", "Relay.channel(options)", "creat
 
 
 def annotations_of(name, value):
-    """What the annotations of a function, or of a class's public members, say."""
+    """Yield the annotations of a function, or of a class's public members."""
     if inspect.isfunction(value):
         yield from ((f"{name}({of})", text) for of, text in value.__annotations__.items())
     if not inspect.isclass(value):

@@ -1,4 +1,4 @@
-"""What a program passes wrongly is refused at once, by the argument's name."""
+"""Wrong arguments of a program are refused at once, by the argument's name."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The bootstrap file of a client: where to start, and whom to trust before asking anyone."""
+"""The bootstrap file of a client: where to start, and whom to trust before any request."""
 
 from __future__ import annotations
 

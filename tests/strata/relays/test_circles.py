@@ -1,4 +1,4 @@
-"""Places that lead in a circle are noticed, wherever it begins, and no others."""
+"""Places that lead in a circle are detected, wherever it begins; other places are not."""
 
 from __future__ import annotations
 

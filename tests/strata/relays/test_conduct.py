@@ -1,4 +1,4 @@
-"""What one relay has done, and the standing that it has earned by that."""
+"""What one relay has done, and the standing that it has earned."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ def test_a_slow_relay_becomes_a_backup_and_comes_back_only_when_clearly_better()
 
 
 def sentence_end(conduct: Conduct) -> float:
-    """Until when the relay is blacklisted."""
+    """Return when the relay's blacklisting ends."""
     until = conduct.saved.blacklisted_until
     assert until is not None
     return until

@@ -1,4 +1,4 @@
-"""What a reader makes of typed packets, in whatever order they arrive."""
+"""How a reader interprets typed packets, in whatever order they arrive."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ def test_unsound_edges_take_no_part() -> None:
 def test_the_latest_edge_holds() -> None:
     assert strengths(edge(0.9, 30), edge(0.2, 10)) == {None: 0.9}
     undated = packet(ALICE, "TRUST_EDGE", **{"from": ALICE.did, "to": BOB.did, "strength": 0.4})
-    assert strengths(undated, edge(0.9, 30)) == {None: 0.4}  # its timestamp stands in for created_at
+    assert strengths(undated, edge(0.9, 30)) == {None: 0.4}  # its timestamp takes the place of created_at
 
 
 # --- Corrections ----------------------------------------------------------------------------------------
@@ -185,7 +185,7 @@ def about(author: Identity, kind: str, attestation_id: str = "a1", **content: An
 
 
 def judged(*made: Packet, **options: Any) -> list[tuple[str, bool]]:
-    """Attestor and weight of what stands, the same in every order of arrival."""
+    """Return the attestor and weight of what stands; these are the same in every order of arrival."""
     received = [Arrival(item, NOW + n) for n, item in enumerate(made)]
     found = [attestations(order, **options) for order in orders(received)]
     assert all(item == found[0] for item in found)

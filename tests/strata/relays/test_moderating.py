@@ -1,4 +1,4 @@
-"""What a moderator makes of pages that lead nowhere; the rest is in tests/system/test_moderation.py."""
+"""How a moderator handles pages that lead nowhere; the rest is in tests/system/test_moderation.py."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests.support.made_packets import new_identity
 
 
 class Paged(Moderator):
-    """A session whose relay answers each place with that many entries, and the next place."""
+    """A session whose relay answers each place with this many entries and the next place."""
 
     def __init__(self, pages: dict[str | None, tuple[int, str | None]]) -> None:
         super().__init__("ws://relay.example/strata", new_identity())

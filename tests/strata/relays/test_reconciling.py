@@ -1,4 +1,4 @@
-"""What a session that compares sets makes of a peer's words; the rest is in tests/relayd/federation."""
+"""How a session that compares sets reads a peer's answers; the rest is in tests/relayd/federation."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from strata.relays.reconciling import _ahead as clock_ahead
 
 
 def shaken(date: str | None) -> Any:
-    """A connection whose handshake the relay has dated."""
+    """A connection for which the relay dated the handshake."""
     return SimpleNamespace(response=SimpleNamespace(headers={} if date is None else {"Date": date}))
 
 

@@ -1,4 +1,4 @@
-"""Documents by their hash: the order of R-055, and stores that lie, fail or keep silent."""
+"""Documents by their hash: the order of R-055, and stores that lie, fail or never answer."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from strata.relays.resolver import DocumentResolver, Found, Hints, relay_hints, 
 
 DID = "did:strata:relay_1"
 Log = list[tuple[str, str]]
-"""Who was asked, and for what."""
+"""Which store was asked, and for what."""
 
 
 def document(n: int = 0, did: str = DID) -> DidDocument:
@@ -21,7 +21,7 @@ def document(n: int = 0, did: str = DID) -> DidDocument:
 
 
 class Source:
-    """A store that writes down what it was asked."""
+    """A store that records what it was asked."""
 
     def __init__(
         self, log: Log, name: str, *documents: DidDocument, answer: bytes | Exception | None = None

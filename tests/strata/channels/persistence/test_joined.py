@@ -43,7 +43,7 @@ class Receiver:
         return cls(store, ChannelState.read(await store.load(ALICE)), now)
 
     def step(self, data: bytes, now: int) -> tuple[list[Change], list[bytes]]:
-        """Return what a message changes and the payloads it completes; nothing is written or delivered yet."""
+        """Return the changes and payloads that one message leads to; nothing is written or delivered yet."""
         # Timers due at the start first: a restored participant checks at once what can be delivered.
         self.sds.handle_timer(now)
         self.sds.receive(data, now)

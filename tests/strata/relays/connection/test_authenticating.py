@@ -1,4 +1,4 @@
-"""The client's side of AUTH as a machine: challenges in, AUTH out, `now` chosen by the test."""
+"""The client's side of AUTH as a state machine: challenges in, AUTH out, `now` chosen by the test."""
 
 from __future__ import annotations
 
@@ -153,7 +153,7 @@ def test_auth_ok_out_of_nowhere_authenticates_nobody(bench):
         ("invalid_signature", "a1"),
         ("blocked_author", "a1"),
         ("zzz", "a1"),
-        # A plain relay need not say what its ERROR is about.
+        # A plain relay need not say which request its ERROR is about.
         ("unauthenticated", None),
         ("invalid_signature", None),
     ],
@@ -175,7 +175,7 @@ def test_silence_is_a_failure_after_the_timeout(bench):
     assert bench.state() is AuthState.UNAUTHENTICATED
     bench.ok(now=7)
     assert bench.state() is AuthState.UNAUTHENTICATED, "what comes too late is no answer"
-    # No fresh challenge comes, so that is that.
+    # No fresh challenge comes, so no attempt follows.
     while bench.core.get_timer() < 1e6:
         bench.core.handle_timer(bench.core.get_timer())
     (failure,) = bench.outcomes()
@@ -203,7 +203,7 @@ def test_a_new_connection_is_anonymous_and_authenticates_anew(bench):
     assert auth.client_msg_id == "a2" and bench.state() is AuthState.AUTHENTICATING
 
 
-# Trying again (R-296, R-338).
+# Retries (R-296, R-338).
 
 
 @pytest.mark.req("R-296")
@@ -378,7 +378,7 @@ def test_a_signer_that_fails_is_an_error_and_no_crash(me):
     assert isinstance(failure, IdentityError) and isinstance(failure.__cause__, OSError)
 
 
-# Requests around it (R-291, R-339).
+# Requests before and after it (R-291, R-339).
 
 
 @pytest.mark.req("R-339")

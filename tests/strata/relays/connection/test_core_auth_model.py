@@ -1,7 +1,7 @@
 """The core against a naive relay that demands AUTH, with authors who change keys, over pipes that are cut.
 
-`test_core_model` says that every packet comes once and in order. Here the same must hold while sessions have
-to be authenticated first and packets wait for their authors' keys.
+`test_core_model` verifies that every packet comes once and in order. Here the same must hold while sessions
+must first be authenticated and packets wait for their authors' keys.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def make_world_packet(n):
 
 @dataclass
 class Question:
-    """The subscription that asks for an author's keys, and what came of it so far."""
+    """The subscription that reads an author's keys, and what has come of it so far."""
 
     state: Stream
     reader: Collector
@@ -75,7 +75,7 @@ class Question:
 
 
 class World:
-    """A client core with a key ring, a model relay that wants AUTH, and the two pipes between them."""
+    """A client core with a key ring, a model relay that demands AUTH, and the two pipes between them."""
 
     def __init__(self, relay, options, query, seed):
         self.relay = relay
@@ -136,7 +136,7 @@ class World:
             assert self.core.session is not None
 
     def check_sent(self, message):
-        """R-339: with `always` nothing but AUTH goes out on a session that is not authenticated."""
+        """R-339: with `always`, only AUTH is sent on a session that is not authenticated."""
         if self.options.authenticate == "always" and not isinstance(message, wire.Auth):
             assert self.core.authentication_state is AuthState.AUTHENTICATED, message
 
@@ -166,7 +166,7 @@ class World:
         self.after()
 
     def ask(self):
-        """What the key fetcher does, one step at a time."""
+        """Do what the key fetcher does, one step at a time."""
         if self.question is None:
             assert self.candidate is not None
             author = self.candidate.packet.author_id
@@ -210,7 +210,7 @@ class World:
             self.after()
 
     def settle(self):
-        """Let everything that can still happen happen."""
+        """Run until nothing more can happen."""
         self.connect()
         assert self.session is not None
         for _ in range(3000):
@@ -275,7 +275,7 @@ def test_once_and_in_order_whatever_is_cut_authenticated_or_rotated(
         if name == "to_relay" and world.session is None:
             continue
         getattr(world, name)(*arguments)
-    # What remains is a sound connection: the last one may have used up its patience or its attempts.
+    # Continue on a fresh connection: the last one may have exhausted its patience or its attempts.
     world.cut()
     if world.state.error is None and all(isinstance(c.outcome, Published) for c in world.settled):
         world.settle()
@@ -284,6 +284,6 @@ def test_once_and_in_order_whatever_is_cut_authenticated_or_rotated(
         assert len(world.settled) == world.published
         assert len(relay.log) == world.made + world.published
     else:
-        # Somebody waited too long for a challenge in flight: what was asked for has failed, loudly.
+        # The wait for a challenge in flight took too long: the requests have failed with an error.
         assert authenticate == "always" or demands
     assert len(set(world.got)) == len(world.got)

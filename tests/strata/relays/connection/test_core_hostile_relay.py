@@ -1,4 +1,4 @@
-"""A relay that says anything at all: nothing raises, nothing grows without bound, nothing false comes out."""
+"""A relay that sends anything at all: nothing raises or grows without bound, nothing false gets through."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ NAMES = ("packet_ids", "received_range", "history_marker", "gapless")
 
 @cache
 def steps(bodies, did):
-    """What happens to a connection. Made once: to look at a strategy takes longer than a message."""
+    """What happens to a connection. Cached: building the strategy takes longer than handling a message."""
     return st.lists(messages(bodies, did) | st.sampled_from(["tick", "take", "cut"]), max_size=60)
 
 
@@ -87,7 +87,7 @@ def messages(bodies, did):
 
 
 def spelled(message):
-    """The message as JSON text. Our encoder refuses integers beyond 64 bits; a hostile relay has its own."""
+    """The message as JSON text, including integers beyond 64 bits, which our encoder refuses to write."""
     members = {name: getattr(message, name) for name in message.__struct_fields__}
     huge = {name: value for name, value in members.items() if type(value) is int and abs(value) > 2**63}
     text = wire.encode(msgspec.structs.replace(message, **dict.fromkeys(huge, 0)))
@@ -131,14 +131,14 @@ def test_nothing_a_relay_says_does_harm(make, identities, data, extensions, auth
                     core.taken(state, delivered=delivery is not None, now=now)
         else:
             core.receive_message(step, now)
-        # A message causes at most a handful of ours, so a relay cannot make us flood it.
+        # A message causes only a few of ours, so a relay cannot use us to flood it.
         assert len(core.data_to_send()) <= 8
         assert all(len(state._queue) <= OPTIONS.queue_events or core.must_pause for state in states)
         core.changes()
 
 
 def test_what_a_relay_says_beside_a_packet_has_its_place_in_the_queue_too(make):
-    """A subscription whose consumer is slow holds `queue_bytes`, whatever the bytes are spent on."""
+    """A subscription with a slow consumer holds `queue_bytes`, whatever the bytes are used for."""
     options = replace(OPTIONS, queue_events=1000, queue_bytes=100_000)
     core = Core(options, random=random.Random(0).random)
     state = core.subscribe(Query(), 0)

@@ -114,7 +114,7 @@ class World:
             self.after()
 
     def settle(self):
-        """Let everything that can still happen happen."""
+        """Run until nothing more can happen."""
         self.connect()
         assert self.session is not None
         for _ in range(2000):
@@ -154,7 +154,7 @@ KINDS = st.sampled_from(
         ((), False, 500),
         (("history_marker",), True, 500),
         ((), True, 500),
-        ((), False, 2),  # a plain relay that gives less than asked
+        ((), False, 2),  # a plain relay that gives less than requested
     ]
 )
 
@@ -174,7 +174,7 @@ def test_every_packet_once_and_in_order_whatever_is_cut(naive_relay, make, kind,
         getattr(world, name)(*arguments)
     world.settle()
     assert world.got == [packet.packet_id for packet, _ in relay.log]
-    # Every publish ended once, with success, and was stored once.
+    # Every publish ended once, successfully, and was stored once.
     assert len(world.settled) == world.expected_publishes
     for change in world.settled:
         assert isinstance(change.outcome, Published)
@@ -229,7 +229,7 @@ def test_an_invalid_cursor_is_replaced_by_since_without_repeats(naive_relay, mak
 
 
 def test_the_overlap_on_a_plain_relay_never_outgrows_the_window(naive_relay, make):
-    """Live events without cursors, many windows of them, then a cut: the position has kept up."""
+    """Many windows of live events without cursors, then a cut: the position has kept up."""
     relay = naive_relay()
     world = World(relay, make, Query())
     world.settle()
@@ -251,7 +251,7 @@ def test_a_slow_consumer_leaves_the_feed_and_misses_nothing(naive_relay, make):
     world.to_relay(10)
     assert relay.sessions[0].subscriptions == {}
     assert not world.paused()
-    # Nothing else waits for it.
+    # Nothing else is held up by it.
     world.publish()
     world.to_relay(10)
     world.to_client(1000)
@@ -275,7 +275,7 @@ def test_without_any_cursor_the_connection_pauses_instead(naive_relay, make):
 
 
 def test_silence_says_nothing_while_nobody_listens(naive_relay, make):
-    """A paused connection hears nothing: that must not be taken for the end of another query's history."""
+    """A paused connection receives nothing: this must not count as the end of another query's history."""
     relay = naive_relay()
     world = World(relay, make, Query(types=("POST",)))
     world.settle()  # an empty history gives no cursor

@@ -1,4 +1,4 @@
-"""Which failures are worth another attempt, and how they are told."""
+"""Which failures are worth another attempt, and how they are described."""
 
 from __future__ import annotations
 

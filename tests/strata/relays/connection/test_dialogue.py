@@ -23,7 +23,7 @@ ME = new_identity()
 
 @asynccontextmanager
 async def answering(answers: Callable[[wire.Auth], list[wire.RelayMessage]]) -> AsyncIterator[str]:
-    """The URL of a relay that sends a challenge, and these messages after an AUTH."""
+    """The URL of a relay that sends a challenge, and then these messages after an AUTH."""
 
     async def session(socket: ServerConnection) -> None:
         text = base64.b64encode(secrets.token_bytes(32)).decode()

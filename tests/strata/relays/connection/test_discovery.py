@@ -1,4 +1,4 @@
-"""The manifest: a few good answers, and every bad one means a plain relay."""
+"""The manifest: a few valid answers; every invalid one means a plain relay."""
 
 from __future__ import annotations
 

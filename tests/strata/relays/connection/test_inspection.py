@@ -1,4 +1,4 @@
-"""Downgraded packets: restored as signed, credited with what was found, told from tampering (A-077)."""
+"""Downgraded packets: restored as signed, credited with the findings, told from tampering (A-077)."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def media(origin="SOFTWARE"):
         "content": {"type": "POST", "media": [reference]},
         "provenance_header": header,
     }
-    # Signed here and not by `build`, which may insist on an attestation for such a claim (R-230).
+    # Signed here instead of by `build`, which may require an attestation for such a claim (R-230).
     signed = canonical.encode(value)
     value["packet_id"] = packets.byte_hash(signed)
     value["signature"] = f"0x{ME.sign(signed).hex()}"
@@ -96,7 +96,7 @@ def test_tampering_is_dropped_and_counted_apart(reader, annotations):
 
 @pytest.mark.req("R-342")
 def test_a_malformed_packet_is_a_forgery_only_if_its_id_fails(reader):
-    """A packet that is malformed by our rules alone may have come to the relay like that."""
+    """A packet that is malformed only by our rules may have been sent to the relay like that."""
     whole = packets.build(ME, {"type": "POST"}, timestamp=START)
     odd = {**whole.value, "content": {"type": 7}}
     unsigned = canonical.encode({name: odd[name] for name in odd.keys() - {"packet_id", "signature"}})
@@ -145,7 +145,7 @@ def test_a_publisher_is_told_of_the_downgrade(annotations, told):
 
 @pytest.mark.req("R-086", "R-342")
 def test_a_key_whose_recovery_waits_here_and_not_at_the_relay_makes_no_forger_of_it():
-    """How long a recovery waits is each relay's own choice."""
+    """Each relay chooses for itself how long a recovery waits."""
     events = [(alice.publish(0, alice.with_recovery(None)), alice.T), (alice.rotate(11, 0, 1), alice.T)]
     keys = KeyRing(Anchors(rules=alice.RULES), max_authors=8, refresh_interval=300)
     keys.learn(alice.ALICE, keys.build(alice.ALICE, events), asked_at=10.0, is_whole=True)
@@ -163,7 +163,7 @@ def test_a_key_whose_recovery_waits_here_and_not_at_the_relay_makes_no_forger_of
 @pytest.mark.req("R-166", "R-168", "R-367")
 @pytest.mark.parametrize("by_receipt", [True, False])
 def test_a_packet_that_came_late_from_a_peer_was_asked_for(by_receipt):
-    """A relay that searches by the time of receipt goes by its own, and shows the earlier one of its peer."""
+    """A relay that filters by the time of receipt uses its own, but shows the earlier time of its peer."""
     packet = packets.build(ME, {"type": "POST", "text": "late"}, timestamp=START - 5000)
     statistics = Statistics()
     inspector = Inspector(Query(received_since=START), Options(), statistics)

@@ -1,4 +1,4 @@
-"""Authors' keys over real sockets: asked for before a packet is judged, many authors at once (R-075)."""
+"""Authors' keys over real sockets: requested before a packet is judged, many authors at once (R-075)."""
 
 from __future__ import annotations
 
@@ -189,7 +189,7 @@ async def test_cancelling_while_keys_are_fetched_loses_nothing(extended):
         waiting.cancel()
         await asyncio.wait([waiting])
         silent = False
-        extended.cut()  # the question goes out again on the next connection
+        extended.cut()  # the request is repeated on the next connection
         assert await take(subscription, 2) == [post(OLD, 0), post(OLD, 1)]
 
 
@@ -214,7 +214,7 @@ async def test_closing_before_the_question_has_begun_ends_it_too(extended):
         subscription = relay.subscribe()
         await subscription._feed.arrived.wait()
         waiting = asyncio.create_task(anext(subscription))
-        await asyncio.sleep(0)  # it has asked for the keys, and the task that is to ask has not run yet
+        await asyncio.sleep(0)  # it needs the keys, and the task that fetches them has not run yet
         await relay.close()
         async with asyncio.timeout(5):
             with pytest.raises(strata.Closed):
@@ -222,7 +222,7 @@ async def test_closing_before_the_question_has_begun_ends_it_too(extended):
 
 
 async def test_a_full_queue_does_not_keep_its_own_keys_out(plain):
-    """A plain relay without cursors stops the whole connection when a queue is full: not for its own keys."""
+    """Without cursors, a full queue stops the whole connection to a plain relay, but not for its own keys."""
     options = replace(FAST, queue_events=4, page_events=4)
     await plain.append(rotation())
     async with connect(plain.url, options=options) as relay:
@@ -283,12 +283,12 @@ async def test_a_closing_that_is_cancelled_leaves_nobody_waiting_for_keys(extend
         subscription = relay.subscribe()
         await subscription._feed.arrived.wait()
         waiting = asyncio.create_task(anext(subscription))
-        await asyncio.sleep(0)  # it has asked for the keys, and the task that is to ask has not run yet
+        await asyncio.sleep(0)  # it needs the keys, and the task that fetches them has not run yet
         closing = asyncio.create_task(relay.close())
         for _ in range(turns):
             await asyncio.sleep(0)
         closing.cancel()
-        await asyncio.wait([closing])  # and it goes on by itself
+        await asyncio.wait([closing])  # and it continues by itself
         async with asyncio.timeout(1):
             with pytest.raises(strata.Closed):
                 await waiting

@@ -1,4 +1,4 @@
-"""Whose keys are known, and what stands when they are not: the ring as plain calls."""
+"""Whose keys are known, and what stands when they are not: the ring, called directly."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def test_a_revoked_key_counts_for_what_was_received_before_and_for_nothing_after
 
 @pytest.mark.req("R-337")
 def test_a_revocation_that_came_later_does_not_rewrite_history():
-    """A-029: it is dated back before the packet, and nobody knew when that was received."""
+    """A-029: it is dated back to before the packet, but was not known when the packet was received."""
     known = told(ring(), (rotation(), START), (revocation(START + 1), START + 100))
     assert known.verify(post(OLD, START + 5), START + 5, 1.0)
     with pytest.raises(InvalidPacket):
@@ -135,7 +135,7 @@ def test_keys_are_asked_for_again_now_and_then():
 
 def test_a_question_that_came_to_nothing_is_asked_again_after_the_next_interval():
     known = told(ring(refresh_interval=300), asked_at=10)
-    for arrived_at in (311, 612, 913):  # the relay was away each time
+    for arrived_at in (311, 612, 913):  # the relay was unreachable each time
         known.verify(post(OLD), START, arrived_at=arrived_at)
         assert known.stale == {OLD.did}
         known.stale.clear()
@@ -148,7 +148,7 @@ def test_a_question_that_came_to_nothing_is_asked_again_after_the_next_interval(
 def test_a_revocation_that_comes_while_the_answer_is_read_stands(earlier):
     known = told(ring(), *earlier, asked_at=10)
     assert known.verify(revocation(START), START, arrived_at=401)
-    told(known, *earlier, asked_at=400)  # the relay had answered before it took the revocation
+    told(known, *earlier, asked_at=400)  # the relay answered before it received the revocation
     with pytest.raises(InvalidPacket) as caught:
         known.verify(post(OLD, START + 5), START + 5, arrived_at=400)
     assert caught.value.code == "key_revoked"

@@ -39,7 +39,7 @@ class Bench:
         return {c.handle: c.outcome for c in self.core.changes() if isinstance(c, PublishSettled)}
 
     def wait(self):
-        """Go to the next moment the core asks for."""
+        """Go to the next moment that the core asks for."""
         now = self.core.get_timer()
         self.core.handle_timer(now)
         return now
@@ -206,7 +206,7 @@ def test_an_internal_error_is_tried_again_with_growing_waits(bench):
 def test_a_second_answer_is_ignored(bench):
     handle = bench.publish("a")
     bench.error(handle, "internal_error")
-    bench.error(handle, "blocked_author")  # to the same sending: it was answered already
+    bench.error(handle, "blocked_author")  # for the same sending, which was answered already
     assert bench.settled() == {}
     bench.ok(handle, "a")
     bench.ok(handle, "a")

@@ -1,4 +1,4 @@
-"""The queue of one subscription counts what it holds, in events and in bytes."""
+"""The queue of one subscription counts its contents, in events and in bytes."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_what_came_first_is_taken_first_and_a_reset_takes_a_place_and_no_bytes()
         (queue_of(event(), event()), False, 2),
         (queue_of(event(), RESET, event(), RESET), True, 0),
         (queue_of(event(4_000)), False, 3),
-        (queue_of(event(5_000)), False, 0),  # half of its bytes are taken: the rest is for what is under way
+        (queue_of(event(5_000)), False, 0),  # half of its bytes are used: the rest is for events in flight
         (queue_of(event(9_744)), True, 0),
         (queue_of(most=1), False, 1),
         (queue_of(event(), most=1), True, 0),

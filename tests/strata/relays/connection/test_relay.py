@@ -63,7 +63,7 @@ async def test_publishes_in_progress_are_bounded(extended, make):
             await extended.next(wire.Publish)
         assert len(relay._driver._publishes) == 2
         extended.model.answer = None
-        tasks[0].cancel()  # gives its place to the third
+        tasks[0].cancel()  # its place goes to the third
         assert (await extended.next(wire.Publish)).client_msg_id == "p3"
         assert (await tasks[2]).packet_id == make(2).packet_id
         tasks[1].cancel()
@@ -259,7 +259,7 @@ async def test_get_finds_one_packet_or_none(fake, make):
 
 async def test_fetch_pages_in_either_order(fake, make):
     await fake.append(*map(make, range(25)))
-    # A plain relay is done when it is silent, and a slow machine is silent for a while too.
+    # For a plain relay, silence means the end of history, and a slow machine is silent for a while too.
     options = Options(page_events=4, queue_events=10, idle_timeout=0.4)
     async with connect(fake.url, options=options) as relay:
         up = [delivery.packet async for delivery in relay.fetch()]
@@ -270,7 +270,7 @@ async def test_fetch_pages_in_either_order(fake, make):
 
 async def test_leaving_the_loop_ends_the_subscription(extended, make):
     async def gone():
-        """The stream that is live has been left; it is the last of its subscription."""
+        """Wait until the live stream is left; it is the last of its subscription."""
         while not (subscribed := await extended.next(wire.Subscribe)).gapless:
             pass
         while (await extended.next(wire.Unsubscribe)).subscription_id != subscribed.subscription_id:
@@ -281,7 +281,7 @@ async def test_leaving_the_loop_ends_the_subscription(extended, make):
     async with connect(extended.url, options=FAST) as relay:
         async for _ in relay.subscribe():
             break
-        gc.collect()  # where the reference count alone does not decide
+        gc.collect()  # where reference counting alone does not decide
         assert await gone()
         async with relay.subscribe() as subscription:
             await anext(subscription)
@@ -317,7 +317,7 @@ async def test_additions_are_asked_for_only_where_announced(fake, make):
         sent = await fake.next(wire.Subscribe)
         if fake.model.extensions:
             assert sent.history_marker and sent.filters.limit == FAST.page_events
-            sent = await fake.next(wire.Subscribe)  # caught up
+            sent = await fake.next(wire.Subscribe)  # history has been read
         subscription.end()
     if fake.model.extensions:
         assert sent.gapless and sent.history_marker and sent.filters.received_since == 1
@@ -347,7 +347,7 @@ async def test_a_slow_consumer_stalls_nobody_else(extended, make):
         while not (await extended.next(wire.Subscribe)).gapless:
             pass
         await extended.append(*map(make, range(60)))
-        await extended.next(wire.Unsubscribe)  # it left the feed
+        await extended.next(wire.Unsubscribe)  # it left the live stream
         quick = relay.subscribe(types=["OTHER"])
         await relay.publish(make(100, "OTHER"))
         assert await take(quick, 1) == [make(100, "OTHER")]
@@ -417,7 +417,7 @@ async def test_a_relay_that_answers_no_ping_is_left(extended, make):
 
 
 async def test_a_relay_that_takes_nothing_is_left(extended, make):
-    """Its buffers fill up, and with them the library's own ping and close would wait for ever."""
+    """Its buffers fill up; then even the library's ping and close would wait for ever."""
     extended.deaf = True
     options = replace(FAST, write_timeout=0.05, close_timeout=0.02, ping_interval=None)
     big = [strata.protocol.packets.build(identity, {"type": "X", "text": "x" * 200_000}, timestamp=n)
@@ -458,7 +458,7 @@ async def test_close_leaves_nothing_behind(fake, make):
         await relay.close()
         return relay, subscription
 
-    await life()  # what is loaded once is loaded now
+    await life()  # from here on, one-time initialisation is done
     before = len(os.listdir("/proc/self/fd")), threading.active_count()
     relay, subscription = await life()
     assert not [task for task in asyncio.all_tasks() if task.get_name().startswith("strata")]
@@ -497,7 +497,7 @@ async def test_close_ends_an_opening_that_has_just_begun(fake, turns):
 
 
 async def steps_of(make_coroutine):
-    """Run a coroutine many times, cancelled after 1, 2, 3… turns of the loop, until it gets through."""
+    """Run a coroutine repeatedly, cancelled after 1, 2, 3… turns of the loop, until it completes."""
     for turns in range(2000):
         task = asyncio.create_task(make_coroutine())
         for _ in range(turns):
@@ -550,7 +550,7 @@ async def test_cancelling_open_anywhere_leaves_nothing(fake):
 
     async for task, _ in steps_of(life):
         await asyncio.wait([task])
-        # Cancelled inside `close`, the closing itself goes on and must come to its end by itself.
+        # When `close` is cancelled, the closing itself must continue and end.
         if ours := [task for task in asyncio.all_tasks() if task.get_name().startswith("strata")]:
             await asyncio.wait(ours)
         assert not [task for task in asyncio.all_tasks() if task.get_name().startswith("strata")]

@@ -1,4 +1,4 @@
-"""AUTH over real sockets: when it happens, what waits for it, what it refuses."""
+"""AUTH over real sockets: when it happens, what waits for it, what is refused."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Packets by id, by whatever way a relay has: its filter, HTTP, or its history (C-285)."""
+"""Packets by id, by each way that a relay offers: its filter, HTTP, or its history (C-285)."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ BOTH = ("packet_ids", "http_packets", "history_marker")
 
 @pytest.fixture
 def opened() -> Callable[..., Any]:
-    """A running relay with these extensions; `gets` are the paths that were asked for over HTTP."""
+    """A running relay with these extensions; `gets` are the paths requested over HTTP."""
 
     class HttpRelay(FakeRelay):
         def __init__(self, model: NaiveRelay) -> None:
@@ -162,7 +162,7 @@ def with_other_text(packet: Packet) -> bytes:
 
 
 def signed_by_another(packet: Packet) -> bytes:
-    """Whole in itself, and under the very id that was asked for."""
+    """The packet, whole and under the requested id, but with another identity's signature."""
     value = json.loads(packet.canonical)
     value["signature"] = "0x" + Identity.from_seed(bytes(32)).sign(packet.signed_bytes).hex()
     return json.dumps(value).encode()

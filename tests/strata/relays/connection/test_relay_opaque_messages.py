@@ -1,4 +1,4 @@
-"""Private messages travel as they are: nothing here reads, checks or trusts an encryption scheme."""
+"""Private messages are passed on as they are: nothing here reads, checks or trusts an encryption scheme."""
 
 from __future__ import annotations
 

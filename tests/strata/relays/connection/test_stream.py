@@ -1,4 +1,4 @@
-"""What a subscription does where the model relay does not go: refusals, silence, bad relays."""
+"""Cases of a subscription that the model relay does not produce: refusals, silence, bad relays."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from strata.relays.connection.values import RESUME_MARGIN_SECONDS, Announced, Lo
 
 OPTIONS = Options(queue_events=8, page_events=4, idle_timeout=3, history_timeout=30, backoff_base=0.5)
 NOW = 100_000
-"""Unix seconds at the beginning."""
+"""The time at the start, in Unix seconds."""
 MARKED = Announced(frozenset({"history_marker"}))
 
 
@@ -229,7 +229,7 @@ def test_a_relay_whose_pages_lead_back_is_not_asked_for_ever(places: str):
 
 
 def test_more_than_a_page_belongs_to_the_next_page():
-    """A live event amid marked history: its cursor would jump over what lies between (A-044)."""
+    """A live event in the middle of marked history: its cursor would skip what lies between (A-044)."""
     bench = Bench()
     for n in range(4):
         bench.event(f"{n}")
@@ -283,7 +283,7 @@ def test_queries_that_no_relay_could_serve_are_refused():
 
 @pytest.mark.req("R-168", "R-139")
 def test_bounds_on_receipt_are_the_relays_to_apply_where_it_can():
-    """It goes by when a packet came to it, however long ago that was written: the event tells neither."""
+    """It filters by its own time of receipt, however old the packet; the event does not show that time."""
     bench = Bench(Announced(frozenset({"received_range", "history_marker"})), Query(received_since=NOW))
     (asked,) = bench.sent()
     assert (asked.filters.received_since, asked.filters.since) == (NOW, None)

@@ -1,4 +1,4 @@
-"""A connection that ends amid a large message can still be closed, and another one follows."""
+"""A connection that ends in the middle of a large message can still be closed, and another one follows."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.support.made_packets import new_identity, sized
 
 GOODBYE = bytes([0x88, 2]) + struct.pack("!H", 1001)
 LARGE = 8 << 20
-"""More than both ends of a socket hold."""
+"""More than the socket buffers of both ends hold, in bytes."""
 
 
 def accepted(head: bytes) -> bytes:
@@ -36,7 +36,7 @@ def accepted(head: bytes) -> bytes:
 
 
 class Closing:
-    """A relay that says goodbye to each peer as soon as it sends, and only then reads on, to the end."""
+    """A relay that sends a close frame as soon as a peer sends, and only then reads on, to the end."""
 
     def __init__(self) -> None:
         self.served = 0
@@ -50,7 +50,7 @@ class Closing:
             writer.write(accepted(head))
             self.served += 1
             await reader.read(1)
-            await asyncio.sleep(0.1)  # until the sender holds what the socket does not take
+            await asyncio.sleep(0.1)  # until the sender holds what the socket does not accept
             writer.write(GOODBYE)
             writer.write_eof()
             await asyncio.sleep(0.1)

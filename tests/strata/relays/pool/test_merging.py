@@ -12,7 +12,7 @@ from tests.support.simulated_relays import START, packet
 
 
 class Shelf:
-    """An older_ids that can be full."""
+    """A store of older ids that can be full."""
 
     def __init__(self) -> None:
         self.ids: set[bytes] = set()
@@ -169,7 +169,7 @@ def test_against_a_set(some, window, hold_back):
     def check(delivery):
         n = by_id[delivery.packet.packet_id]
         handed_on.append(n)
-        # R-106, and a position never names what has not been taken.
+        # R-106; and a position never covers a packet that has not been taken.
         for url, position in it.taken_positions.items():
             assert position.cursor is not None
             before = streams[url][: int(position.cursor) + 1]
@@ -186,7 +186,7 @@ def test_against_a_set(some, window, hold_back):
             streams[url].append(n)
             is_first = it.offer(url, copy(n, received_at, cursor), now, readers=3)
             assert is_first == (n not in offered)
-            # As relays do, all times are later than the packet's own, less the skew.
+            # As with real relays, all times are later than the packet's own, minus the skew.
             offered[n] = min(offered.get(n, received_at), received_at)
             assert it.received_at(packet(n).digest) == offered[n]
     it.release_all()

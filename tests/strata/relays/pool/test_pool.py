@@ -27,11 +27,11 @@ from tests.support.simulated_relays import (
 )
 
 QUIET = PoolOptions(presence_delay=None, sweep_interval=None, ping_interval=None, probe_interval=None)
-"""No checks of its own."""
+"""Without the pool's own checks."""
 
 
 def virtual(test):
-    """Run an async test on a clock of its own."""
+    """Run an async test on its own clock."""
 
     @wraps(test)
     def run(*arguments, **named):
@@ -53,7 +53,7 @@ def now() -> float:
     return asyncio.get_running_loop().time()
 
 
-# Where relays end.
+# Heads: where the logs of relays end.
 
 
 @virtual
@@ -62,7 +62,7 @@ async def test_from_the_heads_of_all_readers_nothing_comes_that_they_had_before(
     for name in "abc":
         for n in range(5):
             world[name].store(packet(n))
-    async with world.pool(QUIET) as pool:  # open with the first relay; the others come in a moment later
+    async with world.pool(QUIET) as pool:  # open with the first relay; the others connect a moment later
         heads = await pool.heads()
         assert len(heads) >= QUIET.readers
         for name in "abc":
@@ -81,7 +81,7 @@ async def test_neither_a_sweep_nor_a_relay_that_takes_over_goes_back_behind_the_
     async with world.pool(replace(QUIET, sweep_interval=10.0)) as pool:
         await until(lambda: len(pool._relays.connected()) == 3)
         async with pool.subscribe(positions=await pool.heads()) as subscription:
-            world["c"].store(packet(50))  # at a relay that may be read from by sweeps alone
+            world["c"].store(packet(50))  # at a relay that may be read only by sweeps
             assert await take(subscription, 1) == [packet(50).packet_id]
             await until(lambda: pool.statistics.sweeps >= 6)
             for url in list(subscription.relays):
@@ -398,7 +398,7 @@ async def test_random_probes_find_a_relay_that_denies_what_it_had():
             await pool.publish(packet(n))
         await until(lambda: pool.statistics.copies_stored == 20)
         target = world[pool._relays.targets[0][-1]]
-        target.log.clear()  # it has forgotten all it said OK to
+        target.log.clear()  # it has forgotten all packets to which it said OK
         await until(lambda: pool.statistics.relays_blacklisted == 1, timeout=3600, step=1)
         assert pool.relays[-1].url == target.url and pool.statistics.probes_missed >= 3
 
@@ -411,7 +411,7 @@ HONEST_FAULTS = {
     "slower than silence lasts": (Character(unmarked=0.5), Character(unmarked=0.5, latency=8.0)),
     "breaks off in the middle": (Character(cuts=1.0), Character(cuts=1.0)),
 }
-"""How a relay behaves while it says OK, and while it is asked for the packets."""
+"""How a relay behaves while it says OK, and later while it is asked for the packets."""
 
 
 @pytest.mark.req("R-344", "C-274")
@@ -457,7 +457,7 @@ async def test_a_relay_may_keep_back_what_it_queued_and_gets_it_again_all_the_sa
     def queue(packet):
         world["a"].ids.discard(packet.packet_id)
         answer = receive(packet)
-        world["a"].log.clear()  # it does not serve what is without effect
+        world["a"].log.clear()  # it does not serve packets without effect
         return replace(answer, queued=True)
 
     monkeypatch.setattr(world["a"], "receive", queue)
@@ -733,7 +733,7 @@ async def test_a_file_that_cannot_be_read_for_a_while_costs_one_relay_and_not_th
 @pytest.mark.req("C-272")
 @pytest.mark.parametrize("count, latency", [(10, 3.0), (6, 6.0), (5, 6.0)])
 def test_relays_that_are_far_away_do_not_take_turns_for_ever(count, latency):
-    """Over an anonymising proxy, for instance: connecting takes longer than a dead relay is waited for."""
+    """For example over an anonymising proxy: connecting takes longer than the wait for a dead relay."""
 
     async def scenario() -> None:
         world = World(1, *(Character(latency=latency) for _ in range(count)))
@@ -832,7 +832,7 @@ async def test_closing_ends_a_publish_that_has_no_copy_under_way():
     for relay in world.relays.values():
         relay.kill()
     await until(lambda: not pool.is_connected)
-    await asyncio.sleep(70)  # the connections are given up
+    await asyncio.sleep(70)  # connecting is given up
     waiting = asyncio.create_task(pool.publish(packet(1)))
     await asyncio.sleep(0.5)
     assert not waiting.done() and not len(pool._publisher), "it waits to try again"
@@ -841,7 +841,7 @@ async def test_closing_ends_a_publish_that_has_no_copy_under_way():
     with pytest.raises(Closed):
         await waiting
     assert now() - began_at < 1
-    await asyncio.sleep(5)  # and nothing tries again
+    await asyncio.sleep(5)  # and there are no further attempts
 
 
 @virtual

@@ -1,4 +1,4 @@
-"""A pool as what channels sit on: finding packets, seats, the first OK, and channels while relays fail."""
+"""A pool as the basis of channels: finding packets, seats, the first OK, and channels while relays fail."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ QUIET = PoolOptions(
 
 
 class Connection(SimConnection):
-    """A simulated connection that refuses, fails and limits packets as the world says."""
+    """A simulated connection that refuses, fails and limits packets as the world specifies."""
 
     def __init__(self, server: SimRelay, changed: Callable[[], None], peculiarities: Peculiarities) -> None:
         super().__init__(server, changed)
@@ -85,7 +85,7 @@ class Connection(SimConnection):
 
 
 class Peculiarities:
-    """What the relays of a world do that is of interest here, by URL."""
+    """The special behaviour of the relays of a world, by URL."""
 
     def __init__(self) -> None:
         self.limits: dict[str, int] = {}
@@ -93,7 +93,7 @@ class Peculiarities:
         self.failures: dict[str, Exception] = {}
         self.asked: list[tuple[str, tuple[str, ...]]] = []
         self.verdicts: dict[str, bool | Exception] = {}
-        """What a relay's keys say of packets inside others."""
+        """The verdicts of a relay's keys on packets inside others."""
 
 
 class ChannelWorld(World):
@@ -115,7 +115,7 @@ class ChannelWorld(World):
 
 
 def virtual(test):
-    """Run an async test on a clock of its own."""
+    """Run an async test on its own clock."""
 
     @wraps(test)
     def run(*arguments, **named):
@@ -213,7 +213,7 @@ async def test_finding_nothing_because_no_relay_is_there_is_told_from_finding_no
             await anext(pool.find(ids(1)))
 
 
-# What a node asks of a pool.
+# What a node needs from a pool.
 
 
 @virtual
@@ -396,7 +396,7 @@ async def test_a_pool_without_an_identity_carries_no_channels():
 
 
 class Talker:
-    """A channel over a pool, and what it took."""
+    """A channel over a pool, and the messages it took."""
 
     def __init__(self, pool: Pool, name: str, **options: Any) -> None:
         self.channel = pool.channel("room", topic=TOPIC, sender_id=name, **options)

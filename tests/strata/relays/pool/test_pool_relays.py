@@ -1,4 +1,4 @@
-"""The pool over real connections to naive relays: what the simulated ones cannot show."""
+"""The pool over real connections to naive relays: what the simulated connections cannot show."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Three relays, one slow, one lying, one killed at random: nothing lost, nothing doubled, the liar left.
+"""Three relays, one slow, one lying, one killed at random: nothing lost, nothing doubled, the liar avoided.
 
-The honest ones also stall beyond every deadline, die right after an OK, break off in the middle of an answer,
-and connect without a manifest, so that their silence has to be judged.
+The honest relays also stall beyond every deadline, die right after an OK, break off in the middle of an
+answer, and connect without a manifest, so that their silence must be judged.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def frail(chance: random.Random) -> Character:
 
 
 async def one_run(seed: int, **changes: Any) -> bool:
-    """One world; whether its liar was blacklisted. `changes` to the options show that it notices."""
+    """Run one world, with `changes` to the options; return whether its liar was blacklisted."""
     chance = random.Random(seed)
     liar = Character(
         forgets=chance.uniform(0.2, 1), withholds=chance.uniform(0, 0.5), tampers=chance.uniform(0, 0.5)
@@ -48,7 +48,7 @@ async def one_run(seed: int, **changes: Any) -> bool:
         latency=chance.uniform(0.5, 4), stalls=chance.choice([0, 0.02]), unmarked=chance.choice([0, 0.3, 1])
     )
     if slow.unmarked:
-        slow.latency = min(slow.latency, 2.5)  # whose silence is longer than 3 s, nobody can read (A-047)
+        slow.latency = min(slow.latency, 2.5)  # silence longer than 3 s cannot be interpreted (A-047)
     cast = [slow, liar, frail(chance)]
     cast += [frail(chance) for _ in range(chance.choice([0, 0, 1, 2]))]
     names = list("abcde"[: len(cast)])
@@ -58,11 +58,11 @@ async def one_run(seed: int, **changes: Any) -> bool:
     liar_url, killed = f"ws://{names[1]}", [names[2], *names[4:]]
     options = PoolOptions(connections=len(cast), revive_after=chance.choice([2.0, 60.0]))
     late = chance.choice([0.0, 0.0, chance.uniform(0, 90)])
-    # What was there before comes from the readers alone.
+    # A reader that starts late gets the earlier packets only from relays that it reads.
     reading_options = replace(options, readers=len(cast) if late else 2, **changes)
     acknowledged: list[str] = []
     received: list[str] = []
-    # Readers prefer the relays that writers do not know: what they are to find is elsewhere.
+    # Readers prefer the relays that writers do not know: what they must find is elsewhere.
     urls = [f"ws://{name}" for name in names]
     writing_pool = world.pool(replace(options, **changes), urls[: chance.choice([3, len(urls)])])
     async with writing_pool as writing, world.pool(reading_options, urls[::-1]) as reading:
@@ -81,7 +81,7 @@ async def one_run(seed: int, **changes: Any) -> bool:
                     published = await writing.publish(packet(number))
                     break
                 except RequestTimeout:
-                    pass  # all that were up have stalled: a program publishes it again
+                    pass  # all relays that were up have stalled: a program publishes it again
             acknowledged.append(published.packet_id)
 
         killers = [asyncio.create_task(kill_at_random(world, name, chance)) for name in killed]
@@ -92,18 +92,18 @@ async def one_run(seed: int, **changes: Any) -> bool:
         for killer in killers:
             killer.cancel()
         await until(lambda: len(received) >= len(acknowledged) and not writing.unsettled, 1800)
-        await asyncio.sleep(300)  # whatever could still come twice
+        await asyncio.sleep(300)  # time for anything that might come twice
         reader.cancel()
         await asyncio.wait([reader])
         assert sorted(received) == sorted(acknowledged)
         assert len(received) == 80
         thoughts = [{view.url: view.standing for view in pool.relays} for pool in (writing, reading)]
-        # A relay once caught comes last: with better ones about it may get no more packets to lie about.
+        # A relay once caught is used last: with better ones present, it may get no more packets to lie about.
         was_blacklisted = thoughts[0][liar_url] is Standing.BLACKLISTED
         assert was_blacklisted or writing.statistics.presence_missing <= 5
         for thought in thoughts:
             assert all(thought[url] is not Standing.BLACKLISTED for url in thought if url != liar_url)
-        # Where the slow relay's answers do not come, the check may end before it has seen the packet.
+        # If the slow relay's answers do not come, the check may end before it has seen the packet.
         assert writing.statistics.presence_given_up == 0 or slow.stalls or slow.unmarked
     assert all(relay.clients == 0 for relay in world.relays.values())
     assert asyncio.all_tasks() == {asyncio.current_task()}

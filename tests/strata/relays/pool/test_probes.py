@@ -18,7 +18,7 @@ def known(seed: int = 1) -> KnownPackets:
 
 
 def chosen(it: KnownPackets, at: float) -> Packet:
-    """The packet that relay a is asked for."""
+    """Return the packet chosen for a probe of relay a."""
     probe = it.choose("a", at)
     assert probe is not None
     return probe.packet

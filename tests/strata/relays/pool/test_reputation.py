@@ -1,4 +1,4 @@
-"""Many relays of one client: each is judged by what it did, and one that is gone by how the others fared."""
+"""Many relays of one client: each is judged by its actions, and a lost one by how the others fared."""
 
 from __future__ import annotations
 

@@ -86,7 +86,7 @@ def test_a_file_that_another_program_makes_meanwhile_is_used(tmp_path, monkeypat
     class Watched(sqlite3.Connection):
         def execute(self, statement, *values):
             moments.append(statement)
-            if len(moments) == made_before and not self.in_transaction:  # else the other one waits
+            if len(moments) == made_before and not self.in_transaction:  # otherwise the other one waits
                 ScoreFile(path).close()
             return super().execute(statement, *values)
 

@@ -45,7 +45,7 @@ async def test_a_sentence_served_is_not_served_again_after_a_restart(tmp_path):
     now = T
 
     async def session(*hours: int) -> list[Standing]:
-        """A session of the program, that lasts so many hours and looks once in each."""
+        """Run a session of the program with one look at each of these hours."""
         nonlocal now
         keeper = Scorekeeper(lambda: now)
         assert set(await keeper.load(tmp_path / "scores.db", lambda: [R])) <= {R}

@@ -31,7 +31,7 @@ def test_after_an_outage_of_10_minutes_a_window_of_5_spans_10():
     it.due(["a"], 0)
     it.due(["a"], 300)
     it.succeeded("a", None, began_at=T + 300, now=300)
-    for now in (600.0, 900.0):  # two in a row come to nothing
+    for now in (600.0, 900.0):  # two in a row fail
         assert it.due(["a"], now) == ["a"]
         it.failed("a", None, now)
     assert it.due(["a"], 1200) == ["a"]
@@ -69,7 +69,7 @@ def test_what_a_reader_left_unread_is_found_by_sweeps():
 def test_what_a_reader_left_unread_while_a_sweep_ran_is_found_by_the_next(ending, reached):
     it = sweeps()
     it.due(["a"], 0)
-    assert it.due(["a"], 300) == ["a"]  # which begins where the subscription did
+    assert it.due(["a"], 300) == ["a"]  # it begins where the subscription began
     it.left_at("a", Position("c3", T - 5000))
     it.left_at("a", Position("c9", T + 50))
     if ending == "failed":
@@ -109,7 +109,7 @@ def test_a_sweep_that_is_called_for_while_one_runs_follows_it_at_once(ending):
     it = sweeps()
     it.due(["a"], 0)
     assert it.due(["a"], 300) == ["a"]
-    it.hasten("a", 310)  # its connection was cut, and is back
+    it.hasten("a", 310)  # its connection was cut, and has been restored
     assert it.due(["a"], 320) == [], "one at a time"
     if ending == "failed":
         it.failed("a", None, 330)

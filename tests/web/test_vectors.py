@@ -1,4 +1,4 @@
-"""The shared vectors are what the Python implementation says today, and reach every corner they are for."""
+"""The shared vectors are what the Python implementation says today, and cover every case they are for."""
 
 from __future__ import annotations
 

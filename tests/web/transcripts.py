@@ -1,8 +1,8 @@
-"""Conversations of Python's client core with a relay, step by step: another client has to say the same.
+"""Conversations of Python's client core with a relay, step by step: another client must say the same.
 
-A step is something that happens (a connection, a frame, a timer, a request of the program's) at a moment, and
-what the core did then: the frames it sent, what it settled, when it wants to be woken, and what its streams
-hold. The random source gives one half, always.
+A step is something that happens (a connection, a frame, a timer, a request of the program) at a moment, and
+the core's reaction: the frames it sent, what it settled, when it wants to be woken, and what its streams
+hold. The random source always gives one half.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class Talk:
         self.now = 0.0
 
     def at(self, now: float) -> Talk:
-        """What follows happens at this moment."""
+        """Let what follows happen at this moment."""
         self.now = now
         return self
 
@@ -84,7 +84,7 @@ class Talk:
         self._record("authenticate", undecided=undecided)
 
     def take(self, number: int = 0, most: int = 1000) -> None:
-        """The consumer takes what waits."""
+        """Let the consumer take what waits."""
         taken: list[Any] = []
         stream = self.streams[number]
         while len(taken) < most and (event := stream.take()) is not None:
@@ -96,7 +96,7 @@ class Talk:
         self._record("take", stream=number, most=most, taken=taken)
 
     def timer(self) -> None:
-        """Time passes until the core wants to be woken."""
+        """Let time pass until the core wants to be woken."""
         wake_at = self.core.get_timer()
         if wake_at != math.inf:
             self.now = max(self.now, wake_at)
@@ -108,7 +108,7 @@ class Talk:
         self.core.receive_message(frame.encode(), self.now)
         self._record("receive", frame=frame)
 
-    # What relays say.
+    # Messages of relays.
 
     def event(self, cursor: str | None, number: int = 0, received_at: int = T) -> None:
         wire_id = self.streams[number].wire_id or "s0.0"
@@ -213,7 +213,7 @@ def resume(talk: Talk) -> None:
 
 
 def overflow(talk: Talk) -> None:
-    """A consumer that is slow: the stream is left, and taken up again where it stood."""
+    """A slow consumer: the stream is left, and continued where it stopped."""
     talk.connect(*OURS)
     talk.subscribe()
     talk.end(True, None)
@@ -226,7 +226,7 @@ def overflow(talk: Talk) -> None:
 
 
 def invalid_cursor(talk: Talk) -> None:
-    """The relay knows the cursor no more: once with a time to fall back to, once without."""
+    """The relay no longer knows the cursor: once with a time to fall back to, once without."""
     talk.connect(*OURS)
     talk.subscribe(cursor="old", cursor_fallback_since=T - 5)
     talk.refuse_stream("invalid_cursor")
@@ -236,7 +236,7 @@ def invalid_cursor(talk: Talk) -> None:
 
 
 def log_reset(talk: Talk) -> None:
-    """The relay's log has lost its end: with the last good place, without, and again and again."""
+    """The end of the relay's log is lost: with the last valid place, without it, and repeatedly."""
     talk.connect(*OURS)
     talk.subscribe(cursor="e1")
     talk.refuse_stream("invalid_cursor", detail="log_reset", cursor="e0")
@@ -288,7 +288,7 @@ def rate_limited(talk: Talk) -> None:
 
 
 def when_needed(talk: Talk) -> None:
-    """The relay wants to know us: AUTH, and the requests again; after a cut first of all."""
+    """The relay demands authentication: AUTH, then the requests again; after a cut, AUTH comes first."""
     talk.connect(*OURS)
     talk.challenge(extensions=["gapless"])
     one = talk.publish("x")
@@ -306,7 +306,7 @@ def when_needed(talk: Talk) -> None:
 
 
 def wrong_relay(talk: Talk) -> None:
-    """Another relay than the pinned one: nothing is signed."""
+    """Not the pinned relay: nothing is signed."""
     talk.connect(*OURS, expect=OTHER)
     talk.challenge()
     talk.authenticate()
@@ -338,7 +338,7 @@ def silent_auth(talk: Talk) -> None:
 
 
 def always(talk: Talk) -> None:
-    """Nothing goes out before AUTH_OK, and nothing at all after a refusal."""
+    """Nothing is sent before AUTH_OK, and nothing at all after a refusal."""
     talk.publish("x")
     talk.subscribe()
     talk.connect(*OURS)
@@ -353,7 +353,7 @@ def always(talk: Talk) -> None:
 
 
 def plain_relay(talk: Talk) -> None:
-    """A relay that announces nothing: pages end by silence, and live events have no cursor."""
+    """A relay that announces nothing: pages end with silence, and live events have no cursor."""
     talk.connect()
     talk.subscribe(types=["POST"])
     talk.event("c1")
@@ -374,7 +374,7 @@ def plain_relay(talk: Talk) -> None:
 
 
 def fetch(talk: Talk) -> None:
-    """Reading that ends: by its limit, by the end of history, by silence where an end was promised."""
+    """Reads that end: by their limit, by the end of history, by silence where an end was promised."""
     talk.connect(*OURS)
     talk.subscribe(live=False, limit=6)
     for n in range(4):
@@ -391,7 +391,7 @@ def fetch(talk: Talk) -> None:
 
 
 def by_receipt(talk: Talk) -> None:
-    """What was received since a time: by a relay that can tell, and by one that cannot."""
+    """What was received since a time: from a relay that can filter by it, and from one that cannot."""
     talk.connect(*OURS)
     talk.subscribe(received_since=T)
     talk.event("c1", received_at=T - 5000)
@@ -423,7 +423,7 @@ SCRIPTS: list[tuple[Callable[[Talk], None], dict[str, Any]]] = [
 
 
 def wander(seed: int) -> Talk:
-    """Anything in any order, as a bad network and a bad relay would have it."""
+    """Anything in any order, as with a bad network and a bad relay."""
     draw = random.Random(seed)
     talk = Talk(f"wander {seed}", authenticate=draw.choice(("never", "when_needed", "when_needed", "always")))
     connected = False

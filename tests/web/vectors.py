@@ -37,7 +37,7 @@ ME = Identity.from_seed(bytes(range(32)))
 
 
 def canonical_forms() -> object:
-    """JSON text, and its one canonical form or why it has none."""
+    """JSON texts, each with its canonical form or with the reason why it has none."""
     accepted = [
         {"text": text, "canonical": canonical.canonicalize(text.encode()).decode()} for text in ACCEPTED_TEXTS
     ]
@@ -56,7 +56,7 @@ def _number(sample: dict[str, Any]) -> dict[str, object]:
 
 
 def identities() -> object:
-    """DIDs, the keys in them, and what is none."""
+    """DIDs, the keys in them, and texts that are not DIDs."""
     dids = [
         *(key["did"] for key in KNOWN["keys"]),
         *(key["bare_did"] for key in KNOWN["keys"] if "bare_did" in key),
@@ -97,13 +97,13 @@ def _key_of(did: str) -> str | None:
 
 
 def packet_forms() -> object:
-    """Packets as they are built, and packets as they arrive, with what `Packet.parse` says to each."""
+    """Packets as they are built, and packets as they arrive, with the verdicts of `Packet.parse`."""
     built = []
     for content, options in CONTENTS:
         packet = packets.build(ME, content, timestamp=T, **options)
         built.append(
             {
-                # As text: what reads this file must not lose a member on the way.
+                # As text: a reader of this file must not lose a member on the way.
                 "content": json.dumps(content, ensure_ascii=False),
                 "options": json.dumps(options, ensure_ascii=False),
                 "canonical": packet.canonical.decode(),
@@ -276,12 +276,12 @@ def authentication() -> object:
 
 
 def always(draw: float) -> Callable[[], float]:
-    """A source of this one value."""
+    """A random source that always gives this value."""
     return lambda: draw
 
 
 def retries() -> object:
-    """What may be done about each code, and how long to wait."""
+    """What to do about each code, and how long to wait."""
     codes = [*(str(code) for code in ErrorCode), "no_such_code", "", "constructor", "__proto__"]
     draws = (0.0, 0.25, 0.5, 0.999)
     return {
@@ -355,7 +355,7 @@ def _restored(raw: str, notes: Mapping[str, object] | None) -> dict[str, object]
 
 
 def signatures() -> object:
-    """Ed25519 at the edge of the curve: one verdict everywhere."""
+    """Ed25519 edge cases: every implementation has the same verdict."""
     return [
         {name: vector[name] for name in ("name", "public_key", "message", "signature", "valid")}
         for vector in KNOWN["ed25519"]
@@ -363,7 +363,7 @@ def signatures() -> object:
 
 
 def messages() -> object:
-    """Frames of a relay's, and whether a client can read them."""
+    """Frames from a relay, and whether a client can read them."""
     packet = packets.build(ME, {"type": "POST", "text": 'a "quoted" \\ {brace} [bracket]'}, timestamp=T)
     event = wire.encode(
         wire.Event(packet=Raw(packet.canonical), received_at=T, subscription_id="s", cursor="c")
@@ -431,7 +431,7 @@ def files() -> dict[str, str]:
 
 
 def _written(value: object, depth: int = 0) -> str:
-    """JSON with a line for each case."""
+    """JSON with one line for each case."""
     if depth < 2 and isinstance(value, list) and value:
         return "[\n" + ",\n".join(_written(item, 2) for item in value) + "\n]"
     if depth < 2 and isinstance(value, dict):

@@ -1,4 +1,4 @@
-"""What a check says, in a form that JSON can hold."""
+"""The verdicts of checks, in a form that JSON can hold."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ __all__ = ["verdict"]
 
 
 def verdict(check: Callable[..., object], *arguments: object, **named: object) -> dict[str, Any]:
-    """What a check says: nothing, or the code and detail of its refusal."""
+    """The verdict of a check: nothing, or the code and detail of its refusal."""
     try:
         check(*arguments, **named)
     except InvalidInput as refusal:

@@ -1,4 +1,4 @@
-"""Key chains of one author, made at random, and what Python says of them at many moments."""
+"""Random key chains of one author, and the verdicts of Python on them at many moments."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ T = alice.T
 
 
 class Worlds:
-    """Chains of one author's identity packets, made at random, and what is to be said of them."""
+    """Random chains of one author's identity packets, with their expected verdicts."""
 
     def __init__(self, seed: int) -> None:
         self.random = random.Random(seed)
@@ -45,20 +45,20 @@ class Worlds:
         for _ in range(draw.randrange(2, 8)):
             at += draw.choice((0, 0, 1, 100, 400, alice.DAY))
             events.append((self._statement(events, documents), at))
-        if documents and draw.random() < 0.5:  # what a recovery key says takes effect by agreement, and late
+        if documents and draw.random() < 0.5:  # a recovery key's event takes effect by agreement, and late
             event = draw.choice((alice.add(11, 4), alice.rotate(11, 0, 4), alice.revoke(11, 0)))
             agreed = [alice.approve(by, event) for by in draw.choice(((), (12,), (12, 13), (11,), (0,)))]
             events += [(packet, at + step) for step, packet in enumerate([event, *agreed])]
             at += draw.choice((5, alice.DAY - 1, alice.DAY, alice.DAY + 5))
             events.append((draw.choice((alice.revoke(12, 12), alice.revoke(0, 4), alice.add(4, 3))), at))
-        if documents and draw.random() < 0.3:  # rivals, after which no key resolves
+        if documents and draw.random() < 0.3:  # rival documents, after which no key resolves
             for created_at in (alice.T + 7, alice.T + 8):
                 at += 1
                 events.append((alice.publish(0, self._rival(documents[0], created_at)), at))
         return self._judged(known, events, at)
 
     def recovery(self) -> dict[str, object]:
-        """An event by a recovery key: agreed to or not, vetoed or not, before its time and after."""
+        """An event by a recovery key, with or without approvals and a veto, before and after its time."""
         draw = self.random
         known = [alice.with_recovery(draw.choice((1, 1, 2, 3)))]
         event = draw.choice((alice.add(11, 4), alice.add(11, 4), alice.rotate(11, 0, 4), alice.revoke(11, 0)))
@@ -70,7 +70,7 @@ class Worlds:
         return self._judged(known, events, at)
 
     def window(self) -> dict[str, object]:
-        """One key with an end, or a beginning in the future; its edges lie behind the last packet."""
+        """One key with an end, or with a beginning in the future; its edges come after the last packet."""
         begins = alice.T + self.random.choice((0, 1000, alice.DAY))
         until = self.random.choice((None, begins, begins + 500))
         added = alice.add(0, 1, valid_from=begins, valid_until=until)
@@ -141,7 +141,7 @@ class Worlds:
         ]
 
     def _edges(self, chain: KeyChain, last: int) -> list[list[object]]:
-        """Who may sign on either side of every edge of a window."""
+        """The keys that may sign on either side of every edge of a window."""
         edges = {edge for key in chain.keys(last) for edge in key.edges(alice.SKEW)}
         moments = sorted({moment for edge in edges for moment in (edge - 1, edge) if moment > last})
         return [[at, [key.hex() for key in chain.candidates(at)]] for at in moments]

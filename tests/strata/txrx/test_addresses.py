@@ -1,4 +1,4 @@
-"""Addresses: what is read is printed again character for character; what is none is refused, with why."""
+"""Addresses: a valid one is printed again character for character; others are refused with a reason."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Codecs: what goes in comes out, large bytes uncopied; what is no message is refused, on both ends."""
+"""Codecs: what goes in comes out, large bytes uncopied; both ends refuse what is not a message."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Image(msgspec.Struct, tag=True):
 
 
 SHAPE: Any = Circle | Image
-"""`type[T]` has no room for a union."""
+"""`type[T]` does not accept a union."""
 
 
 class Choosy(msgspec.Struct):
@@ -59,12 +59,12 @@ class Sample:
 
 
 def round_trip(codec: Any, message: Any) -> Any:
-    """To the other end and back, and how many bytes went in the body and how many parts beside it."""
+    """Encode and decode; return the message, the size of the body in bytes and the number of parts."""
     body, parts = codec.encode(message)
     return codec.decode(bytes(body), [bytes(part) for part in parts]), len(body), len(parts)
 
 
-# Sizes on both sides of where bytes become a part.
+# Sizes around the limit from which bytes become a part.
 SIZES = st.one_of(st.integers(0, 40), st.integers(PART_BYTES - 2, PART_BYTES + 2))
 BLOBS = st.builds(lambda size, filler: bytes([filler]) * size, SIZES, st.integers(0, 255))
 INNER = st.builds(Inner, BLOBS, st.text(max_size=5))
@@ -158,7 +158,7 @@ def test_what_only_messagepack_has_comes_back_whatever_is_beside_it(beside: byte
 
 @pytest.mark.req("T-080")
 def test_large_bytes_are_not_copied() -> None:
-    """The very objects: on the way out, and on the way in."""
+    """The same objects, both on encoding and on decoding."""
     large, other = bytes(PART_BYTES), bytes(5 * PART_BYTES)
     codec = MsgpackCodec(Outer)
     body, parts = codec.encode(Outer(1, Inner(large), blobs=[other]))
@@ -300,7 +300,7 @@ def test_bytes_have_a_body_or_a_part(body: bytes, parts: list[bytes]) -> None:
 @pytest.mark.req("T-083")
 @pytest.mark.parametrize("message_type", [Inner, Outer, Sample, SHAPE, dict[Any, Any], set[Any], Any, Choosy])
 def test_no_bytes_raise_anything_else(message_type: Any) -> None:
-    """Whatever a peer sends is a message or a `CodecError`: nothing else, which would end more than it."""
+    """Any bytes from a peer give a message or a `CodecError`; another error would end more than a session."""
     codec = codec_for(message_type)
     whole = [msgspec.msgpack.encode(Outer(1, Inner(b"x"), [b"y"], {"z": b""})), b"\x81\xa6number\xff"]
     opcodes = b"\xc4\x80\x81\x82\x90\x91\xa1\xa2\xc7\xd4\xd6\xd7\xd8\xff\0\1\5"

@@ -1,4 +1,4 @@
-"""How a sender connects: attempts that overlap with their own timeout, and hosts that no system looks up."""
+"""How a sender connects: attempts that coincide with their own timeout, and hosts that no system looks up."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def test_a_connection_that_is_made_as_its_time_is_over_is_the_only_one(
 
     def make_slowly(connection: Any, owner: Any) -> None:
         make(connection, owner)
-        if slow:  # the program holds the loop right when the system has connected
+        if slow:  # the program blocks the loop just when the system has connected
             time.sleep(slow.pop())
 
     monkeypatch.setattr(dialing._Connection, "__init__", make_slowly)

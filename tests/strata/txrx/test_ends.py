@@ -1,4 +1,4 @@
-"""What a program sees of the two ends, whatever carries them."""
+"""What a program sees of the two ends, with any transport."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ async def test_local_channels_have_no_acknowledgements() -> None:
     address, rx = await serve("local:0", bytes, settings=never)
     async with rx, await dial(address, bytes, settings=never) as tx:
         sending = tx.send(b"message")
-        with pytest.raises(StopIteration):  # it does not wait for anything, not even for its turn
+        with pytest.raises(StopIteration):  # it does not wait at all, not even for one turn of the loop
             sending.send(None)
         assert rx.unread == 1 and tx.pending == 0
         assert rx.statistics().acks_sent == tx.statistics().acks_received == 0
@@ -217,11 +217,11 @@ async def test_a_local_end_that_is_forgotten_closes_wherever_the_collector_runs(
     ended = asyncio.create_task(tx.status().changed())
     await asyncio.sleep(0)
     circle: list[object] = [rx]
-    circle.append(circle)  # so that only the collector of cycles finds it
+    circle.append(circle)  # so that only the cyclic garbage collector finds it
     del rx, circle
     collector = threading.Timer(0.01, gc.collect)
     collector.start()
-    async with asyncio.timeout(60):  # in a process of many tests, on a busy machine, it takes its time
+    async with asyncio.timeout(60):  # in a process of many tests, on a busy machine, it can be slow
         assert (await ended).closed
     collector.join()
     with pytest.raises(TxRxClosed):

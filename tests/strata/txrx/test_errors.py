@@ -1,4 +1,4 @@
-"""The errors: one tree, drawn as it is, and still found under the names they had in `strata.channel`."""
+"""The errors: one tree, as the drawing shows it, still available under the old names in `strata.channel`."""
 
 from __future__ import annotations
 

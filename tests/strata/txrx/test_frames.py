@@ -1,4 +1,4 @@
-"""Headers, responses and messages on the wire: the bytes are written down here by hand."""
+"""Headers, responses and messages on the wire; the expected bytes are written here by hand."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def test_responses_on_the_wire(response: Response, golden: bytes) -> None:
 @example(Closed, "ä" * 10_000)
 @given(st.sampled_from([Reject, Closed]), st.text(st.characters(), max_size=2000))
 def test_any_reason_fits_into_what_a_sender_reads(kind: type[Reject | Closed], reason: str) -> None:
-    """Longer ones are cut, perhaps within a character, and what is no text becomes text."""
+    """Longer reasons are cut, perhaps within a character, and text that cannot be encoded is replaced."""
     frame = encode_response(kind(reason))
     reader = FrameReader(MAX_RESPONSE_BYTES)
     reader.feed(frame)
@@ -111,7 +111,7 @@ def test_what_is_no_response_is_refused(frame: tuple[bytes, ...]) -> None:
 
 @pytest.mark.req("T-081", "T-073", "T-080", "T-029", "T-034")
 def test_messages_on_the_wire() -> None:
-    """The body begins with the sequence, from 0; large bytes are a part of their own."""
+    """The body begins with the sequence, from 0; large bytes are a separate part."""
     session: SendingSession[bytes, None] = SendingSession(5, BytesCodec(), TxRxSettings())
     large = bytes(range(256)) * 64
     session.post(b"one")

@@ -1,4 +1,4 @@
-"""Frames: the same whatever pieces they arrive in; nothing that a peer only promises costs anything."""
+"""Frames: the same in whatever pieces they arrive; bytes that a peer only announces cost nothing."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ def length(number: int) -> bytes:
 
 
 def stream_of(frames: Iterable[Frame]) -> bytes:
-    """The bytes of frames; one without any part has the length zero."""
+    """The bytes of frames; a frame without parts has the length zero."""
     return b"".join(b"".join(frame_of(frame[0], frame[1:])) if frame else length(0) for frame in frames)
 
 
 def feed(reader: FrameReader, data: bytes, most: int = 1000) -> list[Frame]:
-    """Put in what fits, read, and so on."""
+    """Put in what fits and read, repeatedly."""
     frames: list[Frame] = []
     left = memoryview(data)
     while left:
@@ -41,7 +41,7 @@ def feed(reader: FrameReader, data: bytes, most: int = 1000) -> list[Frame]:
     return frames
 
 
-# Around the sizes at which a part gets a buffer of its own, and at which this and the common one grow.
+# Around the sizes at which a part gets its own buffer, and at which that and the shared buffer grow.
 SIZES = st.one_of(
     st.integers(0, 30),
     st.sampled_from([65_535, 65_536, 65_537, 262_143, 262_144, 262_145, 300_000, 1_048_577]),
@@ -81,7 +81,7 @@ def test_one_byte_at_a_time() -> None:
 
 @st.composite
 def numbered(draw: st.DrawFn) -> list[Frame]:
-    """Messages mostly in sequence, with repetitions, gaps, parts, and frames that are no messages."""
+    """Messages mostly in sequence, with repetitions, gaps, parts, and frames that are not messages."""
     frames: list[Frame] = []
     due = 0
     for _ in range(draw(st.integers(0, 40))):
@@ -96,7 +96,7 @@ def numbered(draw: st.DrawFn) -> list[Frame]:
 @pytest.mark.req("T-073", "T-059")
 @given(numbered(), st.lists(st.integers(0, 5_000_000), max_size=6), st.integers(1, 50))
 def test_the_fast_way_reads_what_the_other_one_does(frames: list[Frame], cuts: list[int], most: int) -> None:
-    """Messages in sequence, as many as are whole; the rest is left for `read`, which goes on from there."""
+    """Messages in sequence, as many as are complete; `read` continues with the rest."""
     stream = stream_of(frames)
     places = sorted({0, len(stream), *(cut % (len(stream) + 1) for cut in cuts)})
     reader, due = FrameReader(LIMIT), 0
@@ -169,7 +169,7 @@ def test_a_frame_above_the_limit_is_refused_by_its_length_alone(announced: int) 
         reader.read(10)
     assert (caught.value.size, caught.value.limit) == (announced, 100)
     reader.feed(length(8) + length(0))
-    with pytest.raises(FrameTooLarge):  # it reads no further, and says so again
+    with pytest.raises(FrameTooLarge):  # it reads no further, and raises the same again
         reader.read(10)
 
 
@@ -240,7 +240,7 @@ def test_the_end_of_a_stream_is_orderly_between_frames_alone() -> None:
 
 @pytest.mark.req("T-075")
 def test_promised_gigabytes_take_no_memory() -> None:
-    """A peer announces all that the limit allows, and sends nothing of it: what is held follows what came."""
+    """A peer announces all that the limit allows and sends none of it: memory grows with what arrives."""
     limit = 2**40
     tracemalloc.start()
     try:

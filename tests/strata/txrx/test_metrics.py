@@ -1,4 +1,4 @@
-"""What Prometheus reads of channels, when it is asked to."""
+"""What Prometheus reads about channels, when metrics are requested."""
 
 from __future__ import annotations
 

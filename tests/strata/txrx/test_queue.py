@@ -1,4 +1,4 @@
-"""The queue between connections and `recv`: order, room for senders, and who gets a message."""
+"""The queue between connections and `recv`: order, room for senders, and which receiver gets a message."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from strata.txrx.queue import RxQueue
 
 
 async def started(*waits: asyncio.Task[int]) -> None:
-    """Each task waits in `get`."""
+    """Let each task reach its wait in `get`."""
     for _ in waits:
         await asyncio.sleep(0)
 
 
 def reason(queue: RxQueue[int]) -> str | None:
-    """A call, for a type checker takes an attribute for unchanged by what happens in between."""
+    """A function, because a type checker assumes that an attribute keeps its value between two calls."""
     return None if queue.closed is None else queue.closed.reason
 
 
@@ -34,7 +34,7 @@ async def test_what_is_put_first_comes_first_and_takes_room() -> None:
     assert [await queue.get(), await queue.get()] == [1, 2]
     queue.put([4, 5, 6])
     assert (len(queue), queue.room) == (4, 0)
-    queue.put_one(7)  # what a connection has taken already is never dropped
+    queue.put_one(7)  # what a connection has already accepted is never dropped
     assert (len(queue), queue.room) == (5, 0)
     assert [await queue.get() for _ in range(5)] == [3, 4, 5, 6, 7]
 
@@ -76,13 +76,13 @@ async def test_senders_are_called_in_the_order_of_asking_until_the_room_is_used(
 
     for name, messages in (("nothing", 0), ("gone", 0), ("one", 1), ("late", 1)):
         sender(name, messages)
-    sender("nothing", 4)  # it waits already
+    sender("nothing", 4)  # it is waiting already
     queue.forget("gone")
     queue.forget("never asked")
     await queue.get()
     assert called == []
     await queue.get()
-    # Who has no message leaves its room to the next one; with one more message less than half is free.
+    # A sender without a message leaves its room to the next; with one more message, less than half is free.
     assert called == ["nothing", "one"]
     await queue.get()
     assert called == ["nothing", "one", "late"]
@@ -113,7 +113,7 @@ async def test_who_is_woken_and_cancelled_at_once_leaves_the_message_to_another(
     queue: RxQueue[int] = RxQueue(8)
     first, second, third = waiting = getting(queue, 3)
     await started(*waiting)
-    second.cancel()  # it is woken by nothing
+    second.cancel()  # nothing wakes it
     await started(*waiting)
     queue.put_one(1)
     first.cancel()
@@ -134,7 +134,7 @@ async def test_waits_that_are_cancelled_leave_nothing_behind() -> None:
         await started(waiting)
         waiting.cancel()
         await asyncio.wait([waiting])
-    assert not queue._receivers  # a program may wait for a second at a time for as long as it lives
+    assert not queue._receivers  # a program may wait with a timeout of a second for as long as it runs
     queue.put_one(1)
     assert await queue.get() == 1
 

@@ -1,4 +1,4 @@
-"""The server's half of all sessions: what it accepts, what it acknowledges and when, whom it sends away."""
+"""The server's half of all sessions: what it accepts, what and when it acknowledges, whom it turns away."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ ID = 77
 
 
 class PickyCodec(BytesCodec):
-    """Two messages that it cannot read: one raises what it should, and one breaks the codec itself."""
+    """A codec that cannot read two messages: for one it raises what it should, for the other it fails."""
 
     def decode(self, body: bytes, parts: Any) -> bytes:
         if body == b"garbage":
@@ -28,7 +28,7 @@ class PickyCodec(BytesCodec):
 
 
 class Server:
-    """What the connections of a server share, and a queue that takes as many messages as it is told."""
+    """What the connections of a server share, and a queue that accepts up to `room` messages."""
 
     def __init__(self, room: int = 1000, **settings: Any) -> None:
         self.settings = TxRxSettings(**settings)
@@ -45,7 +45,7 @@ class Server:
 
 
 class Connection:
-    """One connection, and the sender's end of it."""
+    """One connection, together with the sender's end of it."""
 
     def __init__(self, server: Server, now: float) -> None:
         self.server = server
@@ -55,7 +55,7 @@ class Connection:
         self._reader = FrameReader(2000)
 
     def send(self, data: bytes, now: float = 0.0) -> None:
-        """Bytes arrive, and the server takes what there is room for."""
+        """Let bytes arrive; the server takes what there is room for."""
         while data:
             room = self.link.get_buffer()
             count = min(len(room), len(data))
@@ -65,7 +65,7 @@ class Connection:
             self.take(now)
 
     def post(self, *sequences: int, now: float = 0.0) -> None:
-        """The messages of these numbers arrive together."""
+        """Let the messages with these numbers arrive together."""
         self.send(b"".join(message(sequence) for sequence in sequences), now)
 
     def take(self, now: float = 0.0) -> None:
@@ -75,7 +75,7 @@ class Connection:
         self.server.queue += taken
 
     def answers(self) -> list[Any]:
-        """What the sender hears since the last call."""
+        """What the sender has received since the last call."""
         self._reader.feed(self.link.data_to_send())
         answers = [read_response(frame) for frame in self._reader.read(1000)]
         assert self._reader.is_between_frames
@@ -83,12 +83,12 @@ class Connection:
 
 
 def is_blocked(connection: Connection) -> bool:
-    """A call, for a type checker takes an attribute for unchanged by what happens in between."""
+    """A function, because a type checker assumes that an attribute keeps its value between two calls."""
     return connection.link.is_blocked
 
 
 def is_finished(connection: Connection) -> bool:
-    """A call, as `is_blocked` is."""
+    """A function, for the same reason as `is_blocked`."""
     return connection.link.is_finished
 
 
@@ -205,7 +205,7 @@ def test_a_reconnection_goes_on_where_it_was_and_hears_the_last_acknowledgement_
 
 @pytest.mark.req("T-037")
 def test_the_newest_connection_of_a_session_is_the_one() -> None:
-    """A sender that connects again does not wait for its old connection to be found dead."""
+    """A sender that reconnects does not wait for the detection that its old connection is dead."""
     server = Server()
     one = server.connect()
     one.post(0)
@@ -488,7 +488,7 @@ def test_what_there_is_no_room_for_is_neither_taken_nor_acknowledged_nor_lost() 
 
 @pytest.mark.req("T-039", "T-051")
 def test_before_waiting_for_room_what_was_accepted_is_acknowledged() -> None:
-    """Not after N or T: a queue that stays full would make senders give up messages that it holds."""
+    """Not after N or T: if the queue stayed full, senders would give up messages that it holds."""
     server = Server(room=2, message_ack_every_n_messages=1000, message_ack_time_interval=1000, **LAZY)
     one = server.connect()
     one.post(0, 1, 2)

@@ -1,4 +1,4 @@
-"""Sessions over a reliable channel, with a channel that a test holds in its hands."""
+"""Sessions over a reliable channel, with a channel that the test controls."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ QUICK = TxRxSettings(message_delivery_timeout=2.0)
 class Message:
     payload: bytes
     author: str | None = "did:a:1"
-    """None: somebody else repeats it."""
+    """None: somebody else repeats the message."""
 
 
 class Channel:
@@ -83,7 +83,7 @@ class Channel:
 
 
 class Line(_Line):
-    """Stands for a relay and a channel on it: a new one each time it is opened."""
+    """Replaces a relay and a channel on it: a new channel each time it is opened."""
 
     def __init__(self, *channels: Channel, members: tuple[str, ...] = ()) -> None:
         super().__init__(ADDRESS, RelayEnd(members=members))
@@ -147,11 +147,11 @@ async def test_a_message_posted_while_an_answer_is_read_counts_from_there() -> N
     tx, rx = sender(ours), await receiver(theirs)
     await tx.send(b"one")
     await asyncio.sleep(0.1)
-    ours.to = None  # nobody hears what follows
+    ours.to = None  # from here on, messages are lost
     assert tx._carrier is not None
-    tx._carrier.heard(b"")  # wakes the task that sends …
-    returned = tx.try_post(b"two")  # … before this one's own step
-    async with asyncio.timeout(3.5):  # and not after two timeouts
+    tx._carrier.heard(b"")  # wakes the sending task …
+    returned = tx.try_post(b"two")  # … before this task's own step
+    async with asyncio.timeout(3.5):  # not after two timeouts
         error = await returned
     assert error is not None and error.delivery is DeliveryStatus.UNKNOWN
     await tx.close()
@@ -213,7 +213,7 @@ async def test_cancelling_the_closing_of_a_sender_closes_its_line_all_the_same(
     monkeypatch.setattr(ours, "send", lambda payload: asyncio.sleep(3600))
     closing = asyncio.create_task(tx.close())
     await asyncio.sleep(0.05)
-    assert not closing.done()  # the last word does not go out
+    assert not closing.done()  # the last message is not sent
     closing.cancel()
     with pytest.raises(asyncio.CancelledError):
         await closing
@@ -234,7 +234,7 @@ async def test_a_receiver_that_nobody_holds_closes_itself() -> None:
     service = rx._service
     del rx
     gc.collect()
-    await tx.send(b"another")  # whoever iterates holds it
+    await tx.send(b"another")  # the iterator keeps the receiver alive
     assert [await anext(messages), await anext(messages)] == [b"message", b"another"]
     del messages
     gc.collect()
@@ -268,7 +268,7 @@ async def test_a_sender_that_made_room_for_another_is_told_so_by_its_next_messag
 
 
 class Wire:
-    """Speaks to a receiver message by message, as a sender over a relay does."""
+    """Talks to a receiver message by message, as a sender over a relay does."""
 
     def __init__(self, theirs: Channel) -> None:
         self.ours, self._theirs = Channel(), theirs
@@ -283,7 +283,7 @@ class Wire:
         self._say(_message(_DATA, session, self.receiver, _PLACE.pack(stream, number) + data))
 
     async def answer(self) -> tuple[int, int, int, bytes]:
-        """Kind, session, receiver and the rest of the next answer."""
+        """Return kind, session, receiver and the rest of the next answer."""
         message = await self.ours.arrived.get()
         assert isinstance(message, Message)
         told = _read(message.payload)
@@ -295,7 +295,7 @@ class Wire:
 
 
 class Desk:
-    """Speaks to a sender message by message, as a receiver over a relay does."""
+    """Talks to a sender message by message, as a receiver over a relay does."""
 
     def __init__(self, theirs: Channel, receiver: int = 77) -> None:
         self.ours, self._theirs = Channel(), theirs
@@ -304,7 +304,7 @@ class Desk:
         self.session = 0
 
     async def heard(self) -> tuple[int, int, int, bytes]:
-        """Kind, session, receiver or stream, and the rest of what the sender says next."""
+        """Return kind, session, receiver or stream, and the rest of the sender's next message."""
         message = await self.ours.arrived.get()
         assert isinstance(message, Message)
         told = _read(message.payload)
@@ -312,13 +312,13 @@ class Desk:
         return told
 
     async def hello(self) -> int:
-        """The stream of the next Hello."""
+        """Return the stream of the next Hello."""
         kind, self.session, stream, _ = await self.heard()
         assert kind == _HELLO
         return stream
 
     async def piece(self) -> tuple[int, int, bytes]:
-        """Stream, number and bytes of the next piece."""
+        """Return stream, number and bytes of the next piece."""
         kind, session, receiver, rest = await self.heard()
         assert (kind, session, receiver) == (_DATA, self.session, self.receiver)
         return *_PLACE.unpack_from(rest), rest[_PLACE.size :]
@@ -347,7 +347,7 @@ async def test_words_that_come_late_or_again_change_nothing() -> None:
         wire.piece(7, 1, 0, encode_header(7) + framed(0, b"one"))
         assert await rx.recv() == b"one"
         await wire.answer()
-        await wire.hello(7)  # sent before the first answer came
+        await wire.hello(7)  # as if sent before the first answer came
         wire.piece(7, 1, 1, framed(1, b"two"))
         assert await rx.recv() == b"two"
         await wire.answer()
@@ -405,11 +405,11 @@ async def test_a_sender_goes_by_what_its_own_receiver_says_to_it() -> None:
         desk.say(_WELCOME, session=desk.session ^ 1, receiver=1)
         for kind in (_HELLO, _DATA, _BYE):
             desk.say(kind, receiver=1)
-        desk.say(_ANSWER, rejected)  # nobody is its receiver yet
+        desk.say(_ANSWER, rejected)  # no one is its receiver yet
         desk.say(_WELCOME)
         assert await desk.piece() == (1, 0, encode_header(desk.session) + framed(0, b"one"))
-        desk.say(_WELCOME)  # to a repeated Hello
-        desk.say(_WELCOME, receiver=1)  # of a second receiver
+        desk.say(_WELCOME)  # the answer to a repeated Hello
+        desk.say(_WELCOME, receiver=1)  # from a second receiver
         desk.say(_ANSWER, rejected, receiver=1)
         desk.say(_ANSWER, rejected, session=desk.session ^ 1)
         for kind in (_HELLO, _DATA, _BYE):
@@ -489,7 +489,7 @@ async def test_a_sender_whose_piece_is_refused_begins_anew_on_the_same_line() ->
         await desk.piece()
         desk.acknowledge(0)
         assert await first is None
-        refusals = [StrataError("the hook has no key yet")] * 2  # of the piece, and of the next Hello
+        refusals = [StrataError("the hook has no key yet")] * 2  # for the piece, and for the next Hello
         theirs.refuses = lambda: refusals.pop() if refusals else None
         second = tx.try_post(b"two")
         assert await desk.hello() == 2

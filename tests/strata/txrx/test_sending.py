@@ -38,7 +38,7 @@ def session_of(
 
 
 def post(session: SendingSession[Any, Any], *numbers: int, now: float = 0.0) -> None:
-    """Post messages that say their number; the number is their token."""
+    """Post messages that contain their number, which is also their token."""
     for number in numbers:
         session.post(b"message %d" % number, number)
     session.mark(now)
@@ -52,7 +52,7 @@ def hear(session: SendingSession[Any, Any], *responses: Any, now: float = 0.0) -
 
 
 def written(session: SendingSession[Any, Any], most_bytes: int = 256 * 1024) -> list[int]:
-    """The sequences that it writes now; a header is written as -1."""
+    """Return the sequences that are written now; a header counts as -1."""
     data = b"".join(session.data_to_send(most_bytes))
     sequences = []
     if data.startswith(b"STRX"):
@@ -74,12 +74,12 @@ def came_back(session: SendingSession[Any, Any]) -> list[tuple[int | None, Deliv
 
 
 def is_open(session: SendingSession[Any, Any]) -> bool:
-    """A call, for a type checker takes an attribute for unchanged by what happens in between."""
+    """A function, because a type checker assumes that an attribute keeps its value between two calls."""
     return session.closed is None
 
 
 def is_dead(session: SendingSession[Any, Any]) -> bool:
-    """A call, as `is_open` is."""
+    """A function, for the same reason as `is_open`."""
     return session.is_dead
 
 
@@ -124,7 +124,7 @@ def test_acknowledgements_that_are_repeated_or_go_back_change_nothing() -> None:
 @pytest.mark.parametrize("sequence", [2, 3, 2**63, 2**64 - 1])
 def test_an_acknowledgement_of_what_was_never_sent_closes_the_session(sequence: int) -> None:
     session = session_of(posts=2, connected=True)
-    post(session, 2)  # taken, and not written
+    post(session, 2)  # accepted, but not written
     hear(session, Ack(0), Ack(sequence))
     assert isinstance(session.closed, ProtocolViolation)
     assert session.take_delivered() == [0]
@@ -182,7 +182,7 @@ def test_a_new_connection_sends_everything_unacknowledged_again_before_what_is_n
 
 @pytest.mark.req("T-062")
 def test_a_lost_acknowledgement_makes_nothing_pending_for_good() -> None:
-    """It comes on the next connection, before anything has gone out again, and covers what waits to."""
+    """It comes on the next connection, before anything is sent again, and covers what waits to be sent."""
     session = session_of(posts=4, connected=True)
     session.connection_lost(NEXT_ID)
     session.connection_made(1)
@@ -207,7 +207,7 @@ def test_an_acknowledgement_may_be_ahead_of_what_has_gone_out_again() -> None:
 @pytest.mark.req("T-034")
 def test_each_connection_begins_with_one_header() -> None:
     session = session_of(posts=1)
-    session.connection_made(0)  # and is lost before anything is written
+    session.connection_made(0)  # lost before anything is written
     session.connection_lost(NEXT_ID)
     session.connection_made(1)
     assert written(session) == [-1, 0]
@@ -321,9 +321,9 @@ def test_a_closed_session_takes_no_message() -> None:
 @pytest.mark.req("T-068")
 @pytest.mark.parametrize("known", [False, True])
 def test_what_an_earlier_server_may_have_taken_is_unknown(known: bool) -> None:
-    """The server on the second connection may be another: its refusal says nothing of what the first took.
+    """The second connection may lead to another server: its refusal says nothing about what the first took.
 
-    Even its acknowledgement does not, as long as it could be one of what it was itself brought anew.
+    Even its acknowledgement does not, as long as it could be for messages that it was sent itself.
     """
     session = session_of(posts=3, connected=True)
     session.connection_lost(NEXT_ID)
@@ -341,7 +341,7 @@ def test_what_an_earlier_server_may_have_taken_is_unknown(known: bool) -> None:
 
 
 def test_a_server_that_goes_on_where_it_was_vouches_for_all() -> None:
-    """It has acknowledged on both connections: none but the one server can have taken anything."""
+    """It has acknowledged on both connections, so no other server can have taken anything."""
     session = session_of(posts=3, connected=True)
     hear(session, Ack(0))
     session.connection_lost(NEXT_ID)
@@ -396,7 +396,7 @@ def test_the_oldest_unsent_message_may_become_so_old() -> None:
 
 @pytest.mark.req("T-065", "T-066", "T-068")
 def test_the_oldest_unacknowledged_message_may_become_so_old() -> None:
-    """Its age counts from when it was posted, not from when it was written (A-163)."""
+    """The age of a message counts from when it was posted, not from when it was written (A-163)."""
     session = session_of(message_delivery_timeout=30, link_timeout=1000)
     post(session, 0, now=100.0)
     session.connection_made(105.0)
@@ -487,9 +487,9 @@ def test_a_connection_that_is_heard_is_not_given_up() -> None:
 
 
 def test_a_slow_connection_is_not_given_up_while_it_takes_bytes() -> None:
-    """A large message may take longer than the silence that is allowed; no acknowledgement is due before."""
+    """A large message may take longer than the permitted silence; until then, no acknowledgement is due."""
     session = session_of(message_delivery_timeout=115, link_timeout=10)
-    for before in range(2):  # the same on a second connection, whatever was left over of the first
+    for before in range(2):  # the same on a second connection, whatever was left over from the first
         start = before * 40.0
         if not before:
             session.post(bytes(1_000_000), 0)
@@ -551,7 +551,7 @@ def test_parts_count_for_the_size() -> None:
 
 
 class PartsCodec:
-    """Messages are numbers of parts."""
+    """A message is a number of parts."""
 
     def encode(self, message: int) -> tuple[bytes, list[bytes]]:
         return b"", [b""] * message
@@ -561,7 +561,7 @@ class PartsCodec:
 
 
 def test_more_parts_than_a_frame_may_have_are_refused() -> None:
-    """The other end would take them for an attack, and end the session."""
+    """The other end would take them for an attack and end the session."""
     session = session_of(codec=PartsCodec())
     with pytest.raises(CodecError, match=f"{MAX_PARTS} parts"):
         session.post(MAX_PARTS)
@@ -667,7 +667,7 @@ def test_whoever_asks_for_the_counters_changes_nothing() -> None:
     session = session_of()
     session.post(b"message", 0)
     assert session.statistics().messages_posted == 1
-    # A thread that is scraped must not date a message: the one that sends may have seen it acknowledged.
+    # A scraping thread must not date a message: the sending thread may have seen it acknowledged already.
     assert (session.is_marked, session.get_timer()) == (False, None)
     session.mark(1.0)
     assert (session.is_marked, session.get_timer()) == (True, 31.0)

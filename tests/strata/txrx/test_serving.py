@@ -1,4 +1,4 @@
-"""How a receiver deals with peers that do not read."""
+"""How a receiver handles peers that do not read."""
 
 from __future__ import annotations
 
@@ -41,19 +41,19 @@ def test_answers_do_not_pile_up_for_a_peer_that_takes_none(
             (connection,) = rx._hub.connections.values()
             transport = connection._transport
             assert transport is not None
-            for option in (socket.SO_SNDBUF, socket.SO_RCVBUF):  # the system itself keeps megabytes
+            for option in (socket.SO_SNDBUF, socket.SO_RCVBUF):  # by default, the system buffers megabytes
                 transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, option, 4096)
-            # The same message again and again: each arrives alone, and is acknowledged each time.
+            # The same message repeatedly: each arrives alone, and each is acknowledged.
             for _ in range(100_000):
                 try:
                     peer.send(MESSAGE)
                 except BlockingIOError:
-                    break  # the receiver reads no further
+                    break  # the receiver has stopped reading
                 await asyncio.sleep(0)
             else:
                 pytest.fail("the receiver reads on, and keeps an answer for each")
             assert transport.get_write_buffer_size() < 128 * 1024
-            # Others notice nothing, and once it reads, it is read.
+            # Others are not affected, and once the peer reads, the receiver reads again.
             async with await dial(address, bytes) as other:
                 await other.send(b"other")
             assert await rx.recv() == b"other"
@@ -77,7 +77,7 @@ async def test_closing_leaves_a_peer_that_takes_no_answer(way: str, monkeypatch:
         await until(lambda: rx._hub.connections)
         (connection,) = rx._hub.connections.values()
         assert connection._transport is not None
-        connection._transport.write(bytes(16 << 20))  # stands for answers that it has not taken
+        connection._transport.write(bytes(16 << 20))  # instead of answers that it has not read
         if way == "close":
             rx.close()
         else:
@@ -95,7 +95,7 @@ async def test_closing_leaves_a_peer_that_takes_no_answer(way: str, monkeypatch:
 def test_whoever_is_sending_is_told_why_the_connection_ends(
     new_loop: Callable[[], asyncio.AbstractEventLoop], scheme: str, end: str, tmp_path: Path
 ) -> None:
-    """Its bytes would reset a connection that is closed at once, and it would find that out as it writes."""
+    """Unread bytes would reset a connection closed at once, and the sender would only see its write fail."""
 
     async def exchange() -> None:
         where = f"unix:{tmp_path}/x" if scheme == "unix" else "tcp:127.0.0.1:0"

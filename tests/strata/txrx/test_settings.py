@@ -1,4 +1,4 @@
-"""Settings: the documented values, the environment, and what cannot be meant."""
+"""Settings: the documented values, the environment, and values that cannot be intended."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Thousands of worlds with every trouble that networks and processes make: no message is lost, or doubled.
+"""Thousands of worlds with every kind of network and process trouble: no message is lost or doubled.
 
-STRATA_TEST_CHANNEL_RUNS sets another number of them.
+STRATA_TEST_CHANNEL_RUNS sets another number of worlds.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def test_a_run_can_be_repeated_from_its_seed() -> None:
         assert [sender.returned for sender in one.senders] == [sender.returned for sender in two.senders]
 
 
-# What the simulation must notice. Each breaks one rule of the core.
+# Faults that the simulation must notice. Each breaks one rule of the core.
 
 
 def forget_what_is_expected(patch: pytest.MonkeyPatch) -> None:
@@ -85,7 +85,7 @@ def send_nothing_again(patch: pytest.MonkeyPatch) -> None:
 
 
 def repeat_no_acknowledgement(patch: pytest.MonkeyPatch) -> None:
-    """The fault of the system behind the document: one lost acknowledgement, and all comes back."""
+    """The fault of the system behind the document: after one lost acknowledgement, everything is returned."""
     acknowledge = ReceivingLink._acknowledge
 
     told: dict[int, int] = {}
@@ -112,7 +112,7 @@ def take_any_refusal_for_certainty(patch: pytest.MonkeyPatch) -> None:
 
 
 def let_the_old_connection_go_on(patch: pytest.MonkeyPatch) -> None:
-    """Sessions that end with any connection of theirs, and not with the newest."""
+    """Sessions that end with any of their connections, not only with the newest."""
     patch.setattr(Sessions, "link_of", lambda self, session_id: None)
     patch.setattr(Sessions, "detach", lambda self, session, now: self._sessions.pop(session.id, None))
 

@@ -15,7 +15,7 @@ FIRST, SECOND = "127.0.0.1", "127.0.0.2"
 
 @pytest.fixture
 def taken(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """A host with two addresses, where others have the free port at the second address, so many times."""
+    """A host with two addresses where, this many times, the free port is in use at the second address."""
     times = [0]
     with contextlib.ExitStack() as stack:
 

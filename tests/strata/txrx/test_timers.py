@@ -1,4 +1,4 @@
-"""One timer, on both loops that programs run on."""
+"""One timer, on both event loops that programs use."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_the_earliest_time_counts_and_it_calls_once(run: Run) -> None:
 
 @pytest.mark.parametrize("run", RUNNERS, ids=["asyncio", "uvloop"])
 def test_a_time_that_is_now_can_be_asked_for_again_and_again(run: Run) -> None:
-    """uvloop gives no timer for what is less than half a millisecond away, and its handle knows no time."""
+    """uvloop sets no timer for less than half a millisecond, and its handle does not know its time."""
 
     async def ask() -> None:
         loop = asyncio.get_running_loop()

@@ -1,4 +1,4 @@
-"""What a line that somebody types into a channel stands for."""
+"""What a line typed into a channel means."""
 
 from __future__ import annotations
 

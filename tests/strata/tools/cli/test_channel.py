@@ -1,4 +1,4 @@
-"""`strata channel` and `strata channel-key`: what is typed and shown, and what wrong input is told.
+"""`strata channel` and `strata channel-key`: what is typed and shown, and the answers to wrong input.
 
 Conversations between processes are in `tests/system/test_channel_cli.py`.
 """
@@ -385,7 +385,7 @@ async def test_ctrl_c_ends_at_once_and_says_what_is_left(extended, key_file, tmp
         stdin=asyncio.subprocess.PIPE,
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,
-        # Whoever runs the tests in the background makes its children ignore Ctrl-C.
+        # Children of a test run in the background would ignore Ctrl-C.
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
     assert process.stdin and process.stdout and process.stderr

@@ -22,7 +22,7 @@ def cli(*arguments: str, **environment: str):
 
 
 def commands(group, *path: str):
-    """Every command and group below a group, by its words."""
+    """Yield the path of every command and group below a group."""
     for name, command in getattr(group, "commands", {}).items():
         yield (*path, name)
         yield from commands(command, *path, name)

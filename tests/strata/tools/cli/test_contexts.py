@@ -22,7 +22,7 @@ def file(tmp_path, monkeypatch):
     for name in ("STRATA_RELAY", "STRATA_IDENTITY", "STRATA_PINS", "STRATA_CONTEXT"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
-    # No relay is ever reached: a command need not try for seconds. A busy machine refuses within half of one.
+    # No relay is ever reached: a command need not try for seconds. A busy machine refuses within 0.5 s.
     monkeypatch.setattr(commands, "_OPTIONS", Options(connect_timeout=0.5))
     monkeypatch.setattr(channel, "_CONNECT_TIMEOUT", 0.05)
     return tmp_path / "config" / "strata" / "contexts.json"
@@ -33,7 +33,7 @@ def strata(*arguments, **environment):
 
 
 def relay_of(*arguments, **environment):
-    """The relay a command goes to: each of these ends in the error that names it."""
+    """Return the relay that a command contacts: each of these commands fails with an error that names it."""
     told = strata("get", "0x" + "0" * 64, *arguments, **environment)
     assert told.exit_code == 1 and "nothing listens" in told.stderr, told.output
     return told.stderr.split(" to ")[1].split(": ")[0]
@@ -125,7 +125,7 @@ def test_option_then_context_then_environment_then_the_one_in_use_then_the_defau
 
 @pytest.mark.parametrize("command", ["status", "bench", "conformance"])
 def test_a_relay_named_as_an_argument_comes_from_the_environment_too(file, unused_tcp_port, command):
-    """Else `strata conformance` would write to the relay of the context in use."""
+    """Otherwise `strata conformance` would write to the relay of the context in use."""
     url = f"ws://127.0.0.1:{unused_tcp_port}/environment"
     strata("context", "add", "used", "--relay", NOWHERE)
     strata("context", "use", "used")
@@ -149,7 +149,7 @@ def test_a_user_without_a_home_has_no_contexts(file, monkeypatch):
 
 
 def test_of_two_that_save_a_context_at_once_the_second_waits(file):
-    """Each has read the file before it writes it: the first one's context would be gone."""
+    """Both read the file before they write it: without waiting, the first one's context would be lost."""
     both_began = threading.Barrier(2, timeout=5)
 
     def add(name):

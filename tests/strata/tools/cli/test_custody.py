@@ -1,4 +1,4 @@
-"""`strata identity` against the naive relay, whose clock is the real one here."""
+"""`strata identity` against the naive relay, which here uses the real clock."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from typer.testing import CliRunner
 
 @pytest.fixture
 def relay(extended):
-    """The naive relay, but for its received_at: keys have windows."""
+    """The naive relay, but with the real received_at: keys have windows."""
     received_at: dict[str, int] = {}
     model = extended.model
 
@@ -38,7 +38,7 @@ def relay(extended):
 @pytest.fixture
 def run(relay, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    # In a thread: the relay runs in this one, and the command brings an event loop of its own.
+    # The command runs in a thread: the relay runs in this one, and the command has its own event loop.
     runner = CliRunner(env={"STRATA_RELAY": relay.url})
 
     async def strata_identity(*arguments, code=0, record=True):
@@ -47,7 +47,7 @@ def run(relay, tmp_path, monkeypatch):
             result = await asyncio.to_thread(runner.invoke, app, line)
         assert isinstance(result.exception, SystemExit | None), result.exception
         assert result.exit_code == code, result.output
-        for path in tmp_path.glob("*.json"):  # R-090: whatever a command says, it is not a key
+        for path in tmp_path.glob("*.json"):  # R-090: no output of a command contains a key
             assert Identity.load(path).seed.hex() not in result.stdout + result.stderr
         return json.loads(result.stdout) if code == 0 and record else result.stdout + result.stderr
 
@@ -109,7 +109,7 @@ async def test_a_rotated_key_speaks_for_the_same_did(run, relay, tmp_path):
     assert new.did == did
     now = int(time.time())
     chain(relay).verify(packets.build(new, {"type": "POST"}, timestamp=now), now)
-    # And once more, with the new key: it names itself by the id it was given.
+    # Once more, with the new key: it names itself by the id that it was given.
     await run("rotate", "--identity", "new.json", "-o", "newest.json")
     assert len(chain(relay).keys(now)) == 3
     shown = await run("show", "--identity", "newest.json")

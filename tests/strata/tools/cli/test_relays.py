@@ -1,4 +1,4 @@
-"""`strata relays export`: the probe log, for those who keep scores of many clients."""
+"""`strata relays export`: the probe log, for those who collect scores from many clients."""
 
 from __future__ import annotations
 

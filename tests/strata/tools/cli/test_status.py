@@ -1,4 +1,4 @@
-"""`strata status`: what it finds out, and what it says when there is nothing to find."""
+"""`strata status`: what it finds, and what it says when there is nothing to find."""
 
 from __future__ import annotations
 

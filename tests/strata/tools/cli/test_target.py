@@ -1,4 +1,4 @@
-"""Which relay a command talks to, and as whom: relay URIs, AUTH, the notice."""
+"""Which relay a command talks to, and under which identity: relay URIs, AUTH, the notice."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def key_file(tmp_path, identities):
 
 @pytest.fixture
 def closed(extended):
-    """A relay that does nothing for strangers."""
+    """A relay that serves only authenticated sessions."""
     extended.model.server_id = RELAY_ID
     extended.model.lifetime = 10**9
     extended.model.needs_auth = frozenset({"publish", "subscribe"})

@@ -1,4 +1,4 @@
-"""The checks agree with the requirements: rows, levels, and what cannot be seen from outside."""
+"""The checks agree with the requirements: rows, levels, and what cannot be observed from outside."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _SECTION = re.compile(r"## (\d+)\. (.+)")
 
 
 def read_rows() -> dict[str, tuple[Keyword, int, str]]:
-    """Row → level, section, source."""
+    """Return level, section and source by row."""
     rows, section = {}, 0
     for line in REQUIREMENTS.read_text(encoding="utf-8").splitlines():
         if headline := _SECTION.match(line):

@@ -1,4 +1,4 @@
-"""The checks tell a broken relay from a sound one: each fault makes the check fail that is there for it."""
+"""The checks distinguish a broken relay from a sound one: each fault fails the check that exists for it."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tests.support.faulty_relay import FaultyRelay, faulty_relay
 PATIENCE = Patience(answer=3.0, quiet=0.2, settle=0.05)
 
 SECTIONS = (1, 2, 3, 6, 7, 8, 9, 10, 11, 12, 15)
-"""What the small relay implements."""
+"""The sections that the small relay implements."""
 
 BEYOND = {
     "additions-are-announced": "it has no packets by URL",
@@ -86,7 +86,7 @@ FAULTS = {
     "unsubscribe does nothing": ["unsubscribe-ends-it"],
 }
 
-# What the concluding checks judge has to be seen first.
+# What the concluding checks judge must be seen first.
 SEEN_BY = ["new-packets-are-forwarded", "a-wrong-id-is-refused", "what-is-hard-to-keep-is-kept"]
 SEEN_BY += ["unknown-members-of-packets-are-kept", "malformed-frames-are-errors"]
 
@@ -121,7 +121,7 @@ async def test_a_plain_relay_passes_what_the_documents_ask_and_is_spared_the_res
     checks = [check for check in within_reach() if not check.floods and check.level is Keyword.MUST]
     async with faulty_relay(extensions=[]) as url:
         results = await judge(url, checks)
-        # It tells by silence where history ends, and a machine that hesitates is silent too.
+        # It marks the end of history by silence, and a slow machine is silent too.
         hasty = [result.check for result in results.values() if result.outcome is Outcome.FAILED]
         results |= await judge(url, hasty, Patience()) if hasty else {}
     failed = {n: str(r) for n, r in results.items() if r.outcome not in (Outcome.PASSED, Outcome.SKIPPED)}
@@ -147,7 +147,7 @@ async def test_each_fault_is_found(fault: str):
         assert result.expected and result.seen
 
 
-# The small relay stores every signed packet, whatever it says: these rows are what that breaks.
+# The small relay stores every signed packet, whatever its content: it fails these rows for that reason.
 IGNORANCE = {
     4: {
         "documents-are-whole",

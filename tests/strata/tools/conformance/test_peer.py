@@ -1,4 +1,4 @@
-"""What the tool itself must not get wrong: packets with one fault, and what it sees in every message."""
+"""What the tool itself must get right: packets with one fault, and what it finds in every message."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Running checks and telling what came of them."""
+"""Running checks and reporting their outcomes."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ CHUNK = 125
 @pytest.mark.req("C-093", "C-141", "C-257", "C-296", "C-297", "C-298")
 @pytest.mark.parametrize("first", range(0, RUNS, CHUNK))
 def test_all_agree_and_nothing_is_lost_or_doubled(first):
-    """Each message delivered once, every participant's log the same, every delivery error true."""
+    """Each message is delivered once, all participants have the same log, every delivery error is true."""
     count = min(CHUNK, RUNS - first)
     command = [
         sys.executable,
@@ -34,7 +34,7 @@ def test_all_agree_and_nothing_is_lost_or_doubled(first):
     report = json.loads(done.stdout)
     assert not report["problems"], "\n".join(report["problems"])
     assert done.returncode == 0
-    # An empty run proves nothing: all that can go wrong did, and was looked at.
+    # An empty run proves nothing: every kind of fault occurred and was checked.
     checks, faults = report["checks"], report["faults"]
     assert report["runs"] == count
     assert checks["messages"] > 5 * count

@@ -1,4 +1,4 @@
-"""The simulator itself: it repeats, it notices, and it cannot pass by doing nothing."""
+"""The simulator itself: it is reproducible, it notices faults, and it cannot pass by doing nothing."""
 
 from __future__ import annotations
 

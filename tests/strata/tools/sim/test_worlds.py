@@ -1,4 +1,4 @@
-"""The worlds: each repeats, each is held to something, and a judge that is fooled would be seen."""
+"""The worlds: each is reproducible, each has something to fulfil, and a judge that is fooled is noticed."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_the_mix_has_every_kind_that_holds_and_no_other():
 
 
 def test_an_open_kind_is_judged_too():
-    """It may fail, but it must run to its end and be looked at."""
+    """It may fail, but it must run to its end and be judged."""
     for name in (name for name, kind in KINDS.items() if kind.open_because):
         try:
             report = run_world(0, name, size=TINY)
@@ -76,7 +76,7 @@ def test_a_planted_fault_is_found(name):
 
 
 def test_a_fault_that_fails_by_itself_is_not_found(monkeypatch):
-    """Else a method with a new argument makes a judge look good that found nothing."""
+    """Otherwise a fault broken by a changed signature would make a judge that found nothing look good."""
     fault = replace(FAULTS["tells nothing"], broken=_sometimes(lambda self: True))
     monkeypatch.setitem(FAULTS, "tells nothing", fault)
     with pytest.raises(RuntimeError, match="failed by itself"):
@@ -118,7 +118,7 @@ def test_bounds_are_held():
 
 def test_a_channel_that_says_it_is_synced_too_early_is_noticed():
     async def claims(run):
-        # Its relays have what it never hears of, and nobody speaks of it before the judge asks.
+        # Its relays have what it does not hear of, and nothing refers to that before the judge asks.
         run.participants[1]._node.hears = lambda topic: False
         await run.participants[0].send(b"word")
         await asyncio.sleep(8)
@@ -138,7 +138,7 @@ def test_silence_about_a_gap_is_noticed_and_a_word_is_enough(monkeypatch):
                 run.evidence._given_up[each.name].update(lost)
 
     told, bounds = False, Bounds(gaps_are_told=True)
-    # A channel that says nothing of its gap.
+    # A channel that does not report its gap.
     monkeypatch.setattr(Evidence, "_told_gap", lambda evidence, name, gap: None)
     assert "was never told that it has missed" in judged(away, bounds, participants=1)
     told = True
@@ -217,7 +217,7 @@ def test_a_weight_follows_what_is_kept_and_nothing_else():
     weight = weigh(kept)
     assert weight.entries == 3
     assert weight.size_bytes > 200
-    assert weigh(random, kept, None) == weight  # a module is not entered
+    assert weigh(random, kept, None) == weight  # modules are not followed
 
 
 def test_the_recorded_conversation_is_shared_and_as_long_as_asked_for():
@@ -227,7 +227,7 @@ def test_the_recorded_conversation_is_shared_and_as_long_as_asked_for():
         one, other = first.network.relays[0].stored, second.network.relays[1].stored
         assert [*one][:30] == [*other]
         assert all(one[each] is other[each] for each in other)
-        # Somebody spoke without having heard the last word: some messages nobody names.
+        # Some speak without having heard the last message, so some messages are never named.
         named = {name for follows in first.evidence._follows.values() for name in follows}
         assert len(first.evidence._follows) - len(named) > 1
 

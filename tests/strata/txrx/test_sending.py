@@ -487,7 +487,7 @@ def test_a_connection_that_is_heard_is_not_given_up() -> None:
 
 
 def test_a_slow_connection_is_not_given_up_while_it_takes_bytes() -> None:
-    """A large message may take longer than the permitted silence; until then, no acknowledgement is due."""
+    """Writing a large message may exceed the permitted silence; an acknowledgement is due only afterwards."""
     session = session_of(message_delivery_timeout=115, link_timeout=10)
     for before in range(2):  # the same on a second connection, whatever was left over from the first
         start = before * 40.0

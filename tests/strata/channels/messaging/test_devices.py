@@ -196,7 +196,7 @@ def test_a_device_stands_behind_a_did_alone() -> None:
             make_channel(node, "room", TOPIC, sender, options={"device": "phone", **options})
 
 
-# Who has it.
+# Which people have a message.
 
 
 @pytest.mark.parametrize("binding", ["off", "did"])

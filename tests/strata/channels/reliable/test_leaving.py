@@ -1,4 +1,4 @@
-"""Leaving a channel: what was sent has left, or the program is told so."""
+"""Leaving a channel: what was sent has left, or the program is told."""
 
 from __future__ import annotations
 

@@ -76,7 +76,7 @@ async def test_each_chunk_is_segmented_registered_encrypted_and_then_sent() -> N
     assert [part.payload for part in parts] == [b"abcd", b"efgh", b"ij"]
     # SDS registered each message before it was encrypted.
     assert all(set(ids) <= set(log) for _, log in logged)
-    # The output of the hook is what is sent: one transport message each, and only after it was made.
+    # The transport gets the output of the hook: one message each, and only after it was made.
     assert dispatched == [data[::-1] for data in encrypted]
     for data in encrypted:
         assert trace.index(("encrypt", data)) < trace.index(("dispatch", data[::-1]))

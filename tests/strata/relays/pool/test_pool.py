@@ -411,7 +411,7 @@ HONEST_FAULTS = {
     "slower than silence lasts": (Character(unmarked=0.5), Character(unmarked=0.5, latency=8.0)),
     "breaks off in the middle": (Character(cuts=1.0), Character(cuts=1.0)),
 }
-"""How a relay behaves while it says OK, and later while it is asked for the packets."""
+"""How a relay behaves while it says OK, and how when the packets are requested."""
 
 
 @pytest.mark.req("R-344", "C-274")

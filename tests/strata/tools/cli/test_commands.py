@@ -45,7 +45,7 @@ class Strata:
             stdin=asyncio.subprocess.PIPE,
             stdout=stdout,
             stderr=asyncio.subprocess.PIPE,
-            # Whoever runs the tests in the background makes its children ignore Ctrl-C.
+            # Children of a test run in the background would ignore Ctrl-C.
             preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
         )
 

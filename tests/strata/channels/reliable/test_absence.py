@@ -576,7 +576,7 @@ async def test_a_wrong_clock_changes_nothing_about_what_is_gone(ahead: float, re
         await asyncio.sleep(500)
         assert told.payloads == [] and told.of(HistoryGap) == []
         assert not channel.sync_status().is_synced
-        await asyncio.sleep(60)  # the oldest stored message was sent 600 s ago
+        await asyncio.sleep(60)  # the oldest message that is left was sent 600 s ago
         assert told.payloads == payloads(messages[30:])
         (gap,) = told.of(HistoryGap)
         assert set(gap.message_ids) == {messages[28].message_id, messages[29].message_id}

@@ -191,7 +191,7 @@ def stranger(message_id: str, lamport: int = T, receipts: bytes | None = b"") ->
 
 @pytest.mark.req("C-302")
 def test_whoever_lacks_what_others_list_says_so_however_many_there_are() -> None:
-    """In a crowd each participant seldom syncs, and nobody notices that a message is missing if none names it."""
+    """In a crowd each participant seldom syncs, and nobody notices the lack of a message that none names."""
     alice, bob = join("alice"), join("bob")
     third = SdsMessage("mallory", "m1", "room", T, content=b"x", receipts=b"")
     others = [SdsMessage(f"p{n}", f"p{n}", "room", T + n, content=b"x", receipts=b"") for n in range(100)]

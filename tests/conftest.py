@@ -1,4 +1,4 @@
-"""What every test shares: bytecode, the order of the run, a Spark session, the mark `unit`, the list of
+"""What all tests share: bytecode, the order of the run, a Spark session, the mark `unit`, the list of
 requirement rows."""
 
 from __future__ import annotations
@@ -29,17 +29,18 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 # The run starts hundreds of Python processes, and each worker rewrites the assertions of every test file:
-# bytecode is kept even where the environment asks not to.
+# bytecode is kept even if the environment says not to.
 sys.dont_write_bytecode = False
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 keep_files_in_memory()
 
-# Typer makes a program's commands from their signatures each time that a test runs one: a tenth of a second.
+# Typer builds a program's commands from their signatures each time a test runs one, which takes a tenth of a
+# second.
 typer.testing._get_command = functools.cache(typer.main.get_command)  # type: ignore[attr-defined]
 
-# How fast the machine makes examples is nothing a test of ours claims. A run takes the same examples each
-# time, so that what fails was broken by the change under test and fails again; `--hypothesis-profile explore`
-# takes new ones, and `daily` takes fewer where a test names no number of its own.
+# No test makes a claim about how fast the machine generates examples. Each run uses the same examples, so
+# that a failure was caused by the change under test and can be repeated; `--hypothesis-profile explore` uses
+# new ones, and `daily` uses fewer where a test sets no number itself.
 settings.register_profile("explore", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.register_profile("relayd", settings.get_profile("explore"), derandomize=True)
 settings.register_profile("daily", settings.get_profile("relayd"), max_examples=25)
@@ -47,13 +48,13 @@ settings.load_profile("relayd")
 
 TESTS = Path(__file__).parent
 DEFAULT_TIMEOUT = 300.0
-"""As in pyproject.toml; for whoever hangs, and not to hurry a machine that is slow."""
+"""As in pyproject.toml: it ends tests that hang, and does not hurry a slow machine."""
 SPARK_TIMEOUT = 900.0
-"""A signal amid a question to the JVM leaves its answer to whoever asks next: all later tests would fail."""
+"""A signal during a call to the JVM leaves its answer to the next caller: all later tests would fail."""
 OWN_SHARE = 0.9
-"""The part of its time after which a coroutine is cancelled, before the signal comes."""
+"""The fraction of its timeout after which a coroutine is cancelled, before the signal comes."""
 
-# What the daily loop runs: the library and the daemon, without what takes its time.
+# What the daily loop runs: the library and the daemon, without the slow tests.
 UNITS = ("strata", "relayd", "test_layout.py")
 SLOW_FOLDERS = ("strata/tools",)
 SLOW_FILES = ("crashes.py", "embedded.py", "hostile.py", "hostile_relay.py", "model.py", "simulation.py")
@@ -61,12 +62,12 @@ DATABASES = frozenset({"server"})
 """Fixtures that start PostgreSQL."""
 
 GIVING_WAY = 5
-"""How much nicer the others are than the worker of the tests of Spark, which gets three times their share."""
+"""The niceness of the other workers: the worker with the Spark tests gets three times their share."""
 PLACED = pytest.StashKey[bool]()
-"""Whether this worker has decided how nice it is."""
+"""Whether this worker has set its niceness."""
 
 COLLECTOR_THRESHOLDS = (10_000, 10, 10)
-"""Python looks for garbage after 700 new objects, and tests make many that stay for a while."""
+"""By default Python looks for garbage after 700 new objects, and tests make many that stay for a while."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -84,8 +85,8 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_collection() -> Iterator[None]:
     """As many workers collect at a time as there are cores: the others then find the bytecode of the first.
 
-    From a fresh clone six that begin together compile everything six times, and rewrite all assertions. What
-    collection makes stays, so the garbage collector would look through it for nothing.
+    In a fresh clone, six workers that begin together would compile everything six times and rewrite all
+    assertions. What collection makes stays, so the garbage collector would look through it in vain.
     """
     number = os.environ.get("PYTEST_XDIST_WORKER", "").removeprefix("gw")
     gc.disable()
@@ -100,17 +101,17 @@ def pytest_collection() -> Iterator[None]:
 @settings(max_examples=200, database=None)
 @given(integers())
 def _draw(number: int) -> None:
-    """Enough for Hypothesis to look for the constants of what is imported."""
+    """Draws enough examples to make Hypothesis look for the constants in imported modules."""
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark the tests of the daily loop; keep the tests of Spark together, and start the longest tests first.
+    """Mark the tests of the daily loop; keep the Spark tests together, and start the longest tests first.
 
-    Each worker of a parallel run begins with a share of the list, one after the other, and takes over from
-    the end of another share when it is done. The tests of Spark head the first share: one worker alone
-    starts a session and warms it up. The longest of the others head the second share, so no worker ends the
-    run with a long test that was begun last. A test says itself how long it may take: the mark `timeout`.
+    The workers of a parallel run begin with consecutive shares of the list, and each takes over from the end
+    of another share when its own is done. The Spark tests head the first share, so a single worker starts a
+    session and warms it up. The longest of the others head the second share, so that no worker ends the run
+    with a long test that was begun last. A test states with the mark `timeout` how long it may take.
     """
     for item in items:
         if _is_unit(item):
@@ -128,10 +129,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_protocol(item: pytest.Item) -> None:
-    """Let the worker that begins with the tests of Spark go first, as its row is the longest.
+    """Give the worker that begins with the Spark tests priority, as its share is the longest.
 
-    With an equal share it may still be at it when the others have nothing left to do. They take over the rest
-    of its tests then, and each starts and warms up a Spark session for the last of the run.
+    With an equal share of the processor it might still be busy when the others have nothing left to do. They
+    would then take over the rest of its tests, and each would start and warm up a Spark session for the last
+    of the run.
     """
     stash = item.config.stash
     if stash.get(PLACED, False) or "PYTEST_XDIST_WORKER" not in os.environ:
@@ -143,7 +145,7 @@ def pytest_runtest_protocol(item: pytest.Item) -> None:
 
 @pytest.fixture(scope="session")
 def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
-    """A Spark session for all tests of a worker."""
+    """The Spark session for all tests of a worker."""
     from strata_pipeline.session import open_session
 
     conf = {**QUICK_SPARK, "spark.local.dir": str(tmp_path_factory.mktemp("sorted"))}
@@ -178,10 +180,10 @@ def _own_timeout(item: pytest.Item) -> float:
 
 
 def _bounded(test: Callable[..., Awaitable[Any]], seconds: float) -> Callable[..., Awaitable[Any]]:
-    """A test that is cancelled after so many seconds: never with 0.
+    """The test, cancelled after this many seconds; never if 0.
 
-    A signal may come amid a callback or another task of the loop, which take its error for their own: the
-    test would then run for ever.
+    A signal may arrive in the middle of a callback or another task of the loop, which take its error for
+    their own: the test would then run for ever.
     """
 
     @functools.wraps(test)
@@ -194,11 +196,11 @@ def _bounded(test: Callable[..., Awaitable[Any]], seconds: float) -> Callable[..
 
 def pytest_collection_finish(session: pytest.Session) -> None:
     if "PYTEST_XDIST_WORKER" in os.environ:
-        # Hypothesis parses each of our modules, and keeps what it has found for other processes: from a fresh
-        # clone six that begin together would parse all of them six times.
+        # Hypothesis parses each of our modules and keeps the result for other processes: in a fresh clone,
+        # six workers that begin together would parse all of them six times.
         with turn("constants"):
             _draw()
-    gc.freeze()  # what collection has made stays to the end: no need to look through it again and again
+    gc.freeze()  # what collection has made stays to the end: no need to look through it again
     target: Path | None = session.config.getoption("--req-report")
     if target is None:
         return

@@ -1,4 +1,4 @@
-"""When messages of a channel were acknowledged, and by whom: found by asking anew after every packet."""
+"""When messages of a channel were acknowledged, and by whom: recomputed after every packet."""
 
 from __future__ import annotations
 
@@ -16,15 +16,16 @@ class Acknowledged(NamedTuple):
     first: PacketRow
     """The first packet that carried it."""
     at: int | None
-    """When another participant first had it; None for never."""
+    """When another participant first had it; None if never."""
     by: set[str]
-    """The others who had it at last."""
+    """The others that had it in the end."""
 
 
 def acknowledged(rows: Sequence[PacketRow]) -> dict[str, Acknowledged]:
-    """Messages by id, of the packets of one channel in log order.
+    """Messages by id, from the packets of one channel in log order.
 
-    A participant has what its packets name, and all that this follows as far as the log has told by then.
+    A participant has the messages that its packets name, and all that these follow as far as the log has
+    shown by then.
     """
     found: dict[str, Acknowledged] = {}
     carried: dict[str, PacketRow] = {}

@@ -44,7 +44,7 @@ ALICE = Identity.from_seed(bytes(32)).did
 
 
 def key_id(n: int) -> str:
-    """The id it goes by: the DID's own key is `#keys-1` (R-060)."""
+    """The id of the n-th key: the DID's own key is `#keys-1` (R-060)."""
     return method_id(ALICE, f"keys-{n + 1}")
 
 
@@ -54,7 +54,7 @@ def _signed(n: int, content: str, timestamp: int, nonce: str | None) -> Packet:
 
 
 def sign(n: int, content: dict[str, Any], timestamp: int = T, nonce: str | None = None) -> Packet:
-    """A packet by Alice's n-th key; made once, for tests with thousands of chains ask for the same few.
+    """A packet signed by Alice's n-th key; cached, because tests with thousands of chains use the same few.
 
     Its nonce names the key: two keys that said the same would make packets with one id.
     """
@@ -97,14 +97,14 @@ def document(*methods: VerificationMethod, **members: Any) -> DidDocument:
 
 
 def with_recovery(threshold: int | None = 2, count: int = 3, **members: Any) -> DidDocument:
-    """Key 0 signs; keys 11, 12, … recover."""
+    """A document in which key 0 signs and keys 11, 12, … recover."""
     methods = [method(0), *(method(11 + i, recovery=True) for i in range(count))]
     policy = None if threshold is None else RecoveryPolicy(threshold)
     return document(*methods, **({"recovery_policy": policy} | members))
 
 
 def chain(*events: tuple[Packet, int], rules: KeyRules = RULES, **known: Any) -> KeyChain:
-    """Alice's chain after these packets, applied one by one; each must hold."""
+    """Alice's chain after these packets, applied one by one; each must be valid."""
     made = KeyChain.genesis(ALICE, rules=rules, **known)
     for packet, received_at in events:
         made.verify(packet, received_at)
@@ -113,7 +113,7 @@ def chain(*events: tuple[Packet, int], rules: KeyRules = RULES, **known: Any) ->
 
 
 def refused(made: KeyChain, packet: Packet, at: int, *, ingest: bool = True) -> tuple[str, str | None]:
-    """The code and detail a chain refuses a packet with; an identity packet is refused by `apply` too."""
+    """The code and detail with which a chain refuses a packet; `apply` must refuse an identity packet too."""
     with pytest.raises(InvalidPacket) as verified:
         made.verify(packet, at, ingest=ingest)
     if packet.content_type != "POST" and ingest:

@@ -1,4 +1,4 @@
-"""A database that is put back: copies inside one server, so that nothing but its content tells it apart."""
+"""A database that is restored: copies inside one server, so that only its content differs."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ class Copied:
         self.url = urlunsplit(urlsplit(server_url)._replace(path="/" + self._name))
 
     async def make(self, *, migrated: bool = True) -> Copied:
-        """Make it, empty; without a schema where another program is to migrate it."""
+        """Create it, empty; without a schema if another program is to migrate it."""
         await self._execute(f"CREATE DATABASE {self._name}")
         if migrated:
             await migrate(self.url)
         return self
 
     async def copy(self) -> None:
-        """Take a copy of it as it is now; whoever is connected loses the connection."""
+        """Copy it as it is now; every open connection is lost."""
         await self._alone(
             f"DROP DATABASE IF EXISTS {self._name}_copy",
             f"CREATE DATABASE {self._name}_copy TEMPLATE {self._name}",
@@ -50,7 +50,7 @@ class Copied:
 
     @contextlib.asynccontextmanager
     async def away(self) -> AsyncIterator[None]:
-        """Nobody can connect, and nobody is connected."""
+        """While this lasts, nobody can connect and nobody is connected."""
         await self._execute(
             f"ALTER DATABASE {self._name} ALLOW_CONNECTIONS false",
             f"SELECT pg_terminate_backend(pid, 10000) FROM pg_stat_activity WHERE datname = '{self._name}'",
@@ -61,13 +61,13 @@ class Copied:
             await self._execute(f"ALTER DATABASE {self._name} ALLOW_CONNECTIONS true")
 
     async def _alone(self, *statements: str) -> None:
-        # The name may belong to another database afterwards, which lets everybody in.
+        # Afterwards the name may belong to another database, which accepts connections.
         async with self.away():
             for statement in statements:
                 await self._once_free(statement)
 
     async def _once_free(self, statement: str) -> None:
-        """Who was let in just before nobody was may still be on the way out."""
+        """Run a statement, and retry while connections accepted just before the ban are still closing."""
         async with asyncio.timeout(60):
             while True:
                 try:

@@ -1,4 +1,4 @@
-"""A client that knows RFC-0004's JSON and nothing else, for looking at a relay from outside."""
+"""A client that knows RFC-0004's JSON and nothing else, for testing a relay from outside."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Message = dict[str, Any]
 
 
 def publish_text(packet: Packet | bytes | str, name: str | None = None) -> str:
-    """A PUBLISH whose packet is these very bytes."""
+    """A PUBLISH with exactly these bytes as its packet."""
     if isinstance(packet, Packet):
         packet = packet.canonical
     text = packet.decode() if isinstance(packet, bytes) else packet
@@ -33,8 +33,8 @@ def publish_text(packet: Packet | bytes | str, name: str | None = None) -> str:
 
 
 class BareClient:
-    """One WebSocket. Messages nobody has asked for yet wait in `inbox`, in the order they came; challenges,
-    which come unasked, wait in `challenges`."""
+    """One WebSocket. Messages not yet read wait in `inbox`, in order of arrival; challenges, which are
+    unsolicited, wait in `challenges`."""
 
     def __init__(self, socket: ClientConnection) -> None:
         self.socket = socket
@@ -72,7 +72,7 @@ class BareClient:
         return message
 
     async def challenge(self, timeout: float = TIMEOUT) -> Message:
-        """The oldest AUTH_CHALLENGE not taken yet."""
+        """The oldest AUTH_CHALLENGE not yet read."""
         while not self.challenges:
             message = await self._read_any(timeout)
             (self.challenges if message["type"] == "AUTH_CHALLENGE" else self.inbox).append(message)
@@ -81,7 +81,7 @@ class BareClient:
     async def authenticate(
         self, identity: Identity, *, challenge: Message | None = None, **members: Any
     ) -> Message:
-        """AUTH as `identity`, with the next challenge unless another is given; the AUTH_OK or ERROR."""
+        """AUTH as `identity`, with the next challenge unless one is given; returns the AUTH_OK or ERROR."""
         challenge = challenge or await self.challenge()
         signed = (challenge["challenge"] + challenge["server_id"]).encode()
         message = {
@@ -120,7 +120,7 @@ class BareClient:
         return await self.answer(name)
 
     async def publish_all(self, packets: list[Packet]) -> list[Message]:
-        """Publish all without waiting in between; the answers, in the order of the packets."""
+        """Publish all without waiting in between; returns the answers, in the order of the packets."""
         names = [self.name() for _ in packets]
         wanted = set(names)
         for name, packet in zip(names, packets, strict=True):
@@ -134,7 +134,7 @@ class BareClient:
     async def subscribe(
         self, subscription_id: str, filters: Message | None = None, **members: Any
     ) -> tuple[list[Message], Message]:
-        """Subscribe with a marker; the historical EVENTs and the END_OF_HISTORY (or the ERROR)."""
+        """Subscribe with a marker; returns the historical EVENTs and the END_OF_HISTORY (or the ERROR)."""
         name = self.name()
         await self.send(
             {
@@ -165,12 +165,12 @@ class BareClient:
         ]
 
     async def barrier(self) -> None:
-        """Wait until the relay has handled everything sent before: what did not come by now was not sent."""
+        """Wait until the relay has handled everything sent before: what has not arrived by now was not sent."""
         answer = await self.ask({"type": "BARRIER"})
         assert answer["detail"] == "unknown_type"
 
     async def quiet(self, subscription_id: str) -> list[Message]:
-        """Whatever this subscription was sent up to now."""
+        """The EVENTs sent to this subscription up to now."""
         await self.barrier()
         return self.taken(subscription_id)
 
@@ -186,6 +186,6 @@ async def open_client(url: str, **options: Any) -> AsyncIterator[BareClient]:
 
 
 async def take_challenge(client: BareClient) -> None:
-    """Read the first frame, which is an AUTH_CHALLENGE (R-266); it stays the next that `challenge` gives."""
+    """Read the first frame, which is an AUTH_CHALLENGE (R-266); `challenge` still returns it next."""
     client.challenges.append(await client.challenge())
     assert not client.inbox

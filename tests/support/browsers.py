@@ -1,6 +1,6 @@
 """The console in a real Chromium: Debian's, driven by playwright.
 
-Without either, tests are skipped, unless RELAYD_REQUIRE_CHROMIUM says that they must not be.
+If either is missing, tests are skipped, unless RELAYD_REQUIRE_CHROMIUM forbids it.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _NAMES = ("chromium", "chromium-browser", "google-chrome-stable", "google-chrome
 _EXPECTED = (
     "Failed to load resource",  # an answer such as 404
     "WebSocket connection",  # to a relay that is away
-    "Cross-Origin-Opener-Policy header has been ignored",  # as ever over plain http
+    "Cross-Origin-Opener-Policy header has been ignored",  # always the case over plain http
 )
 _REPORTS = """
 addEventListener("securitypolicyviolation", ({ violatedDirective, blockedURI }) =>
@@ -37,12 +37,12 @@ addEventListener("securitypolicyviolation", ({ violatedDirective, blockedURI }) 
 
 
 def executable() -> str | None:
-    """The browser to use: the one that CHROMIUM names, or one of the system."""
+    """The browser to use: the one named by CHROMIUM, or one of the system."""
     return os.environ.get("CHROMIUM") or next(filter(None, map(shutil.which, _NAMES)), None)
 
 
 def missing() -> str | None:
-    """Why there is no browser to test with; None where there is one, or where its absence is a failure."""
+    """Why there is no browser to test with; None if there is one, or if its absence is a failure."""
     if os.environ.get(REQUIRED):
         return None
     if importlib.util.find_spec("playwright") is None:
@@ -51,17 +51,17 @@ def missing() -> str | None:
 
 
 def axe_missing() -> str | None:
-    """Why accessibility cannot be looked at; None where it can, or where its absence is a failure."""
+    """Why accessibility cannot be checked; None if it can, or if that is a failure."""
     if _AXE.exists() or os.environ.get(REQUIRED):
         return None
     return "axe-core is missing: `npm ci` in web/"
 
 
 async def violations(page: Page) -> list[str]:
-    """What axe-core finds wrong with the page as it stands; it is put into a page once."""
+    """The violations that axe-core finds on the page in its present state; it is loaded into a page once."""
     if not await page.evaluate("globalThis.axe !== undefined"):
         await page.evaluate(_AXE.read_text())
-    # A colour that is still on its way to another has the contrast of neither.
+    # During a transition, a colour has neither the old contrast nor the new.
     await page.evaluate("Promise.allSettled(document.getAnimations().map(({ finished }) => finished))")
     found: list[str] = await page.evaluate(
         "axe.run().then((found) => found.violations.map("
@@ -87,7 +87,7 @@ async def browser(*arguments: str) -> AsyncIterator[Browser]:
 
 @dataclass
 class Watch:
-    """What a page did that a page of ours must not do."""
+    """Things that a page did and a page of ours must not do."""
 
     host: str
     foreign: list[str] = field(default_factory=list)
@@ -105,8 +105,8 @@ class Watch:
 
 @contextlib.asynccontextmanager
 async def watched(browser: Browser, url: str, **options: Any) -> AsyncIterator[tuple[Page, Watch]]:
-    """A page of a fresh profile. Requests to other hosts, scripts' errors and violations of the policy are
-    written down; whoever uses it looks at them."""
+    """A page with a fresh profile. Requests to other hosts, script errors and violations of the policy are
+    recorded for the caller to check."""
     watch = Watch(urlsplit(url).netloc)
     size = {"viewport": {"width": 1280, "height": 800}}
     context: BrowserContext = await browser.new_context(**{**size, **options})

@@ -1,8 +1,8 @@
-"""A program with a channel, in a process of its own that a test may kill: commands come in, answers go out.
+"""A program with a channel, in a separate process that a test may kill: commands come in, answers go out.
 
-The one argument is JSON. Each line on stdin is a JSON command, each line on stdout a JSON answer; what the
-program has received stands in the file `record`, a line for each message, written when it was received. It
-takes messages by iterating, by a handler that `works` for so many seconds, or by one that also `acks`.
+The one argument is JSON. Each line on stdin is a JSON command, each line on stdout a JSON answer. The file
+`record` has a line for each message received, written on receipt. The program takes messages by iterating, by
+a handler that `works` for a number of seconds, or by one that also `acks`.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def answer(*values: Any) -> None:
 
 
 class Record:
-    """What the program has received, in a file that outlives it."""
+    """The messages that the program has received, in a file that outlives it."""
 
     def __init__(self, path: Path) -> None:
         self._file = path.open("a")
@@ -49,7 +49,7 @@ async def take(channel: Any, record: Record) -> None:
 
 
 def handle(channel: Any, record: Record, seconds: float, *, acks: bool) -> None:
-    """Take by a handler that works for so long on each message."""
+    """Take messages with a handler that works for `seconds` on each."""
 
     async def work(message: Any) -> None:
         record.note(message)

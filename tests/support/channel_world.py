@@ -1,4 +1,4 @@
-"""A few real channels on a simulated network under virtual time, whose nodes a test can watch and answer."""
+"""A few real channels on a simulated network in virtual time, whose nodes a test can watch and answer."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def virtually(work: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., N
 
 
 async def until(condition: Callable[[], object], *, within: float = 600.0) -> None:
-    """Wait for something to become true, for so many virtual seconds at most."""
+    """Wait for a condition to become true, for at most `within` virtual seconds."""
     clock = asyncio.get_running_loop().time
     deadline = clock() + within
     while not condition():
@@ -70,7 +70,7 @@ async def until(condition: Callable[[], object], *, within: float = 600.0) -> No
 
 
 async def take(channel: ReliableChannel, count: int = 1, *, within: float = 3600.0) -> list[bytes]:
-    """Iterate a channel for so many messages, and for so many virtual seconds at most."""
+    """Iterate a channel until `count` messages have come, for at most `within` virtual seconds."""
     taken: list[bytes] = []
     async with asyncio.timeout(within):
         while len(taken) < count:
@@ -79,18 +79,18 @@ async def take(channel: ReliableChannel, count: int = 1, *, within: float = 3600
 
 
 def own_tasks() -> set[str]:
-    """The names of everything that runs, but for the test itself and the nodes' own readers."""
+    """The names of all running tasks, except the test itself and the nodes' own readers."""
     names = {task.get_name() for task in asyncio.all_tasks() if task is not asyncio.current_task()}
     return {name for name in names if not name.startswith("sim-node")}
 
 
 SWALLOW = "swallow"
-"""An answer: the node says that it sent the message, and nobody gets it."""
+"""An answer: the node reports the message as sent, and nobody gets it."""
 
 
 @dataclass(frozen=True)
 class Refusal:
-    """An answer: the node says that it could not send the message."""
+    """An answer: the node reports that it could not send the message."""
 
     code: str = "refused"
     recoverable: bool = False
@@ -98,7 +98,7 @@ class Refusal:
 
 @dataclass(frozen=True)
 class Sending:
-    """Something that a channel gave to its node."""
+    """A message that a channel gave to its node."""
 
     envelope: MessageEnvelope
     request_id: str
@@ -110,7 +110,7 @@ class Sending:
 
     @property
     def kind(self) -> Kind | None:
-        """What the SDS message is."""
+        """The kind of the SDS message."""
         return None if self.message is None else self.message.kind
 
     @property
@@ -124,10 +124,10 @@ Answer = str | Refusal | StrataError | None
 
 
 class Node(SimNode):
-    """A simulated node that keeps what is sent and subscribed, and answers as `answer` says.
+    """A simulated node that records what is sent and subscribed, and answers as `answer` decides.
 
-    `answer` gets each sending: None sends it, a `Refusal` refuses it, `SWALLOW` loses it, an exception is
-    raised.
+    `answer` is called with each sending: None sends it, a `Refusal` refuses it, `SWALLOW` loses it, an
+    exception is raised.
     """
 
     def __init__(self, name: str, network: SimNetwork, **options: Any) -> None:
@@ -144,7 +144,7 @@ class Node(SimNode):
 
     @property
     def contents(self) -> list[Sending]:
-        """What was sent with content, retransmissions among it."""
+        """The content messages that were sent, including retransmissions."""
         return [each for each in self.sendings if each.kind is Kind.CONTENT]
 
     async def send(self, envelope: MessageEnvelope, *, request_id: str | None = None) -> str:
@@ -178,16 +178,16 @@ class Node(SimNode):
         await super().unsubscribe(topics)
 
     def hear(self, payload: bytes, topic: str = TOPIC) -> None:
-        """Have a message arrive here, and nowhere else."""
+        """Deliver a message here, and nowhere else."""
         message = ReceivedEnvelope(content_topic=topic, payload=payload, timestamp=int(self.wall()))
         self.arrives(NodeMessageReceived(self.network.hash_of(payload), message))
 
 
 class Recorder:
-    """Everything that a channel told, in order."""
+    """Everything that a channel reported, in order."""
 
     def __init__(self, channel: ReliableChannel, *, received: bool = True) -> None:
-        """Without `received` nobody listens to what is received, so that iterating alone takes it."""
+        """Without `received` there is no handler for received messages, so that only iterating takes them."""
         self.events: list[ChannelEvent] = []
         self._found: dict[type[Any], tuple[list[ChannelEvent], list[Any]]] = {}
         for name in channel.message_events.names:
@@ -196,11 +196,11 @@ class Recorder:
 
     @property
     def names(self) -> list[str]:
-        """What each was called."""
+        """The name of each event."""
         return [event.name for event in self.events]
 
     def of(self, kind: type[E]) -> list[E]:
-        """Those of one kind. Whoever waits asks again and again: only what is new since is looked at."""
+        """The events of one kind. Callers that wait call this repeatedly: only new events are examined."""
         seen, found = self._found.get(kind, ([], []))
         if len(seen) > len(self.events) or (seen and self.events[len(seen) - 1] is not seen[-1]):
             seen, found = [], []  # a test has cleared them
@@ -211,7 +211,7 @@ class Recorder:
         return found.copy()
 
     def count(self, kind: type[Any]) -> int:
-        """How many of one kind."""
+        """The number of events of one kind."""
         return len(self.of(kind))
 
 
@@ -224,11 +224,11 @@ class World:
 
     @property
     def now(self) -> float:
-        """Virtual seconds."""
+        """The virtual time in seconds."""
         return asyncio.get_running_loop().time()
 
     def node(self, name: str, **options: Any) -> Node:
-        """The node of this name, made if there is none."""
+        """The node of this name, created if necessary."""
         if name not in self.nodes:
             self.nodes[name] = Node(name, self.network, **options)
         return self.nodes[name]
@@ -236,7 +236,7 @@ class World:
     def make(
         self, name: str, channel_id: str = "room", topic: str = TOPIC, *, sender: str = "", **options: Any
     ) -> ReliableChannel:
-        """A channel that is not open yet. What `make_channel` does not take is a setting."""
+        """A channel that is not open yet. Options that `make_channel` does not take are settings."""
         taken = ("config", "encryption", "encoder", "decoder", "profile")
         own = {key: options.pop(key) for key in taken if key in options}
         return make_channel(
@@ -258,7 +258,7 @@ class World:
         return await self.open("alice", **options), await self.open("bob", **options)
 
 
-# Messages that a participant of the test's own makes.
+# Messages made by a participant that the test plays.
 
 
 def segment_of(payload: bytes, request_id: str | None = None) -> bytes:
@@ -274,7 +274,7 @@ def segment_of(payload: bytes, request_id: str | None = None) -> bytes:
 
 
 def filter_with(*message_ids: str) -> bytes:
-    """A filter of default size that holds these and nothing else."""
+    """A filter of default size that holds these messages and no others."""
     held = BloomFilter(BloomParameters(10_000, 0.001))
     for message_id in message_ids:
         held.insert(message_id)
@@ -290,7 +290,7 @@ def content_message(
     follows: Sequence[str] = (),
     request_id: str | None = None,
 ) -> bytes:
-    """What another participant says, whole in one segment."""
+    """A content message of another participant, whole in one segment."""
     return SdsMessage(
         sender_id,
         message_id,
@@ -305,11 +305,11 @@ def content_message(
 def sync_message(
     sender_id: str, lamport: int, *, names: Sequence[str] = (), holds: Sequence[str] = ()
 ) -> bytes:
-    """A sync of another participant: what its history names, and what its filter holds."""
+    """A sync message of another participant: its history names `names`, and its filter holds `holds`."""
     history = tuple(HistoryEntry(each) for each in names)
     return SdsMessage(sender_id, f"sync {lamport}", "room", lamport, history, filter_with(*holds)).encode()
 
 
 def unreachable_topic() -> NodeError:
-    """What a node raises for a topic that it can never have."""
+    """The error that a node raises for a topic that it can never have."""
     return NodeError("the test has no such topic")

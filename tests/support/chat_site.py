@@ -1,4 +1,4 @@
-"""The chat page of `web/examples/chat`, built and served as whoever deploys it would."""
+"""The chat page of `web/examples/chat`, built and served as in a deployment."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class _Pages(SimpleHTTPRequestHandler):
 
 @contextmanager
 def chat_site() -> Iterator[str]:
-    """The page's address, for as long as the block lasts. Needs node and what `npm ci` installs."""
+    """The page's address, for as long as the block lasts. Needs node and the packages of `npm ci`."""
     with alone():
         run_node("build.mjs", "chat", cwd=WEB)
     handler = functools.partial(_Pages, directory=str(WEB / "build/chat"))

@@ -88,14 +88,14 @@ window.flood = async (packet, rate, seconds) => {
 """Events by the thousand, as if the relay had sent them."""
 
 LONGEST_TRACE = 30
-"""Seconds: of a longer flood single tasks are not told."""
+"""In seconds: longer floods are measured without single tasks."""
 _OPENINGS = 9
 _PARTS = ("ScriptDuration", "RecalcStyleDuration", "LayoutDuration", "TaskDuration")
 
 
 @dataclass(frozen=True)
 class Load:
-    """What a flood cost. Times are processor seconds of the page's main thread."""
+    """The cost of a flood. Times are processor seconds of the page's main thread."""
 
     events: int
     frames: int
@@ -103,25 +103,25 @@ class Load:
     script: float
     styles_and_layout: float
     rest: float
-    """Drawing, collecting garbage and what else the browser does there."""
+    """Drawing, garbage collection and other work of the browser."""
     task: float
-    """What a single task took at most, of 999 in 1000: nothing is drawn meanwhile."""
+    """The longest task at the 99.9th percentile: nothing is drawn meanwhile."""
     longest: float
-    """The longest of all."""
+    """The longest task of all."""
     frame: tuple[float, float]
-    """What a frame itself took, of 50 and of 99 in 100: the task that draws, with the script in it."""
+    """The time of a frame itself, at the 50th and 99th percentiles: the drawing task and the script in it."""
     busy: tuple[float, float]
-    """All that the thread did from one frame to the next, of 50 and of 99 in 100. It is to fit between two
-    pictures of a screen, which are 16.7 ms apart."""
+    """All work of the thread from one frame to the next, at the 50th and 99th percentiles. It should fit
+    between two refreshes of a screen, which are 16.7 ms apart."""
     late: float
-    """How far two frames lay apart at most, in milliseconds, of 99 in 100."""
+    """The distance between two frames at the 99th percentile, in milliseconds."""
     elements: int
-    """Most elements that the page had at a time."""
+    """The largest number of elements that the page had at a time."""
     heap_bytes: int
-    """What the heap held at the end, after a collection."""
+    """The size of the heap at the end, after a collection."""
 
     def lines(self) -> list[str]:
-        """For people."""
+        """The figures as text for people."""
         frame, rate = 1000 / max(self.frames, 1), self.frames / self.seconds
         return [
             f"{self.events:,} events in {self.seconds:.0f} s, {rate:.0f} frames a second",
@@ -155,11 +155,11 @@ class _Task:
     ends: float
     """Both in microseconds of real time."""
     seconds: float
-    """Of the processor."""
+    """Processor time."""
 
 
 def _tasks(trace: bytes) -> tuple[list[_Task], list[float]]:
-    """Each task of the page's thread, and when frames began, in order of time."""
+    """The tasks of the page's thread and the times at which frames began, both in order of time."""
     events = json.loads(trace)["traceEvents"]
     threads = {
         (each["pid"], each["tid"])
@@ -177,7 +177,7 @@ def _tasks(trace: bytes) -> tuple[list[_Task], list[float]]:
 
 
 def _per_frame(tasks: list[_Task], frames: list[float]) -> tuple[list[float], list[float]]:
-    """Processor seconds of each task that drew a frame, and of all tasks since the frame before."""
+    """Processor seconds of each task that drew a frame, and of all tasks since the previous frame."""
     drawn, busy = [], []
     since = 0.0
     waiting = iter(frames)
@@ -261,7 +261,7 @@ async def _run(relay: RelayProcess, rate: int, seconds: float, profile: bool) ->
         print(f"connected after {median:.0f} ms, {most:.0f} ms at most, of {_OPENINGS} visits")
         async with watched(chromium, relay.http) as (page, watch):
             await opened(page, relay.http)
-            await flood(page, packet.canonical.decode(), rate=rate, seconds=2)  # for the compiler
+            await flood(page, packet.canonical.decode(), rate=rate, seconds=2)  # a warm-up, for the compiler
             session = await page.context.new_cdp_session(page)
             if profile:
                 await session.send("Profiler.enable")

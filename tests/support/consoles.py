@@ -1,4 +1,4 @@
-"""The console on a relay of its own, and what a person does and sees there."""
+"""The console on its own relay, and what a person does and sees there."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ OPERATOR = new_identity()
 
 
 class House:
-    """The relay, its settings file, and what tests do to both."""
+    """The relay, its settings file, and the changes that tests make to both."""
 
     def __init__(self, folder: Path) -> None:
         self.file = folder / "relayd.toml"
@@ -40,7 +40,7 @@ class House:
 
     @contextlib.contextmanager
     def set(self, **settings: object) -> Iterator[None]:
-        """Other settings for a while."""
+        """Apply other settings for the duration of the block."""
         self._reload(**settings)
         try:
             yield
@@ -62,7 +62,7 @@ class House:
 async def console(
     house: House, chromium: Browser, place: str = "", *, url: str | None = None, **options: Any
 ) -> AsyncIterator[tuple[Page, Watch]]:
-    """The console at this place; a page that broke the policy, or asked another host, fails the test."""
+    """The console at this place; a page that violates the policy or contacts another host fails the test."""
     address = url or house.relay.http
     async with watched(chromium, address, **options) as (page, watch):
         page.set_default_timeout(20_000)

@@ -1,7 +1,7 @@
 """The curve of Ed25519 in plain numbers (RFC 8032 §5.1), for signatures that no signer makes.
 
-A signer gives points of the prime order in their one encoding. Whoever may choose the points can add one of
-the eight of small order to key or R, or write a coordinate with the field's order added.
+A signer produces points of prime order in their canonical encoding. An attacker who chooses the points can
+add one of the eight points of small order to key or R, or write a coordinate with the field's order added.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def times(number: int, point: Point) -> Point:
 
 
 def encodings(point: Point) -> list[bytes]:
-    """The encoding of a point, and after it all that some decoders take for the same."""
+    """The canonical encoding of a point, followed by all that some decoders accept for the same point."""
     x, y = point
     signs = {x & 1, 1} if x == 0 else {x & 1}
     spellings = [
@@ -44,7 +44,7 @@ def encodings(point: Point) -> list[bytes]:
 
 
 def point_at(y: int, sign: int = 0) -> Point | None:
-    """The point of this second coordinate; None where there is none."""
+    """The point with this second coordinate; None if there is none."""
     square = (y * y - 1) * pow(_D * y * y + 1, -1, _FIELD) % _FIELD
     x = pow(square, (_FIELD + 3) // 8, _FIELD)
     if x * x % _FIELD != square:
@@ -74,7 +74,7 @@ SMALL = _small()
 
 
 def signed(secret: int, nonce: int, message: bytes, *, key: bytes, r: bytes) -> bytes:
-    """The signature with `secret` and `nonce`, whatever `key` and `r` are said to be."""
+    """The signature with `secret` and `nonce`, claiming any `key` and `r`."""
     digest = hashlib.sha512(r + key + message).digest()
     s = (nonce + int.from_bytes(digest, "little") * secret) % ORDER
     return r + s.to_bytes(32, "little")

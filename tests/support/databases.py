@@ -1,4 +1,4 @@
-"""Data folders of the embedded PostgreSQL, made once in a run and copied, in a twentieth of a second."""
+"""Data folders of the embedded PostgreSQL, created once in a run, then copied in a twentieth of a second."""
 
 from __future__ import annotations
 
@@ -30,33 +30,33 @@ async def main():
 asyncio.run(main())
 """
 _LEFT_OUT = {"empty": ("template0",), "migrated": ("template1", "postgres"), "both": ()}
-"""Databases that nobody comes to, three hundred files each: in `empty` and `both`, tests make their own
-from `template1`; a relay that has its database goes to no other. `both` is copied a few times alone."""
+"""Databases that are not used, three hundred files each: in `empty` and `both`, tests create their own from
+`template1`; a relay that has its database uses no other. Only a few copies are made of `both`."""
 
 
 def copy_of_empty(data_dir: Path) -> None:
-    """Make `data_dir` a data folder whose database has no tables yet, unless it is a data folder already."""
+    """Make `data_dir` a data folder whose database has no tables yet, unless it already is a data folder."""
     _copy(_made("empty"), data_dir)
 
 
 def copy_of_migrated(data_dir: Path) -> None:
-    """Make `data_dir` the data folder of a migrated relay that has never served, unless it is one already."""
+    """Make `data_dir` the data folder of a migrated relay that has never served, unless it already is one."""
     _copy(_made("migrated"), data_dir)
 
 
 def copy_with_both(data_dir: Path) -> None:
-    """As `copy_of_migrated`, for whoever makes empty databases there too, or needs one that is no relay's."""
+    """As `copy_of_migrated`, for tests that also create empty databases there, or need one of no relay."""
     _copy(_made("both"), data_dir)
 
 
 def fill_cluster(fresh: Path) -> None:
-    """Make `fresh` what `initdb` makes, and the database of a relay in it, without tables."""
+    """Make `fresh` a cluster as `initdb` makes it, plus the database of a relay, without tables."""
     (cluster,) = _made("empty").glob("postgres-*")
     subprocess.run(["cp", "-a", cluster, fresh], check=True)
 
 
 _SEGMENTS = 2
-"""Of the log: the last checkpoint stands in the oldest, and may go on in the one after it."""
+"""The segments of the log to keep: the last checkpoint is in the oldest, and may continue in the next."""
 
 
 @functools.cache
@@ -80,7 +80,7 @@ def _made(kind: str) -> Path:
 
 
 def _thin_out(data_dir: Path) -> None:
-    """Leave out what copies carry for nothing: segments of the log for later, and the empty end of others."""
+    """Drop what copies carry in vain: log segments preallocated for later, and the empty ends of others."""
     segments = sorted(data_dir.glob("postgres-*/pg_wal/" + 24 * "[0-9A-F]"))
     for path in segments[_SEGMENTS:]:
         path.unlink()
@@ -91,9 +91,9 @@ def _thin_out(data_dir: Path) -> None:
 
 
 def _copy(source: Path, target: Path) -> None:
-    """Make `target` a copy of the data folder `source`, unless it is a data folder already."""
+    """Make `target` a copy of the data folder `source`, unless it already is a data folder."""
     if any(target.glob("postgres-*")):
-        return  # a later start on the same folder: what is there stays
+        return  # a later start on the same folder: its content stays
     target.mkdir(mode=0o700, parents=True, exist_ok=True)
-    # cp keeps the owner: as root, the server has a user of its own.
+    # cp keeps the owner: if tests run as root, the server has its own user.
     subprocess.run(["cp", "-a", *source.glob("postgres-*"), target], check=True)

@@ -1,4 +1,4 @@
-"""An example as a fork (see `forks`): it runs as it stands, and relays that it starts have their tables."""
+"""An example as a fork (see `forks`): it runs unchanged, and relays that it starts have their tables."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def example(name: str, *arguments: object) -> ForkedProcess:
 
 
 class _Popen(subprocess.Popen[Any]):
-    """A relay finds a data folder with a migrated database where it would make one."""
+    """A relay finds a data folder with a migrated database where it would create one."""
 
     def __init__(self, command: Sequence[str], *arguments: Any, **options: Any) -> None:
         if command[1:4] == ["-m", "relayd", "serve"]:

@@ -1,4 +1,4 @@
-"""A PostgreSQL server as operators run one: over TCP, with passwords; the relay's role is no superuser."""
+"""A PostgreSQL server as operators run one: over TCP, with passwords; the relay's role is not a superuser."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ host replication all 127.0.0.1/32 scram-sha-256
 
 
 class ExternalPostgres:
-    """The server, as a context manager. `url` is the relay's, whose role is no superuser.
+    """The server, as a context manager. `url` is the relay's, whose role is not a superuser.
 
-    `binaries` is the folder of another version's programs; by default it is the one that relayd brings along.
+    `binaries` is the folder of another version's programs; by default it is the one that relayd ships.
     """
 
     def __init__(self, binaries: Path | None = None) -> None:
@@ -64,11 +64,11 @@ class ExternalPostgres:
         self._run("pg_ctl", "-w", "-s", "-D", str(self.data), "-l", log, "-o", options, "start")
 
     def stop(self) -> None:
-        """Stop it, if it runs."""
+        """Stop it, if it is running."""
         self._run("pg_ctl", "-w", "-s", "-D", str(self.data), "-m", "immediate", "stop", may_fail=True)
 
     def put_back(self, base: Path) -> None:
-        """Put a base backup in the place of its data, as its own documentation says."""
+        """Replace its data by a base backup, as PostgreSQL's documentation says."""
         shutil.rmtree(self.data)
         shutil.copytree(base, self.data, symlinks=True)
         if self._user is not None:

@@ -1,7 +1,8 @@
-"""A small relay in memory that can be told to do one thing wrong.
+"""A small relay in memory that can be made to do one thing wrong.
 
-Without faults it does what RFC-0004 asks of sections 1 to 12 and 15, well enough for the checks; it knows no
-key events, no provenance and no content types. Each fault is a name in `faults`, looked up where it matters.
+Without faults it does what RFC-0004 requires in sections 1 to 12 and 15, well enough for the checks; it knows
+no key events, no provenance and no content types. Each fault is a name in `faults`, looked up where it
+matters.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ class Stored:
 
 
 class FaultyRelay:
-    """The log, the sessions, and what is wrong with the relay."""
+    """The log, the sessions, and the faults of the relay."""
 
     def __init__(self, *faults: str, extensions: list[str] | None = None) -> None:
         self.faults = frozenset(faults)
@@ -55,11 +56,11 @@ class FaultyRelay:
         self.identity = Identity.generate()
         self.log: list[Stored] = []
         self.grown = asyncio.Event()
-        """Set by the next packet, and then another one."""
+        """Set by the next packet, then replaced by a new event."""
         self.by_id: dict[str, Stored] = {}
         self.sessions: set[Session] = set()
         self.lock = asyncio.Lock()
-        """Held from a commit to its last EVENT, and while a history is sent: so live follows history."""
+        """Held from a commit to its last EVENT, and while a history is sent: live events follow history."""
         self.shared_challenge = base64.b64encode(secrets.token_bytes(32)).decode()
 
     async def handle(self, socket: ServerConnection) -> None:
@@ -73,7 +74,7 @@ class FaultyRelay:
             self.sessions.discard(session)
 
     async def next_packet(self) -> None:
-        """Wait until another packet is stored, for a moment."""
+        """Wait briefly until another packet is stored."""
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self.grown.wait(), 0.2)
 
@@ -104,7 +105,7 @@ class FaultyRelay:
         for session in list(self.sessions):
             if session is publisher and "own packets are withheld" in self.faults:
                 continue
-            # A reader that has just left is no fault of the publisher's.
+            # It is not the publisher's fault if a reader has just left.
             with contextlib.suppress(ConnectionClosed):
                 await session.deliver(stored)
 
@@ -423,7 +424,7 @@ class Session:
 
 
 def _with_right_id(raw: bytes) -> bytes:
-    """The packet under the id it should have, whatever it claims."""
+    """The packet under the id it should have, whatever id it claims."""
     value = json.loads(raw)
     if isinstance(value, dict) and {"packet_id", "signature"} <= value.keys():
         body = {name: item for name, item in value.items() if name not in ("packet_id", "signature")}
@@ -436,7 +437,7 @@ def _with_right_id(raw: bytes) -> bytes:
 async def faulty_relay(
     *faults: str, extensions: list[str] | None = None, takes: float = 0
 ) -> AsyncIterator[str]:
-    """A relay on a free port of this machine; its URL. It `takes` so many seconds to look at a packet."""
+    """A relay on a free local port; yields its URL. It takes `takes` seconds to check a packet."""
     relay = FaultyRelay(*faults, extensions=extensions)
     relay.takes = takes
     server: Server

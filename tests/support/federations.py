@@ -1,4 +1,4 @@
-"""Relays of different owners that read from each other: each has a database and an identity of its own."""
+"""Relays of different owners that read from each other: each has its own database and identity."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ class Federated:
             )
 
     def line(self, upstream: str, port: int, group: str) -> str:
-        """What `peers_file` says about an upstream."""
+        """The entry for an upstream in `peers_file`."""
         return (
             f'[[peer]]\nurl = "ws://127.0.0.1:{port}/strata"\n'
             f'relay_id = "{self.identities[upstream].did}"\ngroup = "{group}"\n\n'
@@ -94,7 +94,7 @@ def federated(
     per_relay: Mapping[str, Mapping[str, Any]] | None = None,
     **settings: Any,
 ) -> Iterator[Federated]:
-    """Started relays that are gone afterwards; `per_relay` has settings of one alone."""
+    """Started relays, killed at the end; `per_relay` has settings for single relays."""
     made = Federated(folder, names, links, group=group, per_relay=per_relay or {}, **settings)
     try:
         for relay in made.relays.values():
@@ -130,7 +130,7 @@ async def ids_at(relay: RelayProcess, authors: Sequence[str]) -> list[Message]:
 async def holds(
     relay: RelayProcess, authors: Sequence[str], enough: Callable[[list[Message]], bool]
 ) -> list[Message]:
-    """The relay's EVENTs of these authors, once they are enough."""
+    """The relay's EVENTs of these authors, once `enough` accepts them."""
     events: list[Message] = []
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(TIMEOUT):
@@ -141,14 +141,14 @@ async def holds(
 
 
 async def eventually(condition: Callable[[], object]) -> None:
-    """Wait until this holds of other processes; asking takes a while, so a thread asks, and not often."""
+    """Wait until a condition holds in other processes; checks are slow, so a thread makes them, and seldom."""
     async with asyncio.timeout(TIMEOUT):
         while not await asyncio.to_thread(condition):  # noqa: ASYNC110 -- other processes
             await asyncio.sleep(0.3)
 
 
 async def peer_of(relay: RelayProcess) -> dict[str, Any]:
-    """What `relayd peers list` says of the relay's first peer, without a process for each question."""
+    """The row of `relayd peers list` for the relay's first peer, without starting a process each time."""
     settings = dataclasses.replace(
         Settings(),
         data_dir=Path(str(relay.settings["data_dir"])),
@@ -166,7 +166,7 @@ async def peer_comes_to(relay: RelayProcess, holds: Callable[[dict[str, Any]], o
 
 
 def noted(relay: RelayProcess, relay_id: str, kind: str) -> tuple[int, int]:
-    """How often a peer did well and ill, as the operator is told."""
+    """How often a peer behaved well and badly, as the operator sees it."""
     found = json.loads(peers_command(relay, "show", relay_id, "--json").stdout)["noted"]
     good, bad = found.get(kind, "0 good, 0 bad").split(", ")
     return int(good.split()[0]), int(bad.split()[0])

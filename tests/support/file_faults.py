@@ -1,4 +1,4 @@
-"""A process that is killed at a chosen system call which changes files."""
+"""A process that is killed at a chosen system call that changes files."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ class Killed(BaseException):
 
 
 class Calls:
-    """Counts the calls, and ends the process at one of them: whatever it still tries changes nothing."""
+    """Counts the calls and ends the process at one of them: further calls change nothing."""
 
     def __init__(self, last: int | None) -> None:
         self.names: list[str] = []
-        """What was called, in order."""
+        """The names of the calls, in order."""
         self._last = last
 
     def through(self, name: str, real: Callable[..., Any]) -> Callable[..., Any]:
-        """The call, counted."""
+        """The call, wrapped so that it is counted."""
 
         def call(*arguments: Any, **options: Any) -> Any:
             if name == "open" and not _writes(arguments, options):

@@ -20,7 +20,7 @@ from tests.support.sockets import connect
 __all__ = ["Firefox", "firefox", "firefox_missing"]
 
 REQUIRED: Final = "RELAYD_FIREFOX"
-"""Set, the tests with Firefox run; it is the browser to use, or 1 for that of the system."""
+"""If set, the tests with Firefox run; the value is the browser to use, or 1 for that of the system."""
 _NAMES: Final = ("firefox-esr", "firefox")
 _LISTENS: Final = re.compile(rb"WebDriver BiDi listening on (ws://\S+)")
 
@@ -31,21 +31,21 @@ def _executable() -> str | None:
 
 
 def firefox_missing() -> str | None:
-    """Why there is no Firefox to test with; None where the tests are wanted."""
+    """Why there is no Firefox to test with; None if the tests are wanted."""
     if not os.environ.get(REQUIRED):
         return f"set {REQUIRED}=1 to test with Firefox"
     return None
 
 
 class Firefox:
-    """One tab. Every command has a minute."""
+    """One tab. Every command has a minute to finish."""
 
     def __init__(self, socket: ClientConnection) -> None:
         self._socket = socket
         self._numbers = itertools.count(1)
         self._tab = ""
         self.said: list[str] = []
-        """Errors of the page: of scripts, and what its policy forbade."""
+        """Errors of the page: from scripts, and violations of its policy."""
 
     async def begin(self) -> None:
         """Open the session and find the tab."""
@@ -55,11 +55,11 @@ class Firefox:
         self._tab = tree["contexts"][0]["context"]
 
     async def go(self, url: str) -> None:
-        """Open this page; returns when it is loaded."""
+        """Open this page; return when it is loaded."""
         await self.command("browsingContext.navigate", context=self._tab, url=url, wait="complete")
 
     async def evaluate(self, expression: str) -> Any:
-        """The value of an expression in the page, awaited if it is a promise, by way of JSON."""
+        """The value of an expression in the page, awaited if it is a promise, passed as JSON."""
         answer = await self.command(
             "script.evaluate",
             expression=f"(async () => JSON.stringify(await ({expression})))()",

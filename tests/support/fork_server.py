@@ -1,8 +1,8 @@
-"""A process that has imported a program and made its commands, and becomes that program in forks.
+"""A process that has imported a program and built its commands, and becomes that program in forks.
 
 Run by `forks.py` as `python fork_server.py SOCKET PROGRAM MODULE…`. A request on SOCKET is one JSON object
-with four descriptors: standard input, output and error, and a pipe that takes the fork's process id and, when
-it has ended, its exit code.
+with four descriptors: standard input, output and error, and a pipe that receives the fork's process id and,
+when it has ended, its exit code.
 """
 
 from __future__ import annotations
@@ -31,19 +31,19 @@ _FAILPOINTS = "RELAYD_FAILPOINTS"
 
 
 def main() -> None:
-    """Import, serve, and in a fork become the program."""
+    """Import and serve; in a fork, become the program."""
     control = socket.socket(fileno=int(sys.argv[1]))
     program, *modules = sys.argv[2:]
-    sys.path[0] = os.getcwd()  # as `python -m` has it, and not the folder of this file
-    # Typer makes a program's commands from their signatures, each time it is called.
+    sys.path[0] = os.getcwd()  # as with `python -m`, instead of the folder of this file
+    # Typer builds a program's commands from their signatures each time it is called.
     typer.main.get_command = functools.cache(typer.main.get_command)
     for name in (program, *modules):
         app = getattr(importlib.import_module(name), "app", None)
         if isinstance(app, typer.Typer):
             typer.main.get_command(app)
     gc.collect()
-    # The collector looks no more at what is imported, here or in a fork: its memory stays shared. A relay
-    # does the same when it has started.
+    # The collector no longer looks at imported objects, here or in a fork: their memory stays shared. A relay
+    # does the same once it has started.
     gc.freeze()
     request = _serve(control)
     if request is not None:
@@ -59,14 +59,14 @@ def main() -> None:
 
 
 def _end(code: int) -> None:
-    """End as the interpreter does, up to where it frees each thing that was ever imported.
+    """End as the interpreter does, except that imported objects are not freed one by one.
 
-    That would first copy all of the memory that is shared. Returns where a stream takes no more: the
-    interpreter has its own way to say so.
+    Freeing them would first copy all of the shared memory. Returns if a stream cannot be flushed: the
+    interpreter reports that itself.
     """
     threading._shutdown()  # type: ignore[attr-defined]
     atexit._run_exitfuncs()
-    gc.collect()  # a task or a socket that nobody ended complains here
+    gc.collect()  # a task or a socket that was never closed complains here
     try:
         sys.stdout.flush()
         sys.stderr.flush()
@@ -76,8 +76,8 @@ def _end(code: int) -> None:
 
 
 def _serve(control: socket.socket) -> dict[str, Any] | None:
-    """Fork for each request. Returns the request in the fork, and None where nobody can ask any more."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a Ctrl-C is for whoever asks
+    """Fork for each request. Returns the request in the fork, and None when no more requests can come."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is meant for the requesting process
     woken, wake = os.pipe()
     os.set_blocking(wake, False)
     signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
@@ -114,13 +114,13 @@ def _tell_of_the_ended(running: dict[int, int]) -> None:
         asker = running.pop(pid)
         try:
             os.write(asker, b"%d\n" % os.waitstatus_to_exitcode(status))
-        except BrokenPipeError:  # nobody waits for it
+        except BrokenPipeError:  # nobody is waiting for it
             pass
         os.close(asker)
 
 
 def _become(request: dict[str, Any], descriptors: list[int]) -> None:
-    """Take over what a fresh process has: signals, standard streams, environment, folder."""
+    """Set up what a fresh process has: signals, standard streams, environment, folder."""
     signal.set_wakeup_fd(-1)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -130,7 +130,7 @@ def _become(request: dict[str, Any], descriptors: list[int]) -> None:
         os.close(descriptor)
     os.environ.clear()
     os.environ.update(request["environment"])
-    if _FAILPOINTS in os.environ:  # they are armed when they are imported, and there were none then
+    if _FAILPOINTS in os.environ:  # they are armed on import, and there were none then
         importlib.reload(importlib.import_module("relayd.failpoints"))
     os.chdir(request["folder"])
     sys.path[0] = request["folder"]

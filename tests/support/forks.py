@@ -59,10 +59,10 @@ Completed = tuple[int, bytes, bytes]
 
 
 class ForkedProcess:
-    """One process of a program; what tests use of `subprocess.Popen`.
+    """One process of a program, with the part of `subprocess.Popen` that tests use.
 
     A stream is a file or a descriptor, `subprocess.PIPE` or `subprocess.DEVNULL`. `module` is run in place of
-    the program, where another one needs the same imports.
+    the program, for another program that needs the same imports.
     """
 
     def __init__(
@@ -108,7 +108,7 @@ class ForkedProcess:
         self.pid = self._line(_START_TIMEOUT)
 
     def _line(self, timeout: float | None) -> int:
-        """The next number that the server says of this process. Raises `TimeoutError`."""
+        """The next number that the server reports about this process. Raises `TimeoutError`."""
         while b"\n" not in self._said:
             if not select.select([self._status], [], [], timeout)[0]:
                 raise TimeoutError
@@ -119,7 +119,7 @@ class ForkedProcess:
         return int(line)
 
     def poll(self) -> int | None:
-        """The exit code, None while the process runs."""
+        """The exit code; None while the process runs."""
         with contextlib.suppress(TimeoutError):
             self._reap(0)
         return self.returncode
@@ -144,15 +144,15 @@ class ForkedProcess:
                 os.kill(self.pid, number)
 
     def terminate(self) -> None:
-        """SIGTERM."""
+        """Send SIGTERM."""
         self.send_signal(signal.SIGTERM)
 
     def kill(self) -> None:
-        """SIGKILL."""
+        """Send SIGKILL."""
         self.send_signal(signal.SIGKILL)
 
     def communicate(self, data: bytes = b"", timeout: float = 60.0) -> tuple[bytes, bytes]:
-        """Give it its input, and collect its output until it ends; kill it where that takes too long."""
+        """Send its input, and collect its output until it ends; kill it if that takes too long."""
         outputs: list[bytes] = [b"", b""]
 
         def write() -> None:
@@ -196,7 +196,7 @@ def run_fork(
 
 
 class _Server:
-    """The process that has imported a program. It ends with this one."""
+    """The process that has imported a program. It ends with the process that started it."""
 
     def __init__(self, program: str) -> None:
         self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)

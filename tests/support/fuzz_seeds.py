@@ -1,4 +1,4 @@
-"""Where fuzzing starts from: one good input of each kind, so that it need not guess its way to them."""
+"""The starting points of fuzzing: one good input of each kind, so that chance need not find them."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""A page of the documentation as a script: its commands run as they stand, in the page's order.
+"""A page of the documentation as a script: its commands run unchanged, in the page's order.
 
-A test names the commands one by one, by how they begin, and says in which words the page's examples differ
-from the test's own. A command that the page has and the test does not name fails the test, and so does a
-word that stands for nothing.
+A test names the commands one by one, by their first words, and maps words of the page's examples to the
+test's own. A command that the page has and the test does not name fails the test, and so does a mapped word
+that does not occur.
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ _TIMEOUT = 60.0
 
 
 def blocks(text: str) -> list[tuple[str, str]]:
-    """The fenced blocks of a page: language, text."""
+    """The fenced blocks of a page: (language, text)."""
     return [(match[2], re.sub(f"^{match[1]}", "", match[3], flags=re.M)) for match in _FENCE.finditer(text)]
 
 
 class Guide:
-    """One page. `words`: what the page says, and what the test has in its place.
+    """One page. `words` maps words of the page to the test's replacements.
 
-    `elsewhere` names, by how they begin, commands and blocks that cannot run here or that another test runs,
-    each with the reason.
+    `elsewhere` names, by their first words, commands and blocks that cannot run here or that another test
+    runs, each with the reason.
     """
 
     def __init__(
@@ -60,7 +60,7 @@ class Guide:
         self._steps = deque(_steps((ROOT / page).read_text(encoding="utf-8")))
 
     def speak_as(self, environment: Mapping[str, str]) -> None:
-        """Commands have this environment from now on."""
+        """Use this environment for commands from now on."""
         self._environment = {
             **environment,
             "HOME": str(self._folder),
@@ -70,7 +70,7 @@ class Guide:
     def run(
         self, beginning: str, words: Mapping[str, str] | None = None, *, exit_code: int = 0, stdin: str = ""
     ) -> str:
-        """Run the next command, which begins so; what it prints, held to what the page shows below it."""
+        """Run the next command, which must begin so; return its output, compared with that on the page."""
         command, shown = self._next("sh", beginning)
         code, out, err = self._execute(self._in_our_words(command, words), stdin)
         assert code == exit_code, f"{command}\n{err}"
@@ -82,11 +82,11 @@ class Guide:
         return out
 
     def block(self, language: str, beginning: str, words: Mapping[str, str] | None = None) -> str:
-        """The next block, which is of this language and begins so, in our words."""
+        """The next block, which must be of this language and begin so, with our words."""
         return self._in_our_words(self._next(language, beginning)[0], words)
 
     def finish(self) -> None:
-        """Nothing is left of the page, and nothing was said of it that is not true."""
+        """Check that nothing of the page is left, and that all words and blocks of the test occurred."""
         self._pass_by()
         assert not self._steps, f"{self._page}: nobody runs: {self._steps[0][1]}"
         assert not self._unused, f"{self._page} does not say {self._unused}"
@@ -144,7 +144,7 @@ class Guide:
 
 
 def _steps(text: str) -> list[tuple[str, str, str | None]]:
-    """Each command, and each block of another language: language, text, the output that the page shows."""
+    """Each command, and each block of another language: (language, text, the output that the page shows)."""
     steps: list[tuple[str, str, str | None]] = []
     for language, block in blocks(text):
         if language == "sh":
@@ -158,7 +158,7 @@ def _steps(text: str) -> list[tuple[str, str, str | None]]:
 
 
 def _looks_like(shown: str, printed: str) -> bool:
-    """Whether this was printed, but for spaces; `…` stands for anything within a line."""
+    """Whether this was printed, ignoring spaces; `…` stands for anything within a line."""
     lines = [" ".join(line.split()) for line in printed.splitlines()]
     wanted = [" ".join(line.split()) for line in shown.splitlines() if line.strip()]
     patterns = [".*".join(map(re.escape, line.split("…"))) for line in wanted]

@@ -1,4 +1,4 @@
-"""Packets of channels for the pipeline's tests, in rows as a lake has them."""
+"""Packets of channels for the pipeline's tests, as rows of a lake."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from strata_pipeline.schemas import schema
 from tests.support import relay_logs
 
 DAY = 20_700
-"""The day that rows without another lie in."""
+"""The day of rows for which no other is given."""
 NOON = DAY * 86_400 + 43_200
 TOPIC = "/chat/1/room/proto"
 
@@ -26,7 +26,7 @@ _numbers = iter(range(10**9))
 
 
 def carry(payload: bytes, *, who: int = 0, topic: str = TOPIC, at: int = NOON) -> Packet:
-    """A packet around any bytes, another one at each call."""
+    """A packet around any bytes, a different one at each call."""
     envelope = MessageEnvelope(content_topic=topic, payload=payload)
     return build_packet(relay_logs.author(who), envelope, now=at, nonce=str(next(_numbers)))
 
@@ -39,7 +39,7 @@ def sds(
     channel: str = "room",
     content: bytes | None = b"hello",
 ) -> bytes:
-    """An SDS message: of content, or a sync message where `content` is None."""
+    """An SDS message: a content message, or a sync message if `content` is None."""
     return SdsMessage(
         sender, message_id, channel, 1, tuple(HistoryEntry(name) for name in history), None, (), content
     ).encode()
@@ -51,7 +51,7 @@ def ephemeral(sender: str, message_id: str) -> bytes:
 
 
 def bare(content: dict[str, Any], *, who: int = 0, at: int = NOON) -> Packet:
-    """A packet of a content topic in whatever form."""
+    """A packet of a content topic, with any members."""
     return packets.build(
         relay_logs.author(who),
         {"type": TOPIC, "profile": PROFILE} | content,

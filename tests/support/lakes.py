@@ -1,4 +1,4 @@
-"""A lake as any reader of Parquet sees it, and SQL behind a relay's back."""
+"""A lake as a plain reader of Parquet sees it, and SQL without the relay's knowledge."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def sql(url: str, *statements: str) -> None:
 
 
 def plain(lake: Path) -> pa.Table:
-    """The lake as a reader of Parquet sees it, who knows nothing of manifests."""
+    """The lake as seen by a reader of Parquet that knows nothing of manifests."""
     return pads.dataset(lake / "packets", partitioning="hive").to_table().sort_by("sequence")
 
 

@@ -1,4 +1,4 @@
-"""Claims of every origin, true ones and near misses, with the authorities behind them."""
+"""Claims of every origin, valid ones and near misses, with the authorities behind them."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ PrivateKey = ec.EllipticCurvePrivateKey | ed25519.Ed25519PrivateKey | rsa.RSAPri
 
 
 def link(issuer: Identity, subject: Identity, **window: int) -> dict[str, str]:
-    """One link of a chain in the statement form."""
+    """One link of a chain, in the statement form."""
     key = VerifyingKey.ed25519(subject.public_key)
     return statement(
         issuer, subject.did, key, **{"valid_from": NOW - YEAR, "valid_until": NOW + YEAR, **window}
@@ -54,7 +54,7 @@ def chain_to_root(subject: Identity) -> list[dict[str, str]]:
 
 
 def signed_claim(signer: Identity, member: str, header: Header) -> Header:
-    """The header with the claim signed into `member`; None leaves a member out."""
+    """The header with the claim signed into `member`; a member that is None is left out."""
     return header | {member: f"0x{signer.sign(claim_bytes(header)).hex()}"}
 
 
@@ -88,7 +88,7 @@ def without(header: Header, *members: str) -> Header:
 
 
 def post(header: Mapping[str, Any], content: Mapping[str, Any] = MEDIA) -> Packet:
-    """A packet with this header as it stands."""
+    """A packet with exactly this header."""
     return packets.build(AUTHOR, content, timestamp=NOW, provenance_header=header, allow_unattested=True)
 
 

@@ -1,4 +1,4 @@
-"""Packets for tests: good ones by number, and ones with exactly the faults a test names."""
+"""Packets for tests: good ones by number, and ones with exactly the faults that a test names."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _numbers = itertools.count(1)
 
 
 def new_identity() -> Identity:
-    """An identity no other test of this run has."""
+    """An identity that no other test of this run has."""
     return Identity(blake3(b"test identity %d" % next(_numbers)).digest())
 
 
@@ -40,7 +40,7 @@ def make(
 
 
 def seal(identity: Identity, members: dict[str, Any]) -> bytes:
-    """Any members under a right id and signature, whatever else is wrong with them."""
+    """Any members under a correct id and signature, whatever else is wrong with them."""
     body = {key: value for key, value in members.items() if key not in ("packet_id", "signature")}
     signed = canonical.encode(body)
     body["packet_id"] = packets.byte_hash(signed)

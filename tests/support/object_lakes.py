@@ -1,4 +1,4 @@
-"""Small lakes in a bucket, made without a log and without Spark; and a writer that is killed at a request."""
+"""Small lakes in a bucket, made without a log and without Spark; and a writer killed at a given request."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ NO_GRACE = Grace(timedelta(), timedelta())
 def drafted(
     lake: ObjectLake, ordinals: Iterable[int], quarantined: Iterable[int] = (), *, day: int = DAY
 ) -> tuple[Manifest, Attempt, list[StoredObject]]:
-    """A batch whose objects are in the bucket, two kinds of packets, and what `commit` takes."""
+    """A batch whose objects are in the bucket, two kinds of packets; returns the arguments of `commit`."""
     sound, aside = [place(n, day) for n in ordinals], [place(n, day) for n in quarantined]
     span = Span(lake.reached, max([*sound, *aside]))
     attempt = lake.begin(span)
@@ -83,7 +83,7 @@ def put_batch(
 
 
 def rows(where: str) -> list[int]:
-    """The sequences that a reader of manifests finds, each batch held against its manifest."""
+    """The sequences found by a reader of manifests, with each batch checked against its manifest."""
     lake = ObjectLake.open(where)
     found: list[int] = []
     for manifest in lake.manifests:
@@ -95,7 +95,7 @@ def rows(where: str) -> list[int]:
 
 
 def rows_apart(where: str) -> tuple[list[int], list[int]]:
-    """The sequences of packets, and those of quarantined rows; each batch is held against its manifest."""
+    """The sequences of packets, and those of quarantined rows; each batch is checked against its manifest."""
     lake = ObjectLake.open(where)
     packets: list[int] = []
     aside: list[int] = []
@@ -109,7 +109,7 @@ def rows_apart(where: str) -> tuple[list[int], list[int]]:
 
 
 def begin_with(where: str, other: str) -> None:
-    """Make a lake of all that lies in another."""
+    """Make a lake from all objects of another."""
     source, target = (ObjectLake.open(other).store, ObjectStore.at(where))
     names = list(source.keys(""))
     for name, content in zip(names, source.get_all(names), strict=True):
@@ -128,7 +128,7 @@ def compacted(where: str, day: int = DAY, part_bytes: int = 1_000, run: Run = in
 
 
 def tombstones(*sequences: int) -> Found:
-    """Those of packets of toy lakes."""
+    """The tombstones of packets of toy lakes."""
     signer = Identity(bytes(32))
     found = {}
     for sequence in sequences:
@@ -146,13 +146,13 @@ def erased(where: str, *sequences: int, day: int = DAY, run: Run = inline) -> in
 
 
 def named(lake: ObjectLake) -> set[str]:
-    """The objects that count."""
+    """The objects that the lake's manifests name."""
     return {one.name for root in ROOTS for one in lake.objects(lake.manifests, root)}
 
 
 def unnamed(where: str) -> list[str]:
-    """Whatever lies in the bucket and is no part of the lake, without probes, which stay for an hour, and
-    without what is published."""
+    """Objects in the bucket that are no part of the lake, except probes, which stay for an hour, and
+    published objects."""
     lake = ObjectLake.open(where)
     listings = len(list(lake.store.keys("_objects"))) - len(lake.manifests)
     listings += len(list(lake.store.keys("_days"))) - len(lake.generations.records)
@@ -166,9 +166,10 @@ def unnamed(where: str) -> list[str]:
 
 @contextmanager
 def requests(last: int | None = None) -> Iterator[list[str]]:
-    """Let the process send `last` requests that change something, and kill it before the next; None for all.
+    """Let the process send `last` requests that change something, and kill it before the next; None for no
+    limit.
 
-    To be killed after a request is to be killed before the next one.
+    Being killed after a request is the same as being killed before the next one.
     """
     sent: list[str] = []
 

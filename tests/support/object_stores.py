@@ -1,4 +1,4 @@
-"""A real S3 server in this process, whose requests a test can watch, stop and answer itself."""
+"""A real S3 server in this process; a test can watch, block and answer its requests."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Asked(NamedTuple):
 
     method: str
     key: str
-    """The object's, without the bucket."""
+    """The object's key, without the bucket."""
     is_conditional: bool
 
 
@@ -29,11 +29,11 @@ class ObjectServer:
 
     def __init__(self) -> None:
         self.before: Callable[[Asked], str | None]
-        """Asked before each request; a status that it returns is the answer, and the request is dropped."""
+        """Called before each request; a status that it returns is the answer, and the request is dropped."""
         self.after: Callable[[Asked], str | None]
-        """Asked after each request was carried out; a status that it returns is the answer."""
+        """Called after each request was carried out; a status that it returns is the answer."""
         self.deaf: bool
-        """Whether it ignores If-None-Match, as stores did of old."""
+        """Whether it ignores If-None-Match, as older stores did."""
         # Most workers of a run collect these tests and run none of them.
         from moto.moto_server.werkzeug_app import create_backend_app
         from werkzeug.serving import WSGIRequestHandler, make_server
@@ -44,10 +44,10 @@ class ObjectServer:
                 pass
 
         self.behave()
-        # Without the part that finds the service that is asked for: it looks through a folder, twice.
+        # Without the part that finds the requested service: it searches a folder, twice.
         self._moto = create_backend_app("s3")
         self._run = run_wsgi_app
-        self._lock = threading.Lock()  # it looks and puts in two steps
+        self._lock = threading.Lock()  # checking and putting are two steps
         self._server = make_server("127.0.0.1", 0, self._answer, threaded=True, request_handler=Quiet)
         self._thread = threading.Thread(target=self._server.serve_forever, name="S3")
         self._thread.start()
@@ -58,7 +58,7 @@ class ObjectServer:
 
     @property
     def environment(self) -> dict[str, str]:
-        """What a command needs to know."""
+        """The environment that a command needs."""
         return {
             "AWS_ENDPOINT_URL": f"http://127.0.0.1:{self._server.server_port}",
             "AWS_ALLOW_HTTP": "true",
@@ -77,7 +77,7 @@ class ObjectServer:
         self.deaf = False
 
     def end(self) -> None:
-        """Answer nobody any more."""
+        """Stop the server."""
         self._server.shutdown()
         self._thread.join()
         self._server.server_close()

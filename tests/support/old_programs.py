@@ -1,4 +1,4 @@
-"""The program as it was before the newest schema, out of the project's own history."""
+"""The program as it was before the newest schema, from the project's own history."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ __all__ = ["program_of_schema_before"]
 
 
 def program_of_schema_before(folder: Path) -> tuple[str, Path]:
-    """The revision before the newest, and the first sources of it, laid out in `folder`.
+    """The revision before the newest, and its earliest sources, extracted into `folder`.
 
-    The oldest of them is asked for, so that the programs are as far apart as they may be. Skips the test
-    where there is no history.
+    The earliest are used so that the programs are as far apart as possible. Skips the test if there is no
+    history.
     """
     scripts = ScriptDirectory.from_config(alembic_config())
     newest = scripts.get_revision("head")
@@ -38,7 +38,7 @@ def program_of_schema_before(folder: Path) -> tuple[str, Path]:
 
 
 def _git(*arguments: str) -> bytes:
-    """What git says; nothing where there is no git or no repository."""
+    """The output of git; empty if there is no git or no repository."""
     try:
         return subprocess.run(["git", *arguments], cwd=ROOT, capture_output=True, check=True).stdout
     except (OSError, subprocess.CalledProcessError):

@@ -1,4 +1,4 @@
-"""A collector of traces: it takes OTLP/HTTP as one does, and keeps what it was sent."""
+"""A collector of traces: it accepts OTLP/HTTP, and keeps what it was sent."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ __all__ = ["OtlpReceiver", "ReceivedSpan", "receiver"]
 
 @dataclass(frozen=True, slots=True)
 class ReceivedSpan:
-    """A span as it came over the wire."""
+    """A span as received over the wire."""
 
     name: str
     trace_id: str
@@ -33,7 +33,7 @@ class ReceivedSpan:
 
 
 class OtlpReceiver:
-    """What has been received; `status` is the answer to the next requests, and `gate` holds them up."""
+    """The spans received; `status` is the answer to the next requests, and `gate` holds them up."""
 
     def __init__(self) -> None:
         self.spans: list[ReceivedSpan] = []

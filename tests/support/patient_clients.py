@@ -1,4 +1,4 @@
-"""Clients that know RFC-0004 alone and never give up, and a ledger of what they were promised and saw."""
+"""Clients that know RFC-0004 alone and never give up, and a ledger of the promises they got and what they saw."""
 
 from __future__ import annotations
 
@@ -43,14 +43,14 @@ DEADLINE = 90.0
 
 
 class Way(Protocol):
-    """A relay, or where to look for one: whoever connects asks anew."""
+    """A relay, or a way to look one up: it is consulted before each connection."""
 
     @property
     def ws(self) -> str: ...
 
 
 class Publishing(ABC):
-    """What a publisher keeps a book of: what is to be sent, and what came of it."""
+    """The books of a publisher: the packets to send, and their outcomes."""
 
     def __init__(self, identity: Identity | None = None) -> None:
         self.identity = identity or new_identity()
@@ -58,7 +58,7 @@ class Publishing(ABC):
         self.made = 0
 
     def next(self) -> Packet:
-        """What is sent now: first what was never answered."""
+        """The packet to send now: first those that were never answered."""
         if self.waiting:
             return self.waiting.popleft()
         self.made += 1
@@ -66,7 +66,7 @@ class Publishing(ABC):
 
     @abstractmethod
     def answered(self, message: dict[str, Any], packet: Packet) -> None:
-        """An OK, or an ERROR."""
+        """Record an OK or an ERROR."""
 
 
 class Ledger(Publishing):
@@ -80,9 +80,9 @@ class Ledger(Publishing):
         self.seen: list[str] = []
         self.cursor: str | None = None
         self.resets: list[str] = []
-        """The cursors that the log had lost."""
+        """The cursors of entries that the log had lost."""
         self.places: dict[str, int] = {}
-        """How much had been seen when this cursor came."""
+        """The number of packets seen when this cursor came."""
 
     def answered(self, message: dict[str, Any], packet: Packet) -> None:
         if message["type"] == "OK":
@@ -103,7 +103,7 @@ async def opened(relay: Way) -> AsyncIterator[ClientConnection]:
 
 
 async def publish_over(socket: ClientConnection, ledger: Publishing, window: int = WINDOW) -> None:
-    """Publish until the connection ends; what has no answer then waits in the ledger."""
+    """Publish until the connection ends; packets without an answer then wait in the ledger."""
     flying: dict[str, Packet] = {}
     try:
         while True:
@@ -118,7 +118,7 @@ async def publish_over(socket: ClientConnection, ledger: Publishing, window: int
 
 
 async def publish(relay: Way, ledger: Ledger) -> None:
-    """Publish until cancelled, as a patient client: what has no good answer is sent again."""
+    """Publish until cancelled, as a patient client: packets without a good answer are sent again."""
     while True:
         with contextlib.suppress(*GONE):
             async with opened(relay) as socket:
@@ -127,7 +127,7 @@ async def publish(relay: Way, ledger: Ledger) -> None:
 
 
 async def follow(relay: Way, ledger: Ledger) -> None:
-    """Read the log until cancelled, on from the last place wherever the connection ends."""
+    """Read the log until cancelled, continuing from the last place whenever the connection ends."""
     while True:
         with contextlib.suppress(*GONE):
             async with opened(relay) as socket:
@@ -141,7 +141,7 @@ async def follow(relay: Way, ledger: Ledger) -> None:
                     elif message.get("detail") == "log_reset":
                         ledger.resets.append(str(ledger.cursor))
                         ledger.cursor = message["cursor"]
-                        # What was seen behind this place is not in the log any more.
+                        # Packets seen behind this place are no longer in the log.
                         del ledger.seen[place_of(ledger) :]
                         await socket.send(subscription(ledger))
                     else:
@@ -151,7 +151,7 @@ async def follow(relay: Way, ledger: Ledger) -> None:
 
 
 def place_of(ledger: Ledger) -> int:
-    """How much the reader had seen at its cursor, which may be worded anew: it holds a place and a MAC."""
+    """The number of packets seen at the reader's cursor, which may be reissued: it holds a place and a MAC."""
     return ledger.places.get(str(ledger.cursor), -1)
 
 
@@ -179,7 +179,7 @@ async def settle(relay: Way, ledger: Ledger) -> None:
 
 
 async def whole_log(relay: Way, ledger: Ledger) -> list[str]:
-    """The log of now, from its beginning."""
+    """The present log, from its beginning."""
     ids: list[str] = []
     cursor = None
     async with opened(relay) as socket, asyncio.timeout(DEADLINE):

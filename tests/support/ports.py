@@ -1,4 +1,4 @@
-"""Free TCP ports, for servers whose port is known before they start, or that start again on the same one."""
+"""Free TCP ports, for servers whose port is known before they start, or that restart on the same one."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import socket
 __all__ = ["free_port"]
 
 _FIRST, _COUNT = 12_000, 20_000
-"""Below the ports that the system gives to connections, one of which may take what was free a moment ago."""
+"""Below the ports that the system assigns to connections, which may take a port that was just free."""
 
 
 def free_port() -> int:

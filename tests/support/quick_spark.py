@@ -1,4 +1,4 @@
-"""Settings of Spark sessions that start quickly and have few rows: for tests, and not for work."""
+"""Settings of Spark sessions that start quickly and handle few rows: for tests, not for production."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ QUICK_JAVA = (
     " -XX:+UnlockExperimentalVMOptions -XX:SymbolTableSize=262144"
     " -Djdk.lang.Process.launchMechanism=VFORK"
 )
-"""A JVM that compiles little, has one collector, and takes Spark's own classes for sound.
+"""A JVM that compiles little, has one collector, and does not verify Spark's own classes.
 
-With so little compiling it would have room for 48 MB of code. A run of tests compiles more: to throw code
-away and compile it again was a fifth of what the JVM did. In a table of names that begins small it searches
-for a tenth of its start. Hadoop sets each file's mode by a `chmod`.
+With so little compiling it would have room for only 48 MB of code. A run of tests compiles more: discarding
+code and compiling it again took a fifth of the JVM's time. If its table of names began small, searching it
+would take a tenth of the start. Hadoop sets each file's mode by running `chmod`.
 """
 QUICK_SPARK = {
     "spark.default.parallelism": "2",
     "spark.driver.extraJavaOptions": QUICK_JAVA,
-    # For a place in the code that errors name, each column and frame may ask the JVM several more questions.
+    # To report places in the code in errors, each column and frame may make several more calls to the JVM.
     "spark.python.sql.dataFrameDebugging.enabled": "false",
     "spark.sql.adaptive.enabled": "false",
-    # A few rows are interpreted before a compiler has begun.
+    # A few rows are interpreted before a compiler has started.
     "spark.sql.codegen.factoryMode": "NO_CODEGEN",
     "spark.sql.codegen.wholeStage": "false",
     "spark.sql.shuffle.partitions": "2",

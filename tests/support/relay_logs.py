@@ -1,4 +1,4 @@
-"""Logs for the pipeline's tests: real packets in a real relay's tables, brought in as a relay would."""
+"""Logs for the pipeline's tests: real packets in a real relay's tables, stored as a relay would."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def make_many(
     first: int = 0,
     processes: int = 2,
 ) -> list[Packet]:
-    """Packets `first`, `first` + 1, …, made by several processes: a signature takes its time."""
+    """Packets `first`, `first` + 1, …, made by several processes, because signing is slow."""
     stamp = int(time.time()) if at is None else at
     one = partial(_some, authors=authors, types=types, at=stamp)
     if count < 2000:
@@ -73,7 +73,7 @@ def append(url: str, made: Sequence[Packet], now: int | None = None, *, batch: i
 
 
 def erase(url: str, *ids: str, now: int = 0) -> None:
-    """Erase packets from a relay's log, as its operator does."""
+    """Erase packets from a relay's log, as its operator would."""
     _erase(url, Kind.PACKET, ids, now)
 
 

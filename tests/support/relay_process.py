@@ -1,4 +1,4 @@
-"""Real relay processes for tests: `relayd serve` on a free port, and what the outside can see of it."""
+"""Real relay processes for tests: `relayd serve` on a free port, and what can be seen of it from outside."""
 
 from __future__ import annotations
 
@@ -29,25 +29,25 @@ __all__ = ["ROOT", "PostgresHost", "RelayFailed", "RelayProcess", "http_get"]
 ROOT = Path(__file__).resolve().parents[2]
 START_TIMEOUT = 60.0
 LONGEST_STEP = 0.02
-"""Processor seconds that one step of a relay's loop may take, whatever peers send; see `longest_step`."""
+"""The processor seconds that one step of a relay's loop may take, whatever peers send; see `longest_step`."""
 _SCALES = (2, 4, 8, 16, 32)
-"""By how much a machine may be slower than the one for which the bound is."""
+"""Factors by which a machine may be slower than the one for which the bound is set."""
 STOP_TIMEOUT = 30.0
 _PIECE = json.dumps({str(number): [number, "x" * 10, {"a": number}] for number in range(200)})
 _PIECE_SECONDS = 0.001
 _STRAY_STEPS = 3
 _LOOKS_PER_STRAY_STEP = 5000
-"""So many steps may be longer, and in a long life one in so many looks at the loop: the clock of a thread
-runs on where a host keeps a virtual machine waiting, and an idle loop may seem to work for a tenth of a
-second. What a peer causes, it causes again."""
+"""A relay may have `_STRAY_STEPS` longer steps, or in a long life one per this many looks at the loop: a
+thread's clock runs on while a host keeps a virtual machine waiting, and an idle loop may seem to work for a
+tenth of a second. A long step that a peer causes happens again."""
 
 
 def longest_step() -> float:
-    """Processor seconds that a step may take on this machine, as busy as it is.
+    """Processor seconds that a step may take on this machine under its present load.
 
-    The bound of 20 ms is for a machine that does a fixed piece of work in 1 ms. The same instructions take
-    up to twice as long while others use the processor's caches and its other thread, and more where a
-    machine is slower.
+    The bound of 20 ms is for a machine that does a fixed piece of work in 1 ms. The same instructions take up
+    to twice as long while others use the processor's caches and its other thread, and longer on a slower
+    machine.
     """
     taken = []
     for _ in range(5):
@@ -65,7 +65,7 @@ class RelayFailed(AssertionError):
 
 
 def environment(settings: Mapping[str, object], *, python_path: str | None = None) -> dict[str, str]:
-    """This process's environment with exactly these settings of the relay, by name."""
+    """This process's environment with exactly these relay settings, by name."""
     clean = {key: value for key, value in os.environ.items() if not key.startswith("RELAYD_")}
     paths = [str(ROOT), str(ROOT / "client")]
     clean["PYTHONPATH"] = os.pathsep.join(paths if python_path is None else [python_path, *paths])
@@ -79,7 +79,7 @@ def _text(value: object) -> str:
 
 
 class RelayProcess:
-    """One `relayd serve`. Start it with `start`; what it says on stderr is kept in `log`."""
+    """One `relayd serve`. Start it with `start`; its stderr is kept in `log`."""
 
     def __init__(
         self,
@@ -92,10 +92,10 @@ class RelayProcess:
         python_path: str | None = None,
         **settings: object,
     ) -> None:
-        """`from_scratch`: the relay makes its data folder itself, as on its first day, and is no fork.
+        """`from_scratch`: the relay creates its data folder itself, as on its first day, and is not a fork.
 
-        `environ` is added to the environment of the process, `python_path` comes before all other paths;
-        with either the relay is no fork.
+        `environ` is added to the environment of the process, `python_path` comes before all other paths; with
+        either the relay is not a fork.
         """
         self.folder = folder
         self.log = folder / "relay.log"
@@ -109,7 +109,7 @@ class RelayProcess:
         if "database_url" not in settings:
             data_dir = Path(str(self.settings.setdefault("data_dir", folder / "data")))
             self.prepared = None if from_scratch else data_dir
-        # What is looked at on import, a fork has looked at before; failpoints it looks at again.
+        # A fork has already evaluated what is read on import; only failpoints are read again.
         self._is_fork = not (from_scratch or environ or python_path)
         self.process: subprocess.Popen[bytes] | ForkedProcess | None = None
         self.ready: dict[str, str] = {}
@@ -173,12 +173,12 @@ class RelayProcess:
         return self.process is not None and self.process.poll() is None
 
     def terminate(self) -> None:
-        """Ask for a clean stop, without waiting."""
+        """Request a clean stop, without waiting."""
         assert self.process is not None
         self.process.send_signal(signal.SIGTERM)
 
     def wait(self) -> int:
-        """Wait for the end; the exit code."""
+        """Wait for the end; returns the exit code."""
         assert self.process is not None
         code = self.process.wait(self.stop_timeout)
         if self.process.stdout is not None:
@@ -186,7 +186,7 @@ class RelayProcess:
         return code
 
     def stop(self) -> int:
-        """Stop cleanly; the exit code."""
+        """Stop cleanly; returns the exit code."""
         self.check_loop()
         if self.is_running():
             self.terminate()
@@ -197,27 +197,27 @@ class RelayProcess:
             raise RelayFailed(f"SIGTERM did not end the relay; the log ends:\n{self.last_words()}") from None
 
     def kill(self) -> None:
-        """SIGKILL, and everything the relay left running."""
+        """Kill the relay with SIGKILL, and wait for its children to end."""
         if self.process is None:
             return
         children = self.children()
         if self.process.poll() is None:
             self.process.kill()
         self.wait()
-        psutil.wait_procs(children, timeout=STOP_TIMEOUT)  # the next start ends what is left of them
+        psutil.wait_procs(children, timeout=STOP_TIMEOUT)  # the next start ends those that are left
 
     def children(self) -> list[psutil.Process]:
         """Every process below the relay: PostgreSQL and its backends, workers."""
         found = _children(self.pid)
-        for process in found:  # it grows
+        for process in found:  # the list grows
             found += _children(process.pid)
         return found
 
     def workers(self) -> list[psutil.Process]:
-        """The worker processes that there are just now."""
+        """The worker processes running now."""
         found = []
         for child in _children(self.pid):
-            with contextlib.suppress(psutil.NoSuchProcess):  # one that has just ended
+            with contextlib.suppress(psutil.NoSuchProcess):  # it has just ended
                 if "spawn_main" in " ".join(child.cmdline()):
                     found.append(child)
         return found
@@ -227,7 +227,7 @@ class RelayProcess:
         return psutil.Process(self.postgres_pid())
 
     def postgres_pid(self) -> int:
-        """The number of the embedded PostgreSQL's process; OSError or ValueError while there is none."""
+        """The process id of the embedded PostgreSQL; OSError or ValueError while there is none."""
         return int((self.cluster() / "postmaster.pid").read_text().split("\n", 1)[0])
 
     def cluster(self) -> Path:
@@ -243,7 +243,7 @@ class RelayProcess:
         return http_get(self.http + path)
 
     def metric(self, name: str, **labels: str) -> float:
-        """One sample of /metrics, summed over what `labels` leaves open."""
+        """One sample of /metrics, summed over the labels that are not given."""
         _, _, body = http_get(self.ready["metrics"])
         found = [
             float(match[2])
@@ -255,14 +255,14 @@ class RelayProcess:
         return sum(found)
 
     def look_at_machine(self) -> None:
-        """Remember how slow this machine is now: what a relay did then is judged by that, however calm it is
-        at the end."""
+        """Remember how slow this machine is now: the relay's work at this time is judged by that, even if the
+        machine is calm at the end."""
         self._longest_step = max(self._longest_step, longest_step())
 
     def check_loop(self) -> None:
-        """Fail where steps have kept this relay's loop for too long, whatever its peers have sent.
+        """Fail if steps have blocked this relay's loop for too long, whatever its peers have sent.
 
-        A relay that is not there to be asked, or is stopped in its tracks, is not asked.
+        A relay that does not answer or is stopped is not checked.
         """
         with contextlib.suppress(OSError, KeyError, psutil.Error, http.client.HTTPException):
             if self.is_running() and psutil.Process(self.pid).status() != psutil.STATUS_STOPPED:
@@ -273,7 +273,7 @@ class RelayProcess:
                     return steps["+Inf"] - steps[f"{bound:g}"]
 
                 if longer(LONGEST_STEP * _SCALES[0]) <= strays:
-                    return  # good enough for the fastest machine, so this one need not be looked at
+                    return  # good enough for the fastest machine: no need to measure this one
                 self.look_at_machine()
                 bound = self._longest_step
                 if longer(bound) > strays:
@@ -282,14 +282,14 @@ class RelayProcess:
                     )
 
     def steps(self) -> tuple[float, dict[str, float]]:
-        """Looks at the loop, and how many steps kept others waiting for so many processor seconds at most."""
+        """The number of looks at the loop, and the number of steps within each bound in processor seconds."""
         text = http_get(self.ready["metrics"])[2].decode()
         (looks,) = re.findall(r"^relayd_loop_lag_seconds_count (\S+)$", text, re.M) or ["0"]
         found = re.findall(r'^relayd_loop_step_seconds_bucket{le="(.*)"} (\S+)$', text, re.M)
         return float(looks), {bound: float(count) for bound, count in found}
 
     def logged(self, event: str) -> int:
-        """How often the log tells of this event."""
+        """How often the log has this event."""
         return self.log.read_text().count(f'"{event}"')
 
     def last_words(self, lines: int = 30) -> str:
@@ -299,13 +299,13 @@ class RelayProcess:
             return "(no log)"
 
     def complaints(self) -> list[str]:
-        """Log lines of level error and tracebacks: each one is a bug of ours, or a fault the test made."""
+        """Log lines of level error, and tracebacks: each is a bug of ours, or a fault that the test made."""
         lines = self.log.read_text(errors="replace").splitlines() if self.log.exists() else []
         return [line for line in lines if '"level":"error"' in line.replace(" ", "") or "Traceback" in line]
 
 
 def _children(pid: int) -> list[psutil.Process]:
-    """The children of a process; none of one that has ended.
+    """The children of a process; none if it has ended.
 
     Linux lists them by thread. psutil looks at every process of the machine, which takes milliseconds.
     """
@@ -339,7 +339,7 @@ def _lower(headers: Any) -> dict[str, str]:
 
 
 class PostgresHost:
-    """A PostgreSQL server of its own process, for several relays to share."""
+    """A PostgreSQL server in a separate process, for several relays to share."""
 
     def __init__(self, folder: Path) -> None:
         copy_of_empty(folder)
@@ -365,7 +365,7 @@ class PostgresHost:
 
 @contextlib.contextmanager
 def running(relay: RelayProcess) -> Iterator[RelayProcess]:
-    """A started relay that is gone afterwards, however the block ends."""
+    """A started relay, killed at the end, however the block ends."""
     try:
         yield relay.start()
         relay.check_loop()

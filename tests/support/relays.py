@@ -1,4 +1,4 @@
-"""A relay naive enough to be believed, without I/O, and a WebSocket server around it."""
+"""A relay so simple that it can be trusted, without I/O, and a WebSocket server around it."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def make_packet(n: int, kind: str = "POST", author: Identity = AUTHOR, **extra: 
 
 
 class Session:
-    """One peer of the model: its subscriptions and what it has yet to be sent."""
+    """One peer of the model: its subscriptions and the frames waiting to be sent to it."""
 
     def __init__(self) -> None:
         self.subscriptions: dict[str, wire.Subscribe] = {}
@@ -47,7 +47,7 @@ class Session:
 
 
 class NaiveRelay:
-    """RFC-0004 on a list. Every list is scanned, nothing is clever; what a test wants broken is a hook."""
+    """RFC-0004 on a list. Every list is scanned, nothing is clever; faults that a test wants are hooks."""
 
     def __init__(
         self, extensions: Iterable[str] = (), *, max_limit: int = 500, live_cursors: bool = False
@@ -58,18 +58,18 @@ class NaiveRelay:
         self.log: list[tuple[Packet, int]] = []
         self.sessions: list[Session] = []
         self.generation = 0
-        """Cursors of an earlier one are invalid."""
+        """Cursors of an earlier generation are invalid."""
         self.answer: Callable[[wire.Publish], Any] | None = None
         """Answers a PUBLISH instead of the model: a message, or "silence"; None leaves it to the model."""
         self.answer_subscribe: Callable[[wire.Subscribe], Any] | None = None
         self.disguise: Callable[[wire.Event], wire.Event] = lambda event: event
-        """What becomes of an event on its way out."""
+        """Transforms an event before it is sent."""
         self.server_id: str | None = None
-        """Set: sessions are challenged, in this name, as soon as they begin."""
+        """If set, sessions are challenged in this name as soon as they begin."""
         self.lifetime = 120
-        """Seconds from `START` for which a challenge holds."""
+        """The seconds from `START` for which a challenge is valid."""
         self.needs_auth: frozenset[str] = frozenset()
-        """What an anonymous session may not do: publish, subscribe."""
+        """The actions that an anonymous session may not do: publish, subscribe."""
         self.grants: frozenset[str] | None = frozenset({"publish", "subscribe"})
         self.answer_auth: Callable[[wire.Auth], Any] | None = None
         self.challenges = 0
@@ -249,13 +249,13 @@ def refusal(code: str, message: Any, **members: Any) -> wire.Error:
 
 
 class FakeRelay:
-    """The model behind a real socket. `cut` drops every connection without a word."""
+    """The model behind a real socket. `cut` drops every connection without a close frame."""
 
     def __init__(self, model: NaiveRelay, ssl: Any = None) -> None:
         self.model = model
         self.ssl = ssl
         self.deaf = False
-        """A new connection is accepted and then never read from."""
+        """New connections are accepted and then never read from."""
         self.connections = 0
         self.refuse_with: int | None = None
         self.manifest_body: bytes | None = None
@@ -316,7 +316,7 @@ class FakeRelay:
                 self.abandoned.set()
 
     async def flush(self) -> None:
-        """Send what the model has to say; a peer that went away meanwhile is no concern of the test."""
+        """Send the model's frames; a peer that has left meanwhile is ignored."""
         for socket, session in list(self._open.items()):
             frames, session.outbox[:] = session.outbox[:], []
             for frame in frames:

@@ -1,4 +1,4 @@
-"""What the workers of one run share: a folder, and turns to do what slows the others down, or helps them."""
+"""What the workers of one run share: a folder, and turns for work that slows others down or is shared."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _VARIABLE = "STRATA_TESTS_FOLDER"
 
 
 def make_run_folder() -> None:
-    """Make the folder, for this process and those that it starts; it goes when this process ends."""
+    """Make the folder, for this process and those it starts; it is deleted when this process ends."""
     folder = tempfile.mkdtemp(prefix="relayd-tests-")
     os.environ[_VARIABLE] = folder
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
@@ -26,7 +26,7 @@ def make_run_folder() -> None:
 
 @functools.cache
 def run_folder() -> Path:
-    """The folder of the run; of this process alone where there is no run."""
+    """The folder of the run; outside a run, a folder of this process alone."""
     if _VARIABLE not in os.environ:
         make_run_folder()
     return Path(os.environ[_VARIABLE])
@@ -34,7 +34,7 @@ def run_folder() -> Path:
 
 @contextlib.contextmanager
 def turn(name: str) -> Iterator[None]:
-    """One process of the run at a time; the next waits."""
+    """Admit one process of the run at a time; the next waits."""
     with (run_folder() / f"{name}.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield

@@ -1,8 +1,8 @@
-"""Where tests keep their files: in memory, where there is plenty of it.
+"""Where tests keep their files: in memory, if there is plenty of it.
 
-The run makes hundreds of databases and lakes and throws them away, and on a disk that costs a fifth of its
-processor time. A disk proves nothing here: what a process has written outlives its `kill -9` in memory as
-well, and disks that fail are made by the tests themselves. `TMPDIR`, where it is set, is used as it is.
+The run creates hundreds of databases and lakes and throws them away, and on a disk that takes a fifth of its
+processor time. A disk proves nothing here: files in memory also survive a `kill -9` of the process that wrote
+them, and tests simulate failing disks themselves. `TMPDIR`, if set, is used unchanged.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _MEMORY = Path("/dev/shm")
 _FREE = 4 * 2**30
 """Several times what a whole run holds at once."""
 _AVAILABLE = 12 * 2**30
-"""Beside the files there are JVMs, browsers and databases."""
+"""Besides the files there are JVMs, browsers and databases."""
 _LIMIT = Path("/sys/fs/cgroup/memory.max")
 
 

@@ -61,7 +61,7 @@ Act = Callable[["Page"], Awaitable[None]]
 
 
 def publish_samples(count: int, authors: Sequence[Identity]) -> list[Packet]:
-    """Packets that look like somebody's day."""
+    """Publish packets that look like an ordinary day."""
     made = []
     for number in range(count):
         author, text = authors[number % len(authors)], _TEXTS[number % len(_TEXTS)]
@@ -91,7 +91,7 @@ async def _trickle(client: BareClient, authors: Sequence[Identity]) -> None:
 
 
 async def _nothing(page: Page) -> None:
-    """Nothing is done on the page."""
+    """Do nothing on the page."""
 
 
 async def _draft(page: Page) -> None:
@@ -139,7 +139,7 @@ def _close(operator: Identity) -> Act:
 
 @dataclass(frozen=True)
 class _Stop:
-    """A page, and what is done on it before its picture is taken."""
+    """A page, and the actions on it before its picture is taken."""
 
     title: str
     place: str
@@ -215,7 +215,7 @@ async def _rotate(client: BareClient) -> Identity:
 
 
 class _Camera:
-    """Takes pictures in every size and scheme."""
+    """Takes pictures in every size and colour scheme."""
 
     def __init__(self, chromium: Browser, folder: Path, only: str | None) -> None:
         self._chromium = chromium
@@ -237,7 +237,7 @@ class _Camera:
                     await page.screenshot(path=ROOT / f"docs/images/console-{stop.title}.png")
 
     async def tour(self, url: str, stops: Sequence[_Stop], **options: Any) -> None:
-        """Each stop in each size and scheme; a profile's identities go from stop to stop."""
+        """Each stop in each size and scheme; a profile's identities persist from stop to stop."""
         for scheme in SCHEMES:
             for name, size in _SIZES.items():
                 async with watched(self._chromium, url, viewport=size, color_scheme=scheme, **options) as (
@@ -267,7 +267,7 @@ class _Camera:
         await page.set_viewport_size(size)
 
     async def away(self, relay: RelayProcess) -> None:
-        """What is seen when the relay is killed, in every size and scheme; it stays away."""
+        """The page when the relay has been killed, in every size and scheme; the relay stays away."""
         async with contextlib.AsyncExitStack() as stack:
             pages = []
             for scheme in SCHEMES:
@@ -283,7 +283,7 @@ class _Camera:
                 await self.shoot(page, title)
 
     async def chat(self, relay: RelayProcess) -> None:
-        """The page of the example, and a program that it talks with."""
+        """The page of the example, and a program that chats with it."""
         me = new_identity()
         with chat_site() as site:
             where = urlencode({"relay": relay.ws, "room": "harbour"})
@@ -342,7 +342,7 @@ async def _take(
 
 
 def main() -> None:
-    """Make them."""
+    """Take the pictures."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--page", help="only pages whose title begins so")
     parser.add_argument("--docs", action="store_true", help="renew the pictures in docs/images instead")

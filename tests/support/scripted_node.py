@@ -1,4 +1,4 @@
-"""A messaging node that the test plays: it answers what is sent, and fills the store that is asked."""
+"""A messaging node that the test plays: it answers sends, and the test fills its store."""
 
 from __future__ import annotations
 
@@ -38,11 +38,11 @@ START = 1_760_000_000
 START_MS = START * 1000
 
 QUIET: dict[str, Any] = {"sync_min_interval_ms": 0, "process_task_min_elapse_ms": 0}
-"""Settings under which a channel sends what it is told to, when it is due, and nothing else."""
+"""Settings with which a channel sends what the test gives it, when it is due, and nothing else."""
 
 
 def virtually(test: Callable[P, Coroutine[Any, Any, None]]) -> Callable[P, None]:
-    """Run an asynchronous test on a clock that jumps: hours cost nothing, and waiting for ever fails."""
+    """Run an asynchronous test on a virtual clock: hours cost nothing, and waiting for ever fails."""
 
     @functools.wraps(test)
     def run(*args: P.args, **kwargs: P.kwargs) -> None:
@@ -57,7 +57,7 @@ def elapsed() -> float:
 
 
 async def settle() -> None:
-    """Let everything happen that needs no time to speak of."""
+    """Let everything happen that takes practically no time."""
     await asyncio.sleep(0.01)
 
 
@@ -76,7 +76,7 @@ class Sent:
 
     @property
     def sds(self) -> SdsMessage:
-        """The message inside, where no hook hides it."""
+        """The message inside, unless a hook hides it."""
         message = SdsMessage.decode(self.payload)
         assert message is not None
         return message
@@ -88,7 +88,7 @@ class Sent:
 
 @dataclass(frozen=True)
 class Refusal:
-    """The transport's no."""
+    """A refusal by the transport."""
 
     code: str = "refused"
     recoverable: bool = False
@@ -96,28 +96,28 @@ class Refusal:
 
 
 Answer = Callable[[Sent], "Refusal | float | None"]
-"""A refusal, after how many seconds it is accepted, or None for no answer at all. May raise."""
+"""A refusal, the seconds until acceptance, or None for no answer at all. May raise."""
 
 
 def at_once(sent: Sent) -> float:
-    """The friendly node."""
+    """The answer of a friendly node: accepted at once."""
     return 0.0
 
 
 @dataclass
 class Query:
-    """One question for history."""
+    """One query for history."""
 
     at: float
     topic: str
     since_ms: int
     pages: int = 0
-    """How many pages were taken."""
+    """The number of pages that were read."""
 
 
 @dataclass
 class ScriptedNode:
-    """What a channel takes for its transport. Everything it is asked is written down."""
+    """A channel's transport. Everything requested of it is recorded."""
 
     transport_identity: str = "did:test:node"
     defaults: object = None
@@ -125,13 +125,13 @@ class ScriptedNode:
     limit: tuple[int, int] | None = None
     answer: Answer = at_once
     pages: list[list[NodeMessageReceived]] = field(default_factory=list)
-    """What the store has, newest page first, each newest first."""
+    """The content of the store, newest page first, each page newest first."""
     stored: dict[bytes, NodeMessageReceived] = field(default_factory=dict)
     store_error: Exception | None = None
     subscribe_error: Exception | None = None
 
     hub: object = field(init=False, repr=False, compare=False)
-    """The channels set it; until then the node is one without the attribute."""
+    """Set by the channels; until then the node lacks the attribute."""
 
     def __post_init__(self) -> None:
         self.message_events = EventEmitter(MESSAGE_EVENTS)
@@ -147,7 +147,7 @@ class ScriptedNode:
         self._tasks: set[asyncio.Task[None]] = set()
         self._count = 0
 
-    # What a channel asks.
+    # Called by a channel.
 
     def wall(self) -> float:
         return START + elapsed() + self.clock_offset
@@ -224,17 +224,17 @@ class ScriptedNode:
             if each in self.stored:
                 yield self.stored[each]
 
-    # What the test does.
+    # Called by the test.
 
     def hash_of(self, payload: bytes) -> bytes:
-        """Another one each time, as a packet's is."""
+        """A different hash each time, as for packets."""
         self._count += 1
         return hashlib.sha256(self._count.to_bytes(8, "big") + payload).digest()
 
     def packed(
         self, message: SdsMessage | bytes, *, author: str | None = None, topic: str = TOPIC
     ) -> NodeMessageReceived:
-        """A message as the transport brings it, and as `fetch` finds it from now on."""
+        """A message as the transport brings it, which `fetch` finds from now on."""
         payload = message if isinstance(message, bytes) else message.encode()
         event = NodeMessageReceived(
             self.hash_of(payload),
@@ -249,7 +249,7 @@ class ScriptedNode:
         author: str | None = None,
         topic: str = TOPIC,
     ) -> None:
-        """Bring messages, one after the other, and let them sink in."""
+        """Deliver messages, one after the other, and let the channel handle each."""
         for message in messages:
             known = isinstance(message, NodeMessageReceived)
             event = message if known else self.packed(message, author=author, topic=topic)  # type: ignore[arg-type]
@@ -267,18 +267,18 @@ class ScriptedNode:
         await self.set_status(ConnectionStatus.CONNECTED)
 
     def times(self) -> list[float]:
-        """When each message was sent, to the tenth of a second."""
+        """The time at which each message was sent, to a tenth of a second."""
         return [round(sent.at, 1) for sent in self.sent]
 
 
-# What a channel tells.
+# Reported by a channel.
 
 
 class Told:
     """All events of a channel, in order."""
 
     def __init__(self, channel: ReliableChannel, *, received: bool = True) -> None:
-        """With `received` messages are taken as they come; else somebody has to iterate the channel."""
+        """With `received` messages are taken as they come; otherwise the test must iterate the channel."""
         self.events: list[tuple[float, Any]] = []
         for name in CHANNEL_EVENTS:
             if received or not name.endswith("received"):
@@ -291,7 +291,7 @@ class Told:
         return [event for _, event in self.events if isinstance(event, kind)]
 
     def at(self, kind: type[Any]) -> list[float]:
-        """When, to the tenth of a second."""
+        """The times of events of one kind, to a tenth of a second."""
         return [round(at, 1) for at, event in self.events if isinstance(event, kind)]
 
     @property
@@ -300,7 +300,7 @@ class Told:
 
     @property
     def payloads(self) -> list[bytes]:
-        """Of the received messages."""
+        """The payloads of the received messages."""
         return [event.payload for _, event in self.events if event.name == "message-received"]
 
 
@@ -315,9 +315,9 @@ async def opened(
     leaves_unsent: bool = False,
     **options: Any,
 ) -> AsyncIterator[tuple[ReliableChannel, Told]]:
-    """An open channel that keeps quiet by itself, and what it tells.
+    """An open channel that sends nothing unprompted, and its events.
 
-    A test that `leaves_unsent` ends with messages that cannot go out, and closing has to say so.
+    A test that `leaves_unsent` ends with messages that cannot go out, which closing must report.
     """
     channel = make_channel(
         node, channel_id, topic, sender_id, rng=random.Random(1), options={**QUIET, **options}
@@ -335,13 +335,13 @@ async def opened(
             await channel.close()
 
 
-# What other participants say.
+# Messages of other participants.
 
 _PARAMETERS = BloomParameters(SdsConfig().bloom_filter_size, SdsConfig().bloom_filter_error_rate)
 
 
 def named(*messages: SdsMessage | Sent | HistoryEntry) -> tuple[HistoryEntry, ...]:
-    """A history of these."""
+    """A history of these messages."""
     found = []
     for each in messages:
         if isinstance(each, HistoryEntry):
@@ -354,7 +354,7 @@ def named(*messages: SdsMessage | Sent | HistoryEntry) -> tuple[HistoryEntry, ..
 
 
 def filter_of(*messages: SdsMessage | Sent) -> bytes:
-    """A filter that has these."""
+    """A filter that holds these messages."""
     bloom = BloomFilter(_PARAMETERS)
     for each in messages:
         bloom.insert((each.sds if isinstance(each, Sent) else each).message_id)
@@ -384,7 +384,7 @@ def said(
     channel: str = "room",
     asks: Sequence[HistoryEntry] = (),
 ) -> SdsMessage:
-    """Content message `n` of somebody: what it follows, and what its filter has."""
+    """Content message `n` of a participant: `follows` is its history, and `has` is in its filter."""
     whole = content if content is not None else segments(payload or f"{sender} {n}".encode())[0]
     return SdsMessage(
         sender,
@@ -401,7 +401,7 @@ def said(
 def chunks(
     n: int, payload: bytes, size: int, *, sender: str = "bob", chained: bool = False
 ) -> list[SdsMessage]:
-    """A message in several chunks, each following the one before if `chained`."""
+    """A message in several chunks, each following the previous one if `chained`."""
     made: list[SdsMessage] = []
     for index, content in enumerate(segments(payload, size=size)):
         follows = made[-1:] if chained else ()

@@ -1,4 +1,4 @@
-"""Stores that die, fail or block as the test wants."""
+"""Stores that die, fail or block when the test wants."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Closable(Protocol):
 
 
 class DictStore:
-    """A store of somebody else's: a page of code around a dictionary that outlives it."""
+    """A store as a user might write one: a few lines around a dictionary that outlives it."""
 
     def __init__(self, held: dict[ParticipantKey, StoredState]) -> None:
         self._held = held
@@ -48,7 +48,7 @@ class DictStore:
 
 
 class InPlace:
-    """A store with a thread, for a loop without time: each call is done before it returns to the loop."""
+    """A store with a thread, for a loop in virtual time: each call finishes before it returns to the loop."""
 
     def __init__(self, open_store: Callable[[], Coroutine[Any, Any, Persistence]]) -> None:
         self._loop = asyncio.new_event_loop()
@@ -86,7 +86,7 @@ class InPlace:
 
 
 class Mortal:
-    """Dies with its process at its `crash_at`th write, which then has taken effect or has not."""
+    """A store that dies with its process at its `crash_at`th write, which then has taken effect or not."""
 
     def __init__(self, inner: Persistence, crash_at: int | None, *, written: bool) -> None:
         self.inner = inner
@@ -122,7 +122,7 @@ class Mortal:
 
 
 class Failing:
-    """Refuses every write as long as `error` is set."""
+    """A store that refuses every write as long as `error` is set."""
 
     def __init__(self, inner: Persistence) -> None:
         self.inner = inner

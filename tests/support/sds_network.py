@@ -25,7 +25,7 @@ SMALL = SdsConfig(bloom_filter_size=200, bloom_filter_error_rate=0.0001, lost_me
 
 @dataclass
 class Peer:
-    """A participant, its clock, and everything it ever reported."""
+    """A participant, its clock, and everything it has reported."""
 
     participant: Participant
     skew_ms: int = 0
@@ -37,7 +37,7 @@ class Peer:
     retransmissions: int = 0
     syncs: int = 0
     cut_until: int = 0
-    """A peer that is cut off hears nothing and is heard by nobody until then."""
+    """Until then the peer is cut off: it receives nothing, and nobody receives what it sends."""
 
 
 class Network:
@@ -100,7 +100,7 @@ class Network:
 
     def run(self, duration_ms: int) -> None:
         end = self.now + duration_ms
-        timers = {name: self._timer(name) for name in self.peers}  # of the others nothing changes
+        timers = {name: self._timer(name) for name in self.peers}  # nothing changes for the others
         while True:
             timer_at, timer_name = min(zip(timers.values(), timers, strict=True))
             queued_at = self._queue[0][0] if self._queue else float("inf")
@@ -119,12 +119,12 @@ class Network:
         self.now = end
 
     def _timer(self, name: str) -> float:
-        """When a participant wants to be called."""
+        """The time at which a participant wants to be called."""
         peer = self.peers[name]
         return peer.participant.get_timer() - START_MS - peer.skew_ms
 
     def restart(self, name: str) -> None:
-        """The process ends, and begins anew from what was stored."""
+        """End the process, and start it again from its stored state."""
         peer = self.peers[name]
         peer.participant = Participant(
             "room",

@@ -1,4 +1,4 @@
-"""Processes that are killed again and again: each is a fork of one that has imported what they need."""
+"""Processes that are killed again and again: each is a fork of one that has imported their modules."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import IO
 
 __all__ = ["ShortLife", "short_lives"]
 
-# Nobody waits for a process before it was killed: until then its number is its own.
+# No process is waited for before it is killed: until then its number is not reused.
 _SERVER = """
 import json, os, sys
 {program}
@@ -30,20 +30,20 @@ for line in sys.stdin:
 
 
 class ShortLife:
-    """A process of a program, which says something now and then."""
+    """A process of a program, which prints a line now and then."""
 
     def __init__(self, asked: IO[str], said: IO[str]) -> None:
         self._asked, self._said = asked, said
         self._pid = int(said.readline())
         self.code: int | None = None
-        """Its exit code, once it was killed."""
+        """Its exit code, once it has been killed."""
 
     def line(self) -> str:
-        """The next line that it says."""
+        """The next line that it prints."""
         return self._said.readline().rstrip("\n")
 
     def kill(self) -> list[str]:
-        """SIGKILL; the whole lines that it has still said."""
+        """Kill it with SIGKILL; returns the complete lines that it still printed."""
         os.kill(self._pid, signal.SIGKILL)
         print(file=self._asked, flush=True)
         lines: list[str] = []
@@ -51,15 +51,15 @@ class ShortLife:
             assert line, "the process that forks has ended"
             lines.append(line.rstrip("\n"))
         self.code = int(self._said.readline())
-        return lines[:-1]  # a line that was cut off, or nothing
+        return lines[:-1]  # a line that was cut off, or an empty one
 
 
 @contextlib.contextmanager
 def short_lives(program: str) -> Iterator[Callable[..., ShortLife]]:
-    """Starts processes that run `main` of a program, one at a time. Its arguments are what JSON can say.
+    """Starts processes that run `main` of a program, one at a time. Its arguments must be JSON values.
 
-    A process has its own files, locks and threads, as any other: only the modules that the program imports
-    were there before.
+    A process has its own files, locks and threads, like any other: only the modules that the program imports
+    were already loaded.
     """
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
     command = [sys.executable, "-c", _SERVER.format(program=program)]
@@ -76,4 +76,4 @@ def short_lives(program: str) -> Iterator[Callable[..., ShortLife]]:
         try:
             yield start
         finally:
-            server.kill()  # whoever still lives finds nobody to speak to
+            server.kill()  # processes still alive have no server left to talk to

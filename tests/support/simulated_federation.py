@@ -1,7 +1,7 @@
-"""Relays that read from each other, and compare sets, on one made clock, around the daemon's own core.
+"""Relays that read from each other and compare sets, on one virtual clock, around the daemon's own core.
 
 `Mesh`, `Intake`, `Standings`, `Rounds`, `Withholding`, negentropy and the rules for ages and witnesses are
-the real ones. What is made here is the log, the network and time."""
+the real ones. The log, the network and time are simulated."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _INVENTED = 5
 
 @dataclass(frozen=True)
 class SimulatedPacket:
-    """As much of a packet as the rules look at."""
+    """The part of a packet that the rules look at."""
 
     packet_id: int
     timestamp: int
@@ -57,7 +57,7 @@ class Row:
 
 @dataclass
 class Reader:
-    """One link: what of it lives in memory."""
+    """One link: its state in memory."""
 
     intake: Intake
     not_via: tuple[str, ...] = ()
@@ -68,7 +68,7 @@ class Reader:
 
 
 class SimulatedRelay:
-    """A log and its cursors, which last, and the links, which a kill ends."""
+    """A log and its cursors, which persist, and the links, which a kill ends."""
 
     def __init__(self, world: SimulatedWorld, did: str, skew: int) -> None:
         self.world, self.did, self.skew = world, did, skew
@@ -77,14 +77,14 @@ class SimulatedRelay:
         self.cursors: dict[str, str | None] = {}
         self.standings = Standings()
         self.skips: dict[str, dict[int, int]] = {}
-        """What was refused of each peer, and its timestamp."""
+        """By peer: the packets refused from it, with their timestamps."""
         self.refuses: Callable[[int], bool] = lambda packet_id: False
-        """What a rule of its operator keeps away."""
+        """Whether a rule of its operator refuses this packet."""
         self.erased: set[int] = set()
         self.lies = False
         self.received = 0
         self.brought = 0
-        """How many of those received came by comparing."""
+        """The number of received packets that came by comparing."""
         self.up = True
         for number in range(len(world.dids)):
             self.standings.take_up(number, KeptConduct(0, 0, 0, None), self.clock)
@@ -95,7 +95,7 @@ class SimulatedRelay:
         return int(START + self.world.now) + self.skew
 
     def start(self) -> None:
-        """A fresh process on what was stored."""
+        """Start a fresh process on the stored state."""
         others = [did for did in self.world.dids if did != self.did and self.world.reads(self.did, did)]
         group = "" if self.world.is_ring else "mesh"
         self.mesh = Mesh(self.did, dict.fromkeys(others, group), self.world.now)
@@ -135,14 +135,14 @@ class SimulatedRelay:
         return self.world.network(found)
 
     def claims(self, reader: str, since: int, until: int) -> list[tuple[int, bytes]]:
-        """The set that an upstream compares: a liar names packets that nobody has ever seen."""
+        """The set that an upstream compares: a liar includes packets that never existed."""
         items = self.items() | self.skips.get(reader, {})
         if self.lies:
             items |= {2**200 + n: until - n for n in range(_INVENTED)}
         return [(at, n.to_bytes(32, "big")) for n, at in items.items() if since <= at <= until]
 
     def items(self) -> dict[int, int]:
-        """What it serves: packets, and their timestamps."""
+        """The packets that it serves, with their timestamps."""
         return {n: row.packet.timestamp for n, row in self.known.items() if n not in self.erased}
 
     def step(self) -> None:
@@ -181,7 +181,7 @@ class SimulatedRelay:
     def _differences(
         self, did: str, upstream: SimulatedRelay, since: int, until: int
     ) -> tuple[set[int], bool]:
-        """What the peer has and this relay has not; the network may cut the exchange off amid it."""
+        """What the peer has and this relay has not; the network may interrupt the exchange."""
         ours = self.items() | self.skips.get(did, {})
         items = [(at, n.to_bytes(32, "big")) for n, at in ours.items() if since <= at <= until]
         mine = Reconciler(ItemSet(items))
@@ -224,7 +224,7 @@ class SimulatedRelay:
             self.received += 1
             item = reader.intake.add(row.packet.raw, row.told_at, cursor)
             reader.taken = cursor
-            # Some verdicts take a while, so that they come out of order and a kill finds them under way.
+            # Some verdicts take a while, so that they come out of order and a kill hits unfinished ones.
             if world.random.random() < 0.1:
                 reader.waiting.append((world.now + 2 * TICK, reader.intake, item, row))
             else:
@@ -232,7 +232,7 @@ class SimulatedRelay:
         self.cursors[did] = mesh.to_store(did, reader.intake.cursor_with(()), world.now)
 
     def _judge(self, did: str, reader: Reader, intake: Intake, item: Item, row: Row) -> None:
-        """Admission, as far as peers matter: the row and the cursor are stored together."""
+        """Admission, as far as peers are concerned: the row and the cursor are stored together."""
         item.attempts += 1
         packet = row.packet
         try:
@@ -268,8 +268,8 @@ class SimulatedRelay:
 
 
 class SimulatedWorld:
-    """Relays that all read from each other, or each from the next; `cuts` holds the pairs that cannot, and
-    until when."""
+    """Relays that all read from each other, or each from the next; `cuts` holds the pairs that are cut off
+    from each other, and until when."""
 
     def __init__(
         self,
@@ -282,8 +282,8 @@ class SimulatedWorld:
         loss: float = 0.0,
         is_ring: bool = False,
     ) -> None:
-        """`compares_each` is the interval of comparisons, if there are any. `loss` is the part of what is
-        sent that is lost, and as much comes twice, or in another order."""
+        """`compares_each` is the interval of comparisons; 0 means none. `loss` is the fraction of messages
+        lost; equally many are duplicated or reordered."""
         self.random = random.Random(seed)
         self.tick = tick
         self.compares_each = compares_each
@@ -324,7 +324,7 @@ class SimulatedWorld:
         return bool(self.loss) and self.random.random() < self.loss
 
     def network(self, events: list[tuple[str, Row]]) -> list[tuple[str, Row]]:
-        """What of it arrives. A cursor tells a place in the stream, whatever comes at that place."""
+        """The events that arrive. A cursor denotes a place in the stream, whatever arrives at that place."""
         if not self.loss or not events:
             return events
         rows = [row for _, row in events]
@@ -337,12 +337,12 @@ class SimulatedWorld:
         return arrived or [(events[-1][0], rows[-1])]
 
     def step_clock(self) -> None:
-        """A clock is set: minutes ahead, or back."""
+        """Step one relay's clock by minutes, forward or back."""
         relay = self.relays[self.random.choice(self.dids)]
         relay.skew += self.random.choice((-600, -90, 90, 600))
 
     def trouble(self) -> None:
-        """Something goes wrong: a cut, a kill, or a relay that stays away for a while."""
+        """Cause trouble: a cut, a kill, or a relay that stays away for a while."""
         one, other = self.random.sample(self.dids, 2)
         match self.random.randrange(4):
             case 0:
@@ -358,7 +358,7 @@ class SimulatedWorld:
                         relay.start()
 
     def heal(self) -> None:
-        """All is well from now on."""
+        """End all trouble."""
         self.cuts.clear()
         self.loss = 0.0
         for relay in self.relays.values():

@@ -1,4 +1,4 @@
-"""Relays in memory and a clock that jumps: the real pool runs over them, thousands of times, in no time."""
+"""Relays in memory and a virtual clock: the real pool runs over them, thousands of times, in no time."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def packet(n: int) -> Packet:
 
 
 def run_virtually(work: Coroutine[Any, Any, Any]) -> Any:
-    """Run to the end on a clock of its own; anything left over or logged as an error fails."""
+    """Run to the end on a virtual clock; a leftover task or a logged error fails."""
     return sim.run_virtually(lambda: work)
 
 
@@ -37,7 +37,7 @@ def wall() -> float:
 
 
 async def until(condition: Callable[[], object], timeout: float = 600.0, step: float = 0.02) -> float:
-    """Let the world go on until this holds; the time it is then."""
+    """Let the world go on until this holds; returns the time then."""
     loop = asyncio.get_running_loop()
     async with asyncio.timeout(timeout):
         while not condition():  # noqa: ASYNC110 -- time is simulated: nothing is waited for
@@ -47,31 +47,31 @@ async def until(condition: Callable[[], object], timeout: float = 600.0, step: f
 
 @dataclass
 class Character:
-    """How a relay behaves. Each probability is drawn for each packet."""
+    """The behaviour of a relay. Each probability is drawn for each packet."""
 
     latency: float = 0.02
     forgets: float = 0.0
     """Says OK and stores nothing."""
     withholds: float = 0.0
-    """Leaves it out of streams and history, though it would give it by id."""
+    """Leaves it out of streams and history, though it would return it by id."""
     tampers: float = 0.0
     """Serves it with something changed; the client drops and counts it."""
     deaf: bool = False
-    """Takes publishes and never answers."""
+    """Accepts publishes and never answers."""
     dies: float = 0.0
-    """Is killed right after an OK has gone out, and is back some seconds later."""
+    """Is killed right after sending an OK, and is back some seconds later."""
     stalls: float = 0.0
     """Answers after every deadline has passed."""
     cuts: float = 0.0
     """Breaks its connections in the middle of an answer."""
     unmarked: float = 0.0
-    """Its manifest does not come in time, so that silence has to tell where an answer ends."""
+    """Its manifest does not arrive in time, so that silence must show where an answer ends."""
 
 
 MARKED = Announced(frozenset({"history_marker", "packet_ids", "received_range"}))
 UNMARKED = Announced(frozenset({"packet_ids", "received_range"}))
 STALL, IDLE_TIMEOUT = 120.0, 3.0
-"""How long an answer takes that stalls, and the silence that ends an answer nobody marks."""
+"""The duration of a stalled answer, and the silence that ends an unmarked answer."""
 
 
 class SimRelay:
@@ -131,7 +131,7 @@ class SimRelay:
 
 
 class SimConnection:
-    """What `strata.connect` would give."""
+    """A stand-in for the connection that `strata.connect` returns."""
 
     def __init__(self, server: SimRelay, changed: Callable[[], None]) -> None:
         self.server = server
@@ -254,7 +254,7 @@ class SimConnection:
                 yield Delivery(stored, received_at, None, None)
 
     async def _is_genuine(self, packet: Packet) -> bool:
-        """By the key in the author's DID alone."""
+        """Check the packet against the key in the author's DID alone."""
         try:
             packet.verify()
         except InvalidPacket:
@@ -297,7 +297,7 @@ class SimStream:
                 wait = self._connection._time_to_answer() if epoch != self._epoch else latency / 10
                 if wait > IDLE_TIMEOUT and self._connection.announced is UNMARKED and not query.live:
                     await asyncio.sleep(IDLE_TIMEOUT)
-                    break  # nothing came: to the client that is all there is
+                    break  # nothing came: for the client, that is everything
                 await asyncio.sleep(wait)
                 self._epoch = epoch
                 if server.epoch != epoch:

@@ -1,8 +1,8 @@
-"""Connections of the tests' own WebSocket clients, which are gone when they have been left.
+"""Connections of the tests' own WebSocket clients, which are closed on exit from their block.
 
-The library closes a connection within a deadline of its own, and drops it when that has passed. Where a task
-is being cancelled, Python 3.11.2 reports a deadline that has passed as the cancellation (gh-102780): the
-library drops nothing then, and the socket stays open until the collector complains, amid some other test.
+The library closes a connection within its own deadline, and drops it when that has passed. If a task is being
+cancelled, Python 3.11.2 reports an expired deadline as the cancellation (gh-102780): the library then drops
+nothing, and the socket stays open until the collector complains in the middle of another test.
 """
 
 from __future__ import annotations

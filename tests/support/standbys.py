@@ -17,7 +17,7 @@ from relayd.postgres.binaries import find_binaries, server_owner
 
 __all__ = ["Standby"]
 
-_PORT = 5433  # it names the socket alone
+_PORT = 5433  # it only names the socket
 
 
 class Standby:
@@ -59,12 +59,12 @@ class Standby:
 
     @property
     def pid(self) -> int:
-        """Of the server."""
+        """The process id of the server."""
         assert self._server is not None
         return self._server.pid
 
     async def execute(self, statement: str) -> Any:
-        """Run a statement; its one value."""
+        """Run a statement; returns its one value."""
         connection = await asyncpg.connect(self.url)
         try:
             return await connection.fetchval(statement)
@@ -80,7 +80,7 @@ class Standby:
                 await asyncio.sleep(0.05)
 
     async def promote(self) -> None:
-        """Become a primary, with what has been received."""
+        """Become a primary, with the data received so far."""
         assert await self.execute("SELECT pg_promote()")
 
     def _start(self) -> None:

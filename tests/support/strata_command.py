@@ -1,4 +1,4 @@
-"""The `strata` command to its end, as a process that starts at once (see `forks`)."""
+"""Runs of the `strata` command to its end, as a process that starts at once (see `forks`)."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["run_strata", "strata_command"]
 def strata_command(
     *arguments: object, stdin: bytes = b"", timeout: float = 60.0, **environment: str | Path
 ) -> tuple[int, str, str]:
-    """Exit code, standard output, standard error; `environment` is set beside what is set already."""
+    """Exit code, standard output, standard error; `environment` is added to the present environment."""
     return _command(arguments, stdin, environment, timeout)
 
 

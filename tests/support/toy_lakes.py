@@ -61,7 +61,7 @@ def place(ordinal: int, day: int = DAY) -> int:
 
 
 def rows_table(sequences: Iterable[int], *, kind: str = "POST", quarantined: bool = False) -> pa.Table:
-    """Rows at these places, each other than the rest; every third is annotated."""
+    """Rows at these places, all different; every third is annotated."""
     rows: list[dict[str, Any]] = []
     for sequence in sequences:
         body = b'{"text":"%d"}' % sequence
@@ -86,14 +86,14 @@ def rows_table(sequences: Iterable[int], *, kind: str = "POST", quarantined: boo
 
 @lru_cache(10_000)
 def rows_file(sequences: tuple[int, ...], *, kind: str = "POST", quarantined: bool = False) -> bytes:
-    """A file of Parquet with these rows: hundreds of lakes are made of the same few."""
+    """A Parquet file with these rows, cached: hundreds of lakes are made of the same few."""
     return _as_file(rows_table(sequences, kind=kind, quarantined=quarantined))
 
 
 def staged(
     lake: Lake, ordinals: Iterable[int], quarantined: Iterable[int] = (), *, day: int = DAY, version: int = 2
 ) -> tuple[Manifest, Path | None, Path | None]:
-    """A batch in `_staging`, two files in two kinds, and what `commit` takes."""
+    """A batch in `_staging`, with two files in two kinds; returns the arguments of `commit`."""
     sound, aside = [place(n, day) for n in ordinals], [place(n, day) for n in quarantined]
     span = Span(lake.reached, max([*sound, *aside]))
     folder = lake.stage(span)
@@ -155,7 +155,7 @@ def manifest_once(
     *,
     version: int = 2,
 ) -> Manifest:
-    """The same of rows of `rows_table`: the files of the same places are read back once."""
+    """As `manifest_of`, for rows of `rows_table`: the files of the same places are read back only once."""
     key = (*sound,), (*quarantined,), version
     if key not in _manifests:
         counts = len(sound), len(quarantined)
@@ -172,7 +172,7 @@ def write_batch(
 
 
 def compacted(lake: Lake, day: int, target: Path) -> None:
-    """What a compaction would write of a day, into the folder of `staged_day`."""
+    """Write what a compaction would make of a day, into the folder of `staged_day`."""
     table = pads.dataset(lake.day_folder(day), schema=_PACKETS, format="parquet").to_table()
     for kind in ("POST", "NOTE"):
         some = table.filter(pads.field("content_type") == kind).sort_by("sequence")
@@ -180,7 +180,7 @@ def compacted(lake: Lake, day: int, target: Path) -> None:
 
 
 def read(lake: Path, root: str = "packets") -> list[int]:
-    """The sequences that a plain reader finds, twice where they are twice."""
+    """The sequences that a plain reader finds, duplicates included."""
     folder = lake / root
     paths = [path for path in files_below(folder) if path.suffix == ".parquet"]
     return sorted(
@@ -191,14 +191,14 @@ def read(lake: Path, root: str = "packets") -> list[int]:
 
 
 def faults(path: Path) -> list[str]:
-    """What an audit of the files finds."""
+    """The faults that an audit of the files finds."""
     lake = Lake.open(path)
     found = [str(folder) for folder in lake.foreign(beyond=True) + lake.strays()]
     return found + [f"{fault.about}: {fault.reason}: {fault.detail}" for fault in file_faults(lake)]
 
 
 def file_faults(lake: Lake) -> list[Fault]:
-    """What an audit finds in the folders of batches."""
+    """The faults that an audit finds in the folders of batches."""
     found = []
     for day in lake.days():
         for unit in units_of_day(lake, day, lake.erasures.told(manifests_of_day(lake.manifests, day))):

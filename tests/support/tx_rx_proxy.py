@@ -1,7 +1,9 @@
-"""A proxy between the ends of a channel: it cuts, stalls, delays and drops; and what tests of channels share.
+"""A proxy between the ends of a channel: it cuts, stalls, delays and drops; and helpers for tests of
+channels.
 
 As a program it stands between two other processes: `python -m tests.support.tx_rx_proxy LISTEN UPSTREAM
-SECONDS` prints the address it listens on, cuts all connections each SECONDS seconds, and ends with its input.
+SECONDS` prints the address it listens on, cuts all connections every SECONDS seconds, and ends at the end of
+its input.
 """
 
 from __future__ import annotations
@@ -24,7 +26,7 @@ __all__ = ["ProxyLink", "TxRxProxy", "listening", "open_sockets"]
 
 
 def open_sockets() -> int:
-    """How many sockets this process has."""
+    """The number of sockets of this process."""
     count = 0
     for descriptor in os.listdir("/dev/fd"):
         with contextlib.suppress(OSError):
@@ -33,7 +35,7 @@ def open_sockets() -> int:
 
 
 def listening(address: str) -> tuple[str, socket.socket]:
-    """A socket that listens, and the address that it really has."""
+    """A listening socket, and its actual address."""
     where = parse_address(address)
     if isinstance(where, UnixAddress):
         one = socket.socket(socket.AF_UNIX)
@@ -55,7 +57,7 @@ class ProxyLink:
     def __init__(self, proxy: TxRxProxy) -> None:
         self.proxy = proxy
         self.forwards = bytearray()
-        """What the dialler sent, where the proxy records."""
+        """What the dialler sent, if the proxy records."""
         self.backwards = bytearray()
         self.is_stalled = False
         self.dialler = _Side(self, self.forwards)
@@ -78,7 +80,7 @@ class ProxyLink:
         return any(side.transport and not side.is_lost for side in (self.dialler, self.server))
 
     def cut(self) -> None:
-        """End both connections at once; what is under way is lost."""
+        """End both connections at once; bytes under way are lost."""
         if self._connecting is not None:
             self._connecting.cancel()
         for side in (self.dialler, self.server):
@@ -86,7 +88,7 @@ class ProxyLink:
                 side.transport.abort()
 
     def stall(self) -> None:
-        """Half-open: nothing passes any more, and neither end hears that the other has gone."""
+        """Half-open: nothing passes any more, and neither end learns that the other has gone."""
         self.is_stalled = True
         for side in (self.dialler, self.server):
             if side.transport is not None:
@@ -94,7 +96,7 @@ class ProxyLink:
 
 
 class _Side(asyncio.Protocol):
-    """One end of a link: whatever it hears goes out at the other end."""
+    """One end of a link: all bytes it receives are sent at the other end."""
 
     def __init__(self, link: ProxyLink, record: bytearray) -> None:
         self.link = link
@@ -105,7 +107,7 @@ class _Side(asyncio.Protocol):
         self.is_lost = False
         self._late: deque[bytes] = deque()
         self._early: list[bytes] = []
-        """What the dialler has sent before there is a connection to the server."""
+        """Bytes that the dialler sent before there was a connection to the server."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = cast("asyncio.Transport", transport)
@@ -154,22 +156,22 @@ class _Side(asyncio.Protocol):
 
 
 class TxRxProxy:
-    """Listens at `listen`, and passes what it hears on to `upstream`, until it is told otherwise."""
+    """Listens at `listen`, and forwards all bytes to `upstream` until told otherwise."""
 
     def __init__(self, upstream: str, listen: str = "tcp:127.0.0.1:0", *, records: bool = False) -> None:
         self.upstream = upstream
         self.address = listen
         self.links: list[ProxyLink] = []
-        """All that there have been, in order."""
+        """All links so far, in order."""
         self.records = records
         self.drops_backwards = False
-        """What the server says is lost."""
+        """Whether bytes from the server are lost."""
         self.dropped = 0
-        """So many bytes were lost."""
+        """The number of bytes lost."""
         self.refuses = False
-        """New connections are ended at once."""
+        """Whether new connections are ended at once."""
         self.delay = 0.0
-        """Seconds that everything takes."""
+        """The delay of everything, in seconds."""
 
     async def __aenter__(self) -> Self:
         self.address, one = listening(self.address)
@@ -184,7 +186,7 @@ class TxRxProxy:
         await until(lambda: not any(link.is_open for link in self.links))
 
     def accept(self, link: ProxyLink) -> None:
-        """A new connection."""
+        """Take in a new connection."""
         self.links.append(link)
         if self.refuses:
             link.cut()
@@ -192,13 +194,13 @@ class TxRxProxy:
             link.begin()
 
     def cut(self) -> None:
-        """End every connection there is."""
+        """End every open connection."""
         for link in self.links:
             if link.is_open:
                 link.cut()
 
     def stall(self) -> None:
-        """Every connection there is passes nothing more; later ones do."""
+        """Pass nothing more on present connections; later ones work."""
         for link in self.links:
             link.stall()
 

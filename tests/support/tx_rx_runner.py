@@ -1,7 +1,7 @@
-"""One end of a channel, as a process of its own: `receive ADDRESS COUNT` or `send ADDRESS COUNT`.
+"""One end of a channel, as a separate process: `receive ADDRESS COUNT` or `send ADDRESS COUNT`.
 
-The receiver prints the address it serves, then what has come; the sender what it has done. Messages are
-their own numbers, so that the receiver knows at each one whether it is the next.
+The receiver prints the address it serves, then what has arrived; the sender prints what it has done. Messages
+are their own numbers, so that the receiver can check at each one whether it is the next.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ async def receive(address: str, count: int) -> None:
             if number != expected:
                 sys.exit(f"{number} came where {expected} was expected")
         print(json.dumps(asdict(rx.statistics())), flush=True)
-        # The last acknowledgement may be lost on the way: stay until the sender has it, and has gone.
+        # The last acknowledgement may be lost on the way: stay until the sender has it and has disconnected.
         await asyncio.get_running_loop().run_in_executor(None, sys.stdin.read)
         if rx.unread:
             sys.exit(f"{rx.unread} messages too many")

@@ -1,7 +1,7 @@
-"""Senders and a server over a network that cuts, delays, overtakes and forgets, on a clock of its own.
+"""Senders and a server over a network that cuts, delays, reorders and loses, on a virtual clock.
 
-`run(seed)` makes one world from its seed, lets it go on to its end, and raises `BrokenRule` when something
-came out that a channel must not do. The shells do as little as those over sockets: move bytes, call back.
+`run(seed)` makes one world from its seed, runs it to its end, and raises `BrokenRule` if a channel violated
+its rules. The shells do as little as those over sockets: move bytes, call back.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from strata.txrx.sending import SendingSession
 from strata.txrx.settings import TxRxSettings
 
 LAST_SECOND = 2000.0
-"""A world that has something to say after this hangs."""
+"""A world that is still busy after this time hangs."""
 
 
 class BrokenRule(AssertionError):
@@ -38,7 +38,7 @@ class World:
         self._order = itertools.count()
         chance = self.chance
         self.is_gentle = chance.random() < 0.6
-        """Nothing in it may cost a message: no restart, no close, more time than any trouble lasts."""
+        """Nothing in it may cost a message: no restart, no close, and more time than any trouble lasts."""
         timeout = 300.0 if self.is_gentle else chance.choice([2.0, 10.0])
         self.settings = TxRxSettings(
             message_ack_every_n_messages=chance.choice([1, 3, 1000]),
@@ -72,7 +72,7 @@ class World:
             call()
 
     def _plan(self) -> None:
-        """What will happen, and when: after a while nothing goes wrong any more."""
+        """Schedule what will happen: after a while nothing goes wrong any more."""
         chance = self.chance
         seconds = chance.choice([0.5, 3.0, 20.0])
         for sender in self.senders:
@@ -106,7 +106,7 @@ class World:
             self.server.stalled_until = self.now + self.chance.uniform(0, 8)
 
     def _restart(self) -> None:
-        """The process dies, and another one serves the address."""
+        """Kill the process; another one will serve the address."""
         if self.server is not None:
             self.server.die()
             self.server = None
@@ -130,7 +130,7 @@ class World:
 
 
 class Alarm:
-    """One call at the earliest of the times it was asked for."""
+    """A single call, at the earliest of the times requested."""
 
     def __init__(self, world: World, call: Callable[[], None]) -> None:
         self._world, self._call = world, call
@@ -156,9 +156,9 @@ class Stream:
         self._waiting: deque[bytes | None] = deque()
         self._delay = world.delay * world.chance.choice([1, 1, 1, 10])
         self.is_lost = False
-        """What is on its way or comes later never arrives."""
+        """Bytes on their way or sent later never arrive."""
         self.is_paused = False
-        """The other end does not read: what arrives waits."""
+        """The other end does not read: arriving bytes wait."""
 
     def send(self, data: bytes) -> None:
         chance = self._world.chance
@@ -206,13 +206,13 @@ class Wire:
         server.ends[self.far.link] = self.far
 
     def cut(self) -> None:
-        """Both ends hear of it, each in its own time: the sender may be back before the server knows."""
+        """Both ends notice it, each at its own time: the sender may be back before the server knows."""
         self._silence()
         self._world.later(self._world.chance.choice([0.0, 0.1]), lambda: self._sender.lost(self))
         self._world.later(self._world.chance.choice([0.0, 5.0]), self.far.lost)
 
     def vanish(self) -> None:
-        """Nobody hears of it, before the server's system does, much later."""
+        """Nobody notices, until much later the server's system does."""
         self._silence()
         self._world.later(30.0, self.far.lost)
 
@@ -222,7 +222,7 @@ class Wire:
             self._world.wires.remove(self)
 
     def leave(self) -> None:
-        """The sender goes; what it wrote still arrives, perhaps after what it writes on its next one."""
+        """The sender disconnects; written bytes still arrive, perhaps after those of its next connection."""
         self.down.is_lost = True
         self.up.finish()
         if self in self._world.wires:
@@ -322,7 +322,7 @@ class Server:
         self.ends: dict[ReceivingLink[bytes], FarEnd] = {}
         self.queue: deque[bytes] = deque()
         self.taken: list[tuple[int, int]] = []
-        """Sender and number of everything that ever came into the queue."""
+        """The sender and number of every message that ever entered the queue."""
         self.is_gone = False
         self.stalled_until = 0.0
         self.waiting: dict[FarEnd, None] = {}
@@ -369,7 +369,7 @@ class Server:
         self._alarm.arm(self.sessions.get_timer())
 
     def close(self) -> None:
-        """The receiver closes the channel; those who hear of it are told."""
+        """Close the channel as its receiver; connected senders are informed."""
         self.is_gone = True
         for end in list(self.ends.values()):
             end.link.close("the receiver has closed the channel")
@@ -448,7 +448,7 @@ class FarEnd:
 
 
 def run(seed: int) -> World:
-    """One world to its end. Raises `BrokenRule`."""
+    """Run one world to its end. Raises `BrokenRule`."""
     world = World(seed)
     world.run()
     for sender in world.senders:

@@ -1,4 +1,4 @@
-"""Waiting for what nothing announces: a condition is asked again until it holds."""
+"""Waiting for conditions that nothing announces, by checking them repeatedly."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ __all__ = ["until", "wait_until"]
 INTERVAL = 0.005
 LONGEST_INTERVAL = 0.05
 _SHARE = 0.05
-"""What comes late is asked for less often: the question is often a scrape, and costs a relay milliseconds."""
+"""A late condition is checked less often: the check is often a scrape, which costs a relay milliseconds."""
 
 
 def _pause(waited: float) -> float:
-    """How long to wait until the next question, after so many seconds."""
+    """How long to wait until the next check, after waiting `waited` seconds so far."""
     return min(max(INTERVAL, _SHARE * waited), LONGEST_INTERVAL)
 
 
@@ -36,7 +36,7 @@ async def until(
 def wait_until(
     condition: Callable[[], object], what: str = "the condition holds", timeout: float = 60.0
 ) -> None:
-    """As `until`, where there is no event loop. Raises `AssertionError` after `timeout` seconds."""
+    """As `until`, without an event loop. Raises `AssertionError` after `timeout` seconds."""
     begun_at = time.monotonic()
     while not condition():
         waited = time.monotonic() - begun_at

@@ -1,8 +1,8 @@
-"""The REST interface of a Waku node, as nwaku has it, over a network and an archive in memory.
+"""The REST interface of a Waku node, as in nwaku, over a network and an archive in memory.
 
 Paths, bodies, statuses and quirks follow the sources of nwaku at 7d1c6ab (December 2025): an answer with
-messages takes them out of the node's cache, the cache holds fifty, a topic that is not subscribed is a 404 (a
-400 for filters), pages of the store are in the order of time whichever way they go, hashes are hex.
+messages removes them from the node's cache, the cache holds fifty, a topic that is not subscribed is a 404 (a
+400 for filters), pages of the store are in order of time in both directions, hashes are hex.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ CAPACITY = 50
 
 @dataclass
 class Archived:
-    """A message and where the store has it."""
+    """A message and its place in the store."""
 
     pubsub_topic: str
     message: dict[str, Any]
@@ -63,14 +63,14 @@ class WakuNetwork:
 
 @dataclass
 class WakuRest:
-    """One node, on a port of its own. `refuse` may answer a request instead: a status and a text."""
+    """One node, on its own port. `refuse` may answer a request instead: a status and a text."""
 
     network: WakuNetwork
     requests: list[tuple[str, str, Any]] = field(default_factory=list)
     refuse: Callable[[str, str], tuple[int, str] | None] = lambda method, path: None
     health: Any = field(default_factory=lambda: {"nodeHealth": "READY", "protocolsHealth": []})
     lose_answers: int = 0
-    """So many answers are made and not sent."""
+    """The number of answers that are made and not sent."""
     page_limit: int = 100
     deaf: bool = False
     url: str = ""
@@ -82,14 +82,14 @@ class WakuRest:
         self.network.nodes.append(self)
 
     async def start(self, port: int = 0) -> None:
-        """Listen; what an earlier life was subscribed to is forgotten."""
+        """Listen; subscriptions of an earlier run are forgotten."""
         self._cache.clear()
         self._subscribed.clear()
         self._server = await asyncio.start_server(self._serve, "127.0.0.1", port)
         self.url = f"http://127.0.0.1:{self._server.sockets[0].getsockname()[1]}"
 
     async def stop(self) -> None:
-        """Be gone."""
+        """Stop listening."""
         assert self._server is not None
         self._server.close()
         await self._server.wait_closed()
@@ -193,7 +193,7 @@ class WakuRest:
         if more:
             answer["paginationCursor"] = page[-1].hash
         if not forward:
-            page.reverse()  # in the order of time, whichever way the pages go
+            page.reverse()  # in order of time, in both directions
         answer["messages"] = [
             {"messageHash": each.hash, "message": each.message, "pubsubTopic": each.pubsub_topic}
             for each in page

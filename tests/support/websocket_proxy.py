@@ -1,4 +1,4 @@
-"""A WebSocket proxy before a relay: one that is slow, or one that lies in every way a relay can."""
+"""A WebSocket proxy in front of a relay: a slow one, or one that lies in every way a relay can."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ MANIFEST = "/.well-known/strata-relay.json"
 
 
 class SlowProxy:
-    """Passes everything on, each frame after `delay` seconds and in order."""
+    """Forwards everything, each frame after `delay` seconds and in order."""
 
     def __init__(self, upstream: str, *, delay: float = 0.0) -> None:
         self._upstream = upstream
@@ -91,11 +91,11 @@ class SlowProxy:
             await asyncio.gather(deliverer, return_exceptions=True)
 
     def from_client(self, frame: str) -> tuple[str | None, str | None]:
-        """What goes on to the relay, and what goes back at once."""
+        """The frame to send on to the relay, and one to send back at once."""
         return frame, None
 
     def from_relay(self, frame: str) -> tuple[str | None, str | None]:
-        """What goes on to the client."""
+        """The frame to send on to the client, and one to send back to the relay at once."""
         return frame, None
 
 

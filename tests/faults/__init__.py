@@ -1,1 +1,1 @@
-"""A relay under everything that goes wrong, and the oracle that says whether it kept its promise."""
+"""A relay under all kinds of faults, and the oracle that decides whether it kept its promises."""

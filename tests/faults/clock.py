@@ -1,4 +1,4 @@
-"""A wall clock that can be stepped, under Python processes that are started with its `environ`."""
+"""A wall clock that can be stepped, for Python processes that are started with its `environ`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Self
 
 __all__ = ["SteppedClock"]
 
-# Python imports a module of this name before any other of ours, in each process and its workers.
+# Python imports a module of this name before any of ours, in each process and its workers.
 _SITECUSTOMIZE = """
 import mmap, os, struct, time
 _fd = os.open(os.environ["STEPPED_CLOCK"], os.O_RDONLY)
@@ -46,5 +46,5 @@ class SteppedClock:
         self._page.close()
 
     def step(self, seconds: float) -> None:
-        """Set the clock that far from the true one; 0 mends it."""
+        """Set the clock this far from the true one; 0 corrects it."""
         self._page[:] = struct.pack("=d", seconds)

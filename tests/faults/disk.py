@@ -1,4 +1,4 @@
-"""A disk that can be full, slow, or fail to sync, under the processes that it is preloaded into."""
+"""A disk that can be full, slow, or fail to sync, for the processes into which it is preloaded."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ _SOURCE = Path(__file__).with_name("disk_faults.c")
 
 
 class FaultyDisk:
-    """What the disk does just now. `environ` is what a process needs to get its faults.
+    """The present state of the disk. `environ` is what a process needs to get its faults.
 
-    Raises RuntimeError where there is no C compiler, or where it fails.
+    Raises RuntimeError if there is no C compiler, or if it fails.
     """
 
     def __enter__(self) -> Self:
-        # Not below the tests' folder, which is its owner's alone: PostgreSQL may be another user.
+        # Not below the tests' folder, which only its owner can read: PostgreSQL may run as another user.
         self._folder = Path(tempfile.mkdtemp(prefix="relayd-disk-"))
         self._folder.chmod(0o755)
         library, page = self._folder / "disk_faults.so", self._folder / "page"
@@ -47,18 +47,18 @@ class FaultyDisk:
         shutil.rmtree(self._folder, ignore_errors=True)
 
     def fill(self, *, full: bool) -> None:
-        """No file may grow, or all may again."""
+        """Forbid all files to grow, or allow it again."""
         self._page[0] = full
 
     def fail(self, *, failing: bool) -> None:
-        """Every sync fails, or none does."""
+        """Make every sync fail, or none."""
         self._page[1] = failing
 
     def slow(self, seconds: float) -> None:
-        """Every sync takes that long at least."""
+        """Make every sync take at least this long."""
         self._page[4:8] = struct.pack("=I", int(seconds * 1e6))
 
     @property
     def hits(self) -> int:
-        """How many calls have failed or waited."""
+        """The number of calls that have failed or waited."""
         return int(struct.unpack("=Q", self._page[8:16])[0])

@@ -1,6 +1,6 @@
 """What was promised and what was seen: the judge of a run.
 
-Core: it is told what happened and by whom, and keeps the list of broken promises.
+Core: it receives all events with their sources, and keeps the list of broken promises.
 """
 
 from __future__ import annotations
@@ -14,21 +14,21 @@ _SHOWN = 3
 
 
 class Reading:
-    """One reader of the whole log: what it got, in order, and the cursor behind the last."""
+    """One reader of the whole log: the packets it got, in order, and the cursor after the last."""
 
     def __init__(self, name: str) -> None:
         self.name = name
         self.packets: list[str] = []
         self.cursor: str | None = None
         self.told_of = 0
-        """How many restored backups there were when this reader was told that the log had lost its end."""
+        """The number of restored backups when this reader learned that the log had lost its end."""
         self._seen: set[str] = set()
 
     def __len__(self) -> int:
         return len(self.packets)
 
     def take(self, packet_id: str, cursor: str) -> bool:
-        """Note a packet; False where this reader has had it."""
+        """Record a packet; returns False if this reader already had it."""
         is_new = packet_id not in self._seen
         self._seen.add(packet_id)
         self.packets.append(packet_id)
@@ -36,39 +36,39 @@ class Reading:
         return is_new
 
     def go_back(self, kept: Set[str], cursor: str | None) -> None:
-        """Forget what a log has lost, or everything where no place is known to go on from."""
+        """Forget the packets that the log has lost, or everything if there is no place to continue from."""
         self.packets = [packet for packet in self.packets if packet in kept] if cursor else []
         self._seen = set(self.packets)
         self.cursor = cursor
 
     def missing(self, packets: Iterable[str]) -> list[str]:
-        """Which of these this reader has not had."""
+        """The packets among these that this reader has not received."""
         return [packet for packet in packets if packet not in self._seen]
 
 
 class Ledger:
-    """What publishers were told, what readers got, and which promises were broken."""
+    """What publishers were promised, what readers got, and which promises were broken."""
 
     def __init__(self) -> None:
         self.acknowledged: dict[str, int] = {}
         """Packet id to the `received_at` of its OK."""
         self.readings: list[Reading] = []
         self.broken: list[str] = []
-        """Each broken promise in a sentence; the first few of a kind stand for all."""
+        """One sentence for each broken promise; the first few of a kind stand for all."""
         self.checked: Counter[str] = Counter()
-        """How many operations of each kind were checked."""
+        """The number of operations checked, by kind."""
         self._times: dict[str, int] = {}
         self.refused: Counter[str] = Counter()
-        """How many requests were refused, by code. A refusal promises nothing."""
+        """The number of requests refused, by code. A refusal promises nothing."""
 
         self.restored = 0
-        """How many backups were put back."""
+        """The number of backups restored."""
         self.lost = 0
-        """Acknowledged packets that were not in a backup, and went with the log's end."""
+        """The number of acknowledged packets that were not in a backup, and were lost with the log's end."""
         self._kept: Set[str] = frozenset()
 
     def restore(self, kept: Set[str]) -> None:
-        """A backup that holds just these packets was put back: no other was ever acknowledged."""
+        """A backup with exactly these packets was restored: only these still count as acknowledged."""
         self.restored += 1
         self._kept = kept
         self.lost += len(self.acknowledged.keys() - kept)
@@ -76,7 +76,7 @@ class Ledger:
         self._times = {name: at for name, at in self._times.items() if name in kept}
 
     def log_reset(self, reading: Reading, cursor: str | None) -> None:
-        """A reader was told that its log has lost its end, and where to go on."""
+        """A reader learned that its log has lost its end, and where to continue."""
         self.checked["log reset"] += 1
         if reading.told_of == self.restored:
             self.breaks("a reader was told of a loss that never was", reading.name)
@@ -84,7 +84,7 @@ class Ledger:
         reading.go_back(self._kept, cursor)
 
     def breaks(self, promise: str, *details: object) -> None:
-        """A promise was broken."""
+        """Record a broken promise."""
         self.broken.append(": ".join([promise, *map(str, details)]))
 
     def reading(self, name: str) -> Reading:
@@ -94,7 +94,7 @@ class Ledger:
         return reading
 
     def ok(self, packet_id: str, received_at: int) -> None:
-        """A publisher was told OK."""
+        """A publisher received an OK."""
         self.checked["publish"] += 1
         self.acknowledged[packet_id] = received_at
         self._timed(packet_id, received_at)
@@ -121,13 +121,13 @@ class Ledger:
             self.breaks("pages left out an acknowledged packet", packet_id)
 
     def by_id(self, packet_id: str, status: int) -> None:
-        """A GET of a packet that was acknowledged, and has not been lost since, was answered."""
+        """A GET of a packet that was acknowledged, and not lost since, was answered."""
         self.checked["get by id"] += 1
         if status == 404:
             self.breaks("an acknowledged packet was not found", packet_id)
 
     def close(self, log: Sequence[str]) -> None:
-        """Everything is quiet, and a new reader got this log: compare it with all that was said before."""
+        """All is quiet, and a new reader got this log: compare it with everything recorded before."""
         self.page_walk(self.acknowledged, log)
         for reading in self.readings:
             self.checked["reader"] += 1

@@ -1,6 +1,7 @@
-"""Clients of a relay under faults: each gives up on a silent relay, comes back, and goes on where it was.
+"""Clients of a relay under faults: each abandons a silent relay, reconnects, and continues where it was.
 
-They speak RFC-0004's JSON and nothing of the client library, so that no kindness of a library hides a fault.
+They speak RFC-0004's JSON and do not use the client library, so that no leniency of a library hides a
+fault.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ _PAGE = 200
 
 
 class Load:
-    """Publishers, readers and askers, until `stop`."""
+    """Publishers, readers and requesters of pages and packets, until `stop`."""
 
     def __init__(self, url: str, http: str, ledger: Ledger, *, seed: int) -> None:
         self._url = url
@@ -47,7 +48,7 @@ class Load:
         self._others: list[asyncio.Task[None]] = []
 
     def start(self, *, publishers: int = 3, readers: int = 4) -> None:
-        """Begin; each client is a task of its own."""
+        """Start the clients, each in a separate task."""
         start = asyncio.create_task
         self._publishers = [start(self._publish(), name=f"publisher {n}") for n in range(publishers)]
         self._others = [
@@ -58,10 +59,11 @@ class Load:
         ]
 
     async def stop(self, timeout: float) -> None:
-        """Have everything answered, let every reader arrive at the end of the log, compare, and stop.
+        """Have everything answered, let every reader reach the end of the log, compare, and stop.
 
-        The relay must be well again: so many seconds in which nobody got anything are too many. How long the
-        whole takes is a matter of the log and the machine. Raises what a client raised by mistake of its own.
+        The relay must have recovered: `timeout` seconds in which nobody received anything are too many. The
+        whole may take longer, depending on the log and the machine. Raises exceptions that bugs in a client
+        raised.
         """
         self._stopping.set()
         log = self.ledger.reading("reader of the whole log")
@@ -101,7 +103,7 @@ class Load:
         return True
 
     async def _again(self, visit: Callable[[BareClient], Coroutine[Any, Any, bool]]) -> None:
-        """Visit the relay until a visit says that it was the last; faults end visits, and none ends this."""
+        """Visit the relay until a visit reports that it was the last; faults end visits, never this loop."""
         while True:
             with contextlib.suppress(*_GONE):
                 async with self._connected() as client:
@@ -140,7 +142,7 @@ class Load:
         await self._again(visit)
 
     def _next_packets(self) -> list[Packet]:
-        """What a publisher sends now: first what was never answered."""
+        """The packets that a publisher sends now: first those that were never answered."""
         packets = [self._unanswered.popleft() for _ in range(min(_BATCH, len(self._unanswered)))]
         while len(packets) < _BATCH and not self._stopping.is_set():
             self._made += 1
@@ -165,7 +167,7 @@ class Load:
     def _refused(self, answer: Message, packet: Packet) -> None:
         reason = f"{answer['code']} {answer.get('detail') or ''}".strip()
         self.ledger.refused[reason] += 1
-        # The relay's clock may have been stepped: the packet is good at another time.
+        # The relay's clock may have been stepped: the packet is valid at another time.
         self._unanswered.append(packet)
 
     # -- readers
@@ -177,7 +179,7 @@ class Load:
                 {"type": "SUBSCRIBE", "subscription_id": "s", "filters": filters, "gapless": True}
             )
             while until is None or not reading.packets or reading.packets[-1] != until:
-                message = await client.receive(timeout=3600.0)  # pings notice a relay that has gone
+                message = await client.receive(timeout=3600.0)  # pings detect a relay that has gone
                 if message.get("detail") == "log_reset":
                     self.ledger.log_reset(reading, message.get("cursor"))
                     return False
@@ -207,7 +209,7 @@ class Load:
         order = self._chance.choice(["asc", "desc"])
         while True:
             filters = {"authors": [self.author.did], "limit": _PAGE, "order": order, "cursor": cursor}
-            name = client.name()  # events that follow history belong to no page
+            name = client.name()  # live events belong to no page
             events, end = await client.subscribe(name, filters)
             await client.send({"type": "UNSUBSCRIBE", "subscription_id": name})
             if end["type"] != "END_OF_HISTORY":
@@ -248,7 +250,7 @@ class Load:
 
 
 def _status(url: str) -> int | None:
-    """The status of a GET, None where the relay did not answer."""
+    """The status of a GET; None if the relay did not answer."""
     try:
         with urllib.request.urlopen(url, timeout=_PATIENCE) as answer:
             answer.read()

@@ -1,4 +1,4 @@
-"""The network before the relay: it partitions, trickles, resets connections, and leaves them half open."""
+"""The network in front of the relay: it partitions, trickles, resets connections or leaves them half open."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _TRICKLE_PAUSE = 0.002
 
 
 class FaultyNetwork:
-    """Listens on a port of its own and passes every connection on to the relay."""
+    """Listens on its own port and forwards every connection to the relay."""
 
     def __init__(self, port: int) -> None:
         self._relay_port = port
@@ -24,7 +24,7 @@ class FaultyNetwork:
         self._passes = asyncio.Event()
         self._passes.set()
         self.trickles = False
-        """Each byte travels alone."""
+        """Whether each byte is sent alone."""
         self.admits = asyncio.Event()
         """While this is not set, new connections wait."""
         self.admits.set()
@@ -44,24 +44,24 @@ class FaultyNetwork:
 
     @property
     def connections(self) -> int:
-        """How many clients are connected now."""
+        """The number of clients connected now."""
         return len(self._links)
 
     def partition(self) -> None:
-        """Nothing passes, either way, until `heal`; the ends do not hear of it."""
+        """Let nothing pass in either direction until `heal`; the ends do not notice."""
         self._passes.clear()
 
     def heal(self) -> None:
-        """Everything passes again, and what was held back arrives."""
+        """Let everything pass again; bytes held back arrive."""
         self._passes.set()
         self.trickles = False
 
     def reset(self, chosen: random.Random, share: float) -> int:
-        """Reset some of the connections at both ends; how many."""
+        """Reset some of the connections at both ends; returns how many."""
         return sum(link.reset() for link in self._some(chosen, share))
 
     def half_open(self, chosen: random.Random, share: float) -> int:
-        """Let one end of some connections believe that the other is still there; how many."""
+        """Let one end of some connections believe that the other is still there; returns how many."""
         return sum(link.half_open(relay_stays=chosen.random() < 0.5) for link in self._some(chosen, share))
 
     def _some(self, chosen: random.Random, share: float) -> list[_Link]:
@@ -83,7 +83,7 @@ class FaultyNetwork:
             self._links.discard(link)
 
     async def carry(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Pass bytes on until their end."""
+        """Forward bytes until their end."""
         while chunk := await reader.read(_CHUNK):
             while chunk:
                 await self._passes.wait()
@@ -114,14 +114,14 @@ class _Link:
             out.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
     async def run(self, network: FaultyNetwork) -> None:
-        """Carry bytes both ways until an end closes, or has gone."""
+        """Carry bytes both ways until one end closes or has gone."""
         assert self._relay is not None
         ways = [
             asyncio.create_task(network.carry(self._client[0], self._relay[1])),
             asyncio.create_task(network.carry(self._relay[0], self._client[1])),
         ]
         _, rest = await asyncio.wait(ways, return_when=asyncio.FIRST_COMPLETED)
-        if rest and self._deceived is None:  # what the other end still has to say may arrive
+        if rest and self._deceived is None:  # the rest of the other end's bytes may arrive
             await asyncio.wait(rest, timeout=2.0)
         for way in ways:
             way.cancel()
@@ -139,7 +139,7 @@ class _Link:
         return True
 
     def half_open(self, *, relay_stays: bool) -> bool:
-        """Abort one end; the other may speak, and hears nothing, until it closes by itself."""
+        """Abort one end; the other may send, and receives nothing, until it closes by itself."""
         if self._relay is None or self._deceived is not None:
             return False
         gone, stays = (self._client, self._relay) if relay_stays else (self._relay, self._client)

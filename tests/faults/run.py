@@ -1,4 +1,4 @@
-"""One run: load, faults, quiet, and what the judge says."""
+"""One run: load, faults, quiet, and the verdict of the judge."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _OPERATIONS = ("publish", "event", "page walk", "get by id", "auth", "reader")
 
 @dataclass
 class Report:
-    """What happened in a run, and what was broken."""
+    """What happened in a run, and which promises were broken."""
 
     seed: int
     seconds: float
@@ -50,12 +50,12 @@ class Report:
 
     @property
     def idle(self) -> list[str]:
-        """Faults that never took place, and checks that never were made: a run with one proves too little."""
+        """Faults that never occurred and checks that were never made: either shows that a run proves too little."""
         operations = [name for name in _OPERATIONS if not self.checked.get(name)]
         return [*(kind for kind in self.kinds if not self.fired.get(kind)), *operations]
 
     def as_json(self) -> str:
-        """One line for programs."""
+        """The report in one line, for programs."""
         return json.dumps({**vars(self), "idle": self.idle, "good": self.is_good})
 
 
@@ -69,7 +69,7 @@ async def run(
 ) -> Report:
     """Run a relay for `seconds` under the faults of `seed`, let it become quiet, and judge.
 
-    The relay's files are in `folder` and stay there; without one they are removed.
+    The relay's files are in `folder` and stay there; without a folder they are deleted.
     """
     if folder is None:
         with tempfile.TemporaryDirectory(prefix="relayd-faults-") as temporary:
@@ -88,7 +88,7 @@ async def run(
             await scene.run(tracks.values(), seconds, told)
         except* RelayFailed as failed:
             ledger.breaks("the relay failed", failed.exceptions[0])
-        except* Exception as failed:  # what was seen until then is told all the same
+        except* Exception as failed:  # what was seen until then is reported all the same
             ledger.breaks("a fault could not be made", "".join(traceback.format_exception(failed)))
         if scene.relay.is_running():
             progress("quiet")
@@ -109,7 +109,7 @@ async def run(
 
 
 async def _nothing_left(scene: Scene, ledger: Ledger) -> None:
-    """Everybody has gone: the relay must hold nothing for anybody, and have had no accident of its own."""
+    """All clients have gone: the relay must hold nothing for them, and must not have failed by itself."""
     if not scene.relay.is_running():
         ledger.breaks("the relay has ended", scene.relay.last_words(5))
         return

@@ -1,4 +1,4 @@
-"""A real relay with two workers on a real PostgreSQL, and how each fault is done to it."""
+"""A real relay with two workers on a real PostgreSQL, and how each fault is inflicted on it."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ _DATABASE_AWAY = (
     TimeoutError,
     asyncpg.PostgresError,
     asyncpg.InterfaceError,
-    asyncpg.InternalClientError,  # the driver's word for a connection that ends while it is being opened
+    asyncpg.InternalClientError,  # raised by the driver for a connection that ends while being opened
 )
 _SETTINGS: dict[str, object] = {
     "publish_timeout": 10,
@@ -52,7 +52,7 @@ _SETTINGS: dict[str, object] = {
 
 
 class Scene:
-    """The relay, its database, its disk, its clock and the network before it."""
+    """The relay, its database, its disk, its clock and the network in front of it."""
 
     def __init__(self, folder: Path, ledger: Ledger, *, seed: int) -> None:
         self._folder = folder
@@ -60,9 +60,9 @@ class Scene:
         self._chance = random.Random(seed)
         self._stack = AsyncExitStack()
         self._serves = asyncio.Event()
-        """The relay is not being started: on a slow machine most faults would otherwise meet no relay."""
+        """Set unless the relay is being started: on a slow machine most faults would otherwise hit none."""
         self.fired: Counter[str] = Counter()
-        """How often each fault took place."""
+        """How often each fault has taken place."""
 
     async def __aenter__(self) -> Self:
         enter = self._stack.enter_context
@@ -76,7 +76,7 @@ class Scene:
             python_path=self.clock.python_path,
             **_SETTINGS,  # type: ignore[arg-type]
         )
-        # A database that recovers on a slow disk, beside other work, takes minutes.
+        # A database that recovers on a slow disk, while the machine does other work, takes minutes.
         self.relay.start_timeout = self.relay.stop_timeout = _PATIENCE
         self._stack.callback(self.relay.kill)
         await self._start_relay()
@@ -89,10 +89,10 @@ class Scene:
     async def run(
         self, tracks: Iterable[list[Fault]], seconds: float, report: Callable[[Fault], None]
     ) -> None:
-        """Let the faults happen, the tracks beside each other; then mend everything.
+        """Let the faults happen, the tracks in parallel; then mend everything.
 
-        After `seconds` only kinds that have not been there yet still come: on a busy machine, where each
-        start of the relay takes a minute, the tracks take many times as long as they were drawn for.
+        After `seconds` only kinds that have not occurred yet still come: on a busy machine, where each start
+        of the relay takes a minute, the tracks take many times as long as planned.
         """
         self._ends_at = asyncio.get_running_loop().time() + seconds
         try:
@@ -103,7 +103,7 @@ class Scene:
             await self.mend()
 
     async def mend(self) -> None:
-        """End every fault, and have the relay run."""
+        """End every fault, and make sure that the relay runs."""
         self.network.heal()
         self.clock.step(0.0)
         self.disk.fill(full=False)
@@ -124,7 +124,8 @@ class Scene:
             await asyncio.to_thread(self.relay.look_at_machine)
             await self._serves.wait()
             act: Callable[[Fault], Coroutine[Any, Any, bool]] = getattr(self, f"_{fault.kind}")
-            # Another track may have taken away what this fault needs: the database that it kills is down.
+            # Another track may have taken away what this fault needs: the database that it should kill is
+            # down.
             for _ in range(_TRIES):
                 await self._serves.wait()
                 if await act(fault):
@@ -194,7 +195,7 @@ class Scene:
         return False
 
     async def _take_connections(self, fault: Fault) -> bool:
-        """Take every connection that the database has left, while the relay has to come back for its own."""
+        """Take all remaining connections of the database, while the relay must reopen its own."""
         taken: list[asyncpg.Connection] = []
         try:
             with contextlib.suppress(*_DATABASE_AWAY):
@@ -215,7 +216,7 @@ class Scene:
         return bool(taken)
 
     async def _database(self) -> asyncpg.Connection:
-        # By descriptor: the path of a socket has 107 bytes at most, and folders of tests have long names.
+        # By descriptor: the path of a socket has at most 107 bytes, and tests' folders have long names.
         folder = os.open(self.relay.cluster(), os.O_PATH | os.O_DIRECTORY)
         try:
             return await asyncpg.connect(
@@ -225,11 +226,11 @@ class Scene:
             os.close(folder)
 
     async def _restored_backup(self, fault: Fault) -> bool:
-        """Take a cold copy of the database, let the relay go on for a while, and put the copy back."""
+        """Take a cold copy of the database, let the relay run for a while, and restore the copy."""
         cluster, backup = self.relay.cluster(), self._folder / "backup"
         await self._stopped(shutil.rmtree, backup, ignore_errors=True)
         await _copied(cluster, backup)
-        self.network.admits.clear()  # nobody publishes until it is known what the copy holds
+        self.network.admits.clear()  # nobody publishes until the content of the copy is known
         await self._start_relay()
         try:
             kept = await self._packets()
@@ -259,7 +260,7 @@ class Scene:
         await asyncio.to_thread(then, *arguments, **options)
 
     async def _packets(self) -> frozenset[str] | None:
-        """The ids of all packets in the database; None where it cannot be read."""
+        """The ids of all packets in the database; None if it cannot be read."""
         for _ in range(_TRIES):
             with contextlib.suppress(*_DATABASE_AWAY):
                 connection = await self._database()
@@ -320,9 +321,9 @@ class Scene:
             self.disk.fail(failing=False)
 
     async def _disk_is_hit(self, fault: Fault) -> bool:
-        """Wait as long as the fault holds, and until the database has met it; False where it does not.
+        """Wait as long as the fault lasts, and until it has hit the database; returns False if it does not.
 
-        A restart of the relay ends it: a database that recovers syncs each of its thousand files.
+        A restart of the relay ends the fault: a recovering database syncs each of its thousand files.
         """
         loop = asyncio.get_running_loop()
         before, start = self.disk.hits, loop.time()
@@ -341,14 +342,14 @@ class Scene:
 
 
 async def _copied(source: Path, target: Path) -> None:
-    """Copy a folder with its owners, which PostgreSQL looks at."""
+    """Copy a folder and keep its owners, which PostgreSQL checks."""
     copying = await asyncio.create_subprocess_exec("cp", "-a", str(source), str(target))
     if await copying.wait():
         raise OSError(f"{source} could not be copied")
 
 
 async def _freeze(processes: list[psutil.Process], seconds: float) -> bool:
-    """Stop processes in their tracks for a while."""
+    """Suspend processes for a while."""
     stopped = []
     for process in processes:
         with contextlib.suppress(psutil.NoSuchProcess):

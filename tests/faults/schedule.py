@@ -1,4 +1,4 @@
-"""Which fault comes when: drawn from a seed, so that a run can be made again."""
+"""Which fault happens when: drawn from a seed, so that a run can be repeated."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ __all__ = ["KINDS", "Fault", "Kind", "draw"]
 
 @dataclass(frozen=True)
 class Kind:
-    """One kind of fault: for how long it holds, in seconds, and what it needs for itself meanwhile."""
+    """One kind of fault: how long it lasts, in seconds, and what it needs exclusively meanwhile."""
 
     shortest: float
     longest: float
@@ -39,24 +39,24 @@ KINDS = {
     "failing_fsync": Kind(0.1, 2.0, "disk"),
     "clock_step": Kind(0.5, 3.0, "clock"),
 }
-"""Every fault there is. Two faults that need the same thing follow one another; others may overlap."""
+"""All kinds of faults. Two faults that need the same thing follow one another; others may overlap."""
 
 
 @dataclass(frozen=True)
 class Fault:
-    """One fault of a track: seconds after the fault before it, and the seconds for which it holds."""
+    """One fault of a track: the seconds after the previous fault, and the seconds for which it lasts."""
 
     kind: str
     pause: float
     lasts: float
     chance: float
-    """From 0 to 1: what else the fault has to choose, it chooses by this."""
+    """From 0 to 1: it decides all other choices of the fault."""
 
 
 def draw(seed: int, seconds: float, kinds: Iterable[str] = KINDS) -> dict[str, list[Fault]]:
-    """The faults of one run: a track for each thing that faults need, each about `seconds` long.
+    """The faults of one run: for each thing that faults need, a track about `seconds` long.
 
-    The tracks run beside each other, so faults of different tracks overlap. Every kind comes at least once,
+    The tracks run in parallel, so faults of different tracks overlap. Every kind occurs at least once,
     however short the run is.
     """
     chosen = random.Random(seed)

@@ -1,4 +1,4 @@
-"""A short run under every fault; and the judge, which must find what is wrong with a bad run."""
+"""A short run under every fault; and the judge, which must find the faults of bad runs."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ SEED = 20261122
 SECONDS = 30.0
 
 
-@pytest.mark.timeout(900)  # a start of the relay takes a minute on a machine that does much else
+@pytest.mark.timeout(900)  # a start of the relay takes a minute on a busy machine
 @pytest.mark.req("R-097", "R-108", "R-155", "R-159", "R-161", "R-167", "R-176", "R-189")
 async def test_under_every_fault_every_promise_is_kept(tmp_path: Path) -> None:
     report = await run(SEED, SECONDS, folder=tmp_path, progress=print)
@@ -85,7 +85,7 @@ def test_a_restored_backup_takes_the_end_of_the_log_and_nothing_else() -> None:
     ledger.restore(set(log[:3]))
     assert ledger.lost == 2
     ledger.log_reset(reading, "cursor 2")
-    for number, packet_id in enumerate([log[4], "new"], 10):  # one of those that were lost comes again
+    for number, packet_id in enumerate([log[4], "new"], 10):  # one of the lost packets comes again
         ledger.ok(packet_id, number)
         ledger.event(reading, packet_id, number, f"cursor {number}")
     ledger.close([*log[:3], log[4], "new"])

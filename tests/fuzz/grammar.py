@@ -1,8 +1,8 @@
 """Inputs for a relay, drawn from a grammar of RFC-0004 and of packets: good ones first, then spoiled ones.
 
-An input is what one connection sends. It is spoiled at one level or at several: members before the packet is
+An input is what one connection sends. It is spoiled at one or more levels: members before the packet is
 signed, members after that, members of the message, the text of the JSON, the bytes, the frames. `$challenge`
-and `$proof` stand for what only the connection knows: the relay's challenge and the answer to it.
+and `$proof` stand for values that only the connection knows: the relay's challenge and the answer to it.
 """
 
 from __future__ import annotations
@@ -25,23 +25,23 @@ from tests.support.made_packets import seal
 __all__ = ["FUZZER", "LEVELS", "TYPES", "Input", "Piece", "draw", "from_json", "kinds_of"]
 
 FUZZER: Final = Identity(b"fuzz" * 8)
-"""Who authenticates."""
+"""The identity that authenticates."""
 LEVELS: Final = ("good", "signed", "packet", "message", "text", "bytes", "frames")
-"""Where an input can be spoiled."""
+"""The levels at which an input can be spoiled."""
 _MOST_PIECES: Final = 8
 _Value = Any
 
 
 @dataclass(frozen=True)
 class Piece:
-    """A text message, in so many fragments; or bytes that go to the socket as they are."""
+    """A text message in this number of fragments; or, if `raw`, bytes that go to the socket unchanged."""
 
     data: bytes
     raw: bool = False
     fragments: int = 1
 
     def on_the_wire(self, data: bytes) -> bytes:
-        """The bytes that carry `data`, which is this piece's with its gaps filled."""
+        """The bytes that carry `data`, which is this piece's with its placeholders filled."""
         if self.raw:
             return data
         size = max(1, -(-len(data) // self.fragments))
@@ -54,7 +54,7 @@ class Piece:
 
 @dataclass(frozen=True)
 class Input:
-    """What one connection sends, in writes of so many bytes at the most."""
+    """What one connection sends, in writes of at most `step` bytes."""
 
     pieces: tuple[Piece, ...]
     step: int = 2**16
@@ -62,11 +62,11 @@ class Input:
 
     @property
     def is_framed(self) -> bool:
-        """Whether all of it comes in frames that are as they should be."""
+        """Whether all of it is sent in well-formed frames."""
         return not any(piece.raw for piece in self.pieces)
 
     def as_json(self) -> str:
-        """For the corpus; `from_json` reads it."""
+        """The form for the corpus, which `from_json` reads."""
         pieces = []
         for piece in self.pieces:
             try:
@@ -80,7 +80,7 @@ class Input:
 
 
 def from_json(text: str) -> Input:
-    """An input of the corpus."""
+    """Read an input of the corpus."""
     value = json.loads(text)
     pieces = [
         Piece(
@@ -94,7 +94,7 @@ def from_json(text: str) -> Input:
 
 
 def draw(chance: random.Random, now: int) -> Input:
-    """One input. The same `chance` and time make the same input."""
+    """Draw one input. The same `chance` and time make the same input."""
     level = chance.choice(LEVELS)
     levels = {level} | ({chance.choice(LEVELS)} if chance.random() < 0.2 else set())
     world = _World(chance, now, levels)
@@ -118,10 +118,10 @@ class _World:
         self.packets: list[dict[str, Any]] = []
         self.count = 0
         self.replicates = chance.random() < 0.2
-        """It begins as a peer does, and compares sets most of the time."""
+        """Whether it begins like a peer and compares sets most of the time."""
 
     def piece(self) -> Piece:
-        """The next message, or what became of it."""
+        """The next message, possibly spoiled."""
         chance = self.chance
         kind = chance.choice(list(_MESSAGES))
         if self.replicates and (self.count == 0 or chance.random() < 0.6):
@@ -226,7 +226,7 @@ def _auth(world: _World) -> dict[str, Any]:
 
 
 def _reconcile(world: _World) -> dict[str, Any]:
-    """The beginning of a comparison, which is of what was published here, or what may follow it."""
+    """A RECONCILE that begins a comparison of what was published here, or one that may follow it."""
     chance = world.chance
     message: dict[str, Any] = {"type": "RECONCILE", "message": _negentropy(world).hex()}
     if chance.random() < 0.7:
@@ -243,7 +243,7 @@ def _reconcile(world: _World) -> dict[str, Any]:
 
 
 def _negentropy(world: _World) -> bytes:
-    """A message that opens a comparison, one of drawn ranges, or one of those with other bytes in it."""
+    """A message that opens a comparison, one of drawn ranges, or either with other bytes in it."""
     chance = world.chance
     if chance.random() < 0.4:
         ids = {chance.randbytes(32) for _ in range(chance.choice([0, 1, 40, 200]))}
@@ -257,7 +257,7 @@ def _negentropy(world: _World) -> bytes:
 
 
 def _range(world: _World) -> bytes:
-    """A bound, a mode and what belongs to it, as the protocol writes them, or with one number wrong."""
+    """A bound, a mode and its payload, as the protocol writes them, or with one number wrong."""
     chance = world.chance
     at = chance.choice([0, 1, 5, world.now, 2**53, 2**64 - 1])
     prefix = chance.randbytes(chance.choice([0, 0, 1, 31, 32, 33]))
@@ -407,7 +407,7 @@ TYPES: Final[Mapping[str, Callable[[_World, Identity], dict[str, Any]]]] = {
     "CONFIG": _config,
     "RELAY_DESCRIPTOR": _descriptor,
 }
-"""Packets that the relay reads, and one that it does not."""
+"""Types of packets that the relay reads, and one that it does not."""
 
 
 def _header(world: _World) -> dict[str, Any]:
@@ -527,7 +527,7 @@ def _dumps(value: _Value) -> str:
 
 
 def _respell(chance: random.Random, text: str) -> str:
-    """Other JSON, or nearly JSON, for nearly the same."""
+    """The text as other JSON, or nearly JSON, with nearly the same meaning."""
     at = chance.randint(0, len(text))
     match chance.randrange(8):
         case 0:
@@ -549,7 +549,7 @@ def _respell(chance: random.Random, text: str) -> str:
 
 
 def _scramble(chance: random.Random, data: bytes) -> bytes:
-    """Other bytes, UTF-8 or not."""
+    """Changed bytes, UTF-8 or not."""
     at = chance.randrange(len(data) + 1)
     match chance.randrange(4):
         case 0:
@@ -563,7 +563,7 @@ def _scramble(chance: random.Random, data: bytes) -> bytes:
 
 
 def _bad_frames(chance: random.Random, pieces: list[Piece]) -> Piece:
-    """A frame with a wrong header, a cut one, or one in the wrong place."""
+    """A frame with a wrong header, a truncated one, or one in the wrong place."""
     piece = chance.choice(pieces)
     wire = bytearray(piece.on_the_wire(piece.data))
     match chance.randrange(6):
@@ -575,7 +575,7 @@ def _bad_frames(chance: random.Random, pieces: list[Piece]) -> Piece:
             wire = wire[: chance.randrange(len(wire))]
         case 3:
             return Piece(chance.randbytes(chance.randint(1, 60)), raw=True)
-        case 4:  # a control frame between, whole or too large
+        case 4:  # a control frame in between, whole or too large
             body = chance.randbytes(chance.choice([0, 2, 125, 126]))
             length = bytes([0x80 | len(body)]) if len(body) < 126 else b"\xfe\x00\x7e"
             return Piece(
@@ -587,7 +587,7 @@ def _bad_frames(chance: random.Random, pieces: list[Piece]) -> Piece:
 
 
 def kinds_of(made: Input) -> Counter[str]:
-    """How many of its pieces name each type of message."""
+    """The number of its pieces that name each type of message."""
     return Counter(
         name
         for piece in made.pieces

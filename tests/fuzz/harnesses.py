@@ -2,7 +2,7 @@
 
     python tests/fuzz/harnesses.py NAME [-max_total_time=SECONDS] [-seed=N] [CORPUS_FOLDER]
 
-NAME is one of `TARGETS`. An input that breaks the invariant is written to a file `crash-…`, and
+NAME is one of `TARGETS`. An input that violates the invariant is written to a file `crash-…`, and
 `python tests/fuzz/harnesses.py NAME crash-…` runs it again. The options are libFuzzer's.
 """
 
@@ -63,7 +63,7 @@ def packet_parse(data: bytes) -> None:
 
 
 def client_message(data: bytes) -> None:
-    """Refused, or a message that survives being written again."""
+    """Refused, or a message that survives re-encoding."""
     try:
         message = decode_client_message(data)
     except InvalidMessage:
@@ -84,7 +84,7 @@ def session_text(data: bytes) -> None:
 
 
 def frame_reader(data: bytes) -> None:
-    """The fast path says what the library says, however the bytes are cut."""
+    """The fast path yields the same frames as the library, however the bytes are cut."""
     step, stream = (data[0] % 64 + 1, data[1:]) if data else (1, b"")
     library, protocol = _server(), _server()
     library.receive_data(stream)
@@ -116,8 +116,8 @@ ITEMS = ItemSet((number // 3, bytes([number]) * 32) for number in range(80))
 
 
 def negentropy_message(data: bytes) -> None:
-    """Refused, or answered in either role with a message of its own that fits the frame and that the other
-    side can read; what is wanted is what the message named."""
+    """Refused, or answered in either role with a message that fits the frame and that the other side can
+    read; only items that the message named are wanted."""
     reconciler = Reconciler(ITEMS, max_frame_bytes=MIN_FRAME_BYTES, shift=len(data))
     for answer_to in (reconciler.respond, lambda message: reconciler.receive(message).message):
         try:
@@ -138,7 +138,7 @@ def negentropy_message(data: bytes) -> None:
 
 
 def cursor_decode(data: bytes) -> None:
-    """Nothing is a cursor that was not made by `encode`."""
+    """No text is a cursor unless `encode` made it."""
     text = data.decode("utf-8", "replace")
     for ascending in (True, False):
         try:

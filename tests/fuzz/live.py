@@ -1,10 +1,10 @@
-"""Drawn inputs against a live relay, and what must be true meanwhile and afterwards.
+"""Drawn inputs against a live relay, and what must hold during and after them.
 
-- Every request in good frames is answered once, or the relay closes the connection and says why.
+- Every request in good frames is answered once, or the relay closes the connection and gives the reason.
 - No answer is `internal_error`; every answer is a message of RFC-0004.
-- What answers a RECONCILE is a message of negentropy, within the bound of a frame.
-- A canary on a connection of its own is served throughout.
-- What was acknowledged is served again, byte for byte, at once and at the end.
+- The answer to a RECONCILE is a message of negentropy, within the bound of a frame.
+- A canary on a separate connection is served throughout.
+- Acknowledged packets are served again, byte for byte, at once and at the end.
 - When all have gone, the relay holds nothing for them and its log shows no accident.
 """
 
@@ -55,12 +55,12 @@ from tests.support.waiting import until
 __all__ = ["CORPUS", "Report", "fuzz", "keep", "read_corpus"]
 
 CORPUS: Final = Path(__file__).parent / "corpus"
-"""Inputs that found something once. They are sent first."""
+"""Inputs that once found something. They are sent first."""
 _AT_ONCE: Final = 4
 _ROUNDS_TO_LOOK: Final = 25
 _TIMEOUT: Final = 20.0
 _MOST_ANSWER_BYTES: Final = 200_000
-"""Of negentropy, before it is written in hex."""
+"""The bound for negentropy, before it is written in hex."""
 _HELD: Final = (
     "relayd_connections",
     "relayd_subscriptions",
@@ -75,7 +75,7 @@ class Broken(AssertionError):
 
 @dataclass
 class Report:
-    """What a run sent and got, and what was broken by which inputs."""
+    """What a run sent and received, and which inputs broke a promise."""
 
     inputs: int = 0
     requests: Counter[str] = field(default_factory=Counter)
@@ -89,7 +89,7 @@ class Report:
 
 
 class _Peer:
-    """One connection that sends an input and keeps what comes back."""
+    """One connection that sends an input and keeps the answers."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._reader, self._writer = reader, writer
@@ -107,14 +107,14 @@ class _Peer:
         return self.challenge
 
     async def send(self, data: bytes, step: int) -> None:
-        """Send in pieces; what the relay does not want any more is dropped."""
+        """Send in pieces; bytes that the relay no longer reads are dropped."""
         with contextlib.suppress(OSError):
             for at in range(0, len(data), step):
                 self._writer.write(data[at : at + step])
                 await self._writer.drain()
 
     def finish(self) -> None:
-        """Say that nothing further comes."""
+        """Signal that nothing further comes."""
         with contextlib.suppress(OSError):
             self._writer.write_eof()
 
@@ -167,7 +167,7 @@ class _Peer:
 
 
 def _checked(answer: Reconciled) -> Reconciled:
-    """Raises `Broken` where it is no message of negentropy, or larger than one may be."""
+    """Raises `Broken` if it is not a message of negentropy, or is larger than one may be."""
     try:
         message = bytes.fromhex(answer.message)
         if message != b"\x61":
@@ -205,7 +205,7 @@ class _Judge:
         self._canary = canary
         self._author = new_identity()
         self._stored: dict[str, bytes] = {}
-        """The hash of what each acknowledged packet must read as."""
+        """By packet id: the hash of what each acknowledged packet must read as."""
 
     async def send(self, made: Input) -> None:
         """Send one input and judge the answers. Raises `Broken` and `TimeoutError`."""
@@ -231,7 +231,7 @@ class _Judge:
         self.report.requests.update(kinds_of(made))
 
     async def _await_answers(self, peer: _Peer, sent: Iterable[bytes]) -> None:
-        """Every request is answered once and no more, or the relay closes and says why."""
+        """Check that every request is answered exactly once, or the relay closes and gives the reason."""
         barrier = "the end of it"
         await peer.send(_text(json.dumps({"type": "BARRIER", "client_msg_id": barrier})), 2**16)
         names = _due(sent)
@@ -242,7 +242,7 @@ class _Judge:
             found = Counter(name for name in named if name in due)
             for message in peer.messages:
                 if isinstance(message, Error) and message.client_msg_id is None:
-                    # The subscription was ended, by an AUTH for less: its marker is not due any more.
+                    # The subscription was ended by an AUTH with fewer rights: its marker is no longer due.
                     name = names.get(message.subscription_id, barrier)
                     found[name] = max(found[name], int(name != barrier))
             return found
@@ -251,8 +251,8 @@ class _Judge:
             await peer.wait(lambda: answers().total() >= due.total())
         except TimeoutError:
             raise Broken(f"requests were not answered: {due - answers()}") from None
-        # After bytes that are no UTF-8 the relay says why it closes, but what is still on its way to the
-        # relay may then reset the connection, before its last word has arrived.
+        # After bytes that are not UTF-8 the relay gives the reason for closing, but bytes still on their way
+        # to the relay may reset the connection before the reason has arrived.
         if peer.ended and peer.close is None and all(map(_is_utf8, sent)):
             raise Broken(f"the relay closed the connection without a word; due were {due - answers()}")
         if extra := answers() - due:
@@ -277,7 +277,7 @@ class _Judge:
 
     def _acknowledged(self, ok: Ok, published: Mapping[str, Sequence[bytes]]) -> None:
         self.report.acknowledged += 1
-        # Several may have one name, and a name may be empty.
+        # Several packets may share a name, and a name may be empty.
         packets = () if ok.client_msg_id is None else published.get(ok.client_msg_id, ())
         if not packets:
             return
@@ -289,7 +289,7 @@ class _Judge:
             self._stored[ok.packet_id] = blake3(canonical.encode(value)).digest()
 
     async def serve_canary(self) -> None:
-        """An honest publish is answered. Raises `Broken`."""
+        """Check that an honest publish is answered. Raises `Broken`."""
         try:
             answer = await self._canary.publish(make(self._author))
         except TimeoutError:
@@ -299,7 +299,7 @@ class _Judge:
         self.report.canary += 1
 
     async def look(self) -> None:
-        """Nobody is there but the canary: nothing is held for others, no accident is in the log."""
+        """With only the canary connected: nothing is held for others, and the log shows no accident."""
         held: dict[str, float] = {}
 
         def nothing_held() -> bool:
@@ -320,7 +320,7 @@ class _Judge:
             self._compare(packet_id, event.packet, event.relay_annotations)
 
     async def read_all(self) -> None:
-        """Read the whole log as a stream: every acknowledged packet is there once, and as it was sent."""
+        """Read the whole log as a stream: every acknowledged packet is there once, unchanged."""
         waiting = set(self._stored)
         async with _connected(self.relay) as peer:
             await peer.send(_text('{"type":"SUBSCRIBE","subscription_id":"s","gapless":true}'), 2**16)
@@ -365,7 +365,7 @@ def _text(text: str) -> bytes:
 def _due(sent: Iterable[bytes]) -> dict[object, str]:
     """The names under which answers must come, by subscription or number.
 
-    A subscription that was ended, or that another has replaced, need not tell where its history ends.
+    A subscription that was ended, or that another has replaced, need not report the end of its history.
     """
     names: dict[object, str] = {}
     for number, data in enumerate(sent):
@@ -399,12 +399,12 @@ def _published(data: bytes) -> Iterable[tuple[str, bytes]]:
 
 
 def read_corpus(folder: Path) -> list[Input]:
-    """The inputs that are kept in a folder, in the order of their names."""
+    """The inputs in a folder, in the order of their names."""
     return [from_json(path.read_text(encoding="utf-8")) for path in sorted(folder.glob("*.json"))]
 
 
 def keep(folder: Path, made: Input) -> None:
-    """Write an input into a folder, under a name that follows from it."""
+    """Write an input to a folder, under a name derived from it."""
     text = made.as_json()
     name = blake3(text.encode()).hexdigest()[:12]
     (folder / f"{name}.json").write_text(text, encoding="utf-8")
@@ -420,9 +420,9 @@ async def fuzz(
     guilty: Callable[[Input], None] = lambda _: None,
     progress: Callable[[str], None] = lambda _: None,
 ) -> Report:
-    """Send the `first` inputs, then so many drawn ones, or drawn ones for so long.
+    """Send the `first` inputs, then `inputs` drawn ones, or drawn ones for `seconds`.
 
-    The first broken promise ends it. `guilty` is told the inputs that broke it, or may have.
+    The first broken promise ends it. `guilty` is called with the inputs that broke it, or may have.
     """
     report = Report()
     chance = random.Random(seed)

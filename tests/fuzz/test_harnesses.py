@@ -1,7 +1,8 @@
-"""Each fuzzing harness, in a process of its own: the good inputs first, then what the fuzzer makes of them.
+"""Each fuzzing harness, in a separate process: the good inputs first, then those that the fuzzer derives from
+them.
 
-A run takes the same inputs each time. With `RELAYD_TEST_FUZZ_SECONDS` each harness takes others for so long.
-Skipped only where the fuzzer itself has no wheel.
+A run uses the same inputs each time. With `RELAYD_TEST_FUZZ_SECONDS` each harness runs new ones for this
+time. Skipped only where the fuzzer itself has no wheel.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ INPUTS = {
     "cursor": 100_000,
     "negentropy": 1_000,
 }
-"""How many inputs each harness takes: a few seconds' worth."""
+"""The number of inputs for each harness: a few seconds' worth."""
 SECONDS = int(os.environ.get("RELAYD_TEST_FUZZ_SECONDS", "0"))
 
 needs_atheris = pytest.mark.skipif(
@@ -43,7 +44,7 @@ def test_fuzz(name: str, tmp_path: Path):
     for number, seed in enumerate(seeds_of(name)):
         (corpus / f"seed{number}").write_bytes(seed)
     length = [f"-max_total_time={SECONDS}"] if SECONDS else [f"-runs={INPUTS[name]}", "-seed=1"]
-    # To instrument the programs takes about as long as the inputs do: it is done once.
+    # Instrumenting the programs takes about as long as the inputs do: it is done once.
     run = ForkedProcess(FUZZERS, [name, *length, "-max_len=4096", str(corpus)], env=os.environ, cwd=tmp_path)
     out, err = (text.decode(errors="replace") for text in run.communicate(timeout=SECONDS + 300.0))
     assert run.returncode == 0, out[-2000:] + err[-4000:]

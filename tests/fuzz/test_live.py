@@ -19,7 +19,7 @@ SETTINGS: dict[str, Any] = {
     "dedup_window_seconds": 3_153_600_000,
     "replication_peers": [FUZZER.did],
 }
-"""The packets of the corpus do not grow too old, and who authenticates may compare sets."""
+"""The packets of the corpus never become too old, and authenticated clients may compare sets."""
 
 
 @pytest.fixture(scope="module")

@@ -1,1 +1,1 @@
-"""Bugs that are planted on purpose, to see whether the tests notice them."""
+"""Bugs planted on purpose, to see whether the tests notice them."""

@@ -21,16 +21,16 @@ from tests.planted.bugs import BUGS, Bug
 _ROOT = Path(__file__).resolve().parents[2]
 _NEEDED = ("relayd", "client", "tests", "migrations", "docs", "pyproject.toml")
 _LONGEST_RUN = 600.0
-"""Seconds. A test that never ends fails after a minute; tests that do not end at all say nothing."""
+"""In seconds. A single test that never ends fails after a minute; a run that does not end shows nothing."""
 _OPTIONS = (
     "-x -q --timeout 60 -p no:cacheprovider -p tests.planted.unshrunk --hypothesis-profile unshrunk".split()
 )
 _FAILED = 1
-"""The exit code of pytest where a test has failed; others say that no test could be run."""
+"""The exit code of pytest if a test has failed; other codes mean that no test could be run."""
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run the command; its exit code."""
+    """Run the command; returns its exit code."""
     parser = argparse.ArgumentParser(prog="python -m tests.planted", description=__doc__.partition("\n")[0])
     parser.add_argument("--first", type=int, default=len(BUGS), help="how many of them")
     parser.add_argument("--only", default="", help="those with this text in their name or file")

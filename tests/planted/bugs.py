@@ -1,8 +1,8 @@
-"""The planted bugs: each is one change of the source, and the tests that must notice it.
+"""The planted bugs: each is one change of the source, with the tests that must notice it.
 
-A bug here is one that a tired person could write, in the code that the promise rests on: nothing acknowledged
-is lost, nothing is delivered twice, nobody takes what is not theirs. A change of the code may move the place
-of a bug; then the bug moves along with it.
+Each is a bug that a tired person could write, in code on which a promise rests: nothing acknowledged is lost,
+nothing is delivered twice, nobody takes what is not theirs. If a change moves the place of a bug, the bug
+moves with it.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ __all__ = ["BUGS", "Bug"]
 
 @dataclass(frozen=True, slots=True)
 class Bug:
-    """`right` stands once in `file` and is replaced by `wrong`; one of `tests` has to fail then."""
+    """`right` occurs once in `file` and is replaced by `wrong`; one of `tests` must then fail."""
 
     name: str
     file: str
@@ -23,7 +23,7 @@ class Bug:
     tests: tuple[str, ...]
 
     def planted_in(self, source: str) -> str:
-        """The source with the bug in it. Raises ValueError unless its place is there exactly once."""
+        """The source with the bug in it. Raises ValueError unless `right` occurs exactly once."""
         if source.count(self.right) != 1:
             raise ValueError(f"{self.name}: found {source.count(self.right)} times in {self.file}")
         return source.replace(self.right, self.wrong)

@@ -1,4 +1,4 @@
-"""The list of planted bugs fits the source as it is; whether tests find them is asked by `make planted`."""
+"""The list of planted bugs matches the present source; `make planted` checks whether tests find the bugs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A pytest plugin: what Hypothesis has found is not made smaller, for a planted bug is known already."""
+"""A pytest plugin that keeps Hypothesis from shrinking its findings, as a planted bug is already known."""
 
 from __future__ import annotations
 

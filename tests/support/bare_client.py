@@ -165,7 +165,7 @@ class BareClient:
         ]
 
     async def barrier(self) -> None:
-        """Wait until the relay has handled everything sent before: what has not arrived by now was not sent."""
+        """Wait until the relay has handled everything sent before: a message not here by now was not sent."""
         answer = await self.ask({"type": "BARRIER"})
         assert answer["detail"] == "unknown_type"
 

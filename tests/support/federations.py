@@ -141,7 +141,7 @@ async def holds(
 
 
 async def eventually(condition: Callable[[], object]) -> None:
-    """Wait until a condition holds in other processes; checks are slow, so a thread makes them, and seldom."""
+    """Wait until a condition holds in other processes; checks are slow, so a thread makes them, not often."""
     async with asyncio.timeout(TIMEOUT):
         while not await asyncio.to_thread(condition):  # noqa: ASYNC110 -- other processes
             await asyncio.sleep(0.3)

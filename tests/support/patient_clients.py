@@ -1,4 +1,4 @@
-"""Clients that know RFC-0004 alone and never give up, and a ledger of the promises they got and what they saw."""
+"""Clients that know RFC-0004 alone and never give up, and a ledger of what they were promised and saw."""
 
 from __future__ import annotations
 
@@ -151,7 +151,7 @@ async def follow(relay: Way, ledger: Ledger) -> None:
 
 
 def place_of(ledger: Ledger) -> int:
-    """The number of packets seen at the reader's cursor, which may be reissued: it holds a place and a MAC."""
+    """The number of packets seen at the reader's cursor; -1 if that was reissued in another form."""
     return ledger.places.get(str(ledger.cursor), -1)
 
 

@@ -15,7 +15,7 @@ TYPES = ("POST", "NOTE", "/chat/1/room/proto")
 
 
 async def publish(url: str, count: int) -> list[str]:
-    """Publish `count` packets over one connection, as fast as they are acknowledged; return their ids in order."""
+    """Publish `count` packets over one connection, as fast as acknowledged; return their ids in order."""
     author = Identity.generate()
     acknowledged: list[str] = []
     async with strata.connect(url) as relay:

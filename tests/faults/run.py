@@ -50,7 +50,7 @@ class Report:
 
     @property
     def idle(self) -> list[str]:
-        """Faults that never occurred and checks that were never made: either shows that a run proves too little."""
+        """Faults that never occurred, and checks that were never made: with any, a run proves too little."""
         operations = [name for name in _OPERATIONS if not self.checked.get(name)]
         return [*(kind for kind in self.kinds if not self.fired.get(kind)), *operations]
 

@@ -1,4 +1,4 @@
-"""One relay process for a module, and the options of the long runs."""
+"""One relay process for each module, and the options of the long runs."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 @pytest.fixture(scope="module")
 def relay(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RelayProcess]:
-    """A relay with default settings; it must not have complained by the end of the module."""
+    """A relay with default settings; it must have logged no complaint by the end of the module."""
     with running(RelayProcess(tmp_path_factory.mktemp("relay"))) as process:
         yield process
         assert process.is_running(), process.last_words()
@@ -49,7 +49,7 @@ def shared_database(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 @pytest_asyncio.fixture(scope="session", loop_scope="session")
 async def chromium() -> AsyncIterator[Browser]:
-    """One Chromium for all tests of a worker; each test opens pages of a profile of their own in it."""
-    # A name that leads here, and is no name of this machine: pages under it have no secure context.
+    """One Chromium for all tests of a worker; each test opens pages with its own profile."""
+    # A name that leads here but is not a name of this machine: pages under it have no secure context.
     async with browser("--host-resolver-rules=MAP relay.test 127.0.0.1") as opened:
         yield opened

@@ -1,4 +1,4 @@
-"""What an attacker tries: answers made for others, reads without the right, false addresses, crowds."""
+"""What an attacker tries: answers made for others, unauthorised reads, false addresses, crowds."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ IDLE, HOSTILE = 200, 50
 
 @pytest.fixture(scope="module")
 def closed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RelayProcess]:
-    """A relay that serves members alone, with one packet in its log."""
+    """A relay that serves only members, with one packet in its log."""
     settings: dict[str, Any] = {"require_auth": ["publish", "subscribe"], "members": [MEMBER.did]}
     with running(RelayProcess(tmp_path_factory.mktemp("closed"), **settings)) as process:
         yield process
@@ -84,7 +84,7 @@ async def test_an_answer_from_an_earlier_connection_is_good_no_more(relay: Relay
 
 @pytest.mark.req("R-275")
 async def test_an_answer_for_one_relay_opens_no_other(relay: RelayProcess, closed: RelayProcess):
-    """A relay passes another's challenge on as its own, and the answer back (A-071)."""
+    """A relay passes off another's challenge as its own, and forwards the answer (A-071)."""
     async with open_client(closed.ws) as attacker:
         stolen = await attacker.challenge()
         shown = {**stolen, "server_id": relay.ready["relay_id"]}
@@ -109,7 +109,7 @@ async def test_a_packet_s_signature_authenticates_nobody(closed: RelayProcess):
         assert fault(answer) == ("invalid_signature", None)
 
 
-# Reading and writing without the right to.
+# Reading and writing without permission.
 
 
 @pytest.mark.req("R-288", "R-289", "R-292")
@@ -134,7 +134,7 @@ async def test_no_way_in_or_out_is_open_to_who_is_not_a_member(closed: RelayProc
                 answer = await stranger.ask({"type": "SUBSCRIBE", "subscription_id": "s", **request})
                 assert fault(answer) == MISSING
                 assert answer["subscription_id"] == "s"
-            # What it may not publish is not even looked at: a known packet is refused like any other.
+            # A packet that it may not publish is not even checked: a known packet is refused like any other.
             for published in (packet, make(new_identity()), seal(MEMBER, {"version": 9})):
                 assert fault(await stranger.publish(published)) == MISSING
         assert (await member.publish(make(MEMBER)))["type"] == "OK"
@@ -142,7 +142,7 @@ async def test_no_way_in_or_out_is_open_to_who_is_not_a_member(closed: RelayProc
     assert closed.get(path)[0] == 401
     unknown = closed.get("/packets/0x" + "ab" * 32)
     assert unknown[0] == 401
-    assert unknown[2] == closed.get(path)[2]  # and says nothing about what is there
+    assert unknown[2] == closed.get(path)[2]  # and reveals nothing about what is there
 
 
 @pytest.mark.req("R-283", "R-288")
@@ -152,7 +152,7 @@ async def test_who_gives_up_the_right_to_read_gets_nothing_further(closed: Relay
         await reader.authenticate(MEMBER, challenge=first)
         await reader.subscribe("live", {"authors": [MEMBER.did]})
         await reader.send({"type": "SUBSCRIBE", "subscription_id": "gapless", "gapless": True})
-        await reader.authenticate(MEMBER, challenge=first)  # a refusal, for a fresh challenge
+        await reader.authenticate(MEMBER, challenge=first)  # a refusal, in exchange for a fresh challenge
         answer = await reader.authenticate(MEMBER, capabilities=["publish"])
         assert answer["capabilities"] == ["publish"]
         for name in ("live", "gapless"):
@@ -236,7 +236,7 @@ async def test_an_address_is_logged_truncated_if_asked_for(tmp_path: Path):
 
 
 async def misbehave(relay: RelayProcess, number: int, until: asyncio.Event) -> int:
-    """One hostile connection after another, of five kinds; how many there were."""
+    """Open one hostile connection after another, of five kinds; returns their number."""
     identity, made = new_identity(), 0
     forged = json.loads(make(identity).canonical) | {"signature": "0x" + "00" * 64}
     texts = [
@@ -250,9 +250,9 @@ async def misbehave(relay: RelayProcess, number: int, until: asyncio.Event) -> i
     ]
     while not until.is_set():
         made += 1
-        # Whoever takes ten seconds over the handshake, as a crowd on a busy machine may, is dropped.
+        # A client that takes ten seconds for the handshake, as a crowd on a busy machine may, is dropped.
         with contextlib.suppress(ConnectionClosed, InvalidHandshake, OSError):
-            if number % 5 == 4:  # connects, and says half a word
+            if number % 5 == 4:  # connects, and sends half a word
                 host, port = relay.http.removeprefix("http://").split(":")
                 _, writer = await asyncio.open_connection(host, int(port))
                 writer.write(b"GET /stra")
@@ -268,7 +268,7 @@ async def misbehave(relay: RelayProcess, number: int, until: asyncio.Event) -> i
 
 @pytest.mark.req("R-321")
 async def test_the_honest_are_served_beside_the_idle_and_the_hostile(relay: RelayProcess):
-    """The honest come from another address: whoever shares one shares its part of the loop too."""
+    """The honest come from another address: clients that share one also share its part of the loop."""
     identity, until = new_identity(), asyncio.Event()
     packets = [make(identity) for _ in range(30)]
     async with AsyncExitStack() as stack:

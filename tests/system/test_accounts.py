@@ -1,4 +1,4 @@
-"""Everything is paid by whoever causes it: one address, or many identities from it, beside honest peers."""
+"""Those who cause a cost pay for it: one address, or many identities from it, beside honest peers."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ NOBODY = [new_identity().did for _ in range(1000)]
 
 
 def fill(url: str) -> None:
-    """A log in which every other packet is one author's, of a type of its own; 1000 authors share another."""
+    """Fill a log: every other packet is of one author and its own type; 1000 authors share another type."""
     now = int(time.time())
     day = now // 86_400
 
@@ -64,7 +64,7 @@ def fill(url: str) -> None:
 
 @pytest.fixture(scope="module")
 def relay(tmp_path_factory: pytest.TempPathFactory, shared_database: str) -> Iterator[RelayProcess]:
-    """A relay behind a proxy on this machine: a test is whoever its X-Forwarded-For says."""
+    """A relay behind a proxy on this machine: a test connects as any address with X-Forwarded-For."""
     fill(shared_database)
     settings: dict[str, Any] = {
         "database_url": shared_database,
@@ -131,7 +131,7 @@ async def test_a_flood_of_pings_ends_with_1008_and_an_honest_peer_is_served(rela
 
 @pytest.mark.req("R-317", "R-321")
 async def test_plain_http_counts_as_connecting_does(relay: RelayProcess):
-    """Sixty sockets in a window, whatever they ask for; another address is served."""
+    """Sixty sockets in a window, whatever they request; another address is served."""
     headers = {"X-Forwarded-For": "198.51.100.30"}
     paths = ["/metrics", "/healthz", "/.well-known/strata-relay.json", "/nothing"]
     statuses = [
@@ -155,8 +155,8 @@ DEAR = [
 
 @pytest.mark.req("R-321", "R-152")
 async def test_readers_of_dear_pages_wait_behind_an_honest_one(relay: RelayProcess):
-    """One connection to the database, twenty searches of one address for what does not exist: each goes on
-    page by page and ends, none times out, and between their pages somebody else gets hers."""
+    """One connection to the database, twenty searches from one address for packets that do not exist: each
+    continues page by page and ends, none times out, and between their pages another client gets its own."""
     async with AsyncExitStack() as stack:
         dear = [await stack.enter_async_context(come_from(relay, "198.51.100.40")) for _ in range(5)]
         for client in dear:
@@ -226,7 +226,7 @@ async def test_silent_tls_handshakes_are_counted_and_leave_room(tmp_path: Path):
                     return True
 
             await until(lambda: sum(map(is_dropped, silent)) == 20)
-            # The file limit is nobody's to take: other sockets of the machine come in by another address.
+            # The file limit belongs to no address: other sockets of the machine come from another address.
             context = ssl.create_default_context(cafile=str(made.ca))
             reader, writer = await asyncio.open_connection("127.0.0.1", port, local_addr=("127.0.0.2", 0))
             await writer.start_tls(context, server_hostname="localhost")
@@ -240,8 +240,9 @@ async def test_silent_tls_handshakes_are_counted_and_leave_room(tmp_path: Path):
 
 @pytest.mark.req("R-321")
 async def test_memory_has_a_ceiling_and_the_dearest_pay_for_it(tmp_path: Path):
-    """Frames that never end, of three addresses, are more than the relay may hold: it closes them one by one
-    and tells each why, an honest peer is served meanwhile, and afterwards the relay is ready again."""
+    """Frames that never end, from three addresses, are more than the relay may hold: it closes them one by
+    one and gives each the reason, an honest peer is served meanwhile, and afterwards the relay is ready
+    again."""
     limit = 200 * 2**20
     settings: dict[str, Any] = {"memory_limit_bytes": limit, "trusted_proxies": ["127.0.0.1"]}
     with running(RelayProcess(tmp_path, **settings)) as process:
@@ -250,7 +251,7 @@ async def test_memory_has_a_ceiling_and_the_dearest_pay_for_it(tmp_path: Path):
         highest = last_words = 0
 
         async def hold_on(number: int) -> None:
-            # On a busy machine some are cut off before they have read why: they come again.
+            # On a busy machine some are cut off before they have read the reason: they try again.
             while not stop.is_set():
                 await hold(number)
 
@@ -291,7 +292,7 @@ async def test_memory_has_a_ceiling_and_the_dearest_pay_for_it(tmp_path: Path):
                     status, _, body = process.get("/readyz")
                     told |= {json.loads(body)["reason"]} if status == 503 else set()
             stop.set()
-        # It may be well again before anybody asks; the log tells in any case.
+        # It may have recovered before it is asked; the log shows it in any case.
         assert told <= {"memory"}
         assert '"pressure": "full"' in process.log.read_text() or told
         assert highest < 1.25 * limit
@@ -306,7 +307,7 @@ async def test_the_manifest_names_what_an_address_may(relay: RelayProcess):
 
 
 async def test_a_closed_session_is_forgotten(relay: RelayProcess):
-    """No account of this module's peers is left holding a connection."""
+    """No account of this module's peers still holds a connection."""
     async with come_from(relay, "198.51.100.60") as client:
         await client.barrier()
         with pytest.raises(ConnectionClosed):

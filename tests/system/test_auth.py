@@ -1,4 +1,4 @@
-"""AUTH and capabilities, as a plain RFC-0004 client meets them."""
+"""AUTH and capabilities, as seen by a plain RFC-0004 client."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def fault(answer: Message) -> tuple[str, str | None]:
 
 @pytest.fixture(scope="module")
 def closed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RelayProcess]:
-    """A relay that wants AUTH for everything, and has members and a peer."""
+    """A relay that requires AUTH for everything, and has members and a peer."""
     folder = tmp_path_factory.mktemp("closed")
     settings: dict[str, Any] = {
         "require_auth": ["publish", "subscribe"],
@@ -178,7 +178,7 @@ async def test_a_later_auth_replaces_the_identity_and_a_failed_one_does_not(clos
         assert (await client.authenticate(MEMBER, challenge=first, capabilities=["publish"]))[
             "type"
         ] == "AUTH_OK"
-        # A used challenge is refused, and brings the fresh one.
+        # A used challenge is refused, and the refusal brings a fresh one.
         answer = await client.authenticate(PEER, challenge=first)
         assert fault(answer) == ("unauthenticated", "challenge_unknown")
         assert (await client.publish(make(MEMBER)))["type"] == "OK"

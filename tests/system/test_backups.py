@@ -1,4 +1,4 @@
-"""A backup of a running relay: what is in it, what is missing, and what readers hear once it is put back."""
+"""A backup of a running relay: its content, what it lacks, and what readers learn after a restore."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ from tests.support.standbys import Standby
 from tests.support.waiting import wait_until
 
 _OLDER = sorted(path for path in Path("/usr/lib/postgresql").glob("1[567]/bin") if (path / "psql").exists())
-"""Programs of PostgreSQL that are older than those that relayd brings along, and not too old for it."""
+"""Programs of PostgreSQL that are older than those shipped with relayd, and not too old for it."""
 
 
 def relayd(data_dir: Path, *arguments: str | Path, exit_code: int = 0) -> Any:
-    """Run a command; what it says as JSON, or its complaint."""
+    """Run a command; returns its output as JSON, or its error text."""
     env = environment({"data_dir": data_dir})
     code, out, err = run_fork(RELAYD, [*map(str, arguments), "--json"], env=env)
     assert code == exit_code, err.decode()
@@ -73,7 +73,8 @@ async def test_a_backup_is_made_drilled_and_put_back_and_nothing_that_was_ruled_
             kept, _ = await reader.subscribe("s", {"authors": [author.did, banned.did], "order": "asc"})
             assert ids_of(kept) == [each.packet_id for each in packets], "banned and erased ones stay away"
             assert again.get(f"/packets/{doomed.packet_id}")[0] == 410
-            # A reader that had come further is told where to go on; one that stood in the backup goes on.
+            # A reader that was further ahead learns where to continue; one whose place is in the backup
+            # continues.
             _, lost = await reader.subscribe("lost", {"cursor": events[-1]["cursor"]}, gapless=True)
             assert (lost["code"], lost["detail"]) == ("invalid_cursor", "log_reset")
             went_on, _ = await reader.subscribe("kept", {"cursor": events[5]["cursor"]}, gapless=True)
@@ -102,7 +103,7 @@ async def test_a_backup_that_lacks_something_says_what(relay: RelayProcess, tmp_
     relayd(data_dir, "backup", "create", backup)
     found = relayd(data_dir, "backup", "verify", backup, exit_code=1)
     assert (found["missing"], found["damaged"], found["is_whole"]) == (1, 1, False)
-    # What the disk has done to it is PostgreSQL's to find.
+    # Damage by the disk is PostgreSQL's to find.
     (file,) = backup.glob("base/global/pg_control")
     file.write_bytes(bytes(file.stat().st_size))
     assert "pg_verifybackup" in relayd(data_dir, "backup", "verify", backup, exit_code=3)
@@ -116,7 +117,7 @@ async def test_a_backup_that_lacks_something_says_what(relay: RelayProcess, tmp_
 async def test_a_backup_that_is_followed_can_be_put_back_to_any_moment(tmp_path: Path):
     data_dir, backup = tmp_path / "data", tmp_path / "backup"
     with running(RelayProcess(tmp_path, data_dir=data_dir)) as relay:
-        # What a restore to a moment, cut off after its replay, has left in the server that is copied now.
+        # Left behind, in the server to copy, by a point-in-time restore interrupted after its replay.
         with (data_dir / "postgres-18" / "postgresql.auto.conf").open("a") as file:
             file.write("recovery_target_time = '2026-01-01 00:00:00+00'\n")
         (data_dir / "postgres-18" / "restored_wal").mkdir()
@@ -175,7 +176,7 @@ async def test_a_backup_of_a_standby_is_put_back_with_all_that_the_standby_was_t
             await migrate(server.url)
             await execute(server.url, "CREATE TABLE marks (n int)")
             await wait_for_table(standby)
-            # It ends amid a file of WAL: only a primary begins another one with the end of a backup.
+            # It ends in the middle of a WAL file: only a primary starts another one at the end of a backup.
             await backups.create(standby.url, backup, data_dir=None)
             following = asyncio.create_task(backups.follow(standby.url, backup))
             for n in range(3):
@@ -192,7 +193,7 @@ async def test_a_backup_of_a_standby_is_put_back_with_all_that_the_standby_was_t
 
 
 async def wait_for_table(standby: Standby) -> None:
-    """Until the standby has been told of it."""
+    """Wait until the standby has received the table."""
     async with asyncio.timeout(60):
         while await standby.execute("SELECT to_regclass('marks')") is None:  # noqa: ASYNC110
             await asyncio.sleep(0.05)
@@ -311,7 +312,7 @@ async def test_a_server_of_the_operators_own_is_backed_up_drilled_and_put_back_b
     packets = [make(author, n=n) for n in range(10)]
     backup = tmp_path / "backup"
     with ExternalPostgres() as server:
-        # The commands are given the URL alone, in a file as the guide advises.
+        # The commands get only the URL, in a file as the guide advises.
         (tmp_path / "url").write_text(server.url)
 
         def run(*arguments: str | Path) -> Any:
@@ -339,7 +340,7 @@ async def test_a_server_of_the_operators_own_is_backed_up_drilled_and_put_back_b
                 _, lost = await reader.subscribe("lost", {"cursor": events[-1]["cursor"]}, gapless=True)
                 assert (lost["code"], lost["detail"]) == ("invalid_cursor", "log_reset")
             assert relay.logged("log_epoch_begins") == 1
-    # Where that server is gone for good, the relay's own takes over.
+    # If that server is gone permanently, the relay's own takes over.
     data_dir = tmp_path / "own" / "data"
     restored = relayd(data_dir, "backup", "restore", backup, "--verify")
     assert (restored["packets"], restored["is_whole"]) == (7, True)

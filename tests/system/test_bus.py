@@ -1,4 +1,4 @@
-"""Relays that tell each other of commits over a real NATS server, beside one that listens to PostgreSQL."""
+"""Relays that announce commits to each other over a real NATS server, beside one that uses PostgreSQL."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ async def test_relays_go_on_through_the_death_of_the_bus(
     with (
         running(RelayProcess(tmp_path / "1", database_url=shared_database, bus_url=bus.url)) as one,
         running(RelayProcess(tmp_path / "2", database_url=shared_database, bus_url=bus.url)) as two,
-        # One that has not got the setting yet.
+        # One that does not have the setting yet.
         running(RelayProcess(tmp_path / "3", database_url=shared_database)) as three,
     ):
         async with (

@@ -1,6 +1,6 @@
-"""Long absences and late comers over a real relay: everything in order, once, and resumed where it stood.
+"""Long absences and late comers over a real relay: everything in order, once, resumed at the right place.
 
-`STRATA_ABSENCE` sets how many messages were missed; the suite takes few.
+`STRATA_ABSENCE` sets the number of messages missed; the suite uses few.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ async def test_a_long_absence_is_made_up_for_in_order_and_in_bounded_memory(rela
     spent = await read_all(relay.ws, where, MISSED, filter_ids=FILTER_IDS)
     assert spent.messages == MISSED
     print(spent)
-    # The log and the known ids are bounded; the messages themselves are many times as large.
+    # The log and the known ids are bounded; the messages themselves are many times larger.
     assert spent.grown_bytes < 400_000_000
 
 
@@ -76,7 +76,7 @@ async def test_a_reading_in_several_lives_skips_nothing_and_repeats_nothing(
                     taken.append((await anext(room)).payload)
                     seen.append(room.sync_status())
                 if len(taken) < count:
-                    taken.pop()  # it was being worked on when the program left, so it comes again
+                    taken.pop()  # it was being processed when the program left, so it comes again
     assert taken == [b"message %d" % number for number in range(count)]
     assert lives > 2
     assert not any(status.is_synced for status in seen[: count // 3])
@@ -90,7 +90,7 @@ async def test_a_newcomer_is_sent_a_page_or_two_before_what_is_said_now_whatever
     await publish_all(relay.ws, written(MISSED, where, filter_ids=FILTER_IDS))
     joined = await join_to_first_live(relay.ws, where, filter_ids=FILTER_IDS, pool=pool)
     print(joined)
-    # A page of what was said last, and one more if what is said now stands in the first already.
+    # A page of the latest messages, and one more if the first already contains a present one.
     assert joined.packets <= 1_020 < MISSED
 
 

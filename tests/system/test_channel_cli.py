@@ -31,12 +31,12 @@ TIMEOUT = 40.0
 
 
 def topic_of(folder: Path) -> str:
-    """A topic of the test's own."""
+    """A separate topic for the test."""
     return f"/test/1/{folder.name}/proto"
 
 
 class Chat:
-    """A `strata channel` process; what it prints can be waited for."""
+    """A `strata channel` process; a test can wait for lines of its output."""
 
     def __init__(
         self, folder: Path, relays: list[str], name: str, *arguments: object, json: bool = True
@@ -67,7 +67,7 @@ class Chat:
         self.process.stdin.flush()
 
     def wait_for(self, *parts: str) -> str:
-        """The next line that has all of these in it."""
+        """The next line that contains all of these."""
         deadline = time.monotonic() + TIMEOUT
         while True:
             try:
@@ -84,7 +84,7 @@ class Chat:
         return heard
 
     def end(self) -> tuple[int, str]:
-        """End the input: exit code and stderr."""
+        """End the input; returns the exit code and stderr."""
         assert self.process.stdin is not None
         with contextlib.suppress(BrokenPipeError):
             self.process.stdin.close()
@@ -116,7 +116,7 @@ class Chat:
 
 @pytest.fixture
 def chat(tmp_path: Path) -> Iterator[Any]:
-    """Starts chats, and ends what is left of them."""
+    """Starts chats, and ends those still running."""
     with contextlib.ExitStack() as stack:
 
         def start(relays: list[str], name: str, *arguments: object, json: bool = True) -> Chat:
@@ -292,7 +292,7 @@ def test_on_a_terminal_states_change_in_place_and_the_terminal_is_left_as_it_was
 
 
 class _Shown:
-    """What a terminal was told to show."""
+    """The output of a terminal."""
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor
@@ -303,7 +303,7 @@ class _Shown:
         return re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", self._data.decode(errors="replace"))
 
     def read(self) -> bool:
-        """Take what is there."""
+        """Read what is available."""
         if select.select([self._descriptor], [], [], 0.05)[0]:
             self._data += os.read(self._descriptor, 65_536)
         return True

@@ -45,7 +45,7 @@ KILLS = 3
 
 @pytest.fixture
 def topic() -> str:
-    """A topic of the test's own: the relay is shared."""
+    """A separate topic for the test: the relay is shared."""
     return f"/test/1/{secrets.token_hex(8)}/proto"
 
 
@@ -54,7 +54,7 @@ def longer(taken: list[bytes], count: int) -> bool:
 
 
 class Talker:
-    """An open channel, and what it was told."""
+    """An open channel, and its events."""
 
     def __init__(self, channel: ReliableChannel) -> None:
         self.channel = channel
@@ -85,7 +85,7 @@ async def talking(
     options: strata.Options = MENDING,
     **settings: Any,
 ) -> AsyncIterator[Talker]:
-    """A participant with a connection of its own."""
+    """A participant with its own connection."""
     async with strata.connect(url, identity=identity or Identity.generate(), options=options) as relay:
         talker = Talker(relay.channel("room", topic=topic, sender_id=name, **settings))
         async with talker.channel:
@@ -300,7 +300,7 @@ class Program:
         self.process.stdin.flush()
 
     async def kill(self) -> None:
-        """kill -9; what it had said until then is read."""
+        """kill -9; its output until then is read."""
         self.process.kill()
         await asyncio.to_thread(self.process.wait)
         await self._reader
@@ -371,11 +371,11 @@ async def test_a_program_killed_and_started_again_on_its_store_loses_nothing_and
             await until(lambda: len({each["text"] for each in recorded(record)}) >= enough, "all is received")
         finally:
             await program.kill()
-        # What it sent: all that was confirmed came, nothing twice, and nothing that was never asked for.
+        # What it sent: all confirmed messages came, nothing twice, and nothing that was never requested.
         heard = [payload.decode() for payload in anchor.taken]
         assert len(heard) == len(set(heard)), "nothing twice"
         assert set(confirmed) <= set(heard) <= {*asked, "the end"}
-        # What it received. The message it was working on when it died is the program's own concern.
+        # What it received. The message being processed when it died is the program's own concern.
         lines = [each["text"] for each in recorded(record)]
         if hand_over == "once":
             assert len(lines) == len(set(lines)), "nothing twice"
@@ -389,15 +389,16 @@ async def test_a_program_killed_and_started_again_on_its_store_loses_nothing_and
 
 
 def without_the_one_at_work(lines: list[str], boundaries: list[int]) -> list[str]:
-    """What was recorded, without the first message of each life if the life before was killed amid it."""
+    """The recorded lines, without each life's first message if the life before was killed while at it."""
     repeated = {at for at in boundaries if 0 < at < len(lines) and lines[at] == lines[at - 1]}
     return [line for at, line in enumerate(lines) if at not in repeated]
 
 
 async def killed_twice(record: Path, at: tuple[int, int], count: int, **settings: Any) -> list[int]:
-    """Run a program until it has noted so many lines, kill it, and again; the third life takes all `count`.
+    """Run a program until it has recorded a number of lines, kill it, and again; the third life takes all
+    `count`.
 
-    Returns how many lines there were at each kill.
+    Returns the number of lines at each kill.
     """
     boundaries: list[int] = []
     for enough in at:
@@ -410,7 +411,7 @@ async def killed_twice(record: Path, at: tuple[int, int], count: int, **settings
     program = await Program.start(record=record, **settings)
     try:
         await until(lambda: len({each["text"] for each in recorded(record)}) >= count, "it has taken all")
-        await asyncio.sleep(0.2)  # a repetition would come now
+        await asyncio.sleep(0.2)  # a repetition would arrive now
     finally:
         await program.kill()
     return boundaries
@@ -467,7 +468,7 @@ async def test_a_program_killed_while_it_reads_a_long_absence_goes_on_where_it_s
         url=relay.ws,
         topic=topic,
         store=tmp_path / "store",
-        # A full inbox holds the reading back: each kill comes amid it.
+        # A full inbox pauses the reading: each kill comes in the middle of it.
         options={"hand_over": hand_over, "bloom_filter_size": 100, "max_inbox_messages": 20},
     )
     assert len(boundaries) == 2 and boundaries[1] < count
@@ -503,13 +504,13 @@ async def test_ten_megabytes_cross_whole_in_a_small_multiple_of_their_size(
 
 
 def peak_bytes(pid: int) -> int:
-    """The most that was ever resident of a process."""
+    """The peak resident memory of a process."""
     status = Path(f"/proc/{pid}/status").read_text()
     (peak,) = (int(each.split()[1]) * 1024 for each in status.split("\n") if each.startswith("VmHWM"))
     return peak
 
 
-# Who says it.
+# Authors.
 
 
 @pytest.mark.req("C-287")
@@ -531,7 +532,7 @@ async def test_a_spoofed_sender_is_dropped_and_the_true_one_is_heard(relay: Rela
 @pytest.mark.req("C-287", "C-294")
 async def test_a_genuine_repair_is_accepted_and_a_forged_one_is_not(relay: RelayProcess, topic: str) -> None:
     absent, helper = Identity.generate(), Identity.generate()
-    yesterday = int(time.time()) - 2 * 86_400  # no relay would take the original any more
+    yesterday = int(time.time()) - 2 * 86_400  # no relay would still accept the original
 
     def said(text: bytes) -> Packet:
         message = SdsMessage(
@@ -564,7 +565,7 @@ async def test_a_genuine_repair_is_accepted_and_a_forged_one_is_not(relay: Relay
         await publishing.publish(again(genuine))
         await until(lambda: bob.taken, "the repair is heard")
         assert bob.taken == [b"said two days ago"]
-        # And once more, by the node: what it embeds is the original, not the first repair.
+        # And again, by the node: it embeds the original, not the first repair.
         await publishing.node.send_again(again_hash(bob), topic=topic, request_id="r")
         await until_stored(relay.ws, topic, lambda count: count == 3)
         await publishing.node.close()
@@ -592,7 +593,7 @@ async def until_stored(url: str, topic: str, wanted: Callable[[int], bool]) -> N
             await asyncio.sleep(0.05)
 
 
-# What relays see, and for how long.
+# What relays see, and how long they keep it.
 
 
 @pytest.mark.req("C-185", "C-290", "C-280")

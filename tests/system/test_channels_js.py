@@ -1,7 +1,7 @@
 """One of our channels and a participant of the JavaScript package, each losing much of what the other sends.
 
-The package is that of `web/`, or of the folder that `STRATA_SDS_PEER` names. It runs in node, behind pipes;
-everything else, its application too, runs here on a virtual clock.
+The package is that of `web/`, or of the folder named by `STRATA_SDS_PEER`. It runs in node, behind pipes;
+everything else, including its application, runs here on a virtual clock.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ LOSS = 0.3
 
 
 class Package:
-    """The package in a process of its own: one JSON command a line, one JSON answer."""
+    """The package in a separate process: one JSON command a line, one JSON answer."""
 
     def __init__(self, process: subprocess.Popen[str]) -> None:
         self._process = process
@@ -64,14 +64,14 @@ def package(tmp_path: Path) -> Iterator[Package]:
 
 
 def wrapped(text: str) -> bytes:
-    """What channels of ours put into an SDS message for a short text."""
+    """The content that our channels put into an SDS message for a short text."""
     (segment,) = segment_message(text.encode(), SegmentationConfig(), request_id=None)
     return encode_segment(segment)
 
 
 class Application:
-    """What a program around the package does: it hands on what comes, sends again what nobody acknowledged,
-    and syncs. The package itself leaves that to it."""
+    """The tasks of a program around the package: it delivers incoming messages, resends unacknowledged ones,
+    and syncs. The package leaves these to it."""
 
     name = "js"
 
@@ -111,7 +111,7 @@ class Application:
             if sync:
                 self._publish(sync)
 
-    # What the network brings.
+    # Deliveries by the network.
 
     def hears(self, topic: str) -> bool:
         return topic == TOPIC
@@ -124,7 +124,7 @@ class Application:
         message = SdsMessage.decode(wire)
         assert message is not None
         if message.sender_id == "js":
-            return  # its own, as every subscriber gets it
+            return  # its own message, which every subscriber gets
         if message.content:
             self._contents[message.message_id] = message.content
         assert self._package("receive", base64.b64encode(wire).decode())
@@ -132,7 +132,7 @@ class Application:
             if name == "sds:out:message-acknowledged":
                 self.unacknowledged.pop(what, None)
             elif name == "sds:in:message-delivered" and what not in self.delivered:
-                # It tells again of a repeat that it did not have to hold back; its log has it once.
+                # A repeat that need not be held back is reported again; the log has it once.
                 self.delivered.append(what)
 
     def texts(self) -> list[str]:
@@ -151,7 +151,7 @@ def test_under_loss_each_ends_with_all_of_the_others_messages_once_and_acknowled
         clock_offset = time.time() - 1_760_000_000
         node = SimNode("py", network, clock_offset=clock_offset)
         theirs = Application(package, network, clock_offset)
-        # No store helps: what is lost comes again by its sender, or never.
+        # Without a store, a lost message comes again from its sender, or never.
         options = {"retrieve_frequency_ms": 0, "query_on_connect": False, "max_retransmissions": 50}
         ours = make_channel(node, "room", TOPIC, "py", options=options)
         taken: list[str] = []

@@ -1,6 +1,6 @@
 """One of our channels and the ReliableChannel of js-waku in one room, over a network that loses messages.
 
-For it, `npm install @waku/sdk@0.0.36` in some folder and name that in `STRATA_WAKU_SDK`. The class runs in
+To run it, `npm install @waku/sdk@0.0.36` in some folder and name that in `STRATA_WAKU_SDK`. The class runs in
 node, on a stand-in for a Waku node; its clock and ours are the virtual one of the test.
 """
 
@@ -34,7 +34,7 @@ LOSS = 0.2
 
 
 class Waku:
-    """The class in a process of its own, and its place on the network."""
+    """The class in a separate process, and its place on the network."""
 
     name = "js"
 
@@ -68,7 +68,7 @@ class Waku:
         return told["answer"]
 
     def open(self) -> None:
-        """Begin a life; the class has no memory beyond it."""
+        """Begin a life; the class keeps nothing beyond it."""
         now = START_MS + int(self._network.time() * 1000)
         self("open", TOPIC, "room", "js", {"causalHistorySize": 2}, now)
 
@@ -81,7 +81,7 @@ class Waku:
             await asyncio.sleep(TICK_MS / 1000)
             self("tick", TICK_MS)
 
-    # What the network brings.
+    # Deliveries by the network.
 
     def hears(self, topic: str) -> bool:
         return topic == TOPIC
@@ -114,7 +114,7 @@ def process(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
 
 
 class Ours:
-    """Our program through its lives, on one store."""
+    """Our program through all its lives, on one store."""
 
     def __init__(self, network: SimNetwork) -> None:
         self._network = network
@@ -184,13 +184,13 @@ def test_both_hear_all_that_the_other_says_through_loss_and_restarts(
 
         await talk("first")
         await ours.close()
-        waku.send("while you were away")  # the relay keeps it, or the sender says it again
+        waku.send("while you were away")  # the relay keeps it, or the sender repeats it
         expected.append(waku("send", base64.b64encode(b"and more").decode()))
         waku.sent.append("and more")
         await asyncio.sleep(20)
         await ours.open()
         await agree()
-        waku.open()  # with nothing under way: what it had not been told of would be forgotten
+        waku.open()  # with nothing under way: messages not yet delivered to it would be forgotten
         await talk("second")
         await agree()
         await ours.channel.send_ephemeral(b"typing")
@@ -198,7 +198,7 @@ def test_both_hear_all_that_the_other_says_through_loss_and_restarts(
         living.cancel()
         await asyncio.wait([living])
         assert sorted(ours.taken) == sorted(waku.sent), "each once"
-        # Its new life does not know the messages of the one before, and takes them from us as another's.
+        # Its new life does not know the messages of the previous one, and accepts them from us as another's.
         assert set(said) <= set(waku.received) <= {*said, *waku.sent, "typing"}, "payloads, without segments"
         assert set(requests) <= ours.delivered
         assert ours.channel.statistics.sds.undecodable == 0

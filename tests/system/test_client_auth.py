@@ -1,4 +1,4 @@
-"""The real client proving who it is to the real relay, and judging others by keys that change."""
+"""The real client authenticating to the real relay, and judging others by keys that change."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ ALWAYS = strata.Options(publish_timeout=60.0, ack_timeout=5.0, backoff_cap=0.5, 
 
 @pytest.fixture(scope="module")
 def closed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RelayProcess]:
-    """A relay that does nothing for strangers."""
+    """A relay that serves no strangers."""
     folder = tmp_path_factory.mktemp("closed")
     with running(RelayProcess(folder, require_auth=["publish", "subscribe"])) as process:
         yield process
@@ -139,7 +139,7 @@ async def test_a_rotated_key_speaks_for_its_did_and_readers_know(relay: RelayPro
         assert (await first(subscription)).packet == after
         session = await writing.authenticate()
         assert session.author_id == old.did
-        # A reader who comes later sees both, each by the key of its time.
+        # A later reader sees both, each by the key of its time.
         found = [d.packet async for d in reading.fetch(authors=[old.did], types=["POST"])]
         assert found == [before, after]
         assert reading.statistics.events_tampered == reading.statistics.events_invalid == 0
@@ -166,7 +166,7 @@ async def test_a_revoked_key_cannot_authenticate_and_the_client_says_so(relay: R
 async def test_a_relay_that_passes_on_another_ones_challenge_gets_no_signature(
     closed: RelayProcess, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """It would be logged in at the other relay as its own client. First sight is the one chance it has."""
+    """The relay would be logged in at the other relay as its own client. First sight is its only chance."""
     me, pins, did = Identity.generate(), tmp_path / "pins.json", closed.ready["relay_id"]
     async with SlowProxy(closed.ws) as forwarding:
 
@@ -181,7 +181,7 @@ async def test_a_relay_that_passes_on_another_ones_challenge_gets_no_signature(
         with pytest.raises(strata.InvalidMessage) as caught:
             await session()
         assert caught.value.detail == "server_id_elsewhere" and closed.ws in str(caught.value)
-        # Two addresses of one relay are told by the program, or by a line in the file.
+        # That two addresses belong to one relay is declared by the program, or by a line in the file.
         assert await session(relay_id=did) == me.did
         assert await session() == me.did
         assert json.loads(pins.read_text()) == {closed.ws: did, forwarding.url: did}

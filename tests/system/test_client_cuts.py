@@ -56,12 +56,12 @@ async def test_across_any_cuts_each_packet_comes_once_and_in_order(tmp_path: Pat
             reader = asyncio.create_task(read(reading))
             writers = [asyncio.create_task(publish(writing, lane)) for lane in range(8)]
             for _ in range(CUTS):
-                # Both connections are back before the next kill, or it would cut nothing.
+                # Both connections are back before the next kill; otherwise it would cut nothing.
                 publishing.clear()
                 await publishing.wait()
                 arrived.clear()
                 await arrived.wait()
-                await asyncio.sleep(chance.uniform(0.0, 0.3))  # how far it gets, not what is waited for
+                await asyncio.sleep(chance.uniform(0.0, 0.3))  # how far it gets; not a wait
                 await asyncio.to_thread(process.kill)
                 await asyncio.to_thread(process.start)
             publishing.clear()

@@ -1,4 +1,4 @@
-"""`strata conformance` against a real relay: it passes all of it, and the exit codes are as told."""
+"""`strata conformance` against a real relay: it passes all of it, with the documented exit codes."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ ROWS = sorted(
     {row for check in all_checks() if not check.floods for row in check.rows}
     - {"R-019", "R-021"}  # absences, which no test proves
 )
-"""What the tool judges in a plain run."""
+"""The requirements that the tool judges in a plain run."""
 
 
 def strata(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -34,7 +34,7 @@ def judged(done: subprocess.CompletedProcess[str]) -> tuple[list[dict[str, Any]]
 
 @pytest.fixture(scope="module")
 def limited(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RelayProcess]:
-    """A relay that limits even its own machine, for the checks that flood."""
+    """A relay that limits even its own machine, for the checks that flood it."""
     folder = tmp_path_factory.mktemp("limited")
     config = folder / "relayd.toml"
     config.write_text("unlimited_addresses = []\nanonymous_publish_limit = 60\nlimit_window_seconds = 20\n")

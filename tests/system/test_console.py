@@ -1,6 +1,6 @@
-"""The console in a real Chromium, on a real relay: one browser and one relay for all of it.
+"""The console in a real Chromium, on a real relay: one browser and one relay for all tests.
 
-It needs the package playwright and a Chromium (Debian's will do); where either is missing, the tests are
+They need the package playwright and a Chromium (Debian's will do); if either is missing, the tests are
 skipped, unless RELAYD_REQUIRE_CHROMIUM is set.
 """
 
@@ -54,8 +54,8 @@ CORPUS = (
 
 @pytest.fixture(scope="module")
 def house(tmp_path_factory: pytest.TempPathFactory) -> Iterator[House]:
-    # How long its steps take is asked elsewhere (test_http.py): beside a browser that draws, the processor's
-    # time says nothing.
+    # The duration of its steps is checked elsewhere (test_http.py): beside a browser that draws, processor
+    # time means nothing.
     found = House(tmp_path_factory.mktemp("console"))
     try:
         found.relay.start()
@@ -67,14 +67,14 @@ def house(tmp_path_factory: pytest.TempPathFactory) -> Iterator[House]:
 
 @pytest_asyncio.fixture(scope="module", loop_scope="session")
 async def shared(house: House, chromium: Browser) -> AsyncIterator[tuple[Page, Watch]]:
-    """A page that is loaded once: most of what a test of the console costs is a load."""
+    """A page that is loaded once: loading is most of the cost of a console test."""
     async with console(house, chromium) as (page, watch):
         yield page, watch
 
 
 @pytest.fixture
 def tab(shared: tuple[Page, Watch], house: House) -> Iterator[Page]:
-    """The page that tests share; what it did wrong is the fault of the test that ends."""
+    """The page that tests share; its errors fail the test that is ending."""
     page, watch = shared
     yield page
     wrong = [*watch.errors, *watch.foreign]
@@ -147,7 +147,7 @@ async def test_the_pages_are_accessible_in_the_light_and_in_the_dark(house: Hous
 
 @pytest.mark.parametrize("width", [320, 640, 861])
 async def test_nothing_is_lost_where_the_window_is_narrow_or_enlarged(house: House, tab: Page, width: int):
-    """A window of 1280 that is enlarged to 200 % has 640 (WCAG 1.4.4), and to 400 % 320 (1.4.10)."""
+    """A window of 1280 pixels enlarged to 200 % has 640 (WCAG 1.4.4), and to 400 % 320 (1.4.10)."""
     author = new_identity()
     packets = [make(author, f"here to be seen: {number}", type="W" * 120) for number in range(3)]
     async with open_client(house.relay.ws) as client:
@@ -336,7 +336,7 @@ async def test_who_jumps_to_now_sees_what_was_left_out(house: House, chromium: B
         dialog = await held
         late = make(author, "late")
         ok = await client.publish(late)
-        # Behind by more than five seconds of the relay's own clock.
+        # Behind by more than five seconds by the relay's own clock.
         await until(lambda: time.time() > ok["received_at"] + 8)
         await dialog.accept()
         await asking
@@ -423,7 +423,7 @@ async def test_a_relay_that_is_away_for_an_hour_is_told_and_asked_for_nothing_th
     packet = make(new_identity(), "stored before", type="of two words")
     async with open_client(house.relay.ws) as client:
         await client.publish(packet)
-    # The browser's clock is wrong by a day besides: what is told is told by the relay's.
+    # The browser's clock is also wrong by a day: the page goes by the relay's.
     wrong = datetime.datetime.now() + datetime.timedelta(days=1)
     async with watched(chromium, house.relay.http) as (page, watch):
         await page.clock.install(time=wrong)
@@ -471,7 +471,7 @@ async def test_a_packet_waits_for_its_relay_across_a_reload(house: House, chromi
         await says(page, "Last heard")
         await page.get_by_role("button", name="Publish", exact=True).click()
         await says(page, "waits")
-        other = await page.context.new_page()  # a second tab has the same outbox
+        other = await page.context.new_page()  # a second tab shares the outbox
         relay.start()
         await page.reload()
         await other.goto(f"{relay.http}/#/publish")
@@ -488,7 +488,7 @@ async def test_a_packet_waits_for_its_relay_across_a_reload(house: House, chromi
             " const all = target.result.transaction('identities').objectStore('identities').getAll();"
             " all.onsuccess = () => resolve(all.result.map(({pair}) => pair.privateKey.extractable)) } })"
         ) == [False]
-        # The page that the relay was killed under may complain of that, and of nothing else.
+        # The page under which the relay was killed may complain of that, and of nothing else.
         watch.errors[:] = [error for error in watch.errors if "WebSocket" not in error]
 
 
@@ -563,7 +563,7 @@ async def test_two_tabs_have_one_outbox_and_send_each_packet_once(house: House, 
         await other.goto(f"{relay.http}/#/publish")
         await other.locator(".card .did", has_text=did).wait_for()
         for page in (one, other):
-            await says(page, "Connected")  # else there is nothing that they would miss
+            await says(page, "Connected")  # otherwise they would have nothing to miss
         relay.kill()
         for page in (one, other):
             await says(page, "Last heard")

@@ -1,6 +1,7 @@
-"""The console in a real Firefox: it reads, checks, makes a key, publishes, and keeps to its policy.
+"""The console in a real Firefox: it reads, checks, makes a key, publishes, and follows its policy.
 
-Wanted by RELAYD_FIREFOX=1 alone: the tests in Chromium say the rest, and another browser costs half a minute.
+It runs only with RELAYD_FIREFOX=1: the tests in Chromium cover the rest, and another browser costs half a
+minute.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ pytestmark = [
 
 
 def press(name: str) -> str:
-    """Presses the button of this name, and says whether there is one that can be pressed."""
+    """Presses the button of this name; the value is whether there is an enabled one."""
     return (
         "(() => { const found = [...document.querySelectorAll('button')]"
         f".find((each) => each.textContent.trim() === {name!r} && !each.disabled);"
@@ -59,7 +60,7 @@ async def test_packets_come_and_are_checked_and_one_is_signed_and_published(tmp_
             events, _ = await client.subscribe("s", {"types": ["POST"], "limit": 1, "order": "desc"})
             assert events[0]["packet"]["content"]["text"] == "written in Firefox"
             assert await page.evaluate("indexedDB.databases().then((all) => all.length > 0)")
-            # A key that is kept comes back with the page.
+            # A stored key comes back with the page.
             await page.go(f"{relay.http}/#/publish")
             await page.until("document.querySelector('.card .did') !== null")
             assert not page.said

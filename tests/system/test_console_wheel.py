@@ -1,4 +1,4 @@
-"""The console comes with the wheel: built and installed where there is no Node, it serves its page."""
+"""The console is part of the wheel: built and installed without Node, it serves its page."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ SITE = Path(sysconfig.get_path("purelib"))
 
 @pytest.fixture(scope="module")
 def bare(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """An environment in which there are the tools of a plain system, and no Node."""
+    """An environment with the tools of a plain system, and no Node."""
     tools = tmp_path_factory.mktemp("tools")
     for name in ("sh", "env", "uname", "ldd", "ps", "git", "su", "setpriv"):
         if found := shutil.which(name):
@@ -44,7 +44,7 @@ def run(command: Sequence[str | Path], environ: dict[str, str]) -> str:
 
 
 def installed(folder: Path, environ: dict[str, str]) -> Path:
-    """A fresh environment of Python with our wheel in it; what it depends on is found beside this one's."""
+    """A fresh environment of Python with our wheel in it; its dependencies are found in this one."""
     run([sys.executable, "-m", "hatchling", "build", "--target", "wheel", "--directory", folder], environ)
     (wheel,) = folder.glob("*.whl")
     run([sys.executable, "-m", "venv", "--without-pip", folder / "venv"], environ)
@@ -60,7 +60,7 @@ def installed(folder: Path, environ: dict[str, str]) -> Path:
     run([*command, "--quiet", "--no-deps", "--no-index", wheel], environ)
     (packages,) = (folder / "venv").glob("lib/python*/site-packages")
     # A path in a .pth file is searched after the environment's own, and .pth files in it are not read: the
-    # checkout, which is installed in place there, stays out of sight.
+    # checkout, which is installed there in place, stays invisible.
     (packages / "others.pth").write_text(f"{SITE}\n")
     return folder / "venv"
 
@@ -85,7 +85,7 @@ def test_a_wheel_installed_without_node_serves_the_console(tmp_path: Path, bare:
         for name, expected in json.loads(manifest.read_text())["files"].items():
             status, _, body = http_get(f"{http}/{'' if name == 'index.html' else name}")
             assert status == 200, name
-            # The page is told where its WebSocket is; every other file is served as it was built.
+            # The page gets the path of its WebSocket; every other file is served as it was built.
             if name == "index.html":
                 assert b'<meta name="strata-socket" content="strata">' in body
             else:

@@ -1,7 +1,7 @@
-"""What is dear to read is not dear to the loop: any frame, and whatever was stored, costs everybody little.
+"""Packets that are expensive to read do not burden the loop: any frame or stored packet costs others little.
 
-`relayd_loop_step_seconds` tells, and every system test asks for it when its relay stops. Here the frames are
-those that cost most for a byte, and each is sent often enough to be no stray.
+`relayd_loop_step_seconds` shows it, and every system test checks it when its relay stops. The frames here are
+the most expensive ones for their size, and each is sent often enough not to be a stray.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ ITEMS = ["1e-9", "1.5e300", "1e21", "[]", "{}", '{"":1}', '{"\uffff":{}}', '"\\n
 
 
 def filled(before: str, item: str, after: str, size: int) -> str:
-    """Text of about `size` bytes that repeats an item of a list."""
+    """Text of about `size` bytes that repeats one item of a list."""
     count = (size - len(before) - len(after)) // (len(item.encode()) + 1)
     return before + ",".join([item] * count) + after
 
@@ -76,7 +76,7 @@ async def test_what_is_stored_and_downgraded_is_served_at_the_cost_of_a_copy(rel
         events, _ = await client.subscribe("s", {"authors": [author.did]})
         assert len(events) == 2
         spent = relay.metric("process_cpu_seconds_total") - before
-    # Decoding and canonicalising one of these takes 20 ms and more; copying it, a tenth of a millisecond.
+    # Decoding and canonicalising one of these takes 20 ms or more; copying it, a tenth of a millisecond.
     assert spent < 20 * 0.1
     relay.check_loop()
 
@@ -109,6 +109,6 @@ async def test_the_filters_of_a_connection_take_two_mebibytes_and_no_more(client
             break
         assert answer["type"] == "END_OF_HISTORY"
         open_subscriptions += 1
-    # Ten kilobytes are sent for each, and half a mebibyte is kept.
+    # Ten kilobytes are sent for each subscription, and half a mebibyte is kept.
     assert (answer["code"], answer["detail"]) == ("rate_limited", "too_many_filter_bytes")
     assert answer["limit"] == 2 * 2**20 and 3 <= open_subscriptions <= 5

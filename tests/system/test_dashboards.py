@@ -1,4 +1,4 @@
-"""Every query of every dashboard and alert, against the metrics of a relay that runs."""
+"""Every query of every dashboard and alert, against the metrics of a running relay."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def _queries() -> list[tuple[str, str]]:
 
 @pytest.fixture(scope="module")
 def relay(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RelayProcess]:
-    """With all that a relay may have: workers, TLS of its own, a replica (the database itself), a plug-in."""
+    """With every feature of a relay: workers, its own TLS, a replica (the database itself), a plug-in."""
     folder = tmp_path_factory.mktemp("dashboards")
     with running(RelayProcess(folder, arguments=("--workers", "2"), tls_self_made=True)) as relay:
         relay.ready["metrics"] = relay.ready["metrics"].replace("https:", "http:")
@@ -57,11 +57,11 @@ async def test_each_query_names_metrics_and_labels_that_a_running_relay_has(rela
     labels: dict[str, set[str]] = {"up": set()}
     for name, text in _SAMPLE.findall(body.decode()):
         labels.setdefault(name, set()).update(re.findall(r'(\w+)="', text))
-    # Series that begin with the plug-in that they are about.
+    # Series that appear with the plug-in that they describe.
     labels["relayd_policy_plugin_verdicts_total"] = {"plugin", "verdict"}
-    # With workers it is there once one of them has looked after the log.
+    # With workers it appears once one of them has checked the log.
     labels["relayd_retention_waiting_days"] = {"reason"}
-    # Series that begin with the first peer.
+    # Series that appear with the first peer.
     for metric in [each for name, each in vars(Metrics()).items() if name.startswith("peer_")]:
         suffix = "_total" if metric._type == "counter" else ""
         labels[metric._name + suffix] = set(metric._labelnames)
@@ -119,7 +119,7 @@ def test_prometheus_answers_each_query_of_the_dashboards(relay: RelayProcess, tm
         wait_until(scraped, "two scrapes", 60)
         for where, expression in _queries():
             found = ask(expression)
-            # These have series once something was asked or looked after, and an alert when it fires.
+            # These have series once something was queried or checked, and an alert when it fires.
             if ":" in where and not re.search("plugin|retention_waiting|peer_|bus_connected", expression):
                 assert found, where
     finally:

@@ -29,12 +29,12 @@ HOUR = 3_600
 
 @pytest.fixture
 def topic() -> str:
-    """A topic of the test's own: the relay is shared."""
+    """A separate topic for the test: the relay is shared."""
     return f"/test/1/{secrets.token_hex(8)}/proto"
 
 
 class Device:
-    """An open channel, and what it was told."""
+    """An open channel, and its events."""
 
     def __init__(self, channel: ReliableChannel) -> None:
         self.channel = channel
@@ -56,7 +56,7 @@ class Device:
 async def using(
     relay: RelayProcess, topic: str, identity: Signer, sender: str | None = None, **settings: Any
 ) -> AsyncIterator[Device]:
-    """A device with a connection of its own."""
+    """A device with its own connection."""
     async with strata.connect(relay.ws, identity=identity) as connection:
         device = Device(connection.channel("room", topic=topic, sender_id=sender, **settings))
         async with device.channel:
@@ -99,7 +99,7 @@ async def test_two_programs_with_one_sender_id_are_told_and_others_lose_nothing(
         using(relay, topic, Identity.generate(), "alice") as one,
         using(relay, topic, Identity.generate(), "alice") as other,
     ):
-        # The relay says when a message was sent in whole seconds, and both have begun in this one.
+        # The relay reports the time of a message in whole seconds, and both have begun in this one.
         for n in range(3):
             await one.channel.send(b"one %d" % n)
             await other.channel.send(b"other %d" % n)
@@ -119,7 +119,7 @@ async def test_devices_repair_for_each_other_after_a_key_was_rotated(relay: Rela
     new, stranger = (Identity.generate().speaking_for(alice.did) for _ in range(2))
 
     def said(signer: Signer, text: bytes, at: int) -> Packet:
-        """What the phone has said, as no relay has kept it."""
+        """A message of the phone that no relay has kept."""
         segment = Segment(entire_message_hash=message_hash(text), data_segment_count=1, payload=text)
         message = SdsMessage(
             message_id=secrets.token_hex(32),
@@ -141,7 +141,7 @@ async def test_devices_repair_for_each_other_after_a_key_was_rotated(relay: Rela
         await publishing.publish(packets.build(alice, rotation, timestamp=now))
         for original in (
             said(alice, b"by the first key", now - 5 * HOUR),
-            # What the relay hears of a key counts from then on; the old one ended before that.
+            # What the relay receives from a key counts from then on; the old key ended before that.
             said(new, b"by the second key", now + 10),
             said(alice, b"by the first key, after its time", now + 10),
             said(stranger, b"by nobody's key", now - HOUR),

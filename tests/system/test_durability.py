@@ -1,8 +1,8 @@
 """Nothing acknowledged is lost and nothing is delivered twice, however and whenever processes die.
 
-Publishers keep a relay busy while it or its PostgreSQL is killed with SIGKILL at random moments. What they
-were not answered they publish again, as any client would. One reader follows the log gaplessly by its last
-cursor through all of it. `--kill-cycles N` sets the number of kills, `--seed N` repeats a run.
+Publishers keep a relay busy while it or its PostgreSQL is killed with SIGKILL at random moments. Unanswered
+packets are published again, as any client would do. One reader follows the log gaplessly by its last cursor
+through all of it. `--kill-cycles N` sets the number of kills, `--seed N` repeats a run.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class Ledger(Publishing):
 
 
 async def publish(url: str, ledger: Ledger) -> None:
-    """Publish until the connection ends; what has no answer then goes back into the ledger."""
+    """Publish until the connection ends; packets without an answer then go back into the ledger."""
     with contextlib.suppress(*GONE):
         async with connect(
             url, compression=None, max_size=None, ping_interval=None, close_timeout=1
@@ -73,7 +73,7 @@ def subscription(ledger: Ledger) -> str:
 
 
 async def follow(url: str, ledger: Ledger) -> None:
-    """Read on from the last cursor until the connection ends."""
+    """Continue reading from the last cursor until the connection ends."""
     with contextlib.suppress(*GONE):
         async with connect(
             url, compression=None, max_size=None, ping_interval=None, close_timeout=1
@@ -85,7 +85,7 @@ async def follow(url: str, ledger: Ledger) -> None:
 
 
 async def catch_up(url: str, ledger: Ledger) -> None:
-    """Have everything answered that waits, then read up to a last packet of our own."""
+    """Have all waiting packets answered, then read up to a last packet of our own."""
     async with connect(url, compression=None, max_size=None, ping_interval=None) as socket:
         await socket.recv()  # the challenge
         while ledger.waiting:
@@ -107,7 +107,7 @@ async def _publish_one(socket: ClientConnection, packet: Packet) -> dict[str, An
 
 
 async def under_load(relay: RelayProcess, ledger: Ledger, kill: str, delay: float) -> None:
-    """One cycle: load, a kill at some moment, and the load's end."""
+    """One cycle: load, a kill at some moment, and the end of the load."""
     tasks = [asyncio.create_task(publish(relay.ws, ledger), name=f"publisher-{n}") for n in range(PUBLISHERS)]
     tasks.append(asyncio.create_task(follow(relay.ws, ledger), name="reader"))
     await asyncio.sleep(delay)
@@ -115,7 +115,7 @@ async def under_load(relay: RelayProcess, ledger: Ledger, kill: str, delay: floa
     if kill != "relay":
         server.kill()
     if kill == "postgres":
-        # The relay lives on: it brings its database back and the same connections go on.
+        # The relay survives: it restarts its database, and the same connections continue.
         before = len(ledger.acknowledged)
         async with asyncio.timeout(60):
             while len(ledger.acknowledged) < before + WINDOW:  # noqa: ASYNC110 - two tasks fill it
@@ -132,7 +132,7 @@ async def under_load(relay: RelayProcess, ledger: Ledger, kill: str, delay: floa
 
 
 async def whole_log(url: str, ledger: Ledger) -> list[str]:
-    """The log from its beginning, as a reader that has never been here gets it."""
+    """The log from its beginning, as a new reader gets it."""
     fresh = Ledger()
     fresh.identity = ledger.identity
     async with connect(url, compression=None, max_size=None) as socket:
@@ -168,7 +168,7 @@ async def test_kill_9_at_random_moments_loses_and_repeats_nothing(
                 await catch_up(relay.ws, ledger)
                 missing = ledger.acknowledged.keys() - ledger.seen.keys()
                 assert not missing, f"acknowledged and lost: {len(missing)}"
-            assert ledger.seen == ledger.acknowledged  # by now everything was answered, at the time it shows
+            assert ledger.seen == ledger.acknowledged  # by now everything was answered, with the time shown
             assert await whole_log(relay.ws, ledger) == list(ledger.seen)
     with capsys.disabled():
         print(f"durability: {kills} kills, {len(ledger.acknowledged)} packets checked", flush=True)

@@ -1,4 +1,4 @@
-"""Attestations and metrics that say the same thing twice, over the wire."""
+"""Attestations and metrics that state the same thing twice, over the wire."""
 
 import pytest
 from strata.protocol import canonical

@@ -17,7 +17,7 @@ from tests.support.relay_process import ROOT, RelayProcess, running
 
 
 def finish(process: ForkedProcess, said: str = "", timeout: float = 60) -> str:
-    """What it printed until its end, which must be a good one."""
+    """The output of a process that must end successfully."""
     out, err = process.communicate(said.encode(), timeout)
     assert process.returncode == 0, (out + err).decode()
     return out.decode()
@@ -35,14 +35,14 @@ def tell(process: ForkedProcess, line: str) -> None:
 
 
 def end(process: ForkedProcess) -> None:
-    """One that runs until it is interrupted."""
+    """End a process that runs until it is interrupted."""
     process.kill()
     process.communicate()
 
 
 @pytest.mark.timeout(400)
 def test_the_demo_kills_a_relay_and_loses_nothing():
-    """As whoever reads of it runs it: from the shell, on a data folder that the relay makes."""
+    """As a reader of its documentation runs it: from the shell, on a data folder that the relay makes."""
     command = [sys.executable, str(ROOT / "examples" / "demo.py"), "--kills", "2", "--json"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=110, check=False)
     assert done.returncode == 0, done.stderr

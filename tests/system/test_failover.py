@@ -1,7 +1,7 @@
-"""A standby that is promoted while publishers are at work: what the guide tells an operator to do.
+"""A standby that is promoted while publishers are at work: the procedure of the operator's guide.
 
 Two relays share a primary; one reads history from a standby of it. The primary's machine dies, the standby is
-promoted, and the relays go on there by themselves.
+promoted, and the relays switch to it by themselves.
 """
 
 from __future__ import annotations
@@ -39,13 +39,13 @@ GUIDE = ROOT / "docs" / "guides" / "scaling.md"
 
 
 def guide(beginning: str) -> str:
-    """The line of the guide that begins so: the test runs what the guide says."""
+    """The line of the guide that begins so: the test runs the guide's commands."""
     (line,) = {line.strip() for line in GUIDE.read_text().splitlines() if line.strip().startswith(beginning)}
     return line
 
 
 class Site:
-    """A primary and its standby, and the URL by which relays find whichever takes writes."""
+    """A primary and its standby, and the URL by which relays find the one that takes writes."""
 
     def __init__(self, folder: Path, host: PostgresHost, database: Copied, standby: Standby) -> None:
         self._folder = folder
@@ -67,7 +67,7 @@ class Site:
             await connection.close()
 
     def kill_primary(self) -> None:
-        """Everything of it at once, as when a machine dies."""
+        """Kill all its processes at once, as when a machine dies."""
         (pidfile,) = self._folder.glob("postgres-*/postmaster.pid")
         server = psutil.Process(int(pidfile.read_text().split("\n", 1)[0]))
         for process in [server, *server.children(recursive=True)]:
@@ -76,7 +76,7 @@ class Site:
         psutil.wait_procs([server], 30)
 
     async def held(self) -> set[str]:
-        """What the standby has, when nothing more can come."""
+        """The packets of the standby, when no more can come."""
         connection = await asyncpg.connect(self.standby.url)
         try:
             return {
@@ -144,16 +144,16 @@ async def test_an_asynchronous_standby_takes_over_and_readers_are_told_of_what_i
             await grown(ledger, 200)
         log = await whole_log(one, ledger)
         assert len(set(log)) == len(log)
-        # No acknowledged packet that the standby had is lost, and none that it lacked is said to be there.
+        # No acknowledged packet that the standby had is lost, and none that it lacked is reported as present.
         assert held <= set(log)
         lost = ledger.acknowledged - set(log)
         assert lost and lost <= lost_by_then
-        # The reader was told once, and has the log of now: each packet once, in its order.
+        # The reader was notified once, and has the present log: each packet once, in its order.
         assert len(ledger.resets) == 1
         assert ledger.seen == log
         for relay in (one, two):
             assert relay.metric("relayd_log_epoch") == 2
-            async with opened(relay) as socket:  # and so is whoever comes from there later, at any relay
+            async with opened(relay) as socket:  # and so are later clients with that place, at any relay
                 await socket.send(json.dumps(page_of(ledger, ledger.resets[0])))
                 refused = json.loads(await socket.recv())
                 assert (refused["code"], refused["detail"]) == ("invalid_cursor", "log_reset")
@@ -162,7 +162,7 @@ async def test_an_asynchronous_standby_takes_over_and_readers_are_told_of_what_i
 
 @pytest.mark.req("R-189", "R-311")
 async def test_with_a_synchronous_standby_nothing_acknowledged_is_lost(tmp_path: Path, site: Site):
-    """The standby is out of reach for a while before. PostgreSQL ends the wait of a commit that is given up,
+    """The standby is out of reach for a while first. PostgreSQL ends the wait of a commit that is given up,
     and the rows are there: they must not be acknowledged as known when they are published again."""
     await site.execute(guide("ALTER SYSTEM SET synchronous_standby_names").rstrip(";"))
     await site.execute("SELECT pg_reload_conf()")

@@ -1,4 +1,4 @@
-"""Failpoints of a running relay: every one is reached, and a fault at one loses nothing."""
+"""Failpoints of a running relay: every one is reached, and a fault at any of them loses nothing."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ ERASING = {place for place in POINTS if place.startswith("store.erase.")}
 
 
 def fired(relay: RelayProcess) -> list[str]:
-    """The places at which a fault was made, in order."""
+    """The places at which a fault occurred, in order."""
     lines = relay.log.read_text().splitlines() if relay.log.exists() else []
     said = [json.loads(line) for line in lines if '"failpoint"' in line]
     return [line["place"] for line in said]
@@ -38,7 +38,7 @@ async def test_every_place_is_reached(tmp_path: Path):
     with running(relay):
         content = add_content(method_id(who.did, "k"), key.public_key, valid_from=1)
         event = build(who, content, timestamp=int(time.time()))
-        # Connections until both workers have one: each hears of what the other commits.
+        # Connections until both workers have one: each learns of the other's commits.
         for _ in range(40):
             async with open_client(relay.ws) as client:
                 assert (await client.publish(make(new_identity())))["type"] == "OK"
@@ -58,9 +58,9 @@ async def test_every_place_is_reached(tmp_path: Path):
         relay.start()  # the author's keys are not in memory now
         async with open_client(relay.ws) as client:
             assert (await client.publish(make(who)))["type"] == "OK"
-        # No relay erases: the command does.
+        # Relays do not erase: the command does.
         command = [sys.executable, "-m", "relayd", "erase", "--author", who.did, "--reason", "asked for"]
-        for place in sorted(ERASING, reverse=True):  # what is committed is not erased twice
+        for place in sorted(ERASING, reverse=True):  # committed erasures are not repeated
             env = environment({**relay.settings, "failpoints": f"{place}=kill"})
             process = await asyncio.create_subprocess_exec(*command, env=env)
             assert await process.wait() == -signal.SIGKILL
@@ -70,7 +70,7 @@ async def test_every_place_is_reached(tmp_path: Path):
 
 @pytest.mark.req("R-189", "R-192", "R-200")
 async def test_faults_between_commit_and_answer_lose_nothing(tmp_path: Path):
-    """And a kill in the middle of it all: what was acknowledged is there."""
+    """With a kill in the middle: everything acknowledged is there."""
     places = (
         "store.append.before_commit=raise@2",
         "store.append.after_commit=raise@4",

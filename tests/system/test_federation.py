@@ -1,4 +1,4 @@
-"""Relays of different owners replicate: real processes, each with a database and a DID of its own."""
+"""Relays of different owners replicate: real processes, each with its own database and DID."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from tests.support.made_packets import ids_of, make, new_identity
 from tests.support.relay_process import RelayProcess, http_get, running
 from tests.support.strata_command import strata_command
 
-pytestmark = pytest.mark.timeout(400)  # three relays, each with a PostgreSQL of its own
+pytestmark = pytest.mark.timeout(400)  # three relays, each with its own PostgreSQL
 RING = [("a", "b"), ("b", "a"), ("b", "c"), ("c", "b"), ("c", "a"), ("a", "c")]
 
 
@@ -44,7 +44,7 @@ def ring(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Federated]:
 
 
 def arrived(relays: Federated, name: str) -> Counter[str]:
-    """How many packets came to this relay from its peers, by what became of them."""
+    """The number of packets that came to this relay from its peers, by outcome."""
     text = http_get(relays[name].ready["metrics"])[2].decode()
     counted: Counter[str] = Counter()
     for line in text.splitlines():
@@ -74,7 +74,7 @@ async def test_each_packet_goes_once_to_each_relay_of_a_ring(ring: Federated):
     seen = {name: await holds(ring[name], dids, lambda found: len(found) >= len(wanted)) for name in "abc"}
     for events in seen.values():
         assert Counter(ids_of(events)) == Counter(wanted.keys())
-        for event in events:  # R-350: what comes out is what its author signed, to the byte
+        for event in events:  # R-350: it serves what the author signed, to the byte
             assert event["packet"] == json.loads(wanted[event["packet"]["packet_id"]].canonical)
     witness = [{e["packet"]["packet_id"]: e["received_at"] for e in events} for events in seen.values()]
     assert witness[0] == witness[1] == witness[2]
@@ -100,7 +100,7 @@ async def test_a_relay_killed_while_it_reads_lacks_nothing_afterwards(ring: Fede
 
 
 async def _in_pages(relays: Federated, author: Identity, expected: list[str]) -> None:
-    """R-363: so many from the beginning on, in the order of receipt, each with its cursor; then the rest."""
+    """R-363: the first page from the beginning, in order of receipt, each with its cursor; then the rest."""
     async with open_client(relays["a"].ws) as client:
         await client.authenticate(relays.identities["c"], capabilities=["subscribe", "replicate"])
         cursor, pages = None, []
@@ -201,7 +201,7 @@ BLOCKED = new_identity()
 
 @pytest.fixture(scope="module")
 def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Federated]:
-    """Relay a reads from b and blocks an author; b would read from a, which does not list it."""
+    """Relay a reads from b and blocks an author; b tries to read from a, which does not list it."""
     special: dict[str, Any] = {"blocked_authors": [BLOCKED.did], "replication_peers": []}
     announcing = {"announce_seconds": 3600, "public_url": "wss://b.example/strata"}
     with federated(
@@ -236,7 +236,7 @@ def _peers(relays: Federated) -> list[dict[str, object]]:
 
 
 async def _paused(relays: Federated) -> None:
-    """`relayd peers pause` stops a link that is up, and `resume` brings what came meanwhile."""
+    """`relayd peers pause` stops an active link, and `resume` brings the packets published meanwhile."""
     author, did = new_identity(), relays.identities["b"].did
     assert peers_command(relays["a"], "pause", did[:-3]).returncode == 0
     await eventually(lambda: is_linked(relays, "a", 0))
@@ -258,7 +258,7 @@ async def test_a_machine_beside_the_one_that_reads_says_the_same_of_peers(pair: 
     def said(relay: RelayProcess, name: str) -> float:
         try:
             return relay.metric(f"relayd_peer_{name}", peer=did)
-        except KeyError:  # it has not looked yet
+        except KeyError:  # it has not checked yet
             return -1
 
     with running_server(Path(str(a.settings["data_dir"]))) as url:
@@ -294,7 +294,7 @@ async def test_a_peer_that_goes_away_is_not_said_to_be_there(pair: Federated):
 @pytest.mark.req("R-382", "R-383")
 async def test_a_relay_says_in_packets_where_it_is_and_what_peers_get(pair: Federated):
     did = pair.identities["b"].did
-    for name in "ab":  # and whoever reads from it hears of it
+    for name in "ab":  # and the relay that reads from it learns of it
         events = await holds(pair[name], [did], lambda found: len(found) >= 2)
         said = {event["packet"]["content"]["type"]: event["packet"] for event in events}
         assert set(said) == {"RELAY_DESCRIPTOR", "CONFIG"}
@@ -317,7 +317,7 @@ async def test_a_relay_that_the_upstream_does_not_list_reads_nothing(pair: Feder
 
 @pytest.mark.req("R-355", "R-359", "R-361", "R-362")
 async def test_what_a_session_that_may_replicate_is_served(ring: Federated):
-    """R-355 from outside: a peer says which relay it is and that it wants to replicate."""
+    """R-355 from outside: a peer states which relay it is and that it wants to replicate."""
     peer: Identity = ring.identities["b"]
     async with open_client(ring["a"].ws) as client, open_client(ring["a"].ws) as stranger:
         answer = await client.authenticate(peer, capabilities=["subscribe", "replicate"])
@@ -351,7 +351,7 @@ async def test_what_a_session_that_may_replicate_is_served(ring: Federated):
         )
         assert (await client.receive())["code"] == "unsupported_profile"
     async with open_client(ring["b"].ws) as client:
-        # What b got from a is left out for one who reads a as well, and for nobody else.
+        # Packets that b got from a are left out for a reader that also reads a, and for no other.
         await client.authenticate(ring.identities["c"], capabilities=["subscribe", "replicate"])
         for n, (not_via, count) in enumerate([([ring.identities["a"].did], 0), ([], 2)]):
             await client.send(
@@ -368,7 +368,7 @@ async def test_what_a_session_that_may_replicate_is_served(ring: Federated):
 
 @pytest.mark.req("R-357", "R-359")
 async def test_without_the_capability_a_session_that_asks_to_replicate_is_an_ordinary_reader(ring: Federated):
-    """It gets the served form, and the profile means nothing."""
+    """It gets the served form, and the profile has no effect."""
     author = new_identity()
     header = {"origin_type": "SOFTWARE", "genesis_media_hash": "0x" + "d1" * 32, "edit_history": []}
     content = {"type": "NOTE", "media": [{"media_hash": "0x" + "d1" * 32}]}

@@ -1,4 +1,4 @@
-"""One real relay that reads from upstreams which do as they please."""
+"""One real relay that reads from arbitrarily misbehaving upstreams."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ DAY = 86_400
 
 
 class Upstream(NaiveRelay):
-    """A naive relay that lets its downstream replicate, and says of each packet what a test wants said."""
+    """A naive relay that lets its downstream replicate, and reports for each packet what a test wants."""
 
     def __init__(self) -> None:
         super().__init__(ALL_EXTENSIONS)
@@ -79,13 +79,13 @@ class Withholding(Upstream):
 
 
 class Reading:
-    """The real relay, and how its one peer stands."""
+    """The real relay, and the state of its one peer."""
 
     def __init__(self, process: RelayProcess) -> None:
         self.process = process
 
     async def holds(self, author: Identity, count: int) -> dict[str, int]:
-        """When each packet of this author was received, once the relay holds so many."""
+        """The receipt time of each packet of this author, once the relay holds `count`."""
         events = await holds(self.process, [author.did], lambda found: len(found) >= count)
         assert len(events) == count
         return {event["packet"]["packet_id"]: event["received_at"] for event in events}
@@ -121,7 +121,7 @@ async def test_what_a_peer_sends_is_judged_and_dated(tmp_path):
     ahead = make(author, age=30)
     forged = make(author).canonical.replace(b"hello", b"hallo")
     note = {"id": "5c" * 32, "pubkey": "7e" * 32, "created_at": now, "kind": 1, "tags": [], "content": "hi"}
-    foreign = json.dumps(note | {"sig": "a1" * 64}).encode()  # R-391: whoever bridges maps it first
+    foreign = json.dumps(note | {"sig": "a1" * 64}).encode()  # R-391: the bridge maps it first
     bridged = make(author)
     upstream.put(fresh, said=now - 5)
     upstream.put(old, said=now - 3 * DAY)
@@ -143,9 +143,9 @@ async def test_what_a_peer_sends_is_judged_and_dated(tmp_path):
         assert held[old.packet_id] == now - 3 * DAY
         for packet in (dated_wrong, ahead):
             assert abs(held[packet.packet_id] - time.time()) < 120, "local time counts"
-        # One for the forged packet, one for what is none: nobody maps it here.
+        # One for the forged packet, one for the foreign note, which nobody maps here.
         await peer_comes_to(relay.process, lambda peer: peer["offences"] == 2)
-        # And two times that cannot be true: they cost score, and bar nobody.
+        # And two impossible times: they cost score, and bar nobody.
         await eventually(lambda: noted(relay.process, upstream.relay_id, "clock") == (0, 2))
         assert (await peer_of(relay.process))["state"] == "connected"
         (session,) = upstream.sessions
@@ -297,7 +297,7 @@ def _has_offences(count: int, peer: dict[str, Any]) -> bool:
 
 @pytest.mark.req("R-381")
 async def test_a_peer_that_names_packets_and_sends_none_is_barred(tmp_path):
-    """Not at once: what it names twice, and sends in neither comparison, is an offence."""
+    """Not at once: only packets that it names in two comparisons, and sends in neither, are an offence."""
     upstream, author = Withholding(), new_identity()
     served = make(author, age=600)
     upstream.put(served)

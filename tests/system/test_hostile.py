@@ -1,4 +1,4 @@
-"""Whatever bytes a peer sends, the relay answers or closes; it never dies and never holds anybody else up.
+"""Whatever bytes a peer sends, the relay answers or closes; it never dies and never delays other clients.
 
 A canary publishes on its own connection throughout: each of its packets must be acknowledged.
 """
@@ -51,7 +51,7 @@ class Attacked:
     def run(self, attack: Callable[[], Coroutine[Any, Any, None]]) -> None:
         async def both() -> None:
             attacking = asyncio.create_task(attack(), name="attack")
-            while True:  # at least once, and for as long as the attack lasts
+            while True:  # at least once, and as long as the attack lasts
                 answer = await self.canary.publish(make(self.identity))
                 assert answer["type"] == "OK"
                 self.published += 1
@@ -75,7 +75,7 @@ def attacked(relay: RelayProcess) -> Iterator[Attacked]:
 
 
 async def send_bytes(relay: RelayProcess, data: bytes, step: int) -> None:
-    """After a handshake, any bytes in pieces; then wait until the relay has answered or closed."""
+    """After a handshake, send any bytes in pieces; then wait until the relay has answered or closed."""
     host, port = relay.http.removeprefix("http://").split(":")
     reader, writer = await asyncio.open_connection(host, int(port))
     with contextlib.suppress(OSError):  # it may have closed by then
@@ -116,7 +116,7 @@ def test_arbitrary_frames(attacked: Attacked, made: list[bytes], step: int):
     attacked.run(lambda: send_bytes(attacked.relay, b"".join(made), step))
 
 
-# Real JSON only: what is none is answered without the id that it hides, and `test_arbitrary_bytes` sends it.
+# Only real JSON: other text is answered without the id in it, and `test_arbitrary_bytes` sends that.
 values = st.recursive(
     st.none()
     | st.booleans()

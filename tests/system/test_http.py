@@ -88,5 +88,5 @@ def test_other_methods_do_nothing(relay: RelayProcess, method):
     try:
         status, _, _ = http_get(f"{relay.http}/packets/0x{'00' * 32}", method)
     except OSError:
-        return  # refused by closing is an answer as well
+        return  # refusing by closing is an answer too
     assert status in (400, 405)

@@ -40,7 +40,7 @@ _nonces = itertools.count(1)
 
 @dataclass(frozen=True)
 class Holder:
-    """A key that speaks for a DID which is not its own."""
+    """A key that speaks for another DID."""
 
     key: Identity
     did: str
@@ -107,7 +107,7 @@ async def test_a_rotated_identity_signs_with_its_new_key(relay: RelayProcess, cl
     assert code_of(await client.publish(make(holder, "too soon")))[0] == "invalid_signature"
     rotate = rotation(who, who.did, new)
     assert code_of(await client.publish(rotate)) == ("ACCEPTED", None)
-    for author in (holder, who):  # the old one's window ends with the clocks' skew
+    for author in (holder, who):  # the old key's window ends with the clocks' skew
         assert code_of(await client.publish(make(author, "either")))[0] == "ACCEPTED"
     events, _ = await client.subscribe("s", {"authors": [who.did], "types": ["KEY_EVENT"]})
     assert ids_of(events) == [rotate.packet_id]
@@ -257,7 +257,7 @@ def pair(shared_database: str, tmp_path_factory) -> Iterator[tuple[RelayProcess,
 
 @pytest.mark.req("R-074", "R-076", "R-311")
 async def test_what_one_process_has_revoked_no_other_accepts(pair):
-    """The revocation's OK is the border: whatever is sent after it, anywhere, is refused."""
+    """The revocation's OK is the boundary: everything sent after it, anywhere, is refused."""
     one, two = pair
     async with open_client(one.ws) as here, open_client(two.ws) as there:
         for _ in range(40):
@@ -269,7 +269,7 @@ async def test_what_one_process_has_revoked_no_other_accepts(pair):
 
 @pytest.mark.req("R-074", "R-311")
 async def test_racing_processes_leave_a_log_whose_order_forbids_nothing(pair):
-    """Publishes and a revocation race through two processes: in the log, none comes after it."""
+    """Publishes and a revocation race through two processes: in the log, no publish follows it."""
     one, two = pair
     async with open_client(one.ws) as here, open_client(two.ws) as there:
         for round_ in range(15):

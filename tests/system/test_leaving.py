@@ -1,4 +1,4 @@
-"""Leaving a channel over a real relay: what was sent is out, or the program is told."""
+"""Leaving a channel over a real relay: all messages have been sent, or the program gets an error."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ MENDING = strata.Options(backoff_base=0.05, backoff_cap=0.5)
 
 @pytest.fixture
 def topic() -> str:
-    """A topic of the test's own: the relay is shared."""
+    """A separate topic for the test: the relay is shared."""
     return f"/test/1/{secrets.token_hex(8)}/proto"
 
 
 async def received(url: str, topic: str, count: int = 1, **options: Any) -> list[bytes]:
-    """What somebody who comes afterwards receives."""
+    """The messages that a later participant receives."""
     taken: list[bytes] = []
     async with (
         strata.connect(url, identity=Identity.generate()) as relay,

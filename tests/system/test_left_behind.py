@@ -1,4 +1,4 @@
-"""No request may be left behind: each is answered, whatever it holds, and nothing of it is kept."""
+"""No request may be forgotten: each is answered, whatever it contains, and nothing of it is kept."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.support.relay_process import RelayProcess, running
 
 
 def trust(who: Identity, type: str, **members: Any) -> bytes:
-    """A trust packet with any members in place of the right ones."""
+    """A trust packet with any members in place of the correct ones."""
     content = {"type": type, "from": who.did, "to": new_identity().did, "created_at": int(time.time())}
     return make(who, **{**content, **members}).canonical
 
@@ -74,7 +74,7 @@ async def test_nothing_of_refused_publishes_is_kept(relay: RelayProcess):
                 await client.send(frame)
                 assert (await client.receive())["type"] == "ERROR"
         grown = relay.rss() - before
-    # 58 MB were sent; what the allocator keeps is a few frames' worth.
+    # 58 MB were sent; the allocator keeps a few frames' worth.
     assert grown < 40 * 2**20, f"{grown >> 20} MB are kept"
 
 
@@ -92,7 +92,7 @@ async def test_a_burst_meets_every_check(client: BareClient):
 
 @pytest.fixture(scope="module")
 def strict(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RelayProcess]:
-    """A relay that takes fifty refusals an hour from one connection, and this machine for anybody."""
+    """A relay that accepts fifty refusals an hour per connection, and does not exempt this machine."""
     settings: dict[str, Any] = {
         "refused_limit": 50,
         "limit_window_seconds": 3600,

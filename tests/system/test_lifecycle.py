@@ -81,7 +81,7 @@ async def test_sigterm_answers_what_was_taken_and_closes_with_1001(tmp_path: Pat
 
 async def test_draining_is_visible_and_a_second_signal_ends_at_once(tmp_path: Path):
     with running(RelayProcess(tmp_path)) as relay:
-        # A peer that answers nothing makes the drain wait for its deadline.
+        # A peer that never answers makes the drain wait for its deadline.
         host, port = relay.http.removeprefix("http://").split(":")
         with socket.create_connection((host, int(port))) as peer:
             peer.sendall(
@@ -91,7 +91,7 @@ async def test_draining_is_visible_and_a_second_signal_ends_at_once(tmp_path: Pa
             assert b"101" in peer.recv(4096)
             relay.terminate()
             wait_until(lambda: '"draining"' in relay.log.read_text(), "the drain")
-            # One that comes at once counts as the same request, so repeat it, as an impatient operator does.
+            # A signal sent at once counts as the same request, so repeat it, as an impatient operator does.
             process = relay.process
             assert process is not None
 
@@ -149,7 +149,7 @@ async def test_tls_from_files_and_a_renewed_certificate_on_sighup(tmp_path: Path
                 async with open_client(relay.ws, ssl=trusts_old):
                     pass
             assert (await early.publish(make(new_identity(), "x" * 100_000)))["type"] == "OK"
-            # Files that cannot be used change nothing.
+            # Invalid files change nothing.
             old.key.write_text("broken")
             relay.process.send_signal(signal.SIGHUP)
             wait_until(lambda: "not_reloaded" in relay.log.read_text(), "the refusal")
@@ -253,22 +253,23 @@ async def test_a_reload_changes_everything_or_nothing_and_names_what_waits_for_a
             async with open_client(relay.ws, ssl=trusted) as client:
                 return (await client.publish(make(author)))["type"]
 
-        # The policy is sound, the certificate is not: the policy must not change either.
+        # The policy is valid, the certificate is not: the policy must not change either.
         write("missing", f"blocked_authors = ['{author.did}']")
         assert "No such file" in str(reload('"not_reloaded"')["problem"])
         assert await answer(old) == "OK"
-        # The certificate is sound, the policy is not.
+        # The certificate is valid, the policy is not.
         write("new", "blocked_authors = 1")
         reload('"not_reloaded"')
         assert await answer(old) == "OK"
-        # Both are sound, and another setting has to wait.
+        # Both are valid, and another setting must wait.
         write("new", f"blocked_authors = ['{author.did}']", "max_limit = 400")
         assert reload('"reloaded"')["changed"] == ["tls_cert", "tls_key", "blocked_authors"]
         assert await answer(new) == "ERROR"
         with pytest.raises(ssl.SSLCertVerificationError):
             await answer(old)
         assert reload('"restart_needed"')["settings"] == ["max_limit"]
-        # The end of the certificate in use: one that is renewed and not taken over would end unnoticed.
+        # The expiry of the certificate in use: otherwise a renewed one that is not loaded would expire
+        # unnoticed.
         shown = relay.metric("relayd_tls_not_after_timestamp_seconds")
         assert shown == read_certificate(new.cert).not_after.timestamp()
         new.key.write_bytes(renewed.private_key_pem.bytes())
@@ -304,7 +305,7 @@ async def test_a_worker_whose_supervisor_dies_while_it_is_being_started_ends_as_
     with running(relay):
         before = {worker.pid for worker in relay.workers()}
         os.kill(min(before), signal.SIGKILL)
-        # Until it has read what Python hands it: a process that lacks that ends at once, with a traceback.
+        # Wait until it has read what Python passes to it: without that it would end at once with a traceback.
         wait_until(lambda: relay.logged("failpoint") == 3, "its successor to begin", 60)
         workers = relay.workers()
         assert len({worker.pid for worker in workers} - before) == 1
@@ -425,7 +426,7 @@ async def test_a_worker_that_is_killed_or_hangs_is_replaced_and_the_others_notic
             assert relay.metric("relayd_worker_restarts_total", reason="died") == 1
             assert kept.is_running()
             served = 0
-            for client in clients:  # those of the other worker have not been disturbed
+            for client in clients:  # clients of the other worker were not disturbed
                 with contextlib.suppress(ConnectionClosed):
                     assert (await client.publish(make(new_identity())))["type"] == "OK"
                     served += 1
@@ -444,7 +445,7 @@ async def test_a_setting_for_new_processes_renews_the_workers_one_at_a_time(tmp_
         assert len({worker.pid for worker in relay.workers()} - before) == 2
         assert relay.logged("worker_died") == 0
         assert relay.metric("relayd_worker_restarts_total", reason="renewed") == 2
-        # The second made way when the first one's successor served.
+        # The second gave way when the first one's successor served.
         events = re.findall(r'"event": ?"(draining|worker_renewed)"', relay.log.read_text())
         assert events == ["draining", "worker_renewed"] * 2
         _, _, manifest = relay.get("/.well-known/strata-relay.json")
@@ -453,8 +454,8 @@ async def test_a_setting_for_new_processes_renews_the_workers_one_at_a_time(tmp_
 
 @pytest.mark.req("R-192")
 async def test_what_is_stored_while_a_wave_closes_is_answered(tmp_path: Path):
-    """A publisher whose answers always make room is read no further once its wave has come, which is all
-    here: what was read is in the log and answered, and nothing else is."""
+    """A publisher whose answers keep making room is no longer read once its wave has come, which here closes
+    all: packets that were read are in the log and answered, and no others."""
     identity = new_identity()
     packets = [make(identity, n=n) for n in range(3000)]
     accepted: list[str] = []
@@ -491,7 +492,7 @@ async def test_a_stopping_relay_closes_a_crowd_in_waves_and_serves_the_rest_mean
         wait_until(lambda: relay.logged("draining") == 1, "the drain")
         status, _, body = relay.get("/readyz")
         assert (status, b"draining" in body) == (503, True)
-        # One whose turn has not come is served: some wave is the last.
+        # A client whose turn has not come is served: some wave is the last.
         answers = await asyncio.gather(
             *(client.publish(make(new_identity())) for client in clients), return_exceptions=True
         )

@@ -1,4 +1,4 @@
-"""Rate limits and connection caps of a running relay, seen from addresses that have none for free."""
+"""Rate limits and connection caps of a running relay, seen from addresses without exemptions."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.support.made_packets import ids_of, make, new_identity
 from tests.support.relay_process import RelayProcess, http_get, running
 
 NOWHERE = "192.0.2.0/24"
-"""Nobody connects from there: with this as `unlimited_addresses` the limits hold here too."""
+"""Nobody connects from there: with this as `unlimited_addresses` the limits apply to this machine too."""
 HOUR = 3600
 LIMITS: dict[str, Any] = {
     "limit_window_seconds": HOUR,
@@ -31,7 +31,7 @@ LIMITS: dict[str, Any] = {
 
 @pytest.fixture(scope="module")
 def proxied(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RelayProcess]:
-    """A relay behind a proxy on this machine: a test is whoever its X-Forwarded-For says."""
+    """A relay behind a proxy on this machine: a test connects as any address with X-Forwarded-For."""
     folder = tmp_path_factory.mktemp("proxied")
     with running(RelayProcess(folder, trusted_proxies=["127.0.0.1"], **LIMITS)) as process:
         yield process
@@ -43,7 +43,7 @@ _addresses = (f"198.51.100.{number}" for number in range(1, 255))
 
 @pytest.fixture
 def address() -> str:
-    """One that no other test has."""
+    """An address that no other test has."""
     return next(_addresses)
 
 
@@ -149,7 +149,7 @@ async def test_one_address_holds_only_so_many_connections(tmp_path: Path):
 
 @pytest.mark.req("R-357", "R-376", "R-377")
 async def test_a_peer_over_its_limit_is_told_when_to_come_back(tmp_path: Path):
-    """Each peer has a limit of its own; whoever only asks to replicate is held to the same as everybody."""
+    """Each peer has its own limit; an unlisted session that requests to replicate has the ordinary one."""
     peer, other, unlisted = new_identity(), new_identity(), new_identity()
     settings: dict[str, Any] = {"subscribe_limit": 1, "limit_window_seconds": HOUR}
     settings |= {"unlimited_addresses": [NOWHERE], "replication_peers": [peer.did, other.did]}
@@ -165,7 +165,7 @@ async def test_a_peer_over_its_limit_is_told_when_to_come_back(tmp_path: Path):
 
 @pytest.mark.req("R-317", "R-380")
 async def test_history_over_the_byte_budget_comes_later_and_whole(tmp_path: Path):
-    """A stream that is open takes its time and loses nothing; a new one is refused meanwhile."""
+    """An open stream is slowed down and loses nothing; a new one is refused meanwhile."""
     settings: dict[str, Any] = {"anonymous_backfill_limit_bytes": 40_000, "limit_window_seconds": 1}
     with running(RelayProcess(tmp_path, unlimited_addresses=[NOWHERE], **settings)) as process:
         identity = new_identity()
@@ -176,24 +176,24 @@ async def test_history_over_the_byte_budget_comes_later_and_whole(tmp_path: Path
             assert ids_of(await client.events("s", 200)) == [packet.packet_id for packet in packets]
             refused = await client.ask({"type": "SUBSCRIBE", "subscription_id": "t"})
             assert refused["detail"] == "backfill_limit"
-            await asyncio.sleep(refused["retry_after"])  # what a client is told to do
+            await asyncio.sleep(refused["retry_after"])  # as a client is told to do
             assert (await client.subscribe("t"))[1]["type"] == "END_OF_HISTORY"
 
 
 @pytest.mark.req("R-318", "R-321")
 async def test_this_machine_is_free_of_limits_unless_told_otherwise(tmp_path: Path):
     with running(RelayProcess(tmp_path, anonymous_publish_limit=1)) as process:
-        assert "anonymous_publish_limit" in process.last_words()  # a warning: it holds nobody here
+        assert "anonymous_publish_limit" in process.last_words()  # a warning: it affects nobody here
         async with open_client(process.ws) as client:
             assert {answer["type"] for answer in await publish(client, 20)} == {"OK"}
-        # Whoever comes through a proxy is not from this machine.
+        # A client that comes through a proxy is not from this machine.
         async with come_from(process, "198.51.100.1") as client:
             assert [answer["type"] for answer in await publish(client, 2)] == ["OK", "ERROR"]
 
 
 @pytest.mark.req("R-316", "R-321")
 async def test_workers_of_a_machine_have_one_limit(tmp_path: Path):
-    """Whichever worker the kernel gives a connection to, and whatever it was that the other one let pass."""
+    """Whichever worker the kernel assigns a connection to, and whatever the other worker has admitted."""
     here: dict[str, Any] = {**LIMITS, "unlimited_addresses": NOWHERE, "connection_limit": 0}
     relay = RelayProcess(tmp_path, workers=2, max_connections_per_address=6, **here)
     author = new_identity()
@@ -202,7 +202,7 @@ async def test_workers_of_a_machine_have_one_limit(tmp_path: Path):
             clients: list[BareClient] = []
             refused = 0
             async with asyncio.timeout(60):
-                # Six get in, and no more, when each worker knows of all of them.
+                # Six are admitted, and no more, once each worker knows of all of them.
                 while refused < 16 or len(clients) < 6:
                     try:
                         client = await stack.enter_async_context(open_client(relay.ws))
@@ -219,7 +219,7 @@ async def test_workers_of_a_machine_have_one_limit(tmp_path: Path):
             assert {answer["type"] for answer in answers} == {"OK"}
             too_many = 0
             for client in clients:
-                # The other worker hears of it a moment later. Five more would be a limit of its own.
+                # The other worker learns of it a moment later. Five more would mean a separate limit.
                 while (answer := await client.publish(make(author)))["type"] == "OK" and too_many < 4:
                     too_many += 1
                     await asyncio.sleep(1)

@@ -17,16 +17,16 @@ from tests.support.relay_process import RelayProcess, running
 
 
 def url_of(relay: RelayProcess) -> str:
-    """The embedded database of a relay, for a superuser of this machine."""
+    """The URL of a relay's embedded database, for a superuser of this machine."""
     folder = next(Path(str(relay.settings["data_dir"])).glob("postgres-*"))
     return f"postgresql://relayd@/relayd?host={folder}&port=5432"
 
 
 @contextlib.contextmanager
 def frozen(relay: RelayProcess) -> Iterator[None]:
-    """PostgreSQL stopped in its tracks: connections stay open and nothing answers."""
+    """Suspend PostgreSQL: connections stay open and nothing answers."""
     server = relay.postgres()
-    server.suspend()  # first, so that it makes no process that is not stopped
+    server.suspend()  # first, so that it starts no process that is not suspended
     processes = [server, *server.children(recursive=True)]
     for process in processes:
         with contextlib.suppress(psutil.NoSuchProcess):
@@ -81,7 +81,7 @@ async def test_publishers_wait_for_the_database_and_nothing_is_lost_or_doubled(t
             with frozen(relay) if loss == "frozen" else contextlib.nullcontext():
                 for packet in packets[100:200]:
                     await client.send(publish_text(packet, packet.packet_id))
-                await client.barrier()  # the relay answers what needs no database
+                await client.barrier()  # the relay answers requests that need no database
                 if loss == "frozen":
                     await readiness(relay, 503)
             for packet in packets[200:]:

@@ -1,4 +1,4 @@
-"""A log that has lost its end: an older copy of the database is put back (R-154, R-155, R-157)."""
+"""A log that has lost its end: an older copy of the database is restored (R-154, R-155, R-157)."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ async def read_all(client: BareClient, cursor: str | None = None) -> tuple[list[
 
 
 async def serving(relay: RelayProcess) -> None:
-    """Wait until the relay serves: it listens anew after it has found its log replaced."""
+    """Wait until the relay serves: it listens again after it has found its log replaced."""
     async with asyncio.timeout(60):
         while True:
             with contextlib.suppress(OSError, http.client.HTTPException):
@@ -108,7 +108,7 @@ async def test_a_cursor_behind_the_end_of_a_restored_backup_is_invalid_and_says_
             assert ids == [packet.packet_id for packet in kept + lost]
         assert relay.stop() == 0
     await database.put_back()
-    if guarded:  # dies as soon as it has found out
+    if guarded:  # dies as soon as it notices
         relay.spawn()
         async with asyncio.timeout(60):
             while "log_epoch_begins" not in relay.log.read_text():  # noqa: ASYNC110 - another process
@@ -125,9 +125,9 @@ async def test_a_cursor_behind_the_end_of_a_restored_backup_is_invalid_and_says_
                 "invalid_cursor",
                 "log_reset",
             )
-            # The lost packets were of a term that the copy does not know: the guard does.
+            # The lost packets were of a term that the copy does not know, but the guard does.
             assert ("cursor" in refused) is guarded
-            # A place that both logs have stays good.
+            # A place that both logs have stays valid.
             ids, end = await read_all(client, refused.get("cursor", end_of_kept["cursor"]))
             assert ids == [packet.packet_id for packet in new]
             assert (await read_all(client, end_of_kept["cursor"]))[0] == ids
@@ -214,7 +214,7 @@ async def test_an_operators_new_epoch_and_what_the_command_line_says_of_it(tmp_p
 
 
 def command(program: str, *arguments: str) -> tuple[str, str]:
-    """What one of our commands prints until its end, which must be a good one, and its standard error."""
+    """The output and the standard error of one of our commands, which must end successfully."""
     code, out, err = run_fork(program, arguments, env=environment({}), timeout=120)
     assert code == 0, err.decode()
     return out.decode(), err.decode()
@@ -253,16 +253,16 @@ async def test_a_subscription_is_told_of_the_reset_and_gets_every_new_packet_onc
                 await publisher.publish(packet, timeout=60)
             await take(deliveries, 100, seen)
             await database.put_back()
-            # Also some that were lost: their author publishes them again, and the reader has them already.
+            # Some lost ones too: their author publishes them again, and the reader already has them.
             for packet in lost[:5] + new:
-                # A publish that the change of databases cut off is repeated, and may find itself there.
+                # A publish interrupted by the change of databases is repeated, and may find itself stored.
                 await publisher.publish(packet, timeout=60)
-            # So OK is not enough: what was published again is there.
+            # So OK is not enough: the packets published again must be there.
             ids = [packet.packet_id for packet in lost[:5]]
             assert {found.packet.packet_id async for found in publisher.find(ids)} == set(ids)
             await take(deliveries, 50, seen)
             (reset,) = told
-            # A worker that was never told of the other one's term cannot know how far the logs agree.
+            # A worker that never learned the other's term cannot know how far the logs agree.
             assert reset.cursor is not None or reset.since is not None
             assert seen == [packet.packet_id for packet in kept + lost] + [reset] + [p.packet_id for p in new]
             assert reader.statistics.log_resets == 1
@@ -288,7 +288,7 @@ async def test_a_pool_that_reads_a_relay_through_its_loss_misses_and_doubles_not
             for packet in kept:
                 await here.publish(packet)
             await database.copy()
-            for packet in lost:  # each relay has a part of what is lost at the first one
+            for packet in lost:  # each relay has a part of the packets lost at the first one
                 await here.publish(packet, timeout=60)
                 await there.publish(packet)
             await database.put_back()
@@ -319,7 +319,7 @@ async def test_a_standby_that_lags_is_no_loss_and_one_that_is_promoted_without_t
                 await client.publish_all(lost)
                 ids, end = await read_all(client)
                 assert ids == [packet.packet_id for packet in kept + lost]
-                # The standby has not even heard of this place.
+                # The standby has not even received this place.
                 ids, end = await read_all(client, end["cursor"])
                 assert ids == [] and end["type"] == "END_OF_HISTORY"
             assert relay.metric("relayd_log_epoch") == 1
@@ -335,7 +335,7 @@ async def test_a_standby_that_lags_is_no_loss_and_one_that_is_promoted_without_t
                 assert ids == [packet.packet_id for packet in new]
             assert relay.metric("relayd_log_epoch") == 2
             relay.stop()
-        # The old primary comes back as a replica, with an end that nobody else has: it is not asked.
+        # The old primary comes back as a replica, with an end that no other has: it is not queried.
         with running(
             RelayProcess(tmp_path, database_url=standby.url, read_database_url=database.url)
         ) as relay:

@@ -1,7 +1,7 @@
 """A relay against a naive model: random publishes, subscriptions, pages, pauses and restarts.
 
-The model is a list: the packets in the order of the log. Every reader's stream must be what the list says,
-whatever happened in between. `--model-runs N` sets the number of runs, `--seed N` the first seed.
+The model is a list: the packets in the order of the log. Every reader's stream must match the list, whatever
+happened in between. `--model-runs N` sets the number of runs, `--seed N` the first seed.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Reader:
     running: asyncio.Event = field(default_factory=asyncio.Event)
 
     async def open(self, url: str) -> None:
-        # A small queue on this side too, so that a pause reaches the relay.
+        # A small queue on this side too, so that the relay feels a pause.
         self.socket = await connect(url, compression=None, max_size=None, ping_interval=None, max_queue=1)
         await self.socket.recv()  # the challenge
         filters: dict[str, Any] = {"authors": self.authors, "types": self.types, "cursor": self.cursor}
@@ -69,7 +69,7 @@ class Reader:
 
 
 class Model:
-    """The relay under test beside the list it must agree with."""
+    """The relay under test, and the list it must agree with."""
 
     def __init__(self, relay: RelayProcess, chosen: random.Random) -> None:
         self.relay = relay
@@ -81,7 +81,7 @@ class Model:
         self.pages = 0
 
     async def publish(self) -> None:
-        """One or several, from one session, so that their order is known; a few are repeats."""
+        """Publish one or more packets from one session, so that their order is known; a few are repeats."""
         packets = [
             make(self._author(), "x" * self.chosen.choice((1, 500, 20_000)), type=self.chosen.choice(TYPES))
             for _ in range(self.chosen.choice((1, 3, 40)))
@@ -144,7 +144,7 @@ class Model:
             await reader.open(self.relay.ws)
 
     async def settle(self) -> None:
-        """Every reader has exactly what the list says, in its order."""
+        """Check that every reader has exactly the list's packets, in its order."""
         for reader in self.readers:
             expected = [p.packet_id for p in self.log if p.content_type in (reader.types or TYPES)]
             reader.running.set()
@@ -192,7 +192,7 @@ async def test_the_relay_agrees_with_the_model(
 
 
 async def test_the_model_has_teeth(relay: RelayProcess, client: BareClient):
-    """A packet the model does not know of is noticed."""
+    """A packet that the model does not know is noticed."""
     model = Model(relay, random.Random(1))
     stranger = make(model.authors[0], type="A")
     await client.publish(stranger)

@@ -1,4 +1,4 @@
-"""Two relays on one database, moderated by the command: what is banned ends on both, and comes back."""
+"""Two relays on one database, moderated by the command: bans take effect on both, and can be lifted."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ OPERATOR = new_identity()
 
 
 class Moderated:
-    """Two relays on one database: one has it embedded, the other one comes to it."""
+    """Two relays on one database: one embeds it, the other connects to it."""
 
     def __init__(self, one: RelayProcess, other: RelayProcess) -> None:
         self.one, self.other = one, other
         self.both = one, other
 
     def command(self, *arguments: str, exit_code: int = 0) -> Any:
-        """Run `relayd` beside the relays; what it says as JSON."""
+        """Run `relayd` beside the relays; returns its output as JSON."""
         env = environment({"data_dir": self.one.settings["data_dir"]})
         code, out, err = run_fork(RELAYD, [*arguments, "--json"], env=env)
         assert code == exit_code, err.decode()
@@ -46,7 +46,7 @@ class Moderated:
 @pytest.fixture(scope="module")
 def moderated(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Moderated]:
     folder = tmp_path_factory.mktemp("moderated")
-    # What is banned below as a network must not be this machine.
+    # The network banned below must not be this machine.
     proxied: dict[str, Any] = {"trusted_proxies": ["127.0.0.0/8"], "operators": [OPERATOR.did]}
     with contextlib.ExitStack() as stack:
         one = stack.enter_context(running(RelayProcess(folder / "one", **proxied)))
@@ -60,7 +60,7 @@ def moderated(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Moderated]:
 
 
 async def served(client: BareClient, relay: RelayProcess, packet: Packet) -> set[bool]:
-    """Whether each path serves the packet."""
+    """The set of outcomes over all paths: whether each serves the packet."""
     found = set()
     for filters in (
         {"authors": [packet.author_id]},
@@ -80,7 +80,7 @@ async def served(client: BareClient, relay: RelayProcess, packet: Packet) -> set
 
 
 async def everywhere(moderated: Moderated, packet: Packet, is_served: bool) -> None:
-    """Both relays come to serve the packet on every path, or on none."""
+    """Wait until both relays serve the packet on every path, or on none."""
     for relay in moderated.both:
         async with open_client(relay.ws) as client:
             while await served(client, relay, packet) != {is_served}:
@@ -88,7 +88,7 @@ async def everywhere(moderated: Moderated, packet: Packet, is_served: bool) -> N
 
 
 def ruling_of(packet: Packet) -> dict[str, tuple[list[str], list[str]]]:
-    """The commands that take a packet away and bring it back, by what they are about."""
+    """By subject: the commands that withdraw a packet and bring it back."""
     why = ["--reason", "a court order"]
     return {
         "author": (["ban", packet.author_id, *why], ["unban", packet.author_id]),
@@ -113,11 +113,11 @@ async def test_what_is_banned_leaves_by_no_path_of_any_relay_and_comes_back(mode
             assert ids_of(await reader.events(name, 1)) == [banned.packet_id]
         moderated.command(*away)
         await everywhere(moderated, banned, False)
-        # The manifest says what kinds of things are declined, and not which.
+        # The manifest names the kinds of things that are declined, but not which.
         policy = json.loads(moderated.other.get("/.well-known/strata-relay.json")[2])["policy"]
         kinds = {"author": "authors", "packet": "packet_ids", "media": "media_hashes"}
         assert policy["declines"][kinds[by]] is True
-        # The open subscriptions go on with what is not banned, and with nothing else.
+        # The open subscriptions continue with packets that are not banned, and no others.
         second = make(author, type="BANNED", media=[{"media_hash": HASH}])
         answer = await writer.publish(second)
         expected = {"author": "blocked_author", "packet": None}.get(by, "policy_rejected")
@@ -135,7 +135,7 @@ async def test_what_is_banned_leaves_by_no_path_of_any_relay_and_comes_back(mode
 
 
 async def closing(client: BareClient) -> tuple[str, str | None, int]:
-    """The relay says why, and closes: the code and detail of the ERROR, and the code of the close."""
+    """Expect the relay to give a reason and close; return the ERROR's code and detail, and the close code."""
     said: dict[str, Any] = {}
     with pytest.raises(ConnectionClosed) as closed:
         while True:
@@ -232,7 +232,7 @@ async def test_a_relay_that_starts_serves_nothing_that_is_banned(moderated: Mode
 
 
 async def test_a_notification_that_is_lost_does_not_matter(moderated: Moderated):
-    """Rows that nobody was told of, as after a connection that broke."""
+    """Rows without a notification, as after a broken connection."""
     import asyncpg
 
     author = new_identity()
@@ -309,7 +309,7 @@ async def test_an_operator_rules_over_the_wire_and_nobody_else(moderated: Modera
 
 
 async def sessions_of(moderator: Moderator, *of: Any) -> dict[str, dict[str, Any]]:
-    """The open sessions by the DID that they speak for."""
+    """The open sessions by the DID for which they speak."""
     return {str(entry["identity"]): entry async for entry in moderator.sessions(*of)}
 
 
@@ -338,12 +338,12 @@ async def test_an_operator_sees_the_sessions_of_both_relays_and_closes_one(
         assert len({str(found[name]["id"])[:8] for name in names}) == 2, "of two processes"
         for kind, subject in (("author", bob.did), ("network", "198.51.100.0/24")):
             assert set(await sessions_of(moderator, kind, subject)) == {bob.did}
-        # The same from the machine, page by page where there are many.
+        # The same on the relay's machine, page by page if there are many.
         told = moderated.command("sessions", "list")
         assert {each["identity"] for each in told} >= {*names, OPERATOR.did}
         page = await third.ask({"type": "MODERATE", "action": "sessions"})
         assert (page["code"], page["detail"]) == ("unauthenticated", "missing_capability")
-        # What is closed over the wire may be open at the other relay.
+        # A session closed over the wire may be open at the other relay.
         session = str(found[bob.did]["id"])
         for subject, code in (("somebody", "invalid_schema"), (session[:8], "invalid_schema")):
             with pytest.raises(RequestRefused) as refused:
@@ -445,7 +445,7 @@ async def test_an_erased_packet_is_gone_everywhere_and_readers_keep_their_places
         for packet in doomed:
             await everywhere(moderated, packet, False)
             assert (await writer.publish(packet))["duplicate"] is True, "no copy of it comes in again"
-        # A reader that stood at an erased packet goes on behind it, and one that reads all misses nothing.
+        # A reader that stood at an erased packet continues behind it, and one that reads all misses nothing.
         for place, expected in ((doomed[1], [kept]), (kept, [])):
             filters = {"authors": authors, "cursor": cursors[place.packet_id]}
             events, end = await reader.subscribe("s", filters, gapless=True)

@@ -1,4 +1,4 @@
-"""What is withdrawn while a session is open reaches it, in every worker: keys, members, peers, policy."""
+"""Withdrawals reach sessions that are open, in every worker: keys, members, peers, policy."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ WORKERS = 2
 
 
 class Reloadable:
-    """A relay of two workers that speaks TLS and reads its settings again when it is told to."""
+    """A relay of two workers that speaks TLS and reloads its settings on request."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -49,7 +49,7 @@ class Reloadable:
         )
 
     def set(self, **settings: Any) -> None:
-        """Have every worker take over these settings, and the defaults of all others."""
+        """Have every worker adopt these settings, and the defaults of all others."""
         self._write(settings)
         before = self._reloads()
         os.kill(self.relay.pid, signal.SIGHUP)
@@ -71,7 +71,7 @@ class Reloadable:
 
     @contextlib.asynccontextmanager
     async def at_every_worker(self, **options: Any) -> AsyncIterator[list[BareClient]]:
-        """So many open clients that each worker holds at least one."""
+        """Enough open clients that each worker holds at least one."""
         async with contextlib.AsyncExitStack() as stack:
             workers = [child for child in self.relay.children() if "spawn_main" in " ".join(child.cmdline())]
             assert len(workers) == WORKERS
@@ -99,7 +99,7 @@ def reloadable(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Reloadable]
 
 
 async def is_told(client: BareClient, code: str, detail: str, **members: str) -> None:
-    """The relay says so unasked."""
+    """Expect an unsolicited ERROR of this kind."""
     error = await client.expect(lambda message: message["type"] == "ERROR")
     told = {name: error.get(name) for name in ("code", "detail", *members)}
     assert told == {"code": code, "detail": detail, **members}
@@ -201,7 +201,7 @@ async def operators(reloadable: Reloadable) -> None:
             ([], ("invalid_schema", "unknown_type")),
         ):
             reloadable.set(operators=names)
-            for client in clients:  # one after the other, within a second
+            for client in clients:  # one after another, within a second
                 async with asyncio.timeout(60):
                     while await answer_to(client, listing) != told:  # noqa: ASYNC110 -- another process
                         await asyncio.sleep(0.05)
@@ -296,7 +296,7 @@ async def tls_files(reloadable: Reloadable) -> None:
     files = {name: str(reloadable.folder / "new" / f"{file}.pem") for name, file in _TLS_FILES.items()}
     async with reloadable.at_every_worker() as clients:
         reloadable.set(**files)
-        for client in clients:  # what was shown at their handshake declines nobody now
+        for client in clients:  # the certificate of their handshake still serves them
             assert (await client.publish(make(new_identity())))["type"] == "OK"
         async with reloadable.connect("new"):
             pass
@@ -322,13 +322,13 @@ REACHES: dict[str, Callable[[Reloadable], Awaitable[None]]] = {
     "allowed_authors": allowed_authors,
     "allowed_types": allowed_types,
 }
-"""How each setting that SIGHUP can change reaches a session that is open, in every worker."""
+"""How each setting that SIGHUP can change reaches an open session, in every worker."""
 
 
 @pytest.mark.req("R-185", "R-289", "R-292", "R-323")
 @pytest.mark.parametrize(
     "name",
-    # `spare_members` moves budgets alone: tests/relayd/access/test_gate.py holds that.
+    # `spare_members` only moves budgets: tests/relayd/access/test_gate.py covers it.
     [row.name for row in setting_table().values() if row.reload and row.name != "spare_members"],
 )
 async def test_every_setting_that_sighup_changes_reaches_open_sessions(reloadable: Reloadable, name: str):
@@ -348,7 +348,7 @@ async def test_what_waits_in_the_socket_of_a_slow_reader_is_not_sent_once_its_au
         return reloadable.relay.metric("relayd_connections_closed_total", reason="withdrawn")
 
     before = withdrawn()
-    large = [make(author, "x" * 200_000, n=n) for n in range(60)]  # more than sockets buffer
+    large = [make(author, "x" * 200_000, n=n) for n in range(60)]  # more than the sockets buffer
     async with reloadable.connect(max_queue=1) as reader, reloadable.connect() as writer:
         await reader.subscribe("live", {"authors": [author.did]}, gapless=True)
         for packet in large:

@@ -35,7 +35,7 @@ PORTION = 300
 AHEAD = 900
 BATCH_ROWS = 150
 
-# A killed archive has no time to profit from a better compiler.
+# A killed archive does not live long enough to profit from a better compiler.
 QUICK = (f"spark.driver.extraJavaOptions={QUICK_JAVA}", "spark.sql.codegen.wholeStage=false")
 
 
@@ -45,7 +45,7 @@ def pipeline(*arguments: str) -> list[str]:
 
 
 def last_line(*arguments: str) -> Any:
-    """The last line of a command that runs in this process, in the session of the tests."""
+    """The last line of output of a command that runs in this process, in the Spark session of the tests."""
     done = CliRunner().invoke(app, [*arguments, "--json"])
     assert done.exit_code == 0, done.output[-2000:] + repr(done.exception)
     return json.loads(done.stdout.splitlines()[-1])
@@ -53,7 +53,7 @@ def last_line(*arguments: str) -> Any:
 
 @pytest.fixture
 def own_signals() -> Iterator[None]:
-    """An archive takes these signals; this process gets them back."""
+    """An archive handles these signals; this process gets them back."""
     kept = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     yield
     for number, handler in kept.items():
@@ -61,7 +61,7 @@ def own_signals() -> Iterator[None]:
 
 
 async def history(url: str, types: list[str]) -> list[tuple[str, int]]:
-    """What a relay's history says: ids and times of arrival, in its order."""
+    """A relay's history: ids and times of arrival, in its order."""
     async with strata.connect(url) as relay:
         return [(event.packet.packet_id, event.received_at) async for event in relay.fetch(types=types)]
 
@@ -86,7 +86,7 @@ def test_a_lake_made_under_kills_agrees_with_its_log_and_restores_the_relay(
                     wait = chance.uniform(0, 1)
                     killed = asyncio.to_thread(killed_after_progress, pipeline(*follow), Path(lake), wait)
                     runner.run(killed)
-                    assert not publishing.done()  # so every kill met a relay under load
+                    assert not publishing.done()  # so every kill hit a relay under load
                 killed_all.set()
                 acknowledged = runner.run(wait_for(publishing))
             assert len(set(acknowledged)) == PACKETS
@@ -115,7 +115,7 @@ def test_a_lake_made_under_kills_agrees_with_its_log_and_restores_the_relay(
 
 
 async def publish_before(url: str, lake: Path, *, until: asyncio.Event) -> list[str]:
-    """Publish `PACKETS`, always a little ahead of the lake; as fast as can be when `until` is set."""
+    """Publish `PACKETS`, always a little ahead of the lake; as fast as possible once `until` is set."""
     acknowledged: list[str] = []
     while len(acknowledged) < PACKETS:
         if until.is_set() or len(acknowledged) < archived_in(lake) + AHEAD:
@@ -134,8 +134,8 @@ async def wait_for(task: asyncio.Task[list[str]]) -> list[str]:
 
 
 def killed_after_progress(command: list[str], lake: Path, wait: float) -> None:
-    """Let an archive write some batches, then SIGKILL it and all it has started, `wait` seconds later."""
-    # Its own home of Spark would stay behind.
+    """Let an archive write some batches; `wait` seconds later SIGKILL it and all processes it has started."""
+    # Otherwise it would leave behind its own home of Spark.
     home = {"SPARK_HOME": shared} if (shared := quick_home()) else {}
     process = subprocess.Popen(
         command, start_new_session=True, stdout=subprocess.DEVNULL, env=os.environ | home

@@ -1,4 +1,4 @@
-"""On a real standalone cluster: what executors need reaches them, and both workers do the work."""
+"""On a real standalone cluster: executors get what they need, and both workers do the work."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ PACKETS = 400
 
 QUICK = {**QUICK_SPARK, "spark.executor.extraJavaOptions": QUICK_JAVA}
 
-# What the driver runs. Each job's tasks carry its name, so that the record of events tells who ran them.
+# The program of the driver. Each job's tasks carry its name, so that the event log shows who ran them.
 JOB = """
 import json, sys
 from strata_pipeline.jobs.archive import archive
@@ -54,11 +54,11 @@ print(json.dumps(told))
 
 @pytest.fixture(scope="module")
 def environment(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A virtual environment with all that we depend on, and without us."""
+    """A virtual environment with all our dependencies, but without us."""
     made = tmp_path_factory.mktemp("made") / "environment"
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", made], check=True)
     variables = {"base": str(made), "platbase": str(made)}
-    # A path named in a .pth file is searched for packages, but not for .pth files of its own: not for the one
+    # A path named in a .pth file is searched for packages, but not for .pth files of its own, such as the one
     # that makes this checkout importable.
     packages = Path(sysconfig.get_path("purelib", "venv", variables))
     (packages / "dependencies.pth").write_text(sysconfig.get_path("purelib"))
@@ -72,9 +72,9 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
         yield running
 
 
-@pytest.mark.timeout(900)  # seven processes of Java and Python have to start, on whatever machine this is
+@pytest.mark.timeout(900)  # seven processes of Java and Python must start, on any machine
 def test_jobs_run_on_two_workers_that_have_only_what_was_sent(environment, cluster, tmp_path):
-    # The environment has our dependencies and not us, else the rest would show nothing.
+    # The environment has our dependencies and not us; otherwise the rest would prove nothing.
     command = [environment / "bin" / "python", "-I", "-c", "import pyarrow, nacl; import strata"]
     alone = subprocess.run(command, capture_output=True, text=True)
     assert alone.stderr.splitlines()[-1] == "ModuleNotFoundError: No module named 'strata'"
@@ -109,7 +109,7 @@ def _run_job(cluster: Cluster, environment: Path, url: str, folder: Path) -> dic
         archive.add(environment, arcname=".")
     events.mkdir()
     started.mkdir()
-    # The driver plans with the interpreter that executors have, by the same path.
+    # The driver plans with the same interpreter as the executors, under the same path.
     (started / "environment").symlink_to(environment)
     conf = {
         **DRIVER_CONF,
@@ -135,7 +135,7 @@ def _run_job(cluster: Cluster, environment: Path, url: str, folder: Path) -> dic
 
 
 def _workers_by_job(cluster: Cluster, events: Path) -> dict[str, set[int]]:
-    """Which workers ran tasks of each job, by Spark's own record."""
+    """The workers that ran tasks of each job, from Spark's event log."""
     [record] = events.glob("*/events_*")
     jobs: dict[int, str] = {}
     workers: dict[str, set[int]] = defaultdict(set)

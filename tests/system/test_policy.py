@@ -1,4 +1,4 @@
-"""Policy on running relays: what is declined goes out on no path; an operator's own policies are asked."""
+"""Policy on running relays: declined packets go out on no path; an operator's own policies are consulted."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ HASH = "0x" + "ce" * 32
 
 
 class Configured:
-    """A relay whose policy is changed by SIGHUP."""
+    """A relay whose policy is changed with SIGHUP."""
 
     def __init__(self, folder: Path, **settings: Any) -> None:
         folder.mkdir(parents=True, exist_ok=True)
@@ -36,7 +36,7 @@ class Configured:
         self.relay = RelayProcess(folder, arguments=("--config", str(self.file)), **settings)
 
     def set(self, **settings: Any) -> None:
-        """Put these settings into the file and have the relay read it."""
+        """Write these settings to the file and make the relay read it."""
         lines = (f"{name} = {json.dumps(value)}\n" for name, value in settings.items())
         self.file.write_text("".join(lines))
         before = self._reloads()
@@ -62,7 +62,7 @@ def governed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Configured]:
 
 
 async def served_by_history(client: BareClient, wanted: Packet, other: Packet) -> set[str]:
-    """Every kind of history query that has both packets in its range; what all of them served."""
+    """Try every kind of history query that has both packets in its range; returns what all of them served."""
     found: list[set[str]] = []
     authors = [wanted.author_id, other.author_id]
     for filters in (
@@ -107,7 +107,7 @@ async def test_a_stored_packet_that_is_declined_leaves_by_no_path_and_comes_back
         assert await served_by_history(client, wanted, declined) == {wanted.packet_id}
         assert relay.get(f"/packets/{declined.packet_id}")[0] == 410
         assert relay.get(f"/packets/{wanted.packet_id}")[0] == 200
-        # Before policy comes the duplicate (check 8): it is stored, and saying so gives nothing away.
+        # The duplicate (check 8) comes before policy: it is stored, and saying so reveals nothing.
         assert (await client.publish(declined))["duplicate"] is True
         governed.set()
         assert await served_by_history(client, wanted, declined) == both
@@ -120,7 +120,7 @@ async def test_a_stored_packet_that_is_declined_leaves_by_no_path_and_comes_back
 async def test_an_open_subscription_gets_nothing_more_of_what_is_declined(
     tmp_path: Path, shared_database: str, by: str
 ):
-    """The packet comes in at a relay that takes it, and another relay on the same log does not serve it."""
+    """The packet arrives at a relay that accepts it, and another relay on the same log does not serve it."""
     wanted, author = make(new_identity()), new_identity()
     before = make(author)
     after = make(author, type="DECLINED", media=[{"media_hash": HASH}])
@@ -141,7 +141,7 @@ async def test_an_open_subscription_gets_nothing_more_of_what_is_declined(
             for name in ("live", "gapless"):
                 assert ids_of(await reader.events(name, 1)) == [wanted.packet_id]
                 assert await reader.quiet(name) == []
-            # Nor does a newcomer get it out of the memory of the newest.
+            # Nor does a new subscription get it from the memory of the newest packets.
             events, _ = await reader.subscribe("new", {"authors": authors, "packet_ids": [after.packet_id]})
             assert events == []
             refused = await reader.publish(make(author, type="DECLINED", media=[{"media_hash": HASH}]))
@@ -244,7 +244,7 @@ async def test_the_abuse_table_is_read_now_and_then(tmp_path: Path, shared_datab
 
 
 def install(folder: Path, name: str, entry_points: dict[str, str], module: str, source: str) -> None:
-    """Make a distribution importable to a relay that runs in `folder`."""
+    """Make a distribution importable for a relay that runs in `folder`."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / f"{module}.py").write_text(source)
     info = folder / f"{name}-1.0.dist-info"
@@ -259,7 +259,7 @@ async def test_the_example_plug_in_limits_an_author_across_sessions(tmp_path: Pa
     example = ROOT / "examples" / "quota_policy"
     project = tomllib.loads((example / "pyproject.toml").read_text())["project"]
     points = project["entry-points"]["relayd.policies"]
-    # As the example's own text says it, but for how many.
+    # As in the example's own text, except for the quota.
     source = (example / "author_quota.py").read_text().replace('"AUTHOR_QUOTA", "30"', '"AUTHOR_QUOTA", "3"')
     install(tmp_path, "relayd_author_quota", points, "author_quota", source)
     author, other = new_identity(), new_identity()
@@ -267,7 +267,7 @@ async def test_the_example_plug_in_limits_an_author_across_sessions(tmp_path: Pa
         async with open_client(relay.ws) as one, open_client(relay.ws) as two:
             answers = [await (one, two)[n % 2].publish(make(author)) for n in range(12)]
             refused = [answer for answer in answers if answer["type"] == "ERROR"]
-            # A minute may end while we publish, and then three more are taken.
+            # A minute may end while we publish; then three more are accepted.
             assert 6 <= len(refused) <= 9
             for answer in refused:
                 assert (answer["code"], answer["detail"]) == ("rate_limited", "author_quota")

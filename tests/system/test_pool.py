@@ -70,7 +70,7 @@ async def test_slow_lying_and_killed_relays_lose_and_double_nothing(tmp_path: Pa
                 reader = asyncio.create_task(read(reading))
                 writers = asyncio.gather(*(publish(writing, lane) for lane in range(8)))
                 for _ in range(KILLS):
-                    await asyncio.sleep(chance.uniform(0.2, 1.0))  # how far it gets, not what is waited for
+                    await asyncio.sleep(chance.uniform(0.2, 1.0))  # how far it gets; not a wait
                     await asyncio.to_thread(killed.kill)
                     await asyncio.to_thread(killed.start)
                 await writers

@@ -1,4 +1,4 @@
-"""The samples for nginx and Caddy, run as they are: TLS, WebSocket, plain paths, and who the clients are."""
+"""The samples for nginx and Caddy, run unchanged: TLS, WebSocket, plain paths, and the clients' addresses."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def _caddy(folder: Path, port: int, relay_port: int, files: DevCertificates, _ga
     site = "{$RELAY_DOMAIN:relay.example.net} {\n"
     proxy = "reverse_proxy {$RELAY_ADDRESS:127.0.0.1:7447}"
     assert site in sample and proxy in sample
-    # No certificate of ours comes by ACME, and the ports of everybody's are not ours to take.
+    # We cannot get a certificate by ACME, and may not take the well-known ports.
     sample = sample.replace(site, f"{site}\tbind 127.0.0.1\n\ttls {files.cert} {files.key}\n")
     sample = sample.replace(
         "skip_install_trust", "skip_install_trust\n\tadmin off\n\tauto_https disable_redirects"
@@ -69,7 +69,7 @@ PROXIES = {"nginx": _nginx, "caddy": _caddy}
 def _proxied(
     name: str, folder: Path, relay: RelayProcess, gateway: str = "127.0.0.1"
 ) -> Iterator[tuple[int, Path]]:
-    """The proxy in front of a relay: its port, and what its clients have to trust."""
+    """The proxy in front of a relay: its port, and the authority that its clients must trust."""
     program = shutil.which(name)
     if program is None:
         pytest.skip(f"needs {name} (apt-get install {name})")
@@ -133,7 +133,8 @@ async def _get(port: int, ca: Path, path: str) -> bytes:
 @pytest.mark.parametrize("name", PROXIES)
 async def test_a_sample_passes_everything_on_and_says_who_the_clients_are(name: str, tmp_path: Path):
     settings: dict[str, Any] = {"trusted_proxies": [GATEWAY, "127.0.0.1"], "log_addresses": "full"}
-    # The relay sees the proxy at an address of the proxy's network, as through a container's gateway.
+    # The relay sees the proxy at an address of the proxy's network, as it would through a container's
+    # gateway.
     with (
         running(RelayProcess(tmp_path, **settings)) as relay,
         _proxied(name, tmp_path, relay, GATEWAY) as (port, ca),

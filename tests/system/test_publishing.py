@@ -29,7 +29,7 @@ Members = dict[str, Any]
 
 @pytest.fixture(scope="module")
 def strict(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RelayProcess]:
-    """A relay with a small packet limit and everything blockable blocked."""
+    """A relay with a small packet limit that blocks everything that can be blocked."""
     relay = RelayProcess(
         tmp_path_factory.mktemp("strict"),
         max_packet_bytes=LIMIT,
@@ -42,7 +42,7 @@ def strict(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RelayProcess]:
 
 
 def members(identity: Identity, **changes: Any) -> Members:
-    """The members of a good packet, some changed; `...` takes one out."""
+    """The members of a good packet, some changed; `...` removes one."""
     made: Members = json.loads(make(identity).canonical)
     made |= changes
     return {key: value for key, value in made.items() if value is not ...}
@@ -153,7 +153,7 @@ def raw_member(packet: bytes, text: str) -> bytes:
     ],
 )
 async def test_text_without_one_canonical_form_is_refused(client: BareClient, text):
-    # Where the text is not even JSON no id can be read from it, so the answer is simply the next message.
+    # If the text is not even JSON no id can be read from it, so the answer is simply the next message.
     await client.send(publish_text(raw_member(make(new_identity()).canonical, text)))
     error = await client.receive()
     assert (error["type"], error["code"]) == ("ERROR", "invalid_schema")
@@ -274,7 +274,7 @@ async def test_an_expired_packet_is_served_nowhere_and_stays_known(relay: RelayP
     await client.publish_all([short, lasting])
     filters = {"authors": [identity.did]}
     events, _ = await client.subscribe("s", filters)
-    if time.time() < (short.expires_at or 0):  # a slow machine may be past it already
+    if time.time() < (short.expires_at or 0):  # a slow machine may be past that time already
         assert ids_of(events) == [short.packet_id, lasting.packet_id]
     wait_until(lambda: time.time() >= (short.expires_at or 0) + 1, "the expiry")
     events, _ = await client.subscribe("s", filters)
@@ -331,7 +331,7 @@ async def test_the_size_limit_is_on_the_canonical_form_and_inclusive(
             assert (await client.publish(sized(identity, limit)))["type"] == "OK"
             error = await client.publish(sized(identity, limit + 1))
             assert (error["code"], error["max_bytes"]) == ("packet_too_large", limit)
-            # Whitespace and escapes are not size: canonical form counts.
+            # Whitespace and escapes do not count as size: the canonical form does.
             spelled = json.dumps(json.loads(sized(identity, limit).canonical), indent=8)
             assert (await client.publish(spelled))["type"] == "OK"
 
@@ -369,7 +369,7 @@ def _bad_signature(raw: bytes) -> bytes:
 
 
 def _flipped(raw: bytes, before: bytes) -> bytes:
-    """The packet with the first hex digit after `before` replaced by another."""
+    """The packet with the first hex digit after `before` changed."""
     at = raw.index(before) + len(before)
     return raw[:at] + (b"1" if raw[at : at + 1] == b"0" else b"0") + raw[at + 1 :]
 
@@ -492,7 +492,7 @@ async def test_values_reach_the_database_as_parameters(client: BareClient):
 @pytest.mark.req("R-111", "R-192")
 async def test_one_row_the_store_cannot_hold_fails_alone(client: BareClient):
     identity = new_identity()
-    # A legal packet whose times lie outside any index must not take its batch along.
+    # A legal packet whose times are outside any index must not make its batch fail.
     odd = seal(identity, members(identity, expires_at=2**53 - 1))
     good = [make(identity, n=n) for n in range(20)]
     await client.send(publish_text(odd, "odd"))

@@ -1,4 +1,4 @@
-"""What a relay lacks although its cursors have passed it is found by comparing sets, and brought."""
+"""Packets that a relay lacks though its cursors have passed them are found by comparing sets, and fetched."""
 
 from __future__ import annotations
 
@@ -35,14 +35,14 @@ pytestmark = pytest.mark.timeout(400)
 
 @pytest.fixture(scope="module")
 def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Federated]:
-    """Relay a reads from b, and compares when it is asked to, a thousand packets at a time."""
+    """Relay a reads from b, and compares on request, a thousand packets at a time."""
     settings: dict[str, Any] = {"reconcile_interval": 0, "reconcile_max_items": 1000}
     with federated(tmp_path_factory.mktemp("pair"), "ab", [("a", "b")], **settings) as relays:
         yield relays
 
 
 async def lose(relay: RelayProcess, packet_ids: list[str]) -> None:
-    """Take packets out of a relay's database as no program of ours ever does."""
+    """Delete packets from a relay's database as no program of ours ever does."""
     settings = dataclasses.replace(Settings(), data_dir=Path(str(relay.settings["data_dir"])))
     ids = [bytes.fromhex(packet_id[2:]) for packet_id in packet_ids]
     async with database_beside(settings) as url:
@@ -62,7 +62,7 @@ async def reconciled(relays: Federated, *arguments: str, exit_code: int = 0) -> 
 
 
 def restart(relay: RelayProcess) -> None:
-    """A fresh process, which remembers nothing of what its database has lost."""
+    """Start a fresh process, which does not remember what its database has lost."""
     relay.kill()
     relay.start()
 
@@ -83,7 +83,7 @@ async def test_what_was_lost_although_cursors_have_passed_it_is_brought(pair: Fe
     assert len(await ids_at(pair["a"], [author.did])) <= 21, "the cursor has passed them"
     found = await reconciled(pair)
     assert (found["need"], found["brought"], found["withheld"], found["refused"]) == (10, 10, 0, 0)
-    did = pair.identities["b"].did  # it has sent what it named; and reading had passed that
+    did = pair.identities["b"].did  # it has sent what it named; and reading had already passed that
     await eventually(lambda: noted(pair["a"], did, "presence") == (1, 0))
     assert noted(pair["a"], did, "consistency") == (0, 1)
     after = await ids_at(pair["a"], [author.did, other.did])
@@ -169,7 +169,7 @@ async def test_how_an_operator_looks_at_a_peer(pair: Federated):
         await client.publish_all([make(author)])
     await holds(pair["a"], [author.did], lambda found: len(found) == 1)
     async with asyncio.timeout(30):
-        while True:  # until it is told that nothing is missing
+        while True:  # until it learns that nothing is missing
             checked = await asyncio.to_thread(peers_command, pair["a"], "check", "--json")
             (found,) = json.loads(checked.stdout)["peers"]
             if found["behind_seconds"] == 0:

@@ -1,4 +1,4 @@
-"""A relay that keeps its days until they are archived, as an operator meets it."""
+"""A relay that keeps its days until they are archived, as an operator sees it."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ def as_stored(packet: Packet) -> NewPacket:
 
 
 def waiting(relay: RelayProcess) -> dict[str, float]:
-    """Days that wait, by reason."""
+    """The number of waiting days, by reason."""
     body = relay.get("/metrics")[2].decode()
     found = re.findall(r'^relayd_retention_waiting_days{reason="(.*)"} (.*)$', body, re.M)
     return {reason: float(days) for reason, days in found if float(days)}
 
 
 async def manifest_of(url: str, up_to: int) -> bytes:
-    """What the archive would have written about the first day."""
+    """The manifest that the archive would have written for the first day."""
     connection = await asyncpg.connect(url)
     rows = await connection.fetch(
         "SELECT sequence, received_at, packet_id FROM packets WHERE sequence <= $1 ORDER BY sequence", up_to

@@ -1,4 +1,4 @@
-"""What goes out of a packet whose origin is not proven: rewritten, annotated, or as signed, by who asks."""
+"""A packet of unproven origin as served: rewritten, annotated or as signed, depending on the reader."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def header_of(packet: Packet) -> dict[str, Any]:
 
 
 def badly_attested(author: Identity) -> Packet:
-    """The same under a signature of nobody's."""
+    """The same packet with an invalid client signature."""
     packet = attested(author)
     header = header_of(packet)
     fake = header["client_attestation"] | {"client_signature": "0x" + "11" * 64}
@@ -94,7 +94,7 @@ CASES: dict[str, tuple[Any, str, bool]] = {
 
 
 def check_served(message: Message, signed: Packet, *, rewritten: bool, reason: str, drops: bool) -> None:
-    """One EVENT, or answer to a GET, about a downgraded packet."""
+    """Check one EVENT, or answer to a GET, for a downgraded packet."""
     header = header_of(signed)
     expected = signed.value
     if rewritten:
@@ -199,7 +199,7 @@ async def test_a_downgrade_is_logged_by_id_and_reason_without_content(serving: R
 
 @pytest.mark.req("R-073", "R-077", "R-078", "R-208")
 async def test_a_chain_and_what_it_has_revoked_stay_served(serving: RelayProcess):
-    """A relay does not rewrite history when a key is revoked with effect from the past: readers judge."""
+    """A relay does not rewrite history when a key is revoked with effect from the past: readers decide."""
     author = new_identity()
     second = Identity.from_seed(author.public_key).speaking_for(author.did)
     now = int(time.time())

@@ -42,7 +42,7 @@ async def test_publishing_at_three_and_reading_at_three_is_one_log(relays):
     identity = new_identity()
     filters = {"authors": [identity.did]}
     packets = [make(identity, n=n) for n in range(600)]
-    shared = packets[:60]  # every relay is given these
+    shared = packets[:60]  # every relay gets these
 
     async def publish(relay: RelayProcess, share: list) -> None:
         async with open_client(relay.ws) as client:
@@ -106,7 +106,7 @@ async def test_retention_takes_whole_days_and_never_shortens_the_memory(tmp_path
     host = PostgresHost(tmp_path / "postgres")
     try:
         identity = new_identity()
-        # Packets that arrived three days ago: only the store itself can be told another time than now.
+        # Packets that arrived three days ago: only the store itself accepts a time other than now.
         old, exempt = make(identity, "old"), make(identity, type="KEY_EVENT")
         await migrate(host.url)
         store = await Store.open(host.url)

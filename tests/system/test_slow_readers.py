@@ -1,4 +1,4 @@
-"""Readers that stop, sockets that go silent, and what they must not cost anybody else (R-130, R-170)."""
+"""Readers that stop, sockets that go silent, and what they must not cost others (R-130, R-170)."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tests.support.waiting import wait_until
 MIB = 2**20
 SUBSCRIPTIONS = int(os.environ.get("RELAYD_TEST_SUBSCRIPTIONS", "40000"))
 PICKED = 27
-"""The session that hears of a packet."""
+"""The session that receives a packet."""
 HANDSHAKE = (
     "GET /strata HTTP/1.1\r\nHost: relay\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
     "Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\nSec-WebSocket-Version: 13\r\n\r\n"
@@ -39,7 +39,7 @@ def text_frame(text: str) -> bytes:
 
 
 class SlowReader:
-    """A raw socket with a small receive buffer that reads when told to, and answers no ping."""
+    """A raw socket with a small receive buffer that reads on request, and answers no ping."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.reader = reader
@@ -60,7 +60,7 @@ class SlowReader:
             return first & 0x0F, await self.reader.readexactly(length)
 
     async def event(self) -> dict[str, Any]:
-        """The next message; pings pass."""
+        """The next message; pings are skipped."""
         while True:
             opcode, data = await self.frame()
             if opcode == 0x1:
@@ -72,7 +72,7 @@ class SlowReader:
         self.writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, MIB)
 
     async def close_code(self) -> int | None:
-        """Read to the end; the code of the close frame, None if the socket just ended."""
+        """Read to the end; returns the code of the close frame, or None if the socket just ended."""
         with_code = None
         try:
             while True:
@@ -107,7 +107,7 @@ async def until_metric(relay: RelayProcess, name: str, value: float, timeout: fl
     async with asyncio.timeout(timeout):
         while found != value:
             await asyncio.sleep(pause)
-            pause = min(1.5 * pause, 0.5)  # a long wait is not made longer by asking
+            pause = min(1.5 * pause, 0.5)  # asking does not prolong a long wait
             with contextlib.suppress(OSError):  # a busy relay may not answer in time
                 found = await asyncio.to_thread(relay.metric, name)
 
@@ -137,7 +137,7 @@ async def test_a_stalled_reader_costs_bounded_memory_and_gets_everything_once(tm
                 made = [make(identity, "x" * 32_000, n=burst * 64 + n) for n in range(64)]
                 assert {answer["type"] for answer in await client.publish_all(made)} == {"OK"}
                 packets += made
-                # The other subscriber is not held up: its events are there before the next burst.
+                # The other subscriber is not delayed: it has its events before the next burst.
                 assert ids_of(await other.events("s", 64)) == [p.packet_id for p in made]
                 if burst == 1:
                     rss = relay.rss()
@@ -148,7 +148,7 @@ async def test_a_stalled_reader_costs_bounded_memory_and_gets_everything_once(tm
             while len(got) < len(packets):
                 got.append((await stalled.event())["packet"]["packet_id"])
             assert got == [packet.packet_id for packet in packets]
-            # Caught up, it is live again.
+            # Having caught up, it is live again.
             await until_metric(relay, "relayd_subscriptions_behind", 0)
             last = make(identity, "last")
             await client.publish(last)
@@ -165,7 +165,7 @@ async def test_a_reader_that_takes_nothing_is_closed_with_1013_and_counted(tmp_p
             made = [make(identity, "x" * 60_000, n=n) for n in range(120)]
             await client.publish_all(made)
             await until_metric(relay, "relayd_slow_consumers_closed_total", 1)
-            assert await stalled.close_code() in (1013, None)  # None: not even that fitted in time
+            assert await stalled.close_code() in (1013, None)  # None: not even the close frame fitted in time
             await until_metric(relay, "relayd_connections", 1)  # the client
             await until_metric(relay, "relayd_subscriptions", 0)
             assert relay.metric("relayd_connections_closed_total", reason="slow_consumer") == 1

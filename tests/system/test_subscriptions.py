@@ -183,7 +183,7 @@ async def test_paging_while_others_publish_skips_nothing(relay: RelayProcess, cl
         while not publishing.done() or len(history) < 500:
             filters = {"authors": [identity.did], "limit": 37, "cursor": cursor}
             events, end = await client.subscribe("page", filters)
-            # Live EVENTs come between the pages; those of the history are the ones before the marker.
+            # Live EVENTs come between the pages; those of the history come before the marker.
             history += [i for i, event in zip(ids_of(events), events, strict=True) if event["cursor"]]
             cursor = end["cursor"]
             await client.send({"type": "UNSUBSCRIBE", "subscription_id": "page"})

@@ -1,4 +1,4 @@
-"""Traces over real processes: one stores, another sends too, and a collector puts their spans together."""
+"""Traces over real processes: one stores, another also sends, and a collector joins their spans."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ async def test_a_publish_is_followed_to_its_last_subscriber_in_another_process(
                     assert ids_of(await client.events("s", 1)) == [live.packet_id]
                 refused = make(identity, age=10**7)
                 assert (await writer.publish(refused))["type"] == "ERROR"
-            assert one.stop() == two.stop() == 0  # what waits is sent
+            assert one.stop() == two.stop() == 0  # waiting spans are sent
             assert not one.complaints() and not two.complaints()
         spans = [span for span in collector.spans if span.trace_id == live.packet_id[2:34]]
         by_name: dict[str, list[ReceivedSpan]] = {}

@@ -1,8 +1,8 @@
-"""Cancelling at every await (T-058, T-060): no message lost or doubled, no task or socket left behind.
+"""Cancelling at every await (T-058, T-060): no message lost or duplicated, no task or socket leaked.
 
 A coroutine is driven step by step, and its task cancelled at its first await, at its second, and so on until
-it ends before it is cancelled. Each await is cancelled in both ways there are: while it waits, and in the
-same tick in which what it waits for has come.
+it ends before it is cancelled. Each await is cancelled in two ways: while it waits, and in the same tick in
+which its result has arrived.
 """
 
 from __future__ import annotations
@@ -97,19 +97,19 @@ async def _as_coroutine(coroutine: Coroutine[Any, Any, Any], step: int, moment: 
 
 
 def cancelling(coroutine: Coroutine[Any, Any, Any], step: int, moment: str) -> asyncio.Task[Any]:
-    """A task that is cancelled at that await, should it come so far."""
+    """A task that is cancelled at that await, if it gets there."""
     return asyncio.create_task(_as_coroutine(coroutine, step, moment))
 
 
 async def outcome(task: asyncio.Task[Any]) -> Any:
-    """What it gave or raised; `CancelledError` where it was cancelled."""
+    """The result or exception of a task; `CancelledError` if it was cancelled."""
     async with asyncio.timeout(20):
         await asyncio.wait([task])
     return asyncio.CancelledError if task.cancelled() else task.exception() or task.result()
 
 
 def is_blocked(rx: Rx[bytes], tx: Tx[bytes]) -> bool:
-    """One message fills the queue, and two wait for it."""
+    """Whether one message fills the queue and two wait for it."""
     return rx.unread == 1 and tx.pending == 2
 
 
@@ -132,7 +132,7 @@ async def test_cancelling_recv_loses_nothing(where: tuple[str, TxRxSettings], mo
             cancelled += 1
             assert await rx.recv() == b"%d" % number
         assert rx.unread == 0 and cancelled == 20
-        # With a message in the queue it has nothing to wait for.
+        # With a message in the queue it need not wait.
         await tx.send(b"there")
         assert await outcome(cancelling(rx.recv(), 0, moment)) == b"there"
 
@@ -227,7 +227,7 @@ async def test_closing_while_a_connection_is_made_leaves_nothing_behind(
         await asyncio.wait([closing])
         error = await channel
         for _ in range(5):
-            # asyncio of Python 3.11 loses the socket of one who is being accepted while it stops to listen.
+            # asyncio of Python 3.11 loses the socket of a connection being accepted while it stops listening.
             await asyncio.sleep(0)
         # Delivered or returned, and never returned as undelivered when it has arrived.
         assert isinstance(rx, NetRx)
@@ -268,7 +268,7 @@ async def test_dialling_has_nothing_to_cancel(where: tuple[str, TxRxSettings], m
 async def test_cancelling_serve_serves_nothing(where: tuple[str, TxRxSettings], moment: str) -> None:
     address, settings = where
     if not address.startswith("unix"):
-        # One port, so that what is left of an attempt is in the way of the next.
+        # One port, so that remains of an attempt obstruct the next.
         real, probe = listening("tcp:127.0.0.1:0")
         probe.close()
         address = f"{address.partition(':')[0]}:localhost:{real.rpartition(':')[2]}"
@@ -278,7 +278,7 @@ async def test_cancelling_serve_serves_nothing(where: tuple[str, TxRxSettings], 
             break
         if address.startswith("unix"):
             assert not os.path.exists(address.removeprefix("unix:"))  # noqa: ASYNC240
-        # Descriptors are given out again: the event loop must know of none that is gone.
+        # Descriptors are reused: the event loop must not keep any that is closed.
         sockets = [listening(f"unix:@strata-test-{os.getpid()}-{next(_names)}")[1] for _ in range(4)]
         for one in sockets:
             asyncio.get_running_loop().add_reader(one, int)

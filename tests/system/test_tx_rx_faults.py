@@ -1,4 +1,4 @@
-"""Channels over links that are cut, stall, and lose what is said: each message once, in order, or back."""
+"""Channels over links that are cut, stall, and lose data: each message once, in order, or returned."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def new_address(kind: str, folder: Path) -> str:
 async def proxied(
     kind: str, folder: Path, **changes: Any
 ) -> AsyncIterator[tuple[Rx[bytes], TxRxProxy, Tx[bytes]]]:
-    """A receiver, a proxy before it, and a sender that dials the proxy."""
+    """A receiver, a proxy in front of it, and a sender that dials the proxy."""
     settings = TxRxSettings(**changes)
     address, rx = await serve(new_address(kind, folder), bytes, settings=settings)
     async with rx, TxRxProxy(str(address), new_address(kind, folder)) as proxy:
@@ -54,7 +54,7 @@ async def proxied(
         try:
             yield rx, proxy, tx
         finally:
-            # Whatever a test has left pending is no use to wait for.
+            # There is no use in waiting for messages that a test has left pending.
             closing = asyncio.create_task(tx.close())
             await asyncio.sleep(0)
             closing.cancel()
@@ -76,7 +76,7 @@ async def test_across_cuts_at_random_moments_each_message_arrives_once_and_in_or
 
         async def cut() -> None:
             while True:
-                await asyncio.sleep(chance.uniform(0.0, 0.03))  # how far it gets, not what is waited for
+                await asyncio.sleep(chance.uniform(0.0, 0.03))  # how far it gets; not a wait
                 proxy.cut()
 
         async def post() -> None:
@@ -144,7 +144,7 @@ async def test_a_slow_link_changes_no_order(kind: str, tmp_path: Path) -> None:
         assert [await rx.recv() for _ in range(300)] == [b"%d" % number for number in range(300)]
 
 
-# Acknowledgements that do not come
+# Acknowledgements that do not arrive
 
 
 @pytest.mark.req("T-065", "T-068")
@@ -233,7 +233,8 @@ async def test_an_idle_sender_outlives_a_dead_server(kind: str, tmp_path: Path) 
         proxy.refuses = True
         proxy.cut()
         for _ in range(3):
-            # Others give up meanwhile, one after another: longer than the timeout, without measuring it.
+            # Others give up meanwhile, one after another: this takes longer than the timeout, without
+            # measuring it.
             other = await dial(proxy.address, bytes, settings=TxRxSettings(**short))
             with pytest.raises(SendError):
                 await other.send(b"lost")
@@ -258,7 +259,7 @@ async def test_attempts_to_connect_come_at_growing_intervals(tmp_path: Path) -> 
             with pytest.raises(SendError):
                 await tx.send(b"1")
             attempts[cap] = len(proxy.links)
-    # Waits that do not grow are 5 ms long on average; those that do have doubled seven times by the end.
+    # Waits that do not grow are 5 ms long on average; growing ones have doubled seven times by the end.
     assert 2 <= attempts[1.0] < attempts[0.01] / 2
 
 
@@ -267,13 +268,13 @@ async def test_attempts_to_connect_come_at_growing_intervals(tmp_path: Path) -> 
 
 @pytest.mark.req("T-037", "T-062")
 async def test_a_half_open_connection_is_replaced_and_overtaken(kind: str, tmp_path: Path) -> None:
-    # A busy machine may let a sound connection wait for as long as the impatient do.
+    # On a busy machine a sound connection may be delayed by as long as the impatient ends wait.
     patient = {**IMPATIENT, "link_timeout": 1.0}
     async with proxied(kind, tmp_path, **patient) as (rx, proxy, tx):
         await tx.send(b"1")
         proxy.stall()
         async with asyncio.timeout(10):
-            # The server still believes in the old connection, and does not make the new one wait for it.
+            # The server still considers the old connection alive, and does not make the new one wait for it.
             await tx.send(b"2")
         assert [await rx.recv(), await rx.recv()] == [b"1", b"2"]
         assert len(proxy.links) == tx.statistics().connections == 2
@@ -333,7 +334,7 @@ async def test_a_restart_while_something_is_pending_returns_it(kind: str, tmp_pa
             for error in errors:
                 assert error is not None and isinstance(error.error, TxRxClosed)
                 assert "rejected" in error.reason and "not known here" in error.reason
-                # The server before this one has them: nobody can say that they were not delivered.
+                # The previous server has them: nobody can say that they were not delivered.
                 assert error.delivery is DeliveryStatus.UNKNOWN
             assert tx.status().value.closed
             assert len(proxy.links) == 2, "it does not connect again"
@@ -372,7 +373,7 @@ async def test_a_queue_that_stays_full_costs_no_connection(kind: str, tmp_path: 
     async with proxied(kind, tmp_path, **settings) as (rx, _, tx):
         tx.post(b"1")
         tx.post(b"2")
-        # Acknowledgements of what was taken are repeated while the rest waits: for twice the link timeout.
+        # Acknowledgements of taken messages are repeated while the rest waits: for twice the link timeout.
         await until(lambda: tx.statistics().acks_received >= 30)
         assert tx.statistics().connections == 1 and rx.unread == 1
         assert [await rx.recv(), await rx.recv()] == [b"1", b"2"]

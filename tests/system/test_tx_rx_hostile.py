@@ -1,4 +1,4 @@
-"""Peers that break the rules: each harms itself alone, and errors say what was wrong."""
+"""Peers that break the rules: each harms only itself, and errors say what was wrong."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ from tests.support.waiting import until
 Answer = tuple[str, int | str]
 
 
-# The wire, written down a second time
+# The wire format, written down a second time
 
 
 def header(session: int, *, magic: bytes = b"STRX", version: int = 1) -> bytes:
@@ -67,7 +67,7 @@ def ack(sequence: int) -> bytes:
 
 
 async def read_answer(reader: asyncio.StreamReader) -> Answer | None:
-    """What the server says next; None at the end of the connection."""
+    """The server's next answer; None at the end of the connection."""
     async with asyncio.timeout(20):
         try:
             length, size = unpack(">QQ", await reader.readexactly(16))
@@ -81,7 +81,7 @@ async def read_answer(reader: asyncio.StreamReader) -> Answer | None:
 
 
 async def read_answers(reader: asyncio.StreamReader) -> list[Answer]:
-    """Everything up to the end of the connection."""
+    """All answers up to the end of the connection."""
     answers = []
     while (answer := await read_answer(reader)) is not None:
         answers.append(answer)
@@ -90,7 +90,7 @@ async def read_answers(reader: asyncio.StreamReader) -> list[Answer]:
 
 @asynccontextmanager
 async def raw(rx: Rx[Any]) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
-    """A connection to a receiver at which a test says what it likes."""
+    """A connection to a receiver on which a test sends arbitrary bytes."""
     address: Any = rx.addr()
     reader, writer = await asyncio.open_connection(address.host, address.port)
     try:
@@ -101,7 +101,7 @@ async def raw(rx: Rx[Any]) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.
 
 @asynccontextmanager
 async def served(message_type: Any = bytes, **changes: Any) -> AsyncIterator[Rx[Any]]:
-    """A receiver with a sender of its own, which must notice nothing of what happens beside it."""
+    """A receiver with a separate sender, which must notice nothing of what happens beside it."""
     address, rx = await serve("tcp:127.0.0.1:0", message_type, settings=TxRxSettings(**changes))
     async with rx, await dial(address, message_type) as bystander:
         await bystander.send(b"before" if message_type is bytes else 1)
@@ -254,7 +254,7 @@ async def test_a_dialler_that_stops_half_way_is_given_up(opening: bytes) -> None
     async with rx, raw(rx) as (reader, writer):
         writer.write(opening)
         if opening == header(3):
-            # A whole header is whole: a session may be idle for as long as it likes.
+            # A complete header is enough: a session may be idle indefinitely.
             async with raw(rx) as (silent, _):
                 assert await read_answers(silent) == []
             assert not reader.at_eof()
@@ -278,7 +278,7 @@ async def test_memory_follows_what_arrives_and_not_what_is_promised() -> None:
             _, writer = await stack.enter_async_context(raw(rx))
             promise = pack(">Q", gigabyte) + pack(">Q", 9) + pack(">Q", 0) + b"x" + pack(">Q", gigabyte - 25)
             writer.write(header(session) + promise + bytes(1000))
-        # The bystander's, and these.
+        # The bytes of the bystander, and these.
         await until(lambda: rx.statistics().bytes_received >= 50 * 1045)
         assert psutil.Process().memory_info().rss - before < 100 * 2**20
 
@@ -339,7 +339,7 @@ class FakeServer:
 
 @asynccontextmanager
 async def fake_server(script: Script) -> AsyncIterator[FakeServer]:
-    """What accepts connections as a receiver does, and then does what the test says."""
+    """A server that accepts connections like a receiver, and then runs the test's script."""
     server = FakeServer("")
 
     async def handle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -434,7 +434,7 @@ async def test_a_server_that_ends_the_session_or_breaks_the_rules_closes_the_sen
             assert reason in error.reason and error.delivery is delivery
         assert tx.status().value.closed and reason in str(tx.status().value.reason)
         assert [one.message for one in await tx.close()] == [b"x", b"x"]
-        # One who dials later comes through: had the sender dialled again, it would have been before him.
+        # A later dialler gets through: had the sender dialled again, it would have been first.
         other = await dial(server.address, bytes)
         other.post(b"x")
         await until(lambda: server.connections >= 2)
@@ -480,7 +480,7 @@ async def test_a_server_that_never_acknowledges_is_given_up() -> None:
 
 @dataclass(frozen=True)
 class Authority:
-    """Certificates of one authority, in files."""
+    """The certificates of one authority, in files."""
 
     folder: Path
     ca: trustme.CA
@@ -512,7 +512,7 @@ def authority(tmp_path: Path) -> Authority:
 
 
 async def why_not(address: Any, settings: TxRxSettings) -> str:
-    """Why a message does not arrive."""
+    """The reason why a message does not arrive."""
     tx: Tx[bytes] = await dial(
         address, bytes, settings=replace(settings, message_delivery_timeout=0.5, backoff_cap=0.02)
     )
@@ -524,7 +524,7 @@ async def why_not(address: Any, settings: TxRxSettings) -> str:
 
 @asynccontextmanager
 async def tls_served(settings: TxRxSettings, good: TxRxSettings) -> AsyncIterator[Rx[bytes]]:
-    """A TLS receiver that serves those who do right during and after what a test does."""
+    """A TLS receiver that serves well-behaved clients during and after the test."""
     address, rx = await serve("metatls:localhost:0", bytes, settings=settings)
     async with rx, await dial(address, bytes, settings=good) as bystander:
         await bystander.send(b"before")

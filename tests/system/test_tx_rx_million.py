@@ -18,7 +18,7 @@ SECONDS = "0.1"
 
 @contextmanager
 def program(name: str, *arguments: str) -> Iterator[subprocess.Popen[str]]:
-    """One of the programs in `tests.support`; it is gone at the end."""
+    """One of the programs in `tests.support`; it is ended with the block."""
     process = subprocess.Popen(
         [sys.executable, "-m", f"tests.support.{name}", *arguments],
         stdin=subprocess.PIPE,

@@ -1,4 +1,4 @@
-"""Tx and Rx over a real relay: the same promises, through its death too."""
+"""Tx and Rx over a real relay: the same promises, even if it dies."""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ async def test_a_receiver_begun_anew_takes_nothing_of_the_old_ones(address):
         await tx.send(b"for the first")
         assert isinstance(first, RelayRx)
         tasks = first._service.tasks
-        # It dies without a word; what is sent now is for it, and nobody answers.
+        # It dies without a close: messages sent now are for it, and nobody answers.
         for task in tasks:
             task.cancel()
         await asyncio.wait(tasks)

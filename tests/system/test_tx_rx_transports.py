@@ -47,7 +47,7 @@ _names = iter(range(10**9))
 
 @pytest.fixture(params=["asyncio", "uvloop"], autouse=True)
 def event_loop_kind(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Each test runs on either event loop; the choice is made before the test's loop is."""
+    """Each test runs on both event loops; the choice is made before the test's loop exists."""
     if request.param == "uvloop":
         monkeypatch.setattr(asyncio.get_event_loop_policy(), "_loop_factory", uvloop.new_event_loop)
     return str(request.param)
@@ -118,7 +118,7 @@ def network(request: pytest.FixtureRequest, tmp_path: Path, tls_settings: TxRxSe
 
 @pytest.fixture(autouse=True)
 def nothing_is_left_behind() -> Iterator[None]:
-    """A transport that nobody closed warns when it is collected, and a warning fails the test."""
+    """An unclosed transport warns when it is collected, and a warning fails the test."""
     yield
     gc.collect()
 
@@ -397,7 +397,7 @@ async def test_joining_flushes_the_acknowledgements_that_are_due_much_later(netw
 
 @pytest.mark.req("T-024", "T-025")
 async def test_a_sender_in_full_flow_hears_that_the_receiver_has_closed(network: Transport) -> None:
-    # Whatever the receiver has not read must not keep its last words from arriving.
+    # Messages that the receiver has not read must not keep its last answers from arriving.
     address, rx = await network.serve(bytes, queue_capacity=10)
     tx = await network.dial(address, bytes)
     channels = [tx.try_post(bytes(10_000)) for _ in range(2_000)]
@@ -471,7 +471,7 @@ async def test_dialling_before_the_server_is_up(network: Transport) -> None:
         where = f"{where[:-1]}{free_port()}"
     early = await dial(where, Reading, settings=network.settings)
     channels = [early.try_post(Reading(number)) for number in range(3)]
-    # The first attempt is over, and was in vain.
+    # The first attempt is over and has failed.
     assert isinstance(early, SessionTx)
     await until(lambda: early.statistics().connections == 0 and early._last_failure is not None)
     _, rx = await serve(where, Reading, settings=network.settings)

@@ -1,4 +1,4 @@
-"""Typed packets against a real relay: what §14 asks of each, what stays queryable, what is left alone."""
+"""Typed packets against a real relay: what §14 requires of each, what stays queryable, what is left alone."""
 
 from __future__ import annotations
 

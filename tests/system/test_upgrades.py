@@ -1,4 +1,4 @@
-"""An upgrade under load: a process of the program before works beside a new one, and makes way for it."""
+"""An upgrade under load: a process of the previous program works beside a new one, and gives way to it."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ async def test_the_program_before_goes_on_beside_a_new_one_and_makes_way_under_l
     )
     new = RelayProcess(tmp_path / "new", database_url=database.url)
     ledger = Ledger()
-    late = Ledger(ledger.identity)  # what a reader sees that comes to the new one
+    late = Ledger(ledger.identity)  # what a reader that connects to the new one sees
     with running(old):
         assert await current_revision(database.url) == revision != REVISION
         way = SimpleNamespace(ws=old.ws)  # where clients of the old one look for a relay
@@ -61,11 +61,11 @@ async def test_the_program_before_goes_on_beside_a_new_one_and_makes_way_under_l
                 await grown(ledger, 300)
                 assert old.metric("relayd_publishes_total", outcome="accepted") > accepted
                 await ban_from(new, at=old)
-                # It makes way as for any restart: its clients come to the new one, and resume.
+                # It drains as for any restart: its clients connect to the new one, and resume.
                 way.ws = new.ws
                 assert await asyncio.to_thread(old.stop) == 0
                 await grown(ledger, 200)
-                # One that is started again on the newer schema, which serves it, has the log as well.
+                # An old one started again on the newer schema, which serves it, has the log as well.
                 await asyncio.to_thread(old.start)
                 publishers.append(group.create_task(publish(old, ledger)))
                 await until(
@@ -88,7 +88,7 @@ async def test_the_program_before_goes_on_beside_a_new_one_and_makes_way_under_l
 
 
 async def ban_from(new: RelayProcess, *, at: RelayProcess) -> None:
-    """What the new program rules holds at the old one."""
+    """A ruling made with the new program applies at the old relay."""
     author = new_identity()
     env = environment(new.settings)
     code, _, err = await asyncio.to_thread(run_fork, RELAYD, ["ban", author.did, "--reason", "spam"], env=env)

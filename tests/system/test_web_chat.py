@@ -1,7 +1,7 @@
 """One conversation between the chat page in a real Chromium and a Python program, over one relay.
 
 The page is `web/examples/chat`: a reliable channel of @waku/sds on the TypeScript client. It loses a share of
-what it sends and of what it receives, by a seed. It needs node, `make web`, playwright and a Chromium;
+what it sends and receives, determined by a seed. It needs node, `make web`, playwright and a Chromium;
 RELAYD_REQUIRE_NODE and RELAYD_REQUIRE_CHROMIUM turn their absence into a failure.
 """
 
@@ -34,7 +34,7 @@ pytestmark = [
 
 TOPIC = "/chat/1/room/proto"
 EACH = 6
-"""What each says in each of the three parts: before the reload, before the kill, and after it."""
+"""The number of messages of each in each of the three parts: before the reload, before and after the kill."""
 LOSS = 0.25
 SEED = 7
 PYTHON: dict[str, Any] = {
@@ -54,7 +54,7 @@ def site() -> Iterator[str]:
 
 
 async def say(page: Page, words: str) -> None:
-    """Write a message as a person does; it is in the page's store when this returns."""
+    """Write a message as a person would; it is in the page's store when this returns."""
     before = await page.evaluate("chat.channel.messages.filter((each) => each.isOwn).length")
     await page.locator("#text").fill(words)
     await page.keyboard.press("Enter")
@@ -63,7 +63,7 @@ async def say(page: Page, words: str) -> None:
 
 
 async def holds(page: Page, condition: str, argument: object = None) -> None:
-    """Wait until this holds in the page. Asked for each frame, by default, it draws sixty a second."""
+    """Wait until this holds in the page. Polling each frame, the default, would draw sixty times a second."""
     await page.wait_for_function(condition, arg=argument, polling=50)
 
 
@@ -73,7 +73,7 @@ async def entered(page: Page) -> None:
 
 
 async def messages(page: Page) -> list[dict[str, Any]]:
-    """What the channel in the page has, in its order."""
+    """The messages of the page's channel, in its order."""
     found: list[dict[str, Any]] = await page.evaluate(
         """chat.channel.messages.map(({ id, payload, author, isOwn, state, follows }) =>
             ({ id, author, isOwn, state, follows, text: new TextDecoder().decode(payload) }))"""
@@ -82,7 +82,7 @@ async def messages(page: Page) -> list[dict[str, Any]]:
 
 
 async def check_handed_over(page: Page) -> None:
-    """In this life of the page each message was handed over once, and after those that it follows."""
+    """Check that in this life of the page each message was delivered once, after those that it follows."""
     handed: list[str] = await page.evaluate("chat.handed")
     assert len(handed) == len(set(handed))
     follows = {each["id"]: each["follows"] for each in await messages(page)}
@@ -107,7 +107,7 @@ async def test_a_page_and_a_program_hold_one_conversation_through_loss_a_reload_
             strata.connect(process.ws, identity=me, options=options) as relay,
             relay.channel("room", topic=TOPIC, **PYTHON) as room,
         ):
-            page.set_default_timeout(150_000)  # beside the tests of Spark a browser gets little
+            page.set_default_timeout(150_000)  # beside the Spark tests a browser gets little processor time
             room.message_events.on(
                 "message-received", lambda event: taken.append((event.payload.decode(), event.author))
             )

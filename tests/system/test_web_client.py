@@ -1,4 +1,4 @@
-"""The TypeScript client, as it is packed, against real relays, and against Python across kills.
+"""The packed TypeScript client against real relays, and against Python across kills.
 
 They need node and `make web`; RELAYD_REQUIRE_NODE=1 turns their absence into a failure.
 """
@@ -33,7 +33,7 @@ OTHER = Identity.from_seed(b"\x63" * 32).did
 
 
 def me(number: int) -> Identity:
-    """The identity that the agent makes of this number."""
+    """The identity that the agent derives from this number."""
     return Identity.from_seed(bytes([number]) * 32)
 
 
@@ -46,13 +46,13 @@ def package(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def fragile(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RelayProcess]:
-    """A relay that tests kill and start again, at one address."""
+    """A relay that tests kill and restart, at one address."""
     with running(RelayProcess(tmp_path_factory.mktemp("fragile"), port=free_port())) as process:
         yield process
 
 
 async def everything(url: str, author: Identity) -> list[str]:
-    """What a relay has of an author, as Python verifies it."""
+    """The packets of an author at a relay, as Python verifies them."""
     async with strata.connect(url, options=OPTIONS) as relay:
         return [delivery.packet.packet_id async for delivery in relay.fetch(authors=author.did)]
 
@@ -150,7 +150,7 @@ TEXTS = (
 
 
 def drawn(draw: random.Random, depth: int = 0) -> Any:
-    """A value of JSON, with what canonical forms differ about."""
+    """A JSON value, with the cases in which canonical forms differ."""
     kind = draw.randrange(5 if depth < 4 else 3)
     if kind == 0:
         return draw.choice((True, False, None, -0.0, 0, 2**53 - 1, -(2**53) + 1, 5e-324, 1.5e300, 1e21, 1e-7))

@@ -1,6 +1,6 @@
 """The TypeScript client in a real Chromium, under a strict content security policy.
 
-They need Chromium beside node and `make web`; RELAYD_REQUIRE_CHROMIUM=1 turns its absence into a failure.
+They need Chromium besides node and `make web`; RELAYD_REQUIRE_CHROMIUM=1 turns its absence into a failure.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ pytestmark = pytest.mark.timeout(400)
 
 REQUIRED = "RELAYD_REQUIRE_CHROMIUM"
 FOREIGN = "page.test"
-"""A name that the browser takes for this machine, and not for a secure origin."""
+"""A name that the browser resolves to this machine, but does not treat as a secure origin."""
 POLICY = (
     "default-src 'none'; script-src 'self'; connect-src 'self' ws:; frame-src 'self'; "
     "require-trusted-types-for 'script'"
@@ -37,7 +37,7 @@ POLICY = (
 
 
 class Site:
-    """Serves the page, and hears what it says."""
+    """Serves the page, and receives its reports."""
 
     def __init__(self, script: bytes) -> None:
         said: queue.Queue[dict[str, Any]] = queue.Queue()
@@ -70,11 +70,11 @@ class Site:
         threading.Thread(target=self._server.serve_forever, daemon=True).start()
 
     def address(self, act: str, host: str = "localhost", **options: object) -> str:
-        """The page that does this."""
+        """The address of the page that does this."""
         return f"http://{host}:{self._server.server_port}/#{urlencode({'act': act, **options})}"
 
     def hear(self, count: int = 1) -> list[dict[str, Any]]:
-        """The next so many things that pages say."""
+        """The next `count` reports of pages."""
         return [self._said.get(timeout=60) for _ in range(count)]
 
     def close(self) -> None:

@@ -1,8 +1,8 @@
-"""RFC 6455 frame by frame: the relay takes and refuses what the WebSocket library takes and refuses.
+"""RFC 6455 frame by frame: the relay accepts and refuses the same as the WebSocket library.
 
-The relay reads most frames itself (`relayd/frames.py`), so its tolerance is compared with that of an
-echo server of the library: the same raw bytes go to both, in one piece and in small ones, and each case says
-besides how it has to end. The families are those a WebSocket test suite has: framing, pings, reserved bits,
+The relay reads most frames itself (`relayd/frames.py`), so its tolerance is compared with that of an echo
+server of the library: the same raw bytes go to both, in one piece and in small ones, and each case also
+states how it must end. The families are those of a WebSocket test suite: framing, pings, reserved bits,
 opcodes, fragments, UTF-8, closing, limits.
 """
 
@@ -49,7 +49,7 @@ def frame(
     width: int | None = None,
     length: int | None = None,
 ) -> bytes:
-    """One frame of a client; `width` bytes of extended length and a false `length` if they are given."""
+    """One client frame; `width` bytes of extended length and a false `length` if given."""
     length = len(payload) if length is None else length
     if width is None:
         width = 0 if length < 126 else 2 if length < 65_536 else 8
@@ -76,9 +76,9 @@ def split(payload: bytes, *cuts: int, opcode: int = TEXT) -> bytes:
 
 @dataclass(frozen=True)
 class Case:
-    """What is sent, the close code that has to come back, and how many messages are answered before it.
+    """The bytes sent, the expected close code, and the number of messages answered before it.
 
-    A case without a code of its own leaves the connection open: a ping and a close are sent after it.
+    A case without a code leaves the connection open: a ping and a close are sent after it.
     """
 
     sent: bytes
@@ -247,7 +247,7 @@ FAMILIES = {
 
 @dataclass(frozen=True)
 class Seen:
-    """How a server took it: messages answered, payloads of pongs, close code (-1: it was cut without one)."""
+    """How a server reacted: messages answered, payloads of pongs, close code (-1: cut without one)."""
 
     messages: int
     pongs: tuple[bytes, ...]
@@ -307,10 +307,10 @@ def _is_challenge(payload: bytes) -> bool:
 
 @asynccontextmanager
 async def echo_server() -> AsyncIterator[int]:
-    """The library's server with the relay's limit; its port."""
+    """The library's server with the relay's limit; yields its port."""
 
     async def echo(connection: ServerConnection) -> None:
-        with contextlib.suppress(ConnectionClosed):  # most cases end with one
+        with contextlib.suppress(ConnectionClosed):  # most cases end with a closed connection
             async for message in connection:
                 await connection.send(message)
 
@@ -335,7 +335,7 @@ def relay(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RelayProcess]:
 @pytest.mark.parametrize("family", FAMILIES)
 async def test_the_relay_judges_frames_as_the_library_does(relay: RelayProcess, family: str):
     port = int(relay.ws.rpartition(":")[2].partition("/")[0])
-    at_once = asyncio.Semaphore(16)  # a socket that is closed for a bad frame lingers
+    at_once = asyncio.Semaphore(16)  # a socket closed for a bad frame lingers
     async with asyncio.timeout(60), echo_server() as echo_port:
 
         async def faults_of(name: str, case: Case, pieces: int) -> str:
@@ -355,7 +355,7 @@ def _fault(case: Case, ours: Seen, theirs: Seen) -> str:
         return f"expected the close code {case.ends_with}"
     if ours.code != theirs.code or (ours.pongs != theirs.pongs):
         return "the two differ"
-    # The answer to a message may be overtaken by the failure of the next, on either side.
+    # The answer to a message may be overtaken by the failure of the next one, on either side.
     if case.messages is not None and ours.messages != case.messages:
         return f"expected {case.messages} answers"
     return ""
@@ -371,7 +371,7 @@ LAST_WORDS = {
 @pytest.mark.req("R-001")
 @pytest.mark.parametrize("name", LAST_WORDS)
 def test_what_comes_after_the_last_word_resets_nothing(relay: RelayProcess, name: str):
-    """The peer goes on sending after the relay has closed its side, and still reads why it was closed."""
+    """The peer continues sending after the relay has closed its side, and can still read the reason."""
     sent, expected = LAST_WORDS[name]
     port = int(relay.ws.rpartition(":")[2].partition("/")[0])
     with socket.create_connection(("127.0.0.1", port), timeout=DEADLINE) as peer:

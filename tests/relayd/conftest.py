@@ -1,4 +1,4 @@
-"""What tests of several rooms share."""
+"""Fixtures that several folders share."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def packet() -> Callable[..., NewPacket]:
 
 @pytest.fixture
 def eventually() -> Callable[..., Any]:
-    """Wait for something that another process or the server does; the test fails when it never happens."""
+    """Wait for something that another process or the server does; the test fails if it never happens."""
 
     async def wait(condition: Callable[[], Any], timeout: float = 20.0) -> Any:
         deadline = time.monotonic() + timeout

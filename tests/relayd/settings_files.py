@@ -1,4 +1,4 @@
-"""Settings for tests: faults as sentences, and values as the environment and TOML write them."""
+"""Settings for tests: faults as sentences, and values in the form of the environment and TOML."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whose address counts, whatever a client writes into its headers."""
+"""Which address counts, whatever a client writes into its headers."""
 
 from __future__ import annotations
 
@@ -90,8 +90,8 @@ def test_a_stranger_is_believed_nothing():
     [
         ([], "10.0.0.1"),
         (["203.0.113.9"], "203.0.113.9"),
-        (["1.1.1.1, 203.0.113.9"], "203.0.113.9"),  # what the client claimed stands to the left
-        (["1.1.1.1", "203.0.113.9"], "203.0.113.9"),  # and in a header line of its own
+        (["1.1.1.1, 203.0.113.9"], "203.0.113.9"),  # the client's claim is on the left
+        (["1.1.1.1", "203.0.113.9"], "203.0.113.9"),  # and in a separate header line
         (["203.0.113.9, 10.1.1.1, 10.2.2.2"], "203.0.113.9"),
         (["10.1.1.1, 10.2.2.2"], "10.1.1.1"),
         (["::ffff:203.0.113.9"], "203.0.113.9"),
@@ -190,14 +190,14 @@ def test_the_time_to_read_a_header_grows_with_its_length(piece: str) -> None:
             best = min(best, time.thread_time() - started)
         return best
 
-    # Eight times the length: eight times the time, and 64 times where a text is looked at again and again.
+    # Eight times the length: eight times the time, but 64 times if the text is scanned repeatedly.
     assert seconds(160_000) < 30 * max(seconds(20_000), 0.0005)
 
 
 @pytest.mark.req("R-321")
 @given(claimed=st.text(max_size=60), header=st.sampled_from(["x-forwarded-for", "forwarded"]))
 def test_nothing_a_client_claims_changes_whose_address_its_proxy_saw(claimed, header):
-    """A proxy appends a header line of its own, as it must when it cannot read what is there."""
+    """A proxy appends a separate header line, as it must if it cannot parse the present one."""
     seen = "for=203.0.113.9" if header == "forwarded" else "203.0.113.9"
     assert client("10.0.0.1", claimed, seen, header=header) == "203.0.113.9"
 

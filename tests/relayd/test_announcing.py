@@ -1,4 +1,4 @@
-"""What a relay says of itself in packets: made alike by every process, and renewed in time."""
+"""What a relay publishes about itself: made alike by every process, and renewed in time."""
 
 from __future__ import annotations
 

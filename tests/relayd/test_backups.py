@@ -1,4 +1,4 @@
-"""What a backup does to the server that is copied."""
+"""The effects of a backup on the server that is copied."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_the_rules_of_a_server_are_never_away_while_one_is_added(
 
     def watched(self: Path, *arguments: object, **options: object) -> object:
         file = opened(self, *arguments, **options)  # type: ignore[call-overload]
-        with open(path, "rb") as there:  # what there is if the process is killed now, or the disk is full
+        with open(path, "rb") as there:  # the state if the process is killed now, or the disk is full
             seen.append(there.read())
         return file
 
@@ -108,7 +108,7 @@ def test_what_a_backup_promises_is_on_the_disk(tmp_path: Path, monkeypatch: pyte
     assert synced[:4] == ["new/backup/relayd.json.new", "new/backup", "new", "."]
     synced.clear()
     _begin_wal(backup)
-    first, last = segment, f"{following}.partial"  # the last one is received once more
+    first, last = segment, f"{following}.partial"  # the last one is received again
     copied = [f"new/backup/wal.new/{name}" for name in (first, last)]
     assert synced == [*copied, "new/backup/wal.new", "new/backup"]
     assert sorted(path.name for path in (backup / "wal").iterdir()) == [first, last]
@@ -127,12 +127,12 @@ MEGABYTE = 2**20
     ("segments", "end", "is_whole"),
     [
         (["1", "2", "3"], 4 * MEGABYTE, True),
-        (["1", "2", "3"], 4 * MEGABYTE - 100, True),  # a record goes on in what has not come
+        (["1", "2", "3"], 4 * MEGABYTE - 100, True),  # a record continues in what has not arrived
         (["1", "2", "3", "4.partial"], 4 * MEGABYTE + 100, True),
         (["1", "2", "3"], 3 * MEGABYTE - 100, False),  # the second or the third is damaged
         (["1", "3"], 2 * MEGABYTE, False),
         (["1", "2", "4.partial"], 3 * MEGABYTE, False),
-        (["FFF", "1000"], 0x1001 * MEGABYTE, True),  # from one of the logs of 4 GiB to the next
+        (["FFF", "1000"], 0x1001 * MEGABYTE, True),  # from one 4 GiB log file to the next
         (["FFF", "1001"], 0x1000 * MEGABYTE, False),
     ],
 )
@@ -180,7 +180,7 @@ HEADER = 24
 
 
 def record_across_pages(at: int, length: int) -> tuple[bytes, int]:
-    """A file of WAL with a record at `at`, and where the record ends."""
+    """A WAL file with a record at `at`, and the place where the record ends."""
     segment = bytearray(b"\1" * at).ljust(MEGABYTE, b"\0")
     segment[at : at + 4] = length.to_bytes(4, sys.byteorder)
     left, end = length, at
@@ -197,9 +197,9 @@ def record_across_pages(at: int, length: int) -> tuple[bytes, int]:
     [
         (PAGE + HEADER, 100, 0, True),
         (PAGE + HEADER, 100, 1, False),
-        (PAGE - 8, 3 * PAGE, 0, True),  # it goes on in other pages, behind their headers
+        (PAGE - 8, 3 * PAGE, 0, True),  # it continues in other pages, after their headers
         (PAGE - 8, 3 * PAGE, 1, False),
-        (MEGABYTE - 8, 100, 0, False),  # it goes on in another file
+        (MEGABYTE - 8, 100, 0, False),  # it continues in another file
         (PAGE - 8, 0, 0, False),
     ],
 )
@@ -217,7 +217,7 @@ def test_wal_that_is_damaged_within_the_last_whole_file_is_not_taken_for_replaye
     at = 2 * PAGE + HEADER
     (kept / "000000010000000000000001").write_bytes(b"\1" * MEGABYTE)
     (kept / "000000010000000000000002.partial").write_bytes(b"\1" * PAGE + bytes(MEGABYTE - PAGE))
-    for length in (100, 0):  # a page that is gone has no length either
+    for length in (100, 0):  # a missing page has no length either
         segment = bytearray(b"\1" * MEGABYTE)
         segment[at : at + 4] = length.to_bytes(4, sys.byteorder)
         (kept / "000000010000000000000001").write_bytes(segment)
@@ -231,7 +231,7 @@ def test_wal_is_copied_while_it_is_received(tmp_path: Path):
     wal.mkdir()
     copied.mkdir()
     full, received, begun = (f"00000001000000000000000{n}" for n in (1, 2, 3))
-    (wal / full).write_bytes(b"WAL")  # it was listed as the one that is received
+    (wal / full).write_bytes(b"WAL")  # it was listed as the one being received
     (wal / f"{received}.partial").write_bytes(b"WA\0\0")
     (wal / f"{begun}.partial").write_bytes(b"\0\0")
     for name in (full, received, begun):
@@ -263,7 +263,7 @@ def test_only_the_copies_of_drills_that_were_killed_are_removed(
         (folder / "data" / "relayd.lock").touch()
     new.mkdir()
     link.symlink_to(killed)
-    # The number of a process that is no server of this folder.
+    # The process id of a process that is not a server of this folder.
     (killed / "data" / "postgres-18" / "postmaster.pid").write_text(f"{os.getpid()}\n")
     with (busy / "data" / "relayd.lock").open() as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)

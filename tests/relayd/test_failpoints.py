@@ -1,4 +1,4 @@
-"""Failpoints: the places there are, what arms them, and that they are nothing where nobody does."""
+"""Failpoints: which there are, what arms them, and that they do nothing unless armed."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ ROOT = Path(relayd.__file__).parent
 
 
 def calls(tree: ast.AST) -> list[str]:
-    """The places that this code says it reaches."""
+    """The places that this code declares to reach."""
     return [
         node.args[0].value
         for node in ast.walk(tree)

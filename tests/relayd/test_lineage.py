@@ -1,8 +1,8 @@
 """Terms and places: two logs that have a place in common are the same up to there.
 
-The model keeps what no database can: every log that ever was, packet by packet. Copies are taken and put
-back, processes come and go with or without what they know, and whatever a reader's place is, the answer has
-to be true.
+The model keeps what no database can: every log that ever existed, packet by packet. Copies are taken and
+restored, processes come and go with or without their knowledge, and whatever a reader's place is, the answer
+must be true.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Logs(RuleBasedStateMachine):
         self.copies: list[tuple[list[Term], list[int]]] = []
         self.known: list[KnownLog] = []
         self.claims: list[tuple[Claim, list[int]]] = []
-        # What readers were given: a place, and the log up to there as it was then.
+        # What readers received: a place, and the log up to there as it was then.
         self.given: list[tuple[Mark, list[int]]] = [(NOWHERE, [])]
         self.open_term([])
 
@@ -40,7 +40,7 @@ class Logs(RuleBasedStateMachine):
         return Lineage(self.terms)
 
     def open_term(self, claims: list[Claim]) -> None:
-        """As `relayd.store.terms.open_term` does it."""
+        """Open a term as `relayd.store.terms.open_term` does."""
         head, lineage = len(self.log), self.lineage
         for claim in claims:
             tags, good_to = lineage.lost_terms(claim, head)
@@ -71,7 +71,7 @@ class Logs(RuleBasedStateMachine):
 
     @rule(data=st.data(), told=st.booleans())
     def put_back(self, data: st.DataObject, told: bool) -> None:
-        """A copy takes the database's place; then somebody starts, who knows what was before, or does not."""
+        """A copy replaces the database; then a process starts, with or without knowledge of the old state."""
         if not self.copies:
             return
         before = self.log
@@ -80,7 +80,7 @@ class Logs(RuleBasedStateMachine):
         self.terms, self.log = list(terms), log
         for known in list(self.known):
             held = known.adopt(self.lineage, len(log), known.mark)
-            # A process notices exactly if something that it knows of is gone.
+            # A process notices exactly when something that it knows of is gone.
             assert held is (before[: known.seen] == log[: known.seen])
             assert held is not known.is_lost
             if not held:

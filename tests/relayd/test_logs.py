@@ -17,7 +17,7 @@ from relayd.logs import truncated_address
 
 @pytest.fixture
 def stream():
-    """What `configure` writes to; whatever the tests' own logging was comes back afterwards."""
+    """The output of `configure`; the tests' own logging is restored afterwards."""
     root = logging.getLogger()
     handlers, level = root.handlers[:], root.level
     yield io.StringIO()
@@ -125,7 +125,7 @@ def test_a_stream_that_takes_nothing_costs_the_line_and_nothing_else(stream, mon
 
 
 def test_a_relay_is_named(stream):
-    """The field that may hold an address holds the DID of a peer elsewhere."""
+    """The field that may hold an address elsewhere holds the DID of a peer."""
     logs.configure("json", "info", stream)
     logs.get_logger("relayd.test").info("peer_not_read", peer="did:strata:zA")
     assert lines(stream)[0]["peer"] == "did:strata:zA"

@@ -1,4 +1,4 @@
-"""The reference page and the sample file are made from the settings."""
+"""The reference page and the sample file are generated from the settings."""
 
 from __future__ import annotations
 

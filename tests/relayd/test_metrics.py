@@ -102,13 +102,13 @@ def test_all_names_carry_the_prefix():
 def test_dashboards_and_alerts_name_metrics_that_exist():
     metrics = Metrics()
     known = {name.partition("[")[0] for name in samples(metrics)}
-    # Which have no series before the first label: a peer's name, say.
+    # They have no series before the first label, for example a peer's name.
     known |= {
         f"{each.name}{'_total' if each.type == 'counter' else ''}" for each in metrics.registry.collect()
     }
-    # Which the parent of several workers counts, and which begins with the plug-in that it is about.
+    # One is counted by the parent of several workers, and one appears with the plug-in that it describes.
     known |= {"relayd_worker_restarts_total", "relayd_policy_plugin_verdicts_total"}
-    known |= {name.removesuffix("_count") for name in known}  # a histogram may be named as a whole
+    known |= {name.removesuffix("_count") for name in known}  # a histogram may be named without its suffix
     for path in (ROOT / "deploy").rglob("*"):
         if path.suffix in {".json", ".yml"}:
             used = set(re.findall(r"\b(?:relayd_[a-z_]+|process_[a-z_]+)\b", path.read_text()))
@@ -169,11 +169,11 @@ def test_workers_add_up_what_they_count(tmp_path):
     assert 'relayd_publishes_total{outcome="accepted"} 6.0' in lines  # a dead worker's work stays counted
     assert 'relayd_commit_packets_bucket{le="1.0"} 6.0' in lines
     left = sorted(path.name for path in (tmp_path / "shared").iterdir() if "gauge" not in path.name)
-    assert len(left) == 6, left  # of two workers, and of all before them
+    assert len(left) == 6, left  # of two workers, and of all earlier ones
     assert "relayd_connections 4.0" in lines  # its connections do not
     assert "relayd_database_up 1.0" in lines
     assert "relayd_log_sequence 7.0" in lines
-    assert 'relayd_retention_waiting_days{reason="behind"} 5.0' in lines  # who looked last is right
+    assert 'relayd_retention_waiting_days{reason="behind"} 5.0' in lines  # the last one that looked is right
     assert any(line.startswith("process_resident_memory_bytes ") for line in lines)
 
 

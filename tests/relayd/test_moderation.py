@@ -1,4 +1,4 @@
-"""What a ban may be about, in which form it is kept, and until when it holds."""
+"""The subject of a ban, the form in which it is stored, and until when it holds."""
 
 from __future__ import annotations
 

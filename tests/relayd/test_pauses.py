@@ -1,4 +1,4 @@
-"""Waits between attempts, in made time."""
+"""Waits between attempts, in virtual time."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What settings refer to has to be there."""
+"""Files and plug-ins that settings refer to must exist."""
 
 from __future__ import annotations
 

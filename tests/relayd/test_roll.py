@@ -1,4 +1,4 @@
-"""Which sessions a question is about, and what is made of the answers of several processes."""
+"""Which sessions a question selects, and how the answers of several processes are combined."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def opened(process: str, number: int, identity: str | None = None, address: str 
 
 
 def numbers(question: Question, *sessions: OpenSession) -> list[int]:
-    """The sessions of a process that a question is about, by their numbers."""
+    """The sessions of a process that a question selects, by their numbers."""
     selection = Selection(question)
     for session in sessions:
         selection.add(session)

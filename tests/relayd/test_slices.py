@@ -14,7 +14,7 @@ from relayd.slices import Slices
 
 
 async def turn() -> None:
-    """Let the loop go round once."""
+    """Let the loop run one turn."""
     await asyncio.sleep(0)
 
 
@@ -27,7 +27,7 @@ async def test_each_turn_has_a_slice_and_jobs_go_on_where_the_last_ended() -> No
         await turn()
         counts.append(len(done))
     assert done == list(range(5))
-    assert len(counts) >= 5  # a slice of no length holds one job
+    assert len(counts) >= 5  # a slice of zero length holds one job
 
 
 async def test_a_slice_is_over_until_the_next_turn() -> None:
@@ -57,7 +57,7 @@ async def test_jobs_that_come_again_wait_for_the_next_turn_behind_the_others() -
 
 
 class Clock:
-    """A time that goes on when it is told to."""
+    """A clock that the test moves."""
 
     now = 100.0
 

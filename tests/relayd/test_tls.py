@@ -29,7 +29,7 @@ def made(tmp_path):
 
 
 def handshake(server: ssl.SSLContext, ca: Path, name: str) -> ssl.SSLObject:
-    """Shake hands in memory; returns the client's side. Raises `ssl.SSLError` when the client objects."""
+    """Shake hands in memory; returns the client's side. Raises `ssl.SSLError` if the client objects."""
     client = ssl.create_default_context(cafile=str(ca))
     to_server, to_client = ssl.MemoryBIO(), ssl.MemoryBIO()
     ours = client.wrap_bio(to_client, to_server, server_hostname=name)
@@ -74,7 +74,7 @@ def test_a_reload_shows_the_new_certificate_to_new_handshakes(made, tmp_path):
     shutil.copy(new.cert, made.cert)
     shutil.copy(new.key, made.key)
     tls.renew(read_tls_files(made.cert, made.key))
-    for name in ("localhost", "127.0.0.1"):  # a client that asks for an address names no server
+    for name in ("localhost", "127.0.0.1"):  # a client that connects to an address sends no server name
         handshake(tls.context, new.ca, name)
     with pytest.raises(ssl.SSLCertVerificationError):
         handshake(tls.context, old_ca, "localhost")

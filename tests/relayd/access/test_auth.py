@@ -33,7 +33,7 @@ _random = (number.to_bytes(32, "big") for number in itertools.count(1))
 
 
 class Keys:
-    """An identity whose one key refuses with what the test says."""
+    """An identity whose one key is refused with the detail that the test sets."""
 
     def __init__(self, detail: str | None = None) -> None:
         self.detail = detail
@@ -94,7 +94,7 @@ def test_a_signature_over_the_challenge_and_the_relay_s_did_is_good(session):
     attempt = session.begin(answer_challenge(issued(session), ALICE, client_msg_id="a"), NOW)
     assert (attempt.author_id, attempt.client_msg_id, attempt.requested) == (ALICE.did, "a", None)
     assert verdict(attempt) is None
-    assert session.identity is None  # until the caller says that it succeeded
+    assert session.identity is None  # until the caller reports success
 
 
 @pytest.mark.req("R-276")

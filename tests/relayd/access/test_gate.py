@@ -1,4 +1,4 @@
-"""Who comes in, from where and how often."""
+"""Who is admitted, from where and how often."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def access(**settings: Any) -> Access:
 
 
 def visit(doors: Access, peer: str | None, headers: Headers | None = None, now: float = 0.0) -> Visitor:
-    """A socket with its request."""
+    """A socket with its request, admitted."""
     visitor = Visitor()
     assert doors.arrive(visitor, peer, 1, now)
     doors.identify(visitor, headers or Headers(), now)
@@ -49,7 +49,7 @@ def test_a_session_is_charged_to_its_address_then_to_its_identity():
 
 
 def published(visitor: Visitor, times: int, now: float = 0.0) -> int:
-    """How many of so many PUBLISHes pass."""
+    """The number of PUBLISHes, of `times`, that pass."""
     assert visitor.charged is not None
     budget = purse("publish", (visitor.charged, *visitor.charged_too))
     assert budget is not None
@@ -134,7 +134,7 @@ def test_what_is_remembered_of_a_whole_network_is_bounded_and_the_network_pays(m
 
 @pytest.mark.req("R-321")
 def test_sockets_that_come_too_often_are_told_so_and_then_dropped():
-    """Before TLS, and before anything is read: what a socket costs is paid when it is accepted."""
+    """Before TLS, and before anything is read: the cost of a socket is charged when it is accepted."""
     doors = access(connection_limit=5, max_connections_per_address=0)
     came = []
     for _ in range(12):
@@ -231,7 +231,7 @@ def test_behind_a_trusted_proxy_each_client_counts_for_itself():
     local = visit(doors, "127.0.0.1", Headers({"X-Forwarded-For": "127.0.0.1"}))
     keys = [visitor.charged and visitor.charged.key for visitor in (one, other, local)]
     assert keys == ["192.0.2.1", "192.0.2.2", "127.0.0.1"]
-    assert visit(doors, "127.0.0.1").charged is None  # nobody is spoken for
+    assert visit(doors, "127.0.0.1").charged is None  # it speaks for no client
 
 
 @pytest.mark.req("R-321")
@@ -315,7 +315,7 @@ def test_pages_of_other_origins_are_refused_where_origins_are_listed(origins, ex
         ("https://192.0.2.9", "192.0.2.9", None),
         ("http://[2001:db8::1]:7447", "[2001:db8::1]:7447", None),
         ("http://localhost:7447", "localhost:7447", None),
-        ("https://relay.example", "10.0.0.1", None),  # a proxy asks with a Host of its own
+        ("https://relay.example", "10.0.0.1", None),  # a proxy sends its own Host
         ("http://192.0.2.9:7447", "192.0.2.9", (403, "origin")),
         ("http://192.0.2.9:7447", "192.0.2.8:7447", (403, "origin")),
         ("ftp://192.0.2.9", "192.0.2.9", (403, "origin")),
@@ -419,7 +419,7 @@ def test_a_member_that_is_one_no_more_shares_the_ceiling_of_its_address():
 
 @pytest.mark.req("R-316", "R-321")
 def test_a_socket_that_ends_gives_back_what_it_held_once_however_often_it_is_told():
-    """A listener that closes amid a handshake tells it, and so does the socket."""
+    """A listener that closes during a handshake reports it, and so does the socket."""
     doors = access(max_connections_per_address=2, connection_limit=0)
     first, second = visit(doors, "192.0.2.1"), visit(doors, "192.0.2.1")
     for visitor in (first, second):
@@ -471,7 +471,7 @@ def test_whom_a_ruling_keeps_out_and_when_open_sessions_have_to_hear_of_it():
     assert judged(doors, "192.0.2.1") == (403, "banned")
     assert judged(doors, "198.51.100.1") is None
     assert doors.is_banned_author(ALICE) and not doors.is_banned_author(BOB)
-    # The same again, or less, is no reason to look at every session.
+    # The same ban again, or a narrower one, is no reason to check every session.
     assert not doors.ban(frozenset({ALICE}), banned("192.0.2.0/24"))
     assert not doors.ban(frozenset({ALICE}), banned()) and doors.revision == before + 1
     assert judged(doors, "192.0.2.1") is None
@@ -544,7 +544,7 @@ def test_an_undeclared_proxy_is_told_of_once_and_a_declared_one_never():
             assert each.arrive(visitor, "127.0.0.1", 1, 0.0)
             told.append(each.identify(visitor, headers, 0.0))
     assert told == [False, True, False, False, False, False]
-    elsewhere = Visitor()  # whoever has limits anyway is no news
+    elsewhere = Visitor()  # a client that has limits anyway needs no warning
     fresh = access()
     assert fresh.arrive(elsewhere, "192.0.2.1", 1, 0.0) and not fresh.identify(elsewhere, forwarded, 0.0)
 

@@ -1,4 +1,4 @@
-"""Several processes and one account: over any longer time no more than the limit passes, whoever is asked."""
+"""Several processes and one account: over any longer time only the limit passes, whichever is used."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Machine:
         self.addresses = [AddressAccounts(MINUTE, book=ledger, name="address") for ledger in self.ledgers]
 
     def talk(self, *, lost: bool = False) -> None:
-        """Each says what it has to say, and the others hear it, unless it is lost."""
+        """Each sends its reports, and the others receive them, unless they are lost."""
         for teller in self.ledgers:
             for message in teller.report():
                 for hearer in self.ledgers:
@@ -31,7 +31,7 @@ class Machine:
                         hearer.hear(message, self.now)
 
     def taken(self, worker: int, key: str = "did:a") -> int:
-        """How many publishes a client gets at this worker, at once."""
+        """The number of publishes that a client gets at this worker, at once."""
         budget = self.quotas[worker].hold(key).publish
         assert budget is not None
         count = 0
@@ -129,7 +129,7 @@ def test_a_crowd_is_said_in_parts_and_all_of_it_comes():
     machine = Machine()
     for number in range(1000):
         machine.quotas[0].hold(f"did:{number}")
-    machine.ledgers[0].report()  # what is new, and nobody hears it
+    machine.ledgers[0].report()  # new reports, which nobody receives
     for _ in range(12):
         (report,) = machine.ledgers[0].report()
         assert len(report) < 65_536

@@ -1,4 +1,4 @@
-"""Budgets, against a clock the test turns."""
+"""Budgets, with a clock that the test sets."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def test_whoever_waits_as_told_is_let_in(limit, window, start, steps, refused):
     steps=st.lists(st.floats(0, 20), min_size=1, max_size=20),
 )
 def test_no_window_ever_passes_more_than_twice_the_limit(limit, window, start, steps):
-    """What can be spent at once, and what comes back while the window lasts."""
+    """What can be spent at once, plus what is refilled during the window."""
     budget, now, passed = Budget(limit, window), start, []
     for step in steps:
         now += step
@@ -217,7 +217,7 @@ def test_whoever_has_had_little_of_the_loop_stands_before_those_who_have_had_muc
         much.used_loop(0.1, 50.0)
     little.used_loop(0.001, 50.0)
     assert exempt.turn(50.0) < little.turn(50.0) < 50.1 < much.turn(50.0)
-    assert much.turn(50.0) <= 50.0 + (0.3 + 0.1) / 0.1 + 1e-9  # until that has come back, and its next step
+    assert much.turn(50.0) <= 50.0 + (0.3 + 0.1) / 0.1 + 1e-9  # until that is refilled, and its next step
     assert much.turn(50.0) < exempt.turn(55.0), "nobody stands behind those who come for ever"
 
 

@@ -1,4 +1,4 @@
-"""Several machines and one identity: over any longer time no more than the limit passes, wherever it asks."""
+"""Several machines and one identity: over any longer time only the limit passes, wherever it publishes."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Process:
         self.addresses = AddressAccounts(MINUTE, book=book, name="address")
 
     def taken(self, now: float, key: str = "did:a") -> int:
-        """How many publishes a client gets here, at once."""
+        """The number of publishes that a client gets here, at once."""
         budget = self.identities.hold(key).publish
         assert budget is not None
         count = 0
@@ -49,7 +49,7 @@ class Site:
         return START + self.now
 
     def talk(self) -> None:
-        """The workers of each machine hear each other by their ledgers, and everybody hears the bus."""
+        """The workers of each machine hear each other through their ledgers, and everybody hears the bus."""
         self.said = []
         for teller in self.processes:
             near, far = teller.ledger.report(), teller.machines.report(self.wall)
@@ -110,12 +110,12 @@ def test_a_report_counts_once_and_while_it_is_young():
     assert other.machines.hear(report, site.wall, site.now)
     assert not other.machines.hear(report, site.wall + 1, site.now + 1), "sent again"
     assert budget.debt_seconds(site.now) <= 0
-    # Whoever has begun since, or has forgotten who said it, does not take it for new either.
+    # A process that started later, or has forgotten the sender, does not count it twice either.
     late = Process(3, 0)
     assert not late.machines.hear(report, site.wall + 61, site.now + 61)
     other.machines.report(site.wall + 1000)
     assert not other.machines.hear(report, site.wall + 1000, site.now + 1000)
-    # A clock that is far off makes a report of no use.
+    # A clock that is far off makes a report useless.
     assert not late.machines.hear(report, site.wall - 61, site.now)
 
 

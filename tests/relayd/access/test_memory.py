@@ -1,4 +1,4 @@
-"""How short memory is, and who is refused first."""
+"""How short memory is, and which clients are refused first."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where the open sessions come from."""
+"""The origins of the open sessions."""
 
 from __future__ import annotations
 

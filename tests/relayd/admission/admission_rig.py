@@ -1,4 +1,4 @@
-"""Admission between a fake log and fake peers. The log commits when told to and feeds the key directory."""
+"""Admission between a fake log and fake peers. The log commits on request and feeds the key directory."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ ALICE = Identity(bytes(range(32)))
 
 
 def signed(author: Signer, content: Mapping[str, object], *, timestamp: int = NOW, **more: object) -> Packet:
-    """A packet as anybody may send it, also with claims that our own builder would not make."""
+    """A packet as anybody may send it, including claims that our own builder would not make."""
     members = {name: value for name, value in more.items() if value is not None}
     value = members | {
         "version": 1,
@@ -56,7 +56,7 @@ def tampered(raw: bytes) -> bytes:
 
 
 class FakeLog:
-    """A writer that commits when told to, and the duplicate index over what it committed."""
+    """A writer that commits on request, and the duplicate index over its commits."""
 
     def __init__(self) -> None:
         self.queue: list[tuple[NewPacket, PublishRequest]] = []
@@ -75,7 +75,7 @@ class FakeLog:
         self.received.append(packet.body)
 
     def append(self, packet: NewPacket, now: int) -> LogEntry | None:
-        """Store a packet, as any process may; None for one that is there already."""
+        """Store a packet, as any process may; returns None if it is already there."""
         if packet.packet_id in self.stored:
             return None
         sequence = first_of_day(now // 86_400) + len(self.entries) + 1
@@ -126,7 +126,7 @@ class FakeLog:
 
 
 class Peer:
-    """A connection that keeps its answers: (client_msg_id, "ok" | "queued" | "duplicate" | code)."""
+    """A connection that records its answers: (client_msg_id, "ok" | "queued" | "duplicate" | code)."""
 
     def __init__(self) -> None:
         self.lane = Lane(self)
@@ -224,7 +224,7 @@ class Rig:
         self.admission.submit(PublishRequest(raw, name, peer.lane, 0.0))
 
     def commit(self) -> None:
-        """Commit everything queued, as the writer and the feed do."""
+        """Commit everything queued, like the writer and the feed."""
         queue, self.log.queue = self.log.queue, []
         entries = []
         for packet, request in queue:
@@ -239,12 +239,12 @@ class Rig:
             self.flushed()
 
     def observe(self, entries: Sequence[LogEntry]) -> None:
-        """The feed brings these."""
+        """Deliver these entries as the feed does."""
         self.identities.observe(entries)
         self.budgets.observe(entries)
 
     def elsewhere(self, *others: Packet) -> None:
-        """Another process has committed these, and the feed brings them."""
+        """Let another process commit these, and the feed deliver them."""
         new = [
             NewPacket(p.digest, p.author_id, p.content_type, p.timestamp, None, p.canonical) for p in others
         ]
@@ -255,7 +255,7 @@ class Rig:
         async with asyncio.timeout(60):
             while not condition():
                 self.commit()
-                while self.log.queue:  # what has waited for these
+                while self.log.queue:  # publishes that waited for these
                     self.commit()
                 if condition():
                     break
@@ -264,17 +264,17 @@ class Rig:
         assert not self.errors, self.errors
 
     async def queued(self, count: int) -> None:
-        """Wait until so many packets are on their way to the log, and commit none of them."""
+        """Wait until `count` packets are on their way to the log, without committing any."""
         async with asyncio.timeout(60):
             while len(self.log.queue) < count:
                 self.changed.clear()
                 await self.changed.wait()
 
     async def settled(self) -> None:
-        """Wait until no check and no read of keys is under way."""
+        """Wait until no check and no read of keys is in progress."""
         pool, identities, slices = self.admission._pool, self.identities, self.admission._slices
         async with asyncio.timeout(60):
-            for _ in range(10):  # what ends a check may begin another
+            for _ in range(10):  # the end of a check may start another
                 while (  # noqa: ASYNC110
                     pool._gathered or pool._quick_under_way or identities._loading or slices._waiting
                 ):

@@ -1,4 +1,4 @@
-"""Trust budgets: so many edges and revocations in 24 hours, counted in the log and on the way to it."""
+"""Trust budgets: limited edges and revocations in 24 hours, counted in the log and on the way to it."""
 
 from __future__ import annotations
 
@@ -171,7 +171,7 @@ async def test_what_is_lost_while_its_budget_is_read_costs_nothing():
 async def test_the_log_is_read_once_for_an_identity_and_the_feed_brings_the_rest(rig):
     await outcomes(rig, edge(1, 0.9))
     reads = len(rig.log.reads)
-    rig.elsewhere(edge(2, 0.9))  # another process has taken it
+    rig.elsewhere(edge(2, 0.9))  # another process has accepted it
     assert (await outcomes(rig, edge(3, 0.9), edge(4, 0.9)))[0].count("ok") == 1
     assert (await outcomes(rig, *(edge(n, 0.9) for n in range(5, 30))))[0] == [ErrorCode.RATE_LIMITED] * 25
     assert len(rig.log.reads) == reads
@@ -230,14 +230,14 @@ async def test_junk_for_the_strength_of_a_revocation_is_a_revocation(rig, junk):
 
 
 async def test_what_the_log_says_of_a_revocation_is_not_decoded(rig):
-    """Its `strength` may be any JSON, and the loop looks at what everybody's packets say."""
+    """Its `strength` may be any JSON, and the loop looks at the content of everybody's packets."""
     assert (await outcomes(rig, revocation(1)))[0] == ["ok"]  # from now on the feed is followed
     content = {"type": "TRUST_REVOCATION", "from": ALICE.did, "strength": [1.5e300] * 20_000}
     junk = signed(ALICE, content, timestamp=NOW)
     new = NewPacket(junk.digest, ALICE.did, "TRUST_REVOCATION", NOW, None, junk.canonical)
     began = time.process_time()
     rig.budgets.observe([LogEntry(99, NOW, new)])
-    assert time.process_time() - began < 0.1  # all of it takes half a second
+    assert time.process_time() - began < 0.1  # decoding it all takes half a second
     assert (await outcomes(rig, revocation(2)))[0] == [ErrorCode.RATE_LIMITED]
 
 

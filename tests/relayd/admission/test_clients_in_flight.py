@@ -1,4 +1,4 @@
-"""Clients that say anew which keys are theirs: what comes behind the answer is judged by the new ones."""
+"""Clients that change their keys: packets that follow the answer are judged by the new ones."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def commit_unseen(rig: Rig) -> list[LogEntry]:
 
 
 async def known(rig: Rig, key: Identity) -> None:
-    """The log holds a manifest with this key."""
+    """Store a manifest with this key in the log."""
     peer = Peer()
     rig.publish(peer, manifest(key), "manifest")
     assert await rig.answers(peer, 1) == [("manifest", "ok")]
@@ -87,7 +87,7 @@ async def test_what_comes_behind_the_answer_to_a_manifest_is_judged_by_it(rig):
 
 @pytest.mark.req("R-236")
 async def test_what_was_judged_by_the_manifest_before_is_judged_again(rig):
-    """Both arrive in one breath: the claim is checked while the manifest is on its way."""
+    """Both arrive together: the claim is checked while the manifest is on its way."""
     await known(rig, FIRST)
     client, one = Peer(), Peer()
     rig.publish(client, manifest(SECOND, timestamp=rig.now), "manifest")
@@ -152,14 +152,14 @@ async def test_manifests_of_one_client_are_applied_one_after_the_other(rig):
 
 
 def lives_on(who: Identity) -> Packet:
-    """An event after which the DID alone does not say which keys count; they are what they were."""
+    """An event after which the DID alone no longer tells which keys count; the keys stay the same."""
     return signed(
         who, add_content(method_id(who.did, "more"), Identity(bytes([22]) * 32).public_key, valid_from=0)
     )
 
 
 async def test_chains_that_have_no_room_beside_each_other_are_read_once_for_a_packet(rig):
-    """An author's and a client's: of documents that are as large as may be, one fills the memory."""
+    """An author's and a client's: of documents of the maximum size, one fills the memory."""
     rig.elsewhere(lives_on(AUTHOR), lives_on(CLIENT))
     rig.identities._chains._max_bytes = 1
     rig.elsewhere(lives_on(FIRST))
@@ -174,7 +174,7 @@ async def test_chains_that_have_no_room_beside_each_other_are_read_once_for_a_pa
 
 
 async def test_a_chain_that_has_gone_from_memory_has_not_changed(rig):
-    """Keys of others change meanwhile, and that of a packet on its way is not read again."""
+    """Meanwhile keys of others change, and those of a packet on its way are not read again."""
     rig.elsewhere(lives_on(AUTHOR))
     peer = Peer()
     rig.publish(peer, made(1), "post")

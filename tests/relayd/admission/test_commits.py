@@ -1,4 +1,4 @@
-"""What a commit sets in motion: answers first, then the feed, then one write for everybody."""
+"""What a commit causes: answers first, then the feed, then one write for all."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ NOW = 1_760_000_000
 
 @pytest.fixture
 def said() -> list[Any]:
-    """Everything that was called, in order."""
+    """All calls, in order."""
     return []
 
 

@@ -1,4 +1,4 @@
-"""Jobs go through in batches, and none is left behind."""
+"""Jobs go through in batches, and none is forgotten."""
 
 from __future__ import annotations
 

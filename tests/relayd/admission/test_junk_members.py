@@ -1,4 +1,4 @@
-"""Any JSON value at any member of a packet that is accepted makes no later reader of it raise."""
+"""Any JSON value at any member of an accepted packet makes no later reader of it raise."""
 
 from __future__ import annotations
 
@@ -152,7 +152,7 @@ def junk(draw: st.DrawFn) -> tuple[dict[str, Any], dict[str, Any] | None]:
 
 
 class Reading:
-    """Everything in the relay that reads a packet after it was accepted."""
+    """All code in the relay that reads a packet after it was accepted."""
 
     def __init__(self) -> None:
         self.caught: list[str] = []

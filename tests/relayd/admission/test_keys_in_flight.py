@@ -1,4 +1,4 @@
-"""Keys that change while packets are on their way: what was judged by the old ones does not slip in."""
+"""Keys that change while packets are on their way: no packet judged by the old ones slips in."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ async def test_what_an_event_holds_up_is_answered_in_time_though_the_feed_does_n
     entry = rig.log.append(packet, rig.now)
     assert entry is not None
     rig.admission.committed(request, rig.now, duplicate=False)
-    for name in ("first", "second"):  # which have waited too long at no first look
+    for name in ("first", "second"):  # which have not waited too long at the first check
         rig.admission.submit(PublishRequest(made(1), name, two.lane, time.monotonic()))
     async with asyncio.timeout(20):
         while len(two.answers) < 2:  # noqa: ASYNC110
@@ -104,7 +104,7 @@ async def test_what_an_event_holds_up_is_answered_in_time_though_the_feed_does_n
     assert two.answers == [("first", ErrorCode.INTERNAL_ERROR), ("second", ErrorCode.INTERNAL_ERROR)]
     assert two.errors["first"].detail == "store_unavailable"
     assert (rig.admission.pending, rig.admission.pending_bytes) == (0, 0)
-    # The way stays barred until the feed has brought it: nothing is judged by the keys of before.
+    # The lane stays blocked until the feed has delivered it: nothing is judged by the earlier keys.
     rig.publish(two, made(1), "third")
     rig.observe([entry])
     assert (await rig.answers(two, 3))[2] == ("third", ErrorCode.KEY_REVOKED)
@@ -180,7 +180,7 @@ async def test_a_change_that_does_not_concern_the_packet_refuses_nothing(rig):
 
 @pytest.mark.req("R-074", "R-111")
 async def test_an_event_whose_first_append_was_lost_sight_of_is_a_duplicate(rig):
-    """The outcome was unknown, the feed has brought it meanwhile: it must not be judged by its own effect."""
+    """The outcome was unknown, the feed has delivered it since: it must not be judged by its own effect."""
     peer = Peer()
     event = revoked()
     rig.publish(peer, event, "revoke")
@@ -285,7 +285,7 @@ def _document_with(recovery: Identity):
 
 @pytest.mark.req("R-062", "R-063")
 async def test_a_key_that_ends_before_its_packet_is_committed_is_no_key(rig):
-    """The log's time is the time of the commit: a reader judges by that, and must come to the same end."""
+    """The log's time is the time of the commit: a reader judges by that, and must reach the same result."""
     peer = Peer()
     rig.publish(peer, rotated(valid_from=NOW - 299), "rotate")
     await rig.answers(peer, 1)
@@ -302,7 +302,7 @@ KINDS = ("post", "post", "add", "revoke", "elsewhere", "by second")
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.lists(st.tuples(st.integers(0, 2), st.sampled_from(KINDS)), max_size=20))
 def test_the_log_holds_nothing_that_its_own_order_forbids(script):
-    """Whatever is in flight together: replaying the log in order admits every packet in it."""
+    """Whatever is in flight at the same time: replaying the log in order admits every packet in it."""
 
     async def main() -> None:
         rig = Rig(log=FakeLog())
@@ -349,7 +349,7 @@ def _digest(body: bytes) -> bytes:
 
 @pytest.fixture
 def judged(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, bool]]:
-    """The type of each packet that is judged, and whether the loop does it."""
+    """The type of each packet judged, and whether that happened on the loop."""
     seen: list[tuple[str, bool]] = []
 
     def judge(packet: Packet, *arguments: Any, **members: Any) -> bool:
@@ -402,7 +402,7 @@ async def test_what_stands_behind_an_event_that_is_refused_is_judged_all_the_sam
 async def test_a_lane_that_is_never_empty_forgets_whose_keys_it_has_changed(rig):
     peer = Peer()
     content = {"type": "KEY_EVENT", "event": "NOOP", "key_id": FIRST_KEY}
-    stuck = PublishRequest(b"", None, peer.lane, 0.0)  # stands behind them and has no verdict
+    stuck = PublishRequest(b"", None, peer.lane, 0.0)  # stays behind them without a verdict
     for number in range(40):
         author = Identity(number.to_bytes(32, "big"))
         rig.publish(peer, signed(author, content), str(number))

@@ -1,4 +1,4 @@
-"""Of a publish that is refused nothing is kept, and no run of the cycle collector is needed for that."""
+"""Nothing of a refused publish is kept, and no run of the cycle collector is needed for that."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def no_collector() -> Iterator[None]:
 
 
 def alive() -> int:
-    """How many requests and packets there are, besides the few that were verified last."""
+    """The number of requests and packets, except the few that were verified last."""
     packets._verify_small.cache_clear()
     return sum(isinstance(thing, PublishRequest | Packet) for thing in gc.get_objects())
 
@@ -105,7 +105,7 @@ async def test_a_refused_publish_is_gone_with_its_answer(kind: str):
         peer.answers.clear()
         peer.errors.clear()
     assert rig.admission.pending == rig.admission.pending_bytes == 0
-    async with asyncio.timeout(10):  # for the tasks that have just answered the last of them
+    async with asyncio.timeout(10):  # for the tasks that have just answered the last ones
         while alive() > before:  # noqa: ASYNC110 - nothing tells that an object is gone
             await asyncio.sleep(0.001)
     await rig.close()

@@ -1,4 +1,4 @@
-"""Check 13 in admission: what is found is stored beside the packet, and refusals have their codes."""
+"""Check 13 in admission: findings are stored beside the packet, and refusals have their codes."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ async def test_the_answer_to_a_repeat_says_what_was_found_when_it_was_stored(rig
     for packet in (unproven, proven, unproven, proven):
         rig.publish(peer, packet, "m")
         await rig.answers(peer, len(peer.answers) + 1)
-    # Another process, or this one started again, and another word of the client's on its keys.
+    # Another process, or this one restarted, after the client has changed its statement on its keys.
     later = Rig(log=rig.log, trust=ProvenanceTrust(refused_clients=frozenset([CLIENT.did])))
     for packet in (unproven, proven):
         later.publish(peer, packet, "m")

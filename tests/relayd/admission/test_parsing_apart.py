@@ -1,4 +1,4 @@
-"""The process that parses dear packets: it finds what `Packet.parse` finds, and may be lost at any time."""
+"""The process that parses expensive packets: it agrees with `Packet.parse`, and may be lost at any time."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def nested(depth: int) -> bytes:
 
 
 def outcome(parse: Callable[[bytes], Packet | InvalidPacket], raw: bytes) -> object:
-    """What came of a packet, in values that can be compared."""
+    """The result of parsing a packet, in values that can be compared."""
     try:
         found = parse(raw)
     except InvalidPacket as error:
@@ -56,7 +56,7 @@ def outcome(parse: Callable[[bytes], Packet | InvalidPacket], raw: bytes) -> obj
 
 @pytest.fixture
 def begun() -> Begun:
-    """The processes that this one has started since."""
+    """The processes that this one has started during the test."""
     this = psutil.Process()
     before = set(this.children())
     return lambda: set(this.children()) - before
@@ -140,7 +140,7 @@ def test_one_that_says_nothing_is_ended(apart: ApartParser, begun: Begun, monkey
         try:
             apart.parse(made(1))
             break
-        except ParserLost:  # it did not start so soon
+        except ParserLost:  # it had not started yet
             monkeypatch.setattr(parsing_apart, "_PATIENCE", 2 * parsing_apart._PATIENCE)
     (child,) = begun()
     child.suspend()

@@ -1,4 +1,4 @@
-"""At which time a packet of a peer is judged (R-369, R-370)."""
+"""The time at which a packet of a peer is judged (R-369, R-370)."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def origin(received_at: int, *, trusted: bool = True) -> PeerOrigin:
         (NOW - DAY, NOW - DAY),
         (NOW - DAY - 300, NOW - DAY - 300),
         (NOW - DAY - 301, None),
-        (NOW + 300, NOW),  # the peer's clock is fast: nothing was received in the future
+        (NOW + 300, NOW),  # the peer's clock is fast: nothing is received in the future
         (NOW + 301, None),
         (0, None),
         (-(2**70), None),
@@ -61,7 +61,7 @@ def judged(age: int, said: int, **members) -> str | None:
 def test_age_is_judged_when_the_first_relay_received_it():
     assert judged(3 * DAY, NOW - 3 * DAY) is None
     assert judged(8 * DAY, NOW - 8 * DAY) == "timestamp_too_old"
-    # It was too old when the peer says it was received, or the peer's word does not count.
+    # It was already too old when the peer claims to have received it, or the peer's claim does not count.
     assert judged(3 * DAY, NOW - DAY) == "timestamp_too_old"
     assert judged(3 * DAY, 0) == "timestamp_too_old"
     assert judged(3 * DAY, NOW - 3 * DAY, expires_in=-1) == "packet_expired"

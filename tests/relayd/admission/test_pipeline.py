@@ -50,7 +50,7 @@ async def test_whoever_publishes_one_packet_does_not_wait_for_the_checks_of_who_
     for number in range(1, 41):
         rig.publish(many, made(number), str(number))
     rig.publish(one, made(41), "one")
-    await asyncio.sleep(0)  # at the end of a step of the loop they are shared out
+    await asyncio.sleep(0)  # at the end of a step of the loop they are distributed
     assert rig.log.received[1:] == [made(41)]
     await rig.answers(many, 40)
     assert rig.log.received[2:] == [made(number) for number in range(1, 41)]
@@ -111,7 +111,7 @@ async def test_a_packet_whose_parser_is_lost_is_answered_and_the_next_one_is_sto
 
 @pytest.mark.req("R-192")
 async def test_a_batch_of_one_session_is_answered_in_full(rig):
-    # Two verdicts of one lane in one batch of the pool: the first takes both out of the lane.
+    # Two verdicts of one lane in one batch of the pool: the first removes both from the lane.
     peers = [Peer() for _ in range(4)]
     for number in range(200):
         rig.publish(peers[number % 4], made(number), str(number))
@@ -141,7 +141,7 @@ async def test_a_duplicate_is_ok_whatever_a_later_check_would_say(rig, fault):
     stale = fault == "stale"
     raw = made(1, timestamp=NOW - 99_999 if stale else NOW)
     digest = packets.Packet.parse(raw).digest
-    rig.log.stored[digest] = (1, NOW - 50)  # known to the index, not to the memory of this process
+    rig.log.stored[digest] = (1, NOW - 50)  # known to the index, but not in this process's memory
     if fault == "blocked":
         rig.admission.policy = blocking(ALICE)
     if fault == "signature":
@@ -263,12 +263,12 @@ async def test_what_only_the_process_remembers_is_no_duplicate(rig):
     peer = Peer()
     rig.publish(peer, made(1), "first")
     await rig.until(lambda: len(peer.answers) == 1)
-    rig.log.stored.clear()  # the database was put back as it was before
+    rig.log.stored.clear()  # an older copy of the database was restored
     for name, down in (("again", False), ("later", True)):
         rig.log.down = down
         rig.publish(peer, made(1), name)
         await rig.until(lambda: peer.answers[-1][0] == name)  # noqa: B023
-    # Not even where the index cannot be asked: then the writer finds out.
+    # Not even if the index cannot be queried: then the writer finds out.
     assert peer.answers == [("first", "ok"), ("again", "ok"), ("later", "duplicate")]
     assert len(rig.log.received) == 3
     rig.publish(peer, tampered(made(1)), "tampered")
@@ -329,7 +329,7 @@ def test_any_mixture_from_any_sessions_gets_one_answer_each_in_order_of_acceptan
             if kind not in expected:
                 assert answers[name] in ("ok", "duplicate")
             elif name == "0" and answers[name] == "duplicate":
-                # It bears the id of every repeat, and one of these came to the log before it was judged.
+                # It has the id of every repeat, and one of these reached the log before it was judged.
                 assert kind in ("tampered", "wrong_id")
                 assert "repeat" in kinds.values()
             else:
@@ -343,7 +343,7 @@ def test_any_mixture_from_any_sessions_gets_one_answer_each_in_order_of_acceptan
 @pytest.mark.req("R-214", "R-242")
 @pytest.mark.parametrize("first", ["good", "tampered"])
 async def test_what_leaves_the_lane_with_others_of_its_batch_has_met_every_check(first):
-    """The threads are through with all of a batch before the loop has looked at the first of them."""
+    """The threads have finished a whole batch before the loop has looked at its first packet."""
     asked: list[str] = []
 
     async def plugin(request: PolicyRequest) -> None:

@@ -1,4 +1,4 @@
-"""What the log has already is told as it says, and what it does not say is no repeat."""
+"""Packets already in the log are answered as repeats, and packets that are not there are no repeats."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def packet(number: int) -> Packet:
 
 
 class Index:
-    """A duplicate index that says the same to everybody, or fails."""
+    """A duplicate index that gives everybody the same answer, or fails."""
 
     def __init__(self, *ids: bytes, error: Exception | None = None) -> None:
         self.ids, self.error = ids, error
@@ -38,7 +38,7 @@ class Index:
 async def told(
     index: Index, packets: Sequence[Packet], appended_at: int | None = None
 ) -> tuple[list[Repeat | None], list[str]]:
-    """What is told of these packets, and the faults that were caught meanwhile."""
+    """The answers for these packets, and the faults caught meanwhile."""
     answers: list[Repeat | None] = []
     faults: list[str] = []
     flushed = asyncio.Event()

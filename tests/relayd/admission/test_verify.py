@@ -111,7 +111,7 @@ async def test_closing_ends_the_threads_and_drops_what_is_queued():
 
 
 class Held:
-    """Checks that do not end before they are let go, and where and in what order each was made."""
+    """Checks that do not end until released, with the thread and order of each."""
 
     def __init__(self, *names: str) -> None:
         self.here = threading.get_ident()
@@ -181,7 +181,7 @@ async def test_quick_jobs_do_not_wait_for_dear_ones(threads: int):
     assert held.done == ["alone"]
     quick = [f"quick {number}" for number in range(5)]
     await put(pool, *quick)
-    if threads > 1:  # one of them does nothing dear
+    if threads > 1:  # one of them takes no expensive packets
         await held.all_done(6)
         for each in dear[: threads - 1]:
             await asyncio.to_thread(held.begun[each].wait, 30)

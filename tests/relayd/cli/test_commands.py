@@ -1,4 +1,4 @@
-"""The `relayd` command: its words, its exit codes, and what it never prints."""
+"""The `relayd` command: its commands, its exit codes, and what it never prints."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ def test_help_is_whole_and_looks_alike_everywhere():
     ids=" ".join,
 )
 def test_a_command_about_a_log_makes_no_database_where_there_is_none(tmp_path, arguments):
-    """From a folder that is not the relay's, a ban would be said to be in force that no relay knows of."""
+    """From a folder that is not the relay's, a ban would be reported as in force that no relay knows of."""
     result = relayd(*arguments)
     assert result.exit_code == 3, result.output
     assert "there is no database in .relayd" in result.stderr and "--config" in result.stderr
@@ -269,7 +269,7 @@ def test_a_file_that_may_not_be_looked_at_is_a_sentence(monkeypatch, tmp_path):
 
 @pytest.mark.parametrize("number", [0, 1, 2])
 def test_a_relay_without_a_standard_stream_gives_its_number_to_no_socket(tmp_path, number):
-    """uvloop ends the whole process when it is to close such a socket."""
+    """uvloop ends the whole process if it must close such a socket."""
     opened = tmp_path / "opened"
     program = (
         "import relayd.cli.commands as commands\n"

@@ -28,7 +28,7 @@ URL = "postgresql://h/d"
 
 
 class FakeStore:
-    """Opens as told to: `failure` is raised, else `last` is the log's head."""
+    """Opens as the test sets: `failure` is raised, otherwise `last` is the log's head."""
 
     failure: Exception | None = None
     last = first_of_day(DAY) + 1
@@ -195,7 +195,7 @@ async def test_a_log_that_has_lost_its_end_is_named(store, tmp_path):
     Guard(tmp_path / "log-guard", bytes(32)).write(before)
     (log,) = [check for check in await examine(settings, lambda: NOW) if check.name == "log"]
     assert log.verdict is Verdict.WARNING and "older copy" in log.found
-    # The relay has begun an epoch since, which says so for a week.
+    # The relay has begun an epoch since, which is reported for a week.
     store.known = KnownLog(Lineage([Term(1, bytes(4), 0, 1), Term(2, b"next", store.last, 2)]))
     store.begun = [Reset(2, store.last, "rolled_back", int(NOW) - 60)]
     (log,) = [check for check in await examine(settings, lambda: NOW) if check.name == "log"]

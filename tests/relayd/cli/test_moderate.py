@@ -1,4 +1,4 @@
-"""The moderating commands refuse what cannot be meant before they look for a database."""
+"""The moderating commands refuse impossible arguments before they look for a database."""
 
 from __future__ import annotations
 

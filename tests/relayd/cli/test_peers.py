@@ -1,4 +1,4 @@
-"""What `relayd peers` says without a relay."""
+"""The output of `relayd peers` without a relay."""
 
 from __future__ import annotations
 

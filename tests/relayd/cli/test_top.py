@@ -1,4 +1,4 @@
-"""What `relayd top` makes of two scrapes."""
+"""The output of `relayd top` for two scrapes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where values come from, at start and at a reload."""
+"""Where values come from, at the start and at a reload."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def test_a_file_that_cannot_be_read_is_named(toml, tmp_path, path_text, problem)
 
 @pytest.mark.parametrize("asked", ["is_dir", "iterdir"])
 def test_a_folder_that_may_not_be_read_is_no_empty_one(tmp_path, monkeypatch, asked):
-    """With the defaults, everybody would be let in whom the file keeps out."""
+    """With the defaults, clients that the file excludes would be admitted."""
     (tmp_path / "config.toml").write_text("require_auth = ['subscribe']")
 
     def refuse(path):

@@ -1,4 +1,4 @@
-"""Standing comparisons in made time: their timer, doubts, requests of operators, and peers that withhold."""
+"""Standing comparisons in virtual time: timer, doubts, requests of operators, and peers that withhold."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class MadeTable:
 
 
 class MadeWorld:
-    """A relay with two peers, looked after once a second as `Federation` does."""
+    """A relay with two peers, checked once a second as `Federation` does."""
 
     def __init__(self, interval: float = 300.0) -> None:
         self.log, self.table = MadeLog(), MadeTable()
@@ -130,10 +130,10 @@ def test_the_last_day_is_compared_each_interval_and_everything_each_day():
 def test_a_doubt_has_everything_compared_before_the_interval_is_over():
     async def work() -> None:
         world = MadeWorld(interval=3600.0)
-        world.compares.doubt(1)  # before the peer was ever looked at
+        world.compares.doubt(1)  # before the peer was ever compared
         await world.run(3)
         assert [span.since for span in world.peers[1].asked if not span.types] == [NOW - BACKFILL + 3600]
-        for _ in range(200):  # a log that begins anew all the time has no more of it
+        for _ in range(200):  # a log that keeps restarting gets no more comparisons
             world.compares.doubt(1)
             await world.run(3)
         assert world.peers[1].connections == 1
@@ -152,7 +152,7 @@ def test_an_interval_of_0_compares_on_request_alone():
         world.table.ask(1, since=NOW - 500)
         await world.run(10)
         assert [span.since for span in world.peers[1].asked] == [0, NOW - 500]
-        world.table.ask(1, since=5)  # older than what may be taken
+        world.table.ask(1, since=5)  # older than what may be accepted
         await world.run(10)
         assert world.peers[1].asked[-1].since == NOW - BACKFILL + 3600
         world.table.ask(1)
@@ -209,7 +209,7 @@ def test_a_request_for_less_does_not_stand_for_what_is_due():
         await world.run(10)
         assert world.table.rows[1].done == 1
         assert world.peers[1].asked[-1].since == NOW - BACKFILL + 3600
-        # What comes before it is due takes nothing from it.
+        # A comparison before it is due does not replace it.
         world.compares.doubt(1)
         world.table.ask(1, since=NOW - 500)
         await world.run(10)
@@ -273,7 +273,7 @@ def test_what_a_comparison_says_of_a_peer_is_noted_once_however_many_packets():
         world = MadeWorld(interval=0)
         world.peers[1].claims = {each.packet_id: each for each in (made(n, NOW - 500) for n in range(9))}
         for noted in (
-            [(Aspect.PRESENCE, True), (Aspect.CONSISTENCY, False)],  # reading had passed what it has sent
+            [(Aspect.PRESENCE, True), (Aspect.CONSISTENCY, False)],  # reading had passed what it sent
             [(Aspect.CONSISTENCY, True)],
         ):
             world.table.ask(1)
@@ -294,7 +294,8 @@ def test_a_member_that_names_the_same_packets_twice_and_sends_none_is_told_of():
             world.table.ask(1)
             await world.run(10)
             assert world.withheld == told
-        # Others that it does not send for the first time, and what it could not send, are no contradiction.
+        # Other packets that it withholds for the first time, and those that it could not send, are no
+        # contradiction.
         peer.claims = {each.packet_id: each for each in (made(n, NOW - 500) for n in range(7, 9))}
         world.table.ask(1)
         await world.run(10)

@@ -1,4 +1,4 @@
-"""What a packet says of itself."""
+"""A packet's statements about itself."""
 
 from __future__ import annotations
 

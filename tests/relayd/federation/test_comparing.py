@@ -1,4 +1,4 @@
-"""Comparing with a peer that does as it pleases, in made time: what is brought, counted and given up."""
+"""Comparing with a misbehaving peer, in virtual time: what is fetched, counted and given up."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ WHOLE = Upstream("wss://peer", "did:strata:zPeer")
 
 @pytest.fixture(autouse=True)
 def without_threads(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A loop in made time has no threads."""
+    """A loop in virtual time has no threads."""
 
     async def at_once(work: Callable[..., Any], *arguments: Any) -> Any:
         return work(*arguments)
@@ -45,7 +45,7 @@ def outcome(peer: MadePeer, log: MadeLog, *, upstream: Upstream = WHOLE, most: i
 def full(
     peer: MadePeer, log: MadeLog, *, upstream: Upstream = WHOLE, most: int = 10**6
 ) -> tuple[Compared, set[bytes], float]:
-    """What was found, what the peer withheld for certain, and the made seconds that it took."""
+    """The result, the packets certainly withheld by the peer, and the virtual seconds that it took."""
     withheld: set[bytes] = set()
 
     async def told(found: Compared) -> None: ...
@@ -99,7 +99,7 @@ def test_key_events_of_all_times_come_first_whatever_is_read():
 
 
 def test_where_one_set_cannot_hold_all_the_range_is_halved():
-    """Whichever side it is that has too many."""
+    """Whichever side has too many."""
     for ours, theirs in ((1000, 30), (30, 1000)):
         peer, log = both(items(*range(0, 300, 3)), items(*range(300)))
         peer.most_items = theirs
@@ -126,7 +126,7 @@ def test_a_busy_peer_is_asked_again_when_it_says_and_given_up_in_the_end():
     found, _, seconds = full(peer, log)
     assert "busy" in str(found.problem)
     assert seconds == 7 * 300
-    peer.retry_after = -5  # no wait at all is no way to ask
+    peer.retry_after = -5  # a value below zero still means a wait
     assert full(peer, log)[2] == 7
     peer.retry_after = None
     assert full(peer, log)[2] == 0, "refused for good"
@@ -160,8 +160,8 @@ def test_what_was_brought_before_the_peer_fell_silent_stays():
         lambda message: b"",
         lambda message: b"\x61\x00",  # a range that ends too soon
         lambda message: b"\x61" + b"\xff" * 40,  # a number without an end
-        lambda message: b"\x61\x00\x00\x02" + b"\xff" * 8 + b"\x7f",  # ids without number
-        lambda message: b"\x62",  # a version of its own
+        lambda message: b"\x61\x00\x00\x02" + b"\xff" * 8 + b"\x7f",  # ids without a count
+        lambda message: b"\x62",  # an unknown version
         lambda message: b"\x61\x00\x00\x09",  # no mode
     ],
 )
@@ -174,7 +174,7 @@ def test_an_answer_that_is_none_ends_it(distort: Callable[[bytes], bytes]):
 
 
 def test_a_peer_that_lies_about_what_it_has():
-    """Ids that nobody has seen are asked for, a bounded number, and nothing is stored."""
+    """A bounded number of ids that nobody has seen is requested, and nothing is stored."""
     peer, log = both(items(1), items(*range(5000)))
     peer.serves = lambda packet_id: False
     found, withheld, _ = full(peer, log)
@@ -204,7 +204,7 @@ def test_erased_packets_are_neither_brought_nor_missing():
 
 
 def test_banned_packets_are_neither_brought_nor_different():
-    """Those that were here before the ban count as held; those that came after it were refused."""
+    """Packets stored before the ban count as held; those that came after it were refused."""
     ours = items(*range(3))
     peer, log = both(ours, items(*range(6)))
     log.declined.update(item.packet_id for item in ours)
@@ -226,7 +226,7 @@ def test_expired_packets_and_those_about_to_expire_are_on_no_side():
 
 @pytest.mark.parametrize("types", [(), ("NOTE",)])
 def test_refused_packets_differ_in_no_set(types: tuple[str, ...]):
-    """Whatever their type: ids that were refused are no part of a set of some types."""
+    """Whatever their type: refused ids have no type, so they are in no set of some types."""
     ours = [made(1, NOW - 900, "NOTE")]
     theirs = [*ours, made(2, NOW - 900, "NOTE"), made(3, NOW - 900), made(4, 1000, "KEY_EVENT")]
     peer, log = both(ours, theirs)
@@ -277,7 +277,7 @@ def test_twice_withheld_is_a_contradiction_and_once_is_none():
     assert withholding.round_ended() is False
     withholding.withheld(ids[2:3])
     assert withholding.round_ended() is True
-    # The memory is bounded, and the oldest goes first.
+    # The memory is bounded, and the oldest entry is dropped first.
     withholding.withheld(made(n, 0).packet_id for n in range(10, 10 + MOST_REMEMBERED))
     assert withholding.round_ended() is False
     withholding.withheld(ids)
@@ -286,7 +286,7 @@ def test_twice_withheld_is_a_contradiction_and_once_is_none():
 
 @pytest.mark.parametrize("seed", range(8))
 def test_two_rounds_after_all_is_well_everybody_has_everything_or_a_reason(seed: int):
-    """Relays that hold, refuse and have erased at random; one names what it does not serve."""
+    """Relays that hold, refuse and have erased at random; one names packets that it does not serve."""
     chance = random.Random(seed)
     everything = [made(n, NOW - chance.randint(200, 80_000), chance.choice(["A", "B"])) for n in range(120)]
     logs = [MadeLog() for _ in range(3)]
@@ -313,7 +313,7 @@ def test_two_rounds_after_all_is_well_everybody_has_everything_or_a_reason(seed:
         assert served <= reader.held.keys() | reader.refused.keys() | reader.erased
         assert not reader.held.keys() & reader.erased
         assert not reader.held.keys() & {item.packet_id for item in inventions}
-    for n, reader in enumerate(logs):  # and then there is nothing left to do
+    for n, reader in enumerate(logs):  # and then nothing remains to be done
         for m in {0, 1, 2} - {n}:
             found = compare_with(reader, logs[m], invents=False)
             assert (found.need, found.brought, found.refused, found.problem) == (0, 0, 0, None)

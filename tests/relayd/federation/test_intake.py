@@ -1,4 +1,4 @@
-"""How far a peer was read, and what each refusal means for it."""
+"""How far a peer was read, and the effect of each refusal on it."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def test_the_cursor_passes_nothing_without_a_verdict():
     intake.settle(items[1], NOW)
     intake.settle(items[3], NOW)
     assert intake.cursor == "0"
-    # With the batch that stores the first it comes to the third, which waits; with both to the end.
+    # With the batch that stores the first, it gets to the third, which waits; with both, to the end.
     assert intake.cursor_with({items[0]}) == "2"
     assert intake.cursor_with({items[0], items[2]}) == "4"
     assert intake.cursor_with(set(items)) == "5"
@@ -83,7 +83,7 @@ def test_the_witnesses_are_the_first_and_the_last_of_all():
 @pytest.mark.parametrize(
     ("error", "raw", "verdict"),
     [
-        # Only the peer can account for these.
+        # Only the peer can be responsible for these.
         (refusal(ErrorCode.INVALID_SIGNATURE, "packet_id_mismatch"), PACKET.canonical, PeerVerdict.FORGED),
         (refusal(ErrorCode.INVALID_SCHEMA), PACKET.canonical.replace(b"hello", b"hallo"), PeerVerdict.FORGED),
         # An author may have made these, and other relays may have other rules.
@@ -113,7 +113,7 @@ def test_keys_are_fetched_once_and_our_own_faults_hold_up_nothing_for_ever():
     item.asked_for_keys = True
     for error in (refusal(ErrorCode.KEY_REVOKED), refusal(ErrorCode.INVALID_SIGNATURE)):
         assert judge_refusal(item, error) is PeerVerdict.SKIPPED
-    # By the keys that the peer itself has told in full, it is the peer's forgery.
+    # By the keys that the peer itself has sent completely, it is the peer's forgery.
     item.has_keys = True
     assert judge_refusal(item, refusal(ErrorCode.KEY_REVOKED)) is PeerVerdict.SKIPPED
     assert judge_refusal(item, refusal(ErrorCode.INVALID_SIGNATURE)) is PeerVerdict.FORGED
@@ -124,7 +124,7 @@ def test_keys_are_fetched_once_and_our_own_faults_hold_up_nothing_for_ever():
     item.attempts = MAX_ATTEMPTS
     assert judge_refusal(item, refusal(ErrorCode.TIMESTAMP_IN_FUTURE)) is PeerVerdict.SKIPPED
     assert judge_refusal(item, refusal(ErrorCode.INTERNAL_ERROR)) is PeerVerdict.SKIPPED
-    # While the database is away nothing is passed over, however long that takes.
+    # While the database is away nothing is skipped, however long that takes.
     assert judge_refusal(item, refusal(ErrorCode.INTERNAL_ERROR, "queue_full")) is PeerVerdict.LATER
 
 

@@ -1,4 +1,4 @@
-"""What becomes of a peer's packets, with an admission that is told what to say."""
+"""What becomes of a peer's packets, with an admission whose answers the test decides."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ PACKET = make(new_identity())
 
 
 class MadeLink:
-    """A link whose admission takes every packet and says nothing by itself."""
+    """A link whose admission accepts every packet and never answers by itself."""
 
     def __init__(self) -> None:
         self.submitted: list[PublishRequest] = []
@@ -63,7 +63,7 @@ async def test_a_verdict_on_keys_may_come_when_nobody_waits_for_them_any_more(is
     waiting = asyncio.create_task(link.judging._take_key(event))
     await asyncio.sleep(0)
     [request] = link.submitted
-    waiting.cancel()  # they took too long, or the link has ended
+    waiting.cancel()  # it took too long, or the link has ended
     await asyncio.wait([waiting])
     if is_refused:
         link.judging.publish_refused(request, InvalidPacket(ErrorCode.INVALID_SCHEMA, "no"))
@@ -83,7 +83,7 @@ async def test_whoever_fetches_keys_goes_on_when_they_are_judged():
 
 
 class Keys:
-    """What a peer answers when it is asked for keys: one identity packet, told to the end or not."""
+    """A peer's answer to a request for keys: one identity packet, complete or not."""
 
     def __init__(self, is_whole: bool = True) -> None:
         self.is_whole = is_whole
@@ -125,13 +125,13 @@ def begun(keys: Keys) -> MadeLink:
 @pytest.mark.parametrize(
     ("said", "verdict"),
     [
-        # A relay that has not heard of a revocation goes by what was signed with the key since.
+        # A relay that does not know of a revocation continues to accept packets signed with the key since.
         (InvalidPacket(ErrorCode.KEY_REVOKED, "no"), "skipped"),
         (InvalidPacket(ErrorCode.POLICY_REJECTED, "no", detail="too_many_key_events"), "skipped"),
         (InvalidPacket(ErrorCode.INVALID_SIGNATURE, "no", detail="document_conflict"), "skipped"),
         ("QUEUED", "skipped"),  # it may have waited long enough there
         ("ACCEPTED", "forged"),
-        (NOT_THE_AUTHORS, "forged"),  # nobody hides a forgery behind another one
+        (NOT_THE_AUTHORS, "forged"),  # a forgery cannot be hidden behind another one
     ],
 )
 async def test_a_signature_by_keys_that_count_for_the_peer_alone_is_no_forgery(said, verdict):
@@ -143,7 +143,7 @@ async def test_a_signature_by_keys_that_count_for_the_peer_alone_is_no_forgery(s
 
 
 async def judged_by_keys(link: MadeLink, said: InvalidPacket | str, number: int = 0) -> PublishRequest:
-    """Refuse the packet, answer for the keys, and give the packet that comes again."""
+    """Refuse the packet, answer for the keys, and return the packet that comes again."""
     link.judging.publish_refused(await next_request(link, number), NOT_THE_AUTHORS)
     keys = await next_request(link, number + 1)
     assert keys.raw == bytes(KEY.packet)
@@ -164,7 +164,7 @@ FAILED = InvalidPacket(ErrorCode.INTERNAL_ERROR, "a fault of ours")
     [
         (AWAY, True, 2 * MAX_ATTEMPTS),  # however long that takes
         (FAILED, True, MAX_ATTEMPTS - 1),
-        ("ACCEPTED", False, MAX_ATTEMPTS - 1),  # a slow peer may not have come to the one that is wanted
+        ("ACCEPTED", False, MAX_ATTEMPTS - 1),  # a slow peer may not have reached the wanted one
     ],
 )
 async def test_a_packet_is_not_passed_over_because_its_keys_could_not_be_had(
@@ -205,7 +205,7 @@ TOO_LARGE = InvalidPacket(ErrorCode.PACKET_TOO_LARGE, "no", max_bytes=1024)
     ],
 )
 def test_what_is_refused_before_it_is_read_is_remembered_by_its_own_word(raw, skipped):
-    """Else each comparison of sets would fetch it again: the peer takes larger packets than this relay."""
+    """Otherwise each comparison would fetch it again: the peer accepts larger packets than this relay."""
     link = MadeLink()
     intake = Intake(None)
     link.judging.submit(intake, intake.add(raw, NOW, "c"))

@@ -1,4 +1,4 @@
-"""What a link takes from its peer, before anything is judged."""
+"""What a link reads from its peer, before anything is judged."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ PEER = Upstream(url="wss://a", relay_id="did:strata:zA")
 
 
 async def test_a_cursor_that_cannot_be_kept_ends_the_link_before_its_packet_is_on_its_way():
-    """It would be stored in one commit with packets of others, and that would fail for all of them."""
+    """It would be stored in one commit with packets of others, and all of them would fail."""
     submitted: list[Any] = []
     admission = SimpleNamespace(submit=submitted.append)
     parts = SimpleNamespace(
@@ -44,7 +44,7 @@ async def test_a_cursor_that_cannot_be_kept_ends_the_link_before_its_packet_is_o
 
 
 class Unwilling:
-    """Stands for the driver to a peer that can be reached and lets nobody replicate."""
+    """Stands in for the driver to a peer that can be reached and lets nobody replicate."""
 
     def __init__(self) -> None:
         self.announced: object | None = None
@@ -72,7 +72,7 @@ class Unwilling:
 async def test_a_peer_that_is_reached_and_never_read_is_silent_however_often_it_is_tried(
     monkeypatch: pytest.MonkeyPatch,
 ):
-    """What it has sent to the others of its group comes from nobody else."""
+    """Packets that it has sent to the others of its group come from nobody else."""
     now, other = 0.0, "did:strata:zB"
     monkeypatch.setattr("relayd.federation.link.time", SimpleNamespace(monotonic=lambda: now))
     mesh = Mesh("did:strata:zMe", {PEER.relay_id: "g", other: "g"}, now)

@@ -1,4 +1,4 @@
-"""Whom each peer of a group is asked to leave out, and where reading goes back to."""
+"""What each peer of a group is asked to leave out, and to which place reading goes back."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def test_a_silent_peer_is_left_out_no_more_and_the_others_are_read_again():
     for at in range(10, 130, 10):
         assert made.to_store(A, f"at {at}", float(at)) == f"at {at}"
     made.lost(B, 130.0)
-    # What A has withheld since B may have fallen silent must not be passed by.
+    # Packets that A has withheld since B may have fallen silent must not be skipped.
     assert made.to_store(A, "at 131", 131.0) == "at 70"
     assert not made.is_due(A, 130 + DOWN_SECONDS - 1)
     assert made.is_due(A, 130 + DOWN_SECONDS)
@@ -58,7 +58,7 @@ def test_a_restart_goes_back_to_where_nothing_was_withheld():
     made.heard(A)
     made.read(A, 0.0)
     made.caught_up(A)
-    assert made.to_store(A, "far", 10.0) is None  # B was presumed to be there, and nobody has heard of it
+    assert made.to_store(A, "far", 10.0) is None  # B was presumed to be there, and has not been heard
     reading = made.read(A, DOWN_SECONDS)
     assert (reading.rewinds, reading.from_cursor) == (True, None)
 
@@ -77,7 +77,7 @@ def test_of_several_silent_peers_the_one_that_went_first_counts_and_its_first_si
     assert made.to_store(A, "at 136", 136.0) == "at 30"
     reading = made.read(A, 130 + DOWN_SECONDS)
     assert (reading.not_via, reading.from_cursor) == (("did:me",), "at 30")
-    # What is behind that place is being read anew: nothing goes back to what was there before.
+    # The entries behind that place are being read anew: nothing goes back to the earlier place.
     made.heard(B)
     made.caught_up(B)
     assert made.read(A, 161.0).not_via == ("did:me", B)

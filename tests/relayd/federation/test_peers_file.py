@@ -1,4 +1,4 @@
-"""The file of upstreams: what it says, and every fault in it by name."""
+"""The file of upstreams: its content, and every fault in it by name."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""When a peer is compared with, in made time."""
+"""When a peer is compared with, in virtual time."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_a_doubt_has_everything_compared_at_once_and_not_again_and_again():
     rounds.doubt(10.0)
     assert rounds.is_due(10.0)
     assert rounds.begin(10.0) is True
-    # A peer whose log begins anew each second has itself compared each interval, and no more.
+    # A peer whose log begins anew each second is compared once in each interval, and no more.
     due = []
     now = 11.0
     while now < 2000:
@@ -72,7 +72,7 @@ def test_a_peer_that_never_comes_to_an_end_is_asked_half_as_often_each_time():
     for _ in range(12):
         rounds.begin(now)
         rounds.ended(now, 0, is_whole=False)
-        rounds.doubt(now + 1)  # whatever it does meanwhile
+        rounds.doubt(now + 1)  # whatever happens meanwhile
         following = next_due(rounds, now)
         waits.append(following - now)
         now = following

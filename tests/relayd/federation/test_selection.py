@@ -1,4 +1,4 @@
-"""What is asked of a peer."""
+"""What is requested of a peer."""
 
 from __future__ import annotations
 

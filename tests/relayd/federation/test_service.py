@@ -1,4 +1,4 @@
-"""What the reading from peers tells before it has read."""
+"""What reading from peers reports before it has read."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def federation(metrics: Metrics) -> Federation:
 
 
 def test_what_comparisons_find_is_counted_from_zero():
-    """The first packets that a peer withholds are growth to the alert RelayPeerWithholds."""
+    """The first packets that a peer withholds are an increase to the alert RelayPeerWithholds."""
     metrics = Metrics()
     federation(metrics)
     line = b'relayd_peer_differences_total{kind="withheld",peer="did:strata:zPeer"} 0.0'
@@ -47,7 +47,7 @@ def test_what_comparisons_find_is_counted_from_zero():
 
 
 class Table:
-    """Remembers refusals, but for the first time, when the database is away."""
+    """Stores refusals, except the first time, when the database is away."""
 
     def __init__(self) -> None:
         self.skipped: list[tuple[bytes, int, str]] = []
@@ -55,7 +55,7 @@ class Table:
         self.meanwhile: Callable[[], None] = lambda: None
         self.looks = asyncio.Event()
         self.is_slow = False
-        """The next write does not come to its end by itself."""
+        """The next write does not finish by itself."""
         self.states: list[str] = []
 
     async def take_lead(self) -> bool:
@@ -88,7 +88,7 @@ class Table:
 
 
 async def test_refusals_outlast_a_database_that_is_away():
-    """They are behind the cursor: what is forgotten here, a comparison would ask the peer for again."""
+    """They are behind the cursor: a comparison would request forgotten ones from the peer again."""
     reading, table = federation(Metrics()), Table()
     reading._table = cast(Any, table)
     refused = reading._reports(PEER, 1).skipped
@@ -140,7 +140,7 @@ async def test_refusals_of_the_last_moment_are_written_down_at_a_stop(amid_a_wri
     [({"fence": 2}, "reset"), ({"paused": True}, "paused"), ({"barred_until": 100}, "barred")],
 )
 async def test_why_a_link_was_stopped_is_told(monkeypatch, changes, state):
-    """One that is to read its peer's log again is not barred."""
+    """A link that must read its peer's log again is not barred."""
     reading, table = federation(Metrics()), Table()
     reading._table = cast(Any, table)
 

@@ -1,4 +1,4 @@
-"""How a peer stands, from one process to the next."""
+"""The standing of a peer, from one process to the next."""
 
 from __future__ import annotations
 

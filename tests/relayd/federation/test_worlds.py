@@ -1,4 +1,4 @@
-"""Made worlds: relays that read from each other converge, through whatever happens, and then fall silent."""
+"""Simulated worlds: relays that read from each other converge, through all troubles, and then fall silent."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ def test_where_all_is_well_each_packet_is_sent_once_to_each_relay(count):
     world.run(60)
     assert world.sets() == [set(range(1, world.published + 1))] * count
     assert world.received == world.published * (count - 1)
-    for relay in world.relays.values():  # each shows when the first relay received a packet
+    for relay in world.relays.values():  # each shows the time at which the first relay received a packet
         for row in relay.log:
             assert row.told_at == row.packet.timestamp
 
 
 @pytest.mark.req("R-373", "R-374")
 def test_a_backlog_comes_once_too():
-    """Everything was published before the relays had heard of each other."""
+    """Everything was published before the relays knew of each other."""
     world = SimulatedWorld(2, 5)
     for _ in range(300):
         world.publish(world.random.choice(world.dids))
@@ -61,7 +61,7 @@ def test_cuts_kills_and_absences(seed):
 
 @pytest.mark.parametrize("seed", range(SEEDS))
 def test_what_a_relay_published_before_it_died_for_good_comes_from_the_others(seed):
-    """What a survivor has, all have in the end, though one is killed while it waits for the dead one."""
+    """All end up with what one survivor has, though one is killed while it waits for the dead one."""
     world = SimulatedWorld(seed, 4)
     gone, *rest = world.dids
     for _ in range(30):
@@ -100,7 +100,7 @@ def test_clocks_an_hour_apart(seed):
 @pytest.mark.req("R-369", "R-381")
 @pytest.mark.parametrize("seed", range(SEEDS // 3))
 def test_one_member_lies(seed):
-    """It invents packets and times. Nobody stores what it invents, and each bars it; the others converge."""
+    """It invents packets and times. Nobody stores the inventions, and each bars it; the others converge."""
     world = SimulatedWorld(seed, 4)
     liar = world.dids[0]
     world.relays[liar].lies = True
@@ -137,7 +137,7 @@ def test_a_backlog_of_six_days_comes_and_one_of_eight_does_not():
 
 def troubled(seed: int) -> tuple[SimulatedWorld, str | None]:
     """A world in which everything goes wrong for a while, packets are lost although cursors pass them, and
-    sets are compared; and its liar, if it has one. Healed."""
+    sets are compared; and its liar, if it has one. All trouble has ended."""
     lies = seed % 3 == 0
     world = SimulatedWorld(seed, 4 if lies else 3 + seed % 2, tick=20.0, compares_each=300.0, loss=0.05)
     liar = world.dids[0] if lies else None
@@ -159,7 +159,7 @@ def troubled(seed: int) -> tuple[SimulatedWorld, str | None]:
 @pytest.mark.req("R-364", "R-373", "R-374", "R-381")
 @pytest.mark.parametrize("part", range(5))
 def test_what_was_lost_on_the_way_is_found_by_comparing(part):
-    """Two comparisons after all is well the honest members hold the same, all of it, and fall silent."""
+    """Two comparisons after all is well, the honest members hold the same, all of it, and fall silent."""
     received = sent_once = 0
     for seed in range(part, WORLDS, 5):
         world, liar = troubled(seed)
@@ -176,13 +176,13 @@ def test_what_was_lost_on_the_way_is_found_by_comparing(part):
             before = world.received
             world.run(200)
             assert world.received == before, f"seed {seed}: a converged world is silent"
-            for did in world.dids:  # and from then on each packet goes once to each, and nothing comes back
+            for did in world.dids:  # from then on each packet goes once to each, and nothing comes back
                 world.publish(did)
             world.run(60)
             assert world.received == before + len(world.dids) * (len(world.dids) - 1), seed
         else:
             number = world.dids.index(liar)
-            for _ in range(20):  # it takes four comparisons, and a cut or a kill may have come between
+            for _ in range(20):  # it takes four comparisons, and a cut or a kill may intervene
                 if all(relay.standings.barred_until(number) for relay in honest.values()):
                     break
                 world.run(300)
@@ -194,8 +194,9 @@ def test_what_was_lost_on_the_way_is_found_by_comparing(part):
 @pytest.mark.req("R-364", "R-374")
 @pytest.mark.parametrize("loss", [0.0, 0.05])
 def test_three_relays_of_which_each_reads_the_next_one_alone(loss):
-    """Each comes to hold, once, all that can come to it, and then there is silence: a packet goes round the
-    loop once. What one has erased does not come back to it; what one refuses does not come by it."""
+    """Each ends up holding, once, every packet that can reach it, and then there is silence: a packet goes
+    round the loop once. A packet that one has erased does not come back; one that a relay refuses does not
+    pass through it."""
     for seed in range(3 * SEEDS):
         world = SimulatedWorld(seed, 3, tick=20.0, compares_each=300.0, loss=loss, is_ring=True)
         a, b, c = world.dids
@@ -223,7 +224,7 @@ def test_three_relays_of_which_each_reads_the_next_one_alone(loss):
         assert world.received == received, f"seed {seed}: a converged world is silent"
         world.relays[a].erased.update(world.random.sample(sorted(by_a), min(3, len(by_a))))
         world.relays[a].cursors.clear()
-        world.relays[a].start()  # to read all of its peer's log again
+        world.relays[a].start()  # it will read all of its peer's log again
         world.run(900)
         assert world.received <= received + len(by_b) and len(world.relays[a].log) == len(by_a), seed
         received = world.received

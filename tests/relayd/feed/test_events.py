@@ -1,4 +1,4 @@
-"""What subscribers get of packets whose origin was downgraded, and of packets that policy declines."""
+"""What subscribers get for packets whose origin was downgraded, and for packets that policy declines."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def row(logged: LogEntry) -> StoredPacket:
 
 
 class Reader:
-    """A subscription that has begun, and what its socket got."""
+    """A subscription that has begun, and the output on its socket."""
 
     def __init__(self, *, name: str = "s", at: int = 0, **request: Any) -> None:
         made = SubscriptionRequest(name, CompiledFilter(), **request)
@@ -311,7 +311,7 @@ def test_a_new_policy_binds_the_next_batch_and_what_memory_still_holds():
     assert [logged.sequence for logged in fanout.recent_after(0) or ()] == [1]
     fanout.dispatch([entry(3, UNWANTED), entry(4, PLAIN)], NOW)
     assert ids(reader) == [PLAIN.packet_id]
-    # A reader that stands behind the passed-over entry still stands where the feed does.
+    # A reader behind the skipped entry still stands where the feed does.
     assert fanout.recent_after(3) == [entry(4, PLAIN)]
     fanout.declined = Declined()
     assert [logged.sequence for logged in fanout.recent_after(0) or ()] == [1, 2, 3, 4]

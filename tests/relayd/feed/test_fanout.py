@@ -1,4 +1,4 @@
-"""What the live feed keeps of its newest entries, for those who have read almost to its end."""
+"""The newest entries that the live feed keeps, for readers that have almost reached its end."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def test_the_newest_entries_are_given_whole_or_not_at_all(monkeypatch: pytest.Mo
 def test_the_newest_entries_have_a_bound_in_bytes(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("relayd.feed.fanout._RECENT_BYTES", 100)
     fanout = Fanout(CursorCodec(bytes(32)), 0)
-    for sequence in range(1, 31):  # many times over: what is let go of counts no more
+    for sequence in range(1, 31):  # many times over: dropped entries no longer count
         fanout.dispatch([entry(sequence, bytes(40))], 1000)
         kept = [each for each in range(sequence) if fanout.recent_after(each) is not None]
         assert kept == list(range(max(0, sequence - 2), sequence))

@@ -1,4 +1,4 @@
-"""A filter as the feed and the log have it: every condition counts in both, and its values are bounded."""
+"""A filter for the feed and for the log: every condition counts in both, and its values are bounded."""
 
 from __future__ import annotations
 

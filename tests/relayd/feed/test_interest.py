@@ -1,4 +1,4 @@
-"""Filters and the interest index against the plainest reading of the rules."""
+"""Filters and the interest index against the simplest reading of the rules."""
 
 import gc
 import sys

@@ -1,4 +1,4 @@
-"""Filters without what the log does not hold: the answers are those of the whole filter."""
+"""Filters without the types that the log does not hold: they give the answers of the whole filter."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def entry(sequence: int, type_: str) -> LogEntry:
 
 
 class Log:
-    """Has packets of these types."""
+    """A log with packets of these types."""
 
     def __init__(self, *types: str) -> None:
         self.held = list(types)
@@ -52,7 +52,7 @@ async def learned(log: Log) -> KnownTypes:
 
 
 def answer(query: LogQuery | None, log: list[str]) -> list[int]:
-    """The places of what matches."""
+    """The places of the matching packets."""
     if query is None:
         return []
     return [n for n, type_ in enumerate(log) if not query.types or type_ in query.types]

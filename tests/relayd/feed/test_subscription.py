@@ -1,6 +1,6 @@
 """The seams between history, catching up and live, against a naive model of what each reader must see.
 
-Everything runs without I/O: a list is the log, another is what a reader got. Hypothesis drives random
+Everything runs without I/O: one list is the log, another is what a reader got. Hypothesis drives random
 interleavings of commits, subscriptions, single page reads, full queues and replacements.
 """
 
@@ -28,7 +28,7 @@ TYPES = ["A", "B"]
 
 def entry(sequence: int, kind: str, expired: bool) -> LogEntry:
     body = b'{"n":%d}' % sequence
-    # Over since a second, or in its last one; every other has no end.
+    # Expired a second ago, or in the last second; every other packet never expires.
     expires_at = NOW - 1 if expired else NOW if sequence % 2 else None
     packet = NewPacket(sequence.to_bytes(32, "big"), "did:strata:x", kind, 900, expires_at, body)
     return LogEntry(sequence, 900, packet)
@@ -132,7 +132,7 @@ class Seams(RuleBasedStateMachine):
             self.read_once(waiting[which % len(waiting)], rows, looks)
 
     def read_once(self, reader: Reader, rows: int, looks: int = 1000) -> None:
-        """`looks`: how many packets the store looks at before it answers with what it has."""
+        """`looks`: the number of packets that the store examines before it answers with what it has."""
         subscription = reader.subscription
         if subscription.phase is Phase.CATCHING_UP and rows == 1:
             entries = self.fanout.recent_after(subscription.position)
@@ -163,7 +163,7 @@ class Seams(RuleBasedStateMachine):
 
     @rule(which=st.integers(0, 20), rows=st.integers(1, 4))
     def catch_up(self, which, rows):
-        """Else hardly any becomes live, so that the feed finds none full."""
+        """Otherwise hardly any becomes live, and the feed finds none full."""
         waiting = [r for r in self.readers if not r.closed and not r.full]
         if waiting:
             self.read_to_live(waiting[which % len(waiting)], rows)
@@ -236,14 +236,14 @@ class Seams(RuleBasedStateMachine):
         assert reader.marker.complete is not outstanding
         place = history[-1] if history else request.cursor
         if place is None and request.ascending and not outstanding:
-            place = reader.opened_at  # where nothing matched, the reader still knows where it stands
+            place = reader.opened_at  # if nothing matched, the reader still knows where it stands
         cursor = None if place is None else CODEC.encode(place, ascending=request.ascending)
         assert reader.marker.cursor == cursor
         for position, (n, cursor) in enumerate(reader.events):
             if position < reader.history:
                 assert cursor == CODEC.encode(n, ascending=request.ascending)
             else:
-                # A walk that goes on backwards knows nothing of what lies on the other side of its cursor.
+                # A walk that continues backwards knows nothing of the other side of its cursor.
                 is_blind = not request.ascending and request.cursor is not None
                 assert cursor == (None if outstanding or is_blind else CODEC.encode(n))
 
@@ -304,13 +304,13 @@ def test_what_ends_a_stream_that_stands_is_the_answer_to_nothing():
 def test_a_walk_back_gives_live_cursors_only_if_nothing_newer_can_be_missing():
     fanout = Fanout(CODEC, 5)
     assert walked_to_its_end(open_subscription(fanout, limit=2, ascending=False)).live_cursors
-    # Begun anew from a cursor, on another connection perhaps: what was stored meanwhile comes neither as
-    # history nor live, and no cursor may lead past it.
+    # Started from a cursor, perhaps on another connection: packets stored meanwhile come neither as history
+    # nor live, and no cursor may lead past them.
     resumed = open_subscription(fanout, limit=2, ascending=False, cursor=3)
     assert not walked_to_its_end(resumed).live_cursors
 
     def after(*requests) -> bool:
-        """Whether the last of these, each of which takes the place of the one before, gives live cursors."""
+        """Whether the last of these, each of which replaces the previous one, gives live cursors."""
         before: Subscription | None = None
         for request in requests:
             reader = open_subscription(fanout, limit=2, **request)
@@ -351,7 +351,7 @@ def test_a_marker_names_the_last_packet_given_however_far_the_store_has_looked(a
     assert read is not None
     packet = entry(seen, "POST", expired=False)
     rows = [StoredPacket(seen, packet.received_at, packet.packet.body)]
-    # One packet matches, and then none of those that the store had the time to look at.
+    # One packet matches, then none of those that the store had time to examine.
     reader.take(subscription.rows_read(read, rows, False, "rewrite")[0])
     read = subscription.next_read(9, 4)
     assert read is not None
@@ -373,7 +373,7 @@ def test_a_marker_names_the_last_packet_given_however_far_the_store_has_looked(a
     cuts=st.sets(st.integers(1, 6)),
 )
 def test_a_page_in_pieces_says_what_it_says_in_one(found, limit, more, reached, ascending, cuts):
-    """The store says of the last piece alone that it was the end, or how far it has looked."""
+    """Only for the last piece does the store say that it was the end, or how far it has looked."""
     ascending = ascending or limit is None
     said = []
     for ends in ([found], [*sorted(cut for cut in cuts if cut < found), found]):

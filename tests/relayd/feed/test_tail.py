@@ -1,4 +1,4 @@
-"""The feed's way along the log: own batches, others' batches, and the turns of the loop that they take."""
+"""The feed's progress along the log: own batches, others' batches, and the turns of the loop they take."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from relayd.store.types import LogEntry, NewPacket
 
 
 class Passed:
-    """Stands where the fan-out is: remembers what went through, and how long it takes."""
+    """Stands in for the fan-out: remembers what passed, and how long it takes."""
 
     def __init__(self, clock: SimpleNamespace) -> None:
         self.position = 0
@@ -43,14 +43,14 @@ class Passed:
 
 
 class Log:
-    """A log that other processes append to as well."""
+    """A log to which other processes also append."""
 
     def __init__(self) -> None:
         self.entries: list[LogEntry] = []
         self.gone: set[int] = set()
-        """What retention has taken."""
+        """The sequences that retention has dropped."""
         self.meanwhile: Callable[[], None] | None = None
-        """What happens once, while somebody reads."""
+        """Called once, while somebody reads."""
 
     def append(self, count: int, type_: str = "POST") -> list[LogEntry]:
         start = len(self.entries) + 1
@@ -105,7 +105,7 @@ async def feed(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Feed]:
 
 
 async def until_through(feed: Feed) -> int:
-    """How many turns of the loop it takes until the feed has reached the end of the log."""
+    """The number of turns of the loop until the feed has reached the end of the log."""
     turns = 0
     async with asyncio.timeout(10):
         while feed.fanout.position < len(feed.log.entries):
@@ -118,7 +118,7 @@ async def until_through(feed: Feed) -> int:
 async def test_a_batch_that_costs_much_goes_through_in_many_turns_of_the_loop(feed: Feed):
     feed.fanout.seconds = 0.001
     feed.commit(512)
-    feed.commit(100)  # behind what waits, without asking the database
+    feed.commit(100)  # behind the waiting ones, without querying the database
     assert await until_through(feed) > 20
 
 
@@ -157,7 +157,7 @@ async def test_what_a_fault_kept_from_going_through_comes_again_from_the_log(fee
     with pytest.raises(RuntimeError):
         feed.commit(3)
     await until_through(feed)
-    # The same in a later turn, where nobody is there to be told.
+    # The same in a later turn, when there is no caller to raise to.
     feed.fanout.seconds = 0.01
     feed.commit(600)
     feed.fanout.fails = 1
@@ -197,7 +197,7 @@ async def test_a_read_that_brings_nothing_new_is_not_the_end_of_the_log(feed: Fe
 
 
 async def test_what_is_committed_while_a_reading_finds_nothing_is_not_passed_over(feed):
-    """A ring for a row that retention has taken, and amid the reading for it one of another process."""
+    """A ring for a row that retention has dropped, and during the read for it a ring from another process."""
     feed.log.append(1)
     feed.log.gone.add(1)
     feed.log.meanwhile = lambda: feed.tail.ring(feed.log.append(1)[-1].sequence)
@@ -212,16 +212,16 @@ async def test_who_waits_for_what_retention_has_taken_waits_no_longer_than_for_a
     feed.log.gone |= {1, 2}
     async with asyncio.timeout(10):
         await feed.tail.reach(2)
-        await feed.tail.reach(1)  # passed already
+        await feed.tail.reach(1)  # already passed
     assert feed.fanout.position == 2
 
 
 @pytest.mark.req("R-167")
 async def test_a_ring_for_what_a_failover_has_lost_passes_nothing_over(feed: Feed):
-    """The server that rang is gone, and the one in its place gives the lost numbers out once more."""
+    """The server that rang is gone, and its replacement assigns the lost numbers again."""
     feed.log.append(1)
     async with asyncio.timeout(10):
-        await feed.tail.reach(3)  # it will not come: whoever waits has to ask again
+        await feed.tail.reach(3)  # it will not come: a caller that waits must ask again
     assert feed.fanout.position == 1
     feed.tail.ring(feed.log.append(3)[-1].sequence)
     await until_through(feed)
@@ -234,7 +234,7 @@ async def test_the_lag_is_that_of_what_subscribers_lack(feed: Feed, monkeypatch:
     monkeypatch.setattr("relayd.feed.tail.time", SimpleNamespace(monotonic=lambda: clock.now))
     assert feed.tail.lag(100.0) == 0
 
-    def happens() -> None:  # amid the reading of the first two, which takes five seconds
+    def happens() -> None:  # during the read of the first two, which takes five seconds
         assert feed.tail.lag(105.0) == 5
         clock.now = 105.0
         feed.log.append(1)

@@ -28,7 +28,7 @@ async def scrape() -> tuple[str, bytes]:
 
 
 class Harness:
-    """An `HttpApi` on made-up parts; `by_id` answers from `packets` or raises `failure`."""
+    """An `HttpApi` with fake parts; `by_id` answers from `packets` or raises `failure`."""
 
     def __init__(self, **options):
         self.reason = None

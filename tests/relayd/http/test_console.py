@@ -1,4 +1,4 @@
-"""The console's files over HTTP, from made-up files."""
+"""The console's files over HTTP, with fake files."""
 
 from __future__ import annotations
 

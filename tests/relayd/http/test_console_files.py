@@ -1,4 +1,4 @@
-"""The built console, as it is committed: whole, small, and without what no page of ours may do."""
+"""The built console, as committed: complete, small, and without anything that a page of ours may not do."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ MANIFEST = json.loads((FOLDER / "manifest.json").read_text())
 MAX_INITIAL = 45_000
 """Packed bytes before the first packet is shown."""
 MAX_LATER = 8192
-"""Packed bytes of a part that is fetched when it is needed."""
+"""Packed bytes of a part that is fetched on demand."""
 MAX_WORKER = 10_240
-"""Packed bytes of the script that checks packets: all that decides whose key counts, in one piece, for the
-page itself needs none of it. It is fetched behind the first packets, and nobody waits for it to see them."""
+"""Packed bytes of the script that checks packets: all code that decides whose key counts, in one piece,
+because the page itself needs none of it. It is fetched after the first packets, which do not wait for it."""
 FORBIDDEN = re.compile(
     r"\b(?:innerHTML|outerHTML|insertAdjacentHTML|dangerouslySetInnerHTML|document\.write|srcdoc)\b"
     r"|\beval\s*\(|\bnew Function\b|\bimportScripts\b|javascript:"
@@ -55,7 +55,7 @@ def test_every_file_is_the_one_that_the_manifest_names():
 
 
 def test_the_files_were_built_from_the_sources_that_are_here():
-    """`make web` builds them anew."""
+    """`make web` rebuilds them."""
     here = {
         name: hashlib.sha256((WEB / name).read_bytes()).hexdigest() for name in MANIFEST["sources"]["files"]
     }
@@ -74,7 +74,7 @@ def test_the_console_is_small():
     page = files["index.html"].decode()
     modules = "\n".join(content.decode() for name, content in files.items() if name.endswith(".js"))
     first = {name for name in files if name == "index.html" or name in page}
-    for name in list(first):  # what these import at once belongs to them
+    for name in list(first):  # what these import eagerly belongs to them
         for part in re.findall(r'(?:from|import)"\./([^"]+)"', files[name].decode()):
             first.add(f"assets/{part}")
     assert sum(packed(files[name]) for name in first) < MAX_INITIAL
@@ -95,7 +95,7 @@ def test_what_is_built_evaluates_nothing_and_knows_no_other_host():
     for name, content in built().items():
         text = content.decode()
         assert not re.search(r"\beval\s*\(|\bnew Function\b|\bFunction\(|importScripts", text), name
-        # Preact has one, for a member that no source of ours uses; trusted types refuse it besides.
+        # Preact has one, for a member that none of our sources uses; trusted types also refuse it.
         assert len(re.findall(r"\.innerHTML\s*=(?!=)", text)) <= 1, name
         assert set(URL.findall(text)) <= NAMESPACES, name
         assert "sourceMappingURL" not in text

@@ -1,4 +1,4 @@
-"""`/did/…` and `/did-docs/…`: what a reader is told, and can check by itself."""
+"""`/did/…` and `/did-docs/…`: what a reader gets, and can check itself."""
 
 from __future__ import annotations
 
@@ -167,7 +167,7 @@ async def test_expired_packets_are_not_shown(log):
     api = IdentityApi(identities, Bootstrap(), by_key=log.find, declined=Declined, clock=lambda: now[0])
     document = f"/did-docs/{document_of(ALICE, ALICE.did).hash}"
     now[0] = NOW + 57
-    for path in (f"/did/{ALICE.did}", document):  # no cache keeps them past their end
+    for path in (f"/did/{ALICE.did}", document):  # no cache keeps them past their expiry
         answer = await api.respond(path)
         assert answer is not None and answer.headers["Cache-Control"] == "public, max-age=3"
     for now[0], count in ((NOW + 60, 1), (NOW + 61, 0)):
@@ -206,7 +206,7 @@ async def test_a_store_that_does_not_answer(api, log):
 
 
 async def test_whether_the_current_document_is_served_is_not_worked_out_by_writing_all_of_them(log):
-    """Documents that have expired stay in their chain, and anybody may ask for it."""
+    """Expired documents stay in their chain, and anybody may request it."""
     identities = Identities(log, Bootstrap(), KeyRules())
     before: DidDocument | None = None
     method = VerificationMethod(method_id(ALICE.did), ALICE.public_key, 0)
@@ -233,7 +233,7 @@ async def test_whether_the_current_document_is_served_is_not_worked_out_by_writi
         assert api._head(chain) == before
     finally:
         sys.setprofile(None)
-    assert calls < 200  # to write a document anew takes one for each of its numbers
+    assert calls < 200  # rewriting a document takes one for each of its numbers
     status, answer = await get(api, f"/did/{ALICE.did}")
     assert (status, answer["did_doc_hash"], len(answer["events"])) == (200, before.hash, 1)
 

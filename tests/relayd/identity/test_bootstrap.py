@@ -1,4 +1,4 @@
-"""The bootstrap file: what it may say, and that a fault in it stops the start."""
+"""The bootstrap file: what it may contain, and that a fault in it prevents the start."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The key directory: what it reads, what it keeps, and that the feed brings it forward."""
+"""The key directory: what it reads, what it keeps, and that the feed updates it."""
 
 from __future__ import annotations
 
@@ -237,7 +237,7 @@ async def test_chains_out_of_memory_are_read_again(log):
 
 
 def crowd(log, *, values: int, size: int) -> list[Identity]:
-    """Six people with four events each, of values that mean nothing to a relay, and of text."""
+    """Six people with four events each, of values without meaning to a relay, and of text."""
     people = [Identity(bytes([100 + n]) * 32) for n in range(6)]
     for who in people:
         log.add(revocation(who))
@@ -265,7 +265,7 @@ async def test_long_chains_leave_less_room_for_others(log):
 
 
 async def test_what_nobody_reads_in_an_identity_packet_takes_its_bytes_and_no_more(log):
-    """2000 empty lists are many times their text when they are decoded."""
+    """Decoded, 2000 empty lists are many times larger than their text."""
     people = crowd(log, values=2000, size=0)
     identities = directory(log, max_chain_bytes=2**20)
     await identities.open()
@@ -278,7 +278,7 @@ async def test_what_nobody_reads_in_an_identity_packet_takes_its_bytes_and_no_mo
 
 @pytest.mark.req("R-066")
 async def test_until_all_names_are_known_everybody_is_looked_up(log):
-    """Nobody's key is taken from the DID while a revocation may stand in the log."""
+    """No key is taken from a DID while the log may contain a revocation."""
     log.add(revocation())
     log.names_gate.clear()
     identities = directory(log)
@@ -291,7 +291,7 @@ async def test_until_all_names_are_known_everybody_is_looked_up(log):
     assert not identities.missing([ALICE.did, BOB.did], [BOB.did]), "each is looked up once"
     assert not (await identities.resolve(ALICE.did)).candidates(NOW + 1)
     assert (await identities.resolve(BOB.did)).candidates(NOW + 1) == (BOB.public_key,)
-    identities.observe([log.add(revocation(CLIENT))])  # the first that is seen need not be the first there is
+    identities.observe([log.add(revocation(CLIENT))])  # the first one seen need not be the first that exists
     assert not (await identities.resolve(CLIENT.did)).candidates(NOW + 1)
     log.names_gate.set()
     await opening
@@ -348,7 +348,7 @@ async def test_an_event_that_does_not_hold_changes_nothing(log):
 
 @pytest.mark.parametrize("way", ["read", "feed"])
 async def test_bytes_that_are_no_packet_stop_nobody(log, way):
-    """A log that somebody has written to by hand: the feed goes on, and the rest of the chain counts."""
+    """A log to which somebody has written by hand: the feed continues, and the rest of the chain counts."""
     revoke = revocation()
     entries = [
         LogEntry(1, NOW, NewPacket(b"x" * 32, ALICE.did, "KEY_EVENT", NOW, None, b"{}")),

@@ -1,4 +1,4 @@
-"""A set of names by their hashes: it knows all that were added, and takes little memory for many."""
+"""A set of names by their hashes: it knows all names added, and takes little memory for many."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is kept of identity packets and manifests says what they say."""
+"""What is kept of identity packets and manifests agrees with them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A process follows what operators rule: when it is told, when it is not, and when time alone changes it."""
+"""A process follows the operators' rulings: when notified, when not, and when only time changes them."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ async def test_it_reads_when_something_was_ruled_and_not_otherwise():
     rig.rulings.rule(ban("a"))
     await rig.follower.look()
     assert rig.changes == [({"a"}, False)]
-    rig.rulings.rule(ban("a"))  # for another reason, say
+    rig.rulings.rule(ban("a"))  # for another reason, for example
     await rig.follower.look()
     assert len(rig.changes) == 1
     rig.rulings.rule()
@@ -112,12 +112,12 @@ async def test_what_could_not_be_put_into_force_is_put_into_force_at_the_next_lo
     rig.rulings.close("one-1")
     with pytest.raises(RuntimeError):
         await rig.follower.look()
-    assert rig.follower.bans.authors == {"a"}  # for whatever else asks meanwhile
+    assert rig.follower.bans.authors == {"a"}  # for all other checks meanwhile
     await rig.follower.look()
     await rig.follower.look()
     assert tries == [({"a"}, True)] * 2
     assert rig.closed == [["one-1"]]
-    # An end by time is no other.
+    # The same holds for an expiry.
     tries.clear()
     rig.rulings.rule(ban("b", NOW + 5))
     rig.rulings.erased_at = -1
@@ -198,7 +198,7 @@ async def test_it_follows_without_being_told_and_while_the_database_was_away():
 
 
 async def test_it_ends_in_whichever_step_of_a_ring_it_is_told_to():
-    """A process that is told to end waits for all that it does."""
+    """A cancelled process waits for everything that it has started."""
     for steps in range(6):
         rig = Rig()
         following = asyncio.create_task(rig.follower.run())

@@ -1,4 +1,4 @@
-"""An operator's own policies: what they are asked, what may come of it, and what no plug-in can do."""
+"""An operator's own policies: what they are asked, what may result, and what no plug-in can do."""
 
 from __future__ import annotations
 
@@ -136,7 +136,7 @@ def test_a_refusal_says_something_that_may_be_sent(refusal):
         Refusal(**refusal)
 
 
-# What a broken plug-in costs.
+# The cost of a broken plug-in.
 
 
 def raises(request: PolicyRequest) -> None:
@@ -239,7 +239,7 @@ async def test_one_that_swallows_its_cancelling_holds_up_nobody_beyond_the_deadl
                 continue
 
     plugins = made(SHORT, failure="accept", one=stubborn)
-    # More than there are places: the later ones wait for a place in vain, and leave at their deadline too.
+    # More calls than places: the later ones wait for a place in vain, and also leave at their deadline.
     await asyncio.gather(*(plugins.check(PACKET, None) for _ in range(calls._PLACES + 3)))
     assert verdicts == [("one", "timeout")] * (calls._PLACES + 3)
     release.set()
@@ -259,13 +259,13 @@ async def test_threads_that_hang_keep_their_places_and_the_queue_stays_short(mad
     plugins = made(SHORT, failure="accept", one=waits)
     await asyncio.gather(*(plugins.check(PACKET, None) for _ in range(calls._PLACES + 3)))
     assert verdicts == [("one", "timeout")] * (calls._PLACES + 3)
-    # A thread that was late finds calls that have been given up, and drops them.
+    # A late thread finds calls that have been given up, and drops them.
     assert plugins._callers["one"]._jobs.qsize() <= calls._PLACES - calls._THREADS
     release.set()
     answer = made(LONG, two=lambda request: None)
     await answer.check(PACKET, None)
     plugins._timeout = LONG
-    await plugins.check(PACKET, None)  # the threads are back, and what nobody waits for was passed over
+    await plugins.check(PACKET, None)  # the threads are back, and abandoned calls were skipped
     assert verdicts[-2:] == [("two", "passed"), ("one", "passed")]
     asked = 0
     while hung.acquire(blocking=False):

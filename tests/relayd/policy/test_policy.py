@@ -1,4 +1,4 @@
-"""The built-in policies, their order, and what of it is not served."""
+"""The built-in policies, their order, and what is not served because of them."""
 
 from __future__ import annotations
 

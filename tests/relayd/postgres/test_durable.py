@@ -1,4 +1,4 @@
-"""A database's folder is there after a power cut, with the rules by which it lets anybody in."""
+"""A database's folder survives a power cut, including its rules for authentication."""
 
 from __future__ import annotations
 

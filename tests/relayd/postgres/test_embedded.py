@@ -44,13 +44,13 @@ asyncio.run(main())
 
 @pytest.fixture
 def new_dir(tmp_path: Path) -> Path:
-    """Where a server makes its folder itself."""
+    """Where a server creates its folder itself."""
     return tmp_path / "new"
 
 
 @pytest.fixture
 def data_dir(tmp_path: Path) -> Path:
-    """What `initdb` has made before."""
+    """A folder that `initdb` has already made."""
     copy_of_empty(tmp_path / "data")
     return tmp_path / "data"
 
@@ -113,7 +113,7 @@ async def test_it_listens_on_tcp_only_when_asked_and_with_a_password(data_dir, u
         assert await one(server.url) == 1
         with pytest.raises(asyncpg.InvalidPasswordError):
             await asyncpg.connect(server.tcp_url, password="wrong")
-        # A machine that is gone holds its locks no longer than that.
+        # A dead machine holds its locks no longer than this.
         connection = await connect(server.tcp_url, name="test", connect_timeout=10.0)
         try:
             names = ("idle", "interval", "count")
@@ -134,7 +134,7 @@ async def test_a_deep_folder_does_not_make_the_socket_path_too_long(tmp_path, mo
         assert alias is not None
         monkeypatch.setattr(embedded, "_CHECK_INTERVAL", 0.05)
         supervisor = asyncio.create_task(server.supervise())
-        shutil.rmtree(alias.parent)  # as a system cleans its temporary folder of what is old
+        shutil.rmtree(alias.parent)  # as a system removes old files from its temporary folder
         await eventually(alias.exists)
         assert await one(server.url) == 1
         supervisor.cancel()
@@ -143,7 +143,7 @@ async def test_a_deep_folder_does_not_make_the_socket_path_too_long(tmp_path, mo
     assert not alias.parent.exists()
     assert not (data_dir / "relayd.link").exists()
 
-    # A relay that was killed has left its link: the next one takes that over, and no other.
+    # A killed relay has left its link: the next one takes over that link, and no other.
     left, foreign = (Path(tempfile.mkdtemp(prefix="relayd-")) / "pg" for _ in range(2))
     left.symlink_to(data_dir / "postgres-18")
     foreign.symlink_to(tmp_path)
@@ -188,7 +188,7 @@ async def test_killing_the_relay_takes_the_server_down_and_the_next_start_works(
     with holder(data_dir) as (process, pid, _):
         process.kill()
         process.wait()
-        async with EmbeddedPostgres(data_dir) as server:  # at once: it waits for the old one to be gone
+        async with EmbeddedPostgres(data_dir) as server:  # at once: it waits for the old one to end
             assert not alive(pid)
             assert await one(server.url) == 1
 
@@ -226,12 +226,12 @@ async def test_a_stale_pid_file_with_the_number_of_another_server_harms_neither(
 async def test_a_stale_pid_file_with_somebody_elses_number_is_cleared(data_dir):
     async with EmbeddedPostgres(data_dir):
         stale = (data_dir / "postgres-18" / "postmaster.pid").read_text().split("\n")
-    # In a container the first numbers are given out again and again, and to processes of the same user.
+    # In a container the first process ids are reused again and again, also for processes of the same user.
     user = server_owner(data_dir / "postgres-18")
     sleeper = await asyncio.create_subprocess_exec("sleep", "600", user=None if user is None else user.uid)
     try:
         stale[0] = str(sleeper.pid)
-        for name in ("postmaster.pid", ".s.PGSQL.5432.lock"):  # a server that is killed leaves both
+        for name in ("postmaster.pid", ".s.PGSQL.5432.lock"):  # a killed server leaves both
             (data_dir / "postgres-18" / name).write_text("\n".join(stale))
         async with EmbeddedPostgres(data_dir) as server:
             assert await one(server.url) == 1
@@ -298,7 +298,7 @@ async def test_a_server_that_cannot_come_back_yet_comes_back_later(data_dir, eve
 
 
 async def test_a_state_that_cannot_be_read_ends_nothing(tmp_path, monkeypatch):
-    """A relay looks every two seconds, and there may be no file left just then."""
+    """A relay checks every two seconds, and there may be no file just then."""
     monkeypatch.setattr(embedded, "_CHECK_INTERVAL", 0.01)
     (tmp_path / "postgres-18/postmaster.pid").mkdir(parents=True)
     server = EmbeddedPostgres(tmp_path)
@@ -313,7 +313,7 @@ async def test_a_state_that_cannot_be_read_ends_nothing(tmp_path, monkeypatch):
 
 
 async def test_the_log_of_a_server_that_runs_for_long_is_cut(data_dir, eventually, monkeypatch):
-    """Whoever subscribes and goes, again and again, writes a line into it each time."""
+    """Clients that subscribe and leave, again and again, write a line to it each time."""
     monkeypatch.setattr(embedded, "_CHECK_INTERVAL", 0.05)
     monkeypatch.setattr(embedded, "_MAX_LOG_BYTES", 10_000)
     log, former = data_dir / "postgres.log", data_dir / "postgres.log.1"
@@ -345,7 +345,7 @@ async def test_the_log_of_a_server_that_runs_for_long_is_cut(data_dir, eventuall
 
 @linux_tells
 async def test_a_server_that_gave_up_its_recovery_is_started_again(data_dir, eventually, monkeypatch):
-    """PostgreSQL 18 stays up and refuses everybody when a sync fails while it recovers from a failed sync."""
+    """PostgreSQL 18 stays up and refuses all connections if its recovery from a failed sync fails to sync."""
     monkeypatch.setattr(embedded, "_CHECK_INTERVAL", 0.2)
     with FaultyDisk() as disk:
         for name, value in disk.environ.items():
@@ -373,7 +373,7 @@ async def test_a_server_that_gave_up_its_recovery_is_started_again(data_dir, eve
 
 
 async def give_up(url: str, disk: FaultyDisk, data_dir: Path, eventually) -> None:
-    """Bring a server into the state in which it refuses everybody: its recovery failed to sync."""
+    """Bring a server into the state in which it refuses all connections: its recovery failed to sync."""
     connection = await asyncpg.connect(url)
     disk.fail(failing=True)
     with pytest.raises((asyncpg.PostgresError, OSError)):
@@ -386,7 +386,7 @@ async def give_up(url: str, disk: FaultyDisk, data_dir: Path, eventually) -> Non
 async def test_a_server_that_has_given_up_and_is_told_to_shut_down_is_started_again(
     data_dir, eventually, monkeypatch
 ):
-    """It says that it stops and does not, for ever."""
+    """It reports that it stops and never does."""
     monkeypatch.setattr(embedded, "_CHECK_INTERVAL", 0.2)
     with FaultyDisk() as disk:
         for name, value in disk.environ.items():
@@ -486,7 +486,7 @@ def test_reachable_means_every_folder_on_the_way(tmp_path):
     stranger = Owner(54_321, 54_321)
     for path in (folder, folder.parent, tmp_path):
         path.chmod(0o711)
-    # What lies above is not ours to open: take it as it is.
+    # The folders above are not ours to open: take them as they are.
     closed_above = [path for path in tmp_path.parents if not path.stat().st_mode & 0o001]
     assert is_reachable(folder, stranger) is not bool(closed_above)
     folder.parent.chmod(0o700)

@@ -1,4 +1,4 @@
-"""The process of the embedded server: whatever keeps it from starting, whoever starts it hears of it."""
+"""The process of the embedded server: whatever prevents its start is reported to its caller."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from relayd.postgres.process import ServerProcess
 async def test_what_keeps_a_server_from_starting_is_told_and_holds_nobody_up(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str
 ):
-    """The event loop waits for a thread to tell: a relay whose server has died would stand still for good."""
+    """The event loop waits for a thread's report: a relay whose server has died would hang permanently."""
 
     def refused(*arguments: object, **named: object) -> NoReturn:
         raise OSError(errno.EMFILE, "Too many open files") if what == "no file" else ValueError("no process")

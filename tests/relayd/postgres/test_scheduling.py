@@ -27,7 +27,7 @@ def turn_seconds(pid: int) -> float:
 
 @pytest.fixture
 def sleeper() -> Iterator[int]:
-    """A process that does nothing, nicer than we are."""
+    """An idle process, nicer than we are."""
     with subprocess.Popen(["sleep", "60"]) as process:
         os.setpriority(os.PRIO_PROCESS, process.pid, min(19, os.getpriority(os.PRIO_PROCESS, 0) + 3))
         yield process.pid

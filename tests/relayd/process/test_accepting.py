@@ -21,7 +21,7 @@ from relayd.tls import ServerTls, read_tls_files, write_dev_certificates
 
 
 class Guest(asyncio.Protocol):
-    """A connection that notes what happens to it."""
+    """A connection that records what happens to it."""
 
     def __init__(self, log: list[str], welcome: bool = True) -> None:
         self.log = log
@@ -137,11 +137,11 @@ async def test_a_crowd_is_accepted_over_many_turns_of_the_loop():
             assert await reader.read() == b"hello"
             writer.close()
         await watching
-    assert most <= 2  # as the loop orders this task and that of the listener
+    assert most <= 2  # depending on the order of this task and that of the listener
 
 
 class Poor:
-    """A listening socket of a process that has no file left, for a while."""
+    """A listening socket of a process that temporarily has no free descriptor."""
 
     def __init__(self, real: socket.socket, refusals: int) -> None:
         self.real, self.refusals = real, refusals
@@ -209,7 +209,7 @@ def test_a_port_that_the_system_chooses_is_one_for_all_addresses(
         others: list[socket.socket] = []
 
         class Crowded(socket.socket):
-            """Where others have taken the port at the second address before we come there."""
+            """Others take the port at the second address before we bind it."""
 
             def bind(self, where: Any) -> None:
                 super().bind(where)
@@ -236,7 +236,7 @@ def test_two_cannot_have_one_port_unless_they_share_it():
 
 
 class Listening(Guest):
-    """A connection that hears its peer out before it answers."""
+    """A connection that reads its peer's data to the end before it answers."""
 
     def connection_made(self, transport: Any) -> None:
         self.transport = transport

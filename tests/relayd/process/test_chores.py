@@ -1,4 +1,4 @@
-"""What a process does beside serving goes on, whatever the system refuses."""
+"""A process's background chores continue, whatever the system refuses."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from relayd.sessions.registry import Registry
 
 @pytest.fixture
 def no_threads(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The system lets no thread start."""
+    """Let the system refuse to start threads."""
 
     async def to_thread(*arguments: object) -> NoReturn:
         raise RuntimeError("can't start new thread")

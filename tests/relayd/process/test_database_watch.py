@@ -1,4 +1,4 @@
-"""A database that is slow is there; one that refuses or is silent is not, and the log says why."""
+"""A slow database is available; one that refuses or is silent is not, and the log gives the reason."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from relayd.store.types import StoreUnavailable
 async def watching(
     ping: Callable[[], Awaitable[None]], longest_silence: float = 60.0
 ) -> AsyncIterator[asyncio.Queue[bool]]:
-    """What is found, answer by answer."""
+    """The findings, one for each answer."""
     found: asyncio.Queue[bool] = asyncio.Queue()
     watch = watch_database(ping, found.put_nowait, Faults(), interval=0, longest_silence=longest_silence)
     async with asyncio.TaskGroup() as group:

@@ -1,4 +1,4 @@
-"""The limit of open files: raised as far as it may be, and what it leaves for sockets."""
+"""The limit of open files: raised as far as allowed, and what it leaves for sockets."""
 
 from __future__ import annotations
 

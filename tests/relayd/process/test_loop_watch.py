@@ -1,4 +1,4 @@
-"""What is said of a loop that keeps everybody waiting: in processor time, so a busy machine is no fault."""
+"""What is reported about a loop that blocks: in processor time, so that a busy machine is no fault."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from relayd.metrics import Metrics
 from relayd.process.loop_watch import LoopWatch
 
 LONG = 0.05
-"""Processor seconds: five times what there is between two looks."""
+"""Processor seconds: five times the interval between two looks."""
 
 
 def work(seconds: float) -> None:
@@ -23,14 +23,14 @@ def work(seconds: float) -> None:
 
 
 class Watched:
-    """This test's loop, and what is said of it."""
+    """This test's loop, and the reports about it."""
 
     def __init__(self) -> None:
         self.metrics = Metrics()
         self.watch = LoopWatch(self.metrics)
 
     async def looked(self) -> None:
-        """Wait until the loop has been looked at twice."""
+        """Wait until the loop has been checked twice."""
         before = self.value("relayd_loop_lag_seconds_count")
         async with asyncio.timeout(60):
             while self.value("relayd_loop_lag_seconds_count") < before + 2:  # noqa: ASYNC110 - nothing tells
@@ -71,7 +71,7 @@ async def test_a_reload_and_the_collector_are_no_steps(watched: Watched):
         work(LONG)
     await watched.looked()
     kept: list[object] = [[] for _ in range(100_000)]
-    await watched.looked()  # making them was a step
+    await watched.looked()  # creating them was a step
     before = watched.step
     gc.collect()
     await watched.looked()

@@ -1,4 +1,4 @@
-"""Which processes speak for which machine, and what becomes of what cannot be understood."""
+"""Which processes report for which machine, and what becomes of reports that cannot be understood."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ LIMITS = Limits(publishes=10, window_seconds=3600)
 
 
 def left(one: Machines, other: Machines) -> bool:
-    """Whether anything is left at the other of what was taken at the one."""
+    """Whether `other` has any budget left after `one` has spent it."""
     here, there = (Quotas(LIMITS, book=book, name="identity").hold("did:a").publish for book in (one, other))
     assert here is not None and there is not None
     here.spend(10, 1.0)

@@ -1,4 +1,4 @@
-"""What the system says of memory."""
+"""The system's reports about memory."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Workers tell each other what their peers take, over real sockets, through each other's deaths."""
+"""Workers report to each other what their peers take, over real sockets, through each other's deaths."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ async def test_without_such_sockets_each_counts_for_itself(tmp_path: Path):
     with structlog.testing.capture_logs() as lines:
         worker = Worker(tmp_path / "no such folder", 0)
         await until(lambda: lines)
-        for number in range(3):  # and nothing piles up that is told to nobody
+        for number in range(3):  # and reports for nobody do not pile up
             worker.quotas.hold(f"did:{number}").publish.take(0.0)  # type: ignore[union-attr]
         await until(lambda: not worker.ledger._spent and not worker.ledger._held)
         await worker.end()

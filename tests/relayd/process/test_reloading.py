@@ -1,4 +1,4 @@
-"""What SIGHUP reads again, and what it says about that."""
+"""What SIGHUP reloads, and what is logged about it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from relayd.tls import TlsError, read_certificate, write_dev_certificates
 
 @pytest.fixture
 def files(tmp_path):
-    """A settings file that names a certificate, and another certificate beside it."""
+    """A settings file that names a certificate, and another certificate in another folder."""
     path = tmp_path / "relayd.toml"
 
     def write(folder: str, more: str = "") -> None:

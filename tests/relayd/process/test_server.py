@@ -1,4 +1,4 @@
-"""How a relay process begins anew, with the serving itself made up."""
+"""How a relay process restarts, with the serving itself simulated."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ CLAIM = Claim(NOWHERE, is_exact=True)
 
 
 async def run(monkeypatch: pytest.MonkeyPatch, *outcomes: Exception | None) -> list[Claim | None]:
-    """Serve until the outcomes are used up; the claim that each attempt was given."""
+    """Serve until the outcomes are used up; returns the claim that each attempt got."""
     stop, claims, left = asyncio.Event(), list[Claim | None](), list(outcomes)
 
     async def attempt(*_: Any, claim: Claim | None, **others: Any) -> Claim:
@@ -39,7 +39,7 @@ async def run(monkeypatch: pytest.MonkeyPatch, *outcomes: Exception | None) -> l
 
 @pytest.mark.req("R-157")
 async def test_a_relay_whose_log_was_replaced_waits_for_a_database_it_can_serve(monkeypatch):
-    """It may be a standby for a moment. And nobody else may know what this process knows of the lost log."""
+    """It may be a standby for a moment, and perhaps only this process knows of the lost log."""
     standby = UnsafeDatabase("the database is a standby and takes no writes; use its primary")
     with structlog.testing.capture_logs() as lines:
         claims = await run(

@@ -1,4 +1,4 @@
-"""The folder that the processes of a relay share, and what a killed one leaves."""
+"""The folder that the processes of a relay share, and what a killed one leaves in it."""
 
 from __future__ import annotations
 

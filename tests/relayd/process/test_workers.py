@@ -22,7 +22,7 @@ from relayd.store.types import StoreError
 
 
 def made(settings: Settings = Settings(), *, runs_for: float = 600.0) -> tuple[_Worker, Any]:  # noqa: B008 - immutable
-    """A worker that accepts connections, with a process that does nothing, and its end of the pipe."""
+    """A worker that accepts connections, with an idle process, and its end of the pipe."""
     worker = object.__new__(_Worker)
     context = multiprocessing.get_context("spawn")
     process = context.Process(target=time.sleep, args=(runs_for,))
@@ -37,7 +37,7 @@ def made(settings: Settings = Settings(), *, runs_for: float = 600.0) -> tuple[_
 
 @contextlib.asynccontextmanager
 async def kept(worker: _Worker) -> AsyncIterator[asyncio.Task[None]]:
-    """It is looked after meanwhile."""
+    """Supervise the worker during the block."""
     task = asyncio.create_task(_Crew([worker], asyncio.Event())._keep(worker))
     try:
         yield task
@@ -86,7 +86,7 @@ async def test_a_worker_has_time_for_its_waves_before_it_is_killed(monkeypatch: 
 
 
 async def test_a_worker_that_is_to_make_way_and_does_not_end_is_killed():
-    before = signal.signal(signal.SIGUSR2, signal.SIG_IGN)  # a process inherits that
+    before = signal.signal(signal.SIGUSR2, signal.SIG_IGN)  # a child process inherits that
     try:
         worker, _ = made()
     finally:
@@ -112,7 +112,7 @@ async def test_what_keeps_a_worker_from_starting_reaches_its_parent():
         pipe.send(ConfigurationError(problems))
         assert worker.silence() < 60.0, "it is looked at while it ends"
         assert worker.problem() == "\n".join(problems)
-        # A worker of another release may say it in words that this program does not know.
+        # A worker of another release may send objects that this program does not know.
         pipe.send_bytes(pickle.dumps(_OfAnotherRelease()))
         assert "NewError" in str(worker.problem())
         pipe.send(None)
@@ -124,7 +124,7 @@ async def test_what_keeps_a_worker_from_starting_reaches_its_parent():
 
 
 async def test_a_stop_does_not_wait_for_workers_that_are_being_started():
-    """One may wait long for its turn at the database, and whoever stopped the relay would kill it."""
+    """One may wait long for its turn at the database, and whatever stopped the relay would kill it."""
     (worker, pipe), stop = made(), asyncio.Event()
     pipe.send({"ws": "ws://relay"})
     assert await workers._ready([worker], stop) == {"ws": "ws://relay"}
@@ -134,7 +134,7 @@ async def test_a_stop_does_not_wait_for_workers_that_are_being_started():
     stop.set()
     async with asyncio.timeout(10):
         assert await starting is None
-    pipe.close()  # as it does when it ends: the thread that waited for its word goes home
+    pipe.close()  # as it does when it ends: the thread that waits for its message returns
     worker._process.kill()
     worker._process.join()
 
@@ -154,7 +154,7 @@ async def test_what_keeps_a_worker_from_starting_ends_the_start_of_all():
 async def test_a_reload_reaches_workers_that_are_to_be_renewed_before_their_turn_comes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    """The last of many makes way minutes later, and would serve until then what is blocked."""
+    """The last of many gives way minutes later, and would until then serve what is blocked."""
     file = tmp_path / "relayd.toml"
     file.write_text("workers = 2")
     crew_of = [made(load(file))[0] for _ in range(2)]
@@ -208,7 +208,7 @@ async def test_no_worker_makes_way_where_its_successor_could_not_start(
     if is_broken:
 
         def version() -> NoReturn:
-            raise KeyError("Version")  # of a package that is being replaced
+            raise KeyError("Version")  # raised while a package is being replaced
 
         monkeypatch.setattr(workers, "installed_version", version)
     crew.renewal.set()
@@ -233,7 +233,7 @@ async def test_whatever_a_killed_worker_has_left_in_its_counters_the_next_one_st
     monkeypatch.setattr(workers, "forget_process", forget)
     worker, _ = made(runs_for=0)
     worker._process.join()
-    worker.makes_way = True  # it is started again at once
+    worker.makes_way = True  # it is restarted at once
     started = asyncio.Event()
 
     def start(*, is_revived: bool) -> None:
@@ -279,14 +279,14 @@ async def test_a_worker_is_not_killed_for_the_time_in_which_its_parent_stood_sti
         await asyncio.sleep(0.2)
         assert worker.is_alive() and not worker.is_hung
         pipe.send(None)
-        async with asyncio.timeout(60):  # a worker that stands still by itself is killed all the same
+        async with asyncio.timeout(60):  # a worker that hangs by itself is killed all the same
             while worker.is_alive():  # noqa: ASYNC110 - it is another process
                 await asyncio.sleep(0.05)
         assert worker.is_hung
 
 
 async def test_a_worker_is_judged_by_the_timeout_that_it_began_with():
-    """It gives signs of life as often as that one asks for, until its successor begins with another."""
+    """It sends signs of life as often as that timeout requires, until its successor begins with another."""
     worker, _ = made(Settings(worker_timeout=60))
     worker.settings = Settings(worker_timeout=0.01)
     async with kept(worker):

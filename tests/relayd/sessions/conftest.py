@@ -1,4 +1,4 @@
-"""A clock of our own, and connections in memory."""
+"""A clock that the test sets, and connections in memory."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One connection of a relay in memory, over a transport that only remembers."""
+"""One connection of a relay in memory, over a transport that only records."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ class MemoryStore:
 
 
 class FakeTransport:
-    """Remembers what was written, and says how much of it waits."""
+    """Records what was written, and claims that part of it is still waiting."""
 
     def __init__(self, peer: str = "192.0.2.1") -> None:
         self.peer = peer
@@ -192,7 +192,7 @@ async def eventually(condition: Callable[[], bool]) -> None:
 
 
 async def until(rig: Rig, count: int) -> list[dict[str, Any]]:
-    """The next so many messages."""
+    """The next `count` messages."""
     got: list[dict[str, Any]] = []
     async with asyncio.timeout(10):
         while len(got) < count:

@@ -1,4 +1,4 @@
-"""What the relay answers, as a peer reads it."""
+"""The relay's answers, as a peer reads them."""
 
 from __future__ import annotations
 

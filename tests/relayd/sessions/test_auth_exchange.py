@@ -37,7 +37,7 @@ BOB = Identity(bytes([7]) * 32)
 
 
 class SlowIdentities:
-    """Looks an identity up when the test says so."""
+    """Looks up an identity when the test says so."""
 
     generation = 0
 
@@ -77,7 +77,7 @@ async def test_what_follows_an_auth_waits_for_its_outcome(slow):
     rig.socket.data_received(auth(rig.challenge) + publish(1) + frame(b'{"type":"X","client_msg_id":"x"}'))
     assert not rig.transport.reading
     await asyncio.sleep(0)
-    rig.socket.data_received(publish(2))  # a transport may still have had it
+    rig.socket.data_received(publish(2))  # a transport may still have delivered it
     assert (rig.messages(), rig.relay.admission.pending) == ([], 0)
     identities.answers.put_nowait(None)
     ok, error = await until(rig, 2)
@@ -173,7 +173,7 @@ async def test_an_anonymous_session_gets_a_fresh_challenge_when_the_old_one_is_t
     unix.now += 1
     rig.socket.pause_writing()
     rig.sweep(1)
-    assert rig.messages() == []  # nobody would read it
+    assert rig.messages() == []  # nobody would read them
     rig.socket.resume_writing()
     rig.sweep(1)
     (challenge,) = rig.messages()
@@ -183,11 +183,11 @@ async def test_an_anonymous_session_gets_a_fresh_challenge_when_the_old_one_is_t
     assert late["detail"] == "challenge_expired"
 
 
-# What let a session in has to hold.
+# The grounds on which a session was admitted must continue to hold.
 
 
 def revocation_of_alice(sequence: int = 1) -> LogEntry:
-    """Alice's KEY_EVENT against the key in her DID, as the feed brings it; the key is dead from `NOW` on."""
+    """Alice's KEY_EVENT against the key in her DID, as the feed delivers it; the key is dead from `NOW`."""
     content = revoke_content(f"{ALICE.did}#{ALICE.did.rpartition(':')[2]}", revoked_at=NOW - 1)
     packet = packets.build(ALICE, content, timestamp=NOW)
     stored = NewPacket(packet.digest, ALICE.did, "KEY_EVENT", NOW, None, packet.canonical)
@@ -310,7 +310,7 @@ async def test_what_failed_while_a_session_followed_a_change_is_done_at_the_next
 
 
 async def with_subscriptions(rigs: Any, count: int, **settings: Any) -> Rig:
-    """A member's connection with so many subscriptions; a turn of the loop has time for one thing."""
+    """A member's connection with `count` subscriptions; a turn of the loop has time for one action."""
     limits = {"max_subscriptions": count, "anonymous_subscribe_limit": 0, "subscribe_limit": 0}
     rig = await authenticated(rigs, require_auth=("subscribe",), members=(ALICE.did,), **limits, **settings)
 
@@ -323,7 +323,7 @@ async def with_subscriptions(rigs: Any, count: int, **settings: Any) -> Rig:
     assert len(rig.connection._session.subscriptions) == count
     await asyncio.sleep(0)
     rig.relay.slices.seconds = 0.0
-    await asyncio.sleep(0)  # the turn that had all the time is over
+    await asyncio.sleep(0)  # the turn that had unlimited time is over
     return rig
 
 
@@ -366,7 +366,7 @@ async def test_a_connection_that_goes_while_its_subscriptions_end_leaves_none(ri
 
 
 async def fresh_challenge(rig: Rig) -> dict[str, Any]:
-    """A refused AUTH brings the next challenge."""
+    """The next challenge, which a refused AUTH brings."""
     rig.socket.data_received(auth(rig.challenge))
     return (await until(rig, 2))[-1]
 
@@ -438,7 +438,7 @@ async def test_somebody_who_is_banned_gets_no_session(rigs):
 
 
 async def test_keys_that_come_late_do_not_judge_who_has_authenticated_anew_meanwhile(rigs):
-    """The session speaks for somebody else by then, and that one's key is good."""
+    """By then the session speaks for another identity, whose key is good."""
     rig = await authenticated(rigs)
     lost = KeyChain.genesis(ALICE.did).apply(Packet.parse(revocation_of_alice().packet.body), NOW)
     answers = {ALICE.did: asyncio.Queue[Any](), BOB.did: asyncio.Queue[Any]()}
@@ -460,7 +460,7 @@ async def test_keys_that_come_late_do_not_judge_who_has_authenticated_anew_meanw
 
     rig.challenge = await fresh_challenge(rig)
     rig.relay.identities = cast(Any, Elsewhere())
-    rig.sweep(1)  # asks for Alice's keys
+    rig.sweep(1)  # requests Alice's keys
     answers[BOB.did].put_nowait(KeyChain.genesis(BOB.did))
     rig.socket.data_received(auth(rig.challenge, signer=BOB, author_id=BOB.did))
     assert (await until(rig, 1))[0]["type"] == "AUTH_OK"

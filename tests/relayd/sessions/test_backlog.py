@@ -15,13 +15,13 @@ from tests.relayd.sessions.connection_rig import NOW, Rig, eventually, frame
 
 
 class Log:
-    """So many packets, given out in pages; the third of ten is long."""
+    """A log of `count` packets, returned in pages; the third of every ten is long."""
 
     def __init__(self, rig: Rig, count: int) -> None:
         self.asked: list[int] = []
         self.limits: list[int] = []
         self.slow = 0
-        """So many reads take too long."""
+        """The number of reads that take too long."""
         self.given = 0
         self._bodies = [
             b'{"n":%d,"x":"%b"}' % (n, b"x" * (70_000 if n % 10 == 3 else 50)) for n in range(1, count + 1)
@@ -55,7 +55,7 @@ class Log:
 
 
 async def read_all(rig: Rig, count: int) -> tuple[list[int], int]:
-    """The packets that came, and in how many turns of the loop."""
+    """The packets that came, and the number of turns of the loop that it took."""
     numbers: list[int] = []
     turns = 0
     async with asyncio.timeout(30):
@@ -89,7 +89,7 @@ async def test_a_page_is_queued_in_pieces_and_nothing_is_lost_or_repeated(rigs, 
     monkeypatch.setattr(backlog, "_PIECE_SECONDS", 0.0)
     rig = rigs()
     log = Log(rig, 730)
-    rig.relay.slices.seconds = 0.0  # a turn of the loop has time for one thing
+    rig.relay.slices.seconds = 0.0  # a turn of the loop has time for one action
     rig.socket.data_received(frame(SUBSCRIBE))
     numbers, turns = await read_all(rig, 730)
     assert numbers == list(range(1, 731))
@@ -250,7 +250,7 @@ async def test_a_cursor_at_the_end_of_the_log_is_good_and_one_beyond_it_is_told_
 
 @pytest.mark.req("R-176")
 async def test_history_goes_as_far_as_the_log_does_and_not_only_the_feed(rigs):
-    """Another process may have acknowledged what the feed has not passed yet."""
+    """Another process may have acknowledged packets that the feed has not passed yet."""
     rig = rigs()
     log, fanout = Log(rig, 30), rig.relay.fanout
     log._bodies += [b'{"n":31}']

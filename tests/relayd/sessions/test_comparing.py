@@ -1,4 +1,4 @@
-"""What a session that compares sets may cause, in made time: one bounded set, and none once it is silent."""
+"""What a session that compares sets may cost, in virtual time: one bounded set, and none once silent."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class MadeRelay:
 
 
 class MadeSession:
-    """One connection that compares; keeps what it is answered."""
+    """One connection that compares; it records its answers."""
 
     def __init__(self, relay: MadeRelay, identity: str = "did:a") -> None:
         self.relay = relay
@@ -134,7 +134,7 @@ def test_three_at_a_time_and_others_are_told_when_to_come_back():
 
 
 def test_a_refused_request_holds_no_place():
-    """However it was refused: places are few."""
+    """For every kind of refusal: places are few."""
 
     async def work() -> None:
         relay = MadeRelay(most_items=1000)
@@ -252,7 +252,7 @@ def test_answers_fit_the_frame_and_the_account_pays_for_what_is_read():
         assert len(answer["message"]) // 2 <= 200_000
         assert peer.spent >= 40 * 7000 + len(answer["message"])
         assert len(peer.worked) == 2, "to sort the set, and to answer"
-        # A frame is no more than that, and the rest comes with the next one.
+        # A frame has at most this size, and the rest comes with the next one.
         needed, message = set[bytes](), everything.receive(bytes.fromhex(answer["message"]))
         while True:
             needed.update(message.need)
@@ -274,7 +274,7 @@ def test_what_was_refused_of_the_asking_peer_stands_in_the_set():
         asking = Reconciler(ItemSet([(refused.timestamp, refused.packet_id)]))
         answer = await MadeSession(relay).ask(asking.initiate().hex())
         assert asking.receive(bytes.fromhex(answer["message"])) == (None, [], [])
-        # Of some types alone it does not: what type it has is not remembered.
+        # With a filter on types it is not: its type is not stored.
         answer = await MadeSession(relay).ask(asking.initiate().hex(), types=["POST"])
         assert asking.receive(bytes.fromhex(answer["message"])).have == [refused.packet_id]
 
@@ -282,11 +282,11 @@ def test_what_was_refused_of_the_asking_peer_stands_in_the_set():
 
 
 def test_the_borders_of_ranges_are_others_each_time():
-    """Ids whose sums agree hide nothing for long."""
+    """Ids chosen so that their sums agree hide nothing for long."""
 
     async def work() -> None:
         relay = MadeRelay(count=640)
-        differs = "6100" + "0001" + "00" * 16  # one range of everything, with a fingerprint of nothing
+        differs = "6100" + "0001" + "00" * 16  # one range of everything, with the fingerprint of an empty set
         answers = {(await MadeSession(relay).ask(differs))["message"] for _ in range(10)}
         assert len(answers) > 3
 

@@ -1,4 +1,4 @@
-"""One connection: what its messages set in motion, and what is turned away."""
+"""One connection: what its messages cause, and what is refused."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ async def test_a_connection_that_has_ended_leaves_nothing_to_the_collector(rigs,
 @pytest.mark.req("R-321")
 @pytest.mark.parametrize("how", ["too many", "no handshake"])
 async def test_a_socket_that_never_becomes_a_connection_leaves_nothing_to_the_collector(rigs, how: str):
-    """There are floods of these, too."""
+    """Floods of these occur too."""
 
     def alive() -> int:
         kinds = (Connection, WebSocket, ServerProtocol)
@@ -169,7 +169,7 @@ async def test_every_message_counts_by_its_type_whatever_becomes_of_it(rigs):
         "MODERATE": 1,
         "RECONCILE": 1,
         "AUTH": 1,
-        "other": 7,  # a type that is not known, three shapes that are wrong, and three that are no message
+        "other": 7,  # an unknown type, three wrong shapes, and three that are not messages
     }
     assert sum(counted("relayd_auths_total", "outcome").values()) == 1, "none of a wrong shape"
     assert counted("relayd_publishes_total", "outcome") == {}

@@ -53,7 +53,7 @@ class SlowStore:
 
 
 async def test_a_client_that_has_asked_and_says_no_more_gets_its_answer(rigs):
-    """As `nc -N` does, and `shutdown(SHUT_WR)`: half of a connection is closed, and not all of it."""
+    """As with `nc -N` and `shutdown(SHUT_WR)`: one half of the connection is closed, not all of it."""
     rig, store = rigs(), SlowStore()
     asking = store.connection(rig)
     theirs, ours = socket.socketpair()
@@ -63,7 +63,7 @@ async def test_a_client_that_has_asked_and_says_no_more_gets_its_answer(rigs):
         await loop.connect_accepted_socket(lambda: asking.socket, ours)
         theirs.send(ASKING)
         theirs.shutdown(socket.SHUT_WR)
-        await eventually(lambda: asking.socket._parting.has_begun)  # the end was seen
+        await eventually(lambda: asking.socket._parting.has_begun)  # the end was noticed
         store.found.set()
         await eventually(lambda: asking.socket._parting.is_lingering)
         assert (await loop.sock_recv(theirs, 9)) == b"HTTP/1.1 "
@@ -79,7 +79,7 @@ async def test_a_client_that_has_gone_is_read_for_no_more_after_some_seconds(rig
     assert asking.socket.eof_received()  # it may wait for its answer
     cut_off = []
     for seconds in (4, 1):
-        assert asking.socket.eof_received()  # as often as it is said
+        assert asking.socket.eof_received()  # however often it is signalled
         rig.sweep(seconds)
         cut_off.append(transport.aborted)
     assert cut_off == [False, True]

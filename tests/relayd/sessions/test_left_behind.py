@@ -1,7 +1,7 @@
-"""Something is raised at every call and every await on the way of a request; nobody is left behind.
+"""A fault is raised at every call and every await on the way of a request; no request is forgotten.
 
-A tracer finds the places: each act runs once, and the tracer notes every call that the relay makes in it and
-every await that it comes back to. Then the act runs again for each place, which raises. Afterwards each
+A tracer finds the places: each act runs once, and the tracer records every call that the relay makes in it
+and every await that it resumes from. Then the act runs again for each place, which raises. Afterwards each
 request has its answer or its connection is closed, nothing is pending, and others are served.
 """
 
@@ -72,7 +72,8 @@ ON_THE_WAY = tuple(
     "access admission cursor feed frames http identity policy responses sessions store".split()
 )
 CATCHERS = {
-    # Whoever catches cannot be caught itself. Their bodies are guarded, and the calls in them raise here.
+    # These catch faults, so nothing catches their own. Their bodies are guarded, and the calls in them raise
+    # here.
     "ApartParser._give_back",
     "_Parser.close",
     "_Parser.end",
@@ -111,30 +112,30 @@ CATCHERS = {
     "TrustBudgets.settled",
 }
 PLAIN = Identity(bytes([4]) * 32)
-"""Somebody who has published nothing about their keys."""
+"""An author who has published nothing about their keys."""
 Site = tuple[str, str, int]
-"""Who is called, by whom, and in which line; for an await that goes on, who waits, nobody, and the line."""
+"""The callee, the caller, and the line; for a resumed await: the coroutine, nothing, and the line."""
 
 
 _MAIN = threading.get_ident()
 _resting: list[bool] = []
-"""Not empty while nothing is noted or raised: a connection's opening and end are not what is looked at."""
+"""Not empty while nothing is recorded or raised: opening and closing a connection is not tested here."""
 
 
 @contextlib.contextmanager
 def at_rest() -> Iterator[None]:
-    """Note and raise nothing."""
+    """Record and raise nothing."""
     _resting.append(True)
     yield
     _resting.pop()
 
 
 class Injected(Exception):
-    """What is raised."""
+    """The injected fault."""
 
 
 class Injector:
-    """Notes the places, or raises at one of them, once."""
+    """Records the places, or raises at one of them, once."""
 
     def __init__(self, target: Site | None = None) -> None:
         self.target = target
@@ -151,7 +152,7 @@ class Injector:
         _active.clear()
 
     def called(self, frame: FrameType) -> None:
-        """A function is called, or a coroutine goes on."""
+        """A function is called, or a coroutine resumes."""
         code = frame.f_code
         if self.has_raised or (_resting and threading.get_ident() == _MAIN):
             return
@@ -161,7 +162,7 @@ class Injector:
             _passed_over[id(code)] = code
             return
         caller = frame.f_back
-        if code.co_flags & 0x80 and frame.f_lasti > 2 * 4:  # a coroutine that goes on after an await
+        if code.co_flags & 0x80 and frame.f_lasti > 2 * 4:  # a coroutine that resumes after an await
             site = code.co_qualname, "", frame.f_lineno
         elif caller is not None and caller.f_code.co_filename.startswith(OURS):
             site = code.co_qualname, caller.f_code.co_qualname, caller.f_lineno
@@ -176,17 +177,17 @@ class Injector:
 
 _active: list[Injector] = []
 _passed_over: dict[int, CodeType] = {}
-"""Where nothing is ever noted or raised, by `id`: to hash code takes longer than most calls."""
+"""Code in which nothing is ever recorded or raised, by `id`: hashing code takes longer than most calls."""
 
 
 def _trace(frame: FrameType, event: str, argument: object) -> None:
-    """What the interpreter calls, on the loop's thread and on the one that checks signatures."""
+    """Trace calls of the interpreter, on the loop's thread and on the one that checks signatures."""
     if event == "call" and _active and id(frame.f_code) not in _passed_over:
         _active[0].called(frame)
 
 
 class MemoryLog:
-    """A log that keeps everything and has nothing to wait for; the part of `Store` that serving needs."""
+    """A log that keeps everything and never waits; the part of `Store` that serving needs."""
 
     secrets = RelaySecrets(bytes(32), bytes(32), NOW)
 
@@ -199,7 +200,7 @@ class MemoryLog:
         self.process = "0000000a"
         self.declined: Any = None
         self.slow: list[Exception] = []
-        """What reading the packets of some authors raises, the last first."""
+        """The errors raised by reads of the packets of some authors, the last one first."""
 
     async def rule(self, rulings: Sequence[Ruling], now: int) -> list[bool]:
         await asyncio.sleep(0)
@@ -301,7 +302,7 @@ class MemoryLog:
 
 
 class Client:
-    """One connection of the relay, and what it was sent."""
+    """One connection of the relay, and the messages sent to it."""
 
     def __init__(self, world: World) -> None:
         self.transport = FakeTransport("127.0.0.1")
@@ -325,7 +326,7 @@ class Client:
         return self
 
     def send(self, data: bytes) -> None:
-        """What the event loop does with bytes: whatever the protocol raises ends the connection."""
+        """Deliver bytes as the event loop does: an exception from the protocol ends the connection."""
         if self.is_lost:
             return
         try:
@@ -334,7 +335,7 @@ class Client:
             self.lose()
 
     def lose(self) -> None:
-        """The connection is gone."""
+        """Drop the connection."""
         if not self.is_lost:
             self.is_lost = self.transport.closing = True
             with at_rest():
@@ -356,7 +357,7 @@ class Client:
         self.send(head + bytes(4) + data)
 
     def read(self) -> None:
-        """Take the frames that were written."""
+        """Read the frames that were written."""
         data = bytes(self.transport.written)
         if data.startswith(b"HTTP/1.1"):
             self.response, data = data, b""
@@ -390,7 +391,7 @@ class Client:
 
 
 async def asked(request: object) -> None:
-    """A plug-in that says nothing."""
+    """A plug-in that has no objection."""
     await asyncio.sleep(0)
 
 
@@ -402,7 +403,7 @@ def traced_threads() -> Iterator[None]:
 
 
 class World:
-    """A relay in memory, with somebody who reads everything and publishes after each act."""
+    """A relay in memory, with a client that reads everything and publishes after each act."""
 
     def __init__(self) -> None:
         self.log = MemoryLog()
@@ -448,11 +449,11 @@ class World:
         while not condition():
             assert loop.time() < deadline, what
             turns += 1
-            # A thread may have it, or somebody pauses after a fault.
+            # A thread may have it, or a task pauses after a fault.
             await asyncio.sleep(0 if turns < 100 else 0.0005)
 
     async def check(self) -> None:
-        """Nothing is pending, and others are served: each packet of the log, once and in order."""
+        """Check that nothing is pending and others are served: each packet of the log, once and in order."""
         admission = self.relay.admission
         await self.until(lambda: not admission.pending, "a publish is pending")
         assert admission.pending_bytes == 0
@@ -471,7 +472,7 @@ class World:
         assert all(not job.done() for job in self.jobs)
 
     def new_thread(self) -> None:
-        """A thread in which the tracer has raised is not traced any more: take a new one."""
+        """A thread in which the tracer has raised is no longer traced: start a new one."""
         self._trace_helper()
         admission = self.relay.admission
         admission._pool.close()
@@ -501,14 +502,14 @@ class World:
         await self.relay.identities.close()
 
 
-# The acts: what peers do, and how many answers each of their requests gets.
+# The acts: what peers do, and the number of answers that each of their requests gets.
 
 
 Act = Callable[[World], Awaitable[None]]
 
 
 async def ends(world: World, client: Client, names: Iterable[str], *, may_close: bool = True) -> None:
-    """Each request is answered once; or, where nothing better could be done, the connection is closed."""
+    """Check that each request is answered once, or, if nothing better was possible, the connection closed."""
     wanted = Counter(names)
     await world.until(lambda: client.is_closed or client.answers() >= wanted, f"no answer: {client.messages}")
     if not client.is_closed:
@@ -804,14 +805,14 @@ ACTS: dict[Act, set[str]] = {
         "json_response",
     },
 }
-"""What peers do, and calls that each act is known to make."""
+"""The acts of peers, with calls that each is known to make."""
 
 SELDOM = {"Admission._was_dear", "Connection.checked_for"}
-"""Made for a packet whose checks took long, which the machine decides."""
+"""Called for a packet whose checks took long, which depends on the machine."""
 
 
 async def perform(world: World, act: Act, target: Site | None = None) -> Injector:
-    """One act under the tracer."""
+    """Run one act under the tracer."""
     try:
         with Injector(target) as injector:
             await act(world)
@@ -849,5 +850,5 @@ async def test_whatever_raises_the_request_is_answered_and_others_are_served(act
                 injector = await perform(world, act, site)
                 if not injector.has_raised and not SELDOM.intersection(site[:2]):
                     missed.append(site)
-        # Some calls are made only when two things happen to meet.
+        # Some calls are made only if two events happen to coincide.
         assert len(missed) <= 1 + len(sites) // 10, missed

@@ -1,4 +1,4 @@
-"""Deadlines of a connection, with time chosen by the test."""
+"""Deadlines of a connection, with times chosen by the test."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""The way to one peer, over a transport that only remembers."""
+"""The outbox to one peer, over a transport that only records."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.relayd.sessions.connection_rig import FakeTransport
 
 
 class Way:
-    """An outbox of 100 bytes, and what became of what was put in."""
+    """An outbox of 100 bytes, and the fate of what was put into it."""
 
     def __init__(self) -> None:
         self.wanting: list[Outbox] = []
@@ -92,7 +92,7 @@ def test_what_was_withdrawn_has_no_longer_for_it_where_more_is_withdrawn_again_a
     assert not way.outbox.is_late(0.9) and way.outbox.is_late(1.0)
     way.transport.waiting = 20  # of the second and the third
     assert not way.outbox.is_late(1.4) and way.outbox.is_late(1.5)
-    way.outbox.withdraw(1.5)  # nothing has been written since
+    way.outbox.withdraw(1.5)  # nothing was written since
     way.transport.waiting = 10
     assert way.outbox.is_late(2.0)
     way.transport.waiting = 0
@@ -131,7 +131,7 @@ def test_what_left_at_the_end_of_a_step_has_left_when_it_is_withdrawn():
     way.outbox.withdraw(0.0)
     way.outbox.queue(bytes(30))
     way.outbox.flush()
-    way.transport.waiting = 30  # of what came later
+    way.transport.waiting = 30  # of the later ones
     assert not way.outbox.is_late(9.0)
 
 

@@ -1,4 +1,4 @@
-"""The end of a socket, with time chosen by the test."""
+"""The end of a socket, with times chosen by the test."""
 
 from relayd.sessions.parting import Due, Parting
 

@@ -15,7 +15,7 @@ from tests.relayd.sessions.connection_rig import eventually
 
 
 class Socket:
-    """Remembers what it was asked for."""
+    """Records the calls made on it."""
 
     def __init__(self, account: str = "a", held_bytes: int = 0) -> None:
         self.account = account
@@ -52,7 +52,7 @@ class Socket:
 
 
 def quick_registry() -> Registry:
-    """One whose turns are never over, for tests that give the loop none."""
+    """A registry whose turns never end, for tests that give the loop none."""
     return Registry(slices=Slices(seconds=math.inf))
 
 
@@ -129,7 +129,7 @@ async def test_a_socket_that_fails_is_dropped_and_the_others_have_their_turn():
 
 
 class Stubborn(Socket):
-    """Fails at everything, at being dropped too."""
+    """Fails at everything, including being dropped."""
 
     def _fail(self, *args: Any, **kwargs: Any) -> None:
         raise RuntimeError("no")
@@ -200,7 +200,7 @@ async def test_memory_is_weighed_once_at_a_time_and_by_the_pressure_of_the_end()
     registry.unseen_bytes = 7
     registry.relieve(Pressure.FULL)
     assert registry.unseen_bytes == 0
-    registry.relieve(Pressure.TIGHT)  # it has got better meanwhile: nobody is closed
+    registry.relieve(Pressure.TIGHT)  # the pressure has fallen meanwhile: nobody is closed
     await eventually(lambda: sockets[0].refused)
     for _ in range(20):
         await asyncio.sleep(0)
@@ -257,7 +257,7 @@ async def test_when_memory_is_short_the_dearest_pay_for_it():
 
 @pytest.mark.req("R-321")
 async def test_nobody_is_closed_who_holds_little():
-    """Where peers are not what fills the memory, closing them would free nothing."""
+    """If the peers are not what fills the memory, closing them would free nothing."""
     registry = quick_registry()
     sockets = [Socket(f"account {n}", 1000) for n in range(50)]
     for socket in sockets:

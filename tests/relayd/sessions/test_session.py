@@ -1,4 +1,4 @@
-"""One peer's protocol state: a frame in, one action out, and nothing a peer sends raises."""
+"""One peer's protocol state: a frame in, one action out, and no input from a peer raises."""
 
 from __future__ import annotations
 

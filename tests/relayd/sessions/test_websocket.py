@@ -61,11 +61,11 @@ async def test_a_peer_that_takes_its_bytes_slowly_is_alive(rigs):
     rig = rigs(ping_interval=30.0, ping_misses=2, slow_consumer_timeout=60.0)
     rig.transport.waiting = 5_000_000
     rig.socket.pause_writing()
-    for _ in range(20):  # ten minutes, no ping could pass, but bytes do
+    for _ in range(20):  # for ten minutes no ping could pass, but bytes do
         rig.transport.waiting -= 1000
         rig.sweep(30)
     rig.socket.resume_writing()
-    for _ in range(5):  # what is left in the kernel's buffers still stands before any ping
+    for _ in range(5):  # bytes left in the kernel's buffers are still ahead of any ping
         rig.sweep(1)
     assert not rig.transport.aborted
 
@@ -166,12 +166,12 @@ async def test_who_takes_an_http_response_slowly_gets_all_of_it_and_who_takes_no
     await eventually(lambda: transport.said_all)
     rig.sweep(3)
     assert transport.closing
-    for _ in range(10):  # a minute and a half, at a line that takes its time
+    for _ in range(10):  # a minute and a half, on a slow line
         transport.waiting -= 60_000
         rig.sweep(9)
     assert not transport.aborted
     rig.sweep(9)
-    transport.waiting -= 100  # a byte now and then is no line
+    transport.waiting -= 100  # a byte now and then is no working line
     rig.sweep(7)
     assert transport.aborted
 
@@ -199,7 +199,7 @@ async def test_who_has_closed_its_half_and_takes_nothing_is_cut_off_as_others_ar
 
 @pytest.mark.parametrize("closed_by", ["the peer", "the relay", "a response"])
 async def test_after_the_last_word_what_comes_is_read_and_dropped(rigs, closed_by):
-    """Bytes that meet a closed socket reset the connection, and the reset overtakes the close frame."""
+    """Bytes that arrive at a closed socket reset the connection, and the reset overtakes the close frame."""
     rig = rigs(max_packet_bytes=1024)
     socket, transport = rig.socket, rig.transport
     if closed_by == "a response":
@@ -236,7 +236,7 @@ async def test_what_is_dropped_after_the_last_word_is_bounded_in_bytes(rigs):
 
 
 async def test_where_only_both_sides_can_close_silence_is_waited_for(rigs, clock, monkeypatch):
-    """TLS has no half of a connection to close."""
+    """TLS cannot close one half of a connection."""
     monkeypatch.setattr(FakeTransport, "can_write_eof", lambda _: False)
     rig = rigs()
     rig.socket.data_received(frame(struct.pack("!H", 1000), CLOSE))
@@ -267,7 +267,7 @@ async def test_an_oversized_frame_is_answered_then_closed_with_1009(rigs, clock)
     (first, payload), (second, code) = rig.frames()
     assert (first, json.loads(payload)["code"]) == (TEXT, "packet_too_large")
     assert (second, code[:2]) == (CLOSE, struct.pack("!H", 1009))
-    # What is on its way is read and dropped: closing over it would reset the connection and lose both.
+    # Bytes on their way are read and dropped: closing over them would reset the connection and lose both.
     for _ in range(4):
         rig.socket.data_received(bytes(1024) + publish(1))
         assert not rig.transport.closing
@@ -314,10 +314,10 @@ async def test_what_was_written_before_more_was_declined_leaves_in_time_or_not_a
     for rig in (quick, slow, idle):
         rig.relay.registry.withdraw()
     quick.sweep(0.5)
-    slow.transport.waiting -= 1  # it takes some, and that is not enough
+    slow.transport.waiting -= 1  # it takes some, which is not enough
     quick.socket.outbox.queue(bytes(50))
     quick.socket.outbox.flush()
-    quick.transport.waiting = 50  # of what came later
+    quick.transport.waiting = 50  # of the later ones
     for rig in (quick, slow, idle):
         rig.sweep(1)
     assert [rig.transport.aborted for rig in (quick, slow, idle)] == [False, True, False]
@@ -329,7 +329,7 @@ async def test_who_is_closed_for_want_of_memory_gets_what_it_was_given_and_hears
     for rig in (quick, slow):
         rig.socket.data_received(b"\x81\xff" + struct.pack("!Q", 500_000) + bytes(4) + b"x" * 300_000)
         rig.socket.outbox.queue(text_frame(b"{}"))
-        rig.transport.waiting = 4_000_000  # of a page, say
+        rig.transport.waiting = 4_000_000  # of a page, for example
         assert rig.socket.held_bytes > 4_300_000
         for pressure in (Pressure.FULL, Pressure.FULL):
             rig.relay.registry.relieve(pressure)
@@ -386,7 +386,7 @@ async def test_pings_now_and_then_and_large_fragments_are_fine(rigs):
 
 @pytest.mark.req("R-321")
 async def test_forty_thousand_frames_in_one_read_are_no_one_step(rigs):
-    """They are all handled, a few hundred in each step, and nothing further is read until then."""
+    """They are all handled, a few hundred in each step, and nothing more is read until then."""
     rig, count = rigs(refused_limit=0), 2000
     rig.socket.data_received(frame('{"type":"UNSUBSCRIBE","subscription_id":"s"}') * count)
     received = rig.relay.metrics.messages_received["UNSUBSCRIBE"]._value
@@ -454,7 +454,7 @@ async def test_a_connection_that_goes_lets_its_subscriptions_go_a_few_at_a_time(
     rig.socket.connection_lost(None)
     assert len(relay.registry) == 0
     assert count > len(relay.fanout) == open_now() > count - 50
-    # A packet for all of them in between: nobody takes it, and nothing is written.
+    # A packet for all of them in between: nobody reads it, and nothing is written.
     rig.transport.aborted = True
     assert rig.connection.deliver(b"frames", 1)
     turns = 0

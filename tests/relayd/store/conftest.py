@@ -1,7 +1,7 @@
 """A real PostgreSQL for the run, and a fresh migrated database for each test.
 
-Set RELAYD_TEST_DATABASE_URL to run the same tests on a server of your own, as a role that may create
-databases; otherwise an embedded one is started in a temporary folder.
+Set RELAYD_TEST_DATABASE_URL to run the same tests on your own server, as a role that may create databases;
+otherwise an embedded one is started in a temporary folder.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Server:
         return urlunsplit(urlsplit(self.url)._replace(path="/" + database))
 
     def execute(self, statement: str) -> None:
-        """Over a connection that stays: each test makes a database, and drops it."""
+        """Run a statement over a permanent connection: each test creates a database and drops it."""
 
         async def run() -> None:
             if self._connection is None or self._connection.is_closed():
@@ -68,7 +68,7 @@ class Server:
 
 @pytest.fixture(scope="session")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    # A loop of its own, never set as the current one: the tests' loops come and go.
+    # A separate loop, never set as the current one: the tests' loops come and go.
     with asyncio.Runner(loop_factory=asyncio.new_event_loop) as runner:
         url = os.environ.get("RELAYD_TEST_DATABASE_URL")
         embedded = None
@@ -117,7 +117,7 @@ async def store(database: str) -> AsyncIterator[Store]:
 
 @pytest.fixture
 async def second_store(database: str) -> AsyncIterator[Store]:
-    """Another process on the same database, as far as the database can tell."""
+    """A second store on the same database, which to the database is another process."""
     store = await Store.open(database)
     yield store
     await store.close()
@@ -125,7 +125,7 @@ async def second_store(database: str) -> AsyncIterator[Store]:
 
 @pytest.fixture
 async def sql(database: str) -> AsyncIterator[asyncpg.Connection[Any]]:
-    """A connection to look behind the store's back."""
+    """A connection that bypasses the store."""
     connection = await asyncpg.connect(database)
     yield connection
     await connection.close()
@@ -133,7 +133,7 @@ async def sql(database: str) -> AsyncIterator[asyncpg.Connection[Any]]:
 
 @pytest.fixture
 async def observer(database: str) -> AsyncIterator[asyncpg.Connection[Any]]:
-    """A connection that is never inside a transaction: pg_stat_activity stands still within one."""
+    """A connection that is never inside a transaction, in which pg_stat_activity would not change."""
     connection = await asyncpg.connect(database)
     yield connection
     await connection.close()

@@ -1,4 +1,4 @@
-"""Days that may go only when a lake's manifests prove that it holds them."""
+"""Days that may be dropped only if a lake's manifests prove that it holds them."""
 
 from __future__ import annotations
 
@@ -39,25 +39,25 @@ from relayd.store.retention import Swept
 NOW = 1_790_000_000
 TODAY = NOW // DAY_SECONDS
 LATER = NOW + 3 * DAY_SECONDS
-"""When the first two of the four days of `keeper` are past its retention."""
+"""The time at which the first two of the four days of `keeper` are past its retention."""
 HOUR = 3600
 
 
 @dataclasses.dataclass
 class Lake:
-    """The manifests of a lake, made from what the log holds as the archive makes them."""
+    """The manifests of a lake, made from the log as the archive makes them."""
 
     folder: Path
     sql: asyncpg.Connection
     version: int = 2
 
     async def rows(self):
-        """What the log holds."""
+        """The rows of the log."""
         rows = await self.sql.fetch("SELECT sequence, received_at, packet_id FROM packets ORDER BY sequence")
         return [tuple(row) for row in rows]
 
     async def archive(self, up_to=None, *, batch_rows=4):
-        """Go on behind the last manifest, in batches of one day each."""
+        """Continue after the last manifest, in batches of one day each."""
         rows = [row for row in await self.rows() if up_to is None or row[0] <= up_to]
         while rows := [row for row in rows if row[0] > self.reached]:
             batch = [row for row in rows if day_of(row[0]) == day_of(rows[0][0])][:batch_rows]
@@ -101,7 +101,7 @@ class Lake:
         return self.manifests[-1].up_to if self.manifests else 0
 
     def forge(self, number, **changes):
-        """Replace a manifest, and those after it so that the chain holds."""
+        """Replace a manifest, and the later ones so that the chain is consistent."""
         chain = self.manifests
         chain[number] = msgspec.structs.replace(chain[number], **changes)
         previous = chain[number].previous
@@ -118,13 +118,13 @@ def lake(tmp_path, sql):
 
 @pytest.fixture
 def told():
-    """What `on_retention_waiting` was told, the last time last."""
+    """The arguments of the calls of `on_retention_waiting`, in order."""
     return []
 
 
 @pytest.fixture
 async def keeper(database, packet, lake, told):
-    """A store with packets on four days; it retains one, and lets go only of what `lake` has."""
+    """A store with packets on four days; it retains one, and drops only what `lake` has."""
     async with await Store.open(
         database,
         retention_days=1,
@@ -153,7 +153,7 @@ async def test_days_that_the_lake_has_go_as_ever(keeper, lake, sql, told):
     assert told == [(0, None)]
     kept = await sql.fetch("SELECT sequence FROM packets_kept ORDER BY 1")
     assert [row[0] for row in kept] == [first_of_day(TODAY + day) + 4 for day in range(2)]
-    # What retention has spared is no longer of the day: it does not stand in the way of the next.
+    # Packets that retention has spared no longer belong to the day: they do not block the next one.
     assert (await keeper.maintain(LATER + DAY_SECONDS)).days == 1
 
 
@@ -170,7 +170,7 @@ async def test_a_lake_that_an_earlier_version_began_proves_as_much(keeper, lake,
 
 @pytest.mark.parametrize("first", ["archived", "erased"])
 async def test_days_with_erased_packets_are_proven_all_the_same(keeper, lake, sql, told, first):
-    """A manifest binds places, times and ids, which an erasure leaves as they are."""
+    """A manifest binds places, times and ids, which an erasure leaves unchanged."""
     eraser = Eraser(keeper.url, Identity(bytes(32)), batch=5)
     erase = functools.partial(
         eraser.erase,
@@ -231,7 +231,7 @@ async def test_the_log_says_once_a_round_what_is_wrong_and_what_to_do(keeper, la
 
 
 async def test_maintenance_goes_on_while_days_wait(keeper, sql, packet):
-    """Tomorrow is prepared, and what an earlier round has detached is dropped."""
+    """Tomorrow is prepared, and a partition detached by an earlier round is dropped."""
     name = f"packets_d{TODAY}"
     await sql.execute(f"ALTER TABLE packets DETACH PARTITION {name}")
     await keeper.maintain(LATER)
@@ -245,7 +245,7 @@ async def missing(lake):
 
 
 async def no_folder_but_a_lake(lake):
-    """The setting names the lake itself, where its manifests would look like none."""
+    """The setting names the lake itself, where no manifests would be found."""
     inner = lake.folder / "_manifests"
     inner.mkdir()
     for path in lake.folder.glob("*.json"):
@@ -305,7 +305,7 @@ async def one_missing_from_the_chain(lake):
 
 
 async def one_replaced(lake):
-    """It hashes to what it says, and those after it tell of another."""
+    """It matches its own hash, but the later ones refer to another."""
     before = lake.path(1).read_bytes()
     lake.path(1).write_bytes(encode(seal(msgspec.structs.replace(lake.manifests[1], written_at=NOW + 1))))
     return lambda: lake.path(1).write_bytes(before)
@@ -329,7 +329,7 @@ async def one_replaced(lake):
 async def test_a_lake_that_cannot_be_believed_keeps_every_day(keeper, lake, sql, told, damage, reason):
     await lake.archive()
     mend = await damage(lake)
-    for _ in range(2):  # what was found once holds while nothing changes
+    for _ in range(2):  # a finding holds while nothing changes
         assert await keeper.maintain(LATER) == Swept(0, 0)
     assert told == [(2, reason)] * 2
     assert await day_partitions(sql) == [0, 1, 2, 3, 4]
@@ -380,14 +380,14 @@ async def test_a_row_of_ours_that_was_altered_keeps_its_day(keeper, lake, sql, t
     assert told == [(1, "differs")]
     await sql.execute(f"DELETE FROM {day}")
     await sql.execute(f"INSERT INTO {day} TABLE whole")
-    # It is not hashed again every few minutes, nor left for ever.
+    # It is not hashed again every few minutes, but not left for ever either.
     assert await keeper.maintain(LATER + HOUR - 1) == Swept(0, 0)
     assert (await keeper.maintain(LATER + HOUR)).days == 1
     assert told == [(1, "differs"), (1, "differs"), (0, None)]
 
 
 async def test_a_row_that_nobody_archived_keeps_its_day(keeper, lake, sql, told):
-    """Behind the last batch of the day, which no later batch will bring."""
+    """After the last batch of the day, so no later batch will include it."""
     await lake.archive()
     await sql.execute(
         "INSERT INTO packets SELECT sequence + 20000, received_at, timestamp, expires_at, packet_id,"
@@ -405,7 +405,7 @@ async def test_a_lake_that_passes_over_a_day_does_not_hold_it(keeper, lake, told
 
 
 async def test_a_batch_may_begin_in_an_earlier_day_that_holds_nothing_more(keeper, lake):
-    """As the archive writes them: the first of a day begins where the day before ended."""
+    """As the archive writes them: the first batch of a day begins where the day before ended."""
     await lake.archive()
     firsts = [manifest for manifest in lake.manifests if day_of(manifest.after) < day_of(manifest.up_to)]
     assert len(firsts) == 4
@@ -446,7 +446,7 @@ async def test_manifests_are_read_again_only_when_the_folder_has_changed(keeper,
         return decode(text, name)
 
     monkeypatch.setattr(archived, "decode", recorded)
-    await keeper.maintain(NOW + DAY_SECONDS)  # nothing is past retention: nobody is asked
+    await keeper.maintain(NOW + DAY_SECONDS)  # nothing is past retention: the lake is not read
     assert not read
     await lake.archive(first_of_day(TODAY) + 6)
     await keeper.maintain(LATER)
@@ -481,7 +481,7 @@ async def test_storage_that_hangs_holds_up_one_thread_and_nothing_else(keeper, l
     monkeypatch.setattr(archived, "_READ_TIMEOUT", 30)
     await inside.wait()
     answer.set_result(None)
-    # What it says in the end counts.
+    # Its final answer counts.
     assert (await keeper.maintain(LATER)).days == 2
 
 

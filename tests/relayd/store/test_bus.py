@@ -1,4 +1,4 @@
-"""Rings by NATS: what it says is heard, what it loses is found, and nobody else is believed."""
+"""Rings over NATS: its messages are heard, lost ones are made up for, and nobody else is believed."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def bus() -> Iterator[NatsServer]:
 
 @pytest.fixture
 def no_looks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing is found but what the bus says."""
+    """Disable the probes: only the bus reports commits."""
     monkeypatch.setattr(doorbell, "_BUS_PROBE_INTERVAL", 1000.0)
 
 
@@ -101,7 +101,7 @@ async def test_commits_of_others_ring_by_the_bus(store, second_store, packet, ev
 
 
 async def connected(*stores: Store) -> None:
-    """Each hears the other: a message may go astray that was sent before the other one listened."""
+    """Wait until each hears the other: a message sent before the other listened may be lost."""
     async with asyncio.timeout(30):
         for store in stores:
             while store._bus is None or not store._bus.is_connected:  # noqa: ASYNC110
@@ -187,7 +187,7 @@ async def test_what_strangers_say_moves_nobody(bus):
             await asyncio.sleep(0.01)
         for said in (b"", b"x" * 27, b"x" * 5000, BusMessages(bytes(32)).encode(tag, 2**60)):
             await client.publish(messages.subject, said)
-        await client.publish(messages.subject, messages.encode(b"none", 2**60))  # of a log that is lost
+        await client.publish(messages.subject, messages.encode(b"none", 2**60))  # of a lost log
         await client.publish(messages.subject, messages.encode(tag, 7))
         while not heard:  # noqa: ASYNC110 - another process carries it
             await asyncio.sleep(0.01)
@@ -215,7 +215,7 @@ async def test_a_bus_is_probed_and_says_why_it_cannot_be_reached(bus):
 
 
 async def test_a_server_that_takes_connections_and_says_nothing_keeps_none(monkeypatch):
-    """Each attempt ends its own: none is left to the collector of cycles, which an idle relay hardly runs."""
+    """Each attempt closes its connection: none is left to the cycle collector, which idle relays seldom run."""
     monkeypatch.setattr("relayd.store.bus._CONNECT_SECONDS", 0.1)
     gone = asyncio.Event()
 

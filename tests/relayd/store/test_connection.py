@@ -1,4 +1,4 @@
-"""Connections whose server is gone without a word: whatever is done over one ends in time, and comes back."""
+"""Connections whose server has vanished silently: all operations on them end in time, and recover."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ from relayd.store.types import StoreError
 
 NOW = 1_790_000_000
 LONG = 20.0
-"""Seconds within which a busy machine ends what may take a fraction of one."""
+"""Seconds in which even a busy machine finishes what may take a fraction of one."""
 
 
 class Line:
-    """A line to a database server, which goes dead: what is said into it is taken, and nothing comes back."""
+    """A line to a database server that can go dead: it accepts bytes, and nothing comes back."""
 
     def __init__(self, address: str | tuple[str, int]) -> None:
         self._address = address
@@ -35,16 +35,16 @@ class Line:
         self.is_dead = False
 
     def dies_at(self, text: bytes) -> None:
-        """Go dead where a program says this."""
+        """Go dead when a program sends this."""
         self._dies_at = text
 
     def mend(self) -> None:
-        """Carry what is said over new connections."""
+        """Carry bytes over new connections."""
         self._dies_at, self.is_dead = None, False
 
     @contextlib.asynccontextmanager
     async def open(self) -> AsyncIterator[int]:
-        """Yield the port."""
+        """Accept connections; yields the port."""
         carrying: set[asyncio.Task[None]] = set()
 
         def taken(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -147,7 +147,7 @@ CALLS: dict[str, tuple[bytes, Call]] = {
 
 @pytest.mark.parametrize("name", CALLS)
 async def test_a_server_that_is_gone_without_a_word_holds_nobody_up(name, url, line, packet):
-    """In the midst of a transaction too: no rollback is waited for that nobody will answer."""
+    """Also in the middle of a transaction: no rollback is awaited that nobody will answer."""
     text, call = CALLS[name]
     async with await Store.open(url, read_timeout=0.5, append_timeout=1.0, connect_timeout=1.0) as store:
         line.dies_at(text)
@@ -156,7 +156,7 @@ async def test_a_server_that_is_gone_without_a_word_holds_nobody_up(name, url, l
                 await call(store, packet(1))
         assert line.is_dead
         line.mend()
-        for _ in range(20):  # one for each connection that was idle meanwhile, and has died unseen
+        for _ in range(20):  # one for each connection that was idle meanwhile, and has died unnoticed
             with contextlib.suppress(StoreUnavailable):
                 async with asyncio.timeout(LONG):
                     await call(store, packet(1))
@@ -180,7 +180,7 @@ async def test_what_is_remembered_of_peers_is_away_in_time(how, url, line):
         with pytest.raises(StoreUnavailable):
             await calls[how]()
     line.mend()
-    await store.close()  # the lead has gone with the connection
+    await store.close()  # the lead is gone with the connection
     await calls[how]()
     await store.close()
 
@@ -194,7 +194,7 @@ async def test_a_start_is_told_of_it_in_time(url, line):
 
 @pytest.mark.parametrize("url", ["postgresql:///d?host=/tmp&port=hunter2", "postgresql://u:hunter2/x@h/d"])
 async def test_a_url_that_is_none_is_said_without_its_parts(url):
-    """What stands where a port belongs may be a part of a password."""
+    """Text in the place of a port may be a part of a password."""
     with pytest.raises(StoreError, match="the database URL cannot be used") as raised:
         await connect(url, name="test", connect_timeout=1)
     assert "hunter2" not in str(raised.value)
@@ -204,7 +204,7 @@ LIMITS = ("idle_session", "idle_in_transaction_session", "statement", "lock")
 
 
 async def test_limits_of_a_session_are_ours_whatever_the_database_has_for_everybody(database):
-    """An idle writer that is ended opens a new term with the next commit; and 0 is no limit of a read."""
+    """An idle writer whose session ends opens a new term with the next commit; 0 is no limit of a read."""
     ask = await asyncpg.connect(database)
     for limit in LIMITS:
         await ask.execute(f"ALTER DATABASE {urlsplit(database).path[1:]} SET {limit}_timeout = 1000")
@@ -223,7 +223,7 @@ async def test_limits_of_a_session_are_ours_whatever_the_database_has_for_everyb
 async def test_who_waits_for_the_log_sees_what_was_appended_meanwhile(
     database, packet, eventually, isolation
 ):
-    """Whatever transactions see otherwise: two relays on one database would fail each other's batches."""
+    """Whatever the default isolation: otherwise two relays on one database fail each other's batches."""
     other, ask = await asyncpg.connect(database), await asyncpg.connect(database)
     name = urlsplit(database).path[1:]
     await ask.execute(f"ALTER DATABASE {name} SET default_transaction_isolation = '{isolation}'")

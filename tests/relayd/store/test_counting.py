@@ -1,4 +1,4 @@
-"""What is counted in a log: places without a row, rows that are not what their id says, what was erased."""
+"""What is counted in a log: places without a row, rows that do not match their id, erased packets."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ async def test_what_is_missing_at_the_end_of_a_day_or_with_all_of_it_is_counted(
     assert (await count_log(store.url)).missing == 2
     await sql.execute("DELETE FROM packets WHERE packet_id = ANY ($1)", [one.digest for one in made[3:6]])
     assert (await count_log(store.url)).missing == 5
-    await sql.execute("DELETE FROM packet_ids")  # what is gone here as well, the head still tells of the last
+    await sql.execute("DELETE FROM packet_ids")  # of packets missing here too, the head shows the last
     assert (await count_log(store.url)).missing == 1
 
 

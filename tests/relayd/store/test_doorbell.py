@@ -1,4 +1,4 @@
-"""The doorbell: others' commits ring, our own do not, and nothing is missed over a lost connection."""
+"""The doorbell: others' commits ring, our own do not, and none is missed over a lost connection."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ async def test_what_was_committed_while_it_was_deaf_rings_afterwards(
     rings: list[int] = []
     await second_store.listen(rings.append)
     async with sql.transaction():
-        # While this is held the doorbell cannot read the head, so it cannot come back.
+        # While this is held the doorbell cannot read the head, so it cannot recover.
         await sql.execute("LOCK TABLE log_head IN ROW EXCLUSIVE MODE")
         await sql.execute("SELECT pg_terminate_backend($1)", await sql.fetchval(LISTENING))
         await store.append([packet(1)], NOW)
@@ -55,7 +55,7 @@ async def test_what_was_committed_while_it_was_deaf_rings_afterwards(
 
 
 async def test_an_append_that_was_lost_sight_of_rings(store, packet, sql, observer, eventually):
-    """It may be in the log, and nobody else would say so."""
+    """It may be in the log, and nobody else would report it."""
     rings: list[int] = []
     await store.append([packet(0)], NOW)
     await store.listen(rings.append)
@@ -91,7 +91,7 @@ async def test_a_store_closes_in_whichever_step_of_a_doubt(database):
     for steps in range(6):
         store = await Store.open(database)
         await store.listen(lambda sequence: None)
-        await asyncio.sleep(0.02)  # it waits for what comes
+        await asyncio.sleep(0.02)  # it waits for messages
         assert store._doorbell is not None and store._listener is not None
         store._doorbell.doubt()
         for _ in range(steps):
@@ -104,7 +104,7 @@ async def test_a_store_closes_in_whichever_step_of_a_doubt(database):
 async def test_a_log_that_is_being_restored_is_listened_to_again(
     store, second_store, packet, sql, eventually
 ):
-    """For a while its tables are there, and nothing is in them."""
+    """For a while its tables exist but are empty."""
     rings: list[int] = []
     await store.append([packet(0)], NOW)
     await second_store.listen(rings.append)

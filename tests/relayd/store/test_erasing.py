@@ -1,4 +1,4 @@
-"""Erased packets are gone from their rows, their places hold, and a second run finds nothing to do."""
+"""Erased packets are removed from their rows, their places stay, and a second run finds nothing to do."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ async def test_an_authors_packets_are_gone_and_all_places_stay(store: Store, mix
         told = read_tombstone(raw)
         assert (told.packet_id, told.erased_at) == ("0x" + packet_id.hex(), NOW + 5)
         assert (told.sequence, told.received_at) == (await store.find([packet_id]))[packet_id]
-    # The same packet comes again: it is a duplicate, as before, and is not stored.
+    # The same packet again: it is a duplicate, as before, and is not stored.
     (place,) = (await store.append([mixed[0]], NOW + 6)).dispositions
     assert place.outcome is Outcome.DUPLICATE
     assert (await sql.fetchval("SELECT count(*) FROM packets WHERE body <> ''")) == 5

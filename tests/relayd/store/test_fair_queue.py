@@ -37,7 +37,7 @@ def test_small_items_do_not_wait_for_the_large_ones_of_others():
 def test_owners_share_the_bytes_and_not_the_items():
     queue: FairQueue[str] = FairQueue()
     for number in range(100):
-        queue.put("small", 488, "small")  # and 512 that each item costs
+        queue.put("small", 488, "small")  # plus 512 that each item costs
         if number < 10:
             queue.put("large", 9_488, "large")
     first = [queue.take() for _ in range(55)]
@@ -66,7 +66,7 @@ def test_a_patient_item_is_taken_though_small_ones_keep_coming():
     queue.put("large", 10_000, "large")
     out = []
     for number in range(100):
-        queue.put("small", 100, number)  # each has an owner of its own
+        queue.put("small", 100, number)  # each has its own owner
         out.append(queue.take())
     assert out.index("large") <= 2 * 10_512 // 612 + 1  # two owners at a time
 

@@ -1,4 +1,4 @@
-"""Which servers a URL names, and how the time is shared among them."""
+"""The servers that a URL names, and how the time is shared among them."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ from relayd.store.types import StoreUnavailable
                 "postgresql://b/d?target_session_attrs=any",
             ],
         ),
-        # Nonsense stays as it is: the driver says what is wrong with it.
+        # Nonsense is left unchanged: the driver reports what is wrong with it.
         ("postgresql:///d?host=/a,/b,/c&port=1,2", ["postgresql:///d?host=/a,/b,/c&port=1,2"]),
     ],
 )
@@ -54,7 +54,7 @@ def test_each_server_is_a_url_of_its_own(url: str, servers: list[str]):
 
 @pytest.fixture
 def silent_port() -> Iterator[int]:
-    """A port that takes connections and says nothing, as a machine that is gone says nothing."""
+    """A port that accepts connections and never answers, like a machine that is gone."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         yield server.getsockname()[1]
 
@@ -69,7 +69,7 @@ async def test_a_machine_that_is_gone_leaves_time_for_the_next(database: str, si
         f"postgresql://relayd@/{name}?host=127.0.0.1,{folder}&port={silent_port},{port}"
         "&target_session_attrs=read-write"
     )
-    reading = {"default_transaction_read_only": "on"}  # as the relay's own sessions that only read
+    reading = {"default_transaction_read_only": "on"}  # like the relay's own read-only sessions
     connection = await connect(url, name="test", connect_timeout=6.0, settings=reading)
     assert await connection.fetchval("SELECT NOT pg_is_in_recovery()")
     await connection.close()

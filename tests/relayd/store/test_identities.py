@@ -1,4 +1,4 @@
-"""What the log says about identities: who has any, their packets, and that no process appends behind them."""
+"""What the log has about identities: who has packets, which, and that no process appends unnoticed."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ async def test_nothing_is_appended_behind_an_identity_packet(store, second_store
         await store.append([packet(4)], NOW, first)
     assert moved.value.sequence == event[1].sequence == await store.head()
     assert await store.find([packet(4).packet_id]) == {}
-    # Who has followed appends, and who does not care about keys always may.
+    # A process that has followed may append, and one that does not depend on keys always may.
     await store.append([packet(4)], NOW, moved.value.sequence)
     await store.append([packet(5)], NOW)
 
@@ -160,7 +160,7 @@ async def test_the_packets_of_authors_come_in_log_order(store, packet):
 
 @pytest.mark.req("R-073")
 async def test_they_are_read_through_the_index_of_identity_packets(store, packet, sql):
-    """However much else an author has published: no other packet of theirs is touched."""
+    """However much else an author has published: none of their other packets is read."""
     await store.append([packet(n, author="did:strata:a") for n in range(500)], NOW)
     await store.append([packet(1000, author="did:strata:a", type="KEY_EVENT")], NOW)
     await sql.execute("ANALYZE packets")

@@ -1,4 +1,4 @@
-"""Which packets a comparison sees of a log: in range, unexpired, not declined, whole pages apart."""
+"""The packets of a log that a comparison sees: in range, unexpired, not declined, read in whole pages."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ async def test_expired_and_declined_packets_are_left_out(store, packet):
     await store.append([plain, ends, declined, old, lasts], NOW)
     store.declined = Declined(packet_ids=frozenset({declined.packet_id}))
     assert await ids(store, span()) == {plain.packet_id, lasts.packet_id}
-    # For the side that asks, what it declines is known.
+    # For the requesting side, declined packets count as known.
     everything = await ids(store, span(), with_declined=True)
     assert everything == {plain.packet_id, lasts.packet_id, declined.packet_id}
 

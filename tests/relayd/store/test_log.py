@@ -1,4 +1,4 @@
-"""Appending: order, gaps, duplicates, the clock, and what happens when it goes wrong."""
+"""Appending: order, gaps, duplicates, the clock, and failures."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ async def test_what_was_appended_is_there_after_a_restart(database, packet):
 async def test_processes_that_append_at_once_leave_no_gap_and_never_go_back(
     store, second_store, packet, database
 ):
-    """Two appenders with overlapping ids, and a reader that follows the head all the while."""
+    """Two appenders with overlapping ids, and a reader that follows the head throughout."""
     chance = random.Random(4)
     seen: list[int] = []
     done = asyncio.Event()
@@ -69,7 +69,7 @@ async def test_processes_that_append_at_once_leave_no_gap_and_never_go_back(
         return places
 
     async def follow() -> None:
-        # One who continues after the last it saw must meet every sequence, or the order was broken.
+        # A reader that continues after the last it saw must meet every sequence, or the order was broken.
         after = 0
         async with await Store.open(database) as reader:
             while True:
@@ -195,7 +195,7 @@ async def test_any_text_is_stored_and_found_exactly(store, text):
 
 
 async def test_rows_that_cannot_be_stored_fail_alone(store, packet, sql):
-    """Some are caught before they are sent, the others by the database, which the batch survives."""
+    """Some are caught before they are sent, the others by the database, and the batch survives them."""
     await sql.execute("ALTER TABLE packets ADD CONSTRAINT no_thirteen CHECK (length(body) <> 13)")
     batch = [packet(n) for n in range(20)]
     batch[2] = packet(2, timestamp=2**63)
@@ -242,7 +242,7 @@ async def test_find_and_by_id(store, packet):
 async def test_an_append_cut_off_by_the_server_heals_and_doubles_nothing(
     store, packet, sql, observer, eventually
 ):
-    """The connection dies while the append waits for the log; the second try finds the way again."""
+    """The connection dies while the append waits for the log; the second try succeeds."""
     await store.append([packet(0)], NOW)
     async with sql.transaction():
         await sql.execute("SELECT FROM log_head FOR UPDATE")

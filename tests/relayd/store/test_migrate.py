@@ -1,4 +1,4 @@
-"""The schema: made once by whoever comes first, refused when it is not ours."""
+"""The schema: created once by the first process, refused if it is not ours."""
 
 from __future__ import annotations
 
@@ -123,7 +123,7 @@ async def test_secrets_are_made_once_and_shared(store, second_store, database):
 
 @pytest.mark.req("R-155", "R-308")
 async def test_a_log_of_revision_0002_keeps_its_places(empty_database):
-    """What was appended, and the cursors given out, before the log had terms."""
+    """Packets appended, and cursors issued, before the log had terms."""
 
     def to_0002(connection: sa.Connection) -> None:
         config = alembic_config()
@@ -152,8 +152,8 @@ async def test_a_log_of_revision_0002_keeps_its_places(empty_database):
 @pytest.mark.req("R-308")
 @pytest.mark.parametrize("numbered_so", ["0003", "0005"])
 async def test_a_log_of_another_0004_comes_to_the_newest_with_all_its_tables(empty_database, numbered_so):
-    """Terms were numbered so for an hour of development, and federation for half of one, before 0004 was what
-    it is."""
+    """For an hour of development terms had this number, and for half an hour federation, before 0004 got its
+    present content."""
 
     def to_another(connection: sa.Connection) -> None:
         config = alembic_config()
@@ -209,7 +209,7 @@ async def test_a_log_of_the_first_schema_comes_to_the_newest_with_all_its_rows(e
     async with await Store.open(empty_database) as store:
         page = await store.page(LogQuery(), 500, now)
         assert [row.body for row in page.rows] == [each.body for each in packets]
-        # What was stored is known, and what is new goes behind it.
+        # Stored packets are known, and new ones go behind them.
         appended = await store.append([*packets[:3], packet(1000)], now)
         kinds = [place.sequence > page.rows[-1].sequence for place in appended.dispositions]
         assert kinds == [False, False, False, True]

@@ -1,4 +1,4 @@
-"""The table of bans and its log: whole changes, in one order, that nobody takes back in secret."""
+"""The table of bans and its log: whole changes, in one order, that nobody can undo in secret."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ async def test_rulings_at_the_same_time_take_turns_and_their_numbers_leave_none_
 async def test_a_ruling_that_a_failover_lost_is_told_from_the_next_one_of_its_number(
     store: Store, sql: asyncpg.Connection
 ):
-    """The promoted standby has not got the last rulings, and gives their numbers to the next ones."""
+    """The promoted standby lacks the last rulings, and assigns their numbers to the next ones."""
     moderation = store.moderation
     await moderation.rule([ruling("did:x:kept")], NOW)
     kept = await moderation.last()

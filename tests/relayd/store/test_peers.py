@@ -1,4 +1,4 @@
-"""Packets of peers in the log, and what the database remembers of peers."""
+"""Packets of peers in the log, and what the database stores about peers."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ async def test_a_packet_of_a_peer_keeps_its_witness_and_its_peer(store, packet, 
     assert (two.packet.witnessed_at, two.packet.ingest_peer) == (NOW - 5000, peer)
     assert await told(store) == [(ours.body, NOW), (theirs.body, NOW - 5000)]
     assert await told(store, not_peers=frozenset({peer})) == [(ours.body, NOW)]
-    # Time ranges, cursors and retention go by when it came here.
+    # Time ranges, cursors and retention go by the time of arrival here.
     assert len(await told(store, received_since=NOW)) == 2
     found = await store.find([theirs.packet_id])
     assert found[theirs.packet_id][1] == NOW - 5000
@@ -54,7 +54,7 @@ async def test_the_earliest_witness_counts_and_never_a_later_one(store, packet, 
         again = [replace(each, witnessed_at=witness, ingest_peer=numbers[HERE[0]]) for each in (plain, keys)]
         places = (await store.append(again, NOW + 1)).dispositions
         assert {place.outcome for place in places} == {Outcome.DUPLICATE}
-        # An identity packet keeps the time by which its author's chain was made.
+        # An identity packet keeps the time with which its author's chain was built.
         assert [at for _, at in await told(store)] == [shown, NOW]
 
 
@@ -67,10 +67,10 @@ async def test_how_far_a_peer_was_read_is_stored_with_the_packets(store, packet,
     theirs = replace(packet(1), witnessed_at=NOW - 50, ingest_peer=peer)
     await store.append([theirs], NOW, None, [PeerMark(peer, fence, "all", "c1", NOW - 50, NOW - 50)])
     assert await table.place(peer, "all") == ("c1", NOW - 50, NOW - 50)
-    # Without a packet, as for packets that were refused; the border times only widen.
+    # Without a packet, as for refused packets; the times of the borders only widen.
     await store.append([], NOW, None, [PeerMark(peer, fence, "all", "c2", NOW - 40, NOW - 90)])
     assert await table.place(peer, "all") == ("c2", NOW - 50, NOW - 50)
-    # A holder of the link that has lost it changes nothing.
+    # A former holder of the link changes nothing.
     await store.append([packet(2)], NOW, None, [PeerMark(peer, fence - 1, "all", "old", 1, 1)])
     assert (await table.place(peer, "all")).cursor == "c2"
     assert (await table.place(peer, "types\nPOST\nauthors")).cursor is None
@@ -99,7 +99,7 @@ async def test_whoever_has_lost_the_connection_leads_no_more_whoever_notices_fir
         " WHERE application_name = 'relayd peers'"
     )
     await killer.close()
-    with pytest.raises(StoreUnavailable):  # a link that says how it stands, and goes on
+    with pytest.raises(StoreUnavailable):  # a link that reports its state, and continues
         await table.report(numbers[HERE[0]], "disconnected", None, NOW)
     other = PeerStore(database)
     assert await other.take_lead()
@@ -143,7 +143,7 @@ async def test_what_an_operator_does(store, peers):
     assert {each.skipped for each in await table.rows()} == {0}, "looked at each second, they are not counted"
     assert await table.pause(did, False)
     assert await table.forgive(did)
-    # Whoever did not know of that writes nothing over it.
+    # A process that did not know of that overwrites nothing.
     assert not await table.keep_conduct(peer, 2, 1, NOW, "{}", follows=True)
     assert await table.conduct(peer) is None
     await store.append([], NOW, None, [PeerMark(peer, row.fence, "all", "c", 1, 1)])
@@ -155,7 +155,7 @@ async def test_what_an_operator_does(store, peers):
 
 
 async def test_a_program_of_the_revision_before_goes_on_beside_this_one(database, store, packet):
-    """It calls `relay_append` as it always did, on a log that has packets of peers."""
+    """It calls `relay_append` as before, on a log that has packets of peers."""
     await register_peers(database, [HERE])
     await store.append([replace(packet(1), witnessed_at=NOW - 9, ingest_peer=1)], NOW)
     connection = await asyncpg.connect(database)
@@ -181,11 +181,11 @@ async def test_a_program_of_the_revision_before_goes_on_beside_this_one(database
 
 
 async def test_a_peers_own_words_are_kept_without_what_no_text_here_may_have(peers):
-    """Otherwise they could not be written down, and reading from all peers would end with that."""
+    """Otherwise they could not be stored, and reading from all peers would end with that."""
     numbers, table = peers
     peer = numbers[HERE[0]]
     await table.report(peer, "disconnected", "no\0thing \x1b[2J", NOW)
     told = next(row.problem for row in await table.rows() if row.peer_id == peer)
-    assert told == "no\ufffdthing \ufffd[2J"  # nor does it steer the terminal that shows it
+    assert told == "no\ufffdthing \ufffd[2J"  # nor can it control the terminal that shows it
     await table.compared(peer, {"problem": "no\0thing", "brought": 0}, done=None, equal_at=None)
     assert (await table.comparisons())[peer].found == {"problem": "no\ufffdthing", "brought": 0}

@@ -1,4 +1,4 @@
-"""Pages: the SQL of every shape of query against a filter anyone can read, and the plans behind them."""
+"""Pages: the SQL of every shape of query against a filter that is easy to read, and the query plans."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ BODIES = [
 
 
 def make_log() -> list[tuple[int, NewPacket]]:
-    """Packets with the time each was received: four days, unevenly, many in one second."""
+    """Packets with their times of receipt: four days, unevenly, many in one second."""
     chance = random.Random(7)
     log, received_at = [], START
     for n in range(200):
@@ -51,7 +51,7 @@ def make_log() -> list[tuple[int, NewPacket]]:
                     IDS[n],
                     chance.choice(AUTHORS),
                     chance.choice(TYPES),
-                    # As admission has it: at most 300 s ahead, up to a day behind.
+                    # As admission permits: at most 300 s ahead, up to a day behind.
                     received_at - chance.choice([-300, -299, 0, 5, 3600, 86_400]),
                     chance.choice([None, None, None, received_at + 10_000, NOW - 1, NOW, NOW + 1]),
                     chance.choice(BODIES),
@@ -164,7 +164,7 @@ def test_every_query_gives_what_a_plain_filter_gives(database):
             expected = naive_page(stored, query, limit, now, max_bytes)
             page = runner.run(store.page(query, limit, now, max_bytes))
             assert page.rows == expected
-            # `exhausted` may be claimed only when nothing is left, and must be in the end.
+            # `exhausted` may be reported only when nothing is left, and must be at the end.
             everything = naive_page(stored, query, len(stored), now, 2**40)
             assert not page.exhausted or len(expected) == len(everything)
             assert expected or page.exhausted
@@ -286,7 +286,7 @@ async def test_very_many_values_make_pages_shorter_not_wrong(store, packet):
 
 
 async def test_an_unsettled_bound_is_not_remembered(store, packet):
-    """`received_until` in the present: what arrives later within the bound must still be found."""
+    """With `received_until` in the present, later packets within the bound must still be found."""
     await store.append([packet(1)], NOW)
     query = LogQuery(received_until=NOW + 10)
     assert len((await store.page(query, 10, NOW)).rows) == 1
@@ -300,7 +300,7 @@ async def test_an_unsettled_bound_is_not_remembered(store, packet):
 
 @pytest.fixture(scope="module")
 def varied(server, packet) -> Iterator[str]:
-    """Five thousand packets of fifty authors and ten types, which nobody changes."""
+    """Five thousand packets of fifty authors and ten types, never changed."""
     name = f"relayd_varied_{os.getpid()}"
     server.execute(f"CREATE DATABASE {name} TEMPLATE {server.template}")
 
@@ -340,7 +340,8 @@ def varied(server, packet) -> Iterator[str]:
         (LogQuery(types=frozenset(["T3"])), "packets_d20717_content_type_sequence_idx"),
         (LogQuery(types=frozenset(["T3", "T4"])), "packets_d20717_content_type_sequence_idx"),
         (LogQuery(packet_ids=frozenset([b"x" * 32])), "packet_ids_d20717_d20747_id"),
-        # No bitmap of all that matches and of pages without a summary, but so many rows in log order.
+        # Not a bitmap of all matches and of pages without a summary, but a bounded number of rows in log
+        # order.
         (LogQuery(until=NOW - 1_000_000, ascending=False), "packets_d20717_pkey"),
         (LogQuery(since=NOW + 295), "packets_d20717_pkey"),
     ],
@@ -356,7 +357,7 @@ async def test_every_shape_uses_its_index(varied, query, index):
 
 @pytest.mark.req("R-152", "R-306")
 def test_a_search_cut_short_at_its_cost_goes_on_where_it_stopped(database):
-    """Pages that may look at a few rows only: however they are cut, walking them gives everything once."""
+    """Pages that may examine only a few rows: however they are cut, walking them yields everything once."""
     with asyncio.Runner(loop_factory=asyncio.new_event_loop) as runner:
         store = runner.run(Store.open(database))
         stored = runner.run(fill(store))
@@ -405,7 +406,7 @@ def test_a_search_cut_short_at_its_cost_goes_on_where_it_stopped(database):
     ids=["authors", "types", "ids"],
 )
 def test_many_values_travel_as_one(query):
-    """The driver looks at each element of an array twice: milliseconds of the loop for a thousand."""
+    """The driver inspects each element of an array twice: milliseconds of the loop for a thousand."""
     for way in ways(query):
         _, parameters = page_statement(query, 500, NOW, 2**22, 0, None, way=way)
         assert not any(isinstance(value, list) for value in parameters)
@@ -416,7 +417,7 @@ ROWS = 30_000
 
 @pytest.fixture(scope="module")
 def crowded(server) -> Iterator[str]:
-    """Half of the log is one author's, of a type of its own; a thousand others share two types."""
+    """Half of the log is of one author and its own type; a thousand others share two types."""
     name = f"relayd_crowded_{os.getpid()}"
     server.execute(f"CREATE DATABASE {name} TEMPLATE {server.template}")
     day = NOW // DAY_SECONDS
@@ -464,7 +465,7 @@ QUIET = frozenset(f"quiet {n}" for n in range(1000))
 @pytest.mark.parametrize("ascending", [True, False])
 @pytest.mark.parametrize("expired", [True, False], ids=["half expired", "none expired"])
 async def test_no_statement_looks_at_more_rows_than_it_may(crowded, query, ascending, expired):
-    """A reader chooses the query, never what one statement costs: rows counted by PostgreSQL itself."""
+    """A reader chooses the query, but never the cost of a statement: rows counted by PostgreSQL itself."""
     candidates, now = 1000, NOW + expired
     query = replace(query, ascending=ascending)
     async with await Store.open(crowded) as store, store._reader._pages.lease() as connection:
@@ -473,12 +474,13 @@ async def test_no_statement_looks_at_more_rows_than_it_may(crowded, query, ascen
             plan = await connection.fetchval("EXPLAIN (ANALYZE, FORMAT JSON) " + text, *parameters)
             read = sum(rows_read(json.loads(plan)[0]["Plan"]))
             values = max(len(query.authors), len(query.types))
-            # Each of very many values is looked at twice, at the least, and once to see that there is more.
+            # With very many values, each is looked up at least twice, and once more to see whether there is
+            # more.
             assert read <= max(candidates + 1, candidates // 2 + values, 3 * values)
 
 
 def rows_read(node: dict[str, Any]) -> Iterator[float]:
-    """The rows that the scans of a plan have fetched, those they threw away included."""
+    """The rows that the scans of a plan have fetched, including discarded ones."""
     if "packets" in node.get("Relation Name", ""):
         looked_at = node["Actual Rows"] + node.get("Rows Removed by Filter", 0)
         yield node["Actual Loops"] * (looked_at + node.get("Rows Removed by Index Recheck", 0))

@@ -49,7 +49,7 @@ async def test_a_slow_read_ends_in_the_database_and_leaves_the_connection(databa
 async def test_the_types_of_a_log_are_told_each_once_from_any_key_on(store, packet):
     assert await store.types(b"", 5) == []
     kinds = ["POST", "É", "", "x" * 600, "A\0B", "POST", "REPLY", "POST"]
-    for day in range(3):  # a partition each
+    for day in range(3):  # one partition each
         batch = [packet(10 * day + n, type=kind) for n, kind in enumerate(kinds)]
         await store.append(batch, NOW + day * DAY_SECONDS)
     keys = sorted(set(map(string_key, kinds)))
@@ -149,7 +149,7 @@ async def test_a_connection_that_is_being_opened_when_the_pool_closes_is_lent_to
 
 @pytest.fixture
 async def giving_way(database):
-    """A pool of four while others are in a hurry."""
+    """A pool of four connections that gives way to more urgent work."""
     pool = Pool(database, 4, name="relayd pages", connect_timeout=5)
     pool.gives_way = lambda: True
     yield pool
@@ -188,7 +188,7 @@ async def test_a_slow_page_holds_up_no_other(giving_way, monkeypatch):
 
 
 def test_a_look_that_is_due_at_once_stops_nobody(monkeypatch):
-    """A look less than half a millisecond away is no timer to uvloop: its handle knows no time."""
+    """A timer less than half a millisecond away is no timer to uvloop: its handle has no time."""
     monkeypatch.setattr(connection, "_LONG", 0.0004)
     faults: list[dict[str, Any]] = []
 
@@ -212,7 +212,7 @@ def test_a_look_that_is_due_at_once_stops_nobody(monkeypatch):
 
 
 class NoServer:
-    """A connection of which nothing is asked."""
+    """A connection that is never used."""
 
     def is_closed(self) -> bool:
         return False
@@ -255,7 +255,7 @@ async def test_a_replica_that_lags_is_not_asked_for_what_it_lacks(server, databa
         await store.append([packet(3)], NOW)
         assert len((await store.page(LogQuery(), 10, NOW)).rows) == 4
         head = await behind.fetchval("SELECT last_sequence FROM log_head")
-        # Up to where the replica stands, it answers: told apart by a packet that only it has.
+        # It answers up to its own head: recognised by a packet that only it has.
         await replay(behind, [packet(99)])
         rows = (await store.page(LogQuery(up_to=head + 1), 10, NOW)).rows
         assert rows[-1].body == packet(99).body
@@ -283,7 +283,7 @@ async def test_a_replica_that_has_parted_from_the_primary_is_not_asked(database,
 async def test_a_replica_that_was_ahead_of_the_server_promoted_is_asked_for_nothing_behind_the_parting(
     database, empty_database, packet
 ):
-    """Of two standbys the one that is read from had more than the one that was promoted, and goes on."""
+    """Of two standbys, the one used for reads had more than the promoted one, and continues."""
     from relayd.store import migrate
 
     await migrate(empty_database)
@@ -299,7 +299,7 @@ async def test_a_replica_that_was_ahead_of_the_server_promoted_is_asked_for_noth
         head = await store.head()
         assert len((await store.page(LogQuery(up_to=head), 10, NOW)).rows) == 2
         assert outcomes == ["served"]
-        await store.begin_epoch("moved")  # a term of the promoted server's own
+        await store.begin_epoch("moved")  # a separate term of the promoted server
         await store.append(new, NOW)
         rows = (await store.page(LogQuery(up_to=await store.head()), 10, NOW)).rows
         assert [row.body for row in rows] == [each.body for each in shared + new]
@@ -315,7 +315,7 @@ async def replica(url: str) -> AsyncIterator[asyncpg.Connection[Any]]:
 
 
 async def replay(behind: asyncpg.Connection[Any], packets: list[NewPacket]) -> None:
-    """Append under whatever term the database is at."""
+    """Append under the present term of the database."""
     await behind.fetchrow(
         "SELECT * FROM relay_append($1, $2, $3, $4, $5, $6, $7, NULL, NULL, NULL, false,"
         " (SELECT tag FROM log_head), 0)",
@@ -336,7 +336,7 @@ async def test_a_replica_that_is_away_is_done_without(database, packet):
 
 
 async def test_a_replica_that_keeps_silent_holds_up_one_page_and_not_the_next(database, packet):
-    """A machine that is gone without a word: connections are taken, and nothing is ever said."""
+    """A machine that has vanished silently: connections are accepted, and nothing is ever answered."""
     asked, outcomes = list[socket.socket](), list[str]()
     with socket.create_server(("127.0.0.1", 0)) as silent:
         silent.setblocking(False)
@@ -391,7 +391,7 @@ class Reading:
 async def test_a_reader_who_asks_for_much_waits_behind_one_who_asks_for_little(
     database, locked, sql, observer, eventually
 ):
-    """Eight pages of one reader wait for the one connection when another reader asks for its first."""
+    """Eight pages of one reader wait for the one connection when another reader requests its first."""
     done: list[str] = []
     dear, honest = Reading(), Reading()
 

@@ -1,4 +1,4 @@
-"""Dropping days: what goes, what stays, and who is still served meanwhile."""
+"""Dropping days: what is dropped, what stays, and which requests are still served meanwhile."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ async def partitions(sql, parent):
 
 
 async def fill_days(store, packet, days):
-    """On each day one packet of each exempt type and two plain ones."""
+    """Store on each day one packet of each exempt type and two plain ones."""
     for day in range(days):
         batch = [packet(10 * day), packet(10 * day + 1)]
         author = f"did:strata:{day}"
@@ -61,7 +61,7 @@ async def test_old_days_go_and_exempt_types_stay_at_their_place(database, packet
         page = await store.page(LogQuery(), 500, now)
         expected = [packet(n).body for n in kept + left]
         assert page.rows == [before[body] for body in expected]
-        # Every way to them still works.
+        # Every way to find them still works.
         types = frozenset(EXEMPT_TYPES[:2])
         assert len(await bodies(store, LogQuery(types=types, ascending=False))) == 12
         stored = await store.by_id(packet(2).packet_id, now)
@@ -207,7 +207,7 @@ async def test_generations_go_in_the_end_but_not_the_ids_of_exempt_packets(datab
 
 @pytest.mark.req("R-310")
 async def test_what_was_erased_is_known_for_good(database, packet):
-    """Peers may bring a manifest of any age, and one of them may have it still."""
+    """Peers may bring a manifest of any age, and one of them may still have it."""
     async with await Store.open(database, retention_days=1, dedup_window_seconds=DAY_SECONDS) as store:
         manifest, plain = packet(1, type="CLIENT_MANIFEST"), packet(2)
         await store.maintain(NOW)
@@ -243,7 +243,7 @@ async def test_without_retention_everything_stays(database, packet, sql):
 async def test_tomorrow_is_prepared(store, sql, packet):
     await store.maintain(NOW)
     assert await partitions(sql, "packets") == [f"packets_d{TODAY}", f"packets_d{TODAY + 1}", "packets_kept"]
-    # A clock that was wrong when it prepared days does not keep packets of today out.
+    # If a clock was wrong when it prepared days, packets of today are still accepted.
     await store.maintain(NOW + 90 * DAY_SECONDS)
     appended = await store.append([packet(1)], NOW - DAY_SECONDS)
     assert day_of(appended.dispositions[0].sequence) == TODAY - 1
@@ -272,7 +272,7 @@ async def test_one_process_sweeps_at_a_time(database, packet):
 async def test_a_reader_that_will_not_let_go_delays_a_sweep_but_not_the_log(
     database, packet, sql, eventually
 ):
-    """While the sweep waits for a long read it gives the log back again and again."""
+    """While the sweep waits for a long read it releases the log again and again."""
     async with await Store.open(database, retention_days=1) as store:
         await fill_days(store, packet, 4)
         now = NOW + 3 * DAY_SECONDS

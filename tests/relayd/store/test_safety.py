@@ -1,4 +1,4 @@
-"""A database that could lose what was acknowledged is not used."""
+"""A database that could lose acknowledged packets is not used."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ NOW = 1_790_000_000
 
 
 class FakeConnection:
-    """Answers the one question of `check_safety`."""
+    """Answers the one query of `check_safety`."""
 
     def __init__(self, **settings: Any) -> None:
         self.row = {
@@ -78,7 +78,7 @@ async def test_a_real_server_is_asked(database, setting):
 
 @pytest.mark.req("R-189")
 async def test_a_server_that_became_unsafe_meanwhile_is_given_nothing(database, packet):
-    """As after a failover to a server with other settings: who publishes is not told OK."""
+    """As after a failover to a server with other settings: publishers get no OK."""
     name = urlsplit(database).path[1:]
     async with await Store.open(database) as store:
         await store.append([packet(0)], NOW)

@@ -1,4 +1,4 @@
-"""What the database says of itself."""
+"""The database's reports about itself."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is remembered of packets of a peer that were refused."""
+"""What is stored about a peer's refused packets."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ async def test_what_may_pass_the_next_time_is_left_out(store, table, peer):
 
 
 async def test_the_last_reason_counts(store, table, peer):
-    """What might pass was asked for again, and is refused for good: nobody asks for it at each comparison."""
+    """A packet that might pass was fetched again and refused permanently: comparisons stop fetching it."""
     await table.skip(peer, [(ONE, NOW, "rate_limited/later")], 9)
     await table.skip(peer, [(ONE, NOW, "blocked_author")], 9)
     assert await store.skips(peer, SPAN, 9) == [(NOW, ONE)]

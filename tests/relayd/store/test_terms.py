@@ -1,4 +1,4 @@
-"""Terms in the database: opened under the lock, by whoever begins to write, and compared by everybody."""
+"""Terms in the database: opened under the lock, by each process that begins to write, and compared by all."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ async def test_processes_adopt_each_others_terms_and_append_in_turn(store, secon
 
 
 async def _by_feed(store: Store, packet: NewPacket) -> int:
-    """Subscribers have had the packet."""
+    """Subscribers got the packet."""
     return len(await store.tail(0, None, 9)) - 1
 
 
 async def _by_repeat(store: Store, packet: NewPacket) -> int:
-    """Whoever published it once more was told OK."""
+    """A client that published it again got OK."""
     return len(await store.find([packet.packet_id]))
 
 
@@ -43,7 +43,7 @@ async def _by_keys(store: Store, packet: NewPacket) -> int:
 @pytest.mark.req("R-154")
 @pytest.mark.parametrize("read", [_by_feed, _by_repeat, _by_keys])
 async def test_what_a_process_has_read_is_missed_when_it_is_gone(store, second_store, packet, sql, read):
-    """It has written nothing and asked for no head since."""
+    """It has written nothing and has read no head since."""
     await store.append([packet(0)], NOW)
     await second_store.head()
     lost = packet(1, type="KEY_EVENT")
@@ -61,7 +61,7 @@ async def test_a_process_whose_place_is_gone_appends_nothing(store, second_store
     await store.append([packet(n) for n in range(5)], NOW)
     await second_store.head()
     head = await store.head()
-    # The rows of a copy that was taken after three packets, and what another relay made of it.
+    # The rows of a copy that was taken after three packets, and what another relay appended to it.
     await sql.execute("DELETE FROM packets WHERE sequence > $1", head - 2)
     await sql.execute("DELETE FROM packet_ids WHERE sequence > $1", head - 2)
     await sql.execute("UPDATE log_head SET last_sequence = $1", head - 2)
@@ -84,7 +84,7 @@ async def test_one_loss_begins_one_epoch_however_many_prove_it(database, store, 
     await sql.execute("UPDATE log_head SET last_sequence = last_sequence - 2")
     stores = [await Store.open(database) for _ in range(6)]
     try:
-        # Some know it from before, to others a reader shows a place that is gone.
+        # Some know it from before; others learn it from a reader whose place is gone.
         await asyncio.gather(
             *(one.begin([claim]) for one in stores[:3]),
             *(one.begin_epoch("cursor", claim.mark) for one in stores[3:]),
@@ -100,7 +100,7 @@ async def test_one_loss_begins_one_epoch_however_many_prove_it(database, store, 
 
 
 async def test_a_place_of_a_later_epoch_leads_beyond_it(store, packet):
-    """Two restores of one backup do not give an epoch's number twice."""
+    """Two restores of one backup do not assign an epoch's number twice."""
     await store.append([packet(1)], NOW)
     reset = await store.begin_epoch("cursor", Mark(2**40, b"lost", 7))
     assert reset is not None and reset.epoch == 8
@@ -110,7 +110,7 @@ async def test_a_place_of_a_later_epoch_leads_beyond_it(store, packet):
 async def test_a_dump_that_is_restored_is_a_log_that_may_lack_its_end(store, packet, sql, database):
     await store.append([packet(1)], NOW)
     await store.close()
-    # What a dump leaves: the same rows in another table.
+    # The result of a dump: the same rows in another table.
     await sql.execute(
         "CREATE TABLE copy (LIKE log_head INCLUDING ALL); INSERT INTO copy SELECT * FROM log_head;"
         " DROP TABLE log_head; ALTER TABLE copy RENAME TO log_head"
@@ -149,7 +149,7 @@ async def test_what_an_earlier_process_knew_proves_a_loss(store, packet, sql, da
 
 @pytest.mark.req("R-157")
 async def test_what_another_process_knew_is_waited_for_and_not_for_long(store, packet, database):
-    """After a loss two workers begin anew, and the first is asked for a place of the second's last term."""
+    """After a loss two workers restart, and the first is asked for a place of the second's last term."""
     await store.append([packet(1)], NOW)
     known = store.known.claim
     lost = Mark(known.mark.sequence + 5, b"gone", 1)

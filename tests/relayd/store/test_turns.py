@@ -1,4 +1,4 @@
-"""Whose turn it is: readers of dear pages beside readers of cheap ones."""
+"""Whose turn it is: readers of expensive pages beside readers of cheap ones."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from relayd.store.turns import Turn, Turns
 
 
 def served(turns: Turns, costs: dict[str, float], count: int) -> Counter[str]:
-    """Who gets a turn, while each asks for another as soon as it has had one; the one with the least left of
-    its piece ends first, as time has it."""
+    """The turns that each gets while each requests another as soon as it has had one; the piece with the
+    least time left ends first, as in real time."""
     names: dict[Turn, str] = {}
     under_way: list[tuple[float, int, Turn]] = []
     got: Counter[str] = Counter()
@@ -49,7 +49,7 @@ def test_a_reader_of_dear_pages_waits_behind_the_others():
 def test_many_connections_of_one_payer_get_no_more_than_one():
     costs = {"honest": 0.01} | {f"crowd/{n}": 0.01 for n in range(500)}
     got = served(Turns(4), costs, 2000)
-    # With four places one reader can never fill its half: it asks for one page at a time.
+    # With four places one reader can never fill its half: it requests one page at a time.
     assert got["honest"] > 450
     alone = served(Turns(1), costs, 2000)
     assert 950 < alone["honest"] < 1050
@@ -151,7 +151,7 @@ def test_every_turn_asked_for_begins_once_and_no_more_than_there_is_room_for(ste
 
 @pytest.mark.req("R-321")
 def test_a_piece_is_paid_at_what_it_has_cost_and_not_at_what_was_expected():
-    """One piece of ten seconds, the first of all: two thousand pieces of another's are as dear."""
+    """One piece of ten seconds, the first of all, costs as much as two thousand pieces of another."""
     turns = Turns(1)
     first = turns.ask("dear")
     assert turns.begin() is first

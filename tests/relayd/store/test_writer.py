@@ -1,4 +1,4 @@
-"""Group commit: what goes into a batch, who is told, and what a lost database changes."""
+"""Group commit: what goes into a batch, who is notified, and the effects of a lost database."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def log():
 
 
 class RecordingWriter(Writer[Any]):
-    """Keeps what it tells: each commit and each ticket that failed."""
+    """Records its reports: each commit and each ticket that failed."""
 
     def __init__(self, log: FakeLog, **options: Any) -> None:
         self.committed: list[tuple[Appended, list[tuple[NewPacket, Any]], float]] = []
@@ -104,7 +104,7 @@ async def test_what_piles_up_during_a_commit_is_the_next_batch(log, make, packet
         await log.called.wait()
         for n in range(1, 100):
             writer.put(packet(n), n)
-        assert writer.committed == []  # nobody hears of a packet before its commit
+        assert writer.committed == []  # a packet is not reported before its commit
         assert not await writer.drain(0)
         log.gate.set()
         assert await writer.drain(5)
@@ -156,7 +156,7 @@ async def test_small_packets_go_before_large_ones_and_a_batch_holds_few_of_those
 
 @pytest.fixture
 def long_rests(monkeypatch):
-    monkeypatch.setattr(writers, "_LARGE_REST", 1e9)  # a commit of a test takes no time
+    monkeypatch.setattr(writers, "_LARGE_REST", 1e9)  # a commit in a test takes no time
     monkeypatch.setattr(writers, "_LONGEST_REST", 60.0)
 
 
@@ -251,7 +251,7 @@ async def test_who_has_waited_too_long_is_told_and_the_others_wait_on(log, make,
 
 
 async def test_our_log_says_once_why_nothing_is_stored_and_when_it_is_again(log, make, packet):
-    """A full disk answers every question, and nobody else would tell of it."""
+    """A full disk still answers queries, and nothing else would report it."""
     writer = make(publish_timeout=0, max_batch_packets=1)
     log.failures = [StoreUnavailable("No space left on device"), StoreUnavailable("again")]
     with structlog.testing.capture_logs() as lines:
@@ -307,7 +307,7 @@ async def test_cancelling_keeps_what_was_not_committed(log, make, packet):
 
 @pytest.mark.req("R-111", "R-189", "R-311")
 async def test_a_database_that_keeps_killing_the_connection_loses_and_doubles_nothing(store, packet, sql):
-    """Two writers put the same packets while their connections are cut again and again."""
+    """Two writers submit the same packets while their connections are cut again and again."""
     committed: list[tuple[int, Outcome, int]] = []
 
     def on_commit(appended, batch, seconds):
@@ -342,7 +342,7 @@ async def test_a_database_that_keeps_killing_the_connection_loses_and_doubles_no
 
 
 class FakeKeys:
-    """Knows how far identities were followed, and whom it would not admit any more."""
+    """Knows how far identities were followed, and whose packets it would no longer admit."""
 
     def __init__(self):
         self.position = 7

@@ -1,4 +1,4 @@
-"""What each process tells of a packet that is in the log."""
+"""The reports of each process about a packet that is in the log."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_the_fan_out_of_a_piece_hangs_below_the_append_of_each_packet(feed, span
     feed._fanout.dispatch(some, 0)
     passed(some)
     dispatched(9)
-    dispatched(0)  # another piece, of nothing traced
+    dispatched(0)  # another piece, without traced packets
     sample = Sample(1, b"key")
     assert done == [some, 9, 0]
     for span, entry in zip(spans, some, strict=True):

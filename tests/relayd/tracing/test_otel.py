@@ -1,4 +1,4 @@
-"""The way to a collector, against a real one: whole where it is well, and no trouble where it is not."""
+"""The export to a real collector: complete when it works, and harmless when it does not."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The trace of a publish: its parts touch, whatever becomes of it, and it disturbs nobody."""
+"""The trace of a publish: its parts adjoin, whatever becomes of it, and it disturbs nothing."""
 
 from __future__ import annotations
 

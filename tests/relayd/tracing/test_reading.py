@@ -38,7 +38,7 @@ def test_pages_hang_below_what_they_are_read_for(spans, started, name, kind):
     traces.read(reader, Page(rows, False), 15.0, 300)
     traces.read(reader, Page([], True), 16.0, 0)
     traces.ended(reader, "live")
-    traces.ended(reader, "ended")  # nothing is told twice
+    traces.ended(reader, "ended")  # nothing is reported twice
     first, last, root = spans
     assert (root.name, root.kind, root.parent_id) == (name, kind, None)
     assert root.attributes == {"relayd.outcome": "live", "relayd.pages": 2, "relayd.events": 2}

@@ -1,4 +1,4 @@
-"""Which packets are traced, and under which ids: the same in every process, and nobody else's choice."""
+"""Which packets are traced, and under which ids: the same in every process, and no client can choose."""
 
 from __future__ import annotations
 

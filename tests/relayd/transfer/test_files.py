@@ -38,7 +38,7 @@ NOW = 1_760_000_000
 
 
 class MemoryStore:
-    """The part of the store a transfer uses, with the store's own rules for time and duplicates."""
+    """The part of the store that a transfer uses, with the store's own rules for time and duplicates."""
 
     def __init__(self, *, page_rows: int = 500, refuse: bytes | None = None) -> None:
         self.log: list[LogEntry] = []
@@ -162,7 +162,7 @@ async def test_nothing_is_believed_and_nothing_is_lost_silently(identity):
         tampered(good, timestamp=good.timestamp + 1): "invalid_signature",
         line(good, NOW + 10**6): "timestamp_in_future",
         line(good, -1): "timestamp_in_future",
-        line(good, good.timestamp - 301): "timestamp_in_future",  # who asks by time would not find it
+        line(good, good.timestamp - 301): "timestamp_in_future",  # queries by time would not find it
     }
     store, quarantine = MemoryStore(), io.BytesIO()
     data = b"\n".join([line(good), *bad, line(other, other.timestamp - 300)])
@@ -197,7 +197,7 @@ async def test_time_in_a_log_never_goes_back(identity):
     assert [entry.received_at for entry in store.log] == [NOW + 5, NOW + 5]
 
 
-# Keys and origins: judged by what stood in the log before the packet.
+# Keys and origins: judged by the log before the packet.
 
 SECOND = Identity.from_seed(b"2" * 32)
 HEADER: dict[str, object] = {"origin_type": "SOFTWARE", "genesis_media_hash": None, "edit_history": []}
@@ -235,8 +235,8 @@ async def test_what_is_in_the_log_is_a_duplicate_whatever_became_of_its_key(iden
     made, store = rotated(identity), MemoryStore()
     await bring_in(store, lines_of(made))
     again = await bring_in(store, lines_of(made))
-    # The one by the key that has since been revoked with effect from before counts as there, too; and the
-    # one that came too early for its key has nothing against it any more but its line's time.
+    # The one by the key revoked since, with effect from before, also counts as present; and the one that was
+    # too early for its key now fails only for its line's time.
     assert (again.duplicates, again.stored + again.quarantined, again.lines) == (4, 2, 6)
 
 
@@ -262,7 +262,7 @@ async def test_of_what_was_erased_a_tombstone_travels_and_nothing_comes_back(ide
     made = [packet(identity, number) for number in range(3)]
     store = MemoryStore()
     await bring_in(store, b"".join(map(line, made)))
-    for number in (1, 2):  # the middle, and the last, where the next export goes on
+    for number in (1, 2):  # the middle, and the last, where the next export continues
         entry = store.log[number]
         place = Tombstone(made[number].packet_id, entry.sequence, entry.received_at, NOW, identity.did)
         store.buried[made[number].digest] = sign_tombstone(place, identity)
@@ -281,7 +281,7 @@ async def test_of_what_was_erased_a_tombstone_travels_and_nothing_comes_back(ide
     fresh = MemoryStore()
     summary = await bring_in(fresh, text)
     assert (summary.lines, summary.stored, summary.erased, summary.quarantined) == (3, 1, 2, 0)
-    # A relay that has forgotten the id, but not that it has erased the packet, takes no copy of it.
+    # A relay that has forgotten the id, but not that it erased the packet, accepts no copy of it.
     fresh.buried = store.buried
     summary = await bring_in(fresh, line(made[1]))
     assert (summary.stored, summary.erased) == (0, 1)
@@ -368,7 +368,7 @@ async def test_an_export_goes_on_before_empty_rows_that_no_tombstone_names(
 ):
     data, store, path = exported(identity, 9), MemoryStore(), tmp_path / "log.jsonl"
     await bring_in(store, data)
-    monkeypatch.setattr(files, "_MAX_LINE_BYTES", most)  # so much is read first, twice
+    monkeypatch.setattr(files, "_MAX_LINE_BYTES", most)  # twice this is read at a time
     named, nameless = b"".join(data.splitlines(keepends=True)[:4]), b'{"tombstone":null,"received_at":7}\n'
     path.write_bytes(named + 30 * nameless + nameless[:9])
     assert await resume_point(path, store) == 4
@@ -392,7 +392,7 @@ async def test_an_export_goes_on_before_rows_that_are_damaged(identity, tmp_path
     path.write_bytes(b"".join([*sound, *damaged, *damaged, damaged[1][:9]]))
     assert await resume_point(path, store) == 4
     assert path.read_bytes() == b"".join(sound)
-    # Where no line names a packet, nobody knows whose file it is.
+    # If no line names a packet, nobody knows whose file it is.
     path.write_bytes(damaged[0] * 3)
     with pytest.raises(ValueError, match="not one of an export"):
         await resume_point(path, store)

@@ -1,4 +1,4 @@
-"""Alert rules do what they say, and each leads to a page that tells what to do."""
+"""Alert rules work as described, and each leads to a page that says what to do."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def test_each_alert_has_a_runbook_that_its_url_opens():
         assert "\n## Look\n" in page and "\n## Do\n" in page
         assert f"]({name}.md)" in (folder / "README.md").read_text()
     assert {path.stem for path in folder.glob("Relay*.md")} == {name for name, _ in ALERTS}
-    # What /user is.
+    # The files at /user.
     compose = (ROOT / "docker-compose.yml").read_text()
     assert "- --web.user-assets=/runbooks\n" in compose
     assert "- ./docs/runbooks:/runbooks:ro\n" in compose

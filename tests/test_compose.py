@@ -1,4 +1,4 @@
-"""What docker-compose.yml promises, as far as it shows without a container: settings, passwords, proxies."""
+"""The promises of docker-compose.yml, as far as they show without a container: settings, passwords, proxy."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ def _example() -> dict[str, str]:
 def test_every_line_of_env_reaches_the_relay():
     relay = _service("relay")
     assert "env_file:\n      - path: ${RELAY_ENV_FILE:-.env}\n        required: false\n" in relay
-    # What `environment` names comes before the file, so it must ask for the same name itself.
+    # Names in `environment` take precedence over the file, so each must refer to the same name.
     named = dict(re.findall(r"^      (RELAYD_[A-Z_]+): (.*)$", relay, re.MULTILINE))
     assert len(named) > 10
     for name, value in named.items():
         assert re.match(rf"\$\{{{name}(:?-)", value), name
     known = {row.variable for row in setting_table().values()} | {"RELAYD_DATABASE_URL_FILE", "RELAYD_CONFIG"}
     assert set(named) <= known
-    # The passwords of others do not.
+    # The passwords of other services do not.
     for name in ("POSTGRES_PASSWORD", "STRATA_READER_PASSWORD", "GRAFANA_ADMIN_PASSWORD"):
         assert f'      {name}: ""\n' in relay
     assert "- ${RELAY_CONFIG:-./config}:/etc/relayd:ro" in relay
@@ -56,12 +56,12 @@ def test_a_line_that_reaches_nobody_is_an_error_by_name():
 
 
 def _relay_environment(**env: str) -> dict[str, str]:
-    """What reaches the relay of a `.env` with these lines, its folder of settings aside."""
+    """The settings that the relay gets from a `.env` with these lines, except for its folder of settings."""
     named = re.findall(r"^      (RELAYD_[A-Z_]+): (.*)$", _service("relay"), re.MULTILINE)
     named = [(name, text) for name, text in named if not name.endswith(("_CONFIG", "_FILE"))]
 
     def filled(text: str) -> str:
-        while (found := re.search(r"\$\{([A-Z_]+):?-([^${}]*)\}", text)) is not None:  # from within
+        while (found := re.search(r"\$\{([A-Z_]+):?-([^${}]*)\}", text)) is not None:  # the innermost first
             text = text.replace(found[0], env.get(found[1]) or found[2])
         return text
 
@@ -89,7 +89,7 @@ def test_what_the_settings_file_says_holds_unless_compose_needs_another_value(tm
 
 
 def _passwords(folder: Path, **environ: str) -> dict[str, str]:
-    """What the service `passwords` leaves behind on its volumes."""
+    """The passwords that the service `passwords` leaves on its volumes."""
     places = {"PASSWORDS": folder / "passwords", "READER": folder / "reader", "PGDATA": folder / "data"}
     for place in places.values():
         place.mkdir(exist_ok=True)
@@ -138,7 +138,7 @@ def test_a_password_may_have_any_character(tmp_path, password):
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::"])
 def test_the_health_check_asks_where_the_relay_listens_and_no_proxy(host):
-    """On `::` nobody listens at 127.0.0.1; and engines put a proxy for the way out into every environment."""
+    """On `::` nothing listens at 127.0.0.1; and container engines put a proxy into every environment."""
     with socket.create_server((host, 0), family=socket.AF_INET6 if ":" in host else socket.AF_INET) as server:
 
         def answer() -> None:

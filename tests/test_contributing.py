@@ -1,4 +1,4 @@
-"""What the pages for contributors name is there: places on the map, numbers of versions, the licence."""
+"""What the pages for contributors name exists: places on the map, version numbers, the licence."""
 
 from __future__ import annotations
 

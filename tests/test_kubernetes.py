@@ -1,4 +1,4 @@
-"""What is shipped for Kubernetes: the chart, rendered by Helm, and the manifests, against its own schemas."""
+"""The files for Kubernetes: the chart, rendered by Helm, and the manifests, against its own schemas."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def by_kind(text: str) -> Objects:
 
 
 def check(objects: Objects) -> None:
-    """What the schemas do not know is an error, in the first Kubernetes that the chart takes and the last."""
+    """Anything unknown to the schemas is an error, in the chart's first and last Kubernetes."""
     for each in objects.values():
         for version in ("1.25", kubernetes_validate.latest_version()):
             kubernetes_validate.validate(each, version, strict=True)
@@ -102,7 +102,7 @@ def test_whatever_is_set_the_chart_makes_what_kubernetes_takes(values, more):
 
 @needs_helm
 def test_another_database_means_other_pods():
-    """Those that went on with the old URL would serve another log than those that are started later."""
+    """Pods that kept the old URL would serve another log than those started later."""
     pods = [
         rendered(**{"database.url": f"postgresql://relayd:x@{host}/relayd"})["Deployment"]["spec"]["template"]
         for host in ("old", "old", "new")
@@ -185,7 +185,7 @@ def test_the_manifests_have_probes_replicas_and_a_budget(tmp_path):
     assert [probe["path"] for probe in probes.values()] == ["/healthz", "/healthz", "/readyz"]
     assert pod["terminationGracePeriodSeconds"] > settings.drain_spread + settings.drain_timeout
     assert {each["name"] for each in relay["env"]} == {"RELAYD_CONFIG", "RELAYD_DATABASE_URL_FILE"}
-    # The Service relayd would set RELAYD_PORT to `tcp://…`, and RELAYD_SERVICE_HOST, which is no setting.
+    # The Service relayd would set RELAYD_PORT to `tcp://…`, and RELAYD_SERVICE_HOST, which is not a setting.
     assert pod["enableServiceLinks"] is False
     assert objects["Deployment"]["spec"]["replicas"] == 2
     assert objects["PodDisruptionBudget"]["spec"]["minAvailable"] == 1

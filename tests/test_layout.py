@@ -1,4 +1,4 @@
-"""The walls of the house: what may import what, and what the core must not touch."""
+"""The rules of the layout: what may import what, and what the core must not touch."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def imports(path: Path) -> frozenset[str]:
 
 
 def core_modules() -> list[str]:
-    """Every module that says of itself that it is core."""
+    """Every module that declares itself core."""
     return [
         str(path.relative_to(ROOT))
         for folder in ("client", "relayd")
@@ -77,13 +77,13 @@ def arrows(package: str, folder: Path) -> dict[str, set[str]]:
 
 
 def test_the_library_is_rings_and_relayd_rests_on_the_innermost():
-    """Each ring imports only what lies inside it: an arrow outwards would close a circle."""
+    """Each ring imports only the rings inside it: an import outwards would close a circle."""
     rings = arrows("strata", ROOT / "client/strata")
     TopologicalSorter(rings).prepare()  # raises CycleError, with the circle
     (innermost,) = [ring for ring, inside in rings.items() if not inside]
     for room in sorted({path.parent for path in (ROOT / "relayd").rglob("*.py")}):
         used = {module for path in room.glob("*.py") for module in imports(path)}
-        # A relay that reads from others is their client: the one room that uses the second ring as well.
+        # A relay that reads from others is their client: the one folder that also uses the second ring.
         allowed = {innermost, "relays"} if room.name == "federation" else {innermost}
         assert {module.split(".")[1] for module in used if module.startswith("strata.")} <= allowed, room
     assert rings["relays"] == {innermost}
@@ -91,7 +91,7 @@ def test_the_library_is_rings_and_relayd_rests_on_the_innermost():
 
 @pytest.mark.parametrize("package", ["client/strata", "relayd", "pipeline/strata_pipeline"])
 def test_no_two_modules_need_each_other(package):
-    """Not even for types, and not in a function either."""
+    """Not even for types or inside a function."""
     folder = ROOT / package
     modules = {
         ".".join(path.relative_to(folder.parent).with_suffix("").parts).removesuffix(".__init__"): path
@@ -111,7 +111,7 @@ def test_no_two_modules_need_each_other(package):
 
 
 def test_only_one_module_of_relayd_loads_structlog():
-    """It loads structlog without the parts that nobody uses, a quarter of a start."""
+    """It loads structlog without the unused parts, which are a quarter of a start."""
     own = [str(path) for path in (ROOT / "relayd").rglob("*.py") if "structlog" in imports(path)]
     assert own == [str(ROOT / "relayd" / "logs.py")]
 
@@ -133,8 +133,8 @@ def test_canonical_form_is_made_in_one_module():
 
 
 def test_no_handle_of_a_loop_is_asked_for_its_time():
-    """Where the time is now, uvloop gives a handle that knows none: an error once in many days."""
-    simulator = ROOT / "client" / "strata" / "tools" / "sim"  # its loop is its own
+    """If the time is now, uvloop gives a handle without a time: an error once in many days."""
+    simulator = ROOT / "client" / "strata" / "tools" / "sim"  # it has its own loop
     for path in [*(ROOT / "client").rglob("*.py"), *(ROOT / "relayd").rglob("*.py")]:
         asked = [
             node.lineno
@@ -148,7 +148,7 @@ def test_no_handle_of_a_loop_is_asked_for_its_time():
 
 
 def test_nothing_is_waited_for_in_a_way_that_forgets_to_end():
-    """Until Python 3.12 `wait_for` forgets a cancelling that comes in the step in which its wait is over."""
+    """Before Python 3.12 `wait_for` loses a cancellation that comes in the step in which its wait ends."""
     for path in [*(ROOT / "client").rglob("*.py"), *(ROOT / "relayd").rglob("*.py")]:
         used = [
             node.lineno
@@ -183,7 +183,7 @@ def test_every_public_module_says_what_it_exports(package):
 
 @pytest.mark.req("R-327")
 def test_the_relay_has_nothing_to_decrypt_with():
-    """No cipher is imported and nothing in it is named so; it verifies with `strata.protocol.ids`."""
+    """No cipher is imported and nothing in it has such a name; it verifies with `strata.protocol.ids`."""
     ciphers = ("nacl.secret", "nacl.public", "nacl.bindings", "cryptography.fernet", "Crypto.Cipher")
     for path in (ROOT / "relayd").rglob("*.py"):
         text = path.read_text()
@@ -193,7 +193,7 @@ def test_the_relay_has_nothing_to_decrypt_with():
 
 @pytest.mark.parametrize("package", ["client/strata", "relayd", "pipeline/strata_pipeline"])
 def test_a_public_class_has_a_name_of_its_own(package):
-    """One name is one thing. `Closed` alone is two: an error, and a frame of the Tx/Rx document."""
+    """One name is one thing. Only `Closed` is two: an error, and a frame of the Tx/Rx document."""
     homes: dict[str, list[str]] = {}
     for path in sorted((ROOT / package).rglob("*.py")):
         for node in tree(path).body:
@@ -203,12 +203,12 @@ def test_a_public_class_has_a_name_of_its_own(package):
 
 
 def test_no_literal_is_unpacked_where_its_elements_could_stand():
-    """`f(*(a, b))` is `f(a, b)`: a formatter that would take more lines is no reason."""
+    """`f(*(a, b))` is `f(a, b)`: that a formatter would use more lines is no reason."""
     found = [
         f"{path.relative_to(ROOT)}:{node.lineno}"
         for folder in ("client", "relayd", "pipeline", "tests", "benches", "examples", "scripts")
         for path in sorted((ROOT / folder).rglob("*.py"))
-        if "*(" in (text := path.read_text()) or "*[" in text  # few are worth reading
+        if "*(" in (text := path.read_text()) or "*[" in text  # few need to be parsed
         for node in nodes(path)
         if isinstance(node, ast.Starred) and isinstance(node.value, ast.Tuple | ast.List)
     ]

@@ -1,4 +1,4 @@
-"""The targets: each installs the stage that it needs and no more, and a stage is installed once."""
+"""The targets: each installs only the stage that it needs, and a stage is installed once."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ MAKEFILE = (ROOT / "Makefile").read_text()
 
 
 def pins(lock: str) -> set[tuple[str, str]]:
-    """The packages of a lock file with their versions; a package may have several, each for some machines."""
+    """The packages of a lock file with their versions; a package may have several, for different machines."""
     return set(re.findall(r"^(\S+)==([^\s;]+)", (ROOT / "locks" / lock).read_text(), re.M))
 
 
 @pytest.fixture
 def checkout(tmp_path: Path) -> Path:
-    """What the Makefile looks at, and an installer that only writes down what it was asked for."""
+    """The files that the Makefile reads, and an installer that only records its requests."""
     for name in ("Makefile", "pyproject.toml"):
         shutil.copy(ROOT / name, tmp_path)
     shutil.copytree(ROOT / "locks", tmp_path / "locks")
@@ -36,13 +36,13 @@ def checkout(tmp_path: Path) -> Path:
 
 def make(checkout: Path, *targets: str) -> subprocess.CompletedProcess[str]:
     command = ["make", f"PYTHON={sys.executable}", *targets]
-    # Under `make test` these would make it a part of that make, which names the folders that it enters.
+    # Under `make test` these would make it a part of that make, which prints the folders that it enters.
     environ = {name: value for name, value in os.environ.items() if not name.startswith(("MAKE", "MFLAGS"))}
     return subprocess.run(command, cwd=checkout, env=environ, capture_output=True, text=True, timeout=60)
 
 
 def installed(checkout: Path) -> list[str]:
-    """The stages that were installed since the last question."""
+    """The stages installed since the last call."""
     record = checkout / "installed"
     stages = record.read_text().split() if record.exists() else []
     record.unlink(missing_ok=True)
@@ -86,7 +86,7 @@ def test_the_packages_for_development_hold_the_others(checkout):
 
 @pytest.mark.parametrize("stage", ["relay", "pipeline"])
 def test_the_packages_for_development_are_those_of_the_other_stages_and_more(stage):
-    """In the same versions: otherwise the stages would exchange packages in the environment they share."""
+    """In the same versions: otherwise the stages would replace each other's packages in their environment."""
     assert set() < pins(f"{stage}.txt") <= pins("dev.txt")
 
 
@@ -103,7 +103,7 @@ def test_a_failed_installation_leaves_no_stamp(checkout):
 
 
 def test_what_an_interrupted_installation_left_is_thrown_away(checkout):
-    """A package may look whole and not be. The interpreter here writes down its arguments and fails."""
+    """A package may look complete and not be. The interpreter here records its arguments and fails."""
     shutil.copy(ROOT / "scripts/install.sh", checkout / "scripts")
     python = checkout / "python"
     python.write_text(f'#!/bin/sh\necho "$@" >> {checkout}/installed\nexit 1\n')

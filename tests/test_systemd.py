@@ -16,7 +16,7 @@ def _values(name: str) -> list[str]:
 
 
 def test_what_starting_again_does_not_mend_is_not_started_again():
-    """systemd asks for the exit code of the main process alone: a check before it would go round for ever."""
+    """systemd considers only the exit code of the main process: a check before it would loop for ever."""
     assert _values("Restart") == ["on-failure"]
     (prevented,) = _values("RestartPreventExitStatus")
     assert {int(code) for code in prevented.split()} == {EXIT_CONFIGURATION, EXIT_PORT}

@@ -1,4 +1,4 @@
-"""Benchmarks that run in the test's own process find relays and databases that are there at once."""
+"""Benchmarks that run in the test's own process get relays and databases that start at once."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def prepared(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def _spawn(command: Sequence[str], environment: Mapping[str, str], log: IO[str]) -> Any:
     arguments = command[command.index("serve") :]
-    if "--data-dir" in arguments:  # else it has a database elsewhere
+    if "--data-dir" in arguments:  # otherwise its database is elsewhere
         copy_of_migrated(Path(arguments[arguments.index("--data-dir") + 1]))
     process = ForkedProcess(RELAYD, arguments, env=environment, stderr=log.fileno())
     assert process.stdout is not None

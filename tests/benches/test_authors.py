@@ -1,4 +1,4 @@
-"""The authors and packets that stand for a case in the benchmarks are that case."""
+"""The authors and packets that represent a case in the benchmarks are of that case."""
 
 from __future__ import annotations
 

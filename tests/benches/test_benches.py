@@ -1,7 +1,8 @@
-"""Every benchmark, briefly, against a real relay: they run, their totals are exact, their report is whole.
+"""Every benchmark, briefly, against a real relay: they run, their totals are exact, their reports are
+complete.
 
-What they measure is not looked at here. A run checks itself: each publish has its own OK, each subscriber
-each packet once, each stream the whole log; otherwise it is void.
+The measured values are not checked here. A run checks itself: each publish has its own OK, each subscriber
+gets each packet once, each stream the whole log; otherwise it is void.
 """
 
 from __future__ import annotations
@@ -94,7 +95,7 @@ MEASURES = {
 
 
 FROM_SCRATCH = "latency"
-"""The benchmark that runs as users run it: in a process of its own, on a relay that makes its data folder."""
+"""The benchmark that runs as users run it: in a separate process, on a relay that creates its data folder."""
 
 
 def run_benches(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -103,7 +104,7 @@ def run_benches(*arguments: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-@pytest.mark.timeout(600)  # ten relays on a machine that others keep busy
+@pytest.mark.timeout(600)  # ten relays on a busy machine
 @pytest.mark.parametrize("bench", MEASURES)
 def test_each_benchmark_runs_and_reports(bench: str, capsys: pytest.CaptureFixture[str]) -> None:
     if bench == FROM_SCRATCH:

@@ -1,4 +1,4 @@
-"""The benchmarks of channels, briefly: they run, check themselves, and say what they measured."""
+"""The benchmarks of channels, briefly: they run, check themselves, and report what they measured."""
 
 from __future__ import annotations
 

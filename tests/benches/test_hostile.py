@@ -1,7 +1,7 @@
-"""Every attack of the hostile bench, for a moment, against one real relay.
+"""Every attack of the hostile bench, briefly, against one real relay.
 
-Each must have reached the relay: the relay answered, or it read every byte that was sent. Afterwards it
-serves an honest peer, and holds nothing for those who have gone.
+Each must have reached the relay: the relay answered, or it read every byte sent. Afterwards it serves an
+honest peer, and holds nothing for peers that have gone.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""How a report shows what was measured."""
+"""How a report shows the measured values."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The measuring client against frames cut at every place: it must count what a full decode would."""
+"""The measuring client with frames cut at every place: its counts must match those of a full decode."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ MARKER = EndOfHistory(subscription_id="s", complete=True)
 
 
 class Transport:
-    """Takes what the peer writes."""
+    """Records what the peer writes."""
 
     def __init__(self) -> None:
         self.written: list[bytes] = []
@@ -48,7 +48,7 @@ def feed(peer: Peer, pieces: Sequence[bytes]) -> None:
 
 
 def fed(data: bytes, sizes: Sequence[int]) -> tuple[Peer, Transport]:
-    """A witness that has read `data` in pieces of these sizes, over and over."""
+    """A witness that has read `data` in pieces of these sizes, repeatedly."""
 
     async def run() -> tuple[Peer, Transport]:
         peer, transport = Peer("/", "host", witness=True), Transport()

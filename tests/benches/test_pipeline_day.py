@@ -1,4 +1,4 @@
-"""The pipeline's synthetic day: its packets, the disk that it asks for, and how a job's memory is seen."""
+"""The pipeline's synthetic day: its packets, the disk that it needs, and how a job's memory is measured."""
 
 from __future__ import annotations
 
@@ -44,18 +44,18 @@ def test_the_packets_of_a_day_are_signed_and_come_all_day_from_a_few_authors_mos
     assert 400 / 50 * 3 < most < 400
     texts = Counter(pipeline_packets._varied(number)[1] for number in range(4000))
     assert 1 < max(texts.values()) < 20 and len(texts) > 3850
-    # Made by several processes: a chunk is what it is, whoever makes it.
+    # Made by several processes: a chunk is the same, whichever makes it.
     assert made_rows(range(100, 110), made=made) == rows[100:110]
 
 
 @pytest.fixture
 def in_threads(monkeypatch):
-    """Packets are made by threads: a test process that has threads of Spark should not fork."""
+    """Make packets in threads: a test process that has threads of Spark should not fork."""
     monkeypatch.setattr(pipeline_log, "ProcessPoolExecutor", ThreadPoolExecutor)
 
 
 def in_process(command: list[str], environment: Mapping[str, str]) -> Ran:
-    """As `run`, in the session of the tests."""
+    """As `run`, in the Spark session of the tests."""
     arguments = [word for word in command[3:] if word not in ("--master", "local[2]")]
     handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
@@ -112,7 +112,7 @@ def test_what_is_forgotten_must_be_in_the_lake(spark, tmp_path, in_threads):
         forget(server.url, reached)
         assert archive(spark, server.url, tmp_path / "lake").packets == 0
         append(server.url, made, range(10, 20))
-        # Who has not archived what is gone does not take the rest of the day for all of it.
+        # A process that has not archived the missing rows does not mistake the rest of the day for all of it.
         with pytest.raises(LogError, match="rows are missing"):
             archive(spark, server.url, tmp_path / "late")
         done = archive(spark, server.url, tmp_path / "lake")

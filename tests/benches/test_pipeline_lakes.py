@@ -1,4 +1,4 @@
-"""The lakes that benchmarks of the pipeline make, and what is read from them: small, and of exact totals."""
+"""The lakes that benchmarks of the pipeline make, and what is read from them: small, with exact totals."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def quiet(text: str) -> None:
 
 
 def told_of(command: list[str], told: dict[str, object]) -> Ran:
-    """As if a command of the pipeline had run, which has to be one."""
+    """Pretend to have run a command of the pipeline, which must exist."""
     assert command[1:3] == ["-m", "strata_pipeline"]
     job, *options = command[3:]
     parsed = typer.main.get_command(app)
@@ -103,7 +103,7 @@ def test_publishing_is_measured(tmp_path):
 
 
 def stage(number: int, tasks: list[int], shuffled: int = 0) -> list[dict[str, object]]:
-    """The events of a stage from second `number` on, one task after the other."""
+    """The events of a stage from second `number` on, one task after another."""
     events: list[dict[str, object]] = []
     at = 1000 * number
     for place, seconds in enumerate(tasks):

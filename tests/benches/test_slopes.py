@@ -1,4 +1,4 @@
-"""A line through the latter half: what grows is seen, and what only varies is not."""
+"""A line through the latter half: growth is seen, and mere variation is not."""
 
 from __future__ import annotations
 

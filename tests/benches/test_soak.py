@@ -1,4 +1,4 @@
-"""A soak of seconds on a real relay: clients leave in every way, and nothing of theirs stays."""
+"""A soak of seconds on a real relay: clients leave in every way, and nothing of theirs remains."""
 
 from __future__ import annotations
 

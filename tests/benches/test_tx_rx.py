@@ -1,4 +1,4 @@
-"""The bench of Tx/Rx, briefly: every contestant carries its messages, and the bench says what it measured."""
+"""The bench of Tx/Rx, briefly: every contestant carries its messages, and the bench reports its results."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ BESIDE = {
     "codec": ["channel"],
     "local": [],
 }
-"""Whom each bench measures beside ours; all of them where it is not said."""
+"""The contestants that each bench measures beside ours; all of them if it is not listed."""
 
 
 def run_bench(*arguments: str) -> int:
@@ -67,7 +67,7 @@ def test_each_benchmark_runs_and_reports(bench: str, capsys: pytest.CaptureFixtu
         for peer in BESIDE.get(bench, PEERS + LIBRARIES):
             assert len(measure["details"][f"{peer}, rounds"]) == 1
             assert measure["details"]["µs of CPU for each message, receiver"][peer] > 0
-    # So brief a run may miss its targets, and then the program says so.
+    # So brief a run may miss its targets, and then the program reports it.
     assert code == int(any(measure["met"] is False for measure in measures))
 
 

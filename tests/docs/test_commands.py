@@ -1,4 +1,4 @@
-"""What the pages name is there: commands and their options, metrics, log lines, extras."""
+"""What the pages name exists: commands and their options, metrics, log lines, extras."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def programs() -> dict[str, Any]:
 
 
 def commands_of(page: Path) -> list[str]:
-    """Every command line of ours on a page: in its blocks for a shell, and amid its sentences."""
+    """Every command line of ours on a page: in its shell blocks, and inside its sentences."""
     text = page.read_text(encoding="utf-8")
     lines = [
         piece.strip()
@@ -56,7 +56,7 @@ def commands_of(page: Path) -> list[str]:
 
 
 def fault_of(line: str, command: Any) -> str | None:
-    """What of a command line does not exist; arguments and the values of options may be anything."""
+    """The part of a command line that does not exist; arguments and the values of options may be anything."""
     context = typer.Context(command)
     for word in shlex.split(line, comments=True)[1:]:
         name = word.partition("=")[0]
@@ -88,7 +88,7 @@ def test_an_invented_command_or_option_is_found_out() -> None:
 
 @pytest.mark.parametrize("name", OPERATORS_PAGES)
 def test_what_is_to_be_typed_stands_in_a_block_that_says_for_what(name: str) -> None:
-    """Else no test would see it."""
+    """Otherwise no test would see it."""
     text = (ROOT / "docs" / "guides" / f"{name}.md").read_text(encoding="utf-8")
     prose = re.sub(r"^( *)```.*?^\1```$", "", text, flags=re.M | re.S)
     assert not [line for line in prose.splitlines() if re.match(r" {4,}\S", line)]

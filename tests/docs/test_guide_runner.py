@@ -1,4 +1,4 @@
-"""The runner of guides notices what it is there for."""
+"""The runner of guides notices the faults that it exists to find."""
 
 from __future__ import annotations
 

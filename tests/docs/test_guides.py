@@ -1,4 +1,4 @@
-"""The guides of operators, run as they stand: each against real relays, shared over the steps of the page."""
+"""The guides for operators, run unchanged: each against real relays, shared by the steps of the page."""
 
 from __future__ import annotations
 
@@ -39,12 +39,12 @@ from tests.support.waiting import until, wait_until
 
 pytestmark = pytest.mark.timeout(300)
 DATES = "2026-11-22T20:14:03Z", "2026-11-22T19:02:41Z", "2026-11-29T19:02:41Z"
-"""What the pages show where it depends on the moment."""
+"""What the pages show for values that depend on the time."""
 MEDIA = "0x" + "5f" * 32
 
 
 def commands_environment(relay: RelayProcess) -> dict[str, str]:
-    """What an operator's shell has on the machine of this relay."""
+    """The environment of an operator's shell on the machine of this relay."""
     return environment({**relay.settings, "port": relay.port})
 
 
@@ -212,7 +212,7 @@ async def test_the_guide_of_operations(tmp_path: Path) -> None:
 
 
 async def renew_under_load(relay: RelayProcess, way: Way, run: Callable[[str], Awaitable[str]]) -> None:
-    """SIGHUP and SIGUSR2, and who publishes and reads meanwhile loses nothing."""
+    """SIGHUP and SIGUSR2, during which publishers and readers lose nothing."""
     ledger = Ledger()
     async with asyncio.TaskGroup() as group:
         publisher = group.create_task(publish(way, ledger))
@@ -288,7 +288,7 @@ async def test_the_guide_of_relays_among_relays(tmp_path: Path) -> None:
 
 
 def test_the_guide_of_more_than_one_machine(tmp_path: Path) -> None:
-    """Its steps are run under load, by the same words, in tests/system/test_failover.py and test_bus.py."""
+    """Its steps are run under load, in the same words, in tests/system/test_failover.py and test_bus.py."""
     guide = Guide(
         "docs/guides/scaling.md",
         tmp_path,
@@ -342,7 +342,7 @@ def test_what_readme_and_the_five_minutes_say_besides_the_tour(tmp_path: Path) -
 
 
 class Alertmanager:
-    """Takes what Prometheus sends to an Alertmanager, and keeps the newest of each alert."""
+    """Accepts what Prometheus sends to an Alertmanager, and keeps the newest of each alert."""
 
     def __init__(self) -> None:
         self.alerts: dict[str, dict[str, Any]] = {}
@@ -374,7 +374,7 @@ class Alertmanager:
 
 @contextlib.contextmanager
 def prometheus(folder: Path, relay: RelayProcess, alertmanager: Alertmanager) -> Iterator[str]:
-    """A Prometheus with the shipped files, which looks twice a second instead of four times a minute."""
+    """A Prometheus with the shipped files, which scrapes twice a second instead of four times a minute."""
     shutil.copytree(ROOT / "deploy" / "prometheus", folder)
     quick = {
         "prometheus.yml": {

@@ -15,7 +15,7 @@ SOURCES = (".md", ".py", ".toml", ".yml", ".service", ".timer", "Makefile", "Doc
 
 
 def tracked() -> list[Path]:
-    """The files of the repository: those git knows, or everything where there is no git."""
+    """The files of the repository: those known to git, or everything if there is no git."""
     command = ["git", "ls-files", "--cached", "--others", "--exclude-standard"]
     listed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     names = listed.stdout.splitlines() or [
@@ -51,7 +51,7 @@ def test_links_lead_somewhere(page: Path) -> None:
 
 
 def test_the_pages_that_code_names_exist() -> None:
-    # Other people's files are named as: owner/repository `path`.
+    # Other people's files are written as: owner/repository `path`.
     texts = {path: re.sub(r"[\w.-]+/[\w.-]+ `[^`]+`", "", path.read_text(encoding="utf-8")) for path in FILES}
     named = {(path, name) for path, text in texts.items() for name in PAGE.findall(text)}
     missing = [f"{path.relative_to(ROOT)}: {name}" for path, name in named if not (ROOT / name).exists()]

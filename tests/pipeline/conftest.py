@@ -24,8 +24,8 @@ _PREFIXES = map("lake-{}".format, itertools.count(1))
 
 @pytest.fixture(scope="session", autouse=True)
 def short_chains() -> Iterator[None]:
-    """No test makes a chain that goes on for long after a hole, and to look for 10,000 manifests after the
-    end of one takes a tenth of a second each time that a lake on a disk is opened."""
+    """No test makes a chain that continues long after a hole, and looking for 10,000 manifests after the end
+    of one takes a tenth of a second each time a lake on a disk is opened."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(chain, "_LOOK_AHEAD", 100)
         yield
@@ -33,7 +33,7 @@ def short_chains() -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def postgres(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """The URL of a server, and of a database on it that is no relay's."""
+    """The URL of a server, and of a database on it that is not a relay's."""
     with asyncio.Runner() as runner:
         folder = tmp_path_factory.mktemp("postgres")
         copy_with_both(folder)
@@ -47,7 +47,7 @@ def postgres(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 @pytest.fixture(scope="session")
 def new_log(postgres: str) -> Callable[..., str]:
-    """Makes relay databases and gives their URLs: a copy `of` another, or of a migrated, empty one."""
+    """Creates relay databases and returns their URLs: a copy `of` another, or of a migrated, empty one."""
 
     def url_of(name: str) -> str:
         return urlunsplit(urlsplit(postgres)._replace(path=f"/{name}"))
@@ -76,7 +76,7 @@ def log_url(new_log: Callable[..., str]) -> str:
 
 @pytest.fixture
 def as_in_production(spark: SparkSession) -> Iterator[None]:
-    """Spark plans adaptively, as it does by default; the other tests leave that out to be quick."""
+    """Let Spark plan adaptively, as by default; the other tests disable that for speed."""
     spark.conf.set("spark.sql.adaptive.enabled", "true")
     try:
         yield
@@ -93,7 +93,7 @@ def object_server() -> Iterator[ObjectServer]:
 
 @pytest.fixture(scope="module")
 def object_places(object_server: ObjectServer) -> Iterator[Callable[[], str]]:
-    """Gives new places for lakes on it; the environment names it meanwhile."""
+    """Returns new places for lakes on the server; the environment names it meanwhile."""
     with pytest.MonkeyPatch.context() as patch:
         for name, value in object_server.environment.items():
             patch.setenv(name, value)
@@ -102,14 +102,14 @@ def object_places(object_server: ObjectServer) -> Iterator[Callable[[], str]]:
 
 @pytest.fixture
 def place(object_server: ObjectServer, object_places: Callable[[], str]) -> Iterator[str]:
-    """A new place for a lake, on a server that does as it is told again afterwards."""
+    """A new place for a lake, on a server that behaves normally again afterwards."""
     yield object_places()
     object_server.behave()
 
 
 @pytest.fixture
 def in_memory(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """Places of buckets in this process, for what takes thousands of requests."""
+    """Places of buckets in this process, for tests that make thousands of requests."""
     buckets: dict[str, MemoryStore] = defaultdict(MemoryStore)
     monkeypatch.setattr(ObjectStore, "_store", lambda store: buckets[store.prefix])
     return map("s3://memory/{}".format, itertools.count())

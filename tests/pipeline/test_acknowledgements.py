@@ -16,7 +16,7 @@ MESSAGES = int(os.environ.get("STRATA_HOT_CHANNEL", "20000"))
 
 
 def batches(rows: list[PacketRow], size: int) -> list[pa.RecordBatch]:
-    """Rows as Spark gives them to a task, with numbers for ids."""
+    """Rows as Spark passes them to a task, with numbers as ids."""
     table = pa.table(
         {
             "content_topic": ["/chat/1/room/proto"] * len(rows),
@@ -57,7 +57,7 @@ def test_rows_in_any_order_are_followed_in_the_order_of_the_log():
 
 
 def test_a_hot_channel_costs_some_bytes_a_message():
-    """With STRATA_HOT_CHANNEL=10000000 in the environment, of ten million messages."""
+    """With STRATA_HOT_CHANNEL=10000000 in the environment, for ten million messages."""
 
     def some():
         for first in range(0, MESSAGES, 5_000):

@@ -79,7 +79,7 @@ def test_what_retention_spared_is_archived_though_days_are_gone(spark, log_url, 
             assert (await store.maintain(NOON + 9 * DAY)).days == 1
 
     asyncio.run(sweep())
-    # Between what was spared lie more places than a batch has rows. An earlier version cut by places, and was
+    # The spared packets are farther apart than a batch has rows. An earlier version cut by places, and
     # stopped where there is no row.
     with monkeypatch.context() as patch:
         patch.setattr(archiving, "last_of", lambda connection, span, rows: first_of_day(span.day) + 3)
@@ -128,7 +128,7 @@ def test_a_damaged_last_row_blocks_nothing(spark, log_url, tmp_path):
     sql(log_url, damaged("1234", 4), damaged("5678", 5), late)
     assert archive(spark, log_url, tmp_path).quarantined == 2
     assert archive(spark, log_url, tmp_path).batches == 0
-    # Mended since, by hand or from a backup: the last packet that is one tells the log.
+    # Repaired since, by hand or from a backup: the last valid packet identifies the log.
     sql(log_url, damaged(made[5].digest.hex(), 5))
     relay_logs.append(log_url, relay_logs.make_many(2, first=50))
     assert archive(spark, log_url, tmp_path).packets == 2
@@ -196,7 +196,7 @@ def test_a_folder_that_no_manifest_knows_is_not_deleted_but_refused(spark, begun
 
 
 def test_a_batch_in_sight_without_proof_is_moved_aside_and_archived_again(spark, begun, lake):
-    # As an earlier version left it that was killed before it wrote the manifest.
+    # As left by an earlier version that was killed before it wrote the manifest.
     [manifest] = (lake / "_manifests").iterdir()
     manifest.unlink()
     with pytest.raises(LakeError, match="no manifests"):
@@ -214,7 +214,7 @@ def test_a_database_that_vanishes_amid_a_batch_is_told_and_a_rerun_completes(spa
     postgres, name = log_url.replace(urlsplit(log_url).path, "/postgres"), urlsplit(log_url).path[1:]
 
     def nobody_else(done: archiving.Archived) -> None:
-        # The driver keeps its connection and plans on; the tasks find nobody.
+        # The driver keeps its connection and continues planning; the tasks cannot connect.
         sql(postgres, f'ALTER DATABASE "{name}" ALLOW_CONNECTIONS false')
 
     with pytest.raises(LogUnavailable):

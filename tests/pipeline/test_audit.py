@@ -1,4 +1,4 @@
-"""What an audit finds: any change of lake, manifests or log; and that it finds nothing where nothing is."""
+"""What an audit finds: any change of lake, manifests or log, and nothing in an unchanged lake."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def original(spark, new_log, tmp_path_factory) -> tuple[str, Path]:
 
 @pytest.fixture
 def lake(original: tuple[str, Path], tmp_path: Path) -> Path:
-    """A copy of the lake, to do harm to."""
+    """A copy of the lake, to be damaged."""
     return shutil.copytree(original[1], tmp_path, dirs_exist_ok=True)
 
 
@@ -110,7 +110,7 @@ TAMPERINGS: dict[str, tuple[Callable[[pa.Table], pa.Table], set[str]]] = {
 
 @pytest.fixture(scope="module")
 def tampered(spark, original: tuple[str, Path], tmp_path_factory) -> tuple[Lake, Audited]:
-    """A lake with another change in each batch, and what an audit finds in it."""
+    """A lake with a different change in each batch, and the findings of an audit."""
     lake = Lake.open(shutil.copytree(original[1], tmp_path_factory.mktemp("tampered") / "lake"))
     for manifest, (change, _) in zip(lake.manifests, TAMPERINGS.values(), strict=True):
         path = min(lake.packets.glob(f"day=*/batch={manifest.span}/kind=*/*.parquet"))
@@ -160,7 +160,7 @@ def test_files_torn_foreign_or_missing_are_found(spark, lake):
     (path.parent / "stranger.parquet").unlink()
     nameless = Path(os.fsdecode(os.fsencode(path.parent) + b"/\xff.parquet"))
     nameless.write_bytes(whole)
-    assert "batch: unreadable" in audit(spark, lake).counts  # Arrow cannot open a name that is no text
+    assert "batch: unreadable" in audit(spark, lake).counts  # Arrow cannot open a name that is not text
     nameless.unlink()
     foreign = lake / "packets" / "day=2024-10-04" / "batch=5-9" / "kind=POST"
     foreign.mkdir(parents=True)
@@ -199,7 +199,7 @@ def test_a_migration_audits_first_and_what_was_not_bound_is(spark, log, lake):
     path, table = file_of(lake)
     altered = TAMPERINGS["an annotation"][0]
     pq.write_table(altered(table), path)
-    assert audit(spark, lake).holds  # only the log can tell
+    assert audit(spark, lake).holds  # only the log can show it
     with pytest.raises(LakeError, match=r"1 × log: altered.*nothing was changed"):
         migrate_lake(spark, lake, url=log)
     assert Lake.open(lake).tip == previous
@@ -234,7 +234,7 @@ def test_signatures_count_under_the_keys_of_their_time(spark, log_url, tmp_path)
         return packets.build(who, {"type": "POST", "text": str(at)}, timestamp=at)
 
     made = [post(old, NOON), packets.build(old, rotation, timestamp=NOON + 100), post(new, NOON + 2000)]
-    made.append(post(old, NOON + 5000))  # by the key that was replaced: no relay would have taken it
+    made.append(post(old, NOON + 5000))  # by the replaced key: no relay would have accepted it
     for packet in made:
         relay_logs.append(log_url, [packet], packet.timestamp)
     archive(spark, log_url, tmp_path)
@@ -269,7 +269,7 @@ def test_a_lake_with_very_many_faults_lists_some_of_each_kind_and_counts_all():
 
 @pytest.mark.parametrize("name", ["author_id", "timestamp", "expires_at"])
 def test_a_packet_that_cannot_be_read_is_one_that_was_not_verified(spark, lake, name):
-    """Damage in a column that no digest covers: Spark's reader would pass over the file and say nothing."""
+    """Damage in a column that no digest covers: Spark's reader would skip the file silently."""
     path, table = file_of(lake, 2)
     metadata = pq.ParquetFile(path).metadata
     chunk = metadata.row_group(0).column(table.schema.get_field_index(name))

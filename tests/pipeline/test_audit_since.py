@@ -56,7 +56,7 @@ def test_an_audit_goes_on_from_the_tip_of_the_one_before(spark, log_url, tmp_pat
     nothing = audit(spark, lake, url=log_url, since=first.tip)
     assert nothing.holds and (nothing.batches, nothing.packets, nothing.tip) == (0, 0, first.tip)
 
-    # One of them is signed by a key that an older packet tells of.
+    # One of them is signed by a key that an older packet introduces.
     post = packets.build(new, {"type": "POST", "text": "later"}, timestamp=NOON + 2000)
     relay_logs.append(log_url, [*relay_logs.make_many(5, first=100, at=NOON), post], NOON + 2000)
     archive(spark, log_url, lake)
@@ -68,7 +68,7 @@ def test_an_audit_goes_on_from_the_tip_of_the_one_before(spark, log_url, tmp_pat
     assert (second["batches"], second["packets"], second["compared_up_to"]) == (1, 6, second["reached"])
     assert second["tip"] == Lake.open(lake).tip != first.tip
 
-    # What is older is not read again: that is for a whole audit. What is new is checked in every way.
+    # Older batches are not read again: only a whole audit does that. New ones are checked in every way.
     before, after = (sorted(path.rglob("kind=POST/*.parquet")) for path in _batches(lake))
     _rewrite(before[0], flip_signature)
     assert audit(spark, lake, url=log_url, since=first.tip).holds

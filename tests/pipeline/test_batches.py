@@ -1,4 +1,4 @@
-"""Batches of a lake held against their manifests, and cut."""
+"""Batches of a lake checked against their manifests, and cut."""
 
 from __future__ import annotations
 
@@ -92,5 +92,5 @@ def test_days_that_retention_had_emptied_before_they_were_archived_are_known_by_
 
     assert leading_days_with_holes(days(10, 10)) == 0
     assert leading_days_with_holes(days(2, 3, 10, 10)) == 20_002 << 32
-    assert leading_days_with_holes(days(10, 3)) == 0  # a hole that came later stays a hole
+    assert leading_days_with_holes(days(10, 3)) == 0  # a hole that came later remains a hole
     assert leading_days_with_holes([]) == 0

@@ -1,4 +1,4 @@
-"""Rows of a log that are not what they must be, and those that are."""
+"""Rows of a log that are not valid, and those that are."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def test_no_flipped_byte_outside_the_signature_passes(place: int, flip: int):
     body = bytearray(PACKET.canonical)
     body[place] ^= flip
     start = PACKET.canonical.index(PACKET.signature.encode())
-    if not start <= place < start + len(PACKET.signature):  # signatures are audit's work
+    if not start <= place < start + len(PACKET.signature):  # signatures are checked by audits
         assert fault(PACKET, body=bytes(body)) is not None
 
 

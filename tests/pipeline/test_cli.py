@@ -90,7 +90,7 @@ def test_probes_lie_in_a_folder_that_has_a_name(tmp_path, monkeypatch):
 
 
 def test_a_signal_stops_an_archive_whenever_it_comes():
-    """An event waits for itself for good where its lock is held as the handler comes."""
+    """An event blocks itself permanently if its lock is held when the handler runs."""
     stopping = Stopping()
     before = signal.signal(signal.SIGTERM, stopping.ask)
     try:

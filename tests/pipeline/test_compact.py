@@ -1,4 +1,4 @@
-"""Small files become large ones, and what the lake holds and proves stays the same."""
+"""Small files become large ones, and the lake's content and proofs stay the same."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from tests.support.waiting import wait_until
 
 @pytest.fixture(scope="module")
 def original(spark, new_log, tmp_path_factory):
-    """Log, lake and packets: two finished days and one that goes on, in small files; one row is put aside."""
+    """Log, lake and packets: two finished days and one unfinished, in small files; one row is quarantined."""
     url, lake, packets = new_log(), tmp_path_factory.mktemp("lake"), []
     for day in range(3):
         packets += (today := relay_logs.make_many(30, first=day * 30, at=NOON + day * DAY))
@@ -51,7 +51,7 @@ def test_a_compacted_lake_holds_the_same_and_goes_on(spark, original, tmp_path, 
     publish(Lake.open(tmp_path))
     done = compact(spark, tmp_path)
     assert done.days == 2 and done.files_after == 4 < done.files_before
-    # A Delta log that is there is told of each day.
+    # An existing Delta log gets each day.
     assert set(published_files(tmp_path)) == set((tmp_path / "packets").rglob("*.parquet"))
     assert bodies(tmp_path) == before == [p.canonical for n, p in enumerate(made) if n != 4]
     assert audit(spark, tmp_path, url=log_url).holds

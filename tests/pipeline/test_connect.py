@@ -1,4 +1,4 @@
-"""Jobs on a Spark Connect server, which the JVM of the other tests of Spark becomes."""
+"""Jobs on a Spark Connect server, which the JVM of the other Spark tests becomes."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tests.support.toy_lakes import DAY, write_batch
 
 Run = Callable[..., list[tuple[int, dict[str, Any], str]]]
 
-# The commands as users give them, in one process: most of what a process costs is to import PySpark.
+# The commands as users type them, in one process: importing PySpark is most of a process's cost.
 _COMMANDS = """
 import json, sys
 from strata_pipeline.cli import app
@@ -54,10 +54,10 @@ def server(spark: SparkSession) -> Iterator[str]:
 
 @pytest.fixture(scope="module")
 def run(server: str) -> Run:
-    """Runs commands on the server: the exit code, the last line of JSON and the errors of each."""
+    """Runs commands on the server: for each the exit code, the last line of JSON and the errors."""
 
     def commands(*asked: list[str]) -> list[tuple[int, dict[str, Any], str]]:
-        # No Java where the command runs: whatever asks the JVM by another way than the server fails.
+        # No Java where the command runs: code that reaches the JVM other than through the server fails.
         environment = os.environ | {"SPARK_REMOTE": server, "JAVA_HOME": "/nowhere"}
         done = subprocess.run(
             [sys.executable, "-c", _COMMANDS, json.dumps([[*one, "--json"] for one in asked])],
@@ -114,7 +114,7 @@ def test_jobs_that_read_a_lake_do_so_on_a_server(run, tmp_path, place):
         ["report", *at, "--output", str(output)],
         ["reputation", "--probes", str(tmp_path / "probes"), "--output", str(output)],
     )
-    # These bodies are no packets. What else an audit says shows that tasks on the server ran our code.
+    # These bodies are not packets. The other findings of an audit show that tasks on the server ran our code.
     assert audited[0] == 1 and audited[1]["counts"] == {"file: stray": 1, "packet: invalid_schema": 5}
     assert in_bucket[0] == 1 and in_bucket[1]["counts"] == {"packet: invalid_schema": 3}
     assert (reported[0], reported[1]["packets"], reported[1]["counted"]) == (0, 5, 2)

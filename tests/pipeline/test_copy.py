@@ -1,4 +1,4 @@
-"""A lake from a disk into a bucket and back: the same chain, whatever is killed, and nothing false."""
+"""A lake from a disk into a bucket and back: the same chain, wherever it is killed, and nothing false."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_a_lake_comes_into_a_bucket_and_back_with_its_tip(lake, place, tmp_path)
     assert copy_lake(place, back).tip == up.tip
     assert faults(back) == [] and read(back) == read(lake)
     assert read(back, "quarantine") == read(lake, "quarantine")
-    # Each goes on by itself, and the other catches up or says that it cannot.
+    # Each continues by itself, and the other catches up or reports that it cannot.
     write_batch(lake, [4], day=DAY + 1)
     assert copy_lake(lake, place).batches == 1 and rows(place) == [*ALL, sequence(4, DAY + 1)]
     write_batch(back, [5], day=DAY + 1)
@@ -102,7 +102,7 @@ def test_of_two_copies_at_once_nothing_is_left_that_no_listing_names(
     lake, in_memory, monkeypatch, before, left
 ):
     place, begun, real = next(in_memory), list[str](), obstore.put
-    if left != "nothing":  # by one that was killed: it does not count yet
+    if left != "nothing":  # by a killed writer: it does not count yet
         with requests() as sent:
             copy_lake(lake, next(in_memory))
         with requests(next(n for n, one in enumerate(sent) if "_manifests/" in one)), pytest.raises(Killed):

@@ -1,4 +1,4 @@
-"""What was erased from a lake goes from its copies: from none to all of it in one step, killed anywhere."""
+"""Packets erased from a lake are removed from its copies: all in one step, wherever it is killed."""
 
 from __future__ import annotations
 
@@ -42,21 +42,21 @@ Place = str | Path
 
 
 def begun(where: str) -> None:
-    """Two batches of a day, with a quarantined row."""
+    """Put two batches of a day, with a quarantined row."""
     put_batch(where, [1, 2, 3], [4])
     put_batch(where, [5, 6])
 
 
 def ended(where: str) -> None:
-    """Another batch of that day, and two more days."""
+    """Put another batch of that day, and two more days."""
     put_batch(where, [7, 8])
     put_batch(where, [1, 2, 3], day=DAY + 1)
     put_batch(where, [1], day=DAY + 2)
 
 
 def erased_all(where: str) -> None:
-    """Three erasures; the first and the last are from the same day, and from one batch twice: the second time
-    a row that was put aside when it was archived goes as well."""
+    """Make three erasures; the first and the last are from the same day, and from one batch twice: the second
+    time they include a row that was quarantined when it was archived."""
     erased(where, sequence(2), sequence(8))
     erased(where, sequence(1, DAY + 1), day=DAY + 1)
     erased(where, sequence(3), sequence(4), sequence(5))
@@ -66,7 +66,7 @@ _kept: dict[Callable[[str], None], dict[str, bytes]] = {}
 
 
 def grown(place: str, before: str | None, act: Callable[[str], None]) -> str:
-    """The lake that an act makes of the one before: made once, and put into each world."""
+    """The lake that an action makes of the one before: made once, and copied into each world."""
     store = ObjectStore.at(place)
     if act in _kept:
         for name, content in _kept[act].items():
@@ -81,7 +81,7 @@ def grown(place: str, before: str | None, act: Callable[[str], None]) -> str:
 
 
 class World:
-    """A lake before and after it was erased from, and places for copies."""
+    """A lake before and after an erasure, and places for copies."""
 
     def __init__(self, places: Iterator[str], folder: Path) -> None:
         self._places, self._folder, self._folders = places, folder, 0
@@ -116,7 +116,7 @@ def world(in_memory: Iterator[str], tmp_path: Path) -> World:
 
 
 def seen(place: Place) -> tuple[list[int], list[int]]:
-    """What a lake shows, all of which holds by its manifests and records."""
+    """The rows that a lake shows, after checking all of it by its manifests and records."""
     lake = open_lake(place)
     with lake.held():
         assert lake.unexpected(lake.days())[0] == []
@@ -144,7 +144,7 @@ def sequences_in(paths: Iterator[Path]) -> list[int]:
 
 
 def seen_if_there(place: Place) -> tuple[list[int], list[int]]:
-    """Nothing is shown of a lake that has no manifest yet."""
+    """As `seen`; nothing for a lake that has no manifest yet."""
     try:
         open_lake(place)
     except LakeError as error:
@@ -154,7 +154,7 @@ def seen_if_there(place: Place) -> tuple[list[int], list[int]]:
 
 
 def bodies_in(place: Place) -> set[bytes]:
-    """Every body in whatever file or object lies there."""
+    """Every body in any file or object at the place."""
     if isinstance(place, Path):
         files = [path.read_bytes() for path in place.rglob("*.parquet")]
     else:
@@ -165,7 +165,7 @@ def bodies_in(place: Place) -> set[bytes]:
 
 
 def settle(place: Place) -> None:
-    """Let no grace be left; then nothing is left of what was erased."""
+    """Let no grace be left; then nothing of the erased rows is left."""
     if not isinstance(place, Path):
         with ObjectLake.replace(place, NO_GRACE):
             pass
@@ -198,7 +198,7 @@ def test_in_every_direction_a_copy_gets_what_was_erased_at_once_or_later(world, 
         assert (done.erasures, done.left) == (3, 0)
         is_copy(place, erased_from)
         assert copy_lake(erased_from, place).erasures == 0
-        # A copy is as good a lake as the other: it is copied, and it goes on.
+        # A copy is as good a lake as the original: it is copied, and it continues.
         is_copy(world.copied("bucket" if target == "disk" else "disk", place), world.source)
         put = write_batch if target == "disk" else put_batch
         put(place, [2], day=DAY + 2)
@@ -247,14 +247,14 @@ def test_killed_at_every_step_a_copy_holds_and_the_next_run_ends_it(world, kind,
 
 
 def steps_of(count: int, case: str) -> range:
-    """One of twenty, from another one on in each case; all of them by option."""
+    """Every twentieth step, with a different offset for each case; an option selects all of them."""
     stride = int(os.environ.get("STRATA_TEST_COPY_STRIDE", "20"))
     return range(zlib.crc32(case.encode()) % stride, count, stride)
 
 
 @contextlib.contextmanager
 def changes(kind: str, last: int | None = None, *, at_once: bool) -> Iterator[list[str]]:
-    """What is changed by calls or requests, and an end after `last` of them."""
+    """The changes made by calls or requests; with `last`, kills after that many."""
     if kind == "bucket":
         with requests(last) as sent:
             yield sent
@@ -264,7 +264,7 @@ def changes(kind: str, last: int | None = None, *, at_once: bool) -> Iterator[li
 
 
 def look_of(place: Place) -> frozenset[tuple[str, int]]:
-    """By what two lakes are the same: most calls change nothing that a process sees which comes later."""
+    """What makes two lakes equal: most calls change nothing that a later process sees."""
     if isinstance(place, Path):
         files = [path for path in place.rglob("*") if "lock" not in path.name]
         names = [re.sub(r"json\.\d+$", "json", str(path.relative_to(place))) for path in files]
@@ -305,11 +305,11 @@ def test_a_lake_that_is_half_copied_takes_no_archive_and_is_no_source(world, kin
         (write_batch if kind == "disk" else put_batch)(place, [9], day=DAY)
     with pytest.raises(LakeError, match=r"is a copy that is not complete: .* copy into it again first"):
         copy_lake(place, world.new("disk"))
-    if kind == "bucket":  # where the copy is stopped for longer than the grace
+    if kind == "bucket":  # if the copy is interrupted for longer than the grace
         with ObjectLake.write(str(place), NO_GRACE, copying=True):
             pass
         seen(place)
-    # What is erased meanwhile is not brought back either.
+    # Packets erased meanwhile are not brought back either.
     erased(world.source, sequence(6))
     assert copy_lake(world.source, place).left == 0
     assert seen(place)[0] == [n for n in LEFT if n != sequence(6)]

@@ -1,4 +1,4 @@
-"""A lake as a database: of a bucket as of a folder, exactly what counts."""
+"""A lake as a database, from a bucket as from a folder: exactly what counts."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_a_bucket_answers_as_a_folder_does_and_shows_only_what_counts(place, tmp
         write_batch(tmp_path / "lake", sound, aside, day=day)
         put_batch(place, sound, aside, day=day)
     with ObjectLake.write(place) as lake:
-        drafted(lake, [3, 4], day=DAY + 1)  # and then it is killed: objects that no manifest names
+        drafted(lake, [3, 4], day=DAY + 1)  # then it is killed: objects that no manifest names
     on_disk, database = database_of(tmp_path / "lake"), database_of(place)
     expected = answers(on_disk)
     assert answers(database) == expected and all(expected)
@@ -56,7 +56,7 @@ def test_a_bucket_answers_as_a_folder_does_and_shows_only_what_counts(place, tmp
     [kinds] = database.sql("SELECT kinds FROM manifests WHERE number = 0").fetchall()[0]
     assert kinds == ObjectLake.open(place).manifests[0].kinds
 
-    # Days that are written anew: no row is there twice, and what was erased is not there at all.
+    # Rewritten days: no row is there twice, and erased ones are not there at all.
     assert compacted(place)
     assert sequences(database_of(place), "packets") == sequences(on_disk, "packets")
     assert erased(place, sequence(2)) == 1
@@ -64,7 +64,7 @@ def test_a_bucket_answers_as_a_folder_does_and_shows_only_what_counts(place, tmp
     assert (sequences(now, "packets"), sequences(now, "quarantine")) == rows_apart(place)
     assert sequence(2) not in sequences(now, "packets")
 
-    # Who was there before reads on in the objects that were replaced, and gets an error once they are gone.
+    # An earlier reader continues with the replaced objects, and gets an error once they are deleted.
     assert sequences(database, "packets") == sequences(on_disk, "packets")
     put_batch(place, [4], day=DAY + 1)
     assert len(sequences(database, "packets")) == 7 and len(sequences(database_of(place), "packets")) == 7

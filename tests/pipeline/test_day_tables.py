@@ -1,4 +1,4 @@
-"""What is kept by day: each day is read once, and the answers are those of reading them all."""
+"""Results kept by day: each day is read once, and the answers are those of reading them all."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ EARLIER, LOST = "named long after it was sent", "never sent"
 
 
 def _packets(day: int) -> list[Packet]:
-    """A day's texts, like those of other days, and messages that follow those of the day before."""
+    """A day's texts, similar to those of other days, and messages that follow those of the day before."""
     at = NOON + day * DAY
     texts = [relay_logs.make(100 * day + n, who=n % 2, text=f"{ADVERT}{n}", at=at) for n in range(6)]
     secret = relay_logs.make(100 * day + 50, who=2, text=f"{SECRET}{day}", at=at)
@@ -47,7 +47,7 @@ def _packets(day: int) -> list[Packet]:
 
 
 def _plain(figures: Any) -> Any:
-    """Without the number of days that were read."""
+    """The figures without the number of days read."""
     return replace(figures, totals={**figures.totals, "counted": None})
 
 
@@ -69,14 +69,14 @@ def test_traffic_and_reliability_read_a_day_once(spark, log_url, tmp_path: Path)
     assert sum(row["near_duplicates"] for row in _rows(output / "hours")) == 5 + 7 + 7
     assert [row["message_id"] for row in _rows(output / "gaps")] == [LOST]
 
-    # Days that nobody has to read need not be there. Earlier days say what was sent on them.
+    # Days that need not be read need not be there. Earlier days record what was sent on them.
     (lake / "packets").rename(lake / "_away")
     assert traffic(spark, lake, output=output, now=NOON).totals["counted"] == 0
     assert reliability(spark, lake, days=1, output=output).totals["counted"] == 0
     assert [row["message_id"] for row in _rows(output / "gaps")] == [LOST]
     (lake / "_away").rename(lake / "packets")
 
-    # A day grows, another comes, and from one something is erased: its words are kept no longer.
+    # A day grows, another is added, and a packet is erased from one: its words are no longer kept.
     relay_logs.append(log_url, [relay_logs.make(990, text=f"{ADVERT}x")], NOON + 2 * DAY + 60)
     relay_logs.append(log_url, _packets(3), NOON + 3 * DAY)
     archive(spark, log_url, lake)

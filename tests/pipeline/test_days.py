@@ -1,4 +1,4 @@
-"""The figures of days, each counted a second time in plain Python from what the documents say of it."""
+"""The figures of days, each computed a second time in plain Python from its documentation."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from strata_pipeline.schemas import schema
 from strata_pipeline.transforms.days import count_days, count_periods
 
 DAY = 20_751
-"""A Sunday: the days go over the ends of weeks and of a month."""
+"""A Sunday: the days cross the ends of weeks and of a month."""
 SHARES = (0.01, 0.5, 0.9, 0.99)
 TYPES = {
     "POST": "POST",
@@ -35,7 +35,7 @@ TYPES = {
     "POST\n": "other",
     "": "other",
 }
-"""Content types, and the folders that the guide gives to them."""
+"""Content types, and the folders that the guide assigns to them."""
 CLAIMS = {
     None: None,
     "SOFTWARE": "SOFTWARE",
@@ -46,7 +46,7 @@ LAGS = (0, 0, 1, 2, 2, 3, 9, 10, 61, 3600, 86_400 * 30, -1, -2, -3, -119, 2**53 
 
 
 class Made(NamedTuple):
-    """A packet, and what the pipeline has to find out about it."""
+    """A packet, and what the pipeline must find out about it."""
 
     day: int
     author: str
@@ -58,13 +58,13 @@ class Made(NamedTuple):
 
 
 def packets_of(chosen: random.Random, days: Iterable[int]) -> list[Made]:
-    """Some dozens for each day, of authors that come and go."""
+    """Some dozens for each day, from authors that come and go."""
     made = []
     for day in days:
         there = chosen.sample(range(30), chosen.randrange(1, 12))
         for number in range(chosen.randrange(1, 45)):
             claim = chosen.choice(list(CLAIMS))
-            # The word alone makes no claim.
+            # The word alone is not a claim.
             told: dict[str, Any] = {"content": {"text": '"origin_type" ' + "é" * number}}
             if claim is not None:
                 told["provenance_header"] = {"origin_type": claim}
@@ -88,7 +88,7 @@ def rows_of(made: Iterable[Made]) -> list[tuple[Any, ...]]:
 
 
 def grouped(rows: Iterable[Row]) -> dict[str, dict[str, dict[str | None, Row]]]:
-    """Rows by what they tell, day and name."""
+    """Rows by their figure, day and name."""
     found: dict[str, dict[str, dict[str | None, Row]]] = defaultdict(lambda: defaultdict(dict))
     for row in rows:
         assert row["name"] not in found[row["what"]][day_text(row["day"])]
@@ -101,7 +101,7 @@ def histogram(rows: Mapping[str | None, Row]) -> dict[int, int]:
 
 
 def assert_percentiles(told: Mapping[int, int], seconds: Iterable[int]) -> None:
-    """Exact below ten seconds, and to 5 % above."""
+    """Check percentiles: exact below ten seconds, and to 5 % above."""
     in_order = sorted(seconds)
     assert sum(told.values()) == len(in_order)
     for share in SHARES:
@@ -145,7 +145,7 @@ def authors_by(period: Callable[[str], str], made: Iterable[Made]) -> dict[str, 
 
 
 def assert_weeks(samples: list[tuple[str, bytes]], made: list[Made]) -> None:
-    """Who is new, stays, returns and leaves, by sets of names."""
+    """Check by sets of names who is new, stays, returns and leaves."""
     weeks = sorted(authors_by(week_of, made).items())
     seen: set[str] = set()
     before: set[str] = set()
@@ -199,7 +199,7 @@ def test_each_figure_is_what_the_documents_say_whatever_the_order_and_the_parts(
         assert list(hashes) == sorted(set(hashes)) and hashes[0] >= 0
     assert_weeks(samples, made)
 
-    # Sketches of days, put together, know as much as one of the whole week or month; of so few, all of it.
+    # Combined, the sketches of days know as much as one of the whole week or month; of so few, everything.
     sketches = [(period, bytes(there[None]["sketch"])) for day, there in found["author"].items()
                 for period in (week_of(day), day[:7])]  # fmt: skip
     true = authors_by(week_of, made) | authors_by(lambda day: day[:7], made)

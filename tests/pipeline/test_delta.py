@@ -1,4 +1,4 @@
-"""The Delta log: readers agree with the manifests at every version, whatever is killed and when."""
+"""The Delta log: readers agree with the manifests at every version, wherever and whenever it is killed."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ from tests.support.toy_lakes import DAY, compacted, faults, read, staged, write_
 from tests.support.toy_lakes import place as sequence
 
 COMMITS = int(os.environ.get("STRATA_DELTA_COMMITS", "6"))
-"""Commits beside kills: a thousand take some minutes."""
+"""Commits between kills: a thousand take some minutes."""
 GUIDE = Path(__file__).parents[2] / "docs/guides/pipeline.md"
 COLUMNS = ["sequence", "received_at", "packet_id", "size"]
 
@@ -66,7 +66,7 @@ def with_pyarrow(lake: Path, version: int) -> pa.Table:
 
 
 def with_duckdb(lake: Path, version: int) -> pa.Table:
-    # DuckDB's own reader of Delta is an extension from the network; its scan of the table's files is not.
+    # DuckDB's own Delta reader is an extension from the network; its scan of the table's files is not.
     rows = DeltaTable(lake / "packets", version=version).to_pyarrow_dataset()
     return duckdb.from_arrow(rows).project(", ".join(COLUMNS)).to_arrow_table()
 
@@ -112,7 +112,7 @@ def test_every_reader_agrees_at_every_version_and_a_run_too_many_changes_nothing
     [summary] = pl.scan_delta(str(path / "packets")).group_by("kind").len().sort("kind").collect().rows()[:1]
     assert summary == ("NOTE", 3)
 
-    # A compaction changes the files of a version to come, and no row.
+    # A compaction changes the files of a future version, but no row.
     before = digest(with_pyarrow(path, 3))
     compact(path, DAY)
     with pytest.raises(FileNotFoundError):  # never wrong rows
@@ -139,14 +139,14 @@ def test_what_is_gained_is_published_without_a_look_at_older_files(tmp_path, mon
         assert (done.version, done.added, done.removed, done.rows) == (1, 4, 0, 7)
         with pytest.raises(AssertionError):
             publish(Lake.open(path), days=[DAY])
-    # What a compaction, or an erasure, has taken on its way: the day is looked at as a whole.
+    # A compaction or an erasure may include unpublished batches: the day is compared as a whole.
     write_batch(path, [8])
     write_batch(path, [1], day=DAY + 1)
     compact(path, DAY)
     done = publish(Lake.open(path), days=())
     assert (done.version, done.rows) == (2, 9)
     assert digest(with_pyarrow(path, 2)) == digest(with_files(path, 2)) and len(read(path)) == 9
-    # What does not have the rows of its manifest is not published.
+    # A batch without the rows of its manifest is not published.
     write_batch(path, [2, 3], day=DAY + 1)
     [last] = (path / "packets").glob(f"day=*/batch=*{sequence(3, DAY + 1)}/kind=POST/*.parquet")
     shutil.copy(last, last.with_name("again.parquet"))
@@ -170,13 +170,13 @@ def test_a_table_that_was_left_open_is_opened_anew_where_it_is_not_what_it_was(t
         write_batch(path, [number])
         assert publish(Lake.open(path), days=(), opened=opened).version == number - 1
     assert len(made) == 1
-    # Another has published meanwhile.
+    # Another process has published meanwhile.
     write_batch(path, [5])
     publish(Lake.open(path))
     made.clear()
     write_batch(path, [6])
     assert publish(Lake.open(path), days=(), opened=opened).version == 5 and not made
-    # The log is another: with fewer versions, with as many, and none.
+    # Another log: with fewer versions, with as many, and none.
     publish(Lake.open(path), rebuild=True)
     for number in range(7, 13):
         write_batch(path, [number])
@@ -218,7 +218,7 @@ def test_a_day_that_was_written_anew_by_a_run_that_was_killed_is_published_by_th
             write(where, ordinals, day=day)
         publish(open_lake(where))
     compact(path, DAY)
-    assert object_compacted(place)  # and each was killed here
+    assert object_compacted(place)  # and each was killed at this point
     if job == "compact":
         run: Callable[[Any], Any] = partial(compacting.compact, Mock())
     else:
@@ -266,7 +266,7 @@ def test_a_log_that_is_removed_or_foreign_is_made_again(tmp_path):
     shutil.rmtree(delta_log(Lake.open(path)))
     assert publish(Lake.open(path)).version == 0
 
-    # Whatever makes the log doubtful is refused until somebody says otherwise.
+    # Any doubt about the log leads to refusal until the caller decides otherwise.
     other = tmp_path / "other"
     write_batch(other, [1])
     shutil.copytree(path / "packets" / "_delta_log", other / "packets" / "_delta_log")
@@ -322,7 +322,7 @@ def test_a_batch_in_the_making_is_not_in_the_table_and_rows_cannot_be_deleted_th
     manifest, packets, _ = staged(lake, [3, 4])
     assert packets is not None
     batch = next((path / "packets").glob("day=*")) / f"batch={manifest.span}"
-    shutil.copytree(packets, batch)  # in sight, and its manifest not written yet
+    shutil.copytree(packets, batch)  # visible, and its manifest not written yet
     assert publish(Lake.open(path)).rows == 2
     with pytest.raises(DeltaError, match="append-only"):
         DeltaTable(path / "packets").delete(f"sequence > {first_of_day(DAY)}")
@@ -358,7 +358,7 @@ def test_killed_at_any_time_the_next_publisher_completes_the_log(tmp_path):
 
 
 def publish_and_kill(start: Callable[..., ShortLife], path: Path, seconds: float) -> None:
-    """A writer that is killed after some seconds, and the next, which completes the log."""
+    """Kill a writer after some seconds; the next one completes the log."""
     writer = start(str(path), COMMITS)
     assert writer.line() == "ready"
     time.sleep(seconds)
@@ -374,8 +374,8 @@ def publish_and_kill(start: Callable[..., ShortLife], path: Path, seconds: float
 
 
 def check_versions(path: Path) -> None:
-    """Each version is a beginning of the chain, to the row, and readers agree on it; of many, on each
-    hundredth and the last."""
+    """Check that each version is a beginning of the chain, to the row, and that readers agree on it; of many,
+    check each hundredth and the last."""
     manifests = Lake.open(path).manifests
     last = DeltaTable(path / "packets").version()
     seen: set[Path] = set()
@@ -403,7 +403,7 @@ def in_bucket(where: str) -> dict[str, str]:
 
 
 def rows_in_bucket(where: str, version: int | None = None) -> pa.Table:
-    """The rows at a version, or the last, on which all readers agree."""
+    """The rows at a version, or the last, after checking that all readers agree on them."""
     table, options = f"{where}/packets", in_bucket(where)
     dataset = DeltaTable(table, version=version, storage_options=options).to_pyarrow_dataset()
     found = dataset.to_table(columns=COLUMNS)

@@ -1,4 +1,4 @@
-"""What deploy/ has for the pipeline works as it is told: the role, the units, the commands, the locks."""
+"""The files for the pipeline in deploy/ work as described: the role, the units, the commands, the locks."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def _as_reader(url: str) -> str:
 
 
 def test_the_reader_reads_the_log_and_nothing_else(log_url):
-    for _ in range(2):  # again is as good as once
+    for _ in range(2):  # twice has the same effect as once
         made = _make_reader(log_url)
         assert (made.returncode, made.stderr) == (0, "")
     packet = relay_logs.make(1)
@@ -61,7 +61,7 @@ def test_the_reader_reads_the_log_and_nothing_else(log_url):
         refused = []
         try:
             assert await reader.fetchval("SHOW default_transaction_read_only") == "on"
-            # Whoever turns that off again still has no right to write.
+            # A session that turns that off again still has no right to write.
             await reader.execute("SET default_transaction_read_only = off")
             for statement in (
                 "SELECT * FROM relay_secrets",
@@ -97,12 +97,12 @@ def test_units_are_what_systemd_understands(tmp_path):
         capture_output=True,
         text=True,
     )
-    # Where it is installed does not matter here; whatever else is found does.
+    # Where it is installed does not matter here; all other findings do.
     assert (told.returncode, told.stderr) == (0, "")
 
 
 def _told_commands() -> list[tuple[str, str, list[str]]]:
-    """(where, command, options) of every command line that deploy/spark, the units and compose have."""
+    """(where, command, options) of every command line in deploy/spark, the units and compose."""
     line = re.compile(r"(?:strata-pipeline|--rm archive) ([a-z]+) (--.*)")
     found = [
         (file.name, command, re.findall(r"--[a-z-]+", options))
@@ -140,7 +140,7 @@ def test_compose_and_image_agree():
     dockerfile, compose = ((ROOT / name).read_text() for name in ("Dockerfile", "docker-compose.yml"))
     assert re.findall(r"^FROM \S+ AS pipeline$", dockerfile, re.MULTILINE)
     assert "target: pipeline" in compose
-    # `docker build .` makes what is told last.
+    # `docker build .` builds the last stage.
     assert dockerfile.rpartition("\nFROM ")[2].endswith('ENTRYPOINT ["relayd"]\nCMD ["serve"]\n')
 
 
@@ -156,7 +156,7 @@ def test_compose_passes_on_what_protects_a_relay_and_bounds_each_container():
     bounded = {name for name, body in services if "mem_limit:" in body or "<<: *spark" in body}
     assert bounded == {name for name, body in services if "image:" in body or "<<: *spark" in body}
     assert len(bounded) == 12
-    # No account with a password that everybody knows.
+    # No account with a well-known password.
     assert "GF_SECURITY_DISABLE_INITIAL_ADMIN_CREATION: ${GRAFANA_WITHOUT_ADMIN:-true}" in compose
     assert '"127.0.0.1:${GRAFANA_PORT:-3000}:3000"' in compose
 

@@ -1,4 +1,4 @@
-"""What a job's first process does for each batch: a day of thousands is listed and opened once."""
+"""What a job's driver process does for each batch: a day of thousands is listed and opened once."""
 
 from __future__ import annotations
 

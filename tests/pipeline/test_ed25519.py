@@ -1,4 +1,4 @@
-"""An audit's signatures have the verdicts that everybody else's have."""
+"""An audit's signature checks have the same verdicts as everybody else's."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_a_changed_byte_is_found(seed: bytes, message: bytes, place: int, bits: 
 
 
 def _at_the_edge() -> Iterator[tuple[bytes, bytes, bytes]]:
-    """Keys, messages and signatures that verifiers disagree about."""
+    """Keys, messages and signatures on which verifiers disagree."""
     drawn = random.Random(25)
     for _ in range(60):
         secret, nonce, message = drawn.randrange(1, 2**20), drawn.randrange(1, 2**20), drawn.randbytes(4)
@@ -75,7 +75,7 @@ def test_no_verdict_differs_at_the_edge_of_the_curve() -> None:
         accepted += verdict
     assert (
         accepted > 60
-    )  # what is honest, and keys with a part of small order that the message happens to miss
+    )  # honest signatures, and keys with a part of small order that the message happens to miss
 
 
 @pytest.mark.parametrize(("key", "signature"), [(31, 64), (33, 64), (32, 63), (32, 65), (0, 0)])

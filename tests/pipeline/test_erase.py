@@ -1,4 +1,4 @@
-"""What a relay has erased goes from its lake, and everything else is proven as before."""
+"""Packets erased from a relay are removed from its lake, and everything else is proven as before."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ from tests.support.toy_lakes import DAY as TOY_DAY
 from tests.support.toy_lakes import write_batch
 
 ERASED = (3, 8, 9, 10, 25, 41)
-"""Some of both finished days: one amid a batch, all of one batch but two, the last of a batch."""
+"""From both finished days: one inside a batch, all of one batch but two, the last of a batch."""
 WAITING = 70
-"""Of the day that is not over."""
+"""In the day that is not over."""
 
 
 @pytest.fixture(scope="module")
 def original(spark, new_log, tmp_path_factory):
-    """A log of three days, erased from after it was archived in small batches; and its lake."""
+    """A log of three days, with erasures after it was archived in small batches; and its lake."""
     url, lake, packets = new_log(), tmp_path_factory.mktemp("lake"), []
     for day in range(3):
         packets += (today := relay_logs.make_many(30, first=day * 30, at=NOON + day * DAY))
@@ -74,7 +74,7 @@ def kept(packets) -> list[bytes]:
 
 
 def test_the_lake_holds_all_but_what_was_erased_and_proves_it(spark, original, new_log, tmp_path, made):
-    url, tip = new_log(original[0]), Lake.open(tmp_path).tip  # a copy, which goes on
+    url, tip = new_log(original[0]), Lake.open(tmp_path).tip  # a copy, which continues
     publish(Lake.open(tmp_path))
     assert audit(spark, tmp_path, url=url).counts == {"log: altered": len(ERASED) + 1}
     done = erase(spark, url, tmp_path)
@@ -82,14 +82,14 @@ def test_the_lake_holds_all_but_what_was_erased_and_proves_it(spark, original, n
     assert bodies(tmp_path) == kept(made)
     assert set(published_files(tmp_path)) == set((tmp_path / "packets").rglob("*.parquet"))
     assert not list(tmp_path.glob("_retired/*")) and not (tmp_path / "_staging").exists()
-    # Manifests, and so every tip that was noted, are what they were.
+    # Manifests, and so every recorded tip, are unchanged.
     assert Lake.open(tmp_path).tip == tip
     audited = audit(spark, tmp_path, url=url)
-    assert audited.counts == {"log: altered": 1} and audited.erased == len(ERASED)  # that of today
+    assert audited.counts == {"log: altered": 1} and audited.erased == len(ERASED)  # today's
     assert audited.packets == 90 - len(ERASED) and audited.quarantined == len(ERASED)
     assert audit(spark, tmp_path, since="2").holds
     assert erase(spark, url, tmp_path).packets == 0
-    # It goes on: the next day ends today, compaction and a second erasure change nothing else.
+    # It continues: the next day ends today's, compaction and a second erasure change nothing else.
     relay_logs.append(url, more := relay_logs.make_many(5, first=500, at=NOON + 3 * DAY), NOON + 3 * DAY)
     archive(spark, url, tmp_path)
     assert compact(spark, tmp_path, grace=0).days == 1  # each erasure has left one batch of a day
@@ -116,7 +116,7 @@ def test_an_audit_that_has_begun_as_the_lake_is_erased_from_counts_what_is_left(
     real, done = Lake.held, list[ErasedFrom]()
 
     def held(lake):
-        if not done:  # just before the audit keeps others away
+        if not done:  # just before the audit takes its lock
             done.append(ErasedFrom())
             done[0] = erase(spark, original[0], tmp_path)
         return real(lake)
@@ -155,7 +155,7 @@ def test_cut_off_at_any_step_a_day_has_all_or_nothing_erased(
         with pytest.raises(LakeError, match="was cut off: strata-pipeline erase, or compact"):
             audit(spark, tmp_path)
         with Lake.replace(tmp_path):
-            pass  # whoever may write finishes it
+            pass  # the next writer finishes it
     audited = audit(spark, tmp_path)
     assert audited.holds and (audited.erased > 0 or not is_complete)
     erase(spark, original[0], tmp_path)
@@ -194,7 +194,7 @@ def test_of_a_damaged_row_that_was_erased_nothing_is_left_but_its_place(spark, n
         f"UPDATE packets SET packet_id = substring(packet_id FOR 31) WHERE {ids[4]}",
         f"UPDATE packets SET received_at = {-(2**63)} WHERE {ids[5]}",
     )
-    relay_logs.erase(url, made[2].packet_id)  # before it is archived: of that the lake has nothing
+    relay_logs.erase(url, made[2].packet_id)  # before it is archived: the lake has nothing of it
     archive(spark, url, lake, batch_rows=3)
     copy_lake(lake, copy)
     tip = Lake.open(lake).tip
@@ -202,7 +202,7 @@ def test_of_a_damaged_row_that_was_erased_nothing_is_left_but_its_place(spark, n
     relay_logs.erase_authors(url, *(packet.author_id for packet in (*gone, late[0])))
     done = erase(spark, url, lake)
     assert (done.packets, done.emptied, done.aside, done.days) == (2, 3, 0, 1)
-    assert done.waiting == 1  # of today
+    assert done.waiting == 1  # today's
     copy_lake(lake, copy)
     for place in (lake, copy):
         there = b"".join(path.read_bytes() for path in place.rglob("*.parquet"))
@@ -238,7 +238,7 @@ def test_a_day_from_which_all_is_erased_is_not_read_again(
     relay_logs.erase(url, made[30].packet_id)
     asked.clear()
     assert erase(spark, url, tmp_path).packets == 1
-    assert asked == [[1], [11]]  # what is new, and the day that is not over
+    assert asked == [[1], [11]]  # new ones, and the day that is not over
 
 
 def test_readers_keep_their_files_and_the_day_waits(spark, original, tmp_path, made):
@@ -252,7 +252,7 @@ def test_readers_keep_their_files_and_the_day_waits(spark, original, tmp_path, m
 def test_what_the_tombstones_do_not_prove_is_found(spark, original, tmp_path, made):
     erase(spark, original[0], tmp_path)
     lake = Lake.open(tmp_path)
-    # Whoever may write to the lake can sign some: an auditor who knows the relay says whose count.
+    # Anyone who may write to the lake can sign some: an auditor who knows the relay names whose count.
     relay = relay_logs.RELAY.did
     for relays, counts in (
         ((), {}),
@@ -266,7 +266,7 @@ def test_what_the_tombstones_do_not_prove_is_found(spark, original, tmp_path, ma
     first.write_bytes(text.replace(b'"erased_at":1', b'"erased_at":2', 1))
     assert audit(spark, tmp_path).counts == {"erasure: tombstones": 1}
     first.write_bytes(text)
-    # A record that is gone, or was changed, is no record.
+    # A record that is missing, or was changed, is no record.
     record = first.with_suffix(".json")
     whole = record.read_text()
     record.write_text(whole.replace('"erased": ', '"erased": 1'))
@@ -276,7 +276,7 @@ def test_what_the_tombstones_do_not_prove_is_found(spark, original, tmp_path, ma
     with pytest.raises(LakeError, match="erasure 0 cannot be used"):
         Lake.open(tmp_path)
     record.write_text(whole)
-    # Empty rows that go missing are told by the batch and by the tombstone.
+    # Missing empty rows are reported by the batch and by the tombstone.
     folder = lake.folders_of_day(lake.quarantine, lake.days()[0])[0]
     next(folder.glob("*.parquet")).unlink()
     found = audit(spark, tmp_path)
@@ -326,7 +326,7 @@ def test_a_lake_of_another_log_or_a_damaged_one_is_left_alone(spark, original, n
     before = bodies(tmp_path)
     with pytest.raises(LakeError, match=r"the day stays as it is\. Run audit.* from 1 other days"):
         erase(spark, original[0], tmp_path)
-    # Whoever must erase does not wait for a file that is damaged on another day.
+    # An erasure that must be done does not wait for a damaged file of another day.
     other = made[41].canonical
     assert other in before and bodies(tmp_path) == [body for body in before if body != other]
     torn = next((tmp_path / "packets" / "day=2024-10-04").rglob("*.parquet"))

@@ -1,7 +1,8 @@
 """The figures of channels and of traffic a second time, in plain Python by their definitions.
 
 The log is a random one of several days, with a clock that is set back and texts that are nearly alike.
-Nothing is taken from the pipeline but how a text becomes numbers. STRATA_FIGURES_SEED makes another log.
+Nothing is taken from the pipeline except how a text becomes numbers. STRATA_FIGURES_SEED makes another
+log.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ LIMITS = Thresholds(burst_hours=2, limit_copies=3, block_copies=6, copies_share=
 
 
 class Said(NamedTuple):
-    """One packet, and what the maker of the log knows of it."""
+    """One packet, with the facts that the maker of the log knows about it."""
 
     sequence: int
     received_at: int
@@ -69,7 +70,7 @@ class Said(NamedTuple):
 
 
 def make_log(chosen: random.Random, count: int) -> tuple[list[Said], list[tuple[Any, ...]]]:
-    """Packets as they were made, and the rows of a lake that has them."""
+    """Packets as made, and the rows of a lake that has them."""
     said: list[Said] = []
     rows: list[tuple[Any, ...]] = []
     words = [f"word{number}{'x' * (number % 7)}" for number in range(40)]
@@ -86,7 +87,7 @@ def make_log(chosen: random.Random, count: int) -> tuple[list[Said], list[tuple[
             what = chosen.choice(("content", "content", "sync", "ephemeral", "unreadable"))
             message = f"m{chosen.randrange(12)}"
             if what == "content":
-                # An id that was sent before is sent again as it was.
+                # A repeated id is sent unchanged.
                 sender, names, payload = sent.setdefault(
                     f"{room} {message}", (sender, names, sds(sender, message, names, channel=room))
                 )
@@ -114,7 +115,7 @@ def make_log(chosen: random.Random, count: int) -> tuple[list[Said], list[tuple[
         made = row(packet, number, at)
         rows.append(made)
         said.append(Said(made[0], at, packet.author_id, packet.content_type, made[7], kind, **members))
-    # The log goes by its days, whatever the clock says within one.
+    # The log is ordered by days, whatever the clock says within one.
     return sorted(said), rows
 
 
@@ -129,7 +130,7 @@ def collected(frame: DataFrame, *columns: str) -> set[tuple[Any, ...]]:
     return {tuple(found) for found in frame.select(*columns).collect()}
 
 
-# What became of messages.
+# The fate of messages.
 
 
 def channels_of(said: Sequence[Said]) -> dict[str, list[Said]]:
@@ -193,7 +194,7 @@ def days_of_channel(said: Sequence[Said], name: str) -> dict[int, dict[str, Any]
 
 
 def silences_of(there: Sequence[Said], new: dict[str, Acknowledged]) -> set[tuple[str, str, int]]:
-    """(who sent, who was there afterwards and acknowledged none of it, how many messages)."""
+    """(sender, participant who was there afterwards and acknowledged none of it, number of messages)."""
     last = {str(one.sender): one.sequence for one in there}
     found = set()
     for sender in {told.first.sender_id for told in new.values()}:
@@ -232,7 +233,7 @@ def test_what_became_of_messages(log):
 
 
 def near_duplicates(said: Sequence[Said]) -> dict[int, int]:
-    """Each text that is nearly an earlier one's: eight buckets of four values, and the first text of each."""
+    """Each text that is nearly an earlier one: eight buckets of four values, and the first text of each."""
     firsts: dict[tuple[Any, ...], tuple[int, list[int]]] = {}
     found: dict[int, int] = {}
     for one in said:
@@ -333,7 +334,7 @@ def bursts_of(hours: set[tuple[Any, ...]], floor: int, ceiling: int) -> set[tupl
 def verdicts_of(
     hours: set[tuple[Any, ...]], bursts: set[tuple[Any, ...]], now: int
 ) -> set[tuple[str, str, int]]:
-    """The hardest that holds, blocks before copies before bursts, each from the last hour that gave cause."""
+    """The hardest verdict that holds, blocks before copies before bursts, each from its last hour of cause."""
     causes: dict[str, dict[int, int]] = defaultdict(dict)
     for author in {each[0] for each in bursts}:
         mine = [hour for who, hour, *_ in bursts if who == author]

@@ -63,7 +63,7 @@ def with_a_compacted_day(original, tmp_path_factory) -> Path:
 
 @pytest.fixture(params=["batches", "compacted", "pieces"])
 def lake(original, with_a_compacted_day, tmp_path, request, monkeypatch) -> Lake:
-    """A lake as it was archived, one whose first day was compacted, and that one checked piece by piece."""
+    """A lake as archived, one whose first day was compacted, and the latter checked piece by piece."""
     if request.param == "pieces":
         monkeypatch.setattr(checking, "_CHUNK_ROWS", 1)
     made = original[0] if request.param == "batches" else with_a_compacted_day
@@ -71,7 +71,7 @@ def lake(original, with_a_compacted_day, tmp_path, request, monkeypatch) -> Lake
 
 
 def file_of(lake: Lake, ordinal: int, day: int = DAY) -> tuple[Path, int]:
-    """The file and row of a place."""
+    """The file with a place, and the row in it."""
     for path in [*files_below(lake.packets), *files_below(lake.quarantine)]:
         found = pq.ParquetFile(path).read(["sequence"])["sequence"].to_pylist()
         if place(ordinal, day) in found:
@@ -364,7 +364,7 @@ def test_whatever_bytes_a_file_has_a_check_tells_of_them_or_reads_what_was_there
         path.write_bytes(spoiled)
         if file_faults(lake):
             told += 1
-            # Whoever reads it further is told so, and by no other error.
+            # A reader that continues gets this error, and no other.
             with contextlib.suppress(*UNREADABLE):
                 for rows in rows_of(
                     Slice(os.fsencode(path), 1), Path(), [*BOUND, "author_id"], Span(0, 2**62)
@@ -432,7 +432,7 @@ def test_a_column_of_another_type_is_a_fault_and_no_end_of_the_audit(tmp_path, r
     other = rows.set_column(rows.schema.get_field_index(column), column, pa.array([value] * len(rows)))
     pq.write_table(other, path)
     found = {fault.reason for fault in file_faults(Lake.open(lake))}
-    assert found and found <= {"unreadable", "digest"}  # what can be made a number may be another one
+    assert found and found <= {"unreadable", "digest"}  # a value read as a number may be a wrong one
 
 
 def test_a_link_that_leads_nowhere_is_divided_among_tasks_as_a_file_is(tmp_path):

@@ -1,4 +1,4 @@
-"""The files of a day replaced: who reads meanwhile, and what becomes of the old ones."""
+"""The files of a day replaced: concurrent readers, and what becomes of the old files."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ ALL = [place(n) for n in (1, 2, 3, 4)] + [place(1, DAY + 1)]
 
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
-    """A lake of a finished day in two batches, and of another that goes on."""
+    """A lake of a finished day in two batches, and of another that continues."""
     write_batch(tmp_path, [1, 2])
     write_batch(tmp_path, [3, 4])
     write_batch(tmp_path, [1], day=DAY + 1)
@@ -46,7 +46,7 @@ def test_old_files_stay_for_a_while_out_of_the_tables_folder(path):
         begun = [pq.ParquetFile(file) for file in files_below(lake.day_folder(DAY))]
         retired = replace(lake)
         assert retired.parent == path / "_retired" and len(files_below(retired)) == 4
-        # Whoever has them open reads on.
+        # A reader that has them open continues.
         assert sorted(n for one in begun for n in one.read()["sequence"].to_pylist()) == ALL[:4]
         retired_at = int(retired.name.rpartition(".")[2])
         assert delete_retired(lake, retired_at + 99, 100) == 0 and retired.is_dir()
@@ -59,7 +59,7 @@ def test_what_is_not_ours_or_still_needed_is_not_deleted(path):
         retired = replace(lake)
         for name in ("day=2024-10-04", "mine", "day=2024-10-04.x"):
             (path / "_retired" / name).mkdir()
-        lake.day_folder(DAY).rename(path / "elsewhere")  # the day itself is gone: these are its last files
+        lake.day_folder(DAY).rename(path / "elsewhere")  # the day itself is missing: these are its last files
         assert delete_retired(lake, 2**40, 0) == 0 and retired.is_dir()
         (path / "elsewhere").rename(lake.day_folder(DAY))
         assert delete_retired(lake, 2**40, 0) == 1

@@ -1,4 +1,4 @@
-"""Names of folders that readers would take for patterns."""
+"""Names of folders that readers would interpret as patterns."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_spark_reads_the_named_folder_and_none_like_it(spark, tmp_path):
     for name in ("a c!!", "b c!!", "{a,b} [c]!!\\"):
         write_batch(tmp_path / name, range(1, 9))
     assert Packets.of(spark, Lake.open(folder)).frame.count() == 3
-    # A file beside batches takes the other way of reading.
+    # A file beside batches causes the other way of reading.
     next((folder / "packets").iterdir()).joinpath("stray.parquet").write_bytes(b"")
     assert Packets.of(spark, Lake.open(folder)).frame.count() == 3
     probes = tmp_path / "{probes}"

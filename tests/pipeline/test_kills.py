@@ -33,7 +33,7 @@ Tree = frozenset[tuple[str, int]]
 
 
 def prepare_commit(path: Path) -> Callable[[], object]:
-    # A writer that holds the lock when it is killed loses it: so the lock is not part of the act.
+    # A killed writer loses the lock that it holds: so the lock is not part of the act.
     lake = Lake.open(path)
     made = staged(lake, [4, 5, 6], [7], day=DAY + 1)
     return lambda: lake.commit(*made)
@@ -84,7 +84,7 @@ def test_killed_at_every_call_nothing_is_lost_and_nothing_is_half(original, tmp_
             continue
         seen = read(path)
         if prepare is prepare_compaction and not at_once and seen == [n for n in BEFORE if n > place(6)]:
-            unseen += 1  # between two renames there is no day: none of it, and not a part
+            unseen += 1  # between two renames the whole day is missing, not a part of it
         else:
             assert seen in (BEFORE, after[0]), (last, calls.names[last])
         kill_recovery_everywhere(path, tmp_path / "again", after, at_once, known)
@@ -130,7 +130,7 @@ def test_a_migration_killed_at_every_call_leaves_the_old_chain_or_the_new_one(
 
 
 def erase_from_later_days(path: Path, in_memory: Iterator[str]) -> None:
-    """Add days of format 2, and take packets out of two of their batches, one of them twice."""
+    """Add days of format 2, and erase packets from two of their batches, from one of them twice."""
     write_batch(path, [1, 2, 3, 4], day=DAY + 1)
     write_batch(path, [5, 6], day=DAY + 1)
     write_batch(path, [1], day=DAY + 2)
@@ -149,8 +149,8 @@ def prepare_again(path: Path, prepare: Callable[[Path], Callable[[], object]]) -
 
 
 def is_known(path: Path, known: set[Tree]) -> bool:
-    """Whether a lake looks as one that was looked at before; if so, it is removed. Retired days are named by
-    the clock."""
+    """Whether a lake equals one that was checked before; if so, it is removed. Retired days are named by the
+    clock."""
     found = frozenset(
         (re.sub(r"_retired/([^.]+)\.\d+", r"_retired/\1", str(file.relative_to(path))), file.stat().st_size)
         for file in path.rglob("*")
@@ -166,7 +166,7 @@ def is_known(path: Path, known: set[Tree]) -> bool:
 def kill_recovery_everywhere(
     path: Path, copy: Path, after: tuple[list[int], list[int]], at_once: bool, known: set[Tree]
 ) -> None:
-    """The next start is killed as well, at each of its calls."""
+    """Kill the next start as well, at each of its calls."""
     last = 0
     while True:
         shutil.copytree(path, copy)

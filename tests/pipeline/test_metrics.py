@@ -1,4 +1,4 @@
-"""What archive and audit tell Prometheus, from run to run, and how commands end."""
+"""The metrics that archive and audit give Prometheus, from run to run, and how commands end."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def test_a_file_that_says_nothing_of_this_lake_is_begun_anew(tmp_path, text):
 
 
 def test_files_of_several_commands_lie_beside_each_other(tmp_path):
-    # node_exporter refuses a folder in which two files tell the same series.
+    # node_exporter refuses a folder in which two files have the same series.
     for command in ("archive", "audit", "audit-since"):
         with watched(command, "lake", tmp_path / f"{command}.prom") as metrics:
             metrics.set_findings({"packet: doubled": 2, "packet: expired": 1, "erasure: row": 4})
@@ -211,7 +211,7 @@ def test_archive_and_audit_tell_what_they_did_and_audits_go_on_from_a_tip(spark,
     whole = tip.read_text()
     assert len(whole) == 65 and len(published_files(lake)) > 0
 
-    # The second audit reads what is new, and no more; what it finds leaves the tip where it was.
+    # The second audit reads only new batches; its findings leave the tip unchanged.
     relay_logs.append(log_url, relay_logs.make_many(7, first=12))
     assert run("archive")[1]["strata_archive_packets_total"] == 19
     (lake / "packets" / "left-behind.parquet").touch()
@@ -220,7 +220,7 @@ def test_archive_and_audit_tell_what_they_did_and_audits_go_on_from_a_tip(spark,
     assert (told["strata_audit_findings/file"], told["strata_lake_broken"]) == (1, 0)
     assert tip.read_text() == whole
 
-    # A chain that was cut off is a lake that is broken.
+    # A truncated chain is a broken lake.
     for manifest in (lake / "_manifests").glob("*.json"):
         manifest.unlink()
     code, told = run("audit", "--tip-file", str(tip))

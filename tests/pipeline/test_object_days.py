@@ -1,4 +1,4 @@
-"""Finished days of a bucket written anew: killed at every request, by two at once, and what is left."""
+"""Finished days of a bucket rewritten: killed at every request, by two at once, and the remains."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ LEFT = [n for n in SOUND if n not in GONE]
 
 
 def begun(where: str) -> None:
-    """A lake of a finished day in four batches, with a quarantined row, and of another day that goes on."""
+    """Make a lake of a finished day in four batches, with a quarantined row, and of an unfinished day."""
     put_batch(where, [1, 2, 3], [4])
     put_batch(where, [5, 6])
     put_batch(where, [7])
@@ -73,14 +73,14 @@ def erased_all(where: str, run: Run = inline) -> int:
 
 
 def swept(where: str) -> list[str]:
-    """Whatever is left over when no grace is left."""
+    """The remains when no grace is left."""
     with ObjectLake.replace(where, NO_GRACE):
         pass
     return unnamed(where)
 
 
 def settled(where: str) -> None:
-    """Nothing that an audit of names would tell."""
+    """Check that an audit of names would report nothing."""
     lake = ObjectLake.open(where)
     assert lake.unexpected(lake.days())[0] == []
 
@@ -110,7 +110,7 @@ def test_killed_at_every_request_a_day_is_the_old_or_the_new_and_the_next_run_en
             act(where)
         assert rows_apart(where) == before, sent[last]
         settled(where)
-        put_batch(where, [4], day=DAY + 1)  # an archive goes on, and deletes nothing that may yet count
+        put_batch(where, [4], day=DAY + 1)  # an archive continues, and deletes nothing that may still count
         assert act(where)
         grown = [*after[0], sequence(4, DAY + 1)], after[1]
         assert rows_apart(where) == grown
@@ -139,7 +139,7 @@ def test_small_parts_are_joined_and_stay_as_they_are_afterwards(in_memory):
     where = next(in_memory)
     begun(where)
     assert not compacted(where, part_bytes=100)  # each batch is a part already
-    assert compacted(where, part_bytes=250)  # the toys say that each batch has 100 bytes
+    assert compacted(where, part_bytes=250)  # the toy lakes record 100 bytes for each batch
     lake = ObjectLake.open(where)
     parts = lake.parts(DAY)
     assert [part.span for part in parts] == [(0, sequence(6)), (sequence(6), sequence(8))]
@@ -161,7 +161,7 @@ def test_an_erasure_leaves_other_parts_as_they_are_and_is_bound_by_its_record(in
     assert (record.erased, [one.sequence for one in lake.erasures.tombstones(record)]) == (1, [sequence(2)])
     assert [one.packets for one in record.batches] == [2] and lake.rows_of(DAY) == 6
     assert len(before & named(lake)) == len(before) - 3  # the two kinds and the quarantine of the first batch
-    # What a compaction does afterwards, and a second erasure, changes nothing else.
+    # A later compaction, and a second erasure, change nothing else.
     assert compacted(where) and erased(where, *GONE) == 1
     assert rows_apart(where) == (LEFT, sorted(ASIDE + GONE)) and swept(where) == []
     assert [one.previous for one in ObjectLake.open(where).erasures.records] == ["0" * 64, record.hash]
@@ -184,7 +184,7 @@ def test_of_a_row_that_was_put_aside_the_place_is_left_and_the_batch_holds(in_me
     check_erasures(lake, (), audited := Audited())
     assert (audited.counts, audited.erased) == ({}, 1)
     assert erased(where, *ASIDE) == 0
-    # With packets of the same batch, and after one was erased from it.
+    # Together with packets of the same batch, and after one was erased from it.
     assert erased(where, *GONE) == 2
     check_erasures(ObjectLake.open(where), (), audited := Audited())
     assert (audited.counts, audited.erased) == ({}, 3)
@@ -211,13 +211,13 @@ def test_a_record_with_more_tombstones_than_rows_were_put_aside_proves_nothing(i
     lake = Lake.open(tmp_path)
     [record] = lake.erasures.records
     [batch] = record.batches
-    # The same tombstone once more, to give the batch another digest; and one for a packet that stays.
+    # The same tombstone again, to give the batch another digest; and one for a packet that stays.
     stay = b"".join(text + b"\n" for _, text in tombstones(sequence(3)).values())
     for text in (lake.erasures.text_of(record), stay):
         forged = lake.erasures.next(DAY, 0, [replace(batch, contents="ab" * 32)], text, emptied=1)
         put_record(lake, forged, text)
         lake.erasures.load()
-    liar = lake.erasures.next(DAY, 0, [], stay)  # it says that it takes a packet
+    liar = lake.erasures.next(DAY, 0, [], stay)  # it claims to remove a packet
     put_record(lake, liar, stay)
     lake.erasures.load()
     check_erasures(lake, (), audited := Audited())
@@ -307,7 +307,7 @@ def test_readers_that_have_begun_read_on_for_the_grace_period(in_memory):
     reader = ObjectLake.open(where)
     old = named(reader)
     compacted(where)
-    bring_all(reader)  # its objects are there, and as they were
+    bring_all(reader)  # its objects are there, unchanged
     with ObjectLake.write(where) as lake:
         assert lake.left.deleted == []
         [committed] = [one.modified_at for one in lake.store.listed("_generations")]
@@ -339,7 +339,7 @@ def test_nothing_is_deleted_while_what_counts_is_not_all_there(in_memory):
     lake = ObjectLake.open(where)
     [lost, *_] = [one.name for part in lake.parts(DAY) for one in part.objects]
     content = lake.store.get(lost)
-    lake.store.delete([lost])  # a copy that is not complete
+    lake.store.delete([lost])  # an incomplete copy
     assert len(swept(where)) > 5
     lake.store.put(lost, content)
     [listing] = lake.store.keys("_days")
@@ -403,7 +403,7 @@ def test_an_audit_asks_for_a_tombstone_for_each_row_that_was_taken_out(in_memory
     lake, audited = ObjectLake.open(where), Audited()
     check_erasures(lake, (), audited)
     assert audited.holds and audited.erased == 3
-    # Whoever may write there can bind another file of tombstones, and the records after it as well.
+    # A writer there can bind another file of tombstones, and also the records after it.
     first, second = lake.generations.records
     assert first.erasure is not None and second.erasure is not None
     text = b"".join(lake.erasures.text_of(first.erasure).splitlines(keepends=True)[:left])
@@ -436,7 +436,7 @@ def test_what_tasks_still_put_after_another_has_failed_is_nobodys_and_goes(in_me
         act(where, run=fail)
     store = ObjectLake.open(where).store
     assert not any(asked[0].attempt in name for name in store.keys("packets"))
-    done = rewrite_part(store, asked[-1])  # Spark has been told to end it, and it has not heard of that
+    done = rewrite_part(store, asked[-1])  # Spark has been told to end it, which it has not noticed
     assert done.part.objects
     settled(where)
     with ObjectLake.replace(where) as lake:

@@ -1,4 +1,4 @@
-"""Jobs on a lake in a bucket: archive, audit, compact, erase, restore, and what reads; others refuse."""
+"""Jobs on a lake in a bucket: archive, audit, compact, erase, restore, and the readers; others refuse."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def original(spark: SparkSession, new_log: Callable[..., str], object_places) ->
 
 @pytest.fixture(scope="module")
 def copied(original, object_places) -> Callable[[], ObjectLake]:
-    """Makes copies of the lake, to do harm to."""
+    """Makes copies of the lake, to be damaged."""
 
     def make() -> ObjectLake:
         lake, place = ObjectLake.open(original[1]), object_places()
@@ -91,7 +91,7 @@ def test_readers_get_the_days_and_kinds_that_they_ask_for(spark, original):
 
 
 def test_a_report_is_written_to_a_disk(spark, original, tmp_path):
-    # It asks for the folders of statements alone, and there are none.
+    # It reads only the folders of statements, and there are none.
     assert trust(spark, original[1], output=tmp_path).edges == 0 and (tmp_path / "trust.html").exists()
 
 
@@ -107,13 +107,13 @@ def test_a_relay_is_restored_from_a_bucket(spark, original, new_log):
 
 
 def spoil(content: bytes) -> bytes:
-    """Another byte in the middle, where the pages are."""
+    """Change a byte in the middle, where the pages are."""
     place = len(content) // 2
     return content[:place] + bytes([content[place] ^ 1]) + content[place + 1 :]
 
 
 def harmed(lake: ObjectLake) -> dict[str, tuple[Manifest, set[str], set[str]]]:
-    """Harm a batch in each way that there is; what must be found at it, and the objects to be named."""
+    """Damage a batch in each possible way; returns the expected findings, and the objects to be named."""
     batches = [(manifest, lake.listing(manifest).objects) for manifest in lake.manifests]
     store = lake.store
 
@@ -185,7 +185,7 @@ def test_who_reads_damage_is_told_and_no_job_computes_with_it(spark, damage, new
 
 
 def two_batches(lake: ObjectLake) -> int:
-    """So many bytes of bodies make a part of two batches."""
+    """The number of bytes of bodies that makes a part of two batches."""
     return sum(manifest.body_bytes for manifest in lake.manifests[:2]) + 100
 
 
@@ -200,7 +200,7 @@ def test_a_compacted_lake_holds_the_same_for_all_who_read_it(spark, original, co
     assert audited.holds and (audited.packets, audited.quarantined) == (39, 1)
     assert audited.left_behind == done.files_before  # they stay for a day
     assert audit(spark, lake.place, since=lake.manifests[1].hash).holds
-    assert restore(spark, new_log(), lake.place).packets == 39  # each batch held against its manifest
+    assert restore(spark, new_log(), lake.place).packets == 39  # each batch checked against its manifest
     assert copy_lake(lake.place, tmp_path).tip == lake.tip and faults(tmp_path) == []
     again = CliRunner().invoke(app, ["compact", "--lake", lake.place, "--grace", "0", "--json"])
     assert again.exit_code == 0, again.output
@@ -241,10 +241,10 @@ def test_what_a_relay_has_erased_goes_from_a_bucket_as_well(spark, place, new_lo
     assert compact(spark, place).days == 1
     done = erase(spark, url, place)
     assert (done.tombstones, done.days, done.packets, done.waiting, done.deleted) == (4, 1, 3, 1, 0)
-    # The Delta log was told of each day.
+    # The Delta log has each day.
     assert publish(open_lake(place)) == Published(version=3, manifest=4, added=0, removed=0, rows=21)
     audited = audit(spark, place, url=url)
-    assert audited.counts == {"log: altered": 1} and audited.erased == 3  # that of the day that goes on
+    assert audited.counts == {"log: altered": 1} and audited.erased == 3  # that of the day that continues
     assert (audited.packets, audited.quarantined) == (21, 3) and ObjectLake.open(place).tip == tip
     told = CliRunner().invoke(
         app, ["erase", "--lake", place, "--database-url", url, "--grace", "0", "--json"]
@@ -257,7 +257,7 @@ def test_what_a_relay_has_erased_goes_from_a_bucket_as_well(spark, place, new_lo
     found = DayWindow(ObjectLake.open(place)).packets(spark).frame.orderBy("sequence").toArrow()
     assert found["body"].to_pylist() == left + [packet.canonical for packet in later]
     assert restore(spark, new_log(), place).packets == 21
-    # A copy is without it too, and says so, and goes on after it was killed.
+    # A copy is without it too, reports that, and continues after it was killed.
     for copy in (f"{place}-copy", tmp_path / "copy"):
         assert copy_lake(place, copy).erasures == 1
         audited = audit(spark, copy)
@@ -271,7 +271,7 @@ def test_what_a_relay_has_erased_goes_from_a_bucket_as_well(spark, place, new_lo
     assert audited.counts == {"erasure: unreached": 1}, "manifests that are lost would look the same"
     assert (audited.packets, audited.quarantined) == (4, 1)
     assert copy_lake(place, f"{place}-half").batches == 4 and audit(spark, f"{place}-half").erased == 3
-    # Where the empty rows are lost all else is looked at, and each harm is told.
+    # If the empty rows are lost, everything else is checked, and each damage is reported.
     store = ObjectLake.open(place).store
     store.delete(list(store.keys("quarantine")))
     audited = audit(spark, place)

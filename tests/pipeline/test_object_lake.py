@@ -1,4 +1,4 @@
-"""A lake in a bucket: killed at every request, written by two at once, told apart from what is left over."""
+"""A lake in a bucket: killed at every request, written by two at once, distinguished from remains."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ BOTH = FIRST + [sequence(n) for n in (5, 6, 7, 8)]
 
 
 def begun(place: str) -> None:
-    """A lake of one batch, and what a rival has left that came second."""
+    """Make a lake of one batch, with the remains of a rival that came second."""
     with ObjectLake.write(place) as rival:
         late = drafted(rival, [1, 2], [3])
         put_batch(place, [1, 2, 3], [4])
@@ -112,7 +112,7 @@ def test_of_two_writers_one_wins_and_the_other_says_so(object_server: ObjectServ
     def overtake(asked: Asked) -> None:
         if asked.is_conditional and asked.key.endswith("_manifests/0000000001.json") and not met:
             met.append(asked.key)
-            add(place)  # the very same rows, in the same second
+            add(place)  # exactly the same rows, in the same second
 
     object_server.before = overtake
     with pytest.raises(LakeBusy, match=r"another archive has put manifest 1 .* nothing is lost or"):
@@ -158,7 +158,7 @@ def test_what_an_attempt_has_left_stays_while_it_may_commit_and_for_the_grace_pe
         with pytest.raises(LakeBusy):
             slow.commit(*early)
     with ObjectLake.write(place) as next_day:
-        assert len(next_day.left.kept) == 2 and next_day.left.deleted == []  # over, and a day not yet
+        assert len(next_day.left.kept) == 2 and next_day.left.deleted == []  # over, but less than a day ago
     with ObjectLake.write(place, NO_GRACE) as later:
         assert later.left.kept == [] and len(later.left.deleted) == 2
     assert rows(place) == [sequence(n) for n in (1, 2, 3, 4, 5)] and unnamed(place) == []
@@ -263,7 +263,7 @@ def test_what_is_seldom_is_found_without_the_manifests_of_days_that_lack_it(in_m
     lake = ObjectLake.open(where)
     read.clear()
     found = lake.objects_of_kinds(["NOTE", "OTHER"])
-    # Three manifests and three listings of the day that has some, the listing of that which was compacted.
+    # Three manifests and three listings of the day that has several, the listing of the compacted one.
     assert len(read) == 7 and sum(name.startswith("_days/") for name in read) == 1
     whole = lake.objects(lake.manifests, "packets", kinds=["NOTE", "OTHER"])
     assert sorted(one.name for one in found) == sorted(one.name for one in whole) and len(found) == 4
@@ -283,12 +283,12 @@ def test_a_day_is_compacted_with_each_of_its_manifests_read_once(in_memory, monk
     with ObjectLake.replace(where) as lake:
         read.clear()
         assert compact_day(lake, DAY, inline, 2**20) == (20, 1)
-    # Each manifest, its listing, its object, and what was made of these.
+    # Each manifest, its listing and its object, and the result made from them.
     assert len(read) == 3 * 20 + 1
 
 
 def _reading(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The names of the objects that are read from now on."""
+    """The names of the objects read from now on."""
     read, get = list[str](), ObjectStore.get
 
     def told(store: ObjectStore, name: str) -> bytes:

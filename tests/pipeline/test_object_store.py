@@ -1,4 +1,4 @@
-"""The objects of a bucket: one who comes first, answers that are lost, and what the environment must say."""
+"""The objects of a bucket: who comes first, answers that are lost, and what the environment must contain."""
 
 from __future__ import annotations
 

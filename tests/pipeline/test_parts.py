@@ -20,7 +20,7 @@ ATTEMPT = "f" * 32
 
 @pytest.fixture
 def lake(in_memory) -> ObjectLake:
-    """A finished day of two batches, and another that goes on."""
+    """A finished day of two batches, and another that continues."""
     where = next(in_memory)
     put_batch(where, [1, 2, 3, 4], [5])
     put_batch(where, [6, 7, 8])

@@ -1,4 +1,4 @@
-"""What Spark is asked to shuffle and to hold, and that nothing rules out a Spark Connect server."""
+"""What Spark must shuffle and hold, and that nothing rules out a Spark Connect server."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def test_tables_of_a_job_that_fails_are_the_older_ones(spark, tmp_path):
 
 
 def test_jobs_use_data_frames_alone():
-    """A Spark Connect server knows no RDDs and gives no context: who asks for one goes on without."""
+    """A Spark Connect server knows no RDDs and gives no context: code that asks for one must do without."""
     found = []
     root = Path(strata_pipeline.__file__).parent
     for path in root.rglob("*.py"):
@@ -114,7 +114,7 @@ def test_jobs_use_data_frames_alone():
 
 
 def caught(block: ast.AST) -> list[ast.stmt]:
-    """The statements in this block of which nothing is raised any further."""
+    """The statements in this block whose errors do not propagate."""
     match block:
         case ast.Try(handlers=[ast.ExceptHandler(type=ast.Name(id="Exception" | "PySparkException"))]):
             return block.body

@@ -21,7 +21,7 @@ SOUND = [place(1), place(3), place(4)]
 
 @pytest.fixture
 def rows() -> pa.Table:
-    """Five rows as a false lake puts them aside; of the second the body was altered."""
+    """Five rows that a dishonest lake quarantines; the body of the second was altered."""
     made = relay_logs.make_many(5, at=NOON)
     faulty = rows_table([place(n) for n in range(1, 6)], quarantined=True).to_pylist()
     told = [
@@ -45,7 +45,7 @@ def rows() -> pa.Table:
 def test_rows_of_the_span_that_have_no_fault_are_told_with_file_and_row(rows: pa.Table, tmp_path: Path):
     path = tmp_path / "part-0.parquet"
     pq.write_table(rows, path)
-    (tmp_path / "part-1.parquet").write_bytes(b"torn")  # a finding of its batch
+    (tmp_path / "part-1.parquet").write_bytes(b"torn")  # a finding for its batch
     span = Span(place(0), place(9))
     told = sound_rows([tmp_path], span)
     assert [(one.sequence, one.file, one.row) for one in told] == [

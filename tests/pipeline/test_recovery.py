@@ -1,4 +1,4 @@
-"""What the next writer does with what it finds: it completes, moves aside or refuses, and deletes nothing."""
+"""What the next writer does with the remains: it completes, moves aside or refuses, and deletes nothing."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def test_another_lakes_chain_is_refused(lake, tmp_path):
     shutil.rmtree(lake / "_manifests")
     shutil.copytree(other / "_manifests", lake / "_manifests")
     refused(lake, "none of the lake's batches")
-    # One that tells of other days altogether.
+    # One that refers to other days altogether.
     shutil.rmtree(other)
     write_batch(other, [1, 2, 3], day=DAY + 9)
     shutil.rmtree(lake / "_manifests")
@@ -88,7 +88,7 @@ def test_a_strangers_folder_is_refused_wherever_it_is(lake):
         folder.mkdir()
         refused(lake, "none of the lake's batches")
         folder.rmdir()
-    # A batch of the lake in a day that is not its own.
+    # A batch of the lake in a different day.
     source = next(iter(Lake.open(lake).batch_folders()))
     shutil.copytree(source, lake / "packets" / "day=2024-10-05" / source.name)
     refused(lake, "none of the lake's batches")
@@ -109,7 +109,7 @@ def test_a_copy_in_any_order_loses_nothing_with_an_archive_after_each_file(
         shutil.copyfile(source, target)
         try:
             with Lake.write(lake) as opened:
-                if opened.manifests and not added:  # the timer fires, and the log has gone on
+                if opened.manifests and not added:  # the timer fires, and the log has grown
                     opened.commit(*staged(opened, [11, 12]))
                     added = [place(11), place(12)]
         except LakeError:
@@ -143,7 +143,7 @@ def test_a_batch_that_is_not_what_its_manifest_says_is_moved_aside(lake, harm):
 
 
 def cut_before_the_manifest(lake: Lake, made: tuple) -> None:
-    """Kill a commit when its packets are in sight and the chain does not tell of them."""
+    """Kill a commit when its packets are visible and the chain does not include them."""
     write_new = files.write_new
 
     def dies(path: Path, content: bytes) -> None:
@@ -163,7 +163,7 @@ def test_days_left_by_an_earlier_versions_exchange_come_back(lake):
     with Lake.write(lake) as opened:
         assert opened.moved == []
     assert read(lake) == ALL and not aside.exists()
-    # Cut off later: the new files are in place, and the old ones kept for whoever reads them.
+    # Interrupted later: the new files are in place, and the old ones kept for their readers.
     shutil.copytree(day, aside)
     with Lake.write(lake):
         pass

@@ -1,4 +1,4 @@
-"""What became of the messages of channels."""
+"""The fate of the messages of channels."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def _acks(*rows: PacketRow) -> dict[str, tuple[int | None, list[str]]]:
 def test_a_history_acknowledges_what_it_names_and_all_that_this_follows():
     found = _acks(
         PacketRow(1, 100, "alice", "a1", []),
-        PacketRow(2, 101, "alice", "a2", ["a1"]),  # her own history acknowledges nothing of hers
+        PacketRow(2, 101, "alice", "a2", ["a1"]),  # her own history acknowledges none of hers
         PacketRow(3, 105, "bob", "b1", ["a2"]),
         PacketRow(4, 106, "carol", None, ["b1"]),  # a sync: names b1, so she has a1 and a2 as well
         PacketRow(5, 109, "alice", "a3", ["b1"]),
@@ -62,7 +62,7 @@ def test_a_message_named_before_the_log_had_it_is_acknowledged_as_it_comes():
         PacketRow(1, 100, "bob", None, ["a2", "nowhere"]),
         PacketRow(2, 103, "alice", "a1", []),
         PacketRow(3, 107, "alice", "a2", ["a1"]),
-        PacketRow(4, 109, "alice", "a2", ["a1"]),  # sent again: still the message of 107
+        PacketRow(4, 109, "alice", "a2", ["a1"]),  # repeated: still the message of 107
     )
     assert found == {"a1": (107, ["bob"]), "a2": (107, ["bob"])}
 
@@ -110,7 +110,7 @@ def test_the_figures_of_a_day(spark):
         spark,
         [
             (0, carry(first)),
-            (2, carry(first)),  # sent again …
+            (2, carry(first)),  # repeated …
             (3, carry(first, who=2)),  # … and repaired by another
             (4, carry(sds("bob", "b1", ["a1", "lost"]), who=1)),
             (10, carry(sds("alice", "a2", ["b1"]))),
@@ -122,7 +122,7 @@ def test_the_figures_of_a_day(spark):
             (29, bare({"payload": "?"})),
             (30, carry(key.encrypt(first), topic="/chat/1/sealed/proto")),
             (31, carry(key.encrypt(first), topic="/chat/1/sealed/proto", who=1)),
-            (32, relay_logs.make(1, type="POST")),  # no channel's
+            (32, relay_logs.make(1, type="POST")),  # of no channel
         ],
     )
     days, gaps, silences = _tables(packets)
@@ -163,7 +163,7 @@ def test_days_are_those_of_the_log_whatever_clocks_say(spark):
     year = 365 * 86_400
     received = [
         (NOON, carry(message, at=1)),  # an author's clock at 1970
-        (NOON + year, carry(message, at=2**53 - 1)),  # the relay's jumps by a year; sent again there
+        (NOON + year, carry(message, at=2**53 - 1)),  # the relay's clock jumps by a year; repeated then
         (NOON + year, carry(sds("bob", "b1", ["a1"]), who=1)),
     ]
     rows = [row(packet, place, at) for place, (at, packet) in enumerate(received, 1)]
@@ -218,7 +218,7 @@ def test_the_job_from_log_to_report(spark, log_url, tmp_path, capsys):
     assert pq.read_table(tmp_path / "out" / "channel_days").num_rows == 2
     page = (tmp_path / "out" / "reliability.html").read_text()
     assert figures.note.tip in page and "2026" in page and TOPIC in page
-    # The last day alone: what Bob's message follows is looked for in the days before.
+    # The last day alone: the messages that Bob's follows are looked up in the days before.
     reliability_command(str(lake), days=1, json=True)
     lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert [line["event"] for line in lines] == ["channel_day", "done"]

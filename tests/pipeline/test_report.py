@@ -1,4 +1,4 @@
-"""The report site: figures of days that add up, pages that need nothing, days that are read once."""
+"""The report site: figures of days that add up, self-contained pages, days that are read once."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def test_a_line_through_days_goes_on_and_says_how_sure_it_is():
     falling = forecast([float(90 - 10 * n) for n in range(10)], 365)
     assert falling is not None and falling.expected == 0
     sinking = [forecast([float(1000 - 10 * n) for n in range(28)], days) for days in (30, 90, 365)]
-    # 720, 710, …, 10 is 26,280 after 72 days, and nothing comes after.
+    # 720, 710, …, 10 is 26,280 after 72 days, and nothing follows.
     assert [one and round(one.expected) for one in sinking] == [17_250, 26_280, 26_280]
 
 
@@ -94,14 +94,14 @@ def test_what_is_to_come_is_what_least_squares_say():
         ]
         known, coming = np.arange(count), np.arange(count, count + days)
         found = forecast(values, days)
-        for degree in (1, 0):  # the line, unless chance alone makes such a slope; then the mean
+        for degree in (1, 0):  # the line, unless chance alone makes such a slope; otherwise the mean
             drawn = np.vander(known, degree + 1)
             line, _, _, _ = np.linalg.lstsq(drawn, np.array(values), rcond=None)
             variance = float(np.sum((values - drawn @ line) ** 2)) / (count - 2)
             doubt = variance * np.linalg.inv(drawn.T @ drawn)
             if degree and abs(line[0]) > 2 * math.sqrt(doubt[0][0]):
                 break
-        # Each day varies by itself, and all days share what is not known of the line.
+        # Each day varies by itself, and all days share the uncertainty of the line.
         to_come = np.vander(coming, degree + 1)
         shared = to_come.sum(axis=0)
         spread = 1.28 * math.sqrt(days * variance + float(shared @ doubt @ shared))
@@ -116,7 +116,7 @@ def test_days_without_packets_count_in_what_is_to_come():
     days = [figures(day, kinds={"POST": Kind(1, 7 * 2**20)}) for day in mondays]
     note = LakeNote("ab" * 32, days[0].day, days[-1].day, len(days))
     kinds = render_site(SiteFigures(note, days, {}))["kinds.html"]
-    # A mebibyte a day, and not seven.
+    # A mebibyte a day, not seven.
     for row in ("30 days</bdi></td><td><bdi>30 MiB<", "365 days</bdi></td><td><bdi>365 MiB<"):
         assert row in kinds
 
@@ -166,7 +166,7 @@ def test_weeks_tell_who_is_new_who_stays_returns_and_leaves():
 def test_of_more_authors_than_a_sample_holds_a_fair_part_is_followed():
     step = HASHES // (4 * SAMPLED)
     crowd = [step * n for n in range(4 * SAMPLED)]
-    # The second week has every other author again, few enough to be known by themselves.
+    # The second week has every other author again, few enough to be known individually.
     days = [("W1", hashes(*crowd[:SAMPLED])), ("W2", hashes(*crowd[::2][: SAMPLED - 1]))]
     found = cohorts_of(days, is_over=True)
     assert found.share == pytest.approx(0.25, rel=0.01)
@@ -176,7 +176,7 @@ def test_of_more_authors_than_a_sample_holds_a_fair_part_is_followed():
 
 
 def test_in_a_sample_nobody_stays_who_was_not_there_before():
-    # A crowded day between two quiet weeks, in which the sample has two thirds of all authors.
+    # A crowded day between two quiet weeks, of which the sample has two thirds of all authors.
     crowd = [2 * HASHES // 3 - 1 - n for n in range(SAMPLED)]
     days = [("W1", hashes(1)), ("W2", hashes(*crowd)), ("W3", hashes(1, 5))]
     last = cohorts_of(days, is_over=True).weeks[-1]
@@ -184,7 +184,7 @@ def test_in_a_sample_nobody_stays_who_was_not_there_before():
 
 
 class Page(HTMLParser):
-    """What a page refers to, and whether its elements close."""
+    """The references of a page, and whether its elements are closed."""
 
     def __init__(self, text: str) -> None:
         super().__init__()
@@ -226,7 +226,7 @@ def test_pages_link_only_each_other_and_hold_what_they_say():
     assert "365 days" in site["kinds.html"]
     assert re.search(r"wss://a</bdi></td>.*?\+0\.10", site["relays.html"])
     assert ">1.0 %<" in site["lag.html"]  # from the future
-    # A lake of one day has no trend, and a lake without scores no page of them.
+    # A lake of one day has no trend, and a lake without scores has no page of them.
     small = render_site(SiteFigures(note, days[:1], {}))
     assert "relays.html" not in small and "seven finished days" in small["kinds.html"]
 
@@ -264,7 +264,7 @@ def test_a_day_of_a_clock_that_was_decades_wrong_makes_no_thousand_weeks():
     weeks = re.findall(r"<bdi>((?:… )?\d{4}-W\d\d)</bdi>", page.partition("Who stays")[0])
     assert weeks == ["7711-W43", "… 7711-W43", "2026-W45", "2026-W44", "2026-W43", "2026-W42", "2026-W41",
                      "… 2026-W41", "1970-W01"]  # fmt: skip
-    # What came after the gap was not a week later.
+    # The week after the gap was not a week later.
     assert "2026-W41 +4: 0%" in page and "2026-W41 +5" not in page
     assert "1970-W01 +0: 100%" in page and "1970-W01 +1" not in page
 
@@ -304,20 +304,20 @@ def test_a_report_reads_each_day_once_and_adds_up_what_the_lake_has(spark, tmp_p
     assert day.quarantined == {"malformed_json": 1}
     [author] = struct.unpack(">q", day.sample)
     assert 0 <= author < HASHES
-    # Days share their one author, and their sketches know that.
+    # The days share their one author, as their sketches show.
     assert "2024-10</bdi></td><td><bdi>1</bdi>" in (output / "authors.html").read_text()
 
-    # What was kept is not read again: only the day that has grown.
+    # Kept results are not computed again: only the day that has grown is read.
     (lake / "packets" / "day=2024-10-04").rename(lake / "_gone")
     write_batch(lake, [3], day=DAY + 1)
-    first.with_stem("2024-09-01").write_bytes(first.read_bytes())  # of a day that has changed, or is gone
+    first.with_stem("2024-09-01").write_bytes(first.read_bytes())  # of a day that has changed, or is missing
     again = report(spark, lake, output, days=2)
     assert sorted((output / "days").iterdir()) == [first, second]
     assert (again.days, again.counted, again.packets) == (2, 1, 6)
     assert second.stem in (output / "lag.html").read_text()
     with pytest.raises(UsageError, match="lies in the lake"):
         report(spark, lake, lake / "site")
-    # What a run of `reputation` has left that was killed tells nothing, and keeps nothing else away.
+    # The remains of a killed run of `reputation` show nothing, and block nothing else.
     history = tmp_path / "relay_score_history"
     (history / "at=20" / "_temporary").mkdir(parents=True)
     with pytest.raises(UsageError, match="relay_score_history"):

@@ -1,4 +1,4 @@
-"""The report site in a real Chromium, from files: light and dark, without a request, with something in each
+"""The report site in a real Chromium, from files: light and dark, without a request, with content in each
 picture.
 
 RELAYD_REQUIRE_CHROMIUM=1 turns the absence of a Chromium into a failure.
@@ -60,7 +60,7 @@ async def test_pages_are_whole_in_light_and_dark_and_ask_for_nothing(tmp_path):
         assert all(look["pictures"]), (scheme, name, look)
         assert look["beyond"] <= 0, (scheme, name, look)
         assert look["background"] != look["ink"]
-    # Scores of relays are a table alone.
+    # Scores of relays are only a table.
     assert {name for (_, name), look in found.items() if look["pictures"]} == {*site} - {"relays.html"}
     light, dark = ({look["background"] for (s, _), look in found.items() if s == one} for one in SCHEMES)
     assert len(light) == len(dark) == 1 and light != dark

@@ -1,4 +1,4 @@
-"""Reports: whole, on their own, and safe to open whatever strangers wrote."""
+"""Reports: complete, self-contained, and safe to open whatever strangers wrote."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _VOID = {"meta", "path", "rect", "circle"}
 
 
 class _Reader(HTMLParser):
-    """What a browser would make of it."""
+    """The page as a browser would read it."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -102,7 +102,7 @@ def test_what_strangers_wrote_is_text(page):
     )
     assert any("<script>alert(1)</script>" in data for data in reader.texts)
     assert not re.search("[\u202e\x00-\x09\x0b-\x1f]", page)
-    # Nothing is fetched, and the page says so to the browser.
+    # Nothing is fetched, and the page forbids it to the browser.
     assert "default-src 'none'" in page
     assert set(re.findall(r"https?://[^\"\s]+", page)) == {"http://www.w3.org/2000/svg"}
     assert "url(" not in page and "@import" not in page
@@ -132,7 +132,7 @@ def test_nothing_to_report():
 def test_columns_are_stacked_to_scale():
     drawn = svg.columns([("one", [30.0, 10.0]), ("two", [0.0, 0.0])], ("a", "b"), text.count_text)
     heights = [float(found) for found in re.findall(r'<rect class="s\d"[^>]* height="([\d.]+)"', drawn)]
-    # The axis ends at 40: thirty are three quarters of its 200 points.
+    # The axis ends at 40: thirty is three quarters of its 200 points.
     assert heights == [150.0, 50.0, 0.0, 0.0]
     assert "<title>one: a 30, b 10</title>" in drawn
     _read(drawn)
@@ -176,11 +176,11 @@ def test_bars_and_ranges():
     drawn = svg.bars([("x" * 100, 8.0), ("y", 4.0)], text.count_text)
     widths = [float(found) for found in re.findall(r'width="([\d.]+)" height', drawn)]
     assert widths[0] == 2 * widths[1]
-    # A label that is too long is shortened, and whole where one points at it.
+    # A label that is too long is shortened, and complete when pointed at.
     assert "x" * 34 not in drawn.replace(f"<title>{'x' * 100}</title>", "", 1)
     drawn = svg.ranges([("near", 0.0, 9.0), ("far", 9.0, 99.0), ("beyond", 1.0, 1e10)], text.seconds_text)
     near, near_high, far, far_high, *beyond = (float(found) for found in re.findall(r'cx="([\d.]+)"', drawn))
-    # Tenfold (after one is added) is one step, wherever it is.
+    # Tenfold (after one is added) is one step, at any value.
     assert near < near_high == far and near_high - near == pytest.approx(far_high - far, abs=0.2)
     assert far_high < max(beyond) <= 640
 

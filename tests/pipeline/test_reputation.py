@@ -1,4 +1,4 @@
-"""Probe logs into scores: the figures that a client has."""
+"""Probe logs into scores: the same figures as a client's."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def line(observation):
 
 
 def some(seed, count):
-    """What a client may have seen over eight days: some of it is too old."""
+    """The observations of a client over eight days: some are too old."""
     chance = random.Random(seed)
     seen = []
     for _ in range(count):
@@ -46,7 +46,7 @@ def some(seed, count):
 
 
 def expected(seen):
-    """By relay, what a client thinks that saw all of this in its order."""
+    """By relay, the judgement of a client that has seen all of this in order."""
     client = Reputation()
     for one in sorted(seen, key=lambda one: one.at):
         client.record(one)
@@ -76,7 +76,7 @@ def test_many_clients_logs_give_the_figures_of_one_that_saw_it_all(spark, tmp_pa
     (tmp_path / "laptop").mkdir()
     for number, seen in enumerate(clients[:2]):
         (tmp_path / "laptop" / f"{number}.jsonl").write_text("".join(map(line, seen)))
-    # The third hands in twice, and the second export holds the first.
+    # The third submits twice, and the second export contains the first.
     with gzip.open(tmp_path / "phone.jsonl.gz", "wt") as file:
         file.writelines(map(line, clients[2]))
     (tmp_path / "phone.0.jsonl").write_text("".join(map(line, clients[2][:40])))
@@ -87,7 +87,7 @@ def test_many_clients_logs_give_the_figures_of_one_that_saw_it_all(spark, tmp_pa
     oldest = (NOW - WINDOW_SECONDS) // 3600 * 3600
     too_old = [one for one in everything if one.at < oldest]
     assert scored.old >= len(too_old) > 0
-    # To the last digit. A client drops what is too old as well, but has seen a relay then all the same.
+    # To the last digit. A client also drops entries that are too old, but has then still seen the relay.
     counting = [one for one in everything if one.at >= oldest]
     assert figures(scored) == expected(counting)
     scores_of_all = {url: told["score"] for url, told in expected(everything).items()}

@@ -1,4 +1,4 @@
-"""A lake back into a relay's database: the same packets at the same places, whatever was cut off when."""
+"""A lake back into a relay's database: the same packets at the same places, whenever it is interrupted."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def identity(number):
 
 
 def rows_of(made):
-    """As relayd stores them; every seventh with something found about its origin."""
+    """The rows as relayd stores them; every seventh has a finding about its origin."""
     rows = [to_store(packet, None) for packet in made]
     return [
         msgspec.structs.replace(row, annotation=b'{"found":%d}' % n) if n % 7 == 0 else row
@@ -78,7 +78,7 @@ def make_many(count, first=0):
 
 
 DAYS = [
-    # Three days with one between them left out: when they were received, and what.
+    # Three days, with a missing day between them: the times of receipt, and the packets.
     (TODAY - 4 * DAY + 60, [*make_many(40), attestation(1), attestation(2, who=1), identity(0)]),
     (TODAY - 2 * DAY + 9, [*make_many(30, first=40), attestation(3)]),
     (TODAY - 2 * DAY + 900, [make(99, type="a/../b"), *make_many(5, first=70)]),
@@ -150,7 +150,7 @@ def test_a_restored_database_is_the_one_that_was_archived(spark, original, empty
     restored = asyncio.run(tables_of(empty_url))
     assert restored == original
     assert len(restored["packets"]) == done.packets == 106
-    assert len(restored["packet_ids"]) == 109  # three of them have an equivalence key beside
+    assert len(restored["packet_ids"]) == 109  # three of them also have an equivalence key
     assert (done.left, done.left_out, done.reached) == (0, 0, original["head"][0][0])
     assert steps[0][0] == 0 and steps[0][3] == 106 and steps[-1][0] == 106
 
@@ -158,9 +158,9 @@ def test_a_restored_database_is_the_one_that_was_archived(spark, original, empty
     assert (again.packets, again.left, again.reached) == (0, 0, done.reached)
     assert asyncio.run(tables_of(empty_url)) == original
 
-    # A relay goes on where the old one stood.
+    # A relay continues where the old one stopped.
     asyncio.run(_go_on(empty_url))
-    # And what its retention has removed is not put back.
+    # And rows that its retention has removed are not restored.
     before = asyncio.run(tables_of(empty_url))
     assert restore(spark, empty_url, lake).packets == 0
     assert asyncio.run(tables_of(empty_url)) == before
@@ -189,7 +189,7 @@ async def _go_on(url):
 
 @pytest.mark.parametrize("step", ["staged", "after the log"])
 def test_whatever_was_cut_off_a_rerun_completes_it(spark, original, empty_url, lake, monkeypatch, step):
-    monkeypatch.setattr(checking, "_CHUNK_ROWS", 1)  # so that each batch is staged by itself
+    monkeypatch.setattr(checking, "_CHUNK_ROWS", 1)  # so that each batch is staged separately
     runs = 0
     while True:
         runs += 1
@@ -209,7 +209,7 @@ def test_whatever_was_cut_off_a_rerun_completes_it(spark, original, empty_url, l
 
 
 def _kill_at(patch, step):
-    """Let the third time that a run comes to a step be its end."""
+    """Kill a run when it reaches a step for the third time."""
     times = itertools.count(1)
 
     def dying(real):
@@ -277,11 +277,11 @@ def _other_packets(made):
         # Another relay's packets at the very same places, whole batches and a part of one.
         (lambda made: _other_packets(made), None, "and the lake 0x"),
         (lambda made: [(made[0][0], [make(7000 + n) for n in range(9)])], None, "and the lake 0x"),
-        # A log that goes on after the first day, when the lake has nothing.
+        # A log that continues after the first day, where the lake has nothing.
         (lambda made: [made[0], (made[0][0] + DAY, [make(1)])], None, "has no packet"),
         # A day longer than in the lake.
         (lambda made: [(made[0][0], [*made[0][1], make(7000)])], None, "has no packet"),
-        # A row that was lost, neither the last of a batch nor of all.
+        # A lost row, neither the last of a batch nor of all.
         (lambda made: made, "DELETE FROM packets WHERE packet_id = '\\x{0}'", "105 packets up to"),
     ],
 )
@@ -347,7 +347,7 @@ def test_a_damaged_batch_is_refused_by_name_and_nothing_of_it_goes_in(
     now = asyncio.run(tables_of(empty_url))
     assert now["staging"] == []
     assert len(now["packets"]) == 43
-    assert asyncio.run(epoch_of(empty_url)) == 2  # a relay may go on from here
+    assert asyncio.run(epoch_of(empty_url)) == 2  # a relay may continue from here
     done = restore(spark, empty_url, archived[1])
     assert done.packets == 106 - 43
     assert asyncio.run(tables_of(empty_url)) == original
@@ -369,7 +369,7 @@ def test_of_damaged_rows_the_places_alone_come_back_and_no_relay_serves_them(
     damage = "UPDATE packets SET body = body || ' ' WHERE sequence IN ({0}, {1})"
     rows = asyncio.run(tables_of(log_url, ["packets"]))["packets"]
     asyncio.run(run_sql(log_url, damage.format(rows[2][0], rows[-1][0])))
-    # One that was erased before it was archived: the lake has its place and no tombstone.
+    # One erased before it was archived: the lake has its place and no tombstone.
     [[erased]] = asyncio.run(run_sql(log_url, f"SELECT packet_id FROM packets WHERE sequence = {rows[7][0]}"))
     relay_logs.erase(log_url, f"0x{erased['packet_id'].hex()}")
     rows = asyncio.run(tables_of(log_url, ["packets"]))["packets"]
@@ -387,9 +387,9 @@ def test_of_damaged_rows_the_places_alone_come_back_and_no_relay_serves_them(
     assert now["head"][0][:2] == (rows[-1][0], rows[-1][1])
     again = restore(spark, empty_url, tmp_path / "lake")
     assert (again.packets, again.erased, again.damaged, again.left_out) == (0, 0, 0, 0)
-    # The log that it was archived from has those rows, and is the beginning of the lake all the same.
+    # The log from which it was archived has those rows, and is still the beginning of the lake.
     assert restore(spark, log_url, tmp_path / "lake").packets == 0
-    # The mark goes through another lake.
+    # The mark is carried through another lake.
     archive(spark, empty_url, tmp_path / "next")
     done = restore(spark, next_url := new_log(), tmp_path / "next")
     assert (done.packets, done.erased, done.damaged) == (103, 1, 2)
@@ -398,7 +398,7 @@ def test_of_damaged_rows_the_places_alone_come_back_and_no_relay_serves_them(
 
 
 async def _serve(url, manifests, rows):
-    """A relay serves no empty row, takes a damaged packet again, and knows that the lake has the days."""
+    """Check that a relay serves no empty row, accepts a damaged packet again, and finds the days archived."""
     async with await Store.open(url, retention_days=1, archive_manifests=manifests) as store:
         page = await store.page(LogQuery(), 1000, TODAY)
         assert [row.sequence for row in page.rows] == [row[0] for row in rows if row[7]]
@@ -421,7 +421,7 @@ def test_the_tombstones_of_a_day_are_checked_once(spark, log_url, empty_url, tmp
             yield one
 
     monkeypatch.setattr(Erasures, "signed_tombstones", counted)
-    monkeypatch.setattr(checking, "_CHUNK_ROWS", 1)  # so that each batch is staged by itself
+    monkeypatch.setattr(checking, "_CHUNK_ROWS", 1)  # so that each batch is staged separately
     assert restore(spark, empty_url, tmp_path).erased == len(read) == 3
 
 

@@ -1,4 +1,4 @@
-"""A day is sorted in stretches of about the size that was asked for, and each batch is in one of them."""
+"""A day is sorted in stretches of about the requested size, and each batch is in one of them."""
 
 from __future__ import annotations
 

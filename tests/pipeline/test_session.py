@@ -1,4 +1,4 @@
-"""What a session takes from where, and what is said where there is no Java."""
+"""Where a session gets its settings, and the message if there is no Java."""
 
 from __future__ import annotations
 

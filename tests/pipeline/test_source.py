@@ -87,7 +87,7 @@ def test_filters_give_what_spark_alone_would(spark, log_url, three_days):
         F.col("expires_at").isNotNull(),
         F.col("content_type").contains("OS") | (F.col("sequence") < middle.sequence),
     )
-    # Spark alone judges each row by all of them at once.
+    # Without pushdown, Spark judges each row by all of them at once.
     judged = everything.select("sequence", *(each.alias(f"{n}") for n, each in enumerate(conditions)))
     expected = judged.collect()
     for number, condition in enumerate(conditions):
@@ -163,7 +163,7 @@ def test_a_read_never_passes_what_is_still_being_committed(spark, log_url):
 
 
 def run_stream(spark: SparkSession, url: str, folder: Path, **options: str | int) -> tuple[list[int], int]:
-    """All that is there now, through a stream: the sequences in the order of batches; how many batches."""
+    """Read everything through a stream; returns the sequences in batch order, and the number of batches."""
     seen: list[int] = []
     batches: list[int] = []
 
@@ -243,7 +243,7 @@ def test_a_stream_follows_while_packets_arrive(spark, log_url, tmp_path):
     stream = spark.readStream.format("relay_log").option("url", log_url).option("after", "latest").load()
     query = stream.writeStream.foreachBatch(take).option("checkpointLocation", str(tmp_path)).start()
     try:
-        query.processAllAvailable()  # it has begun: `latest` is what is there by now
+        query.processAllAvailable()  # it has begun: `latest` is the present end
         for part in range(4):
             relay_logs.append(log_url, relay_logs.make_many(10, first=part * 10))
         assert arrived.wait(60)

@@ -1,4 +1,4 @@
-"""Workers of Spark look for garbage among what a task made, not among what was imported, and end quietly."""
+"""Workers of Spark collect the garbage of tasks, not what was imported, and end quietly."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def test_workers_that_spark_ends_write_nothing(spark, log_url, monkeypatch):
     java.lang.System.setErr(java.io.PrintStream(written, True))
     try:
         with monkeypatch.context() as patch:
-            patch.setitem(context.environment, "OF_THIS_TEST", "1")  # a worker of another test has not this
+            patch.setitem(context.environment, "OF_THIS_TEST", "1")  # a worker of another test lacks this
             assert spark.range(2).mapInArrow(lambda batches: batches, "id long").count() == 2
             RelayLog.register(spark)
             log = spark.read.format("relay_log").option("url", log_url).load()
@@ -109,7 +109,7 @@ def _java(context: SparkContext) -> Any:
 
 
 def _factories(context: SparkContext) -> dict[int, Any]:
-    """What starts and ends workers, by hash codes of the objects."""
+    """The factories that start and end workers, by hash codes of the objects."""
     java = _java(context)
     kept = java.lang.Class.forName("org.apache.spark.SparkEnv").getDeclaredField("pythonWorkers")
     kept.setAccessible(True)
@@ -121,14 +121,14 @@ def _factories(context: SparkContext) -> dict[int, Any]:
 
 
 def _processes(java: Any, *, workers: bool = False) -> set[int]:
-    """Processes that Spark has started, or only those forked by them."""
+    """The processes that Spark has started, or only those forked by them."""
     spark = java.lang.ProcessHandle.current()
     below = spark.descendants().toArray()
     return {one.pid() for one in below if not workers or one.parent().get().pid() != spark.pid()}
 
 
 def _readers(java: Any) -> set[int]:
-    """Threads that pass on what processes write."""
+    """The threads that pass on the output of processes."""
     threads = java.lang.Thread.getAllStackTraces().keySet().toArray()
     return {one.getId() for one in threads if one.getName().startswith("stderr reader")}
 

@@ -1,4 +1,4 @@
-"""A start of Spark that is cut off leaves no JVM behind."""
+"""A start of Spark that is interrupted leaves no JVM behind."""
 
 from __future__ import annotations
 

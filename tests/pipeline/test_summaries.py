@@ -1,4 +1,4 @@
-"""Summaries of finished days: they open a lake, nobody has to believe them, and nothing depends on them."""
+"""Summaries of finished days: they open a lake, need not be trusted, and nothing depends on them."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def test_a_writer_that_goes_on_holds_no_manifests_of_days_that_are_over(lake, re
         assert (again := Lake.open(lake)).tip == opened.tip and again.days() == opened.days()
         assert again.manifests == opened.manifests
         assert list(map(again.mark_of, again.days())) == list(map(opened.mark_of, opened.days()))
-        # What it has in memory is what a compaction stores.
+        # A compaction stores what it has in memory.
         assert again.chain.seal() == 2 and again.chain.sealed == opened.chain.sealed
         assert Lake.open(lake).chain.sealed == opened.chain.sealed
     assert faults(lake) == []
@@ -189,7 +189,7 @@ def test_a_chain_is_proven_a_day_at_a_time_whatever_its_summaries_say(original, 
 
 
 def test_a_forged_day_is_found_when_it_is_read_and_by_a_whole_reading(lake):
-    # A batch of a sealed day, and its summary, changed so that each by itself is sound.
+    # A batch of a sealed day and its summary, changed so that each is valid by itself.
     opened = Lake.open(lake)
     manifests = opened.chain.of_day(DAY)
     other = seal(msgspec.structs.replace(manifests[1], written_at=7))

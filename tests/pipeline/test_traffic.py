@@ -1,4 +1,4 @@
-"""Who sends how much, how much at once, how often the same, and what the relay is told of it."""
+"""Who sends how much, how much at once, how often the same, and the verdicts for the relay."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def test_signatures_are_alike_where_texts_are():
     assert _alike(text, f"{text} now") > 0.75
     assert _alike(text, _prose(2)) < 0.5
     assert normalised("é" * 10_000) == ("é" * 4096).encode()
-    # The same on every machine and in every version, or lakes compared twice differ.
+    # The same on every machine and in every version; otherwise lakes compared twice would differ.
     assert signature_of(b"the same text on every machine")[:2].tolist() == [192119997, 48311758]
 
 
@@ -77,7 +77,7 @@ def test_near_duplicates_and_who_sent_them(spark):
             (4, relay_logs.make(4, text="gm")),
             (5, relay_logs.make(5, text="gm")),  # too short to mean anything
             (6, carry(b"x" * 500)),
-            (7, carry(b"x" * 500)),  # what channels carry is no text
+            (7, carry(b"x" * 500)),  # the payload of channels is not text
             (8, relay_logs.make(6, who=2, text=_prose(5))),
         ],
     )
@@ -95,7 +95,7 @@ def test_near_duplicates_and_who_sent_them(spark):
 def test_a_crowded_bucket_gives_the_same(spark, monkeypatch):
     monkeypatch.setattr("strata_pipeline.transforms.near_duplicates._CROWDED", 10)
     rows = []
-    for place in range(60):  # half of all alike, by one author; the rest in pairs
+    for place in range(60):  # half of them all alike, by one author; the rest in pairs
         text = f"{_prose(6)} number {place}" if place < 30 else _prose(100 + place // 2)
         rows.append(
             (place, NOON, _A if place < 30 else _B, "POST", text, signature_of(normalised(text)).tolist())
@@ -166,7 +166,7 @@ def test_bursts_are_measured_by_ones_own_habit(spark):
     found = find_bursts(
         _author_hours(
             spark,
-            *hours("calm", 1, 2, 1, 3, 1, 2, 49),  # unusual, and nothing that anybody would notice
+            *hours("calm", 1, 2, 1, 3, 1, 2, 49),  # unusual, but too little to matter
             *hours("wild", 1, 2, 1, 3, 1, 2, 51),
             *hours("busy", 60, 70, 65, 60, 70, 65, 100),  # its usual peaks are above the floor
             *hours("busier", 60, 70, 65, 60, 70, 65, 400),
@@ -185,8 +185,8 @@ def test_verdicts(spark):
     hour, now = 3600, 100 * 3600
     hours = _author_hours(
         spark,
-        ("bot", 99 * hour, 700, 1, 700, 599),  # reports each six seconds
-        ("quoting", 99 * hour, 9000, 1, 9000, 700),  # much of its own beside
+        ("bot", 99 * hour, 700, 1, 700, 599),  # a report every six seconds
+        ("quoting", 99 * hour, 9000, 1, 9000, 700),  # also much of its own
         ("copying", 90 * hour, 700, 1, 700, 650),
         ("copying", 98 * hour, 900, 1, 700, 700),
         ("flooding", 80 * hour, 7000, 9, 7000, 6500),
@@ -204,7 +204,7 @@ def test_verdicts(spark):
         ("copying", "limit", "pipeline: 700 near-duplicates within an hour", (99 + 24) * hour),
         ("flooding", "block", "pipeline: 6500 near-duplicates within an hour", (81 + 24) * hour),
         ("jumped", "block", "pipeline: 6500 near-duplicates within an hour", now + 24 * hour),
-        # What they did before is over, and neither makes the verdict harder nor hides what they do now.
+        # Their earlier behaviour is over, and neither makes the verdict harder nor hides the present.
         ("worse once", "limit", "pipeline: 650 near-duplicates within an hour", (99 + 24) * hour),
         (
             "bursting",

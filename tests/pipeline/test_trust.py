@@ -1,4 +1,4 @@
-"""The trust graph: what stands after edges, newer edges and revocations."""
+"""The trust graph: the edges that stand after newer edges and revocations."""
 
 from __future__ import annotations
 
@@ -57,11 +57,11 @@ def edges(spark) -> TrustEdges:
     named, kept = edge(2, B, 0.25), edge(2, D, 1)
     made = [
         edge(0, B, 0.1), edge(0, B, 0.9),  # the newer one counts
-        edge(1, A, 0.4),  # and back
+        edge(1, A, 0.4),  # and in the other direction
         edge(0, C), revocation(0, C),  # revoked
-        revocation(0, D), edge(0, D, 0),  # revoked before it was there: stands
+        revocation(0, D), edge(0, D, 0),  # revoked before it existed: stands
         named, revocation(2, B, revokes=[named.packet_id]),  # revoked by its name
-        kept, revocation(2, D, revokes=["0x" + "00" * 32]),  # another one was
+        kept, revocation(2, D, revokes=["0x" + "00" * 32]),  # a different one was
         edge(3, A, **{"from": B}),  # in the name of another
         edge(3, B, 1.5), edge(3, C, "much"),  # no strengths
         edge(3, D),  # of oneself
@@ -99,7 +99,7 @@ def test_a_lake_without_edges_has_an_empty_graph(spark, tmp_path, capsys):
 
 
 def naively(received: Sequence[Packet]) -> set[tuple[str, str, float]]:
-    """What stands after all these, by going through them one by one."""
+    """The edges that stand after all these, processed one by one."""
     standing: dict[tuple[str, str], Packet] = {}
     named: set[tuple[str, str, str]] = set()
     for packet in received:
@@ -156,7 +156,7 @@ def test_a_day_is_read_once_and_again_when_it_has_changed(spark, log_url, tmp_pa
     archive(spark, log_url, lake, batch_rows=3)
 
     def counted() -> tuple[int, set[tuple[str, str]]]:
-        """How many days were read, and who trusts whom."""
+        """The number of days read, and who trusts whom."""
         figures, whole = trust(spark, lake, output=output), trust(spark, lake)
         assert figures.newest == whole.newest and figures.trusted == whole.trusted
         assert (figures.edges, whole.counted) == (whole.edges, whole.note.days)
@@ -165,7 +165,7 @@ def test_a_day_is_read_once_and_again_when_it_has_changed(spark, log_url, tmp_pa
 
     assert counted() == (3, {(C, D), (B, A)})
     report(spark, lake, tmp_path / "site")
-    # A compaction changes files and no day; a day that nobody reads need not be there.
+    # A compaction changes files but no day; a day that nobody reads need not be there.
     assert compact(spark, lake).days == 2 and counted() == (0, {(C, D), (B, A)})
     first = lake / "packets" / "day=2024-10-04"
     away = first.rename(lake / "_away")
@@ -186,9 +186,9 @@ def test_a_day_is_read_once_and_again_when_it_has_changed(spark, log_url, tmp_pa
     tip = Lake.open(lake).tip
     assert erase(spark, log_url, lake).days == 2 and Lake.open(lake).tip == tip
     assert counted() == (2, {(A, B), (D, A), (D, B)})
-    assert report(spark, lake, tmp_path / "site").counted == 3  # the two, and the one that has come
+    assert report(spark, lake, tmp_path / "site").counted == 3  # the two, and the new one
 
-    # What is damaged, or of another lake, is read again.
+    # Results that are damaged, or of another lake, are computed again.
     kept = sorted((output / "trust_days").glob("day=*"))
     (kept[0] / "_kept.json").write_text("{}")
     shutil.rmtree(kept[1])

@@ -1,4 +1,4 @@
-"""SQL views of a lake, and the notebook that asks them."""
+"""SQL views of a lake, and the notebook that queries them."""
 
 from __future__ import annotations
 
@@ -32,15 +32,15 @@ QUESTIONS = (
     "SELECT sequence, dated IS NULL, received IS NULL FROM packets ORDER BY sequence",
 )
 UNDATED = (-(10**15), 10**15)
-"""What an author may write, and no calendar has."""
+"""Times that an author may write, but that no calendar has."""
 
 
 @pytest.fixture(scope="module")
 def lake(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A lake of two days, in a folder with a name that has to be quoted."""
+    """A lake of two days, in a folder whose name must be quoted."""
     near = tmp_path_factory.mktemp("lake's own")
     folder = near / "{a,b} [c]*?" / "lake"
-    # A pattern of that name fits this one too: its rows are of another lake.
+    # As a pattern, that name matches this one too: its rows are of another lake.
     write_batch(near / "a c!!" / "lake", range(1, 9))
     write_batch(near / "{a,b} [c]!!" / "lake", range(1, 9))
     write_batch(folder, [1, 2, 3], [4])
@@ -97,7 +97,7 @@ def test_the_notebook_answers_its_ten_questions(lake, monkeypatch, capsys):
     names: dict[str, object] = {}
     for cell in cells:
         if cell["cell_type"] == "code":
-            # Kept without outputs: what it prints is a lake's own.
+            # Stored without outputs, which would contain a lake's data.
             assert cell["outputs"] == [] and cell["execution_count"] is None
             exec(compile("".join(cell["source"]), cell["id"], "exec"), names)
     told = capsys.readouterr().out
@@ -121,7 +121,7 @@ def test_views_of_a_bucket_name_what_counted_when_they_were_printed(spark, place
     put_batch(place, (1, 2), day=DAY + 1)
     assert compacted(place) and erased(place, sequence(2)) == 1
     with ObjectLake.write(place) as lake:
-        drafted(lake, [3, 4], day=DAY + 1)  # and then it is killed: objects that no manifest names
+        drafted(lake, [3, 4], day=DAY + 1)  # then it is killed: objects that no manifest names
     told = database_of(place)
     expected = [told.sql(question).fetchall() for question in QUESTIONS]
     printed = [
@@ -134,7 +134,7 @@ def test_views_of_a_bucket_name_what_counted_when_they_were_printed(spark, place
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_bytes(content)
 
-    # As if a folder were the bucket: neither httpfs nor s3a is here.
+    # With a folder in place of the bucket: neither httpfs nor s3a is here.
     in_duckdb, in_spark = printed
     assert in_duckdb.startswith(f"-- {place} as it was when this was printed, up to manifest 2:")
     database = duckdb.connect()

@@ -34,8 +34,7 @@ sys.dont_write_bytecode = False
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 keep_files_in_memory()
 
-# Typer builds a program's commands from their signatures each time a test runs one, which takes a tenth of a
-# second.
+# Typer builds a program's commands from their signatures each time a test runs one: a tenth of a second.
 typer.testing._get_command = functools.cache(typer.main.get_command)  # type: ignore[attr-defined]
 
 # No test makes a claim about how fast the machine generates examples. Each run uses the same examples, so

@@ -1,5 +1,4 @@
-"""Every benchmark, briefly, against a real relay: they run, their totals are exact, their reports are
-complete.
+"""Every benchmark, briefly, against a real relay: they run, totals are exact, reports are complete.
 
 The measured values are not checked here. A run checks itself: each publish has its own OK, each subscriber
 gets each packet once, each stream the whole log; otherwise it is void.

@@ -124,8 +124,7 @@ class Scene:
             await asyncio.to_thread(self.relay.look_at_machine)
             await self._serves.wait()
             act: Callable[[Fault], Coroutine[Any, Any, bool]] = getattr(self, f"_{fault.kind}")
-            # Another track may have taken away what this fault needs: the database that it should kill is
-            # down.
+            # Another track may have taken what this fault needs: the database that it should kill is down.
             for _ in range(_TRIES):
                 await self._serves.wait()
                 if await act(fault):

@@ -334,7 +334,7 @@ def bursts_of(hours: set[tuple[Any, ...]], floor: int, ceiling: int) -> set[tupl
 def verdicts_of(
     hours: set[tuple[Any, ...]], bursts: set[tuple[Any, ...]], now: int
 ) -> set[tuple[str, str, int]]:
-    """The hardest verdict that holds, blocks before copies before bursts, each from its last hour of cause."""
+    """The hardest verdict that holds (blocks before copies before bursts), each from the last hour of it."""
     causes: dict[str, dict[int, int]] = defaultdict(dict)
     for author in {each[0] for each in bursts}:
         mine = [hour for who, hour, *_ in bursts if who == author]

@@ -132,7 +132,7 @@ MEGABYTE = 2**20
         (["1", "2", "3"], 3 * MEGABYTE - 100, False),  # the second or the third is damaged
         (["1", "3"], 2 * MEGABYTE, False),
         (["1", "2", "4.partial"], 3 * MEGABYTE, False),
-        (["FFF", "1000"], 0x1001 * MEGABYTE, True),  # from one 4 GiB log file to the next
+        (["FFF", "1000"], 0x1001 * MEGABYTE, True),  # from one log of 4 GiB to the next
         (["FFF", "1001"], 0x1000 * MEGABYTE, False),
     ],
 )

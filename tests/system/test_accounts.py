@@ -226,7 +226,7 @@ async def test_silent_tls_handshakes_are_counted_and_leave_room(tmp_path: Path):
                     return True
 
             await until(lambda: sum(map(is_dropped, silent)) == 20)
-            # The file limit belongs to no address: other sockets of the machine come from another address.
+            # One address cannot use up the file limit: another address of the machine still connects.
             context = ssl.create_default_context(cafile=str(made.ca))
             reader, writer = await asyncio.open_connection("127.0.0.1", port, local_addr=("127.0.0.2", 0))
             await writer.start_tls(context, server_hostname="localhost")

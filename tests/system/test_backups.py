@@ -73,8 +73,7 @@ async def test_a_backup_is_made_drilled_and_put_back_and_nothing_that_was_ruled_
             kept, _ = await reader.subscribe("s", {"authors": [author.did, banned.did], "order": "asc"})
             assert ids_of(kept) == [each.packet_id for each in packets], "banned and erased ones stay away"
             assert again.get(f"/packets/{doomed.packet_id}")[0] == 410
-            # A reader that was further ahead learns where to continue; one whose place is in the backup
-            # continues.
+            # A reader that was ahead learns where to continue; one whose place is in the backup continues.
             _, lost = await reader.subscribe("lost", {"cursor": events[-1]["cursor"]}, gapless=True)
             assert (lost["code"], lost["detail"]) == ("invalid_cursor", "log_reset")
             went_on, _ = await reader.subscribe("kept", {"cursor": events[5]["cursor"]}, gapless=True)

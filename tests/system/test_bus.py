@@ -1,4 +1,4 @@
-"""Relays that announce commits to each other over a real NATS server, beside one that uses PostgreSQL."""
+"""Relays that announce commits over a real NATS server, beside one that listens to PostgreSQL."""
 
 from __future__ import annotations
 

@@ -389,7 +389,7 @@ async def test_a_program_killed_and_started_again_on_its_store_loses_nothing_and
 
 
 def without_the_one_at_work(lines: list[str], boundaries: list[int]) -> list[str]:
-    """The recorded lines, without each life's first message if the life before was killed while at it."""
+    """The recorded lines, without the first message of a life if the previous one was killed handling it."""
     repeated = {at for at in boundaries if 0 < at < len(lines) and lines[at] == lines[at - 1]}
     return [line for at, line in enumerate(lines) if at not in repeated]
 

@@ -59,7 +59,7 @@ async def test_each_query_names_metrics_and_labels_that_a_running_relay_has(rela
         labels.setdefault(name, set()).update(re.findall(r'(\w+)="', text))
     # Series that appear with the plug-in that they describe.
     labels["relayd_policy_plugin_verdicts_total"] = {"plugin", "verdict"}
-    # With workers it appears once one of them has checked the log.
+    # With workers it appears once one of them has maintained the log.
     labels["relayd_retention_waiting_days"] = {"reason"}
     # Series that appear with the first peer.
     for metric in [each for name, each in vars(Metrics()).items() if name.startswith("peer_")]:
@@ -119,7 +119,7 @@ def test_prometheus_answers_each_query_of_the_dashboards(relay: RelayProcess, tm
         wait_until(scraped, "two scrapes", 60)
         for where, expression in _queries():
             found = ask(expression)
-            # These have series once something was queried or checked, and an alert when it fires.
+            # These have series once something was queried or maintained, and an alert when it fires.
             if ":" in where and not re.search("plugin|retention_waiting|peer_|bus_connected", expression):
                 assert found, where
     finally:

@@ -92,7 +92,7 @@ async def test_a_burst_meets_every_check(client: BareClient):
 
 @pytest.fixture(scope="module")
 def strict(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RelayProcess]:
-    """A relay that accepts fifty refusals an hour per connection, and does not exempt this machine."""
+    """A relay that allows fifty refusals an hour per connection, and does not exempt this machine."""
     settings: dict[str, Any] = {
         "refused_limit": 50,
         "limit_window_seconds": 3600,

@@ -268,8 +268,7 @@ async def test_a_reload_changes_everything_or_nothing_and_names_what_waits_for_a
         with pytest.raises(ssl.SSLCertVerificationError):
             await answer(old)
         assert reload('"restart_needed"')["settings"] == ["max_limit"]
-        # The expiry of the certificate in use: otherwise a renewed one that is not loaded would expire
-        # unnoticed.
+        # The expiry of the certificate in use: it would pass unnoticed if a renewed one were not loaded.
         shown = relay.metric("relayd_tls_not_after_timestamp_seconds")
         assert shown == read_certificate(new.cert).not_after.timestamp()
         new.key.write_bytes(renewed.private_key_pem.bytes())

@@ -133,8 +133,7 @@ async def _get(port: int, ca: Path, path: str) -> bytes:
 @pytest.mark.parametrize("name", PROXIES)
 async def test_a_sample_passes_everything_on_and_says_who_the_clients_are(name: str, tmp_path: Path):
     settings: dict[str, Any] = {"trusted_proxies": [GATEWAY, "127.0.0.1"], "log_addresses": "full"}
-    # The relay sees the proxy at an address of the proxy's network, as it would through a container's
-    # gateway.
+    # The relay sees the proxy at an address of the proxy's network, as through a container's gateway.
     with (
         running(RelayProcess(tmp_path, **settings)) as relay,
         _proxied(name, tmp_path, relay, GATEWAY) as (port, ca),

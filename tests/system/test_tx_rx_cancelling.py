@@ -268,7 +268,7 @@ async def test_dialling_has_nothing_to_cancel(where: tuple[str, TxRxSettings], m
 async def test_cancelling_serve_serves_nothing(where: tuple[str, TxRxSettings], moment: str) -> None:
     address, settings = where
     if not address.startswith("unix"):
-        # One port, so that remains of an attempt obstruct the next.
+        # One port, so that leftovers of an attempt would obstruct the next.
         real, probe = listening("tcp:127.0.0.1:0")
         probe.close()
         address = f"{address.partition(':')[0]}:localhost:{real.rpartition(':')[2]}"

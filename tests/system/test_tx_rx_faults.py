@@ -233,8 +233,7 @@ async def test_an_idle_sender_outlives_a_dead_server(kind: str, tmp_path: Path) 
         proxy.refuses = True
         proxy.cut()
         for _ in range(3):
-            # Others give up meanwhile, one after another: this takes longer than the timeout, without
-            # measuring it.
+            # Others give up meanwhile, one after another: longer than the timeout, without measuring it.
             other = await dial(proxy.address, bytes, settings=TxRxSettings(**short))
             with pytest.raises(SendError):
                 await other.send(b"lost")

@@ -1,4 +1,4 @@
-"""Several processes and one account: over any longer time only the limit passes, whichever is used."""
+"""Several processes and one account: over a longer time at most the limit passes, whichever is used."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Several machines and one identity: over any longer time only the limit passes, wherever it publishes."""
+"""Several machines and one identity: over a longer time at most the limit passes, wherever it publishes."""
 
 from __future__ import annotations
 

@@ -127,7 +127,7 @@ def _with_author(packet: Packet, did: str) -> Packet:
 
 @pytest.mark.parametrize("event", ["ROTATE", "REVOKE"])
 def test_a_chain_that_is_full_has_room_for_a_revocation(event):
-    """A thief of a key must not be able to keep it by filling the chain."""
+    """Someone who has stolen a key must not be able to keep it by filling the chain."""
     full = SimpleNamespace(events=[(SimpleNamespace(size_bytes=64 * 1000), 0)])
     packet = SimpleNamespace(content_type="KEY_EVENT", content={"event": event}, size_bytes=500)
     refused = contextlib.nullcontext() if event == "REVOKE" else pytest.raises(InvalidPacket)

@@ -152,7 +152,7 @@ async def test_manifests_of_one_client_are_applied_one_after_the_other(rig):
 
 
 def lives_on(who: Identity) -> Packet:
-    """An event after which the DID alone no longer tells which keys count; the keys stay the same."""
+    """An event after which the DID alone no longer shows which keys count; the keys stay the same."""
     return signed(
         who, add_content(method_id(who.did, "more"), Identity(bytes([22]) * 32).public_key, valid_from=0)
     )

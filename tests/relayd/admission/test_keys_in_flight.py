@@ -104,7 +104,7 @@ async def test_what_an_event_holds_up_is_answered_in_time_though_the_feed_does_n
     assert two.answers == [("first", ErrorCode.INTERNAL_ERROR), ("second", ErrorCode.INTERNAL_ERROR)]
     assert two.errors["first"].detail == "store_unavailable"
     assert (rig.admission.pending, rig.admission.pending_bytes) == (0, 0)
-    # The lane stays blocked until the feed has delivered it: nothing is judged by the earlier keys.
+    # Publishing stays blocked until the feed has delivered it: nothing is judged by the earlier keys.
     rig.publish(two, made(1), "third")
     rig.observe([entry])
     assert (await rig.answers(two, 3))[2] == ("third", ErrorCode.KEY_REVOKED)

@@ -181,7 +181,7 @@ async def test_quick_jobs_do_not_wait_for_dear_ones(threads: int):
     assert held.done == ["alone"]
     quick = [f"quick {number}" for number in range(5)]
     await put(pool, *quick)
-    if threads > 1:  # one of them takes no expensive packets
+    if threads > 1:  # one of them takes no expensive jobs
         await held.all_done(6)
         for each in dear[: threads - 1]:
             await asyncio.to_thread(held.begun[each].wait, 30)

@@ -294,8 +294,7 @@ def test_a_member_that_names_the_same_packets_twice_and_sends_none_is_told_of():
             world.table.ask(1)
             await world.run(10)
             assert world.withheld == told
-        # Other packets that it withholds for the first time, and those that it could not send, are no
-        # contradiction.
+        # Other packets that it withholds for the first time, or could not send, are no contradiction.
         peer.claims = {each.packet_id: each for each in (made(n, NOW - 500) for n in range(7, 9))}
         world.table.ask(1)
         await world.run(10)

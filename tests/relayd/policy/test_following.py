@@ -198,7 +198,7 @@ async def test_it_follows_without_being_told_and_while_the_database_was_away():
 
 
 async def test_it_ends_in_whichever_step_of_a_ring_it_is_told_to():
-    """A cancelled process waits for everything that it has started."""
+    """A process that ends waits for all its tasks, so this one must end."""
     for steps in range(6):
         rig = Rig()
         following = asyncio.create_task(rig.follower.run())

@@ -72,8 +72,7 @@ ON_THE_WAY = tuple(
     "access admission cursor feed frames http identity policy responses sessions store".split()
 )
 CATCHERS = {
-    # These catch faults, so nothing catches their own. Their bodies are guarded, and the calls in them raise
-    # here.
+    # These catch faults, so nothing catches their own. Their bodies are guarded, and calls in them raise.
     "ApartParser._give_back",
     "_Parser.close",
     "_Parser.end",

@@ -215,7 +215,7 @@ async def test_a_bus_is_probed_and_says_why_it_cannot_be_reached(bus):
 
 
 async def test_a_server_that_takes_connections_and_says_nothing_keeps_none(monkeypatch):
-    """Each attempt closes its connection: none is left to the cycle collector, rare in an idle relay."""
+    """Each attempt closes its connection: an idle relay hardly ever runs the collector of cycles."""
     monkeypatch.setattr("relayd.store.bus._CONNECT_SECONDS", 0.1)
     gone = asyncio.Event()
 

@@ -67,7 +67,7 @@ async def test_how_far_a_peer_was_read_is_stored_with_the_packets(store, packet,
     theirs = replace(packet(1), witnessed_at=NOW - 50, ingest_peer=peer)
     await store.append([theirs], NOW, None, [PeerMark(peer, fence, "all", "c1", NOW - 50, NOW - 50)])
     assert await table.place(peer, "all") == ("c1", NOW - 50, NOW - 50)
-    # Without a packet, as for refused packets; the times of the borders only widen.
+    # Without a packet, as for refused packets; the border times only widen.
     await store.append([], NOW, None, [PeerMark(peer, fence, "all", "c2", NOW - 40, NOW - 90)])
     assert await table.place(peer, "all") == ("c2", NOW - 50, NOW - 50)
     # A former holder of the link changes nothing.

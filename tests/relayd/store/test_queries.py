@@ -340,8 +340,7 @@ def varied(server, packet) -> Iterator[str]:
         (LogQuery(types=frozenset(["T3"])), "packets_d20717_content_type_sequence_idx"),
         (LogQuery(types=frozenset(["T3", "T4"])), "packets_d20717_content_type_sequence_idx"),
         (LogQuery(packet_ids=frozenset([b"x" * 32])), "packet_ids_d20717_d20747_id"),
-        # Not a bitmap of all matches and of pages without a summary, but a bounded number of rows in log
-        # order.
+        # Not a bitmap of all matches and of pages without a summary, but a bounded number of rows in order.
         (LogQuery(until=NOW - 1_000_000, ascending=False), "packets_d20717_pkey"),
         (LogQuery(since=NOW + 295), "packets_d20717_pkey"),
     ],
@@ -474,8 +473,7 @@ async def test_no_statement_looks_at_more_rows_than_it_may(crowded, query, ascen
             plan = await connection.fetchval("EXPLAIN (ANALYZE, FORMAT JSON) " + text, *parameters)
             read = sum(rows_read(json.loads(plan)[0]["Plan"]))
             values = max(len(query.authors), len(query.types))
-            # With very many values, each is looked up at least twice, and once more to see whether there is
-            # more.
+            # With very many values, each is looked up at least twice, and once more to see if there are more.
             assert read <= max(candidates + 1, candidates // 2 + values, 3 * values)
 
 

@@ -70,7 +70,7 @@ async def test_who_has_gone_is_not_waited_for(processes: tuple[Process, Process]
 
 
 async def test_who_listens_to_nothing_hears_a_question_all_the_same(store: Store, second_store: Store):
-    """Like a process that receives commits over a bus."""
+    """Like a process that learns of commits over a bus."""
     process = Process(second_store)
     bell = Doorbell(
         second_store.url,

@@ -251,7 +251,7 @@ async def test_who_has_waited_too_long_is_told_and_the_others_wait_on(log, make,
 
 
 async def test_our_log_says_once_why_nothing_is_stored_and_when_it_is_again(log, make, packet):
-    """A full disk still answers queries, and nothing else would report it."""
+    """A database with a full disk still answers queries, and nothing else would report it."""
     writer = make(publish_timeout=0, max_batch_packets=1)
     log.failures = [StoreUnavailable("No space left on device"), StoreUnavailable("again")]
     with structlog.testing.capture_logs() as lines:

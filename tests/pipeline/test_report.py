@@ -176,7 +176,7 @@ def test_of_more_authors_than_a_sample_holds_a_fair_part_is_followed():
 
 
 def test_in_a_sample_nobody_stays_who_was_not_there_before():
-    # A crowded day between two quiet weeks, of which the sample has two thirds of all authors.
+    # A crowded day between two quiet weeks, which leaves two thirds of all authors in the sample.
     crowd = [2 * HASHES // 3 - 1 - n for n in range(SAMPLED)]
     days = [("W1", hashes(1)), ("W2", hashes(*crowd)), ("W3", hashes(1, 5))]
     last = cohorts_of(days, is_over=True).weeks[-1]

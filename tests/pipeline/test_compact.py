@@ -11,6 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 from strata.protocol.lake import LakeError, day_text
 from strata_pipeline.datasets import Packets
+from strata_pipeline.jobs import rewriting
 from strata_pipeline.jobs.archive import archive
 from strata_pipeline.jobs.audit import audit
 from strata_pipeline.jobs.compact import compact
@@ -84,6 +85,16 @@ def test_of_a_large_day_only_a_stretch_is_on_the_disk_to_be_sorted(spark, tmp_pa
     held = plain(tmp_path).filter(pc.field("day") == day_text(day))
     assert sorted(one for sequences in found for one in sequences) == held["sequence"].to_pylist()
     assert not [file for file in written.rglob("*") if file.is_file() and file.suffix != ".parquet"]
+
+
+def test_a_piece_of_a_compacted_day_can_be_read_without_the_rest(spark, tmp_path, made, monkeypatch):
+    monkeypatch.setattr(rewriting, "GROUP_ROWS", 4)
+    assert compact(spark, tmp_path).days == 2
+    for file in (tmp_path / "packets" / "day=2024-10-04").rglob("*.parquet"):
+        told = pq.ParquetFile(file).metadata
+        assert {told.row_group(number).num_rows for number in range(told.num_row_groups - 1)} == {4}
+        assert told.row_group(told.num_row_groups - 1).num_rows <= 4 < told.num_rows
+    assert audit(spark, tmp_path).holds
 
 
 @pytest.mark.parametrize("step", ["make_durable", "exchange", "remove"])

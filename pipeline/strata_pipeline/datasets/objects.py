@@ -16,7 +16,7 @@ from strata.protocol.lake import StoredObject
 
 from strata_pipeline.errors import LakeError
 from strata_pipeline.lake.attempts import Attempt
-from strata_pipeline.lake.contents import UNREADABLE
+from strata_pipeline.lake.contents import GROUP_ROWS, UNREADABLE
 from strata_pipeline.lake.stores.objects import ObjectStore
 from strata_pipeline.lake.stores.shelves import fault_of_object
 from strata_pipeline.planning import parallelism
@@ -50,7 +50,7 @@ def write_objects(rows: DataFrame, store: ObjectStore, attempt: Attempt, root: s
 def put_rows(store: ObjectStore, name: str, rows: pa.Table) -> StoredObject:
     """Put rows into one object under this name."""
     sink = pa.BufferOutputStream()
-    pq.write_table(rows, sink, compression="zstd")
+    pq.write_table(rows, sink, compression="zstd", row_group_size=GROUP_ROWS)
     content = sink.getvalue().to_pybytes()
     store.put(name, content)
     hashed = blake3(content).hexdigest()

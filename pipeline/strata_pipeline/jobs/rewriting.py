@@ -14,6 +14,7 @@ from strata.protocol.lake import Manifest
 
 from strata_pipeline.jobs.parts import PartDone, PartWork, rewrite_part
 from strata_pipeline.lake import files
+from strata_pipeline.lake.contents import GROUP_ROWS
 from strata_pipeline.lake.object_lake import ObjectLake
 from strata_pipeline.schemas import schema
 
@@ -47,6 +48,7 @@ def write_day(
             .select(*schema("packets").names, "kind")
             .write.mode("append")
             .partitionBy("kind")
+            .option("parquet.block.row.count.limit", GROUP_ROWS)
             .parquet(str(folder))
         )
     files.without_notes(folder)

@@ -17,11 +17,23 @@ from strata.protocol.lake import NOTHING, OTHERS, ContentsDigest, Span, others_h
 
 from strata_pipeline.lake.rows import rows_in
 
-__all__ = ["UNREADABLE", "Contents", "FalseBounds", "Rows", "contents_of", "parquet_files", "read_rows"]
+__all__ = [
+    "GROUP_ROWS",
+    "UNREADABLE",
+    "Contents",
+    "FalseBounds",
+    "Rows",
+    "contents_of",
+    "parquet_files",
+    "read_rows",
+]
 
 UNREADABLE: Final = (OSError, ValueError, pa.ArrowException)
 """What reading a Parquet file with arbitrary bytes can raise."""
 
+GROUP_ROWS: Final = 2**15
+"""The most rows in a row group of a large file. Checks read a day in pieces of 250,000 sequences, and with
+them every row group that holds one of these: in groups of 128 MiB, Parquet's default, each row nine times."""
 _RECORD_BYTES = 104
 _READ_ROWS = 2_048
 """Bodies have up to some hundred KiB each, so memory use stays below a few hundred MiB."""

@@ -269,9 +269,9 @@ def test_the_documentation_says_what_is_visible() -> None:
     text = " ".join((encryption.__doc__ or "").split())
     for phrase in (
         "Without a hook nothing",
-        "message ids",
-        "its index",
-        "how many",
-        "cannot decrypt hears nothing",
+        "the id and causal history of each message",
+        "the index",
+        "the count",
+        "cannot decrypt receives nothing",
     ):
         assert phrase in text

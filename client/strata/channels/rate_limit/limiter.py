@@ -226,7 +226,7 @@ class RateLimiter:
         self._budget.pause(retry_after_ms)
 
     def learn_limit(self, limit: int, window_ms: int) -> None:
-        """Keep to `limit` transmissions per `window_ms`, if it is the strictest known limit (C-221, C-225)."""
+        """Keep to `limit` transmissions per `window_ms`, if no stricter limit is known (C-221, C-225)."""
         self._budget.learn_limit(limit, window_ms)
 
     # Queries.

@@ -40,8 +40,8 @@ _ID = struct.Struct(">hi32siqiq")
 def empty_log(folder: Path, *, searched: bool = True) -> Iterator[EmbeddedPostgres]:
     """A server with the migrated database of a relay, while the block runs.
 
-    A log that is not searched lacks the indexes by author and by type: no job of the pipeline uses them, and
-    keeping them takes half of the time in which the database takes packets in.
+    A log that is not searched lacks the indexes by author and by type, which take the database much time: no
+    job of the pipeline uses them.
     """
     with asyncio.Runner() as runner:
         server = EmbeddedPostgres(folder, tcp_port=_free_port())

@@ -51,20 +51,20 @@ class Authors:
         self._publishers = Names()
         self._is_complete = True
         """Whether these two sets hold every name of the log. True while there is no log yet, see `open`."""
-        self._has_begun = self._is_awaited = False
+        self._has_begun = False
         self._learning: asyncio.Task[None] | None = None
 
     async def open(self) -> None:
         """Begin to learn the names, and wait a while for the end. Raises `StoreError` if the log cannot be
         read. Cancelling it leaves the reading to `close`."""
-        self._is_complete, self._is_awaited = False, True
+        self._is_complete = False
         self._learning = learning = asyncio.create_task(self._learn(), name="identities")
         learning.add_done_callback(self._ended)
         done, _ = await asyncio.wait({learning}, timeout=_START_PATIENCE)
         if done:
             learning.result()
         else:
-            self._is_awaited = False
+            learning.add_done_callback(self._failed_late)
             _log.info("identities_loading", consequence="authors are looked up one by one until it is done")
 
     async def close(self) -> None:
@@ -90,7 +90,9 @@ class Authors:
 
     def _ended(self, learning: asyncio.Task[None]) -> None:
         self._learning = None
-        if not self._is_awaited and not learning.cancelled() and (error := learning.exception()) is not None:
+
+    def _failed_late(self, learning: asyncio.Task[None]) -> None:
+        if not learning.cancelled() and (error := learning.exception()) is not None:
             self._faults.caught("identity", error)  # authors are looked up one by one until a restart
 
     async def _learn(self) -> None:

@@ -102,6 +102,20 @@ def test_a_day_in_portions_is_all_in_the_lake(spark, tmp_path, monkeypatch, in_t
     assert not list(tmp_path.iterdir())
 
 
+def test_a_day_of_which_only_the_end_comes_out_of_a_log_is_all_in_the_lake(
+    spark, tmp_path, monkeypatch, in_threads
+):
+    monkeypatch.setattr(pipeline_day, "run", in_process)
+    monkeypatch.setattr(pipeline_day, "_SMALL", 5)
+    said: list[str] = []
+    steps = pipeline_day._Steps(50, tmp_path, said.append)
+    tips, done = pipeline_day._archive(steps, 10, 20)
+    assert (len(tips), len(done.runs), done.packets) == (2, 2, 25) and "30 of 30 rows written" in said[1]
+    assert faults(tmp_path / "day-lake") == []
+    numbers = Counter(sequence & 0xFFFF_FFFF for sequence in read(tmp_path / "day-lake"))
+    assert numbers == Counter(range(1, 51)) + Counter({number: 2 for number in range(1, 6)})
+
+
 def test_what_is_forgotten_must_be_in_the_lake(spark, tmp_path, in_threads):
     made = Made(30, True, DAY, 86_399)
     with empty_log(tmp_path / "log") as server:

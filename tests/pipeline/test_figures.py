@@ -29,7 +29,7 @@ from strata_pipeline.transforms.near_duplicates import (
     find_near_duplicates,
     normalised,
     read_texts,
-    signature_of,
+    signatures_of,
 )
 from strata_pipeline.transforms.reliability import channel_days, find_gaps, find_silences
 from strata_pipeline.transforms.thresholds import Thresholds
@@ -239,7 +239,7 @@ def near_duplicates(said: Sequence[Said]) -> dict[int, int]:
     for one in said:
         if one.text is None or len(data := normalised(one.text)) < 32:
             continue
-        values = signature_of(data).tolist()
+        values = signatures_of([data])[0].tolist()
         buckets = [(part, *values[4 * part : 4 * part + 4]) for part in range(8)]
         met = [firsts.setdefault(bucket, (one.sequence, values)) for bucket in buckets]
         alike = [

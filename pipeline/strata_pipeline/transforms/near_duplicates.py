@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import msgspec
@@ -40,7 +40,7 @@ __all__ = [
     "find_near_duplicates",
     "normalised",
     "read_texts",
-    "signature_of",
+    "signatures_of",
 ]
 
 MIN_TEXT_BYTES = 32
@@ -55,6 +55,8 @@ _HASHES = 32
 _ROWS = 4
 _CROWDED = 10_000
 _SAMPLE_CHARACTERS = 120
+_AT_ONCE = 64
+"""The number of texts that are hashed at a time: the shingles of usual texts fit into the cache."""
 _ARROW = to_arrow_schema(schema("texts"))
 
 # Any odd numbers work, as long as they are the same on every machine.
@@ -210,16 +212,33 @@ def normalised(text: str) -> bytes:
     return " ".join(_number.sub("0", text[:MAX_TEXT_CHARACTERS].lower()).split()).encode("utf-8", "replace")
 
 
-def signature_of(data: bytes) -> NDArray[np.int32]:
-    """The MinHash values of at least eight bytes."""
-    windows = np.lib.stride_tricks.sliding_window_view(np.frombuffer(data, np.uint8), _SHINGLE_BYTES)
-    shingles = np.ascontiguousarray(windows).view("<u8").ravel().astype(np.uint64)
+def signatures_of(texts: Sequence[bytes]) -> NDArray[np.int32]:
+    """The MinHash values of texts of at least eight bytes each: a row for each text."""
+    signatures = np.empty((len(texts), _HASHES), np.int32)
+    for begin in range(0, len(texts), _AT_ONCE):
+        part = texts[begin : begin + _AT_ONCE]
+        signatures[begin : begin + len(part)] = _least_hashes(part)
+    return signatures
+
+
+def _least_hashes(texts: Sequence[bytes]) -> NDArray[np.int32]:
+    # Of one long row of bytes, which is much faster than text by text.
+    ends = np.cumsum([len(text) for text in texts])
+    padded = b"".join(texts) + bytes(_SHINGLE_BYTES)
+    at_each_byte = np.ndarray(len(padded) - _SHINGLE_BYTES + 1, "<u8", padded, strides=(1,))
+    shingles = at_each_byte.astype(np.uint64)
     shingles ^= shingles >> np.uint64(30)
     shingles *= _MIX
     shingles ^= shingles >> np.uint64(27)
-    hashes = np.multiply.outer(_FACTORS, shingles) >> np.uint64(32)
-    least: NDArray[np.uint64] = hashes.min(axis=1)
-    return least.astype(np.uint32).view(np.int32)
+    # Every second stretch holds the shingles of a text; the others hold those that reach into the next text.
+    stretches = np.column_stack([np.concatenate([[0], ends[:-1]]), ends - (_SHINGLE_BYTES - 1)]).ravel()
+    least = np.empty((len(texts), _HASHES), np.uint64)
+    hashes = np.empty_like(shingles)
+    for place, factor in enumerate(_FACTORS):
+        np.multiply(shingles, factor, out=hashes)
+        least[:, place] = np.minimum.reduceat(hashes, stretches)[::2]
+    # The upper half counts; the least of the whole has the least upper half.
+    return (least >> np.uint64(32)).astype(np.uint32).view(np.int32)
 
 
 def _text_of(body: bytes, content_type: str) -> str | None:
@@ -235,7 +254,7 @@ def _read(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     for batch in batches:
         kept: list[int] = []
         samples: list[str] = []
-        signatures: list[NDArray[np.int32]] = []
+        compared: list[bytes] = []
         columns: dict[str, Any] = {name: batch.column(name) for name in batch.schema.names}
         rows = zip(columns.pop("body").to_pylist(), columns["content_type"].to_pylist(), strict=True)
         for place, row in enumerate(rows):
@@ -244,11 +263,11 @@ def _read(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
                 continue
             kept.append(place)
             samples.append(text[:_SAMPLE_CHARACTERS].encode("utf-8", "replace").decode())
-            signatures.append(signature_of(data))
+            compared.append(data)
         if kept:
             taken = {name: column.take(pa.array(kept)) for name, column in columns.items()}
             taken["sample"] = pa.array(samples, pa.string())
-            flat = pa.array(np.concatenate(signatures), pa.int32())
+            flat = pa.array(signatures_of(compared).ravel(), pa.int32())
             starts = pa.array(np.arange(len(kept) + 1, dtype=np.int32) * _HASHES)
             taken["signature"] = pa.ListArray.from_arrays(starts, flat)
             yield pa.RecordBatch.from_pydict(taken, schema=_ARROW)

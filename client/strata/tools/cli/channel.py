@@ -132,9 +132,7 @@ def channel_key(path: Path, *, as_json: bool) -> None:
         output.write_record({"key_id": f"0x{key.key_id.hex()}", "path": str(path)})
     else:
         output.write_line(f"group key 0x{key.key_id.hex()}\nkey file: {path}")
-        output.write_line(
-            "Give it to every participant by a safe way: whoever has it reads and writes along."
-        )
+        output.write_line("Share it with the participants in secret: anyone who has it can read and write.")
         output.write_line(f"next: strata channel NAME --topic /chat/1/NAME/proto --key {path}")
 
 

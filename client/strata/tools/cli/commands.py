@@ -39,7 +39,8 @@ def keygen(path: Path, *, as_json: bool) -> None:
     if as_json:
         output.write_record({"did": identity.did, "path": str(path)})
     else:
-        output.write_line(f"{identity.did}\nkey file: {path} (keep it safe: whoever has it is you)")
+        output.write_line(identity.did)
+        output.write_key_file(path)
 
 
 def publish(

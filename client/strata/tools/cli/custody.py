@@ -68,7 +68,8 @@ def create(
     elif as_json:
         output.write_record({"did": identity.did, "path": str(path)})
     else:
-        output.write_line(f"{identity.did}\nkey file: {path} (keep it safe: whoever has it is you)")
+        output.write_line(identity.did)
+        output.write_key_file(path)
         output.write_line(f"next: publish something with: strata publish --identity {path} --text hello")
 
 
@@ -356,7 +357,8 @@ def _tell_document(
         }
         output.write_record(record)
         return
-    output.write_line(f"{made.did}\nkey file: {path} (keep it safe: whoever has it is you)")
+    output.write_line(made.did)
+    output.write_key_file(path)
     for recovery_path in recovery_paths:
         output.write_line(f"recovery key: {recovery_path}")
     output.write_line(
@@ -379,7 +381,7 @@ def _tell_event(
         return
     output.write_line(f"{did}\nevent: {published.packet_id}")
     if path is not None:
-        output.write_line(f"key file: {path} (keep it safe: whoever has it is you)")
+        output.write_key_file(path)
     output.write_line(f"next: {next_step}")
 
 

@@ -7,6 +7,7 @@ import sys
 import unicodedata
 from collections.abc import Mapping
 from datetime import UTC, datetime
+from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, NoReturn, Self
 
@@ -27,6 +28,7 @@ __all__ = [
     "note",
     "utc",
     "write_delivery",
+    "write_key_file",
     "write_line",
     "write_record",
 ]
@@ -41,6 +43,11 @@ USAGE = 2
 def write_line(text: str) -> None:
     """Write lines to stdout at once. Raises `BrokenPipeError` if the reader has gone away."""
     _write(_harmless_lines(text).encode("utf-8", "replace"))
+
+
+def write_key_file(path: Path) -> None:
+    """Write a line that names a new key file, and says what to do with it."""
+    write_line(f"key file: {path} (keep it secret: anyone who has it can sign as you)")
 
 
 def write_record(record: Mapping[str, object]) -> None:

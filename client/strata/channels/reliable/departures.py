@@ -66,7 +66,9 @@ class Departures:
             if not heard:
                 self._refused[event.request_id] = event.error
                 if len(self._refused) > _MAX_REFUSED:
-                    del self._refused[next(iter(self._refused))]
+                    forgotten = next(iter(self._refused))
+                    reason = self._refused.pop(forgotten)
+                    _log.warning("message %s was refused, and nobody asked: %s", forgotten, reason)
         for request_id in self._requests.departed():
             for wait in self._waits:
                 wait.leave(request_id)

@@ -39,6 +39,7 @@ class _Publication:
         self.waiter = waiter
         self.timer: asyncio.TimerHandle | None = None
         self.under_way: dict[str, asyncio.Task[None]] = {}
+        self.is_abandoned = False
 
     def stored(self) -> None:
         """Note that a relay has said OK; the first time, call `on_stored`."""
@@ -66,6 +67,7 @@ class _Publication:
 
     def abandon(self) -> None:
         """Stop sending, and stop waiting for answers."""
+        self.is_abandoned = True
         self.stop_timer()
         for task in self.under_way.values():
             task.cancel()
@@ -206,7 +208,7 @@ class Publisher:
     def _trim(self) -> None:
         """Abandon the oldest publish that is confirmed; the presence check may still send its copies."""
         for publication in self._background.values():
-            if publication.plan.is_confirmed:
+            if publication.plan.is_confirmed and not publication.is_abandoned:
                 self._relays.statistics.copies_abandoned += 1
                 publication.abandon()
                 return

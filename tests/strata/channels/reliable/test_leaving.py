@@ -268,7 +268,7 @@ async def test_whoever_waits_for_a_message_hears_of_no_other_that_is_refused() -
     await draining
 
 
-def test_of_refusals_that_nobody_heard_of_the_last_ones_are_kept() -> None:
+def test_of_refusals_that_nobody_heard_of_the_last_ones_are_kept(caplog: pytest.LogCaptureFixture) -> None:
     requests = Requests()
     departures = Departures(requests)
     for number in range(1_100):
@@ -277,6 +277,9 @@ def test_of_refusals_that_nobody_heard_of_the_last_ones_are_kept() -> None:
         departures.note(requests.events(), heard=False)
     assert list(departures.take_refused()) == [f"{number}" for number in range(76, 1_100)]
     assert departures.take_refused() == {}
+    # The log has the others.
+    assert len(caplog.messages) == 76
+    assert caplog.messages[-1] == "message 75 was refused, and nobody asked: no"
 
 
 @virtually

@@ -242,6 +242,21 @@ async def test_copies_in_the_background_are_bounded():
         assert pool.statistics.copies_abandoned > 0
 
 
+@virtual
+async def test_an_abandoned_publish_is_counted_once():
+    world = three()
+    options = replace(QUIET, copies=3, connections=3, max_background=5)
+    async with world.pool(options) as pool:
+        await until(lambda: len(pool._relays.connected()) == 3)
+        for url in pool._relays.targets[:2]:
+            world[url[-1]].character.deaf = True
+        for n in range(10):
+            await pool.publish(packet(n))
+        await asyncio.sleep(0.1)
+        # One copy of each is stored; two were under way, until their publish was abandoned.
+        assert pool.statistics.copies_abandoned == (20 - len(pool._publisher._background)) / 2 > 0
+
+
 # Reading.
 
 

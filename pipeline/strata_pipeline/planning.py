@@ -8,9 +8,10 @@ from collections.abc import Iterator
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
-__all__ = ["parallelism", "planned"]
+__all__ = ["parallelism", "planned", "shuffled_once"]
 
 _SHUFFLED = "spark.sql.shuffle.partitions"
+_CLEANED = "spark.sql.classic.shuffleDependency.fileCleanup.enabled"
 _PARTITION_ROWS = 300_000
 """About 200 bytes of each row are shuffled: a partition of 60 MB is sorted and aggregated in memory."""
 
@@ -36,3 +37,19 @@ def planned(spark: SparkSession, rows: int) -> Iterator[None]:
         yield
     finally:
         spark.conf.set(_SHUFFLED, str(before))
+
+
+@contextlib.contextmanager
+def shuffled_once(spark: SparkSession) -> Iterator[None]:
+    """Within the block, what a query has shuffled leaves the disk when the query ends.
+
+    Otherwise it stays until Java collects garbage, and a compaction would keep on the disk everything that it
+    sorts. Not for jobs that use a frame more than once: Spark computes again, from the beginning, those parts
+    of a kept frame that no query has needed yet.
+    """
+    before = spark.conf.get(_CLEANED, "false")
+    spark.conf.set(_CLEANED, "true")
+    try:
+        yield
+    finally:
+        spark.conf.set(_CLEANED, str(before))

@@ -56,9 +56,6 @@ _DEFAULTS = {
     # Between the JVM and its Python workers: faster than TCP over loopback, which has been seen to hang
     # permanently when both directions were full.
     "spark.python.unix.domain.socket.enabled": "true",
-    # Else shuffle files stay until Java collects garbage, and a compaction would keep on the disk everything
-    # that it sorts.
-    "spark.sql.classic.shuffleDependency.fileCleanup.enabled": "true",
     "spark.ui.showConsoleProgress": "false",
     "spark.log.level": "ERROR",
 }

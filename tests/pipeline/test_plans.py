@@ -16,7 +16,7 @@ from strata_pipeline.errors import UsageError
 from strata_pipeline.jobs.tables import check_output, write_page, write_tables, writing
 from strata_pipeline.lake import files
 from strata_pipeline.lake.lake import Lake
-from strata_pipeline.planning import parallelism, planned
+from strata_pipeline.planning import parallelism, planned, shuffled_once
 from strata_pipeline.transforms.near_duplicates import find_meetings, find_near_duplicates
 from strata_pipeline.transforms.reliability import find_gaps
 from strata_pipeline.transforms.signatures import Keys, identity_packets, keys_by_authors
@@ -160,3 +160,12 @@ def test_results_stay_out_of_a_lake_by_whatever_way_it_is_named(tmp_path: Path) 
         with pytest.raises(UsageError, match="lies in the lake"):
             check_output(tmp_path / name, lake)
     assert check_output(tmp_path / "beside", lake) == tmp_path / "beside"
+
+
+def test_shuffles_stay_for_the_next_query_but_where_a_job_says_that_they_are_used_once(spark):
+    cleaned = "spark.sql.classic.shuffleDependency.fileCleanup.enabled"
+    # A frame that is kept is computed part by part, from what was shuffled for its first part.
+    assert spark.conf.get(cleaned, "false") == "false"
+    with shuffled_once(spark):
+        assert spark.conf.get(cleaned) == "true"
+    assert spark.conf.get(cleaned, "false") == "false"

@@ -16,6 +16,7 @@ from strata_pipeline.jobs.parts import PartDone, PartWork, rewrite_part
 from strata_pipeline.lake import files
 from strata_pipeline.lake.contents import GROUP_ROWS
 from strata_pipeline.lake.object_lake import ObjectLake
+from strata_pipeline.planning import shuffled_once
 from strata_pipeline.schemas import schema
 
 __all__ = ["FILE_BYTES", "SORTED_BYTES", "rewrite_parts", "stretches", "write_day"]
@@ -39,18 +40,19 @@ def write_day(
 
     A day of more than `sorted_bytes` is written in stretches of its sequences, one after the other.
     """
-    for stretch in stretches(manifests, sorted_bytes):
-        body_bytes = sum(one.body_bytes for one in stretch)
-        (
-            packets.where(F.col("sequence").between(stretch[0].after + 1, stretch[-1].up_to))
-            .repartitionByRange(max(1, -(-body_bytes // file_bytes)), "kind", "sequence")
-            .sortWithinPartitions("kind", "sequence")
-            .select(*schema("packets").names, "kind")
-            .write.mode("append")
-            .partitionBy("kind")
-            .option("parquet.block.row.count.limit", GROUP_ROWS)
-            .parquet(str(folder))
-        )
+    with shuffled_once(packets.sparkSession):
+        for stretch in stretches(manifests, sorted_bytes):
+            body_bytes = sum(one.body_bytes for one in stretch)
+            (
+                packets.where(F.col("sequence").between(stretch[0].after + 1, stretch[-1].up_to))
+                .repartitionByRange(max(1, -(-body_bytes // file_bytes)), "kind", "sequence")
+                .sortWithinPartitions("kind", "sequence")
+                .select(*schema("packets").names, "kind")
+                .write.mode("append")
+                .partitionBy("kind")
+                .option("parquet.block.row.count.limit", GROUP_ROWS)
+                .parquet(str(folder))
+            )
     files.without_notes(folder)
 
 

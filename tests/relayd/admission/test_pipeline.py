@@ -92,9 +92,11 @@ async def test_a_packet_whose_parser_is_lost_is_answered_and_the_next_one_is_sto
     rig.publish(peer, many_values(1), "before")
     await rig.until(lambda: len(peer.answers) == 1)
     (process,) = (each for each in psutil.Process().children() if each.nice() > psutil.Process().nice())
-    process.kill()
+    process.suspend()  # or the loss may be noticed before the packet, which a new process then gets
     rig.publish(peer, many_values(2), "lost")
     rig.publish(peer, made(3), "behind it")
+    await asyncio.sleep(0.1)
+    process.kill()
     await rig.until(lambda: len(peer.answers) == 3)
     rig.publish(peer, many_values(2), "again")
     await rig.until(lambda: len(peer.answers) == 4)

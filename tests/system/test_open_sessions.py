@@ -73,7 +73,7 @@ class Reloadable:
     async def at_every_worker(self, **options: Any) -> AsyncIterator[list[BareClient]]:
         """Enough open clients that each worker holds at least one."""
         async with contextlib.AsyncExitStack() as stack:
-            workers = [child for child in self.relay.children() if "spawn_main" in " ".join(child.cmdline())]
+            workers = self.relay.workers()
             assert len(workers) == WORKERS
             clients: list[BareClient] = []
             while not clients or not all(_holds(worker, clients) for worker in workers):

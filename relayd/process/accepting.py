@@ -34,7 +34,9 @@ _TRIES: Final = 10
 """How many free ports are tried if the system must choose one for several addresses."""
 _PAUSE: Final = 0.5
 """How long nothing is accepted when the system has no room for another file, in seconds."""
-_CLOSE_TIMEOUT: Final = 5.0
+_LONGEST_SHUTDOWN: Final = 3600.0
+"""How long TLS may take to close a socket, in seconds: longer than any answer, because the connection ends a
+peer that takes too little of what waits, or nothing (`Parting`)."""
 _CLIENT_HELLO: Final = b"\x16"
 """The first byte of a TLS connection (RFC 8446 §5.1), with which no HTTP request begins."""
 
@@ -181,7 +183,7 @@ class Listener:
                     ssl=tls,
                     # R-321: the deadline applies to a peer that is slow before the first byte, as after it.
                     ssl_handshake_timeout=None if tls is None else self._handshake_timeout,
-                    ssl_shutdown_timeout=None if tls is None else _CLOSE_TIMEOUT,
+                    ssl_shutdown_timeout=None if tls is None else _LONGEST_SHUTDOWN,
                 )
                 failed = False
         finally:

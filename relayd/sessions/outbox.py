@@ -18,6 +18,10 @@ __all__ = ["Outbox"]
 
 _WITHDRAWAL_TIMEOUT: Final = 1.0
 """How long withdrawn bytes may still take to leave, in seconds."""
+_PART_BYTES: Final = 16 * 1024
+"""The most bytes that are written at once. The transport of TLS passes each write on as a whole to one that
+nobody can ask how much waits in it, and stops once 64 KiB wait there. Written at once, a megabyte that no
+reader takes would look as if it had left."""
 
 
 class Outbox:
@@ -93,14 +97,22 @@ class Outbox:
         data = queued[0] if len(queued) == 1 else b"".join(queued)
         queued.clear()
         self._bytes = 0
-        if not self._is_shut:  # as in `write`, without the call
+        if self._is_shut:
+            return
+        if len(data) <= _PART_BYTES:
             self.transport.write(data)
-            self._written += len(data)
-            self._tally.bytes_sent += len(data)
+        else:  # as in `write`, without the call
+            whole = memoryview(data)
+            for start in range(0, len(data), _PART_BYTES):
+                self.transport.write(whole[start : start + _PART_BYTES])
+        self._written += len(data)
+        self._tally.bytes_sent += len(data)
 
     def write(self, data: bytes) -> None:
         """Write this at once, ahead of anything that is queued."""
-        self.transport.write(data)
+        whole = memoryview(data)
+        for start in range(0, len(data), _PART_BYTES):
+            self.transport.write(whole[start : start + _PART_BYTES])
         self._written += len(data)
 
     def shut(self) -> None:

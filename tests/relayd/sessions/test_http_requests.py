@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import json
 import socket
+import ssl
+from collections.abc import Callable
 from typing import Any, cast
 
 import pytest
@@ -13,8 +15,10 @@ from websockets.datastructures import Headers
 from relayd.http.api import HttpApi
 from relayd.http.console import WebConsole
 from relayd.moderation import Ban, Bans, Kind
+from relayd.process.accepting import Listener, bind
 from relayd.sessions.connection import Connection
 from relayd.store.types import StoredPacket
+from relayd.tls import read_tls_files, write_dev_certificates
 from tests.relayd.sessions.connection_rig import (
     HANDSHAKE,
     NOW,
@@ -29,9 +33,10 @@ ASKING = f"GET /packets/0x{'ab' * 32} HTTP/1.1\r\nHost: x\r\n\r\n".encode()
 class SlowStore:
     """Finds a packet once `found` is set."""
 
-    def __init__(self) -> None:
+    def __init__(self, body: bytes = b"{}") -> None:
         self.found = asyncio.Event()
         self.is_read = False
+        self.body = body
 
     def connection(self, rig: Rig) -> Connection:
         api = HttpApi(readiness=lambda: None, manifest=dict, by_id=self.by_id)
@@ -49,7 +54,7 @@ class SlowStore:
             await self.found.wait()
         finally:
             self.is_read = False
-        return StoredPacket(1, NOW, b"{}")
+        return StoredPacket(1, NOW, self.body)
 
 
 async def test_a_client_that_has_asked_and_says_no_more_gets_its_answer(rigs):
@@ -70,6 +75,45 @@ async def test_a_client_that_has_asked_and_says_no_more_gets_its_answer(rigs):
         rig.sweep(2.1)
         rig.sweep(0)
         await eventually(lambda: asking.socket._transport.is_closing())
+
+
+async def when_ready(act: Callable[[], Any]) -> Any:
+    """The result of an act on a socket that does not block."""
+    async with asyncio.timeout(10):
+        while True:
+            try:
+                return act()
+            except (ssl.SSLWantReadError, BlockingIOError):
+                await asyncio.sleep(0)
+
+
+@pytest.mark.parametrize("over_tls", [False, True])
+async def test_a_slow_line_gets_all_of_an_answer(rigs, tmp_path, over_tls):
+    rig, store = rigs(), SlowStore(b'{"x":"' + b"x" * 1_000_000 + b'"}')
+    store.found.set()
+    asking, made = store.connection(rig), write_dev_certificates(tmp_path)
+    (listening,) = bind("127.0.0.1", 0, reuse_port=False)
+    tls = read_tls_files(made.cert, made.key) if over_tls else None
+    listener = Listener(listening, lambda: asking, tls=tls, handshake_timeout=9.0, slices=rig.relay.slices)
+    client = socket.socket()
+    client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    client.setblocking(False)
+    await asyncio.get_running_loop().sock_connect(client, ("127.0.0.1", listener.port))
+    if over_tls:
+        trusting = ssl.create_default_context(cafile=str(made.ca))
+        client = trusting.wrap_socket(client, server_hostname="localhost", do_handshake_on_connect=False)
+        await when_ready(client.do_handshake)
+    with client:
+        client.send(ASKING)
+        await eventually(lambda: asking.socket._parting.is_lingering)
+        size = 0
+        while piece := await when_ready(lambda: client.recv(16_384)):
+            size += len(piece)
+            if size < 800_000:
+                rig.sweep(min(0.4, len(piece) / 40_000))
+        assert size > 1_000_000
+    await eventually(lambda: asking.socket not in rig.relay.registry.sockets)
+    listener.close()
 
 
 async def test_a_client_that_has_gone_is_read_for_no_more_after_some_seconds(rigs):

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import socket
+import ssl
+from pathlib import Path
 from typing import cast
 
 import pytest
 
 from relayd.metrics import Tally
 from relayd.sessions.outbox import Outbox
+from relayd.tls import read_tls_files, write_dev_certificates
 from tests.relayd.sessions.connection_rig import FakeTransport
 
 
@@ -142,3 +146,33 @@ def test_a_socket_that_is_gone_is_written_to_no_more():
     way.outbox.queue(b"late")
     way.outbox.flush()
     assert not way.transport.written
+
+
+@pytest.mark.req("R-323")
+@pytest.mark.parametrize("is_queued", [False, True])
+async def test_what_a_reader_over_tls_does_not_take_is_known_to_wait(tmp_path, is_queued):
+    """The transport of TLS passes each write on as a whole, to a transport that nobody can ask."""
+    made = write_dev_certificates(Path(tmp_path))
+    trusting = ssl.create_default_context(cafile=str(made.ca))
+    theirs, ours = socket.socketpair()
+    accepting = asyncio.get_running_loop().connect_accepted_socket(
+        asyncio.Protocol, ours, ssl=read_tls_files(made.cert, made.key)
+    )
+    reading = asyncio.open_connection(sock=theirs, ssl=trusting, server_hostname="localhost")
+    (transport, _), (_, writer) = await asyncio.gather(accepting, reading)
+    way = Way()
+    way.outbox.transport = transport
+    try:
+        if is_queued:
+            way.outbox.queue(bytes(2**20))
+            way.outbox.flush()
+        else:
+            way.outbox.write(bytes(2**20))
+        assert way.outbox.held_bytes > 2**19
+        way.outbox.withdraw(0.0)
+        assert way.outbox.is_late(1.0)
+    finally:
+        for each in (transport, writer.transport):
+            each.abort()
+        for _ in range(3):
+            await asyncio.sleep(0)

@@ -175,9 +175,11 @@ class WebSocket(asyncio.Protocol):
 
     @property
     def held_bytes(self) -> int:
-        """The approximate bytes kept for the peer; 0 once the socket is closing."""
-        if self._dismissed or self._transport.is_closing():
+        """The approximate bytes kept for the peer; 0 once it was dismissed, because then all of them go."""
+        if self._dismissed:
             return 0
+        if self._transport.is_closing():
+            return self.outbox.held_bytes  # of an answer that a slow reader has not taken yet
         held = sum(len(event) for event in self._held if isinstance(event, bytes))
         here = self._frames.held_bytes + len(self._fragments) + len(self._unread) + held
         return here + self.outbox.held_bytes + self._handler.held_bytes
@@ -562,7 +564,7 @@ class WebSocket(asyncio.Protocol):
             self._held.clear()
             self._fragments = bytearray()
             self._linger()
-            self.withdraw()
+        self.withdraw()
 
     def abort(self) -> None:
         """Drop the socket at once."""

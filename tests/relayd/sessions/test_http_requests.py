@@ -12,6 +12,7 @@ from typing import Any, cast
 import pytest
 from websockets.datastructures import Headers
 
+from relayd.access.memory import Pressure
 from relayd.http.api import HttpApi
 from relayd.http.console import WebConsole
 from relayd.moderation import Ban, Bans, Kind
@@ -129,6 +130,23 @@ async def test_a_client_that_has_gone_is_read_for_no_more_after_some_seconds(rig
     assert cut_off == [False, True]
     asking.socket.connection_lost(None)
     await eventually(lambda: not store.is_read)
+
+
+@pytest.mark.req("R-321")
+async def test_an_answer_that_is_not_read_counts_after_the_close_too(rigs):
+    rig, store = rigs(), SlowStore(b'{"x":"' + b"x" * 1_000_000 + b'"}')
+    store.found.set()
+    asking, transport = store.asked(rig)
+    await eventually(lambda: transport.said_all)
+    transport.waiting = 1_000_000
+    rig.sweep(2.1)
+    assert transport.closing and asking.socket.held_bytes == 1_000_000
+    rig.relay.registry.relieve(Pressure.FULL)
+    rig.sweep(0.9)
+    assert not transport.aborted and asking.socket.held_bytes == 0
+    rig.sweep(0.2)
+    assert transport.aborted
+    asking.socket.connection_lost(None)
 
 
 async def test_what_comes_behind_a_request_changes_nothing(rigs):

@@ -9,27 +9,51 @@ from __future__ import annotations
 import asyncio
 import functools
 from collections.abc import Callable, Coroutine
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
-__all__ = ["Gathering"]
+__all__ = ["Gathering", "WaitingJobs"]
 
 J = TypeVar("J")
 
 
+class WaitingJobs(Protocol[J]):
+    """The jobs that wait for the next batch."""
+
+    def append(self, job: J, /) -> None: ...
+
+    def take(self) -> list[J]:
+        """Remove and return the jobs of the next batch, if any. If this raises, none was removed."""
+
+    def drain(self) -> list[J]:
+        """Remove and return all jobs."""
+
+
+class _All(list[J]):
+    """All jobs that wait go together."""
+
+    def drain(self) -> list[J]:
+        jobs = list(self)
+        self.clear()
+        return jobs
+
+    take = drain
+
+
 class Gathering(Generic[J]):
-    """Gives jobs to `work(jobs)` in batches. An error raised by `work` goes to `on_lost(job, error)` for
-    each job; `on_lost` must not raise."""
+    """Gives jobs to `work(jobs)` in batches, which `waiting` chooses. An error raised by `work` goes to
+    `on_lost(job, error)` for each job; `on_lost` must not raise."""
 
     def __init__(
         self,
         name: str,
         work: Callable[[list[J]], Coroutine[Any, Any, None]],
         on_lost: Callable[[J, BaseException], None],
+        waiting: WaitingJobs[J] | None = None,
     ) -> None:
         self._name = name
         self._work = work
         self._on_lost = on_lost
-        self._waiting: list[J] = []
+        self._waiting: WaitingJobs[J] = _All() if waiting is None else waiting
         self._task: asyncio.Task[None] | None = None
 
     def put(self, job: J) -> None:
@@ -41,7 +65,7 @@ class Gathering(Generic[J]):
 
     async def close(self) -> None:
         """End the work under way; waiting jobs are forgotten."""
-        self._waiting.clear()
+        self._waiting.drain()
         if self._task is not None:
             self._task.cancel()
             await asyncio.wait({self._task})
@@ -56,12 +80,14 @@ class Gathering(Generic[J]):
             return  # closed
         if (error := task.exception()) is not None:
             self._lose(jobs, error)
-        if self._waiting and self._task is None:
-            waiting, self._waiting = self._waiting, []
-            try:
-                self._begin(waiting)
-            except Exception as error:
-                self._lose(waiting, error)
+        taken: list[J] = []
+        try:
+            # What was lost just now may have begun another batch.
+            taken = self._waiting.take() if self._task is None else []
+            if taken:
+                self._begin(taken)
+        except Exception as error:
+            self._lose([*taken, *self._waiting.drain()], error)
 
     def _lose(self, jobs: list[J], error: BaseException) -> None:
         for job in jobs:

@@ -1,7 +1,14 @@
-"""Packets that wait for keys and manifests not in memory: these are read for many packets at once."""
+"""Packets that wait for keys and manifests not in memory: these are read for many packets at once.
+
+A chain of a thousand events takes a fifth of a second to read, and a stranger can make many such chains and
+name them in turn. So whoever makes the relay read a chain is charged for it, and the packets of those who
+have used little come first.
+"""
 
 from __future__ import annotations
 
+import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Final
 
@@ -10,15 +17,50 @@ from strata.protocol.errors import InvalidPacket
 from relayd.admission.gathering import Gathering
 from relayd.admission.knowledge import missing_for
 from relayd.admission.refusals import FAULT, UNAVAILABLE
-from relayd.admission.request import PublishRequest
+from relayd.admission.request import Publisher, PublishRequest
 from relayd.faults import Faults
 from relayd.identity.directory import Identities
 from relayd.store.types import StoreError
 
 __all__ = ["Loading"]
 
-_LOADED_TOGETHER: Final = 64
+_LOADED_TOGETHER: Final = 16
 """The number of packets whose keys are in memory together, of any weight: each needs at most three chains."""
+_LITTLE_SECONDS: Final = 1.0
+"""A publisher that owes nothing after this time has used little: by default a tenth of it, of the loop."""
+
+
+class _InTurn:
+    """The packets that wait, a few at a time: one of each publisher after the other, of those that have used
+    little, or else of the one that has used least."""
+
+    def __init__(self) -> None:
+        self._waiting: dict[Publisher, deque[PublishRequest]] = {}
+
+    def append(self, request: PublishRequest) -> None:
+        self._waiting.setdefault(request.lane.publisher, deque()).append(request)
+
+    def take(self) -> list[PublishRequest]:
+        if not self._waiting:
+            return []
+        now = time.monotonic()
+        places = {publisher: publisher.turn(now) for publisher in self._waiting}
+        last = max(now + _LITTLE_SECONDS, min(places.values()))
+        turns = deque(sorted((each for each in places if places[each] <= last), key=places.__getitem__))
+        taken: list[PublishRequest] = []
+        while turns and len(taken) < _LOADED_TOGETHER:
+            publisher = turns.popleft()
+            requests = self._waiting[publisher]
+            taken.append(requests.popleft())
+            if requests:
+                turns.append(publisher)
+            else:
+                del self._waiting[publisher]
+        return taken
+
+    def drain(self) -> list[PublishRequest]:
+        waiting, self._waiting = self._waiting, {}
+        return [request for requests in waiting.values() for request in requests]
 
 
 class Loading:
@@ -39,7 +81,8 @@ class Loading:
         self._lost = lost
         self._on_flush = on_flush
         self._faults = faults
-        self._waiting = Gathering("keys", self._load, lost)
+        self._queue = _InTurn()
+        self._waiting = Gathering("keys", self._load, lost, self._queue)
 
     def put(self, request: PublishRequest) -> None:
         """Load what this request needs. If this raises, nothing is loaded for it."""
@@ -52,28 +95,28 @@ class Loading:
     async def _load(self, requests: list[PublishRequest]) -> None:
         """What was read for a packet stays until it is used, however large: otherwise two chains that do not
         fit together would be read alternately, forever."""
-        refusal: InvalidPacket | None = None
-        for first in range(0, len(requests), _LOADED_TOGETHER):
-            some = requests[first : first + _LOADED_TOGETHER]
-            with self._identities.held():
-                if refusal is not UNAVAILABLE:  # else the others have waited as long already
-                    refusal = await self._load_for(some)
-                for request in some:
-                    self._go_on(request, refusal)
-            self._on_flush()
+        with self._identities.held():
+            refusal = await self._load_for(requests)
+            for request in requests:
+                self._go_on(request, refusal)
+        if refusal is UNAVAILABLE:  # the others have waited as long already
+            for request in self._queue.drain():
+                self._go_on(request, refusal)
+        self._on_flush()
 
     async def _load_for(self, requests: Sequence[PublishRequest]) -> InvalidPacket | None:
         """Read all that these requests need. Returns the refusal if it could not be read, else None."""
-        dids: dict[str, None] = {}
+        payers: dict[str, Publisher] = {}
         for request in requests:
             if request.is_ended:
                 continue
             try:
-                dids.update(dict.fromkeys(missing_for(request.packet, self._identities)))
+                for did in missing_for(request.packet, self._identities):
+                    payers.setdefault(did, request.lane.publisher)
             except Exception as error:
                 self._lost(request, error)
         try:
-            await self._identities.load(dids)
+            await self._identities.load(payers, lambda did, seconds: payers[did].checked_for(seconds))
         except StoreError:
             return UNAVAILABLE
         except Exception as error:

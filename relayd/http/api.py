@@ -78,13 +78,18 @@ class HttpApi:
         """The console's answer to this path, or None if it has none."""
         return None if self._console is None else self._console.page(path, headers)
 
-    async def respond(self, path: str) -> Response:
-        """Answer `GET path`, ignoring a query. Cancelling it cancels any read of the store under way."""
+    async def respond(self, path: str, worked: Callable[[float], None] = lambda seconds: None) -> Response:
+        """Answer `GET path`, ignoring a query. Cancelling it cancels any read of the store under way.
+
+        `worked` is called with processor time that a thread spent for the answer.
+        """
         path = path.partition("?")[0]
         if path.startswith("/packets/"):
             return await self._packet(path.removeprefix("/packets/"))
-        if self._identities is not None and (answer := await self._identities.respond(path)) is not None:
-            return answer
+        if self._identities is not None:
+            answer = await self._identities.respond(path, worked)
+            if answer is not None:
+                return answer
         match path:
             case "/healthz":
                 return json_response(200, {"status": "alive"}, NO_STORE)
@@ -147,7 +152,7 @@ class MetricsApi:
     def page(self, path: str, headers: RequestHeaders) -> None:
         """There is no console here."""
 
-    async def respond(self, path: str) -> Response:
+    async def respond(self, path: str, worked: Callable[[float], None] = lambda seconds: None) -> Response:
         """Answer `GET path`."""
         if path.partition("?")[0] != "/metrics":
             return _not_found()

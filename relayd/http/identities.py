@@ -59,23 +59,26 @@ class IdentityApi:
         self._declined = declined
         self._clock = clock
 
-    async def respond(self, path: str) -> Response | None:
-        """Answer a path of this API, or return None. Cancelling it cancels any read under way."""
+    async def respond(
+        self, path: str, worked: Callable[[float], None] = lambda seconds: None
+    ) -> Response | None:
+        """Answer a path of this API, or return None. Cancelling it cancels any read under way, except that of
+        a chain; `worked` is called with the processor time that a thread spent on one."""
         try:
             if path.startswith("/did/"):
-                return await self._did(unquote(path.removeprefix("/did/")))
+                return await self._did(unquote(path.removeprefix("/did/")), worked)
             if path.startswith("/did-docs/"):
                 return await self._document(path.removeprefix("/did-docs/"))
         except StoreError:
             return error_response(503, "unavailable", "the store did not answer")
         return None
 
-    async def _did(self, did: str) -> Response:
+    async def _did(self, did: str, worked: Callable[[float], None]) -> Response:
         if not is_did(did):
             return error_response(400, "invalid_did", "the path does not name a DID")
         if did in self._declined().authors:
             return error_response(410, "gone", "this relay serves nothing of this DID")
-        chain = await self._identities.resolve(did)
+        chain = await self._identities.resolve(did, worked)
         if not chain.is_resolvable and not chain.events:
             return error_response(404, "not_found", "nothing is known of this DID here")
         served, now = self._served(chain), self._clock()

@@ -21,6 +21,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Final, NamedTuple, Protocol
 
@@ -57,11 +58,15 @@ class LogOfIdentities(LogOfAuthors, Protocol):
 
 
 class _Loading:
-    """A read of one DID's packets under way, and what the feed has brought meanwhile."""
+    """A read of one DID's packets under way, and what the feed has brought meanwhile.
 
-    __slots__ = ("done", "is_late", "observed")
+    `worked` is called with the processor time that it took to understand the packets.
+    """
 
-    def __init__(self) -> None:
+    __slots__ = ("done", "is_late", "observed", "worked")
+
+    def __init__(self, worked: Callable[[float], None]) -> None:
+        self.worked = worked
         self.is_late = False
         """Whether what the read finds of a manifest may have been erased since."""
         self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -92,6 +97,10 @@ class _Understood(NamedTuple):
     """The ids of all its packets."""
     chain: KeyChain
     manifest: _Manifest
+
+
+def _for_nobody(did: str, seconds: float) -> None:
+    """Charge nobody for a read."""
 
 
 class Identities:
@@ -163,24 +172,28 @@ class Identities:
             did for did in clients if not self._authors.is_no_client(did) and did not in self._manifests
         ]
 
-    async def resolve(self, did: str) -> KeyChain:
+    async def resolve(self, did: str, worked: Callable[[float], None] = lambda seconds: None) -> KeyChain:
         """The DID's chain, loaded if need be; that of an unknown DID resolves no key. Raises `StoreError`.
 
-        Cancelling it does not stop the read: others may wait for it.
+        `worked` is called as by `load`. Cancelling this does not stop the read: others may wait for it.
         """
         while (chain := self.chain(did)) is None:
-            await self.load([did])
+            await self.load([did], lambda _, seconds: worked(seconds))
         return chain
 
-    async def load(self, dids: Iterable[str]) -> None:
+    async def load(self, dids: Iterable[str], worked: Callable[[str, float], None] = _for_nobody) -> None:
         """Read these DIDs' chains and manifests, in as few reads as possible.
+
+        `worked` is called for each DID that nobody was reading yet, with the processor time that a thread
+        spent on its packets: a long chain takes as long as two thousand publishes. It is called even if
+        nobody waits for the read any more.
 
         Waits for all of them, and raises the error of the first that failed, `StoreError` or another.
         """
         wanted = list(dict.fromkeys(dids))
         fresh = [did for did in wanted if did not in self._loading]
         for start in range(0, len(fresh), _AUTHORS_PER_READ):
-            self._begin(fresh[start : start + _AUTHORS_PER_READ])
+            self._begin(fresh[start : start + _AUTHORS_PER_READ], worked)
         waiting = [self._loading[did].done for did in wanted]
         if not waiting:
             return
@@ -200,9 +213,9 @@ class Identities:
         with self._chains.held(), self._manifests.held():
             yield
 
-    def _begin(self, dids: list[str]) -> None:
+    def _begin(self, dids: list[str], worked: Callable[[str, float], None]) -> None:
         """Start one read. All who wait for it are notified, whatever the outcome."""
-        loading = {did: _Loading() for did in dids}
+        loading = {did: _Loading(functools.partial(worked, did)) for did in dids}
         task = asyncio.create_task(self._read(loading), name="keys")
         self._loading |= loading
         self._reads.add(task)
@@ -316,8 +329,9 @@ class Identities:
             self._forget(did, one)
             if one.done.done():  # it failed meanwhile
                 continue
-            found = understood[did]
+            found, seconds = understood[did]
             try:
+                one.worked(seconds)
                 if isinstance(found, Exception):
                     raise found
                 self._loaded(did, found, one)
@@ -334,20 +348,28 @@ class Identities:
 
     def _understand(
         self, dids: Sequence[str], rows: Sequence[StoredPacket]
-    ) -> dict[str, _Understood | Exception]:
-        """What these rows say about each DID, or the error that prevented it. Runs in a thread."""
+    ) -> dict[str, tuple[_Understood | Exception, float]]:
+        """What these rows say about each DID, or the error that prevented it, and the processor time that it
+        took. Runs in a thread."""
         packets: dict[str, list[tuple[Packet, int]]] = {did: [] for did in dids}
+        took = dict.fromkeys(dids, 0.0)
         for row in rows:
+            began = time.thread_time()
             packet = _parsed(row.body)
             if packet is not None:
                 packets[packet.author_id].append((outlined(packet), row.received_at))
-        understood: dict[str, _Understood | Exception] = {}
-        for did, found in packets.items():
-            try:
-                understood[did] = self._understand_one(did, found)
-            except Exception as error:
-                understood[did] = error
+                took[packet.author_id] += time.thread_time() - began
+        understood: dict[str, tuple[_Understood | Exception, float]] = {}
+        for did, packets_of_did in packets.items():
+            began, found = time.thread_time(), self._tried(did, packets_of_did)
+            understood[did] = found, took[did] + time.thread_time() - began
         return understood
+
+    def _tried(self, did: str, packets: Sequence[tuple[Packet, int]]) -> _Understood | Exception:
+        try:
+            return self._understand_one(did, packets)
+        except Exception as error:
+            return error
 
     def _understand_one(self, did: str, packets: Sequence[tuple[Packet, int]]) -> _Understood:
         manifest = _NO_MANIFEST

@@ -65,6 +65,9 @@ class AuthenticatingPeer(Protocol):
     def regranted(self) -> None:
         """The settings have changed: update what the session may do."""
 
+    def checked_for(self, seconds: float) -> None:
+        """Charge processor time that a thread spent for this peer."""
+
 
 class AuthExchange:
     """The challenges sent and the AUTHs received on one connection."""
@@ -251,7 +254,7 @@ class AuthExchange:
             if failpoints.ARMED:
                 await failpoints.reached("sessions.auth")
             async with asyncio.timeout(_RESOLVE_TIMEOUT):
-                keys = await relay.identities.resolve(attempt.author_id)
+                keys = await relay.identities.resolve(attempt.author_id, self._connection.checked_for)
             now = relay.clock()
             proof = verify_attempt(attempt, keys, now)
             self._proved(proof, keys, now)

@@ -106,6 +106,7 @@ class Connection:
         "_is_websocket",
         "_lane",
         "_opened_at",
+        "_owing",
         "_path",
         "_pending_bytes",
         "_pending_publishes",
@@ -146,6 +147,7 @@ class Connection:
         self._http_task: asyncio.Task[None] | None = None
         self._publishes = 0
         self._opened_at = 0  # in Unix seconds
+        self._owing: Quota | None = None  # pays for work that ends after the connection
 
     # Opening and closing: called by the socket.
 
@@ -224,7 +226,9 @@ class Connection:
                 await failpoints.reached("http.respond")
             relay, visitor = self._relay, self._visitor
             rate_limited = relay.metrics.rate_limited
-            response = await respond(request, self._responder, relay.access, visitor, rate_limited, now)
+            response = await respond(
+                request, self._responder, relay.access, visitor, rate_limited, now, self.checked_for
+            )
             self.socket.respond(response)
         except Exception as error:
             self._relay.faults.caught("http", error)
@@ -262,6 +266,7 @@ class Connection:
         self._comparer.close()
         if self._http_task is not None:
             self._http_task.cancel()
+        self._owing = self._visitor.workload
         self._relay.access.leave(self._visitor, time.monotonic())
         if self._is_websocket:
             self._relay.metrics.connections.dec()
@@ -518,7 +523,7 @@ class Connection:
         metrics.errors_sent[error.code].inc()
 
     def checked_for(self, seconds: float) -> None:
-        payer = self._visitor.workload
+        payer = self._visitor.workload or self._owing
         if payer is not None:  # the debt is checked at the peer's next message
             payer.used_loop(seconds, time.monotonic())
 

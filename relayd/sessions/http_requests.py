@@ -7,6 +7,8 @@ apply here too: reading a packet by its id is a read like any other (R-288, R-29
 from __future__ import annotations
 
 import http
+import math
+from collections.abc import Callable
 from typing import Protocol
 
 from websockets.datastructures import Headers
@@ -31,7 +33,8 @@ class HttpResponder(Protocol):
 
     def page(self, path: str, headers: RequestHeaders) -> HttpResponse | None: ...
 
-    async def respond(self, path: str) -> HttpResponse: ...
+    async def respond(self, path: str, worked: Callable[[float], None]) -> HttpResponse:
+        """Answer a GET; `worked` is called with processor time that a thread spent for it."""
 
 
 def rejection(protocol: ServerProtocol, turnaway: Turnaway) -> Response:
@@ -54,6 +57,7 @@ async def respond(
     visitor: Visitor,
     rate_limited: Counters,
     now: float,
+    worked: Callable[[float], None],
 ) -> Response:
     """Answer a plain request; a request over a limit is counted.
 
@@ -65,7 +69,7 @@ async def respond(
         return _response(HttpResponse(405, "text/plain", b"", {"Allow": "GET"}))
     answer = _refused(request.path, access, visitor, rate_limited, now)
     if answer is None:
-        answer = page or await responder.respond(request.path)
+        answer = page or await responder.respond(request.path, worked)
         if visitor.quota is not None and (backfill := purse("backfill", visitor.quota.line)) is not None:
             backfill.spend(len(answer.body), now)
     return _response(answer, whole=method != "HEAD")
@@ -93,6 +97,10 @@ def _refused(
         )
     if visitor.quota is None:
         return None
+    loop = purse("loop", visitor.quota.line)
+    if loop is not None and (owed := loop.debt_seconds(now)) > 0:
+        rate_limited["loop"].inc()
+        return _too_many(math.ceil(owed))
     budget, backfill = purse("subscribe", visitor.quota.line), purse("backfill", visitor.quota.line)
     if budget is not None and not budget.take(now):
         rate_limited["subscribe"].inc()

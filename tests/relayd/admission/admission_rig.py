@@ -134,6 +134,7 @@ class Peer:
         self.errors: dict[str | None, InvalidPacket] = {}
         self.downgrades: list[str | None] = []
         self.checked_seconds = 0.0
+        self.owes = 0.0
 
     def publish_accepted(
         self,
@@ -156,7 +157,7 @@ class Peer:
         self.checked_seconds += seconds
 
     def turn(self, now: float) -> float:
-        return now
+        return now + self.owes
 
     def publish_unanswerable(self) -> None:
         self.answers.append((None, "closed"))

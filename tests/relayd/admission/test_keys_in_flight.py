@@ -217,6 +217,29 @@ async def test_chains_survive_a_restart_and_are_read_once(rig):
     await again.close()
 
 
+@pytest.mark.req("R-321")
+async def test_who_has_many_chains_read_pays_for_them_and_stands_behind_others(rig):
+    authors = [Identity(bytes([n]) * 32) for n in range(10, 51)]
+    for author in authors:
+        rig.elsewhere(signed(author, revoke_content(method_id(author.did), revoked_at=NOW - 1)))
+    again = Rig(log=rig.log)
+    await again.identities.open()
+    rig.log.gate.clear()
+    greedy, modest = Peer(), Peer()
+    for number, author in enumerate(authors[1:]):
+        again.publish(greedy, made(number, author=author), str(number))
+    await rig.log.asked.wait()
+    greedy.owes = 100.0
+    again.publish(modest, made(1, author=authors[0]), "modest")
+    await asyncio.sleep(0)
+    rig.log.gate.set()
+    await again.answers(greedy, 40)
+    assert [len(read) for read in rig.log.reads] == [1, 1, 16, 16, 7] and rig.log.reads[1] == [authors[0].did]
+    assert {what for _, what in modest.answers + greedy.answers} == {ErrorCode.KEY_REVOKED}
+    assert greedy.checked_seconds > modest.checked_seconds > 0
+    await again.close()
+
+
 @pytest.mark.req("R-056", "R-200")
 async def test_keys_that_cannot_be_read_refuse_for_now(rig):
     rig.elsewhere(revoked())

@@ -358,7 +358,7 @@ async def test_a_manifest_that_has_not_changed_is_not_written_again():
 
 async def test_identities_answer_their_own_paths_and_no_other():
     class Identities:
-        async def respond(self, path: str) -> object:
+        async def respond(self, path: str, worked: object) -> object:
             return path if path.startswith("/did") else None
 
     http = Harness(identities=Identities())

@@ -164,6 +164,24 @@ async def test_who_is_cancelled_while_waiting_takes_nobody_along(log):
     assert len(log.reads) == 1
 
 
+async def test_who_has_a_chain_read_is_charged_for_it_though_gone_and_who_waits_too_is_not(log):
+    log.add(revocation())
+    identities = directory(log)
+    await identities.open()
+    log.gate.clear()
+    first_pays: list[float] = []
+    second_pays: list[float] = []
+    first = asyncio.create_task(identities.resolve(ALICE.did, first_pays.append))
+    await log.asked.wait()
+    second = asyncio.create_task(identities.resolve(ALICE.did, second_pays.append))
+    await asyncio.sleep(0)
+    first.cancel()
+    log.gate.set()
+    await second
+    await identities.resolve(ALICE.did, second_pays.append)  # in memory
+    assert len(first_pays) == 1 and first_pays[0] > 0 and not second_pays
+
+
 async def test_a_read_that_fails_is_told_to_all_and_tried_again(log):
     log.add(revocation())
     identities = directory(log)

@@ -6,6 +6,7 @@ import asyncio
 import dataclasses
 import json
 import time
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -45,11 +46,13 @@ class SlowIdentities:
         self.answers: asyncio.Queue[Any] = asyncio.Queue()
         self.asked: list[str] = []
 
-    async def resolve(self, did: str) -> Any:
+    async def resolve(self, did: str, worked: Callable[[float], None]) -> Any:
         self.asked.append(did)
         answer = await self.answers.get()
         if isinstance(answer, Exception):
             raise answer
+        if isinstance(answer, float):
+            worked(answer)
         return KeyChain.genesis(did, rules=KeyRules())
 
 
@@ -455,7 +458,7 @@ async def test_keys_that_come_late_do_not_judge_who_has_authenticated_anew_meanw
         def chain(self, did: str) -> None:
             return None
 
-        async def resolve(self, did: str) -> Any:
+        async def resolve(self, did: str, worked: Any) -> Any:
             return await answers[did].get()
 
     rig.challenge = await fresh_challenge(rig)

@@ -219,9 +219,12 @@ async def test_a_packet_by_its_id_is_a_read_like_any_other(rigs, settings, statu
     assert limited == ({limits[name]: 1 for name in settings} if b"429" in statuses else {})
 
 
+async def nothing(packet_id: bytes, now: int) -> None: ...
+
+
 async def answered(rig: Rig, path: str, peer: str = "192.0.2.1") -> tuple[bytes, bytes]:
     """The status of an answer, and all of it."""
-    api = HttpApi(readiness=lambda: None, manifest=dict, by_id=cast(Any, None))
+    api = HttpApi(readiness=lambda: None, manifest=dict, by_id=nothing)
     asking, transport = Connection(rig.relay, api, "/strata"), FakeTransport(peer)
     asking.socket.connection_made(cast(asyncio.Transport, transport))
     asking.socket.data_received(f"GET {path} HTTP/1.1\r\nHost: x\r\n\r\n".encode())
@@ -251,6 +254,31 @@ async def test_who_connects_too_often_hears_by_http_when_to_come_back(rigs):
     assert b"Retry-After: 30\r\n" in whole
     rig.clock.now += 30
     assert (await answered(rig, "/healthz"))[0] == b"200"
+
+
+@pytest.mark.req("R-321")
+async def test_who_has_used_its_share_of_the_loop_reads_later_by_http_too(rigs):
+    rig, path = rigs(), f"/packets/0x{'ab' * 32}"
+    found = [(await answered(rig, path))[0]]
+    rig.connection.checked_for(5.0)
+    for seconds in (0.0, 39.0, 2.0):
+        rig.clock.now += seconds
+        status, whole = await answered(rig, path)
+        found.append(status)
+        if not seconds:
+            assert b"Retry-After: 41\r\n" in whole
+    assert found == [b"404", b"429", b"429", b"404"]
+    assert (await answered(rig, "/healthz"))[0] == b"200"
+
+
+@pytest.mark.req("R-321")
+async def test_what_is_worked_for_a_client_that_has_gone_is_charged_to_its_address(rigs):
+    rig, store = rigs(), SlowStore()
+    asking, _ = store.asked(rig)
+    asking.socket.connection_lost(None)
+    asking.checked_for(5.0)
+    status, _ = await answered(rig, f"/packets/0x{'ab' * 32}")
+    assert status == b"429"
 
 
 @pytest.mark.parametrize(

@@ -71,6 +71,8 @@ class Tail:
         self._is_dear = is_dear
         self._coming: deque[LogEntry] = deque()
         """The entries that follow the feed's position in the log without a gap, and wait for their turn."""
+        self._readings = 0
+        """How often `read_again` was called."""
         self._faults = faults or Faults()
         self._piece_length = _FIRST_PIECE
         self._target = fanout.position
@@ -145,6 +147,14 @@ class Tail:
         if self._target > self._fanout.position:
             self._wake.set()
 
+    def read_again(self) -> None:
+        """Drop entries that wait for their turn, and any that are being read: they may have been erased. They
+        come again from the log."""
+        self._coming.clear()
+        self._readings += 1
+        if self._target > self._fanout.position:
+            self._wake.set()
+
     async def reach(self, sequence: int) -> None:
         """Wait until the feed has passed `sequence`. Cancelling it forgets the wait."""
         if self._fanout.position >= sequence:
@@ -180,7 +190,10 @@ class Tail:
         if failpoints.ARMED:
             await failpoints.reached("feed.tail.read")
         target = self._target  # a sequence rung during the read may be in the log by now, but was not found
+        reading = self._readings
         entries = await self._store.tail(self._fanout.position, None, _TAIL_ROWS)
+        if reading != self._readings:
+            return
         # Commits of this process may have moved the feed during the read.
         end = self._end
         fresh = [entry for entry in entries if entry.sequence > end]

@@ -68,6 +68,7 @@ class PolicyKeeper:
     def _ruled(self, erased: bool) -> None:
         if erased:
             self._relay.fanout.forget_recent()
+            self._relay.tail.read_again()
             self._relay.identities.forget_manifests()
             self._relay.registry.withdraw()
         self.apply()

@@ -21,6 +21,7 @@ class Passed:
     def __init__(self, clock: SimpleNamespace) -> None:
         self.position = 0
         self.pieces: list[list[int]] = []
+        self.types: list[str] = []
         self.seconds = 0.0
         self.fails = 0
         self._clock = clock
@@ -30,6 +31,7 @@ class Passed:
             self.fails -= 1
             raise RuntimeError("a fault of ours")
         self.pieces.append([entry.sequence for entry in entries])
+        self.types += [entry.packet.content_type for entry in entries]
         self.position = entries[-1].sequence
         self._clock.now += self.seconds * len(entries)
         return 0
@@ -163,6 +165,27 @@ async def test_what_a_fault_kept_from_going_through_comes_again_from_the_log(fee
     feed.fanout.fails = 1
     await until_through(feed)
     assert feed.faults == ["feed"]
+
+
+@pytest.mark.req("R-323")
+@pytest.mark.parametrize("is_read", [False, True])
+async def test_what_waits_for_its_turn_while_it_is_erased_comes_again_from_the_log(feed: Feed, is_read):
+    def erase() -> None:
+        empty = cast(NewPacket, SimpleNamespace(content_type=""))
+        feed.log.entries = [LogEntry(entry.sequence, 0, empty) for entry in feed.log.entries]
+        feed.tail.read_again()
+
+    feed.fanout.seconds = 0.001
+    if is_read:
+        feed.log.append(100)
+        feed.log.meanwhile = erase
+        feed.tail.ring(100)
+    else:
+        feed.commit(100)
+        erase()
+    passed = feed.fanout.position
+    await until_through(feed)
+    assert passed < 100 and set(feed.fanout.types[passed:]) == {""}
 
 
 @pytest.mark.req("R-167")

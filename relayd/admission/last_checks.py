@@ -83,7 +83,7 @@ class LastChecks:
                 await self._budgets.take(packet, request.witness)
                 request.is_charged = True
             if self._asks_plugins(request):
-                await self._plugins.check(packet, request.lane.identity)
+                await self._plugins.check(packet, request.identity)
             _decide(request)
         except InvalidPacket as error:
             request.refuse(error)

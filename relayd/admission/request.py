@@ -71,6 +71,7 @@ class PublishRequest:
         "change",
         "client_msg_id",
         "downgrade",
+        "identity",
         "is_by_keys",
         "is_charged",
         "is_dear",
@@ -101,6 +102,8 @@ class PublishRequest:
         self.raw = raw
         self.client_msg_id = client_msg_id
         self.lane = lane
+        self.identity = lane.identity
+        """The DID that the session had authenticated as when it sent the packet."""
         self.started_at = started_at
         self.origin = origin
         """The peer that delivered it; None if it was published here."""

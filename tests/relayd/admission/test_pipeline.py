@@ -368,3 +368,20 @@ async def test_what_leaves_the_lane_with_others_of_its_batch_has_met_every_check
         assert answers["good"] == "ok"
         await rig.close()
     assert packets.Packet.parse(good).packet_id in asked
+
+
+@pytest.mark.req("R-133")
+async def test_a_plug_in_hears_who_the_session_was_when_it_sent_the_packet():
+    """The AUTH that follows a PUBLISH may be done before the packet has been judged."""
+    asked: dict[object, str | None] = {}
+
+    async def plugin(request: PolicyRequest) -> None:
+        asked[request.packet.content["number"]] = request.identity
+
+    rig, peer = Rig(plugins=Plugins({"asked": plugin})), Peer()
+    rig.publish(peer, made(1, padding=20_000), "before")  # large, so it goes to a thread
+    peer.lane.identity = ALICE.did
+    rig.publish(peer, made(2), "after")
+    await rig.answers(peer, 2)
+    assert asked == {1: None, 2: ALICE.did}
+    await rig.close()

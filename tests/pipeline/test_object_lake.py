@@ -172,6 +172,8 @@ def test_what_is_not_named_like_an_attempt_is_told_and_never_deleted(place):
         theirs.replace(".parquet", "-copy.parquet"),
         "packets/day=2024-10-04/batch=1-9/kind=POST/part.parquet",
         "packets/day=2031-01-01/stray",
+        "packets/part.parquet",
+        "quarantine/part.parquet",
     ]
     for name in planted:
         lake.store.put(name, b"PAR1")

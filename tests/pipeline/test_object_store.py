@@ -29,7 +29,9 @@ def test_objects_are_put_got_listed_and_deleted(store):
     store.put("day=2/0", b"newer")
     assert list(store.keys("")) == ["day=1/0", "day=1/1", "day=1/2", "day=2/0"]
     assert list(store.keys("day=1", "day=1/0")) == ["day=1/1", "day=1/2"]
-    assert store.folders("") == ["day=1", "day=2"] and list(store.keys("day")) == []
+    store.put("0", b"")
+    assert store.directly_below("") == (["day=1", "day=2"], ["0"]) and list(store.keys("day")) == []
+    assert store.directly_below("day=2") == ([], ["day=2/0"])
     assert store.get("day=2/0") == b"newer" and store.exists("day=1/2")
     assert list(store.get_all(f"day=1/{n}" for n in (2, 0, 1))) == [b"2", b"0", b"1"]
     store.delete(["day=1/2", "day=1/3"])

@@ -464,7 +464,9 @@ class ObjectLake(LakeState):
         asked = {day_text(day) for day in days}
         found: list[str] = []
         for root in ROOTS:
-            for folder in self.store.folders(root):
+            folders, strays = self.store.directly_below(root)
+            found += strays
+            for folder in folders:
                 if f"{root}/{folder}" == DELTA_LOG:
                     continue
                 text = folder.removeprefix("day=")

@@ -214,11 +214,12 @@ class ObjectStore:
             except FileNotFoundError as error:
                 raise self._failed("", error) from None
 
-    def folders(self, folder: str) -> list[str]:
-        """The names of the folders directly below a folder."""
+    def directly_below(self, folder: str) -> tuple[list[str], list[str]]:
+        """The names of the folders directly below a folder, and those of the objects."""
         with self._told(folder):
-            found = obstore.list_with_delimiter(self._store(), folder)["common_prefixes"]
-            return sorted(one.removeprefix(f"{folder}/").rstrip("/") for one in found)
+            found = obstore.list_with_delimiter(self._store(), folder)
+            folders = (one.removeprefix(f"{folder}/").rstrip("/") for one in found["common_prefixes"])
+            return sorted(folders), sorted(one["path"] for one in found["objects"])
 
     def delete(self, names: Iterable[str]) -> None:
         """Delete objects one after the other; those that do not exist are skipped."""

@@ -186,6 +186,18 @@ def test_what_is_not_named_like_an_attempt_is_told_and_never_deleted(place):
     assert unnamed(place) == sorted(planted)
 
 
+def test_empty_objects_that_tools_put_for_folders_are_no_records_and_no_faults(object_server, place):
+    begun(place)
+    prefix = ObjectStore.at(place).prefix
+    for name in ("packets", "_manifests", "_objects", "_attempts", "_generations", "_days", "_erased"):
+        object_server.put_folder(f"/{prefix}/{name}/")
+    put_batch(place, [5, 6, 7], [8])
+    put_batch(place, [1], day=DAY + 1)
+    assert compacted(place)
+    lake = ObjectLake.open(place)
+    assert lake.unexpected(lake.days())[0] == []
+
+
 def test_a_chain_that_lost_its_end_or_its_listings_stops_writing(place):
     put_batch(place, [1])
     put_batch(place, [2])

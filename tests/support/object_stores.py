@@ -51,10 +51,7 @@ class ObjectServer:
         self._server = make_server("127.0.0.1", 0, self._answer, threaded=True, request_handler=Quiet)
         self._thread = threading.Thread(target=self._server.serve_forever, name="S3")
         self._thread.start()
-        connection = HTTPConnection("127.0.0.1", self._server.server_port)
-        connection.request("PUT", f"/{BUCKET}", headers={"Content-Length": "0"})
-        assert connection.getresponse().status == 200
-        connection.close()
+        self.put_folder("")
 
     @property
     def environment(self) -> dict[str, str]:
@@ -70,6 +67,14 @@ class ObjectServer:
     def store(self, prefix: str) -> ObjectStore:
         """A store at a prefix of the bucket."""
         return ObjectStore.at(f"s3://{BUCKET}/{prefix}", self.environment)
+
+    def put_folder(self, key: str) -> None:
+        """Put an empty object at a key that begins and ends with a slash, as some tools do for a folder; an
+        empty key makes the bucket."""
+        connection = HTTPConnection("127.0.0.1", self._server.server_port)
+        connection.request("PUT", f"/{BUCKET}{key}", headers={"Content-Length": "0"})
+        assert connection.getresponse().status == 200
+        connection.close()
 
     def behave(self) -> None:
         """Be a plain server again."""

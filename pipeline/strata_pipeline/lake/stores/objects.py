@@ -205,12 +205,16 @@ class ObjectStore:
         return (one.name for one in self.listed(folder, after))
 
     def listed(self, folder: str, after: str = "") -> Iterator[Stored]:
-        """The objects below a folder in order of their names, only those after `after` if it is given."""
+        """The objects below a folder in order of their names, only those after `after` if it is given.
+
+        Some tools put an empty object for a folder, which has the folder's name: it is left out.
+        """
         with self._told(folder):
             try:
                 for page in obstore.list(self._store(), folder, offset=after or None):
                     for one in page:
-                        yield Stored(one["path"], one["last_modified"])
+                        if one["path"] != folder:
+                            yield Stored(one["path"], one["last_modified"])
             except FileNotFoundError as error:
                 raise self._failed("", error) from None
 
@@ -219,7 +223,7 @@ class ObjectStore:
         with self._told(folder):
             found = obstore.list_with_delimiter(self._store(), folder)
             folders = (one.removeprefix(f"{folder}/").rstrip("/") for one in found["common_prefixes"])
-            return sorted(folders), sorted(one["path"] for one in found["objects"])
+            return sorted(folders), sorted(one["path"] for one in found["objects"] if one["path"] != folder)
 
     def delete(self, names: Iterable[str]) -> None:
         """Delete objects one after the other; those that do not exist are skipped."""

@@ -435,6 +435,20 @@ def test_a_column_of_another_type_is_a_fault_and_no_end_of_the_audit(tmp_path, r
     assert found and found <= {"unreadable", "digest"}  # a value read as a number may be a wrong one
 
 
+@pytest.mark.parametrize("root", ["packets", "quarantine"])
+@pytest.mark.parametrize("name", ["body", "BODY", "Sequence", "received_at"])
+def test_a_column_that_some_readers_take_for_another_is_a_fault(tmp_path, root, name):
+    lake = make(tmp_path / "lake", 2)
+    path = min((lake / root).rglob("*.parquet"))
+    rows = pq.ParquetFile(path).read()
+    false = pa.array(rows[name.lower()].to_pylist()[::-1], rows[name.lower()].type)
+    pq.write_table(rows.add_column(0, name, false), path)
+    if name == "BODY":
+        found = duckdb.sql(f"SELECT body FROM read_parquet('{path}')").fetchall()
+        assert [body for (body,) in found] == false.to_pylist()
+    assert "unreadable" in {fault.reason for fault in file_faults(Lake.open(lake))}
+
+
 def test_a_link_that_leads_nowhere_is_divided_among_tasks_as_a_file_is(tmp_path):
     lake = Lake.open(make(tmp_path / "lake", 2))
     folder = next((tmp_path / "lake" / "packets" / "day=2024-10-04").rglob("kind=*"))

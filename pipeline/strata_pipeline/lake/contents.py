@@ -97,12 +97,13 @@ def read_rows(
 ) -> Iterator[Rows]:
     """All rows of files, or at least those in a span: row groups that hold none of them are skipped.
 
-    Raises OSError, ValueError for a file that is not Parquet, lacks a column or has it with another type, and
-    `FalseBounds`; if columns may be `absent`, those that a file lacks are null.
+    Raises OSError, ValueError for a file that is not Parquet, lacks a column, has it with another type or has
+    two of one name, and `FalseBounds`; if columns may be `absent`, those that a file lacks are null.
     """
     for path in files:
         with pq.ParquetFile(path) as file:
-            names = set(file.schema_arrow.names)
+            names = file.schema_arrow.names
+            _check_names(path, names)
             there = [name for name in columns if name in names]
             missing = [name for name in columns if name not in names]
             if missing and not (absent and "sequence" in there):
@@ -175,6 +176,14 @@ class Contents:
 def contents_of(packets: Iterable[Path], quarantine: Iterable[Path], span: Span) -> str:
     """The second digest of a batch in these folders. Raises OSError and ValueError."""
     return Contents.of(packets, quarantine, span).digest(span)
+
+
+def _check_names(path: Path, names: Sequence[str]) -> None:
+    """Raise ValueError for a name that is there twice, or is not in lower case: DuckDB and Spark ignore case,
+    and DuckDB reads the first of `BODY` and `body`."""
+    name = next((one for one in names if one != one.casefold() or names.count(one) > 1), None)
+    if name is not None:
+        raise ValueError(f"{path} has a column {name!r}, by which readers may take one column for another")
 
 
 def _groups(metadata: pq.FileMetaData, span: Span | None) -> Iterator[tuple[int, int, _Bounds | None]]:

@@ -233,6 +233,19 @@ def test_files_and_folders_that_belong_to_nothing_are_named(lake):
     assert ("misplaced", str(inside), 0) in rows_told(file_faults(lake))
 
 
+@pytest.mark.parametrize("name", ["part.data", "more/part.parquet", "kind=POST/part.parquet"])
+@pytest.mark.parametrize("ordinal", [1, 5], ids=["packets", "in quarantine"])
+def test_a_file_that_some_readers_do_not_find_is_named(lake, ordinal, name):
+    path, _ = file_of(lake, ordinal)
+    moved = path.parent / name
+    moved.parent.mkdir(exist_ok=True)
+    path.rename(moved)
+    found = duckdb.execute("SELECT file FROM glob(?)", [f"{path.parent}/*.parquet"]).fetchall()
+    assert (str(moved),) not in found
+    [fault] = [one for one in file_faults(lake) if one.about == "file"]
+    assert (fault.reason, fault.file) == ("stray", str(moved))
+
+
 def test_a_copied_back_batch_beside_a_compacted_day_is_found(original, tmp_path):
     lake = Lake.open(shutil.copytree(original[0], tmp_path / "lake"))
     kept = shutil.copytree(lake.day_folder(DAY), tmp_path / "kept")

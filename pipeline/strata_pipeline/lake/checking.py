@@ -7,6 +7,7 @@ if the row is known; a digest shows only that some row of its batch is wrong.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -36,6 +37,7 @@ __all__ = [
 _CHUNK_ROWS = 250_000
 _LISTED = 1_000
 _LEAST, _MOST = -(2**63), 2**63 - 1
+_NOT_FOUND = "lies or is named so that some readers do not find it"
 
 
 class Unit(NamedTuple):
@@ -165,8 +167,11 @@ def places_faults(unit: Unit, piece: Piece | None = None) -> list[Fault]:
     faults: list[Fault] = []
     seen: list[_Places] = []
     for folder in (*unit.packets, *unit.quarantine):
-        columns = ["sequence", "packet_id", *(["content_type"] if folder in unit.packets else [])]
+        has_kinds = folder in unit.packets
+        columns = ["sequence", "packet_id", *(["content_type"] if has_kinds else [])]
         for path in parquet_files([folder]):
+            if piece.first == _LEAST and not _is_found(path, folder, has_kinds):  # reported once
+                faults.append(Fault("file", "stray", f"{path} {_NOT_FOUND}", file=str(path)))
             try:
                 for rows in read_rows([path], columns, Span(piece.first - 1, piece.last)):
                     places = _Places.of(rows, piece)
@@ -177,6 +182,14 @@ def places_faults(unit: Unit, piece: Piece | None = None) -> list[Fault]:
                 if piece.first == _LEAST or isinstance(error, FalseBounds):
                     faults.append(Fault("batch", "unreadable", str(error), file=str(path)))
     return [*faults, *_doubled(seen)][:_LISTED]
+
+
+def _is_found(path: Path, folder: Path, has_kinds: bool) -> bool:
+    """Whether every reader finds a file in the folder of a batch: the views and many others look for
+    `*.parquet` in the folders of kinds, or in that of the batch, and not below these."""
+    below = path.relative_to(folder).parent
+    is_kind = has_kinds and re.fullmatch(r"kind=[^/]*", below.as_posix()) is not None
+    return path.suffix == ".parquet" and (is_kind or below == Path())
 
 
 class _Places(NamedTuple):

@@ -150,6 +150,12 @@ def test_places_and_ids_are_bound_in_both(lake, column, ordinal):
     assert reasons(file_faults(lake)) & {"batch: digest", "batch: count"}
 
 
+@pytest.mark.parametrize("ordinal", [2, 5])
+def test_a_row_without_a_time_and_with_an_odd_id_is_a_fault_and_no_end_of_the_audit(lake, ordinal):
+    alter(*file_of(lake, ordinal), received_at=None, packet_id=b"odd")
+    assert "batch: digest" in reasons(file_faults(lake))
+
+
 def test_rows_of_another_batch_are_named(lake):
     path, _ = file_of(lake, 2)
     rows = pq.ParquetFile(path).metadata.num_rows

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import msgspec
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from strata.protocol.lake import LakeError, Part, StoredObject
-from strata_pipeline.errors import StoreError
+from strata_pipeline.errors import LogError, StoreError
 from strata_pipeline.jobs import parts
-from strata_pipeline.jobs.parts import PartWork, groups_of, rewrite_part
+from strata_pipeline.jobs.parts import PartWork, groups_of, packets_there, rewrite_part
 from strata_pipeline.lake.object_lake import ObjectLake
 from strata_pipeline.lake.stores.objects import ObjectStore
+from strata_pipeline.transforms.emptying import held_aside
 
 from tests.support.object_lakes import put_batch, tombstones
-from tests.support.toy_lakes import DAY, place
+from tests.support.toy_lakes import DAY, place, rows_table
 
 ATTEMPT = "f" * 32
 
@@ -95,3 +97,17 @@ def test_a_part_that_lacks_rows_or_was_put_otherwise_is_refused(lake, monkeypatc
     monkeypatch.setattr(ObjectStore, "put", lambda store, name, content: real(store, name, content[:-1]))
     with pytest.raises(StoreError, match="just now: nothing was committed"):
         rewrite_part(lake.store, asked)
+
+
+def test_rows_without_an_id_or_a_time_are_not_those_of_a_tombstone(tmp_path):
+    stones = [stone for stone, _ in tombstones(place(1)).values()]
+    for column in ("packet_id", "received_at"):
+        rows = rows_table([place(1)], quarantined=True)
+        index = rows.schema.get_field_index(column)
+        rows = rows.set_column(index, rows.schema.field(index), pa.nulls(1, rows[column].type))
+        folder = tmp_path / column
+        folder.mkdir()
+        pq.write_table(rows, folder / "part-0.parquet")
+        assert held_aside([folder], stones) == ([], stones)
+    with pytest.raises(LogError, match="this is the log of another relay"):
+        packets_there([tmp_path / "packet_id"], stones)

@@ -137,7 +137,7 @@ def packets_there(folders: Sequence[Path], tombstones: Sequence[Tombstone]) -> l
     if not tombstones:
         return []
     rows = places_at(folders, [one.sequence for one in tombstones]).to_pylist()
-    there = {row["sequence"]: told_place(row["packet_id"], row["received_at"])[0] for row in rows}
+    there = {row["sequence"]: told_place(row["packet_id"] or b"", row["received_at"] or 0)[0] for row in rows}
     found = [one for one in tombstones if one.sequence in there]
     for one in found:
         if one.packet_id != there[one.sequence]:

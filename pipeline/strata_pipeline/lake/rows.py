@@ -94,16 +94,15 @@ def _rows_bytes(batch: pa.RecordBatch) -> bytes:
         raw = np.frombuffer(buffer, np.uint8)[fixed.offset * 32 : (fixed.offset + len(fixed)) * 32]
         records[:, 16:] = raw.reshape(-1, 32)
         return records.tobytes()
-    return b"".join(
-        row_bytes(sequence, at, packet_id or b"")
-        for sequence, at, packet_id in zip(
-            sequences.to_pylist(), received.to_pylist(), ids.to_pylist(), strict=True
-        )
-    )
+    columns = (_whole(sequences).to_pylist(), _whole(received).to_pylist(), ids.to_pylist())
+    return b"".join(row_bytes(sequence, at, one or b"") for sequence, at, one in zip(*columns, strict=True))
+
+
+def _whole(numbers: pa.Array) -> pa.Array:
+    """In a damaged file a number may be missing. None of ours is negative, so the digest then differs."""
+    return pc.fill_null(numbers, -1)
 
 
 def _big_endian(numbers: pa.Array) -> np.ndarray[tuple[int, int], np.dtype[np.uint8]]:
-    # In a damaged file a number may be missing. None of ours is negative, so the digest then differs.
-    whole = pc.fill_null(numbers, -1)
-    raw: np.ndarray[tuple[int], np.dtype[np.int64]] = whole.to_numpy(zero_copy_only=False)
+    raw: np.ndarray[tuple[int], np.dtype[np.int64]] = _whole(numbers).to_numpy(zero_copy_only=False)
     return raw.astype(">i8").view(np.uint8).reshape(-1, 8)

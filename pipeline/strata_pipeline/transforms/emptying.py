@@ -101,7 +101,7 @@ def held_aside(folders: Sequence[Path], tombstones: Sequence[Tombstone]) -> Held
     is_asked = pc.is_in(rows["sequence"], value_set=pa.array(list(asked), pa.int64()))
     for row in rows.filter(pc.and_(is_asked, pc.invert(rows["is_erased"]))).to_pylist():
         one = asked[row["sequence"]]
-        place = told_place(row["packet_id"] or b"", row["received_at"])
+        place = told_place(row["packet_id"] or b"", row["received_at"] or 0)
         (held.full if place == (one.packet_id, one.received_at) else held.others).append(one)
     return held
 

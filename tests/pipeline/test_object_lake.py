@@ -10,6 +10,7 @@ import threading
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 from strata.protocol.lake import LakeError
 from strata_pipeline.errors import LakeBusy, StoreError
 from strata_pipeline.jobs.object_days import compact_day
@@ -162,6 +163,25 @@ def test_what_an_attempt_has_left_stays_while_it_may_commit_and_for_the_grace_pe
     with ObjectLake.write(place, NO_GRACE) as later:
         assert later.left.kept == [] and len(later.left.deleted) == 2
     assert rows(place) == [sequence(n) for n in (1, 2, 3, 4, 5)] and unnamed(place) == []
+
+
+def test_what_an_attempt_puts_after_the_grace_period_is_known_and_goes_too(in_memory):
+    place = next(in_memory)
+    with ObjectLake.write(place) as lake:
+        manifest, attempt, objects = drafted(lake, [1, 2])
+        put_batch(place, [1, 2, 3])
+        put_batch(place, [4])  # no grace is left: what the attempt has put is deleted
+        objects = [
+            replace(one, name=attempt.object_name("packets", "POST")) for one in objects
+        ]  # but its process was only suspended
+        for one in objects:
+            lake.store.put(one.name, b"PAR1")
+        with pytest.raises(LakeBusy):
+            lake.commit(manifest, attempt, objects)
+    now = ObjectLake.open(place)
+    assert now.unexpected(now.days()) == ([], 2)
+    put_batch(place, [5])
+    assert unnamed(place) == []
 
 
 def test_what_is_not_named_like_an_attempt_is_told_and_never_deleted(place):

@@ -71,8 +71,12 @@ class Attempt(NamedTuple):
     def begin(cls, store: ObjectStore, number: int, span: Span) -> Attempt:
         """A new attempt, recorded in the bucket before it writes anything."""
         attempt = cls(number, uuid.uuid4().hex, span)
-        store.put(attempt.record, msgspec.json.encode(_Record(span.after, span.up_to)))
+        attempt.put_record(store)
         return attempt
+
+    def put_record(self, store: ObjectStore) -> None:
+        """Put its record, so that what it leaves is found."""
+        store.put(self.record, msgspec.json.encode(_Record(self.span.after, self.span.up_to)))
 
     @property
     def record(self) -> str:

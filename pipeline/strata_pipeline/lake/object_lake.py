@@ -49,7 +49,7 @@ from strata.protocol.lake import (
     seal_listing,
 )
 
-from strata_pipeline.errors import LakeBusy, LakeError
+from strata_pipeline.errors import LakeBusy, LakeError, StoreError
 from strata_pipeline.lake.attempts import (
     ROOTS,
     Attempt,
@@ -198,7 +198,7 @@ class ObjectLake(LakeState):
         if not self._list(sealed, attempt, objects):
             # Another copy has put the listing, and was killed or still runs: both put the same manifest.
             if self.store.exists(f"{MANIFESTS}/{manifest_name(sealed.number)}"):
-                raise self._busy(sealed)
+                raise self._busy(sealed, attempt)
             # So its objects are the batch. If they were left out, that copy would remove the record of its
             # attempt although nothing names its objects. This attempt's objects are named only if those of
             # the other are damaged or incomplete.
@@ -233,14 +233,18 @@ class ObjectLake(LakeState):
     def _finish(self, sealed: Manifest, attempt: Attempt, objects: Sequence[StoredObject]) -> None:
         """Commit by putting the manifest."""
         if not self.store.put_new(f"{MANIFESTS}/{manifest_name(sealed.number)}", encode(sealed)):
-            raise self._busy(sealed)
+            raise self._busy(sealed, attempt)
         is_new_day = day_of(sealed.up_to) != day_of(self.chain.end.up_to)
         self.chain.append(sealed)
         forget(self.store, attempt, {one.name for one in objects})
         if is_new_day:
             self.chain.seal()
 
-    def _busy(self, sealed: Manifest) -> LakeBusy:
+    def _busy(self, sealed: Manifest, attempt: Attempt) -> LakeBusy:
+        """The error of an attempt that came second. What it has left is found by its record."""
+        with contextlib.suppress(StoreError):
+            # If it took longer than the grace, another process has deleted the record and the first objects.
+            attempt.put_record(self.store)
         return LakeBusy(
             f"another archive has put manifest {sealed.number} of {self.place} while this one wrote the "
             "same batch: its batch counts, this one's does not, and nothing is lost or there twice. "

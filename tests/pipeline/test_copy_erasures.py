@@ -381,3 +381,30 @@ def test_a_copy_from_before_an_erasure_that_goes_on_beside_another_shows_nothing
     assert copy_lake(world.whole, place, progress=bring_the_erasures_meanwhile).left == 0
     assert copy_lake(world.source, place).erasures == 0
     is_copy(place, world.source)
+
+
+def test_a_batch_that_a_killed_copy_had_listed_before_an_erasure_of_its_day_leaves_nothing(in_memory):
+    source, place = next(in_memory), next(in_memory)
+    put_batch(source, [1, 2])
+    put_batch(source, [3, 4])
+    put_batch(source, [1], day=DAY + 1)
+    with requests() as sent:
+        copy_lake(source, next(in_memory))
+    with requests(sent.index("put _manifests/0000000001.json")), pytest.raises(Killed):
+        copy_lake(source, place)
+    assert len(list(ObjectStore.at(place).keys("_objects"))) == 2 and open_lake(place).chain.end.number == 1
+    erased(source, sequence(1))
+
+    def kill_after_the_erasure(done: Copied) -> None:
+        raise Killed
+
+    with pytest.raises(Killed):
+        copy_lake(source, place, progress=kill_after_the_erasure)
+    with ObjectLake.write(place, NO_GRACE, copying=True):  # it is interrupted for longer than the grace
+        pass
+    copy_lake(source, place)
+    assert seen(place)[0] == [sequence(n) for n in (2, 3, 4)] + [sequence(1, DAY + 1)]
+    for _ in range(2):
+        with ObjectLake.replace(place, NO_GRACE):
+            pass
+    assert seen(place)[0] and unnamed(place) == []

@@ -122,6 +122,9 @@ class Days(Protocol):
     def parts_of(self, day: int, generation: Generation | None) -> list[Part]:
         """The parts of a day in a generation, or as archived. Raises `LakeError`."""
 
+    def may_grow(self, day: int) -> bool:
+        """Whether the chain may still gain batches of a day."""
+
 
 def rewrites(store: ObjectStore) -> list[Rewrite]:
     """The attempts of which the bucket has a record."""
@@ -193,7 +196,10 @@ def _delete_replaced(store: ObjectStore, lake: Days, rewrite: Rewrite, generatio
     if counting - there:
         return []  # an incomplete copy, or a damaged lake: the older objects may be all there is
     store.delete_all(gone & there)
-    store.delete([rewrite.record])
+    # On a day that is being copied, a batch may still come whose listing, by a killed copy, names other
+    # objects than the generation: the next run deletes these.
+    if not lake.may_grow(rewrite.day):
+        store.delete([rewrite.record])
     return sorted(gone & there)
 
 

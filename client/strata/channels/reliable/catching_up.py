@@ -271,7 +271,7 @@ class CatchingUp:
 
     def received(self, now: int) -> None:
         """A message arrived."""
-        if self._enabled and not self._whole:
+        if self._enabled and (self._wanted or not self._whole):
             return  # earlier messages may still be unread
         self._received_at = now = now - self.ahead_ms
         if self._marked is None or abs(now - self._marked.received_at) >= _MARK_EVERY_MS:

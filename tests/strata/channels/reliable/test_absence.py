@@ -381,6 +381,29 @@ async def test_and_so_it_does_when_the_relay_was_away() -> None:
         assert told.payloads == payloads(news)
 
 
+@pytest.mark.req("C-278")
+@virtually
+async def test_what_is_heard_right_after_an_absence_does_not_shorten_the_reading() -> None:
+    node = at(PagingNode(), 0)
+    async with opened(node) as (channel, told):
+        await synced(channel)
+        for n in range(20):
+            await asyncio.sleep(60)
+            await node.deliver(node.keep(said(n, lamport=START_MS + n * 60_000), at=60 * (n + 1)))
+        await node.disconnect()
+        missed = [said(n, sender="c", lamport=START_MS + 1_250_000 + n) for n in range(100, 103)]
+        for each in missed:
+            node.keep(each, at=1_250)
+        await asyncio.sleep(3_600)
+        # The subscription is back before the node has reported that the relay is.
+        await node.deliver(*(replace(event, stored=True) for event in node.log[-3:]))
+        live = said(200, sender="d", lamport=START_MS + 4_800_000)
+        await node.deliver(node.keep(live, at=4_800))
+        await node.reconnect()
+        await synced(channel)
+        assert sorted(told.payloads[20:]) == payloads([*missed, live])
+
+
 @pytest.mark.req("C-298")
 @virtually
 async def test_and_when_the_reading_broke_off_with_the_connection() -> None:

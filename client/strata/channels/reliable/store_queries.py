@@ -168,8 +168,10 @@ class StoreQueries:
             if self._connected:
                 if not self.caught_up and catching_up.is_due(now):
                     self._is_back.clear()
-                    self._may_hold = await self._guarded(self._catch_up())
-                    if not self._may_hold:
+                    has_read = await self._guarded(self._catch_up())
+                    # A store that is away is waited for when it is back.
+                    self._may_hold = has_read or not self._connected
+                    if not has_read:
                         self._hold(False)
                         catching_up.broken_off()
                         await self._is_back.wait(_RETRY_SECONDS)

@@ -424,6 +424,24 @@ async def test_and_when_the_reading_broke_off_with_the_connection() -> None:
         assert elapsed() < 1, "a relay that is back is read at once"
 
 
+@pytest.mark.req("C-298")
+@virtually
+async def test_and_when_the_reading_fell_silent_with_the_connection() -> None:
+    node, known = await first_life(store := MemoryPersistence())
+    talk(node, 1, first=6, after=known)
+    async with opened(node, persistence=store) as (channel, told):
+        await node.disconnect()
+        await asyncio.sleep(100)
+        assert channel.statistics.retrievals_failed == 1
+        news = crossed(node, known)
+        await node.reconnect()
+        await node.deliver(node.log[-1])
+        assert told.payloads == []
+        node.gate.set()
+        await synced(channel)
+        assert [each for each in told.payloads if each.startswith(b"bob")] == payloads(news)
+
+
 @pytest.mark.req("C-257", "C-298")
 @pytest.mark.parametrize("reads", [True, False])
 @virtually

@@ -330,15 +330,20 @@ class Receiver:
 
         Lost messages count as met, and so do those that no message waits for any more.
         """
-        known, lost, incoming = self._history.known, self._incoming.lost, self._incoming
         return {
             entry.message_id: entry
             for entry in message.causal_history
-            if entry.message_id not in known
-            and entry.message_id not in lost
-            and entry.message_id != message.message_id
-            and not incoming.is_released(entry.message_id)
+            if entry.message_id != message.message_id and not self._is_met(entry.message_id)
         }
+
+    def _is_met(self, message_id: str) -> bool:
+        """Whether no message need wait for this one."""
+        incoming = self._incoming
+        return (
+            message_id in self._history.known
+            or message_id in incoming.lost
+            or incoming.is_released(message_id)
+        )
 
     def is_new(self, message_id: str, reception: Reception) -> bool:
         """Whether a content message was not received before (C-112) and is wanted; a duplicate is counted.
@@ -416,7 +421,7 @@ class Receiver:
         """Hold messages that are heard until they are read; if not `on`, deliver those with nothing unmet."""
         self._incoming.holds_heard = on
         if not on:
-            self._deliver_all(self._incoming.recheck(self._history.known.__contains__))
+            self._deliver_all(self._incoming.recheck(self._is_met))
 
     def met(self, message_id: str) -> None:
         """Note that a dependency is met; deliver messages that waited only for it, and those they release."""
@@ -472,7 +477,7 @@ class Receiver:
     def sweep(self) -> None:
         """Check all waiting and missing messages once more (C-124, C-126)."""
         now, incoming = self._clock.now, self._incoming
-        self._deliver_all(incoming.recheck(self._history.known.__contains__))
+        self._deliver_all(incoming.recheck(self._is_met))
         self.release(incoming.overdue(now))
         for lost, told in incoming.give_up(now):
             id_ = lost.entry.message_id

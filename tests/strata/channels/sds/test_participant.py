@@ -506,6 +506,26 @@ def test_what_is_no_longer_waited_for_is_told_once_whatever_dies_in_between(told
     assert [each.entry.message_id for each in lost] == ([] if told else ["m1"])
 
 
+@pytest.mark.req("C-126", "C-257")
+@pytest.mark.parametrize("given_up", [False, True])
+def test_what_was_no_longer_waited_for_is_not_waited_for_after_a_restart(given_up: bool) -> None:
+    bob, now = join("bob"), T + 300_000
+    bob.receive(stranger("m1", "gone"), T)
+    run_until(bob, now)
+    bob.receive(stranger("m3", "gone", "m2"), now)
+    state = SdsState(bob.changes())
+    if given_up:
+        now = T + 601_000
+        run_until(bob, now)
+    else:
+        bob.release(["gone"], now)
+    state.apply(bob.changes())
+    again = Participant("room", "bob", QUIET, now_ms=now, random=lambda: 0.5, state=state)
+    again.handle_timer(now)
+    again.receive(stranger("m2"), now)
+    assert [event.message_id for event in of(Delivered, again.events())] == ["m2", "m3"]
+
+
 @pytest.mark.req("C-112", "C-117")
 def test_whoever_counts_from_zero_is_heard_before_and_after_a_restart() -> None:
     bob = join("bob")

@@ -75,6 +75,9 @@ class Handover:
         self._auto_ack = auto_ack
         self._on_taken = on_taken
         self._gate: deque[tuple[int, ChannelEvent | int]] = deque()
+        self._telling: tuple[ChannelEvent, list[Handler]] | None = None
+        """The event that is being reported, and the handlers still to be called with it, also if a slow one
+        was cancelled because the channel closes."""
         self._available = max((each.position for each in inbox), default=0)
         self._iterating = False
         self._iterated = False
@@ -147,13 +150,17 @@ class Handover:
 
     async def drain(self) -> None:
         """Report every event that is durable by now."""
-        while self._gate and self._gate[0][0] <= self._writer.confirmed:
-            _, told = self._gate.popleft()
-            if isinstance(told, int):
-                self._available = max(self._available, told)
-                self._arrived.set()
-            else:
-                await self._emitter.emit(told)
+        while self._telling or (self._gate and self._gate[0][0] <= self._writer.confirmed):
+            if self._telling is None:
+                _, told = self._gate.popleft()
+                if isinstance(told, int):
+                    self._available = max(self._available, told)
+                    self._arrived.set()
+                    continue
+                self._telling = told, self._emitter.handlers(told.name)
+            event, left = self._telling
+            await self._emitter.call(event, only=left)
+            self._telling = None
 
     # Received messages, for the task that iterates.
 

@@ -823,6 +823,23 @@ async def test_what_has_happened_is_told_before_the_channel_is_closed() -> None:
     assert told.count(ReliableMessageDelivered) == 1
 
 
+@virtually
+async def test_a_slow_handler_that_closing_cuts_short_keeps_no_event_from_others() -> None:
+    alice = await World().open("alice")
+    begun = asyncio.Event()
+
+    async def slow(event: Any) -> None:
+        begun.set()
+        await asyncio.sleep(3_600)
+
+    alice.message_events.on("message-sent", slow)
+    events = alice.events("message-sent", "reliable:message:sent")
+    await alice.send(b"hello")
+    await begun.wait()
+    await alice.close()
+    assert [event.name async for event in events] == ["message-sent", "reliable:message:sent"]
+
+
 # Iterators of events.
 
 

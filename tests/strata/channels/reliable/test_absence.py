@@ -71,10 +71,11 @@ class PagingNode(ScriptedNode):
         query = Query(0.0, topic, since_ms)
         self.queries.append(query)
         at = 0 if after is None else int(after)
+        oldest = 0 if order == "asc" and at else since_ms - 1000  # a place says more than a time
         chosen = [
             (place, event)
             for place, event in enumerate(self.log, 1)
-            if (event.message.timestamp or 0) * 1000 >= since_ms - 1000
+            if (event.message.timestamp or 0) * 1000 >= oldest
             and (until_ms is None or (event.message.timestamp or 0) * 1000 <= until_ms)
             and (after is None or (place > at if order == "asc" else place < at))
         ]
@@ -203,6 +204,7 @@ async def test_what_found_no_room_is_read_again_even_if_the_relay_is_away_for_a_
 @virtually
 async def test_a_short_cut_after_a_long_day_reads_what_is_new_and_not_the_day() -> None:
     node = at(PagingNode(), 0)
+    talk(node, 1, first=900)
     async with opened(node) as (channel, told):
         await synced(channel)
         for n in range(100):

@@ -633,5 +633,28 @@ def test_the_mark_is_stored_after_a_query_at_times_while_receiving_and_at_the_en
     assert upto.changes_to_store() == []
 
 
+@pytest.mark.req("C-172")
+def test_a_stored_message_without_room_keeps_its_place_whatever_is_heard_meanwhile() -> None:
+    upto = catching()
+    upto.begin(START_MS)
+    upto.page_taken(20, START_MS, "a", START_MS)
+    upto.missed(stored=True)
+    upto.missed()
+    upto.page_taken(20, START_MS, "b", START_MS)
+    upto.succeeded(START_MS, START_MS)
+    assert upto.position == "a"
+
+
+@pytest.mark.req("C-172")
+def test_what_is_heard_after_a_message_without_room_does_not_stand_for_it() -> None:
+    upto = catching()
+    upto.begin(START_MS)
+    upto.page_taken(20, START_MS, "a", START_MS)
+    upto.succeeded(START_MS, START_MS)
+    upto.missed()
+    upto.received(START_MS + 1_200_000)
+    assert upto.begin(START_MS + 1_200_000) < START_MS and upto.position == "a"
+
+
 def test_a_gap_is_looked_for_no_further_back_than_the_window() -> None:
     assert catching().oldest(START_MS) == START_MS - 30 * DAY_MS

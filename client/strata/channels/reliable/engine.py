@@ -330,6 +330,7 @@ class ChannelEngine:
     def set_online(self, online: bool, now_ms: int) -> None:
         """Set whether the transport is connected; while it is not, no timer runs (C-088)."""
         self.sds.set_online(online, now_ms)
+        self.reassembler.set_online(online, now_ms)
 
     # Time.
 

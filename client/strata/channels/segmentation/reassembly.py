@@ -182,6 +182,7 @@ class Reassembler:
         self._given_up: OrderedDict[_Key, SegmentsGivenUp] = OrderedDict()
         self._crowded_out: set[_Key] = set()
         """The keys of those that were given up at a limit in this run."""
+        self._offline_since: int | None = None
         self._events: list[Reassembled | Abandoned] = []
         self._changes: list[Change] = []
         self.statistics = ReassemblyStatistics()
@@ -232,7 +233,9 @@ class Reassembler:
     def get_timer(self) -> int | None:
         """When to call `handle_timer`; None if nothing is due."""
         oldest = next(iter(self._instances.values()), None)
-        return None if oldest is None else oldest.touched_at + self._options.reassembly_timeout_ms
+        if oldest is None or self._offline_since is not None:
+            return None
+        return oldest.touched_at + self._options.reassembly_timeout_ms
 
     def handle_timer(self, now: int) -> None:
         """Give up the instances that received no new segment within the timeout (C-209)."""
@@ -243,10 +246,22 @@ class Reassembler:
             else:
                 self._abandon(instance, AbandonReason.TIMEOUT)
 
+    def set_online(self, online: bool, now: int) -> None:
+        """Note whether segments can come: while they cannot, no timeout runs (decision 0017)."""
+        if online and self._offline_since is not None:
+            away = max(0, now - self._offline_since)
+            for instance in self._instances.values():
+                instance.touched_at = min(instance.touched_at + away, now)
+            self._offline_since = None
+        elif not online and self._offline_since is None:
+            self._offline_since = now
+
     def clock_stepped(self, by_ms: int) -> None:
         """Note that the clock jumped by `by_ms`: partial messages are kept as long as before."""
         for instance in self._instances.values():
             instance.touched_at += by_ms
+        if self._offline_since is not None:
+            self._offline_since += by_ms
 
     def _receive_raw(self, sender_id: str, message_id: str, content: bytes) -> None:
         """Take a payload without a segment: other implementations of channels send payloads this way."""

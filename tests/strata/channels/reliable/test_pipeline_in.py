@@ -200,6 +200,24 @@ async def test_a_partial_message_is_dropped_after_its_timeout_and_told() -> None
         assert told.payloads == [b"abcdefgh"]
 
 
+@pytest.mark.req("C-088", "C-209")
+@pytest.mark.parametrize("stops", [False, True])
+@virtually
+async def test_the_time_of_a_partial_message_runs_only_while_the_rest_can_come(stops: bool) -> None:
+    node = ScriptedNode()
+    async with opened(node, reassembly_timeout_ms=20_000) as (channel, told):
+        parts = chunks(1, b"abcdefgh", 4)
+        await node.deliver(parts[0])
+        await asyncio.sleep(15)
+        await (channel.stop() if stops else node.disconnect())
+        await asyncio.sleep(3_600)
+        await (channel.start() if stops else node.reconnect())
+        await asyncio.sleep(4)
+        assert told.of(IrretrievableMessage) == []
+        await asyncio.sleep(2)
+        assert len(told.of(IrretrievableMessage)) == 1
+
+
 @pytest.mark.req("C-079")
 @pytest.mark.parametrize(
     ("options", "kept"),

@@ -757,6 +757,16 @@ def test_partial_messages_are_kept_as_long_when_the_clock_is_set(wire: Wire) -> 
     assert wire.reassembler.get_timer() == 6010
 
 
+def test_a_clock_that_is_set_while_nothing_can_come_changes_no_timeout_either(wire: Wire) -> None:
+    wire.send(cut()[:1], now=100)
+    wire.reassembler.set_online(False, 300)
+    assert wire.reassembler.get_timer() is None
+    wire.reassembler.clock_stepped(50_000)
+    wire.reassembler.set_online(False, 60_000)
+    wire.reassembler.set_online(True, 70_000)
+    assert wire.reassembler.get_timer() == 70_000 + 800
+
+
 @pytest.mark.req("C-208")
 def test_the_last_ids_are_remembered_and_no_more(wire: Wire) -> None:
     content = encode_segment(cut(b"hi")[0])

@@ -14,6 +14,7 @@ participant send one when others list receipts of messages that it does not have
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from itertools import takewhile
 
@@ -76,8 +77,10 @@ class History:
         now: int,
         hint: bytes | None = None,
         own: int = 0,
+        stored: bool = False,
     ) -> None:
-        """Log a message. `own` is its number among our own messages, `clock` our Lamport time."""
+        """Log a message. `own` is its number among our own messages, `clock` our Lamport time. `stored`: it
+        was read from a store."""
         floor, run = self._follows(history, own)
         logged = LoggedMessage(
             message_id,
@@ -100,7 +103,8 @@ class History:
             self.archive.size_bytes > self._config.max_history_bytes and len(self.log) > 1
         ):
             self._evict(self.log.first_logged())
-        for forgotten in self.known.trim(clock):
+        reading = lamport if stored else math.inf
+        for forgotten in self.known.trim(clock, reading=reading, kept=self.log):
             self._mark("known", forgotten)
 
     def _follows(self, history: Iterable[str], own: int) -> tuple[int, int]:

@@ -524,6 +524,7 @@ class Receiver:
             clock=self._lamport.time,
             now=self._clock.now,
             hint=reception.hint,
+            stored=reception.stored,
         )
         if message.sender_id == self._sender_id:
             return  # one of our messages, lost with an earlier state: the application knows it

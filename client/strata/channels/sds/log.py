@@ -10,9 +10,10 @@ longer than its message.
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_left, bisect_right, insort
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping
 from itertools import islice
 
 from strata.channels.sds.bodies import Body
@@ -22,6 +23,8 @@ __all__ = ["NO_HORIZON", "KnownIds", "LoggedMessage", "MessageLog", "SortedKeys"
 
 Key = tuple[int, str]
 _CHUNK = 512
+_MAX_LOOKS = 1_024
+"""How many of the oldest ids are looked at to find one that may be forgotten."""
 NO_HORIZON = -1
 """A horizon below every Lamport time: no id has been forgotten yet."""
 
@@ -145,7 +148,7 @@ class MessageLog:
         self._arrivals: deque[str] = deque()
         self.last_arrival = 0
 
-    def __contains__(self, message_id: str) -> bool:
+    def __contains__(self, message_id: object) -> bool:
         return message_id in self._messages
 
     def __len__(self) -> int:
@@ -234,16 +237,28 @@ class KnownIds:
         self._known.pop(message_id, None)
         _sweep(self._arrivals, self._known)
 
-    def trim(self, clock: int) -> list[str]:
-        """Forget the oldest ids beyond the capacity, and return them. Times after `clock` set no horizon."""
+    def trim(self, clock: int, *, reading: float = math.inf, kept: Container[str] = frozenset()) -> list[str]:
+        """Forget the oldest ids beyond the capacity, and return them. Times after `clock` set no horizon.
+
+        `reading` is the Lamport time of a message that was just read from a store. Ids of later messages stay
+        if possible: with a horizon at one of these, everything that is still to be read before it would be
+        refused. Ids that are `kept` stay too.
+        """
         forgotten: list[str] = []
         while len(self._known) > self._capacity:
-            message_id = self._arrivals.popleft()
+            places = range(min(_MAX_LOOKS, len(self._arrivals)))
+            at = next((at for at in places if self._may_go(self._arrivals[at], clock, reading, kept)), 0)
+            message_id = self._arrivals[at]
+            del self._arrivals[at]
             lamport, _ = self._known.pop(message_id, (0, 0))
             if lamport <= clock:
                 self.horizon = max(self.horizon, lamport)
             forgotten.append(message_id)
         return forgotten
+
+    def _may_go(self, message_id: str, clock: int, reading: float, kept: Container[str]) -> bool:
+        lamport, _ = self._known.get(message_id, (0, 0))
+        return not reading < lamport <= clock and message_id not in kept
 
 
 def _sweep(arrivals: deque[str], there: Mapping[str, object]) -> None:

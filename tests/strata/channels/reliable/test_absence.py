@@ -643,6 +643,30 @@ async def test_a_message_from_so_long_ago_that_it_may_have_been_delivered_is_tol
         assert channel.sync_status().is_synced
 
 
+@pytest.mark.req("C-296")
+@pytest.mark.parametrize("restarts", [False, True])
+@virtually
+async def test_whoever_speaks_while_it_reads_more_than_it_remembers_still_gets_all(restarts: bool) -> None:
+    node, store = at(GatedNode(), 1_000), MemoryPersistence()
+    messages = talk(node, 200)
+    options: dict[str, Any] = {"persistence": store, "max_known_ids": 50, "max_history": 10}
+    got: list[bytes] = []
+    async with opened(node, **options) as (channel, told):
+        await channel.send(b"hello")
+        await settle()
+        if restarts:
+            node.fails_after = 3
+        node.gate.set()
+        await asyncio.sleep(1)
+        got += told.payloads
+    node.fails_after = None
+    node.keep(node.sent[0].sds, at=1_000)
+    async with opened(node, **options) as (channel, told):
+        await asyncio.sleep(1)
+        assert got + told.payloads == payloads(messages)
+        assert channel.statistics.sds.refused_old == 0 and channel.health.sender_conflict is None
+
+
 @virtually
 async def test_a_newcomer_whose_clock_is_ahead_drops_nothing_of_what_is_said_from_now_on() -> None:
     node = at(PagingNode(tells_time=True), 1_200)

@@ -77,6 +77,17 @@ def test_forgotten_ids_leave_a_horizon_unless_they_are_from_the_far_future() -> 
     assert list(known) == ["2", "3"]
 
 
+def test_while_a_store_is_read_the_ids_of_later_messages_are_kept() -> None:
+    known = KnownIds(3)
+    for number, lamport in enumerate((90, 10, 99, 20)):
+        known.add(str(number), lamport, number)
+    assert (known.trim(100, reading=20), known.horizon) == (["1"], 10)
+    known.add("4", 30, 4)
+    assert known.trim(100, reading=30, kept={"3"}) == ["4"]
+    known.add("5", 40, 5)
+    assert (known.trim(100), known.horizon) == (["0"], 90)
+
+
 PARAMETERS = BloomParameters(10_000, 0.001)
 
 

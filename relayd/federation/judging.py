@@ -32,7 +32,7 @@ from relayd.federation.intake import (
 )
 from relayd.federation.link_parts import LinkEnded, LinkParts
 from relayd.federation.peers_file import Upstream
-from relayd.store.skips import reason_of
+from relayd.store.skips import REPEATS, reason_of
 from relayd.store.types import PeerMark
 
 __all__ = ["Judging"]
@@ -127,6 +127,8 @@ class Judging:
         origin = request.origin
         if origin is not None and origin.is_trusted and request.is_parsed and request.witness is None:
             self._parts.told.refused_witness()
+        if duplicate_of is not None:  # its id stays unknown here: it must not be requested again and again
+            self._parts.told.skipped(request.packet.digest, request.packet.timestamp, REPEATS)
         self._settle(request, PeerVerdict.KNOWN if duplicate else PeerVerdict.STORED)
 
     def publish_refused(self, request: PublishRequest, error: InvalidPacket) -> None:

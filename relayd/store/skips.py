@@ -1,7 +1,7 @@
 """The packets that peers serve and this relay refused, and why: the table `peer_skips`.
 
-A reason is the code of the refusal, followed by a slash and its detail if there is one. A packet that may be
-accepted next time counts in no comparison, so it is requested again.
+A reason is the code of the refusal, followed by a slash and its detail if there is one; or it is `REPEATS`. A
+packet that may be accepted next time counts in no comparison, so it is requested again.
 """
 
 from __future__ import annotations
@@ -12,11 +12,13 @@ from typing import Any, Final
 import asyncpg
 from strata.protocol.errors import ErrorCode, InvalidPacket
 
-__all__ = ["FORGET", "REASONS", "SKIP", "TRIM", "Skip", "read_skips", "reason_of"]
+__all__ = ["FORGET", "REASONS", "REPEATS", "SKIP", "TRIM", "Skip", "read_skips", "reason_of"]
 
 Skip = tuple[bytes, int, str]
 """A packet's id and `timestamp`, and the reason."""
 
+REPEATS: Final = "duplicate_of"
+"""The reason for a packet that states the same as another one, which is stored (R-113, R-114)."""
 _DETAIL: Final = "/"
 _MAY_PASS: Final = [
     ErrorCode.INTERNAL_ERROR.value,

@@ -11,6 +11,7 @@ from typing import Any
 
 import asyncpg
 import pytest
+from strata.protocol import canonical
 from strata.protocol.negentropy import ItemSet, Reconciler
 
 from relayd.config import Settings
@@ -135,6 +136,28 @@ async def test_what_this_relay_has_erased_does_not_come_back(pair: Federated):
         found = await reconciled(pair)
         assert (found["need"], found["brought"], found["known"]) == (0, 0, 1)
     assert len(await ids_at(pair["a"], [author.did])) == 3
+
+
+@pytest.mark.req("R-113", "R-373")
+async def test_what_repeats_another_packet_here_is_not_requested_again_and_again(pair: Federated):
+    author = new_identity()
+    inner = {
+        "attestation_id": "0x01",
+        "attestor_id": author.did,
+        "target_packet": "0x" + "a" * 64,
+        "subject": "SPAM",
+        "confidence": 0.5,
+        "issued_at": 1,
+    }
+    inner["signature"] = f"0x{author.sign(canonical.encode(inner)).hex()}"
+    content = {"type": "ATTESTATION", "target_packet": inner["target_packet"], "attestation": inner}
+    for name, age in (("a", 500), ("b", 400)):  # the same attestation, in two packets
+        async with open_client(pair[name].ws) as client:
+            answer = await client.publish(make(author, age=age, **content))
+            assert "duplicate" not in answer, answer
+    found = await reconciled(pair)  # by its end, a second or two later, what was not taken is recorded
+    found = await reconciled(pair)
+    assert (found["need"], found["refused"], found["problem"]) == (0, 0, None)
 
 
 @pytest.mark.req("R-353")

@@ -82,6 +82,16 @@ async def test_whoever_fetches_keys_goes_on_when_they_are_judged():
         await waiting
 
 
+async def test_a_packet_that_repeats_another_one_is_remembered_like_a_refused_one():
+    link = MadeLink()
+    intake = Intake(None)
+    link.judging.submit(intake, intake.add(PACKET.canonical, NOW, "c"))
+    request = await next_request(link, 0)
+    link.judging.publish_accepted(request, NOW, duplicate=True, duplicate_of=bytes(32))
+    assert link.skipped == [(PACKET.digest, PACKET.timestamp, "duplicate_of")]
+    assert (link.told, intake.cursor) == (["known"], "c")
+
+
 class Keys:
     """A peer's answer to a request for keys: one identity packet, complete or not."""
 

@@ -188,7 +188,7 @@ class Log:
             any(packet.content_type in IDENTITY_TYPES for packet in batch),
         )
         peers: tuple[object, ...] = ()
-        if marks or any(packet.ingest_peer is not None for packet in batch):
+        if marks or any(each.ingest_peer is not None or each.witnessed_at is not None for each in batch):
             peers = (
                 [packet.witnessed_at for packet in batch],
                 [packet.ingest_peer for packet in batch],

@@ -39,6 +39,13 @@ class Candidate(NamedTuple):
 
     packet: Packet
     received_at: int
+    witness: int | None = None
+    """When the first relay received it, if a peer brought it: it is judged as of then (R-370)."""
+
+    @property
+    def judged_at(self) -> int:
+        """The time whose keys count."""
+        return self.received_at if self.witness is None else self.witness
 
 
 class Examiner:
@@ -99,21 +106,21 @@ class Examiner:
         self.followed = max(self.followed, entries[-1].sequence)
 
     async def _knowledge(self, candidate: Candidate) -> Known:
-        packet, received_at = candidate
+        packet, at = candidate.packet, candidate.judged_at
         plain = Known(self._identities.generation)
         with self._identities.held():  # else chains without room for both would be read by turns forever
-            while (known := known_of(packet, self._identities, received_at, plain)) is None:
+            while (known := known_of(packet, self._identities, at, plain)) is None:
                 await self._identities.load(missing_for(packet, self._identities))
         return known
 
     def _examined(self, candidate: Candidate, known: Known) -> NewPacket | InvalidPacket:
-        packet, received_at = candidate
+        packet, at, witness = candidate.packet, candidate.judged_at, candidate.witness
         room = self.limits.max_identity_bytes
         try:
             require_room(packet, room)
-            judge(packet, known, received_at)
+            judge(packet, known, at, ingest=witness is None)
             require_chain_room(packet, known, room)
-            downgrade = trace(packet, known, self._trust, received_at)
+            downgrade = trace(packet, known, self._trust, at)
         except InvalidPacket as error:
             return error
-        return to_store(packet, downgrade)
+        return to_store(packet, downgrade, witness=witness)

@@ -90,6 +90,7 @@ class ImportSummary:
 
 class _Exported(msgspec.Struct, frozen=True):
     received_at: int
+    witnessed_at: int | None = None
     packet: msgspec.Raw = msgspec.Raw(b"null")
     tombstone: msgspec.Raw = msgspec.Raw(b"")
 
@@ -234,7 +235,9 @@ def _line_of(entry: LogEntry, tombstone: bytes) -> bytes:
         return b'{"tombstone":%b,"received_at":%d}\n' % (tombstone, entry.received_at)
     annotation = entry.packet.annotation
     found = b"" if annotation is None else b',"annotation":' + annotation
-    return b'{"packet":%b,"received_at":%d%b}\n' % (entry.packet.body, entry.received_at, found)
+    witness = entry.packet.witnessed_at
+    first = b"" if witness is None else b',"witnessed_at":%d' % witness
+    return b'{"packet":%b,"received_at":%d%b%b}\n' % (entry.packet.body, entry.received_at, found, first)
 
 
 def _is_empty_or_begun(path: Path) -> bool:
@@ -327,7 +330,10 @@ def _parse_line(line: _Line, now: float, limits: AdmissionLimits) -> Candidate |
     if packet.timestamp - decoded.received_at > MAX_FUTURE_SECONDS:
         # No relay accepts such a packet, and a query by time would not find it: see `Reader`.
         raise InvalidPacket(ErrorCode.TIMESTAMP_IN_FUTURE, "timestamp is later than received_at")
-    return Candidate(packet, decoded.received_at)
+    witness = decoded.witnessed_at
+    if witness is not None and not packet.timestamp - MAX_FUTURE_SECONDS <= witness <= decoded.received_at:
+        witness = None  # as if a peer had said it
+    return Candidate(packet, decoded.received_at, witness)
 
 
 def _erased_id(exported: _Exported) -> bytes | None:

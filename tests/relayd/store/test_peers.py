@@ -27,6 +27,13 @@ async def told(store: Store, **query) -> list[tuple[bytes, int]]:
     return [(row.body, row.received_at) for row in page.rows]
 
 
+@pytest.mark.req("R-367")
+async def test_an_import_keeps_the_time_of_the_first_relay_without_a_peer(store, packet):
+    await store.append([replace(packet(1), witnessed_at=NOW - 5000)], NOW)
+    [entry] = await store.tail(0, None, 10)
+    assert (entry.received_at, entry.told_at, entry.packet.ingest_peer) == (NOW, NOW - 5000, None)
+
+
 @pytest.mark.req("R-367", "R-375")
 async def test_a_packet_of_a_peer_keeps_its_witness_and_its_peer(store, packet, peers):
     numbers, _ = peers

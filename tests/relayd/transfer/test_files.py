@@ -240,6 +240,36 @@ async def test_what_is_in_the_log_is_a_duplicate_whatever_became_of_its_key(iden
     assert (again.duplicates, again.stored + again.quarantined, again.lines) == (4, 2, 6)
 
 
+def witnessed(made: packets.Packet, witness: object, received_at: int) -> bytes:
+    return line(made, received_at)[:-2] + b',"witnessed_at":%b}\n' % msgspec.json.encode(witness)
+
+
+@pytest.mark.req("R-367", "R-370")
+async def test_what_a_peer_brought_late_counts_from_when_a_relay_first_had_it(identity):
+    made = rotated(identity)
+    late, revoked = made[3], made[5]
+    in_time = lines_of([made[0], made[1], made[2], revoked, made[4]])  # the key is revoked as of the time NOW
+    source, copy = MemoryStore(), MemoryStore()
+    await bring_in(source, in_time)
+    brought = msgspec.structs.replace(_new(late), witnessed_at=NOW - 5, ingest_peer=3)
+    await source.append([brought], NOW + 9)
+    out, _ = await taken_out(source)
+    assert out.endswith(witnessed(late, NOW - 5, NOW + 9))
+    summary = await bring_in(copy, out)
+    assert (summary.reasons, copy.log[-1].packet.packet_id) == ({}, late.digest)
+    assert (copy.log[-1].received_at, copy.log[-1].told_at) == (NOW + 9, NOW - 5)
+    assert copy.log[-1].packet.ingest_peer is None  # the number of a peer means nothing elsewhere
+    assert (await taken_out(copy))[0] == out
+
+
+@pytest.mark.req("R-369")
+@pytest.mark.parametrize("witness", [NOW + 1, NOW - 10**8 - 301, -1, 2**63, None])
+async def test_a_time_that_cannot_be_that_of_the_first_relay_does_not_count(identity, witness):
+    made, store = packet(identity, 0), MemoryStore()
+    await bring_in(store, witnessed(made, witness, NOW))
+    assert [(entry.received_at, entry.told_at) for entry in store.log] == [(NOW, NOW)]
+
+
 @pytest.mark.req("R-074")
 async def test_a_key_event_that_another_process_appends_meanwhile_is_met(identity, monkeypatch):
     made, store = rotated(identity), MemoryStore()

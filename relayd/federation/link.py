@@ -145,13 +145,8 @@ class Link:
                 _log.info("peer_read_again", peer=did, reason="another peer of the group is silent")
                 marking.begin(reading.from_cursor)
                 self._taken = reading.from_cursor
-            query = query_for(
-                self.peer,
-                self._taken,
-                reading.not_via,
-                oldest_witness=marking.oldest_witness,
-                last_witness=marking.intake.last_witness,
-            )
+            last_witness = marking.intake.last_witness
+            query = query_for(self.peer, self._taken, reading.not_via, last_witness=last_witness)
             stream, arrived = self._driver.subscribe(query)
             try:
                 await self._take_from(stream, arrived)

@@ -41,11 +41,6 @@ class Marking:
         self._offered: PeerMark | None = None
         self.intake = self.begin(place.cursor)
 
-    @property
-    def oldest_witness(self) -> int | None:
-        """The earliest time at which any packet read before this link was first received."""
-        return self._place.oldest_witness
-
     def begin(self, cursor: str | None) -> Intake:
         """Read on from this cursor, into a new window."""
         place = self._place

@@ -46,20 +46,20 @@ def query_for(
     cursor: str | None,
     not_via: Sequence[str],
     *,
-    oldest_witness: int | None,
     last_witness: int | None,
 ) -> Query:
-    """The request to a peer (R-360, R-365, R-366): from where it was read to, else from all that may count.
+    """The request to a peer (R-360, R-365, R-366): from where it was read to, else from its beginning.
 
-    `oldest_witness` and `last_witness` bound when the packets read so far were first received anywhere.
+    Without a cursor no time bounds the request, not even the oldest one that was read (R-365 allows either):
+    a log is in the order of arrival, so what is still unread may be older than all that was read.
+    `last_witness` is the latest time at which a packet read so far was first received anywhere.
     """
-    since = 0 if oldest_witness is None else max(0, oldest_witness - _FALLBACK_SECONDS)
     types = (*peer.types, *sorted(IDENTITY_TYPES), CLIENT_MANIFEST) if peer.types else ()
     return Query(
         authors=peer.authors,
         types=tuple(dict.fromkeys(types)),
         cursor=cursor,
-        since=since if cursor is None else None,
+        since=0 if cursor is None else None,
         cursor_fallback_since=max(0, last_witness - _FALLBACK_SECONDS) if last_witness is not None else 0,
         not_via=tuple(not_via),
         replication_profile="FULL_ARCHIVE",

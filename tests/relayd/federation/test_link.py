@@ -9,6 +9,7 @@ import pytest
 from msgspec import Raw
 from strata.protocol.ids import Identity
 from strata.relays.connection.queue import QueuedEvent
+from strata.relays.connection.values import Query
 
 from relayd.federation.link import Link
 from relayd.federation.link_parts import LinkEnded, LinkParts, NotListed
@@ -96,3 +97,27 @@ async def test_a_peer_that_is_reached_and_never_read_is_silent_however_often_it_
         now += DOWN_SECONDS / 3
     assert mesh.is_due(other, now)
     assert PEER.relay_id not in mesh.read(other, now).not_via
+
+
+class Asked(Exception):
+    """The peer was asked."""
+
+
+@pytest.mark.req("R-364", "R-365")
+async def test_a_first_reading_that_was_interrupted_begins_anew_whatever_the_age_of_what_came():
+    """In a group no cursor is kept until the others are there, and a peer's log is not in order of age: what
+    is still unread may have come late from another relay."""
+    mesh = Mesh("did:strata:zMe", {PEER.relay_id: "g", "did:strata:zB": "g"}, 0.0)
+    parts = SimpleNamespace(identity=Identity.generate(), mesh=mesh, store_mark=None)
+    link = Link(PEER, 1, 1, PeerPlace(None, 1_790_000_000, 1_790_000_000), cast(LinkParts, parts))
+    asked: list[Query] = []
+
+    def subscribe(query: Query) -> object:
+        asked.append(query)
+        raise Asked
+
+    link._driver = cast(Any, SimpleNamespace(subscribe=subscribe))
+    mesh.start(PEER.relay_id, None, 0.0)
+    with pytest.raises(Asked):
+        await link._read()
+    assert [(query.cursor, query.since) for query in asked] == [(None, 0)]

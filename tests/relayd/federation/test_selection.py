@@ -26,26 +26,24 @@ def test_a_peer_is_held_to_its_did_and_authenticated_to_before_it_is_asked_for_a
 
 @pytest.mark.req("R-365", "R-366")
 @pytest.mark.parametrize(
-    ("cursor", "oldest", "last", "since", "fallback"),
+    ("cursor", "last", "since", "fallback"),
     [
-        (None, None, None, 0, 0),
-        (None, NOW, NOW + 9, NOW - 86_700, NOW + 9 - 86_700),
-        ("c", NOW, NOW + 9, None, NOW + 9 - 86_700),
-        ("c", None, None, None, 0),
-        (None, 86_699, 86_701, 0, 1),
+        (None, None, 0, 0),
+        (None, NOW + 9, 0, NOW + 9 - 86_700),
+        ("c", NOW + 9, None, NOW + 9 - 86_700),
+        ("c", None, None, 0),
+        (None, 86_701, 0, 1),
     ],
 )
-def test_it_is_read_from_where_it_was_read_to_or_from_a_time_before_all_that_may_count(
-    cursor, oldest, last, since, fallback
-):
-    query = query_for(peer(), cursor, (), oldest_witness=oldest, last_witness=last)
+def test_it_is_read_from_where_it_was_read_to_or_from_its_beginning(cursor, last, since, fallback):
+    query = query_for(peer(), cursor, (), last_witness=last)
     assert (query.cursor, query.since, query.cursor_fallback_since) == (cursor, since, fallback)
 
 
 @pytest.mark.req("R-360")
 def test_empty_lists_ask_for_everything_and_packets_with_keys_come_along():
-    query = query_for(peer(), None, (), oldest_witness=None, last_witness=None)
+    query = query_for(peer(), None, (), last_witness=None)
     assert (query.types, query.authors, stream_of(peer())) == ((), (), "all")
-    some = query_for(peer(types=("POST",)), None, (), oldest_witness=None, last_witness=None)
+    some = query_for(peer(types=("POST",)), None, (), last_witness=None)
     assert set(some.types) == {"POST", "CLIENT_MANIFEST", *IDENTITY_TYPES}
     assert stream_of(peer(types=("B", "A"))) == stream_of(peer(types=("A", "B"))) != "all"

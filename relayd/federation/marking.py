@@ -68,8 +68,9 @@ class Marking:
 
     def _mark(self, batch: Collection[Item]) -> PeerMark:
         intake = self.intake
-        cursor = intake.cursor_with(batch)
-        safe = self._mesh.to_store(self._peer.relay_id, cursor, time.monotonic())
+        safe = self._mesh.to_store(
+            self._peer.relay_id, intake.cursor, time.monotonic(), with_batch=intake.cursor_with(batch)
+        )
         return PeerMark(
             self._peer_id,
             self._fence,

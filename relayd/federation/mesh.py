@@ -103,8 +103,14 @@ class Mesh:
         """Whether `read` would return another request than the last time."""
         return self._left_out(did, now) != self._peers[did].left_out
 
-    def to_store(self, did: str, cursor: str | None, now: float) -> str | None:
-        """The cursor that may be stored for this peer while reading stands at `cursor`."""
+    def to_store(
+        self, did: str, cursor: str | None, now: float, *, with_batch: str | None = None
+    ) -> str | None:
+        """The cursor that may be stored for this peer while reading stands at `cursor`, or will stand at
+        `with_batch` once the packets that it is stored with are in.
+
+        These may fail to be stored, so reading goes back to no place behind `cursor`.
+        """
         peer = self._peers[did]
         doubtful_since = min((self._peers[other].doubtful_since for other in peer.left_out), default=math.inf)
         if doubtful_since < math.inf:
@@ -113,7 +119,7 @@ class Mesh:
             peer.checkpoints.append((now, cursor))
             if len(peer.checkpoints) > _CHECKPOINTS:
                 peer.checkpoints.popleft()
-        return cursor
+        return cursor if with_batch is None else with_batch
 
     def _left_out(self, did: str, now: float) -> frozenset[str]:
         group = self._peers[did].group

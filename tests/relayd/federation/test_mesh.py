@@ -2,7 +2,15 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from relayd.federation import marking
 from relayd.federation.mesh import DOWN_SECONDS, Mesh
+from relayd.federation.peers_file import Upstream
+from relayd.store.peers import PeerPlace
 
 A, B, C = "did:a", "did:b", "did:c"
 
@@ -36,6 +44,19 @@ def test_a_silent_peer_is_left_out_no_more_and_the_others_are_read_again():
     reading = made.read(A, 130 + DOWN_SECONDS)
     assert (reading.not_via, reading.rewinds, reading.from_cursor) == (("did:me",), True, "at 70")
     assert made.to_store(A, "at 75", 161.0) == "at 75"
+
+
+@pytest.mark.req("R-364")
+def test_nothing_goes_back_to_a_place_behind_packets_that_could_not_be_stored(monkeypatch):
+    """They are still tried, and a place behind them would be kept as read once the database is back."""
+    made, now = mesh(), 50.0
+    monkeypatch.setattr(marking, "time", SimpleNamespace(monotonic=lambda: now))
+    peer = Upstream("wss://a", A)
+    ours = marking.Marking(peer, 1, 1, PeerPlace("start", None, None), made, cast(Any, None))
+    item = ours.intake.add(b"{}", 0, "behind it")
+    assert ours.offer({item}).cursor == "behind it"  # if the commit succeeds; it does not
+    made.lost(B, 130.0)
+    assert made.read(A, 130 + DOWN_SECONDS).from_cursor == "start"
 
 
 def test_a_peer_that_comes_back_is_left_out_again_and_trusted_once_it_has_caught_up():

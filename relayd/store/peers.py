@@ -55,8 +55,13 @@ _COMPARISONS: Final = (
 _ASK_COMPARISON: Final = """
 INSERT INTO peer_comparisons AS old (peer_id, asked, asked_since)
 SELECT peer_id, 1, $2::bigint FROM peers WHERE relay_id = $1
-ON CONFLICT (peer_id) DO UPDATE SET asked = old.asked + 1, asked_since = excluded.asked_since RETURNING asked
+ON CONFLICT (peer_id) DO UPDATE SET asked = old.asked + 1,
+    asked_since = CASE WHEN old.asked <= old.done THEN excluded.asked_since
+        WHEN old.asked_since IS NULL OR excluded.asked_since IS NULL THEN NULL
+        ELSE least(old.asked_since, excluded.asked_since) END
+RETURNING asked
 """
+"""One comparison may answer several requests, so it begins where the earliest of them asks."""
 _COMPARED: Final = """
 INSERT INTO peer_comparisons AS old (peer_id, found, is_running, done, equal_at)
 VALUES ($1, $2::text::jsonb, $3::bigint IS NULL, coalesce($3, 0), $4::bigint)
@@ -100,7 +105,7 @@ class PeerComparison(NamedTuple):
     done: int
     """How many of them have been met."""
     asked_since: int | None
-    """The time from which the last request wants to compare."""
+    """The time from which to compare for the requests that wait; None for all that may count."""
     is_running: bool
     found: dict[str, Any] | None
     """What the last or the current comparison has found so far: see `federation.comparing.Found`."""

@@ -196,3 +196,22 @@ async def test_a_peers_own_words_are_kept_without_what_no_text_here_may_have(pee
     assert told == "no\ufffdthing \ufffd[2J"  # nor can it control the terminal that shows it
     await table.compared(peer, {"problem": "no\0thing", "brought": 0}, done=None, equal_at=None)
     assert (await table.comparisons())[peer].found == {"problem": "no\ufffdthing", "brought": 0}
+
+
+async def test_one_comparison_answers_requests_that_wait_together_and_covers_what_each_asks(peers):
+    numbers, table = peers
+    peer = numbers[HERE[0]]
+
+    async def since(*asked: int | None) -> int | None:
+        for each in asked:
+            number = await table.ask_comparison(HERE[0], each)
+        found = (await table.comparisons())[peer]
+        assert found.asked == number
+        await table.compared(peer, {}, done=number, equal_at=None)
+        return found.asked_since
+
+    assert await since(NOW) == NOW
+    assert await since(NOW - 9, NOW) == NOW - 9
+    assert await since(None, NOW) is None
+    assert await since(NOW, None) is None
+    assert await since(NOW) == NOW

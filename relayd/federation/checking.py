@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
 from strata.protocol.errors import StrataError
@@ -16,6 +16,7 @@ from strata.relays.reconciling import PeerSession
 from relayd.config import ConfigurationError, Settings
 from relayd.federation.overview import conduct_kept, one_peer, open_table, shown
 from relayd.federation.peers_file import Upstream, read_peers
+from relayd.federation.selection import query_for
 from relayd.store.peers import PeerRow, PeerStore, printable
 
 __all__ = ["ask_comparison", "check_peers", "peer_details"]
@@ -30,7 +31,8 @@ async def check_peers(settings: Settings, name: str | None = None) -> list[dict[
 
     Raises `StoreError` and `ConfigurationError`; a problem with a peer is in its `problem`.
     """
-    peers = [each for each in read_peers(settings.peers_file) if each.relay_id.startswith(name or "")]
+    named = read_peers(settings.peers_file)
+    peers = [each for each in named if each.relay_id.startswith(name or "")]
     if not peers:
         raise ConfigurationError([f"peers_file names no peer {name or ''}".rstrip()])
     async with open_table(settings) as table:
@@ -39,10 +41,11 @@ async def check_peers(settings: Settings, name: str | None = None) -> list[dict[
             bytes.fromhex(seed.removeprefix("0x")) if seed else await table.identity_seed()
         )
         rows = {row.relay_id: row for row in await table.rows()}
-    return await asyncio.gather(*(_check(peer, own, rows.get(peer.relay_id)) for peer in peers))
+    groups = {peer: [each.relay_id for each in named if each.group == peer.group != ""] for peer in peers}
+    return await asyncio.gather(*(_check(peer, own, rows.get(peer.relay_id), groups[peer]) for peer in peers))
 
 
-async def _check(peer: Upstream, own: Identity, row: PeerRow | None) -> dict[str, Any]:
+async def _check(peer: Upstream, own: Identity, row: PeerRow | None, group: Sequence[str]) -> dict[str, Any]:
     found: dict[str, Any] = {
         "relay_id": peer.relay_id,
         "url": peer.url,
@@ -63,7 +66,12 @@ async def _check(peer: Upstream, own: Identity, row: PeerRow | None) -> dict[str
             found["clock_ahead"] = session.clock_ahead
             if "replicate" not in session.granted:
                 found["problem"] = "the peer does not name this relay in its replication_peers"
-            found["newest"] = newest = await session.newest()
+            # Of what is read from it: what came from this relay, or from its group, is not.
+            not_via = [own.did, *(relay_id for relay_id in group if relay_id != peer.relay_id)]
+            query = query_for(peer, None, not_via, last_witness=None)
+            found["newest"] = newest = await session.newest(
+                types=query.types, authors=query.authors, not_via=query.not_via
+            )
             if newest is not None and row is not None and row.last_witness is not None:
                 found["behind_seconds"] = max(0, newest - row.last_witness)
     except StrataError as error:

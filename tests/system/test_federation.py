@@ -196,6 +196,25 @@ async def test_a_live_subscriber_sees_each_packet_once_wherever_it_listens(ring:
             assert not [message for message in client.inbox if message["type"] == "EVENT"]
 
 
+async def test_a_relay_is_not_behind_a_peer_by_packets_that_do_not_come_from_it(ring: Federated):
+    """The newest of all packets came to a itself, and to b and c from there."""
+    author = new_identity()
+    async with open_client(ring["b"].ws) as client:
+        before = (await client.publish(make(author)))["received_at"]
+    await holds(ring["a"], [author.did], lambda found: len(found) == 1)
+    await eventually(lambda: time.time() > before + 3)
+    async with open_client(ring["a"].ws) as client:
+        await client.publish(make(author))
+    for name in ("b", "c"):
+        await holds(ring[name], [author.did], lambda found: len(found) == 2)
+
+    def behind() -> list[int]:
+        checked = json.loads(peers_command(ring["a"], "check", "--json").stdout)["peers"]
+        return [each["behind_seconds"] for each in checked if each["read_up_to"] is not None]
+
+    await eventually(lambda: set(behind()) == {0})
+
+
 BLOCKED = new_identity()
 
 

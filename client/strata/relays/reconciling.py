@@ -12,7 +12,7 @@ import asyncio
 import random
 import ssl as ssl_module
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from email.utils import parsedate_to_datetime
 from typing import Final
@@ -117,13 +117,22 @@ class PeerSession(Dialogue):
             progress(found)
         return found
 
-    async def newest(self) -> int | None:
-        """Return when the relay received the last packet of its log, by its own clock; None if it is empty.
+    async def newest(
+        self, *, types: Sequence[str] = (), authors: Sequence[str] = (), not_via: Sequence[str] = ()
+    ) -> int | None:
+        """Return when a relay first received the last packet of this relay's log; None if there is none.
 
-        Raises `RequestRefused` and `ConnectionFailed`.
+        `types`, `authors` and `not_via` restrict the packets as in a `Query`. Raises `RequestRefused` and
+        `ConnectionFailed`.
         """
         name = self._name()
-        filters = wire.Filters(limit=1, order="desc")
+        filters = wire.Filters(
+            limit=1,
+            order="desc",
+            types=list(types) or None,
+            authors=list(authors) or None,
+            not_via=list(not_via) or None if "not_via" in self.extensions else None,
+        )
         ask = wire.Subscribe(subscription_id=name, filters=filters, history_marker=True, client_msg_id=name)
         newest: int | None = None
         async with self._in_time():

@@ -81,6 +81,11 @@ def forget(path: Path, urls: Sequence[str], *, as_json: bool) -> None:
 
 def probe(path: Path, urls: Sequence[str], *, count: int, timeout: float, as_json: bool) -> None:
     """Measure relays, all at the same time."""
+    try:
+        for url in urls:  # they are remembered
+            check_url(url)
+    except ConnectionFailed as error:
+        output.misuse(str(error))
     with _opened(path) as file:
         asked = list(dict.fromkeys(urls)) or [relay.url for relay in file.relays()]
         if not asked:

@@ -51,6 +51,12 @@ async def test_a_uri_is_shown_first_and_needs_a_yes(run):
     assert code == 0 and out == "added: ws://relay.example/strata\n"
 
 
+async def test_what_is_no_relay_is_neither_probed_nor_remembered(run):
+    code, out, err = await run("probe", "ws://127.0.0.1:1/strata", "htp://mistyped")
+    assert code == 2 and not out and "not a relay URL" in err
+    assert (await run("list"))[:2] == (0, "")
+
+
 @pytest.mark.req("R-341")
 async def test_probing_measures_and_remembers(run, extended):
     code, out, err = await run("probe", extended.url, "ws://127.0.0.1:1/strata", "--count", 3, "--json")

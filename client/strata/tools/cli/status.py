@@ -128,8 +128,9 @@ async def _visit(target: Target, samples: int, timeout: float) -> Visit:
         if target.identity is not None and target.authenticate != "never":
             try:
                 authenticated = await relay.authenticate(timeout=timeout)
-            except RequestTimeout:
-                problem = "the relay did not ask for it"
+            except RequestTimeout as error:
+                is_refused = relay.latest_time is not None  # it has sent a challenge
+                problem = str(error) if is_refused else "the relay did not ask for it"
             except ConnectionFailed:
                 raise
             except StrataError as error:

@@ -116,6 +116,19 @@ async def test_an_identity_that_is_not_accepted_is_exit_code_1(run, extended, id
     assert found["authentication_error"]
 
 
+async def test_a_relay_that_asks_and_does_not_answer_has_accepted_nobody(run, extended, identities, tmp_path):
+    extended.model.server_id = RELAY_ID
+    extended.model.lifetime = 10**9
+    receive = extended.model.receive
+    extended.model.receive = lambda session, data: b'"AUTH"' in data or receive(session, data)
+    identities[0].save(tmp_path / "me.json")
+    arguments = ("--identity", tmp_path / "me.json", "--json", "-n", 1, "--timeout", 1)
+    code, out, _ = await run(extended.url, *arguments)
+    found = json.loads(out)
+    assert code == 1 and found["reachable"] and found["authenticated"] is None
+    assert "did not ask" not in found["authentication_error"]
+
+
 def at(began: float, ended: float, date: float | None) -> Handshake:
     return Handshake(began, ended, date)
 

@@ -218,11 +218,24 @@ def approve(
     identity = _load(path)
 
     async def work() -> int:
-        async with connect(relay, identity=identity, options=_OPTIONS) as connection:
-            content = approval_content(event, approved_at=_now(), note=note)
-            published = await _publish(connection, identity, content, timeout)
-            chain = await _chain_of(connection, identity.did, recovery_delay)
-            still = chain.is_pending(event, _now())
+        published: Published | None = None
+        still = True
+        try:
+            async with (
+                asyncio.timeout(timeout),
+                connect(relay, identity=identity, options=_OPTIONS) as connection,
+            ):
+                content = approval_content(event, approved_at=_now(), note=note)
+                published = await _publish(connection, identity, content, timeout)
+                chain = await _chain_of(connection, identity.did, recovery_delay)
+                still = chain.is_pending(event, _now())
+        except (StrataError, TimeoutError) as error:
+            if published is None:
+                if isinstance(error, TimeoutError):
+                    raise _timed_out(timeout) from None
+                raise
+            why = f": {error}" if isinstance(error, StrataError) else ""
+            output.note(f"the approval is published; the relay did not say what is still missing{why}")
         next_step = (
             f"see what is still missing with: strata identity show {identity.did} --relay {relay}"
             if still
@@ -231,7 +244,7 @@ def approve(
         _tell_event(identity.did, published, next_step, as_json=as_json)
         return 0
 
-    run(_within(timeout, work()))
+    run(work())
 
 
 def show(
@@ -308,7 +321,11 @@ async def _within(timeout: float, work: Coroutine[object, object, int]) -> int:
         async with asyncio.timeout(timeout):
             return await work
     except TimeoutError:
-        raise RequestTimeout("what was asked of the relay", timeout) from None
+        raise _timed_out(timeout) from None
+
+
+def _timed_out(timeout: float) -> RequestTimeout:
+    return RequestTimeout("what was asked of the relay", timeout)
 
 
 async def _chain_of(connection: Relay, did: str, recovery_delay: int | None = None) -> KeyChain:

@@ -184,6 +184,20 @@ async def test_a_lost_key_is_recovered_by_two_of_three(run, relay, tmp_path):
     assert Identity.load(tmp_path / "back.json").public_key in made.candidates(later)
 
 
+async def test_an_approval_counts_although_the_relay_then_does_not_say_what_is_missing(run, relay):
+    await run("create", "-o", "me.json", "--recovery", 3, "--relay", relay.url)
+    event = (await run("rotate", "--identity", "me-recovery-1.json", "-o", "back.json"))["packet_id"]
+    receive = relay.model.receive
+
+    def fall_silent(session, data):
+        if "RECOVERY_APPROVAL" not in [packet.content_type for packet, _ in relay.model.log]:
+            receive(session, data)
+
+    relay.model.receive = fall_silent
+    approved = await run("approve", event, "--identity", "me-recovery-2.json", "--timeout", 3)
+    assert approved["packet_id"] == relay.model.log[-1][0].packet_id
+
+
 async def test_a_thief_with_a_recovery_key_is_stopped_by_a_veto(run, relay):
     await run("create", "-o", "me.json", "--recovery", 1, "--relay", relay.url)
     await run("rotate", "--identity", "me-recovery-1.json", "-o", "thief.json")

@@ -247,6 +247,18 @@ test("pages that lead back, or nowhere, are turned no further", async (context) 
   }
 });
 
+test("pages that nobody waits for any more are not asked for", async (context) => {
+  const socket = connected(context.mock);
+  const over = new AbortController();
+  const found = assert.rejects(checking.identityPackets(["did:x:left"], over.signal), { name: "AbortError" });
+  const { subscription_id } = socket.asked().at(-1) as Frame;
+  socket.says({ type: "END_OF_HISTORY", subscription_id, complete: false, cursor: "a" });
+  over.abort(); // between two pages
+  await found;
+  assert.equal(socket.asked().length, 1);
+  assert.equal(socket.seen.at(-1)?.type, "UNSUBSCRIBE");
+});
+
 test("a day that no calendar has is not understood", () => {
   const days = (text: string) => understand(text).parts;
   assert.deepEqual(days("2026-02-28 ..2026-03-01"), ["on 2026-02-28", "to 2026-03-01"]);

@@ -339,23 +339,29 @@ export function request(message: object | ((id: string) => string)): Promise<Mes
   });
 }
 
-/** Read one page of stored packets, by default newest first. Rejects once `over` has aborted. */
+/** Read one page of stored packets, by default newest first. Rejects once `over` has aborted; then nothing is asked. */
 export function page(filters: Filters, over?: AbortSignal): Promise<{ events: Event[]; complete: boolean; cursor: string | null }> {
   const events: Event[] = [];
   return new Promise((resolve, reject) => {
+    if (over?.aborted) return reject(over.reason);
+    const leave = (): void => {
+      over?.removeEventListener("abort", leave);
+      close();
+      if (over?.aborted) reject(over.reason);
+    };
     const close = subscribe({ order: "desc", ...filters }, {
       event: (event) => events.push(event),
       again: () => events.splice(0),
       end: (complete, cursor) => {
-        close();
+        leave();
         resolve({ events, complete, cursor });
       },
-      refused: ({ code, reason, detail }) => reject(new RequestFailed(code, reason, detail)),
+      refused: ({ code, reason, detail }) => {
+        leave();
+        reject(new RequestFailed(code, reason, detail));
+      },
     });
-    over?.addEventListener("abort", () => {
-      close();
-      reject(over.reason);
-    });
+    over?.addEventListener("abort", leave);
   });
 }
 

@@ -1,1 +1,0 @@
-import{a,b,c,d}from"./part-dd476efd0c3c77ce.js";import"./part-750593882d594232.js";import"./part-514bab519345e5c8.js";import"./part-bcee17b889d790ad.js";import"./part-789f691274c6312b.js";import"./part-e0676603bb421531.js";export{b as beginOutbox,d as discard,a as items,c as put};

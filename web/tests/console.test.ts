@@ -549,14 +549,21 @@ test("the live page outlasts what a relay refuses for a while, and each loss of 
   const again = socket.asked().at(-1) as Frame;
   assert.notEqual(again, first);
   const packet = (number: number) => ({ packet_id: id(number), author_id: "did:x:y", content: { type: "POST" } });
-  // More came within the newest second than the page has read: what it has read comes again behind the rest.
-  socket.says({ type: "EVENT", subscription_id: again.subscription_id, packet: packet(2), received_at: 1_760_000_000 });
-  socket.says({ type: "END_OF_HISTORY", subscription_id: again.subscription_id, complete: false, cursor: "p" });
+  // The newest packet was first received by another relay, an hour before it came here.
+  socket.says({ type: "EVENT", subscription_id: again.subscription_id, packet: packet(1), received_at: 1_759_996_400, cursor: "d1" });
+  socket.says({ type: "EVENT", subscription_id: again.subscription_id, packet: packet(2), received_at: 1_760_000_000, cursor: "d2" });
+  socket.says({ type: "END_OF_HISTORY", subscription_id: again.subscription_id, complete: false, cursor: "d2" });
   await settle();
+  const place = socket.asked().at(-1) as Frame;
+  assert.deepEqual(place.filters, { packet_ids: [id(1)], order: "asc", limit: 1 });
+  socket.says({ type: "EVENT", subscription_id: place.subscription_id, packet: packet(1), received_at: 1_759_996_400, cursor: "c1" });
+  socket.says({ type: "END_OF_HISTORY", subscription_id: place.subscription_id, complete: true, cursor: "c1" });
+  await settle();
+  assert.deepEqual((socket.asked(true).at(-1) as Frame).filters, { cursor: "c1" }, "no packet is read twice, and none is left out");
   const live = () => (socket.asked(true).at(-1) as Frame).subscription_id;
   const say = (number: number) =>
     socket.says({ type: "EVENT", subscription_id: live(), packet: packet(number), received_at: 1_760_000_000, cursor: `c${number}` });
-  for (const number of [1, 2, 3]) say(number);
+  say(3);
   socket.says({ type: "ERROR", code: "internal_error", reason: "too slow", detail: "read_timeout", subscription_id: live() });
   pass(timers, 3);
   assert.deepEqual((socket.asked(true).at(-1) as Frame).filters, { cursor: "c3" });
@@ -600,6 +607,12 @@ test("who jumps to now begins there by the relay's clock, and judges by no keys 
   tail.jump();
   const since = Number((socket.asked(true).at(-1) as Frame).filters["received_since"]);
   assert.ok(since >= 1_770_000_000 && since < 1_770_000_060, `${since}`);
+  const [newest] = tail.rows.value.filter((row) => row.kind === "packet");
+  const { subscription_id } = socket.asked(true).at(-1) as Frame;
+  const again = { packet: newest?.event.packet, received_at: newest?.receivedAt, cursor: "again" };
+  socket.says({ type: "EVENT", subscription_id, ...again }); // it came here in this second, from another relay
+  pass(timers, 1);
+  assert.equal(tail.rows.value.filter((row) => row.id === newest?.id).length, 1);
   await known();
   assert.equal(about().length, 2, "what lies between may be a revocation");
 });

@@ -46,7 +46,7 @@ let lost = { count: 0, from: 0, to: 0 };
 let timer: ReturnType<typeof setTimeout> | undefined;
 let gaps = 0;
 let lastAt = 0;
-/** The ids of packets received in the second with which the tail begins: they arrive twice. */
+/** The ids of packets that are here already, while the tail reads stored packets: some of these may arrive again. */
 let overlap = new Set<string>();
 
 /** Begin, once; the tail continues while other pages are open. */
@@ -83,16 +83,17 @@ async function start(): Promise<void> {
   const { signal: over } = reading;
   try {
     const { events } = await page({ limit: FIRST }, over);
+    const first = events.map(rowOf);
+    const newest = first[0];
+    const cursor = newest && (await placeAfter(newest.id, over));
     if (over.aborted) return;
     refused.value = null;
-    const first = events.map(rowOf);
-    lastAt = first[0]?.receivedAt ?? 0;
-    overlap = new Set(first.filter(({ receivedAt }) => receivedAt === lastAt).map(({ id }) => id));
+    lastAt = newest?.receivedAt ?? 0;
     batch(() => {
       rows.value = [...first, ...rows.value.filter(({ kind }) => kind === "gap")];
       ready.value = true;
     });
-    tailFrom(lastAt > 0 ? { received_since: lastAt } : {});
+    tailFrom(cursor !== undefined ? { cursor } : lastAt > 0 ? { received_since: lastAt } : {});
   } catch (error) {
     if (over.aborted) return;
     if (error instanceof RequestFailed) refused.value = error;
@@ -101,13 +102,24 @@ async function start(): Promise<void> {
   }
 }
 
+/**
+ * The cursor after this packet; undefined if it was removed meanwhile. The cursors of the first page lead the other way,
+ * and the packet's time is no place in the log: a packet from another relay keeps the time at which that one had it.
+ */
+async function placeAfter(id: string, over: AbortSignal): Promise<string | undefined> {
+  const { events } = await page({ packet_ids: [id], order: "asc", limit: 1 }, over);
+  return events[0]?.cursor;
+}
+
 function tailFrom(filters: Filters): void {
   close?.();
+  overlap = new Set([...arrived, ...rows.peek()].map(({ id }) => id));
   forgetAllKeys(); // the tail may skip what authors have published about their keys since the relay was asked
   close = subscribe(
     filters,
     {
       event: take,
+      end: () => overlap.clear(),
       // The relay does not know the cursor; after any other refusal `link` requests the subscription again unchanged.
       refused: ({ detail, cursor }) => {
         addGap({ from: lastAt, to: relayNow(), packets: null, why: detail === "log_reset" ? "the relay's log was put back to an older copy" : "the relay no longer knows this place" });
@@ -121,10 +133,7 @@ function tailFrom(filters: Filters): void {
 
 function take(event: Event): void {
   const row = rowOf(event);
-  if (overlap.size > 0) {
-    if (overlap.has(row.id)) return void overlap.delete(row.id);
-    if (row.receivedAt > lastAt) overlap.clear();
-  }
+  if (overlap.delete(row.id)) return;
   lastAt = row.receivedAt;
   if (IDENTITY_TYPES.includes(row.type)) forgetKeys(row.author);
   const isFull = arrived.length >= MOST_ROWS || arrivedCharacters > MOST_CHARACTERS;
@@ -198,7 +207,5 @@ export function jump(): void {
     behind.value = 0;
     addGap({ from, to: now, packets: null, why: "jumped to now" });
   });
-  // The packets of this second that are already here will arrive again.
-  overlap = new Set(rows.peek().flatMap((row) => (row.kind === "packet" && row.receivedAt >= now ? [row.id] : [])));
   tailFrom({ received_since: now });
 }

@@ -145,6 +145,34 @@ test("what others do with a packet is said to whoever waits for it", async () =>
   await outbox.stop(CLOSED);
 });
 
+test("what is removed is not sent any more, whether it waits for a connection or for its turn", async () => {
+  const inner = memoryOutbox();
+  let tell: (news: OutboxNews) => void = () => undefined;
+  const store: OutboxStore = { ...inner, watch: (heard) => ((tell = heard), () => undefined) };
+  let connect!: () => void;
+  const connected = new Promise<void>((resolve) => (connect = resolve));
+  const sent: string[] = [];
+  const outbox = new Outbox(store, async ({ packetId }, { signal }) => {
+    await connected;
+    signal?.throwIfAborted();
+    sent.push(packetId);
+    return published(packetId);
+  });
+  const queued = await Promise.all(packets.map((packet) => outbox.add(packet)));
+  outbox.start();
+  await new Promise((done) => setImmediate(done));
+  const [waiting, elsewhere, later, ...others] = [0, 1, 18, 2, 19].map((at) => packets[at]?.packetId as string) as [string, string, string, ...string[]];
+  await outbox.remove(waiting);
+  await inner.remove(elsewhere); // in another tab
+  tell({ kind: "removed", packetId: elsewhere });
+  await outbox.remove(later);
+  connect();
+  await Promise.all(queued.filter(({ packetId }) => others.includes(packetId)).map((each) => each.sent));
+  assert.deepEqual([waiting, elsewhere, later].filter((packetId) => sent.includes(packetId)), []);
+  assert.equal(sent.length, packets.length - 3);
+  await outbox.stop(CLOSED);
+});
+
 test("a store that fails for a while stops nothing", async (context) => {
   context.mock.method(console, "warn", () => undefined);
   const inner = memoryOutbox();

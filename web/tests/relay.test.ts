@@ -162,6 +162,22 @@ test("a relay that will not have us leaves the outbox to other tabs, and says so
   await relay.close();
 });
 
+test("what is removed from the outbox while there is no connection is not sent when there is one", async (context) => {
+  const world = new World();
+  const relay = await connect(URL, world.options());
+  context.after(() => relay.close());
+  world.isDown = true;
+  world.last.drop(1006);
+  await until(() => !relay.isConnected);
+  const [removed, kept] = [await relay.outbox.add(packets[0] as Packet), await relay.outbox.add(packets[1] as Packet)];
+  await until(() => relay.statistics.publishes === 1);
+  await relay.outbox.remove(removed.packetId);
+  await assert.rejects(removed.sent, { name: "OutboxError" });
+  world.isDown = false;
+  await until(() => world.sent("PUBLISH").length > 0);
+  assert.deepEqual(world.sent("PUBLISH").map(({ packet }) => (packet as { packet_id: string }).packet_id), [kept.packetId]);
+});
+
 test("the pauses between attempts grow, however long an attempt has taken", async (context) => {
   const world = new World();
   world.isMute = true;

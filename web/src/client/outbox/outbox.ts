@@ -80,6 +80,8 @@ export class Outbox {
   /** Refusals because this session may not publish, and until when nothing is sent because of them. */
   private readonly unwelcome = new Refusals(Math.random);
   private heldUntil: number | undefined;
+  /** The packets of the present round of sending, and what ends the sending of each if it is removed meanwhile. */
+  private round = new Map<string, AbortController>();
 
   /** @internal Made by `Relay`. */
   constructor(
@@ -144,10 +146,20 @@ export class Outbox {
     });
   }
 
-  /** Forget a packet, refused or waiting. The relay may have it, or may still receive it if it is on its way. */
+  /**
+   * Forget a packet, refused or waiting: it is not sent from now on. The relay may have it, or may still receive it if
+   * it is on its way.
+   */
   async remove(packetId: string): Promise<void> {
     await this.store.remove(packetId);
-    this.settle(packetId)?.reject(new OutboxError("the packet was removed"));
+    this.abandon(packetId);
+  }
+
+  /** Send a packet no more that was removed, here or in another tab. */
+  private abandon(packetId: string): void {
+    const reason = new OutboxError("the packet was removed");
+    this.round.get(packetId)?.abort(reason);
+    this.settle(packetId)?.reject(reason);
   }
 
   /** Send again at once: there is a new connection, or a session with a new budget. */
@@ -173,6 +185,7 @@ export class Outbox {
   /** @internal Stop sending, for this reason; waiting packets stay in the store. Idempotent. */
   async stop(reason: StrataError): Promise<void> {
     this.stopping.abort(reason);
+    for (const each of this.round.values()) each.abort(reason);
     this.stopWatching?.();
     this.wake();
     await this.draining;
@@ -225,6 +238,7 @@ export class Outbox {
     if (this.heldUntil !== undefined && now() >= this.heldUntil) this.heldUntil = undefined;
     for (const [name, until] of this.quietUntil) if (now() >= until) this.quietUntil.delete(name);
     const waiting = entries.filter((entry) => entry.refusal === undefined && !this.quietUntil.has(entry.packetId));
+    this.round = new Map(waiting.map(({ packetId }) => [packetId, new AbortController()]));
     for (let at = 0; at < waiting.length && this.heldUntil === undefined && !this.stopping.signal.aborted; at += AT_ONCE) {
       // Passed on in their order, which is the order of sending.
       const outcomes = await Promise.all(waiting.slice(at, at + AT_ONCE).map((entry) => this.sendOne(entry)));
@@ -236,16 +250,18 @@ export class Outbox {
   }
 
   private async sendOne({ packetId, canonical }: StoredEntry): Promise<Sending> {
-    const { signal } = this.stopping;
+    const { signal } = this.round.get(packetId) as AbortController;
+    if (signal.aborted) return "settled"; // it was removed since the round began
     try {
       const published = await this.send(Packet.read(canonical), { timeout: ATTEMPT_SECONDS, signal });
       await this.store.remove(packetId, published);
       this.settle(packetId)?.resolve(published);
     } catch (error) {
+      if (signal.aborted) return "settled";
       const isFinal = error instanceof InvalidPacket || (error instanceof RequestRefused && isForGood(error));
       const wait = (error as Partial<RequestRefused>).retryAfter ?? 0;
       if (wait > 0) this.quietUntil.set(packetId, now() + afterRetryAfter(wait, Math.random));
-      if (!signal.aborted && isFinal) return this.refuse(packetId, error);
+      if (isFinal) return this.refuse(packetId, error);
       if (wait > 0) return "quiet";
       return isForWantOfSession(error) ? "unwelcome" : "left";
     }
@@ -272,7 +288,7 @@ export class Outbox {
   private hear(news: OutboxNews): void {
     if (news.kind === "added") this.ring();
     else if (news.kind === "sent") this.settle(news.published.packetId)?.resolve(news.published);
-    else if (news.kind === "removed") this.settle(news.packetId)?.reject(new OutboxError("the packet was removed"));
+    else if (news.kind === "removed") this.abandon(news.packetId);
     else this.heed(news.packetId, news.refusal);
   }
 

@@ -409,6 +409,25 @@ for (const [why, refusal] of [
   });
 }
 
+test("a tab whose session may not publish leaves its turn to another one", async (context) => {
+  const inner = memoryOutbox();
+  let last: Promise<void> = Promise.resolve();
+  const store: OutboxStore = {
+    ...inner,
+    exclusively: (drain) => (last = last.then(drain)), // in the order of asking, as the browser's locks
+  };
+  const anonymous = new Outbox(store, () => Promise.reject(new RequestRefused("unauthenticated", "who?")));
+  const member = new Outbox(store, async ({ packetId }) => published(packetId));
+  for (const each of [anonymous, member]) {
+    each.start();
+    context.after(() => each.stop(CLOSED));
+  }
+  const { packetId, sent } = await member.add(packets[0] as never);
+  anonymous.wake(); // it is its turn
+  const late = new Promise<Published>((_, reject) => setTimeout(reject, 1000, new Error("nobody sends it")));
+  assert.equal((await Promise.race([sent, late])).packetId, packetId);
+});
+
 test("files of a killed program are whole or none, and private", async () => {
   const place = await folder();
   const store = fileOutbox(place);

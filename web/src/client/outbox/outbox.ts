@@ -5,7 +5,7 @@
  * program, until the relay acknowledges it or refuses it permanently. The store has the canonical text, and the same
  * text is sent every time: a packet is never signed again. Sending it again is safe, because a relay stores a packet
  * once and answers `duplicate` to further copies. If several tabs share a store, one of them sends at a time, provided
- * that the browser has locks.
+ * that the browser has locks. A tab whose session may not publish leaves its turn to the others.
  */
 
 import { InvalidPacket, MissingCapability, OutboxError, RequestRefused, type StrataError } from "../protocol/errors.js";
@@ -72,8 +72,10 @@ export class Outbox {
   private readonly stopping = new AbortController();
   private draining: Promise<void> | undefined;
   private stopWatching: (() => void) | undefined;
-  /** Wakes the sending loop; undefined while this tab does not send. */
-  private bell: (() => void) | undefined;
+  /** Whether it is this tab's turn to send. */
+  private isSending = false;
+  /** Wakes the sending loop where it pauses. */
+  private bell: () => void = () => undefined;
   private hasRung = false;
   /** The times before which the relay does not want to receive a packet again (R-338). */
   private readonly quietUntil = new Map<string, number>();
@@ -125,7 +127,7 @@ export class Outbox {
 
   /** Look for a refusal in the store: a tab that sends reports it once, perhaps before the packet was added here. */
   private async lookFor(packetId: string): Promise<void> {
-    while (this.bell === undefined && this.awaited.has(packetId)) {
+    while (!this.isSending && this.awaited.has(packetId)) {
       try {
         const found = (await this.store.list()).find((entry) => entry.packetId === packetId);
         return this.heed(packetId, found?.refusal);
@@ -172,14 +174,14 @@ export class Outbox {
 
   private ring(): void {
     this.hasRung = true;
-    this.bell?.();
+    this.bell();
   }
 
   /** @internal Begin to send waiting packets. */
   start(): void {
     if (this.draining !== undefined || this.stopping.signal.aborted) return;
     this.stopWatching = this.store.watch((news) => this.hear(news));
-    this.draining = this.store.exclusively(() => this.drain(), this.stopping.signal).catch(this.warn);
+    this.draining = this.takeTurns();
   }
 
   /** @internal Stop sending, for this reason; waiting packets stay in the store. Idempotent. */
@@ -198,10 +200,20 @@ export class Outbox {
     if (refusal !== undefined) this.settle(packetId)?.reject(new RequestRefused(refusal.code, refusal.reason));
   }
 
-  private async drain(): Promise<void> {
-    this.bell = () => undefined; // from now on this tab sends, as long as it lives
+  /** Send whenever it is this tab's turn. The turn lasts as long as the tab, unless its session may not publish. */
+  private async takeTurns(): Promise<void> {
     const { signal } = this.stopping;
     while (!signal.aborted) {
+      let seconds = RETRY_SECONDS;
+      await this.store.exclusively(async () => void (seconds = await this.drain()), signal).catch(this.warn);
+      if (!signal.aborted) await this.pause(seconds);
+    }
+  }
+
+  /** Send what waits, until stopped or not welcome. Returns for how many seconds to wait for the next turn. */
+  private async drain(): Promise<number> {
+    this.isSending = true;
+    for (;;) {
       this.hasRung = false;
       let isSomeLeft = true; // a store that fails now may work later, for example if the browser closed the database
       try {
@@ -209,7 +221,12 @@ export class Outbox {
       } catch (error) {
         this.warn(error);
       }
-      if (!signal.aborted) await this.pause(isSomeLeft ? RETRY_SECONDS : this.nextAt() - now());
+      const seconds = isSomeLeft ? RETRY_SECONDS : this.nextAt() - now();
+      if (this.stopping.signal.aborted || this.heldUntil !== undefined) {
+        this.isSending = false;
+        return seconds;
+      }
+      await this.pause(seconds);
     }
   }
 

@@ -323,6 +323,44 @@ test("two receivers of one subscription are told so, and closing wakes the first
   await relay.close();
 });
 
+test("who aborts a reading is told why, and the relay that it is over", async (context) => {
+  const world = new World();
+  world.answer = endHistory;
+  const relay = await connect(URL, world.options({ resolveKeys: false }));
+  context.after(() => relay.close());
+  const leaving = new AbortController();
+  const subscription = relay.subscribe({ signal: leaving.signal });
+  await until(() => world.sent("SUBSCRIBE").some((frame) => frame["gapless"] === true));
+  for (const [at, packet] of packets.slice(0, 3).entries()) world.last.event(packet, 0, `${at}`);
+  assert.equal((await subscription.next()).value?.packet.packetId, packets[0]?.packetId);
+  leaving.abort(new Error("enough")); // in a loop's body
+  await assert.rejects(subscription.next(), { message: "enough" });
+  assert.equal((await subscription.next()).done, true);
+  const { subscription_id } = world.sent("SUBSCRIBE").at(-1) as Frame;
+  assert.equal(world.sent("UNSUBSCRIBE").at(-1)?.subscription_id, subscription_id);
+
+  const stopping = new AbortController();
+  const loop = assert.rejects(async () => {
+    for await (const _ of relay.subscribe({ signal: stopping.signal }));
+  }, { name: "AbortError" });
+  const { signal } = new AbortController();
+  const leave = context.mock.method(signal, "removeEventListener");
+  for await (const _ of relay.fetch({ signal }));
+  assert.equal(leave.mock.callCount(), 1, "a signal that lives on is not held");
+  stopping.abort();
+  await loop;
+  const asked = world.sent("SUBSCRIBE").length;
+  assert.throws(() => relay.subscribe({ signal: stopping.signal }), { name: "AbortError" });
+  world.answer = () => undefined;
+  await assert.rejects(relay.get(packets[0]?.packetId as string, { signal: stopping.signal }), { name: "AbortError" });
+  assert.equal(world.sent("SUBSCRIBE").length, asked);
+  const searching = new AbortController();
+  const found = assert.rejects(relay.get(packets[0]?.packetId as string, { signal: searching.signal }), { name: "AbortError" });
+  await until(() => world.sent("SUBSCRIBE").length > asked);
+  searching.abort();
+  await found;
+});
+
 test("a search and a loop end in time, though the keys do not come", async (context) => {
   const world = new World();
   world.answer = (frame, socket) => {
@@ -539,7 +577,8 @@ test("what a program passes wrongly is refused at once, by its name", async () =
     limit: "3",
     order: "up",
     onLogReset: 5,
-    signal: AbortSignal.abort(),
+    signal: "now",
+    cancel: AbortSignal.abort(),
   };
   for (const [name, value] of Object.entries(wrong)) {
     assert.throws(() => relay.fetch({ [name]: value }), { name: "TypeError", message: new RegExp(name) });
@@ -551,6 +590,7 @@ test("what a program passes wrongly is refused at once, by its name", async () =
   for (const timeout of ["5", Number.NaN]) {
     await assert.rejects(relay.publish(packet, { timeout: timeout as never }), { name: "TypeError", message: /timeout/ });
   }
+  await assert.rejects(relay.publish(packet, { signal: 5 as never }), { name: "TypeError", message: /signal/ });
   for (const timeout of [0, -1]) {
     await assert.rejects(relay.publish(packet, { timeout }), { name: "RequestTimeout", message: new RegExp(`within ${timeout} s`) });
   }

@@ -9,7 +9,7 @@ import { isContentId } from "../protocol/packets.js";
 
 const TIMES = ["since", "until", "receivedSince", "receivedUntil", "cursorFallbackSince"];
 const LISTS = ["authors", "types", "packetIds"];
-const OPTIONS = [...TIMES, ...LISTS, "cursor", "order", "limit", "live", "onLogReset"];
+const OPTIONS = [...TIMES, ...LISTS, "cursor", "order", "limit", "live", "onLogReset", "signal"];
 
 /** Throw `TypeError` for options of a subscription that do not exist, or that no relay could serve. */
 export function checkSelection(options: object): void {
@@ -19,7 +19,7 @@ export function checkSelection(options: object): void {
     if (TIMES.includes(name)) check(name, value, Number.isSafeInteger(value), "Unix seconds as a whole number");
     if (LISTS.includes(name)) check(name, value, isText(value) || isTexts(value), "a string, or several in an array");
   }
-  const { authors, packetIds, cursor, order, limit, live, onLogReset } = options as Readonly<Record<string, unknown>>;
+  const { authors, packetIds, cursor, order, limit, live, onLogReset, signal } = options as Readonly<Record<string, unknown>>;
   for (const author of asArray(authors)) check("authors", author, isDid(author), "DIDs, as did:strata:z6Mk…");
   for (const id of asArray(packetIds)) check("packetIds", id, isContentId(id), "packet ids: 0x and 64 hex digits in lower case");
   check("cursor", cursor, isText(cursor ?? ""), "a string");
@@ -28,6 +28,13 @@ export function checkSelection(options: object): void {
   if (limit !== undefined && (limit as number) < 1) throw new TypeError("limit must be at least 1");
   check("live", live, typeof (live ?? true) === "boolean", "true or false");
   check("onLogReset", onLogReset, typeof (onLogReset ?? check) === "function", "a function of a LogReset");
+  checkSignal(signal);
+}
+
+/** Throw `TypeError` unless this is undefined, null or a signal, which may be of another window. */
+export function checkSignal(signal: unknown): void {
+  const { aborted } = (signal ?? { aborted: false }) as { aborted?: unknown };
+  check("signal", signal, typeof aborted === "boolean", "an AbortSignal");
 }
 
 /** Throw `TypeError` unless this is a packet. */

@@ -13,7 +13,7 @@ import { Packet } from "../protocol/packets.js";
 import { restore } from "../protocol/provenance.js";
 import type { Moderated } from "../protocol/wire.js";
 import { after } from "../timers.js";
-import { checkPacket, checkPacketId, checkTimeout } from "./arguments.js";
+import { checkPacket, checkPacketId, checkSignal, checkTimeout } from "./arguments.js";
 import { Driver, type WebSocketConstructor } from "./driver.js";
 import { KeyFetcher } from "./keyfetch.js";
 import { type Anchors, KeyRing } from "./keyring.js";
@@ -168,6 +168,7 @@ export class Relay {
     this.driver.checkOpen();
     checkPacket(packet);
     checkTimeout(options.timeout);
+    checkSignal(options.signal);
     const timeout = options.timeout ?? this.options.publishTimeout;
     const deadline = this.driver.now() + timeout;
     await this.takeTurn(timeout, packet.packetId, options.signal);
@@ -204,11 +205,13 @@ export class Relay {
    * Read stored packets that match and then, with `live` (the default), new ones.
    *
    * The request is sent at once. Throws `TypeError` for options that no relay could serve, `Closed`,
-   * `ConnectionFailed`.
+   * `ConnectionFailed`, and the reason of a signal that has aborted already.
    */
   subscribe(options: SubscribeOptions = {}): Subscription {
     this.driver.checkOpen();
-    return new Subscription(this.driver, new Query(options), this.options, this.keys, options.onLogReset);
+    const query = new Query(options);
+    options.signal?.throwIfAborted();
+    return new Subscription(this.driver, query, this.options, this.keys, options);
   }
 
   /** Read stored packets that match, at most `limit`, page by page; ends when there are no more. */
@@ -220,12 +223,12 @@ export class Relay {
    * Return the packet with this id, or undefined if the relay does not have it.
    *
    * If the relay lacks the `packet_ids` extension, its history is read until the packet is found: pass `authors`,
-   * `since` and `until` to narrow the search. Rejects with `RequestTimeout`, and what iterating a subscription rejects
-   * with.
+   * `since` and `until` to narrow the search. Rejects with `RequestTimeout`, what iterating a subscription rejects with,
+   * and the reason of `signal` once that aborts.
    */
   async get(
     packetId: string,
-    options: { authors?: readonly string[] | string; since?: number; until?: number; timeout?: number } = {},
+    options: { authors?: readonly string[] | string; since?: number; until?: number; timeout?: number; signal?: AbortSignal } = {},
   ): Promise<Delivery | undefined> {
     checkPacketId(packetId);
     checkTimeout(options.timeout);

@@ -6,7 +6,7 @@ import { authorOf, type Candidate, Inspector, KEYS_WANTED } from "./inspection.j
 import { type KeyFetcher, MAX_AUTHORS } from "./keyfetch.js";
 import type { Options } from "./options.js";
 import type { Stream } from "./stream.js";
-import type { Delivery, LogReset, Query } from "./values.js";
+import type { Delivery, FetchOptions, LogReset, Query } from "./values.js";
 
 /** Milliseconds of checking before other tasks get their turn: a page must not freeze. */
 const TURN_MS = 8;
@@ -23,6 +23,9 @@ export class Subscription implements AsyncIterableIterator<Delivery> {
   private candidate: Candidate | undefined; // taken, but not judged before its author's keys have arrived
   private isReceiving = false;
   private isClosed = false;
+  private isAborted = false;
+  private readonly signal: AbortSignal | undefined;
+  private readonly onLogReset: (reset: LogReset) => void;
   private arrived: () => void = () => undefined;
   private closed: () => void = () => undefined;
   private turnEndsAt = 0;
@@ -34,11 +37,14 @@ export class Subscription implements AsyncIterableIterator<Delivery> {
     readonly query: Query,
     options: Options,
     private readonly keys: KeyFetcher,
-    private readonly onLogReset: (reset: LogReset) => void = warn,
+    { onLogReset = warn, signal }: FetchOptions = {},
   ) {
+    this.onLogReset = onLogReset;
+    this.signal = signal ?? undefined;
     const ring = options.resolveKeys ? keys.ring : undefined;
     this.inspector = new Inspector(query, options, driver.core.statistics, ring);
     this.stream = driver.subscribe(query, () => this.arrived());
+    this.signal?.addEventListener("abort", this.abort);
   }
 
   [Symbol.asyncIterator](): this {
@@ -50,7 +56,7 @@ export class Subscription implements AsyncIterableIterator<Delivery> {
    *
    * Rejects with `RequestRefused` if the relay refuses the subscription permanently, `MissingCapability` if it does not
    * let the authenticated session subscribe, `RequestTimeout` if promised history or an author's keys do not arrive,
-   * `ConnectionFailed`, and `Closed`. An error that ends the subscription is thrown only after the packets that had
+   * `ConnectionFailed`, `Closed`, and the reason of the option `signal` once that aborts. An error that ends the subscription is thrown only after the packets that had
    * arrived were delivered. A failure to fetch keys loses no packet: the next call continues.
    */
   async next(): Promise<IteratorResult<Delivery, undefined>> {
@@ -67,6 +73,7 @@ export class Subscription implements AsyncIterableIterator<Delivery> {
   /** End at once: iteration stops and packets that have arrived are dropped. Idempotent. */
   close(): void {
     this.isClosed = true;
+    this.forgetSignal();
     this.end();
     this.arrived();
     this.closed();
@@ -81,6 +88,16 @@ export class Subscription implements AsyncIterableIterator<Delivery> {
   return(): Promise<IteratorResult<Delivery, undefined>> {
     this.close();
     return Promise.resolve({ done: true, value: undefined });
+  }
+
+  private readonly abort = (): void => {
+    this.isAborted = true;
+    this.close();
+  };
+
+  /** A signal may outlive many subscriptions. */
+  private forgetSignal(): void {
+    this.signal?.removeEventListener("abort", this.abort);
   }
 
   private async receive(): Promise<Delivery | undefined> {
@@ -102,6 +119,7 @@ export class Subscription implements AsyncIterableIterator<Delivery> {
           if (verdict !== undefined) return verdict;
         }
       } else if (this.stream.phase === "ended") {
+        this.forgetSignal();
         const error = this.stream.error;
         this.stream.error = undefined; // thrown once
         if (error !== undefined) throw error;
@@ -114,6 +132,10 @@ export class Subscription implements AsyncIterableIterator<Delivery> {
         await new Promise<void>((resolve) => after(0, resolve));
         this.turnEndsAt = performance.now() + TURN_MS;
       }
+    }
+    if (this.isAborted) {
+      this.isAborted = false; // thrown once
+      throw this.signal?.reason;
     }
     return undefined;
   }

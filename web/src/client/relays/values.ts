@@ -101,6 +101,8 @@ export interface FetchOptions extends PacketSelection {
   readonly cursorFallbackSince?: number | undefined;
   /** Called when the relay's log has lost its end; what it throws, iteration throws. By default a warning is logged. */
   readonly onLogReset?: (reset: LogReset) => void;
+  /** Aborting ends the reading at once, as `Subscription.close` does; iteration then throws the signal's reason. */
+  readonly signal?: AbortSignal | undefined;
 }
 
 /** Which packets to read, from where, and whether to continue with new ones. */

@@ -118,6 +118,27 @@ test("a message that a channel's store has already is kept once, and the place b
   browser.closeAll(false);
 });
 
+test("a channel's store that is opened again before it is closed is released by each closing", async (context) => {
+  const browser = new Browser();
+  let last: Promise<unknown> = Promise.resolve();
+  const locks = { request: (_: string, __: object, act: () => Promise<void>) => (last = last.then(act)) };
+  const before = Object.getOwnPropertyDescriptor(globalThis, "navigator");
+  Object.defineProperty(globalThis, "navigator", { value: { locks }, configurable: true });
+  context.after(() => Object.defineProperty(globalThis, "navigator", before ?? { value: undefined, configurable: true }));
+  const store = indexedDbChannelStore("test");
+  await store.open(never);
+  const again = store.open(never); // as when a part of a page is made anew before the old one has gone
+  await new Promise((done) => setImmediate(done));
+  store.close();
+  const late = new Promise<never>((_, reject) => setTimeout(reject, 1000, new Error("it waits for ever")));
+  await Promise.race([again, late]);
+  await store.add(message("a"));
+  store.close();
+  const other = await Promise.race([indexedDbChannelStore("test").open(never), late]);
+  assert.deepEqual(other.messages.map(({ id }) => id), ["a"]);
+  browser.closeAll(false);
+});
+
 test("a channel's store keeps the horizon of what it has forgotten", async () => {
   const browser = new Browser();
   for (const store of [indexedDbChannelStore("test"), memoryChannelStore()]) {

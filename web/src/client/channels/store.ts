@@ -147,11 +147,11 @@ export function indexedDbChannelStore(name: string): ChannelStore {
     async open(signal) {
       await new Promise<void>((resolve, reject) => {
         if (globalThis.navigator?.locks === undefined) return resolve();
-        const held = new Promise<void>((done) => (release = done));
         navigator.locks
           .request(full, { signal }, () => {
             resolve();
-            return held;
+            // Only now: until then `close` releases what an earlier `open` holds.
+            return new Promise<void>((done) => (release = done));
           })
           .catch(reject);
       });

@@ -41,7 +41,10 @@ function useElements(seen: readonly Row[]): Map<string, number> {
   return held.current;
 }
 
-/** A list in which new rows appear at the top; if it is scrolled down, the rows in view stay in view. */
+/**
+ * A list in which new rows appear at the top. If it is scrolled down, or a row has the focus, the rows in view stay in
+ * view: a row that is not drawn any more would lose the focus.
+ */
 export function PacketList({ rows, label }: { rows: readonly Row[]; label: string }): JSX.Element {
   const box = useRef<HTMLDivElement>(null);
   const height = useRowHeight();
@@ -58,19 +61,21 @@ export function PacketList({ rows, label }: { rows: readonly Row[]; label: strin
     if (box.current !== null) watch.observe(box.current);
     return () => watch.disconnect();
   }, []);
+  // `view` is the position after the last scroll: reading it from the box would force a layout during drawing.
+  const anchor = before.current === rows ? undefined : before.current[0];
+  const isHeld = view.top > 0 || document.activeElement?.closest(".list .row") != null;
+  const added = anchor !== undefined && isHeld ? Math.max(0, rows.indexOf(anchor)) * height : 0;
   useLayoutEffect(() => {
-    const at = box.current;
-    const anchor = before.current[0];
-    // `view` is the position after the last scroll: reading it from the box would force a layout during drawing.
-    if (at !== null && anchor !== undefined && view.top > 0 && before.current !== rows) {
-      const added = rows.indexOf(anchor);
-      if (added > 0) at.scrollTop += added * height;
+    if (box.current !== null && added > 0) {
+      box.current.scrollTop += added;
+      look();
     }
     before.current = rows;
   }, [rows, height]);
 
-  const first = Math.max(0, Math.floor(view.top / height) - SPARE);
-  const last = Math.min(rows.length, Math.ceil((view.top + view.size) / height) + SPARE);
+  const top = view.top + added;
+  const first = Math.max(0, Math.floor(top / height) - SPARE);
+  const last = Math.min(rows.length, Math.ceil((top + view.size) / height) + SPARE);
   const seen = rows.slice(first, last);
   const elements = useElements(seen);
   useEffect(() => check(seen), [seen[0], seen.at(-1), seen.length, unable.value]);

@@ -524,6 +524,27 @@ test("what is read on and on and is refused, whatever for, is told and asked for
   assert.equal(link.refused.value, null);
 });
 
+test("a limit is told for as long as something waits for its end", (context) => {
+  let socket = connected(context.mock);
+  const live = link.subscribe({ types: ["L"] }, { event: () => undefined }, { gapless: true });
+  const event = { type: "EVENT", subscription_id: (socket.asked(true).at(-1) as Frame).subscription_id, packet: {}, received_at: 1, cursor: "c" };
+  const close = link.subscribe({ types: ["X"] }, { event: () => undefined });
+  const { subscription_id } = socket.asked().at(-1) as Frame;
+  const limit = { type: "ERROR", code: "rate_limited", reason: "slow", retry_after: 60, subscription_id };
+  socket.says(limit);
+  socket.says(event);
+  assert.ok(link.limitedUntil.value > Date.now() + 59_000, "what is live already says nothing about limits");
+  link.reconnect(); // the budget belonged to the session
+  socket = Socket.last.open();
+  socket.says({ type: "END_OF_HISTORY", subscription_id, complete: true, cursor: null });
+  assert.equal(link.limitedUntil.value, 0);
+  socket.says(limit);
+  assert.ok(link.limitedUntil.value > 0);
+  close();
+  assert.equal(link.limitedUntil.value, 0, "nobody waits");
+  live();
+});
+
 test("a relay's figures are asked for one after the other, and for no longer than they are worth", async (context) => {
   connected(context.mock);
   const signals: AbortSignal[] = [];

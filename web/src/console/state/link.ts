@@ -69,6 +69,8 @@ interface Open {
   /** The refusals since the last message for this subscription. */
   readonly refusals: Refusals;
   due?: ReturnType<typeof setTimeout>;
+  /** Whether `limitedUntil` is about this subscription. */
+  isLimited?: boolean;
 }
 
 interface Asked {
@@ -262,6 +264,8 @@ function settle(message: Message): void {
 /** Note that the relay serves this subscription: earlier refusals no longer count. */
 function granted(subscription: Open): void {
   if (subscription.gapless) refused.value = null;
+  if (subscription.isLimited === true) limitedUntil.value = 0;
+  subscription.isLimited = false;
   subscription.refusals.over();
 }
 
@@ -276,6 +280,7 @@ function refusedSubscription(subscription: Open, error: Message): void {
   // taker knows where to start again.
   if (isLimit || (subscription.gapless && error.code !== "invalid_cursor")) {
     const wait = 1000 * subscription.refusals.another(error.retry_after);
+    subscription.isLimited = isLimit;
     if (isLimit) limitedUntil.value = Date.now() + wait;
     else refused.value = { code: error.code ?? "", reason: error.reason ?? "" };
     waiting.add(subscription.id);

@@ -1,1 +1,0 @@
-import{a,b,c,d}from"./part-7a95fa68e8d34ca3.js";import"./part-757d0b7ef3672980.js";import"./part-514bab519345e5c8.js";import"./part-bcee17b889d790ad.js";import"./part-927041e393164ff4.js";import"./part-e0676603bb421531.js";export{b as beginOutbox,d as discard,a as items,c as put};

@@ -463,7 +463,7 @@ def test_a_column_that_some_readers_take_for_another_is_a_fault(tmp_path, root, 
     false = pa.array(rows[name.lower()].to_pylist()[::-1], rows[name.lower()].type)
     pq.write_table(rows.add_column(0, name, false), path)
     if name == "BODY":
-        found = duckdb.sql(f"SELECT body FROM read_parquet('{path}')").fetchall()
+        found = duckdb.execute(f"SELECT body FROM read_parquet('{path}')").fetchall()
         assert [body for (body,) in found] == false.to_pylist()
     assert "unreadable" in {fault.reason for fault in file_faults(Lake.open(lake))}
 

@@ -141,7 +141,7 @@ async def test_what_this_relay_has_erased_does_not_come_back(pair: Federated):
 @pytest.mark.req("R-113", "R-373")
 async def test_what_repeats_another_packet_here_is_not_requested_again_and_again(pair: Federated):
     author = new_identity()
-    inner = {
+    inner: dict[str, Any] = {
         "attestation_id": "0x01",
         "attestor_id": author.did,
         "target_packet": "0x" + "a" * 64,
@@ -150,10 +150,10 @@ async def test_what_repeats_another_packet_here_is_not_requested_again_and_again
         "issued_at": 1,
     }
     inner["signature"] = f"0x{author.sign(canonical.encode(inner)).hex()}"
-    content = {"type": "ATTESTATION", "target_packet": inner["target_packet"], "attestation": inner}
+    content: dict[str, Any] = {"target_packet": inner["target_packet"], "attestation": inner}
     for name, age in (("a", 500), ("b", 400)):  # the same attestation, in two packets
         async with open_client(pair[name].ws) as client:
-            answer = await client.publish(make(author, age=age, **content))
+            answer = await client.publish(make(author, type="ATTESTATION", age=age, **content))
             assert "duplicate" not in answer, answer
     found = await reconciled(pair)  # by its end, a second or two later, what was not taken is recorded
     found = await reconciled(pair)

@@ -7,7 +7,7 @@ import pytest
 from msgspec.structs import replace
 
 from relayd.store import LogQuery, Outcome, Store
-from relayd.store.peers import PeerStore, register_peers
+from relayd.store.peers import PeerComparison, PeerStore, register_peers
 from relayd.store.types import PeerMark, StoreUnavailable
 
 NOW = 1_790_000_000
@@ -205,7 +205,7 @@ async def test_one_comparison_answers_requests_that_wait_together_and_covers_wha
     async def since(*asked: int | None) -> int | None:
         for each in asked:
             number = await table.ask_comparison(HERE[0], each)
-        found = (await table.comparisons())[peer]
+        found: PeerComparison = (await table.comparisons())[peer]
         assert found.asked == number
         await table.compared(peer, {}, done=number, equal_at=None)
         return found.asked_since

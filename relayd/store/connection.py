@@ -54,7 +54,9 @@ _OURS: Final = {
 deadlines: a general limit would end the writer's session in each quiet hour, and each new session begins a
 term; it would fail batches, and interrupt migrations. A transaction that waits for the lock of the log must
 see what was appended meanwhile, so transactions are `read committed` unless they choose another level
-themselves."""
+themselves. `transaction_timeout` belongs here too, but servers before version 17 refuse a session that names
+it: it is set afterwards."""
+_HAS_TRANSACTION_TIMEOUT: Final = (17,)
 
 _ARRAYS: Final = [
     {
@@ -182,7 +184,7 @@ async def connect(
                     # Bodies make the arguments of statements large, never their text; all our statements fit.
                     statement_cache_size=256,
                 )
-                connection.get_settings().register_data_types(_ARRAYS)
+                await _prepare(connection, connect_timeout / len(servers))
                 return connection
         except ValueError:  # the driver quotes a part of the URL, which may be part of a password
             raise StoreError("the database URL cannot be used: a host or a port is none") from None
@@ -191,6 +193,17 @@ async def connect(
                 raise
             said.append(str(error))
     raise StoreUnavailable(f"none of {len(servers)} servers: {'; '.join(said)}")
+
+
+async def _prepare(connection: asyncpg.Connection[Any], timeout: float) -> None:
+    try:
+        connection.get_settings().register_data_types(_ARRAYS)
+        if connection.get_server_version() >= _HAS_TRANSACTION_TIMEOUT:
+            async with deadline(connection, timeout):
+                await connection.execute("SET transaction_timeout = 0")
+    except BaseException:
+        connection.terminate()
+        raise
 
 
 class Payer(Hashable, Protocol):

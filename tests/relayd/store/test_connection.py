@@ -200,7 +200,7 @@ async def test_a_url_that_is_none_is_said_without_its_parts(url):
     assert "hunter2" not in str(raised.value)
 
 
-LIMITS = ("idle_session", "idle_in_transaction_session", "statement", "lock")
+LIMITS = ("idle_session", "idle_in_transaction_session", "statement", "lock", "transaction")
 
 
 async def test_limits_of_a_session_are_ours_whatever_the_database_has_for_everybody(database):
@@ -213,9 +213,9 @@ async def test_limits_of_a_session_are_ours_whatever_the_database_has_for_everyb
         for pool in store._pools:
             async with pool.lease() as connection:
                 shown = [await connection.fetchval(f"SHOW {limit}_timeout") for limit in LIMITS]
-            assert shown == ["0", "0", "3001ms", "0"]
+            assert shown == ["0", "0", "3001ms", "0", "0"]
     connection = await connect(database, name="test", connect_timeout=LONG)
-    assert [await connection.fetchval(f"SHOW {limit}_timeout") for limit in LIMITS] == ["0"] * 4
+    assert [await connection.fetchval(f"SHOW {limit}_timeout") for limit in LIMITS] == ["0"] * 5
     await connection.close()
 
 

@@ -146,17 +146,27 @@ async def resume_point(path: Path, store: _Log) -> int:
 
     Lines at the end that name no packet are also cut off, and will be written again: those of damaged rows,
     and of empty ones without a tombstone. Raises ValueError if the file's last packet is not in this store,
-    so that two logs never mix, or if the file is not an export; then the file stays as it is.
+    or not at the same place, so that two logs never mix, or if the file is not an export; then the file stays
+    as it is.
     """
     after = end = 0
     is_export = _is_empty_or_begun(path)
     for line, up_to in _whole_lines(path):
-        packet_id = _name_of(line)
-        if packet_id is not None:
+        last = _place_of(line)
+        if last is not None:
+            packet_id, received_at = last
             place = (await store.find([packet_id])).get(packet_id)
             if place is None:
                 raise ValueError(f"{path}: its last packet is not in this database; export into another file")
             after, end, is_export = place[0], up_to, True
+            # Retention may have removed the row. If it is there with another time, the log has lost the
+            # packet since and got it back, and others that are not in the file may be before it.
+            row = await store.tail(after - 1, after, 1)
+            if row and row[0].received_at != received_at:
+                raise ValueError(
+                    f"{path}: its last packet has another place in this database, whose log has lost its end"
+                    " since; export into another file"
+                )
             break
         is_export = line.startswith(_NAMELESS)
         if not line.startswith(_BEGINNINGS):
@@ -271,11 +281,12 @@ def _whole_lines(path: Path) -> Iterator[tuple[bytes, int]]:
             stop = begin
 
 
-def _name_of(line: bytes) -> bytes | None:
-    """The id of the packet in a line of an export; None if the line names none."""
+def _place_of(line: bytes) -> tuple[bytes, int] | None:
+    """The id of the packet in a line of an export, and its time of receipt; None if the line names none."""
     try:
         exported = _DECODER.decode(line)
-        return _erased_id(exported) or Packet.read(exported.packet).digest
+        packet_id = _erased_id(exported) or Packet.read(exported.packet).digest
+        return packet_id, exported.received_at
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError, InvalidInput):
         return None
 

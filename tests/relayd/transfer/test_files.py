@@ -442,6 +442,21 @@ async def test_two_logs_never_mix_in_one_file(identity, tmp_path):
         await resume_point(path, store)
 
 
+async def test_an_export_does_not_go_on_behind_a_packet_that_was_lost_and_came_back(identity, tmp_path):
+    """The log has lost its end since, and what it stored before that packet came back is not in the file."""
+    path, store, later = tmp_path / "log.jsonl", MemoryStore(), MemoryStore()
+    kept, lost, new = (packet(identity, number) for number in range(3))
+    await bring_in(store, line(kept, NOW) + line(lost, NOW + 1))
+    with path.open("wb") as file:
+        await export_log(store, file)
+    await bring_in(later, line(kept, NOW) + line(new, NOW + 50))
+    back = msgspec.structs.replace(_new(lost), witnessed_at=NOW + 1, ingest_peer=1)
+    await later.append([back], NOW + 60)
+    with pytest.raises(ValueError, match="lost its end"):
+        await resume_point(path, later)
+    assert path.read_bytes() == line(kept, NOW) + line(lost, NOW + 1)
+
+
 @pytest.mark.parametrize(
     "body",
     [

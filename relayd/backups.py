@@ -36,7 +36,7 @@ from relayd.postgres.binaries import find_binaries, server_owner
 from relayd.postgres.durable import make_durable
 from relayd.postgres.embedded import is_abandoned
 from relayd.store import Store
-from relayd.store.counting import count_log, log_end, packets_beyond, reload_server
+from relayd.store.counting import count_log, log_end, packets_beyond, reload_server, system_identifier
 from relayd.store.hosts import authority_of, each_server
 from relayd.store.migrate import migrate
 from relayd.store.types import StoreError
@@ -170,10 +170,13 @@ async def follow(url: str, backup: Path) -> None:
     """Write the WAL of the server at `url` into a backup continuously, so that every moment can be restored.
 
     Continues where it stopped before. It ends only with an error: `BackupFailed` if the server has stopped,
-    or has removed WAL that is not here yet (then make a new backup). Cancelling stops it; what was written is
-    kept.
+    is not the one that was backed up, or has removed WAL that is not here yet (then make a new backup).
+    Cancelling stops it; what was written is kept.
     """
     _read_record(backup)
+    if await system_identifier(url) not in (None, _copied_identifier(backup)):
+        # pg_receivewal does not look, and none of that WAL could be replayed.
+        raise BackupFailed(f"{backup} is of another server than this one: make a new backup")
     await asyncio.to_thread(_begin_wal, backup)
     plain, password = _without_password(url)
     await _run(
@@ -181,6 +184,15 @@ async def follow(url: str, backup: Path) -> None:
         password=password,
     )  # fmt: skip
     raise BackupFailed("pg_receivewal has ended: the server has stopped")
+
+
+def _copied_identifier(backup: Path) -> int:
+    """The system identifier of the server that was backed up, with which PostgreSQL's control file begins."""
+    try:
+        with (backup / _BASE / "global" / "pg_control").open("rb") as file:
+            return int.from_bytes(file.read(8), sys.byteorder, signed=True)
+    except OSError as error:
+        raise BackupFailed(f"the backup is damaged: {error}") from None
 
 
 def _begin_wal(backup: Path) -> None:

@@ -15,7 +15,15 @@ from strata.protocol.packets import Packet
 
 from relayd.store.connection import connected
 
-__all__ = ["Counted", "LogEnd", "count_log", "log_end", "packets_beyond", "reload_server"]
+__all__ = [
+    "Counted",
+    "LogEnd",
+    "count_log",
+    "log_end",
+    "packets_beyond",
+    "reload_server",
+    "system_identifier",
+]
 
 _PAGE: Final = 2000
 _NAME: Final = "relayd backup"
@@ -38,6 +46,8 @@ SELECT coalesce(sum(last - places), 0)::bigint FROM days
 # alone do not show where a day ends: the duplicate index also counts and, for the last day, the head.
 _ROWS: Final = "SELECT sequence, packet_id, body FROM packets WHERE sequence > $1 ORDER BY sequence LIMIT $2"
 _BURIED: Final = "SELECT count(*) FROM tombstones WHERE packet_id = ANY ($1::bytea[])"
+_MAY_ASK: Final = "SELECT has_function_privilege('pg_control_system()', 'EXECUTE')"
+_SYSTEM: Final = "SELECT system_identifier FROM pg_control_system()"
 _BEYOND: Final = "SELECT count(*) FROM packets WHERE sequence > $1"
 
 
@@ -97,6 +107,16 @@ async def reload_server(url: str) -> None:
     """Make the server reload its configuration files. Raises `StoreUnavailable`."""
     async with connected(url, _NAME, _CONNECT_TIMEOUT) as connection:
         await connection.execute("SELECT pg_reload_conf()")
+
+
+async def system_identifier(url: str) -> int | None:
+    """The number that `initdb` gave the server's cluster; None if the role may not ask. Raises
+    `StoreUnavailable`."""
+    async with connected(url, _NAME, _CONNECT_TIMEOUT) as connection:
+        if not await connection.fetchval(_MAY_ASK):
+            return None
+        found: int = await connection.fetchval(_SYSTEM)
+        return found
 
 
 async def _buried(connection: asyncpg.Connection[Any], ids: list[bytes]) -> int:

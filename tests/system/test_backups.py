@@ -159,6 +159,21 @@ async def test_a_backup_that_is_followed_can_be_put_back_to_any_moment(tmp_path:
     assert (found["packets"], found["is_whole"]) == (6, True)
 
 
+async def test_a_backup_is_not_followed_with_the_wal_of_another_server(tmp_path: Path):
+    """As after an upgrade or an import into a new one: none of it could ever be replayed."""
+    backup = tmp_path / "backup"
+    async with EmbeddedPostgres(tmp_path / "former") as server:
+        await migrate(server.url)
+        await backups.create(server.url, backup, data_dir=tmp_path / "former")
+    async with EmbeddedPostgres(tmp_path / "new") as server:
+        await migrate(server.url)
+        await backups.create(server.url, tmp_path / "other", data_dir=tmp_path / "new")
+        with pytest.raises(backups.BackupFailed, match="another server"):
+            async with asyncio.timeout(30):
+                await backups.follow(server.url, backup)
+    assert not (backup / "wal").exists()
+
+
 @pytest.mark.req("R-155")
 async def test_a_backup_of_a_standby_is_put_back_with_all_that_the_standby_was_told_since(tmp_path: Path):
     async def execute(url: str, statement: str) -> Any:

@@ -36,6 +36,9 @@ Reason = Literal["start", "rolled_back", "cursor", "moved", "operator"]
 (`rolled_back`), a reader proves that it does (`cursor`), it may lack something because a dump was restored or
 another server was promoted (`moved`), or an operator says so (`operator`; `restore` is the pipeline's)."""
 
+_RESTORED = "restore"
+"""The reason of the term with which the pipeline begins an epoch, before any relay writes again."""
+
 _NOT_THERE = "the log has no end: is its database being restored?"
 
 _LINEAGE = """
@@ -44,7 +47,7 @@ FROM log_head AS h CROSS JOIN log_terms AS t ORDER BY t.number
 """
 
 _LOCK = """
-SELECT h.last_sequence, h.home = h.tableoid AS at_home,
+SELECT h.last_sequence, h.home = h.tableoid AS at_home, t.reason,
     d.system_identifier IS DISTINCT FROM t.system_identifier
         AND d.system_identifier IS NOT NULL AND t.system_identifier IS NOT NULL AS other_cluster,
     d.timeline IS DISTINCT FROM t.timeline
@@ -156,7 +159,7 @@ async def open_term(
             if tags:
                 await connection.execute(_REMEMBER_LOST, tags, good_to, claim.mark.epoch, now)
         tag, epoch = await connection.fetchrow(_OPEN, found or "start", now, found is not None, least)
-        if found is not None:
+        if found is not None or place["reason"] == _RESTORED:
             await connection.execute(FORGET)
         lineage, head = await _read(connection)
     known.lineage = lineage

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncpg
 import pytest
 from strata.protocol.errors import ErrorCode, InvalidPacket
 
+from relayd.store import Store
 from relayd.store.items import ItemRange
 from relayd.store.peers import PeerStore, register_peers
 from relayd.store.skips import reason_of
@@ -60,3 +62,19 @@ async def test_a_log_that_has_lost_its_end_forgets_them(store, table, peer):
     assert await store.skips(peer, SPAN, 9) == [(NOW, ONE)]
     await store.begin_epoch("operator")
     assert await store.skips(peer, SPAN, 9) == []
+
+
+async def test_so_does_a_log_to_which_a_lake_was_put_back(store, table, peer, database):
+    """`strata-pipeline restore` begins the epoch itself, before a relay writes."""
+    await store.begin()
+    await table.skip(peer, [(ONE, NOW, "invalid_signature")], 9)
+    connection = await asyncpg.connect(database)
+    await connection.execute("SELECT relay_open_term('restore', $1, true, 1)", NOW)
+    await connection.close()
+    async with await Store.open(database) as again:
+        await again.begin()
+        assert await again.skips(peer, SPAN, 9) == []
+        await table.skip(peer, [(ONE, NOW, "invalid_signature")], 9)
+    async with await Store.open(database) as later:
+        await later.begin()
+        assert await later.skips(peer, SPAN, 9) == [(NOW, ONE)]

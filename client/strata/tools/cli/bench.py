@@ -5,7 +5,8 @@ flight. *Fan-out*: the same, while subscribers count the packets that arrive. Pa
 clock starts. A subscriber reads only the id of a packet and verifies nothing, because the bench measures the
 relay and not this machine.
 
-Exit codes: 0 every packet was stored and delivered, 1 one was not or the relay is unreachable, 2 usage.
+Exit codes: 0 every packet was stored and delivered to each subscriber once, 1 one was not or the relay is
+unreachable, 2 usage.
 """
 
 from __future__ import annotations
@@ -70,8 +71,22 @@ class Figures:
     """From the start of a publish to its acknowledgement, or to its delivery to one subscriber."""
     refused: Counter[str] = field(default_factory=Counter)
     """The number of packets refused, by error code."""
-    stored: int = 0
+    stored: set[str] = field(default_factory=set)
+    """The ids of the acknowledged packets."""
+    delivered: Counter[str] = field(default_factory=Counter)
+    """How many subscribers have got a packet, by packet id."""
+    repeated: int = 0
+    """Deliveries of a packet to a subscriber that had it."""
     seconds: float = 0.0
+
+    def missing(self, subscribers: int) -> int:
+        """The deliveries of stored packets that have not arrived."""
+        return sum(subscribers - self.delivered[packet_id] for packet_id in self.stored)
+
+    def waits(self, subscribers: int) -> bool:
+        """Whether any is missing. The first condition is cheap, and enough unless packets arrive that were
+        not acknowledged."""
+        return len(self.latencies) < len(self.stored) * subscribers or self.missing(subscribers) > 0
 
 
 class _Event(msgspec.Struct):
@@ -105,15 +120,17 @@ def bench(request: BenchRequest) -> None:
 async def _bench(request: BenchRequest) -> int:
     try:
         published = await _measure_publishing(request)
-        _print(request, "publish", published, published.stored)
+        _print(request, "publish", published, len(published.stored))
         is_whole = not published.refused
         if request.subscribers:
             delivered = await _measure_fan_out(request)
             _print(request, "fan-out", delivered, len(delivered.latencies))
-            missing = delivered.stored * request.subscribers - len(delivered.latencies)
+            missing, repeated = delivered.missing(request.subscribers), delivered.repeated
             if missing:
                 output.note(f"error: {missing} deliveries did not arrive within {_PATIENCE:g} s")
-            is_whole &= not missing and not delivered.refused
+            if repeated:
+                output.note(f"error: {repeated} deliveries came to a subscriber that had the packet already")
+            is_whole &= not missing and not repeated and not delivered.refused
     except ExceptionGroup as group:
         raise group.exceptions[0] from None
     except WebSocketException as error:
@@ -143,20 +160,30 @@ async def _measure_fan_out(request: BenchRequest) -> Figures:
         await relays[0].publish(first, timeout=_PATIENCE)
         for socket in sockets:
             await _arrival_of(first, socket)
+        places = {packet.packet_id: place for place, packet in enumerate(signed)}
         last_at = began_at = time.perf_counter()
 
         async def listen(socket: ClientConnection) -> None:
             nonlocal last_at
+            has = bytearray(len(signed))
             while True:
                 event = _DECODER.decode(await socket.recv(decode=False))
-                if event.packet is not None and (sent_at := figures.sent_at.get(event.packet.packet_id)):
-                    last_at = time.perf_counter()
-                    figures.latencies.append(last_at - sent_at)
+                packet_id = "" if event.packet is None else event.packet.packet_id
+                place = places.get(packet_id)
+                if place is None:
+                    continue
+                if has[place]:
+                    figures.repeated += 1
+                    continue
+                has[place] = True
+                last_at = time.perf_counter()
+                figures.delivered[packet_id] += 1
+                figures.latencies.append(last_at - figures.sent_at[packet_id])
 
         async with asyncio.TaskGroup() as tasks:
             listening = [tasks.create_task(listen(each), name="strata-bench-listen") for each in sockets]
             await _publish(request, relays, signed, figures, acknowledged=[])
-            while len(figures.latencies) < figures.stored * len(sockets):
+            while figures.waits(len(sockets)):
                 if time.perf_counter() - last_at > _PATIENCE:
                     break
                 await asyncio.sleep(0.01)
@@ -212,7 +239,7 @@ async def _publish(
             except RequestTimeout:
                 figures.refused["no answer"] += 1
             else:
-                figures.stored += 1
+                figures.stored.add(packet.packet_id)
                 acknowledged.append(time.perf_counter() - began_at)
             progress.advance()
 
@@ -263,9 +290,10 @@ def _print(request: BenchRequest, part: str, figures: Figures, done: int) -> Non
             "connections": request.connections,
             "in_flight": request.in_flight,
             "subscribers": request.subscribers if part == "fan-out" else 0,
-            "stored": figures.stored,
+            "stored": len(figures.stored),
             "refused": dict(figures.refused),
             "deliveries": done if part == "fan-out" else 0,
+            "repeated": figures.repeated,
             "seconds": figures.seconds,
             "per_second": rate,
             "p50": p50,
@@ -282,7 +310,7 @@ def _print(request: BenchRequest, part: str, figures: Figures, done: int) -> Non
         what = f"{request.subscribers} subscribers, from publish to delivery"
     shown_p50, shown_p99 = ("-" if each is None else f"{each * 1000:.1f} ms" for each in (p50, p99))
     output.write_line(
-        f"{part:<9}{figures.stored:>10,}{deliveries:>12}{figures.seconds:>9.2f}{rate:>11,.0f}"
+        f"{part:<9}{len(figures.stored):>10,}{deliveries:>12}{figures.seconds:>9.2f}{rate:>11,.0f}"
         f"{shown_p50:>11}{shown_p99:>11}  {what}"
     )
     for code, count in figures.refused.items():

@@ -36,6 +36,23 @@ async def test_every_packet_is_stored_and_delivered_to_every_subscriber(run, fak
         packet.verify(now=packet.timestamp)
 
 
+async def test_a_packet_that_comes_twice_does_not_stand_for_one_that_does_not_come(run, extended):
+    model = extended.model
+    event = model._event
+
+    def confused(subscribe, index, with_cursor):
+        """To each subscriber: the packet before, where the last but one is due."""
+        return event(subscribe, index - (index == last), with_cursor)
+
+    last = 10 + 1 + 8  # the first part's packets, the one that shows that subscribers are in place, and eight
+    model._event = confused
+    options = ("--count", 10, "-c", 1, "--in-flight", 1, "--subscribers", 2)
+    code, out, err = await run(extended.url, *options, "--json")
+    told = json.loads(out.splitlines()[1])
+    assert code == 1 and (told["stored"], told["deliveries"], told["repeated"]) == (10, 18, 2)
+    assert "2 deliveries did not arrive" in err and "2 deliveries came to a subscriber that had" in err
+
+
 async def test_the_table(run, extended):
     code, out, _ = await run(extended.url, *SMALL)
     head, publish, fan_out = out.splitlines()

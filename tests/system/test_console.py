@@ -582,6 +582,47 @@ async def test_what_is_written_while_a_packet_is_published_stays(house: House, c
         assert await text.input_value() == "the next"
 
 
+async def test_what_was_written_before_is_not_shown_as_what_will_be_sent(house: House, chromium: Browser):
+    async with console(house, chromium, "publish") as (page, _):
+        await page.get_by_role("button", name="Make a new identity").click()
+        await page.locator(".card .did").wait_for()
+        await page.evaluate(
+            """() => {
+                const { sign } = SubtleCrypto.prototype;
+                SubtleCrypto.prototype.sign = async function (...all) {
+                    await new Promise((resolve) => { window.go = resolve; });
+                    return sign.apply(this, all);
+                };
+            }"""
+        )
+        text = page.get_by_label("Text", exact=True)
+        show = page.get_by_role("button", name="Show what will be sent")
+        await text.fill("the first")
+        await show.click()
+        await page.wait_for_function("() => window.go !== undefined")
+        await text.fill("the next")
+        await page.evaluate("() => { window.go(); window.go = undefined; }")
+        await page.evaluate("() => new Promise((resolve) => setTimeout(resolve, 300))")
+        assert await page.get_by_label("The packet's bytes").count() == 0, "it was signed too late"
+        await show.click()
+        await page.wait_for_function("() => window.go !== undefined")
+        await page.evaluate("() => window.go()")
+        assert "the next" in await page.get_by_label("The packet's bytes").inner_text()
+
+        await page.evaluate(
+            """() => {
+                window.transaction = IDBDatabase.prototype.transaction;
+                IDBDatabase.prototype.transaction = () => { throw new DOMException("no room"); };
+            }"""
+        )
+        await page.get_by_role("button", name="Publish", exact=True).click()
+        await says(page, "Not yet")
+        await page.evaluate("() => { IDBDatabase.prototype.transaction = window.transaction; }")
+        await page.get_by_role("button", name="Publish", exact=True).click()
+        await page.locator(".outbox .stored").wait_for()
+        assert await page.get_by_text("Not yet").count() == 0, "it is published"
+
+
 async def test_two_tabs_have_one_outbox_and_send_each_packet_once(house: House, chromium: Browser):
     relay = house.relay
     async with console(house, chromium, "live") as (one, watch):

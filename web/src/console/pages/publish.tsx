@@ -1,7 +1,7 @@
 // Publish: an identity, a packet, its exact bytes, and its outcome.
 
 import type { JSX } from "preact";
-import { useEffect, useState } from "preact/hooks";
+import { useEffect, useRef, useState } from "preact/hooks";
 
 import { byteHash, buildAt, type Packet } from "../../client/protocol/packets.js";
 import { utf8 } from "../../client/protocol/bytes.js";
@@ -48,18 +48,23 @@ export function Publish(): JSX.Element {
   const [ready, setReady] = useState<Packet | null>(null);
   const [wrong, setWrong] = useState("");
   const identity = chosen.value;
+  const drafts = useRef(0);
 
   useEffect(() => {
+    drafts.current++;
     setReady(null);
     keepText(DRAFT, JSON.stringify(written));
   }, [written, identity]);
 
   const prepare = async (): Promise<void> => {
     if (identity === null) return setWrong("Choose an identity first.");
+    const signed = drafts.current;
     try {
       const timestamp = Math.floor(Date.now() / 1000);
       const nonce = crypto.getRandomValues(new Uint32Array(2)).join("-");
-      setReady(await buildAt(identity, contentOf(written), { timestamp, nonce }));
+      const packet = await buildAt(identity, contentOf(written), { timestamp, nonce });
+      if (signed !== drafts.current) return; // it was changed while this was signed
+      setReady(packet);
       setWrong("");
     } catch (error) {
       setReady(null);
@@ -70,6 +75,7 @@ export function Publish(): JSX.Element {
     if (ready === null) return;
     try {
       await put(ready);
+      setWrong("");
       write((now) => (now === written ? { ...now, text: "" } : now)); // unless it was changed meanwhile
     } catch (error) {
       setWrong(error instanceof Error ? error.message : String(error));

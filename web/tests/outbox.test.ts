@@ -188,7 +188,9 @@ test("a store that fails for a while stops nothing", async (context) => {
     remove: (id) => failing("remove", () => inner.remove(id)),
     refuse: (id, refusal) => failing("refuse", () => inner.refuse(id, refusal)),
   };
+  const asked: string[] = [];
   const outbox = new Outbox(store, async ({ packetId }) => {
+    asked.push(packetId);
     if (packetId === packets[1]?.packetId) throw new RequestRefused("timestamp_too_old", "too old");
     return published(packetId);
   });
@@ -199,6 +201,7 @@ test("a store that fails for a while stops nothing", async (context) => {
   await assert.rejects(refused.sent, { code: "timestamp_too_old" });
   clearInterval(ringing);
   assert.deepEqual([...failures.values()].map((left) => left < 1), [true, true, true]);
+  assert.deepEqual(asked, packets.slice(0, 2).map(({ packetId }) => packetId), "the relay has answered, and is not asked again");
   assert.deepEqual((await outbox.list()).map(({ state }) => state), ["refused"]);
   await outbox.stop(CLOSED);
 });

@@ -84,6 +84,8 @@ export class Outbox {
   private heldUntil: number | undefined;
   /** The packets of the present round of sending, and what ends the sending of each if it is removed meanwhile. */
   private round = new Map<string, AbortController>();
+  /** What the relay has said of packets, for as long as the store fails to note it: they need not be sent again. */
+  private readonly unnoted = new Map<string, Published | InvalidPacket | RequestRefused>();
 
   /** @internal Made by `Relay`. */
   constructor(
@@ -161,6 +163,7 @@ export class Outbox {
   private abandon(packetId: string): void {
     const reason = new OutboxError("the packet was removed");
     this.round.get(packetId)?.abort(reason);
+    this.unnoted.delete(packetId);
     this.settle(packetId)?.reject(reason);
   }
 
@@ -270,8 +273,12 @@ export class Outbox {
     const { signal } = this.round.get(packetId) as AbortController;
     if (signal.aborted) return "settled"; // it was removed since the round began
     try {
-      const published = await this.send(Packet.read(canonical), { timeout: ATTEMPT_SECONDS, signal });
+      const said = this.unnoted.get(packetId);
+      if (said instanceof Error) return this.refuse(packetId, said);
+      const published = said ?? (await this.send(Packet.read(canonical), { timeout: ATTEMPT_SECONDS, signal }));
+      this.unnoted.set(packetId, published);
       await this.store.remove(packetId, published);
+      this.unnoted.delete(packetId);
       this.settle(packetId)?.resolve(published);
     } catch (error) {
       if (signal.aborted) return "settled";
@@ -287,12 +294,14 @@ export class Outbox {
 
   private async refuse(packetId: string, error: InvalidPacket | RequestRefused): Promise<Sending> {
     const { code, reason } = error;
+    this.unnoted.set(packetId, error);
     try {
       await this.store.refuse(packetId, { code, reason });
     } catch (problem) {
-      this.warn(problem); // the relay will refuse it again
+      this.warn(problem);
       return "left";
     }
+    this.unnoted.delete(packetId);
     this.settle(packetId)?.reject(error);
     return "settled";
   }

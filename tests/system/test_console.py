@@ -859,6 +859,29 @@ async def test_an_operator_bans_and_lifts_the_ban_and_nobody_else_does(house: Ho
         assert "a test of the desk" in await page.get_by_label("Log of rulings").inner_text()
 
 
+async def test_what_an_operator_is_writing_outlasts_a_connection(house: House, chromium: Browser):
+    async with console(house, chromium, "operator") as (page, _):
+        await take_key(page, key_file(OPERATOR))
+        await page.get_by_role("button", name="Authenticate").click()
+        reason = page.get_by_label("Reason, as you would tell the author")
+        await reason.fill("a long")
+        house.relay.kill()
+        await says(page, "Last heard")
+        house.relay.start()
+        await says(page, "Connected")
+        await reason.press_sequentially(" story")
+        subject = new_identity().did
+        await page.get_by_label("DID", exact=True).fill(subject)
+        ban = page.get_by_role("button", name="Ban", exact=True)
+        await until(lambda: house.relay.get("/readyz")[0] == 200)
+        for _ in range(50):  # until the session is an operator's again
+            await ban.click()
+            if await page.get_by_text("is banned. Every process follows").count():
+                break
+            await asyncio.sleep(0.1)
+        await page.get_by_label("Log of rulings").get_by_text("a long story").wait_for()
+
+
 async def test_an_operator_sees_who_is_connected_and_closes_a_session(house: House, chromium: Browser):
     other = new_identity()
     async with console(house, chromium, "operator") as (page, _), open_client(house.relay.ws) as client:

@@ -1,16 +1,17 @@
 // Operator: who is connected, what this relay does not serve, who decided so, and how to undo it.
 
 import type { JSX } from "preact";
-import { useEffect, useState } from "preact/hooks";
+import { useEffect, useRef, useState } from "preact/hooks";
 
 import { Did, Note, PacketLink } from "../parts/bits.js";
 import { IdentityCard } from "../parts/identity-card.js";
 import { WithReason } from "../parts/with-reason.js";
 import { route } from "../route.js";
+import { chosen } from "../state/keys.js";
 import { relayNow, request, RequestFailed } from "../state/link.js";
 import { type Book, EMPTY, turn } from "../state/paging.js";
 import { manifest } from "../state/relay.js";
-import { capabilities, speaksFor } from "../state/session.js";
+import { authFailed, capabilities, speaksFor } from "../state/session.js";
 import { line, moment } from "../text.js";
 import { Sessions } from "./sessions.js";
 
@@ -44,6 +45,10 @@ const words = (error: unknown): string =>
 
 export function Operator(): JSX.Element {
   const may = capabilities.value.includes("operate");
+  const operator = useRef<string | null>(null);
+  if (may) operator.current = speaksFor.value;
+  // After a lost connection the page authenticates again: meanwhile, what is being written must stay.
+  const isReturning = speaksFor.value === null && authFailed.value === "" && operator.current === (chosen.value?.did ?? "");
   const exists = manifest.value?.auth.capabilities.includes("operate") ?? true;
   return (
     <section class="page operator">
@@ -53,7 +58,7 @@ export function Operator(): JSX.Element {
           <p>Its setting `operators` names none, so nobody can moderate from here. `relayd ban` on its machine still works.</p>
         </Note>
       )}
-      {exists && !may && (
+      {exists && !may && !isReturning && (
         <>
           <p>To moderate, authenticate as one of this relay's operators.</p>
           <IdentityCard />
@@ -64,7 +69,7 @@ export function Operator(): JSX.Element {
           )}
         </>
       )}
-      {may && <Desk key={speaksFor.value} />}
+      {(may || isReturning) && <Desk key={operator.current} />}
     </section>
   );
 }

@@ -9,7 +9,7 @@ import type { Packet } from "../src/client/protocol/packets.js";
 import * as checking from "../src/console/state/checking.js";
 import { chosen } from "../src/console/state/keys.js";
 import * as link from "../src/console/state/link.js";
-import { readMessage } from "../src/console/state/messages.js";
+import { openingUrl, readMessage } from "../src/console/state/messages.js";
 import * as metrics from "../src/console/state/metrics.js";
 import * as outbox from "../src/console/state/outbox.js";
 import { type Book, turn } from "../src/console/state/paging.js";
@@ -197,6 +197,21 @@ test("what is shown of a packet is what is checked, whatever a relay's frame loo
   for (const frame of ["", "null", "[]", '"EVENT"', '{"type":5}', '{"type":"EVENT"}', '{"type":"EVENT","packet":5,"received_at":1}']) {
     assert.equal(readMessage(frame), null, frame);
   }
+});
+
+test("a page that came over https opens no ws URL, which browsers do not allow", (context) => {
+  const before = globalThis.location;
+  context.after(() => Object.assign(globalThis, { location: before }));
+  const found = (place: string, publicUrl: string) => {
+    Object.assign(globalThis, { location: new URL(place) });
+    context.mock.method(document, "querySelector", (name: string) => ({ content: name.includes("public") ? publicUrl : "strata" }));
+    return openingUrl();
+  };
+  assert.equal(found("https://relay.example/", "ws://relay.example/other"), "wss://relay.example/strata");
+  assert.equal(found("https://relay.example/", "wss://relay.example/other"), "wss://relay.example/other");
+  assert.equal(found("http://relay.example/", "ws://relay.example/other"), "ws://relay.example/other");
+  assert.equal(found("http://127.0.0.1:7447/", "wss://relay.example/other"), "ws://127.0.0.1:7447/strata");
+  assert.equal(found("https://relay.example/a/", ""), "wss://relay.example/a/strata");
 });
 
 test("a character that looks like none is shown for what it is, and a text is cut between characters", () => {

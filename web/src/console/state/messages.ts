@@ -75,11 +75,14 @@ function setting(name: string): string {
   return document.querySelector<HTMLMetaElement>(`meta[name="strata-${name}"]`)?.content ?? "";
 }
 
-/** The relay's public URL if this page was loaded from its host, else the URL relative to the page. */
+/**
+ * The relay's public URL if this page was loaded from its host, else the URL relative to the page. A page that came over
+ * https may open no ws URL: browsers throw.
+ */
 export function openingUrl(): string {
   const here = new URL(setting("socket"), new URL(".", location.href));
   here.protocol = location.protocol === "https:" ? "wss:" : "ws:";
   const publicUrl = setting("public");
-  if (publicUrl && new URL(publicUrl).host === location.host) return publicUrl;
-  return here.href;
+  const { host, protocol } = new URL(publicUrl || here);
+  return publicUrl && host === location.host && (protocol === "wss:" || here.protocol === "ws:") ? publicUrl : here.href;
 }

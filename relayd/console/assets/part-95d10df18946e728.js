@@ -1,1 +1,0 @@
-import{a,b,c,d}from"./part-2e1cc1fbbc41c794.js";import"./part-aaf9ff9e6fd6568f.js";import"./part-514bab519345e5c8.js";import"./part-bcee17b889d790ad.js";import"./part-34fc1a5f0c7a6302.js";import"./part-e0676603bb421531.js";export{b as beginOutbox,d as discard,a as items,c as put};

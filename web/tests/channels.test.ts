@@ -471,6 +471,23 @@ test("a relay that refuses the channel for want of a session is asked for it les
   }
 });
 
+test("a relay is read less and less often while the browser has no room for what it sends", async (context) => {
+  const inner = globalThis.setTimeout;
+  const waits: number[] = [];
+  context.mock.method(globalThis, "setTimeout", (act: () => void, ms: number) => (waits.push(ms), inner(act, Math.min(ms, 5))));
+  context.mock.method(console, "warn", () => undefined);
+  const world = new World();
+  await (await participant(context, world.relay(), { syncEvery: 1000 })).channel.send(utf8("said"));
+  let fulls = 0;
+  const kept = memoryChannelStore();
+  const store = { ...kept, add: (...all: Parameters<typeof kept.add>) => (fulls++ < 5 ? Promise.reject(new Error("no room")) : kept.add(...all)) };
+  const { handed } = await participant(context, world.relay(), { store, syncEvery: 1000, resendAfter: 1000 });
+  await until(() => handed.length === 1, "it comes once there is room");
+  for (const seconds of [2, 4, 8, 16, 32]) {
+    assert.ok(waits.some((wait) => wait >= 1000 * seconds && wait <= 1200 * seconds + 1), `no wait of ${seconds} s`);
+  }
+});
+
 for (const [error, isFinal] of [
   [new RequestRefused("unauthenticated", "who?"), true],
   [new MissingCapability("publish", new Set()), true],

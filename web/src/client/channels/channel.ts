@@ -245,7 +245,6 @@ export class ReliableChannel {
       try {
         const found = this.relay.subscribe({ types: this.options.topic, cursor: this.places.at(-1) });
         for await (const delivery of until(this.closing.signal, found)) {
-          attempts.granted();
           const before = this.places;
           await this.inTurn(async () => {
             await this.take(delivery, true);
@@ -254,6 +253,7 @@ export class ReliableChannel {
             this.places = before; // the message was not stored: read it again
             throw error;
           });
+          attempts.granted();
         }
       } catch (error) {
         if (error instanceof Closed || error instanceof ConnectionFailed) return;

@@ -1,6 +1,6 @@
 /** Waiting that ends when a channel is closed. */
 
-import { InvalidPacket, MissingCapability, RequestRefused } from "../protocol/errors.js";
+import { InvalidPacket, MissingCapability, RequestRefused, RequestTimeout } from "../protocol/errors.js";
 import { Refusals } from "../relays/backoff.js";
 import type { Delivery } from "../relays/values.js";
 import { after } from "../timers.js";
@@ -11,17 +11,17 @@ const RETRY_SECONDS = 2;
 /** The steady clock by which waits are measured, in milliseconds: the wall clock may be set back. */
 export const clock = (): number => performance.now();
 
-/** The pauses between attempts at one request: they grow while the relay refuses, but not while it is unreachable. */
+/** The pauses between attempts at one request: they grow while relay or store refuse, but not while nothing answers. */
 export class Attempts {
   private readonly refusals = new Refusals(Math.random);
 
   /** Seconds to wait after this error: no fewer than the relay asked for, within reason. */
   retryIn(error: unknown): number {
-    if (error instanceof RequestRefused) return this.refusals.another(error.retryAfter);
-    return error instanceof MissingCapability ? this.refusals.another() : RETRY_SECONDS;
+    if (error === undefined || error instanceof RequestTimeout) return RETRY_SECONDS;
+    return this.refusals.another(error instanceof RequestRefused ? error.retryAfter : undefined);
   }
 
-  /** Note that the relay has granted the request. */
+  /** Note that the request has been granted, and its answer stored. */
   granted(): void {
     this.refusals.over();
   }

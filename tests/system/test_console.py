@@ -707,6 +707,28 @@ async def test_where_the_browser_keeps_nothing_a_page_works_for_its_visit(house:
         assert not watch.foreign
 
 
+async def test_where_webcrypto_has_no_ed25519_keys_work_for_a_visit_and_the_page_says_so(
+    house: House, chromium: Browser
+):
+    async with console(house, chromium, "publish") as (page, _):
+        await page.add_init_script(
+            """for (const name of ["importKey", "generateKey"]) {
+                const own = SubtleCrypto.prototype[name];
+                SubtleCrypto.prototype[name] = function (...all) {
+                    if (!all.some((each) => each === "Ed25519")) return own.apply(this, all);
+                    return Promise.reject(new DOMException("unknown", "NotSupportedError"));
+                };
+            }"""
+        )
+        await page.reload()
+        await page.get_by_role("button", name="Make a new identity").click()
+        await page.locator(".card .did").wait_for()
+        await says(page, "This browser keeps no keys")
+        imported = new_identity()
+        await take_key(page, key_file(imported))
+        await says(page, "This browser keeps no keys")
+
+
 async def test_the_worker_has_pythons_verdicts_on_signatures(house: House, tab: Page):
     packet = make(new_identity(), "for the worker to begin")
     async with open_client(house.relay.ws) as client:

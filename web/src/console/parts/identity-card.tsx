@@ -47,9 +47,9 @@ export function IdentityCard(): JSX.Element {
         </p>
       )}
       <p class="hint">
-        {keepsKeys
+        {keepsKeys && (identity === null || identity.keyPair !== undefined)
           ? "Keys are kept in this browser, and nothing can read them out of it, this page included. But whoever serves this page decides what it signs: use a key here only if you trust this relay with it."
-          : "This browser keeps no keys for this page, as over plain http: one made here is gone when the page is closed."}
+          : "This browser keeps no keys for this page, as over plain http or without Ed25519: one made here is gone when the page is closed."}
       </p>
       <p class="buttons">
         <button type="button" onClick={() => void run(make)()}>

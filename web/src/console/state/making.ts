@@ -1,7 +1,7 @@
 // Making, importing and deleting identities, which few visits do.
 
 import { fromHex } from "../../client/protocol/bytes.js";
-import { importSeed, publicKeyOf } from "../../client/protocol/ed25519.js";
+import { importSeed, publicKeyOf, sourceHere } from "../../client/protocol/ed25519.js";
 import { Identity } from "../../client/protocol/ids.js";
 import { drop, keep } from "./cellar.js";
 import { choose, chosen, identities, type Kept, keepsKeys, named, tellTabs } from "./keys.js";
@@ -22,7 +22,7 @@ export async function make(): Promise<void> {
 /** Import the key in a key file. Rejects with `IdentityError` for other text. */
 export async function take(text: string): Promise<void> {
   const identity = await Identity.fromKeyFile(text);
-  if (!keepsKeys) return add(identity);
+  if (!keepsKeys || (await sourceHere()) === "javascript") return add(identity);
   const seed = fromHex(String((JSON.parse(text) as { seed: unknown }).seed).slice(2)) ?? new Uint8Array();
   const publicKey = await crypto.subtle.importKey("raw", await publicKeyOf(seed), "Ed25519", true, ["verify"]);
   const pair = { privateKey: await importSeed(seed), publicKey };

@@ -1,1 +1,0 @@
-import{a,b,c,d}from"./part-d7ee77828adc9ad6.js";import"./part-2fad52ce60b0c033.js";import"./part-514bab519345e5c8.js";import"./part-bcee17b889d790ad.js";import"./part-f32ab3b2cc91a4b0.js";import"./part-e0676603bb421531.js";export{b as beginOutbox,d as discard,a as items,c as put};

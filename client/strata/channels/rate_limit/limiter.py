@@ -24,6 +24,7 @@ the beginning.
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_left
 from collections import OrderedDict, deque
 from collections.abc import Container, Iterable, Sequence
@@ -231,12 +232,13 @@ class RateLimiter:
 
     # Queries.
 
-    def get_timer(self) -> int | None:
-        """When to call `take`. A time in the past means now; None means that nothing waits."""
+    def get_timer(self, after: float = -math.inf) -> int | None:
+        """When to call `take`, later than `after`. A time in the past means now; None: nothing waits for a
+        later time."""
         times = [
             self._allowed_at(queue[0]) for lane in self._lanes.values() for queue in lane.queues if queue
         ]
-        return min(times, default=None)
+        return min((at for at in times if at > after), default=None)
 
     def utilisation(self, now: int) -> int:
         """The used part of the fuller budget in this epoch, in percent (C-233)."""

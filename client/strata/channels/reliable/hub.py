@@ -288,12 +288,14 @@ class Hub:
             self._woken.clear()
             while (transmission := self._next(limiter)) is not None:
                 await self._dispatch(transmission)
-            due = limiter.get_timer()
-            wait = None if due is None else (due - self.now_ms()) / 1000
-            if wait is not None and wait <= 0:
-                # A due transmission that could not go waits for a channel, an answer or a relay to wake us.
+            # A due transmission that could not go waits for a channel, an answer or a relay to wake us; the
+            # others wait for their time.
+            now = self.now_ms()
+            due, later = limiter.get_timer(), limiter.get_timer(after=now)
+            wait = None if later is None else (later - now) / 1000
+            if due is not None and due <= now and not self.online:
                 # Nothing reports a relay that was away for a moment between two checks.
-                wait = None if self.online else _AWAY_SECONDS
+                wait = _AWAY_SECONDS
             await self._woken.wait(wait)
 
     def _next(self, limiter: RateLimiter) -> Transmission | None:

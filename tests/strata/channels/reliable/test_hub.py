@@ -142,3 +142,37 @@ async def test_channels_on_one_topic_hear_the_same_members_or_the_second_is_refu
     async with heard_by("bob"):
         assert node.topics == [TOPIC]
     assert node.topics == []
+
+
+class Stuck:
+    """A hook that encrypts one message, and then never returns."""
+
+    def __init__(self) -> None:
+        self.calls = 0
+
+    async def encrypt(self, content: bytes) -> bytes:
+        self.calls += 1
+        if self.calls > 1:
+            await asyncio.Event().wait()
+        return content
+
+    def decrypt(self, payload: bytes) -> bytes:
+        return payload
+
+
+@pytest.mark.req("C-082", "C-226")
+@virtually
+async def test_a_message_leaves_in_the_next_epoch_though_another_channel_is_not_ready_to_send() -> None:
+    node = ScriptedNode()
+    options: dict[str, Any] = {"messages_per_epoch": 1, "epoch_size_ms": 10_000}
+    async with (
+        opened(node, encryption=Stuck(), segment_size_bytes=4, leaves_unsent=True, **options) as (stuck, _),
+        opened(node, channel_id="hall", topic="/test/1/hall/proto", **options) as (hall, told),
+    ):
+        await stuck.send(b"two parts")
+        await hall.send(b"hello")
+        await settle()
+        assert told.of(MessageSent) == []
+        await asyncio.sleep(10)
+        assert len(told.of(MessageSent)) == 1
+        await stuck.stop(timeout=0)

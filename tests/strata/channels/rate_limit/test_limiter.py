@@ -273,8 +273,9 @@ def test_ephemerals_are_dropped_from_the_threshold_on(threshold: float, admitted
 
 
 @pytest.mark.req("C-181", "C-057")
-def test_ephemerals_are_dropped_when_the_limit_is_reached() -> None:
-    limit = limiter(messages_per_epoch=1)
+@pytest.mark.parametrize("limited", ["messages_per_epoch", "segments_per_epoch"])
+def test_ephemerals_are_dropped_when_the_limit_is_reached(limited: str) -> None:
+    limit = limiter(**{limited: 1})
     limit.offer("room", ["a"])
     drain(limit, START)
     assert limit.admit_ephemeral(START) is EphemeralDropReason.REACHED

@@ -268,6 +268,29 @@ async def test_whoever_waits_for_a_message_hears_of_no_other_that_is_refused() -
     await draining
 
 
+@virtually
+async def test_whoever_waits_hears_of_what_it_waits_for_and_of_refusals_that_nobody_heard_of() -> None:
+    requests = Requests()
+    departures = Departures(requests)
+    requests.add("before", bytes(32), ["m1"])
+    requests.failed("m1", "no", "refused")
+    departures.note(requests.events(), heard=False)
+    with pytest.raises(NotSent) as caught:
+        await departures.drain(1)
+    assert caught.value.refused == {"before": "no"}
+    await departures.drain(1)  # it was told
+    requests.add("late", bytes(32), ["m2"])
+    requests.add("refused", bytes(32), ["m3"])
+    draining = asyncio.create_task(departures.drain(1))
+    await asyncio.sleep(0.5)
+    requests.add("after the call", bytes(32), ["m4"])
+    requests.failed("m3", "no", "refused")
+    departures.note(requests.events(), heard=True)
+    with pytest.raises(NotSent) as caught:
+        await draining
+    assert (caught.value.requests, caught.value.refused) == (("late",), {"refused": "no"})
+
+
 def test_of_refusals_that_nobody_heard_of_the_last_ones_are_kept(caplog: pytest.LogCaptureFixture) -> None:
     requests = Requests()
     departures = Departures(requests)

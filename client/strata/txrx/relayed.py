@@ -195,8 +195,9 @@ class RelayTx(SessionTx[M]):
             async for payload in self._line.heard():
                 self._hear(payload)
         except StrataError as error:
-            # The next piece will fail too, and then the line is opened again.
             _log.warning("%s is heard no more: %s", self._address, error)
+            if self._carrier is not None:
+                self._carrier.abort()  # what waits for its acknowledgement goes again, on another line
 
     def _hear(self, payload: bytes) -> None:
         told = _read(payload)

@@ -202,6 +202,25 @@ async def test_a_sender_whose_channel_has_failed_opens_another_one() -> None:
     await rx.join()
 
 
+@pytest.mark.req("T-062", "T-104")
+async def test_what_waits_for_its_acknowledgement_goes_again_when_the_channel_has_failed() -> None:
+    first, theirs, second = Channel(), Channel(), Channel()
+    joined(first, theirs)
+    patient = TxRxSettings(message_delivery_timeout=10.0)
+    tx, rx = sender(first, second, settings=patient), await receiver(theirs, patient)
+    async with asyncio.timeout(8):
+        await tx.send(b"one")
+        first.to = None  # from here on nothing arrives
+        sending = asyncio.create_task(tx.send(b"two"))
+        await until(lambda: tx.unacked_size == 1)
+        joined(second, theirs)
+        first.arrived.put_nowait(StrataError("out of order"))
+        await sending
+        assert [await rx.recv(), await rx.recv()] == [b"one", b"two"]
+    await tx.close()
+    await rx.join()
+
+
 @pytest.mark.req("T-026", "T-104")
 async def test_cancelling_the_closing_of_a_sender_closes_its_line_all_the_same(
     monkeypatch: pytest.MonkeyPatch,

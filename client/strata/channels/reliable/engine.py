@@ -149,6 +149,7 @@ class ChannelEngine:
             state=state,
         )
         self.ephemerals = Ephemerals(config, self.segmentation, outbox, self.sending.wrap_ephemeral)
+        self._is_online = self._hears = True
         self._events: list[ChannelEvent] = []
         self._last_round = -math.inf
         self._latest_hint: bytes | None = None
@@ -329,8 +330,15 @@ class ChannelEngine:
 
     def set_online(self, online: bool, now_ms: int) -> None:
         """Set whether the transport is connected; while it is not, no timer runs (C-088)."""
+        self._is_online = online
         self.sds.set_online(online, now_ms)
-        self.reassembler.set_online(online, now_ms)
+        self.reassembler.set_online(online and self._hears, now_ms)
+
+    def set_hearing(self, hears: bool, now_ms: int) -> None:
+        """Set whether received messages are taken; while none is, nothing that is missing is given up."""
+        self._hears = hears
+        self.sds.set_hearing(hears, now_ms)
+        self.reassembler.set_online(hears and self._is_online, now_ms)
 
     # Time.
 

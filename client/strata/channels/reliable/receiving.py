@@ -72,12 +72,8 @@ class Receiving:
     async def take(self, event: NodeMessageReceived, *, stored: bool) -> SdsMessage | None:
         """Take a message once there is room for it. Returns None if it is not taken."""
         async with self._taking:
-            while self._works() and self.is_full:
-                if stored:
-                    self._flush()  # only messages that reach the program can make room
-                self.tell_full()
-                self._room.clear()
-                await self._room.wait()
+            if self.is_full:
+                await self._wait_for_room(stored=stored)
             if not self._works():
                 return None
             try:
@@ -103,6 +99,19 @@ class Receiving:
             if not stored:
                 self._flush()
             return message
+
+    async def _wait_for_room(self, *, stored: bool) -> None:
+        """Wait until a message can be taken. Nothing is given up meanwhile: it may be what waits here."""
+        self._engine.set_hearing(False, self._now_ms())
+        try:
+            while self._works() and self.is_full:
+                if stored:
+                    self._flush()  # only messages that reach the program can make room
+                self.tell_full()
+                self._room.clear()
+                await self._room.wait()
+        finally:
+            self._engine.set_hearing(True, self._now_ms())
 
     async def take_stored(self, event: NodeMessageReceived) -> SdsMessage | None:
         """As `take`, for a message read from a store; the reader flushes, so that a page is one step."""

@@ -101,16 +101,16 @@ class Missing:
 
     __slots__ = ("entry", "first_missing_at", "released", "told", "waited_from")
 
-    def __init__(self, entry: HistoryEntry, first_missing_at: int, waited_from: int | None = None) -> None:
+    def __init__(self, entry: HistoryEntry, first_missing_at: int, waited_from: int) -> None:
         self.released = False
         """Whether no message waits for it any more; it is still wanted."""
         self.told = False
         """Whether the program knows that it is gone: giving it up is then not reported."""
         self.entry = entry
         self.first_missing_at = first_missing_at
-        self.waited_from = first_missing_at if waited_from is None else waited_from
+        self.waited_from = waited_from
         """When the time until it is given up began: not before this run, since a program that does not run
-        cannot look for the message."""
+        cannot look for the message. In the time during which messages were taken (`set_hearing`)."""
 
 
 class IncomingBuffer:
@@ -128,6 +128,21 @@ class IncomingBuffer:
         `Participant.hold_heard`."""
         self._waiters: dict[str, dict[str, None]] = {}
         self._waiting_bytes = 0
+        self._deaf_since: int | None = None
+        self._deaf_ms = 0
+        """For how long, in sum, no message was taken; see `Participant.set_hearing`."""
+
+    def set_hearing(self, hears: bool, now: int) -> None:
+        """Note whether messages are taken: while they are not, no time is counted against missing ones."""
+        if hears and self._deaf_since is not None:
+            self._deaf_ms += now - self._deaf_since
+            self._deaf_since = None
+        elif not hears and self._deaf_since is None:
+            self._deaf_since = now
+
+    def _heard_for(self, now: int) -> int:
+        """`now`, less the time during which no message was taken."""
+        return (now if self._deaf_since is None else self._deaf_since) - self._deaf_ms
 
     def has_room(self, size_bytes: int, unmet: int, *, wanted: bool = False) -> bool:
         """Whether a message of this size with `unmet` unmet dependencies can be held.
@@ -166,7 +181,7 @@ class IncomingBuffer:
             known = self.missing.get(entry.message_id)
             if known is None:
                 if len(self.missing) < limit and entry.message_id not in self.waiting:
-                    self.missing[entry.message_id] = Missing(entry, now)
+                    self.missing[entry.message_id] = Missing(entry, now, self._heard_for(now))
                     news.append(entry)
             elif known.entry.retrieval_hint is None and entry.retrieval_hint is not None:
                 sender_id = known.entry.sender_id or entry.sender_id
@@ -210,13 +225,13 @@ class IncomingBuffer:
 
     def overdue(self, now: int) -> list[str]:
         """The missing messages for which others have waited `hold_back_ms` or longer."""
-        hold_back = self._config.hold_back_ms
+        hold_back, heard_for = self._config.hold_back_ms, self._heard_for(now)
         if not hold_back:
             return []
         return [
             message_id
             for message_id, missing in self.missing.items()
-            if not missing.released and now - missing.waited_from >= hold_back
+            if not missing.released and heard_for - missing.waited_from >= hold_back
         ]
 
     def front(self, edge: int, *, heard: bool, said_before: float = math.inf) -> dict[str, HistoryEntry]:
@@ -244,11 +259,11 @@ class IncomingBuffer:
 
     def give_up(self, now: int) -> list[tuple[Lost, bool]]:
         """Mark messages that have been missing too long as lost (C-126); return each with its `told`."""
-        timeout = self._config.lost_message_timeout_ms
+        timeout, heard_for = self._config.lost_message_timeout_ms, self._heard_for(now)
         lost: list[tuple[Lost, bool]] = []
         if timeout:
             for message_id, missing in list(self.missing.items()):
-                if now - missing.waited_from < timeout:
+                if heard_for - missing.waited_from < timeout:
                     break
                 del self.missing[message_id]
                 self.lost[message_id] = False

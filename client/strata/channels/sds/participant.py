@@ -531,6 +531,13 @@ class Participant(Looking):
         self._clock.advance(now_ms)
         self._receiver.hold_heard(on)
 
+    def set_hearing(self, hears: bool, now_ms: int) -> None:
+        """Report whether received messages are passed on to this participant at all.
+
+        While they are not, for lack of room, no missing message is given up: it may be one that waits.
+        """
+        self._incoming.set_hearing(hears, self._clock.advance(now_ms))
+
     # Messages that cannot be obtained.
 
     def front(

@@ -29,6 +29,7 @@ from tests.support.scripted_node import (
     TOPIC,
     Query,
     ScriptedNode,
+    chunks,
     elapsed,
     ephemeral,
     opened,
@@ -231,6 +232,22 @@ async def test_a_full_inbox_holds_back_the_reading_and_memory_holds_a_page() -> 
         assert not channel.sync_status().is_synced
         taken = [(await anext(channel)).payload for _ in range(400)]
         assert taken == payloads(messages)
+
+
+@pytest.mark.req("C-298")
+@virtually
+async def test_what_waits_for_room_in_a_full_inbox_is_not_given_up_however_long_it_waits() -> None:
+    node = ScriptedNode()
+    async with opened(node, take=False, max_inbox_messages=2) as (channel, told):
+        parts = chunks(10, b"abcdefgh", 4)
+        await node.deliver(said(2, follows=[said(1)]), parts[0], said(3, sender="c"), said(4, sender="d"))
+        blocked = asyncio.create_task(node.deliver(said(1), parts[1]))
+        await asyncio.sleep(3_600)
+        assert told.of(IrretrievableMessage) == []
+        taken = [(await anext(channel)).payload for _ in range(5)]
+        assert taken == [b"c 3", b"d 4", b"bob 1", b"bob 2", b"abcdefgh"]
+        assert told.of(IrretrievableMessage) == []
+        await blocked
 
 
 @pytest.mark.req("C-173")

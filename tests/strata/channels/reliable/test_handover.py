@@ -159,6 +159,21 @@ async def test_nothing_reaches_the_program_before_it_is_durable(mode: Any) -> No
     assert world.now - before > (55 if mode == "once" else 29)
 
 
+@virtually
+async def test_nor_does_a_message_behind_one_that_is_not_acknowledged() -> None:
+    world = World()
+    store = disk_store(Disk(), seconds=30.0)
+    alice = await world.open("alice")
+    bob = await world.open("bob", persistence=store, hand_over="at_least_once", auto_ack=False)
+    await alice.send(b"one")
+    await take(bob)
+    await alice.send(b"two")
+    await until(lambda: inbox_has(bob, 2))
+    before = world.now
+    await take(bob)
+    assert world.now - before > 25
+
+
 # Iterating.
 
 
@@ -230,6 +245,26 @@ async def test_a_message_that_a_cancelled_iterator_was_about_to_get_outlives_clo
     await bob.close()
     bob = await world.open("bob", persistence=disk_store(disk, seconds=0.0), hand_over=mode)
     assert await take(bob, 3) == sent
+
+
+@virtually
+async def test_at_most_once_what_a_handler_was_told_is_not_handed_over_after_closing() -> None:
+    world, store = World(), MemoryPersistence()
+    bob, _ = await filled(world, 1, persistence=store, query_on_connect=False)
+    heard = asyncio.Event()
+
+    async def slow(_: MessageReceived) -> None:
+        heard.set()
+        await asyncio.sleep(3_600)
+
+    receiving = asyncio.create_task(anext(bob))
+    await asyncio.sleep(0)
+    bob.message_events.on(MessageReceived.name, slow)
+    await heard.wait()
+    receiving.cancel()
+    await asyncio.wait([receiving])
+    await bob.close()
+    assert await waiting_in(store) == []
 
 
 @pytest.mark.parametrize("by", ["iterating", "handler", "events"])

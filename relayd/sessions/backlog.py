@@ -82,6 +82,8 @@ class Backlog:
         self._behind: dict[Subscription, None] = {}
         self._task: asyncio.Task[None] | None = None
         self._page_rows = _PAGE_ROWS
+        self._late: set[Subscription] = set()
+        """The subscriptions whose last read took too long."""
         self._pause = _RETRY_SECONDS[0]
         self.held_bytes = 0
         """Bytes of a page that was read and is not sent yet."""
@@ -98,6 +100,7 @@ class Backlog:
 
     def discard(self, subscription: Subscription) -> None:
         """Stop serving this subscription; a read under way for it is dropped when it returns."""
+        self._late.discard(subscription)
         if subscription in self._behind:
             del self._behind[subscription]
             self._relay.metrics.subscriptions_behind.dec()
@@ -113,6 +116,7 @@ class Backlog:
             if self._traces is not None:
                 self._traces.ended(subscription, "ended")
         self._behind.clear()
+        self._late.clear()
         if self._task is not None:
             self._task.cancel()
             self._task = None
@@ -142,6 +146,7 @@ class Backlog:
             try:
                 await self._step(subscription)
                 self._pause = _RETRY_SECONDS[0]
+                self._late.discard(subscription)
             except StoreTimeout:
                 self._give_up(subscription)
             except StoreUnavailable:
@@ -172,11 +177,12 @@ class Backlog:
             subscription.start(fanout.position)
         if subscription.phase is Phase.CATCHING_UP and self._from_memory(subscription):
             return
-        read = subscription.next_read(fanout.position, self._page_rows)
+        page_rows = _FEWEST_ROWS if subscription in self._late else self._page_rows
+        read = subscription.next_read(fanout.position, page_rows)
         if read is None:
             self._go_live(subscription)
             return
-        await self._read_page(subscription, read)
+        await self._read_page(subscription, read, page_rows)
 
     async def _is_lost(self, subscription: Subscription) -> bool:
         """Whether its cursor is of a place that the log does not have; if so, end it with an ERROR (R-157).
@@ -199,7 +205,7 @@ class Backlog:
             self._socket.outbox.flush()
         return True
 
-    async def _read_page(self, subscription: Subscription, read: Read) -> None:
+    async def _read_page(self, subscription: Subscription, read: Read, page_rows: int) -> None:
         relay = self._relay
         if failpoints.ARMED:
             await failpoints.reached("sessions.page")
@@ -215,7 +221,7 @@ class Backlog:
             read.limit,
             relay.clock(),
             max_bytes=relay.settings.outbound_queue_bytes,
-            candidates=self._page_rows * _CANDIDATES_PER_ROW,
+            candidates=page_rows * _CANDIDATES_PER_ROW,
             payer=self._connection.payer,
         )
         relay.metrics.store_reads["ok"].inc()
@@ -295,8 +301,9 @@ class Backlog:
         """A read took too long: try once more from the same place, with a page that examines fewer rows. If
         that fails too, end the subscription with an ERROR."""
         self._relay.metrics.store_reads["timeout"].inc()
-        if self._page_rows > _FEWEST_ROWS:
-            self._page_rows = _FEWEST_ROWS
+        self._page_rows = _FEWEST_ROWS
+        if subscription not in self._late:
+            self._late.add(subscription)
             return
         payload = read_failure_payload(subscription.subscription_id, subscription.client_msg_id)
         self._connection.end_subscription(subscription)

@@ -182,6 +182,31 @@ async def test_a_history_that_takes_too_long_is_answered_by_the_name_of_its_requ
     assert (error["subscription_id"], error["client_msg_id"]) == ("s", "m")
 
 
+async def test_each_subscription_whose_reads_take_too_long_is_tried_twice_whatever_others_read(rigs):
+    rig = rigs()
+    log, tries = Log(rig, 3000), dict.fromkeys("ab", 0)
+
+    async def page(query: LogQuery, limit: int, *more: object, **others: object) -> Page:
+        if not query.types:
+            return await log.page(query, limit)
+        tries[next(iter(query.types))] += 1
+        raise StoreTimeout("slow")
+
+    cast(Any, rig.relay.store).page = page
+    for name in "abc":
+        types = [] if name == "c" else [name]
+        asked = {"type": "SUBSCRIBE", "subscription_id": name, "gapless": True, "filters": {"types": types}}
+        rig.socket.data_received(frame(json.dumps(asked)))
+    said: list[dict[str, Any]] = []
+    async with asyncio.timeout(30):
+        while len(said) < 3002:
+            said += messages(rig)
+            await asyncio.sleep(0)
+    assert tries == {"a": 2, "b": 2}
+    ended = [n for n, message in enumerate(said) if message.get("detail") == "read_timeout"]
+    assert len(ended) == 2 and max(ended) < 200, "the others were not waited for"
+
+
 async def test_a_read_that_takes_too_long_is_tried_with_a_small_page_and_pages_grow_again(rigs):
     rig = rigs()
     log = Log(rig, 730)

@@ -148,7 +148,8 @@ class Backlog:
                 self._pause = _RETRY_SECONDS[0]
                 self._late.discard(subscription)
             except StoreTimeout:
-                self._give_up(subscription)
+                if subscription in self._behind:
+                    self._give_up(subscription)
             except StoreUnavailable:
                 # The log and the position are still there: wait for the database to come back.
                 self._relay.metrics.store_reads["unavailable"].inc()

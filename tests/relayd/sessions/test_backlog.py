@@ -207,6 +207,32 @@ async def test_each_subscription_whose_reads_take_too_long_is_tried_twice_whatev
     assert len(ended) == 2 and max(ended) < 200, "the others were not waited for"
 
 
+@pytest.mark.req("R-162")
+async def test_a_read_that_takes_too_long_says_nothing_of_the_subscription_that_took_its_place(rigs):
+    rig = rigs()
+    log, tries, late = Log(rig, 30), 0, asyncio.Event()
+
+    async def page(query: LogQuery, limit: int, *more: object, **others: object) -> Page:
+        nonlocal tries
+        if not query.types:
+            return await log.page(query, limit)
+        tries += 1
+        if tries == 2:
+            await late.wait()
+        raise StoreTimeout("slow")
+
+    cast(Any, rig.relay.store).page = page
+    rig.socket.data_received(frame(SUBSCRIBE[:-1] + ',"filters":{"types":["rare"]}}'))
+    await eventually(lambda: tries == 2)
+    rig.socket.data_received(frame('{"type":"SUBSCRIBE","subscription_id":"t","gapless":true}'))
+    rig.socket.data_received(frame(SUBSCRIBE))
+    late.set()
+    await eventually(lambda: len(rig.relay.fanout) == 2)
+    said = messages(rig)
+    assert len(said) == 60 and {message["type"] for message in said} == {"EVENT"}
+    assert rig.relay.metrics.subscriptions._value.get() == 2
+
+
 async def test_a_read_that_takes_too_long_is_tried_with_a_small_page_and_pages_grow_again(rigs):
     rig = rigs()
     log = Log(rig, 730)

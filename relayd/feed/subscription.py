@@ -144,7 +144,16 @@ class Subscription:
         """
         if not self._request.ascending and self._cursor is not None:
             self._live_from = replaced.position if replaced.started else replaced._live_from
-            self._knows_newer = replaced._knows_newer and not replaced._request.ascending
+            self._knows_newer = replaced._knows_newer and self._goes_on_from(replaced, self._cursor)
+
+    def _goes_on_from(self, replaced: Subscription, cursor: int) -> bool:
+        """Whether a walk back has passed all that this one asks for and that is newer than `cursor`."""
+        mine, theirs = self._request, replaced._request
+        if theirs.ascending or (mine.filter, mine.until) != (theirs.filter, theirs.until):
+            return False
+        reached = replaced._cursor
+        # A walk back that gives live cursors has come to its end.
+        return replaced.live_cursors or (reached is not None and reached <= cursor)
 
     def close(self) -> None:
         """End the subscription; nothing more is read or delivered."""

@@ -328,6 +328,31 @@ def test_a_walk_back_gives_live_cursors_only_if_nothing_newer_can_be_missing():
     assert after(further, {"ascending": True, "cursor": 3})
 
 
+@pytest.mark.req("R-156", "R-160")
+@pytest.mark.parametrize(
+    ("kinds", "until", "cursor", "cursors"),
+    [
+        ([], None, 4, True),
+        ([], None, 5, True),
+        ([], None, 3, False),  # what the first page was cut before, between 3 and 4
+        (["B"], None, 5, False),  # what is newer was looked through for other packets
+        ([], 950, 5, False),
+    ],
+)
+def test_a_walk_back_goes_on_from_the_one_it_replaces_only_if_it_asks_for_the_same(
+    kinds, until, cursor, cursors
+):
+    first = open_subscription(Fanout(CODEC, 5), limit=1, ascending=False).subscription
+    first.start(5)
+    read = first.next_read(5, 9)
+    first.rows_read(read, [StoredPacket(n, NOW, b'{"n":%d}' % n) for n in (4, 2)], True, "rewrite")
+    wanted = compile_filter(Filters(types=kinds), max_values=9)
+    request = SubscriptionRequest("s", wanted, until, 9, ascending=False, cursor=cursor)
+    second = Reader(Subscription(request, CODEC), request)
+    second.subscription.take_over(first)
+    assert walked_to_its_end(second).live_cursors is cursors
+
+
 def test_joining_the_feed_anywhere_but_at_its_position_is_our_bug():
     fanout = Fanout(CODEC, 5)
     reader = open_subscription(fanout, limit=1)

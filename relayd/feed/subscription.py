@@ -143,7 +143,9 @@ class Subscription:
         live or not at all (R-154, A-099). An ascending walk meets it on a later page.
         """
         if not self._request.ascending and self._cursor is not None:
-            self._live_from = replaced.position if replaced.started else replaced._live_from
+            left_at = replaced.position if replaced.started else replaced._live_from
+            # What is older than the cursor comes as history, however new it is.
+            self._live_from = None if left_at is None else max(left_at, self._cursor)
             self._knows_newer = replaced._knows_newer and self._goes_on_from(replaced, self._cursor)
 
     def _goes_on_from(self, replaced: Subscription, cursor: int) -> bool:

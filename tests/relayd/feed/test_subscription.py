@@ -283,6 +283,17 @@ def test_a_descending_walk_that_replaces_itself_hands_the_live_part_on():
     assert second.subscription.position == 5
 
 
+@pytest.mark.req("R-159", "R-162")
+def test_what_the_history_of_a_descending_walk_holds_is_not_sent_live_too():
+    fanout = Fanout(CODEC, 5)
+    first = open_subscription(fanout, limit=2, ascending=False)
+    first.subscription.start(5)
+    second = open_subscription(fanout, limit=2, ascending=False, cursor=8)  # from another connection
+    second.subscription.take_over(first.subscription)
+    second.subscription.start(9)
+    assert second.subscription.position == 8
+
+
 def walked_to_its_end(reader: Reader) -> Subscription:
     subscription = reader.subscription
     if not subscription.started:

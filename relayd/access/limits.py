@@ -204,6 +204,7 @@ class Quota:
         "_share",
         "auth",
         "backfill",
+        "chains",
         "connect",
         "holders",
         "key",
@@ -232,6 +233,8 @@ class Quota:
         """Connections beyond `connect` that are still told why they are refused."""
         self.loop = self._part(limits.loop_share)
         self.read = self._part(limits.read_share)
+        self.chains = 0
+        """The requests over HTTP under way that may have a chain of keys read."""
         self.usual = 0.0
         """The time that the next step for this holder is expected to take on the loop, in seconds."""
 

@@ -6,10 +6,11 @@ apply here too: reading a packet by its id is a read like any other (R-288, R-29
 
 from __future__ import annotations
 
+import contextlib
 import http
 import math
-from collections.abc import Callable
-from typing import Protocol
+from collections.abc import Callable, Iterator
+from typing import Final, Protocol
 
 from websockets.datastructures import Headers
 from websockets.http11 import Request, Response
@@ -17,7 +18,7 @@ from websockets.server import ServerProtocol
 
 from relayd.access.auth import SUBSCRIBE
 from relayd.access.gate import Access, RequestHeaders, Turnaway, Visitor
-from relayd.access.limits import purse
+from relayd.access.limits import Quota, purse
 from relayd.metrics import Counters
 from relayd.responses import Response as HttpResponse
 from relayd.responses import error_response
@@ -26,6 +27,10 @@ __all__ = ["HttpResponder", "fault_response", "rejection", "respond"]
 
 _READS = ("/packets/", "/did/", "/did-docs/")
 """Paths that serve packets or their contents, as a subscription would."""
+_DID: Final = "/did/"
+_MOST_CHAINS: Final = 8
+"""The requests of one address at a time that may have a chain of keys read: how long that takes is known, and
+charged, only afterwards."""
 
 
 class HttpResponder(Protocol):
@@ -69,10 +74,24 @@ async def respond(
         return _response(HttpResponse(405, "text/plain", b"", {"Allow": "GET"}))
     answer = _refused(request.path, access, visitor, rate_limited, now)
     if answer is None:
-        answer = page or await responder.respond(request.path, worked)
+        with _counted(request.path, visitor.quota):
+            answer = page or await responder.respond(request.path, worked)
         if visitor.quota is not None and (backfill := purse("backfill", visitor.quota.line)) is not None:
             backfill.spend(len(answer.body), now)
     return _response(answer, whole=method != "HEAD")
+
+
+@contextlib.contextmanager
+def _counted(path: str, quota: Quota | None) -> Iterator[None]:
+    """Count a request that may have a chain of keys read, while it is under way."""
+    if quota is None or not path.startswith(_DID):
+        yield
+        return
+    quota.chains += 1
+    try:
+        yield
+    finally:
+        quota.chains -= 1
 
 
 def _refused(
@@ -97,6 +116,9 @@ def _refused(
         )
     if visitor.quota is None:
         return None
+    if path.startswith(_DID) and visitor.quota.chains >= _MOST_CHAINS:
+        rate_limited["loop"].inc()
+        return _too_many(1)
     loop = purse("loop", visitor.quota.line)
     if loop is not None and (owed := loop.debt_seconds(now)) > 0:
         rate_limited["loop"].inc()

@@ -17,6 +17,7 @@ from relayd.http.api import HttpApi
 from relayd.http.console import WebConsole
 from relayd.moderation import Ban, Bans, Kind
 from relayd.process.accepting import Listener, bind
+from relayd.responses import Response, json_response
 from relayd.sessions.connection import Connection
 from relayd.store.types import StoredPacket
 from relayd.tls import read_tls_files, write_dev_certificates
@@ -271,6 +272,43 @@ async def test_who_has_used_its_share_of_the_loop_reads_later_by_http_too(rigs):
             assert b"Retry-After: 41\r\n" in whole
     assert found == [b"404", b"429", b"429", b"404"]
     assert (await answered(rig, "/healthz"))[0] == b"200"
+
+
+@pytest.mark.req("R-321")
+async def test_few_chains_are_read_at_a_time_for_one_address(rigs):
+    """How long a chain takes is charged only when it has been read: all at once would be read for nothing."""
+    rig, gate, asked = rigs(), asyncio.Event(), []
+
+    class Chains:
+        async def respond(self, path: str, worked: object) -> Response | None:
+            if not path.startswith("/did/"):
+                return None
+            asked.append(path)
+            await gate.wait()
+            return json_response(200, {})
+
+    api = HttpApi(readiness=lambda: None, manifest=dict, by_id=nothing, identities=cast(Any, Chains()))
+
+    def asks(path: str, peer: str = "192.0.2.1") -> tuple[Connection, FakeTransport]:
+        asking, transport = Connection(rig.relay, api, "/strata"), FakeTransport(peer)
+        asking.socket.connection_made(cast(asyncio.Transport, transport))
+        asking.socket.data_received(f"GET {path} HTTP/1.1\r\nHost: x\r\n\r\n".encode())
+        return asking, transport
+
+    many = [asks(f"/did/{n}") for n in range(10)]
+    await eventually(lambda: len(asked) == 8 and all(each.said_all for _, each in many[8:]))
+    others = [asks("/healthz"), asks("/did/x", "198.51.100.1")]
+    await eventually(lambda: others[0][1].said_all and len(asked) == 9)
+    many[0][0].socket.connection_lost(None)  # one that goes makes room
+    await eventually(lambda: many[0][0]._http_task.done())
+    others.append(asks("/did/y"))
+    await eventually(lambda: "/did/y" in asked)
+    gate.set()
+    await eventually(lambda: all(each.said_all for _, each in many[1:] + others))
+    statuses = [bytes(each.written).split()[1] for _, each in many[1:] + others]
+    assert statuses == [b"200"] * 7 + [b"429"] * 2 + [b"200"] * 3
+    for asking, _ in many[1:] + others:
+        asking.socket.connection_lost(None)
 
 
 @pytest.mark.req("R-321")

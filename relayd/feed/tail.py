@@ -30,6 +30,7 @@ __all__ = ["LogReader", "Tail"]
 _log = get_logger("relayd.feed")
 
 _TAIL_ROWS = 500
+_FEWEST_ROWS: Final = 16
 _RETRY_SECONDS = (0.05, 2.0)
 _FIRST_PIECE: Final = 32
 _LONGEST_PIECE: Final = 512
@@ -73,6 +74,8 @@ class Tail:
         """The entries that follow the feed's position in the log without a gap, and wait for their turn."""
         self._readings = 0
         """How often `read_again` was called."""
+        self._rows = _TAIL_ROWS
+        """The most rows of a read: few after one in vain, or one erasure after another would end them all."""
         self._faults = faults or Faults()
         self._piece_length = _FIRST_PIECE
         self._target = fanout.position
@@ -191,9 +194,11 @@ class Tail:
             await failpoints.reached("feed.tail.read")
         target = self._target  # a sequence rung during the read may be in the log by now, but was not found
         reading = self._readings
-        entries = await self._store.tail(self._fanout.position, None, _TAIL_ROWS)
+        entries = await self._store.tail(self._fanout.position, None, self._rows)
         if reading != self._readings:
+            self._rows = max(_FEWEST_ROWS, self._rows // 8)
             return
+        self._rows = min(_TAIL_ROWS, self._rows * 2)
         # Commits of this process may have moved the feed during the read.
         end = self._end
         fresh = [entry for entry in entries if entry.sequence > end]

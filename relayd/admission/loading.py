@@ -24,8 +24,10 @@ from relayd.store.types import StoreError
 
 __all__ = ["Loading"]
 
-_LOADED_TOGETHER: Final = 16
+_LOADED_TOGETHER: Final = 64
 """The number of packets whose keys are in memory together, of any weight: each needs at most three chains."""
+_OF_EACH: Final = 16
+"""The number among them of one publisher: a batch is as long as all its chains together."""
 _LITTLE_SECONDS: Final = 1.0
 """A publisher that owes nothing after this time has used little: by default a tenth of it, of the loop."""
 
@@ -48,14 +50,16 @@ class _InTurn:
         last = max(now + _LITTLE_SECONDS, min(places.values()))
         turns = deque(sorted((each for each in places if places[each] <= last), key=places.__getitem__))
         taken: list[PublishRequest] = []
+        left = dict.fromkeys(turns, _OF_EACH)
         while turns and len(taken) < _LOADED_TOGETHER:
             publisher = turns.popleft()
             requests = self._waiting[publisher]
             taken.append(requests.popleft())
-            if requests:
-                turns.append(publisher)
-            else:
+            left[publisher] -= 1
+            if not requests:
                 del self._waiting[publisher]
+            elif left[publisher]:
+                turns.append(publisher)
         return taken
 
     def drain(self) -> list[PublishRequest]:

@@ -8,6 +8,7 @@ Frames collect here and leave in one write at the end of each step. While the tr
 from __future__ import annotations
 
 import asyncio
+import sys
 from collections.abc import Callable
 from typing import Final, cast
 
@@ -19,9 +20,9 @@ __all__ = ["Outbox"]
 _WITHDRAWAL_TIMEOUT: Final = 1.0
 """How long withdrawn bytes may still take to leave, in seconds."""
 _PART_BYTES: Final = 16 * 1024
-"""The most bytes that are written at once. The transport of TLS passes each write on as a whole to one that
-nobody can ask how much waits in it, and stops once 64 KiB wait there. Written at once, a megabyte that no
-reader takes would look as if it had left."""
+"""The most bytes that are written at once over TLS. That transport passes each write on as a whole to one
+that nobody can ask how much waits in it, and stops once 64 KiB wait there. Written at once, a megabyte that
+no reader takes would look as if it had left."""
 
 
 class Outbox:
@@ -32,6 +33,7 @@ class Outbox:
         "_frames",
         "_is_shut",
         "_limit",
+        "_part_bytes",
         "_resumed",
         "_tally",
         "_wants_flush",
@@ -59,7 +61,13 @@ class Outbox:
         self.events_sent = 0
         """The number of EVENTs of live feeds that were taken."""
         self.transport: asyncio.Transport = cast(asyncio.Transport, None)
-        """Set once there is a transport."""
+        self._part_bytes = sys.maxsize
+
+    def attach(self, transport: asyncio.Transport) -> None:
+        """Set the transport, before anything is queued."""
+        self.transport = transport
+        if transport.get_extra_info("ssl_object") is not None:
+            self._part_bytes = _PART_BYTES
 
     @property
     def held_bytes(self) -> int:
@@ -97,23 +105,23 @@ class Outbox:
         data = queued[0] if len(queued) == 1 else b"".join(queued)
         queued.clear()
         self._bytes = 0
-        if self._is_shut:
-            return
-        if len(data) <= _PART_BYTES:
-            self.transport.write(data)
-        else:  # as in `write`, without the call
-            whole = memoryview(data)
-            for start in range(0, len(data), _PART_BYTES):
-                self.transport.write(whole[start : start + _PART_BYTES])
-        self._written += len(data)
-        self._tally.bytes_sent += len(data)
+        if not self._is_shut:
+            if len(data) <= self._part_bytes:  # as in `write`, without the call
+                self.transport.write(data)
+            else:
+                self._write_parts(data)
+            self._written += len(data)
+            self._tally.bytes_sent += len(data)
 
     def write(self, data: bytes) -> None:
         """Write this at once, ahead of anything that is queued."""
-        whole = memoryview(data)
-        for start in range(0, len(data), _PART_BYTES):
-            self.transport.write(whole[start : start + _PART_BYTES])
+        self._write_parts(data)
         self._written += len(data)
+
+    def _write_parts(self, data: bytes) -> None:
+        whole = memoryview(data)
+        for start in range(0, len(data), self._part_bytes):
+            self.transport.write(whole[start : start + self._part_bytes])
 
     def shut(self) -> None:
         """Nothing that is queued from now on may follow what was written. Idempotent."""

@@ -199,7 +199,8 @@ class WebSocket(asyncio.Protocol):
     # asyncio.Protocol: called by the event loop.
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = self.outbox.transport = cast(asyncio.Transport, transport)
+        self._transport = cast(asyncio.Transport, transport)
+        self.outbox.attach(self._transport)
         try:
             peer = transport.get_extra_info("peername")
             is_welcome = self._handler.accepted(peer[0] if peer else None)

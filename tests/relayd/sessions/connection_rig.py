@@ -94,9 +94,8 @@ class FakeTransport:
         assert not self.aborted and not self.said_all
         self.written += data
 
-    def get_extra_info(self, name: str) -> tuple[str, int]:
-        assert name == "peername"
-        return self.peer, 4711
+    def get_extra_info(self, name: str) -> tuple[str, int] | None:
+        return (self.peer, 4711) if name == "peername" else None
 
     def get_write_buffer_size(self) -> int:
         return self.waiting

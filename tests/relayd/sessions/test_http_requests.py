@@ -300,7 +300,8 @@ async def test_few_chains_are_read_at_a_time_for_one_address(rigs):
     others = [asks("/healthz"), asks("/did/x", "198.51.100.1")]
     await eventually(lambda: others[0][1].said_all and len(asked) == 9)
     many[0][0].socket.connection_lost(None)  # one that goes makes room
-    await eventually(lambda: many[0][0]._http_task.done())
+    answering = many[0][0]._http_task
+    await eventually(lambda: answering is not None and answering.done())
     others.append(asks("/did/y"))
     await eventually(lambda: "/did/y" in asked)
     gate.set()

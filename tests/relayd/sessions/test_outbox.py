@@ -24,7 +24,7 @@ class Way:
         self.tally = Tally()
         self.transport = FakeTransport()
         self.outbox = Outbox(100, self.tally, self.wanting.append)
-        self.outbox.transport = cast(asyncio.Transport, self.transport)
+        self.outbox.attach(cast(asyncio.Transport, self.transport))
 
 
 def test_what_is_queued_in_a_step_is_asked_for_once_and_leaves_in_one_write():
@@ -161,7 +161,7 @@ async def test_what_a_reader_over_tls_does_not_take_is_known_to_wait(tmp_path, i
     reading = asyncio.open_connection(sock=theirs, ssl=trusting, server_hostname="localhost")
     (transport, _), (_, writer) = await asyncio.gather(accepting, reading)
     way = Way()
-    way.outbox.transport = transport
+    way.outbox.attach(transport)
     try:
         if is_queued:
             way.outbox.queue(bytes(2**20))

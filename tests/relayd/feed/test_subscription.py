@@ -356,6 +356,7 @@ def test_a_walk_back_goes_on_from_the_one_it_replaces_only_if_it_asks_for_the_sa
     first = open_subscription(Fanout(CODEC, 5), limit=1, ascending=False).subscription
     first.start(5)
     read = first.next_read(5, 9)
+    assert read is not None
     first.rows_read(read, [StoredPacket(n, NOW, b'{"n":%d}' % n) for n in (4, 2)], True, "rewrite")
     wanted = compile_filter(Filters(types=kinds), max_values=9)
     request = SubscriptionRequest("s", wanted, until, 9, ascending=False, cursor=cursor)

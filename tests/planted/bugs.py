@@ -208,7 +208,7 @@ _ADMISSION = [
         "admission/gathering",
         "admission/test_gathering.py",
         ("a batch that fails is forgotten", "self._on_lost(job, error)", "pass"),
-        ("what waits behind a batch is left", "if self._waiting and self._task is None:", "if False:"),
+        ("what waits behind a batch is left", "            if taken:", "            if False:"),
     ),
     *_bugs(
         "admission/checks",

@@ -14,6 +14,8 @@ from relayd.store.types import Appended, Disposition, NewPacket, Outcome, StoreU
 from relayd.tracing.publishes import PublishTraces
 from relayd.tracing.spans import Sample, Span
 
+LANE = cast(Any, SimpleNamespace(identity=None))
+
 
 class Rig:
     def __init__(self, ratio: float = 1) -> None:
@@ -41,7 +43,7 @@ class Rig:
         packet_id = bytes([number]) * 32
         packet = NewPacket(packet_id, "did:strata:a", type, 0, None, b"{}")
         parsed = SimpleNamespace(digest=packet_id, packet_id="0x" + packet_id.hex(), content_type=type)
-        request = PublishRequest(b"{...}", None, cast(Any, None), self.now)
+        request = PublishRequest(b"{...}", None, LANE, self.now)
         request.parsed(cast(Any, parsed))
         return packet, request
 
@@ -101,7 +103,7 @@ def test_a_refusal_is_a_failed_trace(is_queued):
 
 def test_what_never_became_a_packet_or_is_not_drawn_leaves_no_trace():
     rig = Rig()
-    request = PublishRequest(b"{", None, cast(Any, None), rig.now)
+    request = PublishRequest(b"{", None, LANE, rig.now)
     rig.traces.refused(request, InvalidPacket(ErrorCode.INVALID_SCHEMA, "no"))
     rare = Rig(0)
     packet, request = rare.request(1)

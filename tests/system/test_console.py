@@ -646,7 +646,9 @@ async def test_two_tabs_have_one_outbox_and_send_each_packet_once(house: House, 
             await page.locator(".outbox .badge", has_text="waits").nth(3).wait_for()
         relay.start()
         for page in (one, other):
-            await page.locator(".outbox .badge", has_text="waits").first.wait_for(state="detached")
+            # Pages pause longer and longer before they try the relay again.
+            waits = page.locator(".outbox .badge", has_text="waits")
+            await waits.first.wait_for(state="detached", timeout=90_000)
             await page.locator(".outbox .badge", has_text="stored").nth(1).wait_for()
         assert len(by_one) == len(set(by_one)) == 4, "the tab that came first sends what both have"
         assert not by_other

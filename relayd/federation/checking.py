@@ -41,11 +41,12 @@ async def check_peers(settings: Settings, name: str | None = None) -> list[dict[
             bytes.fromhex(seed.removeprefix("0x")) if seed else await table.identity_seed()
         )
         rows = {row.relay_id: row for row in await table.rows()}
-    groups = {peer: [each.relay_id for each in named if each.group == peer.group != ""] for peer in peers}
-    return await asyncio.gather(*(_check(peer, own, rows.get(peer.relay_id), groups[peer]) for peer in peers))
+    return await asyncio.gather(*(_check(peer, own, rows.get(peer.relay_id), named) for peer in peers))
 
 
-async def _check(peer: Upstream, own: Identity, row: PeerRow | None, group: Sequence[str]) -> dict[str, Any]:
+async def _check(
+    peer: Upstream, own: Identity, row: PeerRow | None, named: Sequence[Upstream]
+) -> dict[str, Any]:
     found: dict[str, Any] = {
         "relay_id": peer.relay_id,
         "url": peer.url,
@@ -67,8 +68,8 @@ async def _check(peer: Upstream, own: Identity, row: PeerRow | None, group: Sequ
             if "replicate" not in session.granted:
                 found["problem"] = "the peer does not name this relay in its replication_peers"
             # Of what is read from it: what came from this relay, or from its group, is not.
-            not_via = [own.did, *(relay_id for relay_id in group if relay_id != peer.relay_id)]
-            query = query_for(peer, None, not_via, last_witness=None)
+            others = [each.relay_id for each in named if each != peer and each.group == peer.group != ""]
+            query = query_for(peer, None, [own.did, *others], last_witness=None)
             found["newest"] = newest = await session.newest(
                 types=query.types, authors=query.authors, not_via=query.not_via
             )

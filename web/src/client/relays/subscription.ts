@@ -56,8 +56,9 @@ export class Subscription implements AsyncIterableIterator<Delivery> {
    *
    * Rejects with `RequestRefused` if the relay refuses the subscription permanently, `MissingCapability` if it does not
    * let the authenticated session subscribe, `RequestTimeout` if promised history or an author's keys do not arrive,
-   * `ConnectionFailed`, `Closed`, and the reason of the option `signal` once that aborts. An error that ends the subscription is thrown only after the packets that had
-   * arrived were delivered. A failure to fetch keys loses no packet: the next call continues.
+   * `ConnectionFailed`, `Closed`, and the reason of the option `signal` once that aborts. An error that ends the
+   * subscription is thrown only after the packets that had arrived were delivered. A failure to fetch keys loses no
+   * packet: the next call continues.
    */
   async next(): Promise<IteratorResult<Delivery, undefined>> {
     if (this.isReceiving) throw new TypeError("another call is already receiving from this subscription");
